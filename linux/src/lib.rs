@@ -1,0 +1,16 @@
+//! The kernel as safe Rust: mounts, mountinfo, fd passing, namespaces, cgroups,
+//! netlink, atomic files and locks.
+//!
+//! Invariant: this is the only crate with `unsafe`, and each module that needs
+//! it says so with its own `#![expect(unsafe_code)]`. Nothing here knows CNI,
+//! CSI or Kubernetes.
+
+pub mod atomic_file;
+mod error;
+pub mod fd_passing;
+pub mod lock;
+pub mod mount;
+pub mod mountinfo;
+pub mod netns;
+
+pub use error::{Error, Result};

@@ -1,0 +1,181 @@
+//! Mounting and unmounting: mount(2), umount2(2), open_tree(2), move_mount(2)
+//! and the fusectl abort.
+
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+
+use crate::{Error, Result};
+
+/// What a mount refuses, on top of what its file system does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    pub read_only: bool,
+    pub nosuid: bool,
+    pub nodev: bool,
+    pub noexec: bool,
+}
+
+impl MountFlags {
+    fn ms_flags(self) -> MsFlags {
+        [
+            (self.read_only, MsFlags::MS_RDONLY),
+            (self.nosuid, MsFlags::MS_NOSUID),
+            (self.nodev, MsFlags::MS_NODEV),
+            (self.noexec, MsFlags::MS_NOEXEC),
+        ]
+        .into_iter()
+        .filter_map(|(wanted, flag)| wanted.then_some(flag))
+        .collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmountMode {
+    /// `EBUSY` while somebody uses it.
+    Plain,
+    /// MNT_DETACH: gone from the tree at once, from memory when unused. On a
+    /// FUSE mount the connection outlives it: abort first.
+    Detach,
+    /// MNT_FORCE: for FUSE, aborts the connection, then unmounts.
+    Force,
+}
+
+/// How a FUSE connection is mounted (fs/fuse/inode.c, `fuse_fs_parameters`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FuseMountOptions {
+    pub flags: MountFlags,
+    /// Users other than the mounter may look in.
+    pub allow_other: bool,
+    /// The kernel checks modes and owners, not the daemon.
+    pub default_permissions: bool,
+}
+
+/// Shows `source` (a file or directory) at `target` too, without the mounts below it.
+pub fn bind(source: &Path, target: &Path) -> Result<()> {
+    bind_with(source, target, MsFlags::empty())
+}
+
+/// Shows `source` at `target` too, with the mounts below it.
+pub fn bind_recursive(source: &Path, target: &Path) -> Result<()> {
+    bind_with(source, target, MsFlags::MS_REC)
+}
+
+fn bind_with(source: &Path, target: &Path, more: MsFlags) -> Result<()> {
+    nix::mount::mount(Some(source), target, NONE, MsFlags::MS_BIND | more, NONE)
+        .map_err(|e| Error::new("bind mount", format!("{} -> {}", source.display(), target.display()), e))
+}
+
+/// Gives this one mount (not its file system) `flags`, and takes away those not named.
+pub fn remount_bind(target: &Path, flags: MountFlags) -> Result<()> {
+    let ms_flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags.ms_flags();
+    nix::mount::mount(NONE, target, NONE, ms_flags, NONE).map_err(|e| Error::at("remount", target, e))
+}
+
+/// mount(2) of a file system; `data` as its options string.
+pub fn mount_fs(fs_type: &str, source: &str, target: &Path, flags: MountFlags, data: &str) -> Result<()> {
+    nix::mount::mount(Some(source), target, Some(fs_type), flags.ms_flags(), Some(data))
+        .map_err(|e| Error::new("mount", format!("{fs_type} on {}", target.display()), e))
+}
+
+pub fn unmount(target: &Path, mode: UnmountMode) -> Result<()> {
+    let flags = match mode {
+        UnmountMode::Plain => MntFlags::empty(),
+        UnmountMode::Detach => MntFlags::MNT_DETACH,
+        UnmountMode::Force => MntFlags::MNT_FORCE,
+    } | MntFlags::UMOUNT_NOFOLLOW;
+    nix::mount::umount2(target, flags).map_err(|e| Error::at("unmount", target, e))
+}
+
+/// Mounts and unmounts below `target` no longer travel in either direction.
+pub fn make_private(target: &Path) -> Result<()> {
+    propagation("make private", target, MsFlags::MS_PRIVATE | MsFlags::MS_REC)
+}
+
+/// Mounts below `target` still arrive from its peers, none goes back.
+pub fn make_slave(target: &Path) -> Result<()> {
+    propagation("make slave", target, MsFlags::MS_SLAVE | MsFlags::MS_REC)
+}
+
+/// Mounts below `target` travel in both directions.
+pub fn make_shared(target: &Path) -> Result<()> {
+    propagation("make shared", target, MsFlags::MS_SHARED | MsFlags::MS_REC)
+}
+
+fn propagation(op: &'static str, target: &Path, flags: MsFlags) -> Result<()> {
+    nix::mount::mount(NONE, target, NONE, flags, NONE).map_err(|e| Error::at(op, target, e))
+}
+
+/// A detached copy of the mount at `path`, its root at `path`, without the
+/// mounts below: `..` ends there, and no path of the host leads to it.
+pub fn open_tree_clone(path: &Path) -> Result<OwnedFd> {
+    rustix::mount::open_tree(
+        rustix::fs::CWD,
+        path,
+        OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_SYMLINK_NOFOLLOW,
+    )
+    .map_err(|e| Error::at("open_tree", path, e))
+}
+
+/// Attaches a detached mount at `target`.
+pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
+    rustix::mount::move_mount(tree, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .map_err(|e| Error::at("move_mount", target, e))
+}
+
+/// A new, still unmounted FUSE connection.
+pub fn open_fuse_device() -> Result<OwnedFd> {
+    let path = Path::new("/dev/fuse");
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_CLOEXEC)
+        .open(path)
+        .map(OwnedFd::from)
+        .map_err(|e| Error::at("open", path, e))
+}
+
+/// Mounts the connection behind `fuse_device` on the directory `target`; its
+/// FUSE_INIT waits for whoever reads the descriptor first. `source` and
+/// `subtype` are what mountinfo shows.
+pub fn mount_fuse(
+    fuse_device: impl AsFd,
+    (source, subtype): (&str, &str),
+    target: &Path,
+    options: FuseMountOptions,
+) -> Result<()> {
+    let mut data =
+        format!("fd={},rootmode={:o},user_id=0,group_id=0", fuse_device.as_fd().as_raw_fd(), libc::S_IFDIR);
+    for (wanted, name) in
+        [(options.allow_other, "allow_other"), (options.default_permissions, "default_permissions")]
+    {
+        if wanted {
+            write!(data, ",{name}").expect("a String takes any text");
+        }
+    }
+    mount_fs(&format!("fuse.{subtype}"), source, target, options.flags, &data)
+}
+
+/// Ends every request of the FUSE connection whose files have `st_dev` minor
+/// number `minor`; their callers get `ECONNABORTED`, later ones `ENOTCONN`.
+/// `fusectl` is where the fusectl file system is mounted. A connection that is
+/// gone already is a success.
+pub fn abort_fuse(fusectl: &Path, minor: u32) -> Result<()> {
+    let path = fusectl.join(minor.to_string()).join("abort");
+    let written = OpenOptions::new().write(true).open(&path).and_then(|mut f| f.write_all(b"1"));
+    match written {
+        Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(()),
+        other => other.map_err(|e| Error::at("abort FUSE connection", &path, e)),
+    }
+}
+
+const NONE: Option<&str> = None;

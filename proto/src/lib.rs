@@ -1,0 +1,37 @@
+//! The wire contracts between Hawser's parts and their counterparts elsewhere,
+//! generated from the texts in `proto/`. Nothing here is written by hand but
+//! these module declarations; each contract is a feature, so that a part links
+//! only what it speaks.
+
+// Generated code answers to its generator's taste.
+#![allow(unreachable_pub, missing_debug_implementations, clippy::all, clippy::pedantic)]
+
+/// Container Storage Interface v1.12 (package `csi.v1`).
+#[cfg(feature = "csi")]
+pub mod csi {
+    tonic::include_proto!("csi.v1");
+}
+
+/// Kubelet plugin registration v1 (package `pluginregistration`).
+#[cfg(feature = "registration")]
+pub mod registration {
+    tonic::include_proto!("pluginregistration");
+}
+
+/// Container Runtime Interface v1 (package `runtime.v1`).
+#[cfg(feature = "cri")]
+pub mod cri {
+    tonic::include_proto!("runtime.v1");
+}
+
+/// The client side of `hawser-kubelet` (package `hawser.kubelet.v1`).
+#[cfg(feature = "kubelet")]
+pub mod kubelet {
+    tonic::include_proto!("hawser.kubelet.v1");
+}
+
+/// FUSE connection hand-over from driver to daemon (package `hawser.handover.v1`).
+#[cfg(feature = "handover")]
+pub mod handover {
+    include!(concat!(env!("OUT_DIR"), "/hawser.handover.v1.rs"));
+}

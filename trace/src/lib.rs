@@ -1,0 +1,61 @@
+//! Finished tracing spans as JSON lines: the material of the timeline.
+//!
+//! Every process of Hawser that is given a trace file appends one line a span
+//! when the span closes. Times are CLOCK_MONOTONIC, so the lines of all
+//! processes of one machine stand on one time line. One write(2) a line with
+//! O_APPEND: lines of several processes never mix.
+
+mod layer;
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+pub use layer::SpanLines;
+
+/// One finished span.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpanLine {
+    /// The program: `hawser-kubelet`.
+    pub process: String,
+    pub pid: u32,
+    /// The span's name, unless it recorded a field `span` (for names known only at run time).
+    pub name: String,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub start_ns: u64,
+    pub end_ns: u64,
+    pub fields: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Sends events to stderr (filtered by `filter`, in the syntax of
+/// `tracing_subscriber::EnvFilter`) and finished spans to `trace_file`.
+/// Call once, early in `main`.
+pub fn init(process: &'static str, filter: &str, trace_file: Option<&Path>) -> io::Result<()> {
+    let filter = EnvFilter::try_new(filter).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+    let spans = trace_file.map(|path| span_lines(process, path)).transpose()?;
+    let stderr = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false).with_ansi(false);
+    tracing_subscriber::registry()
+        .with(tracing_subscriber::Layer::with_filter(stderr, filter))
+        .with(spans)
+        .try_init()
+        .map_err(io::Error::other)
+}
+
+fn span_lines(process: &'static str, path: &Path) -> io::Result<SpanLines> {
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    Ok(SpanLines::new(process, file))
+}
+
+/// CLOCK_MONOTONIC in nanoseconds, the clock of [`SpanLine`].
+pub fn monotonic_ns() -> u64 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .expect("CLOCK_MONOTONIC is there since Linux 2.6");
+    let (seconds, nanoseconds) = (now.tv_sec().cast_unsigned(), now.tv_nsec().cast_unsigned());
+    seconds * 1_000_000_000 + nanoseconds
+}
