@@ -1,1 +1,152 @@
-fn main() {}
+//! The business program of the demo image and of the tests: one static binary,
+//! small verbs, no shell needed beside it.
+//!
+//! Invariant: as process 1 of a container it has no default signal handling, so
+//! every verb that lasts ends on SIGTERM and SIGINT by its own hand (exit 143).
+
+mod business;
+mod http;
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::time::{ClockId, clock_gettime};
+
+const USAGE: &str = "usage: demo-app VERB
+  print TEXT               one line to stdout
+  sleep SECONDS|forever    ends on SIGTERM
+  exit CODE                0 to 255
+  write FILE TEXT          TEXT and a newline, synced
+  cat FILE                 to stdout
+  serve ADDR:PORT DIR      HTTP/1.0, files of DIR; [::]:PORT listens on v4 and v6
+  fetch URL [SECONDS]      http by IP address; tries again until SECONDS (10) have passed
+  monotonic                CLOCK_MONOTONIC in ns, read by the first statement
+  status                   /proc/self/status
+  count                    1, 2, 3... a line each 10 ms
+  demo one|two DIR PORT    the two pods of the demo";
+
+fn main() -> ExitCode {
+    let started = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run(&words, started) {
+        Ok(code) => code,
+        Err(error) => {
+            let _unwritable = writeln!(io::stderr(), "demo-app {}: {error}", words.join(" "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Result<ExitCode> {
+    match words {
+        ["print", text] => say(text)?,
+        ["sleep", "forever"] => sleep(None)?,
+        ["sleep", seconds] => sleep(Some(parse_seconds(seconds)?))?,
+        ["exit", code] => return Ok(ExitCode::from(parse::<u8>("CODE", code)?)),
+        ["write", file, text] => write_synced(Path::new(file), text)?,
+        ["cat", file] => io::stdout().write_all(&fs::read(file)?)?,
+        ["serve", address, dir] => {
+            end_on_signals()?;
+            http::serve(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
+        }
+        ["fetch", url] => io::stdout().write_all(&http::fetch(url, Duration::from_secs(10))?)?,
+        ["fetch", url, seconds] => io::stdout().write_all(&http::fetch(url, parse_seconds(seconds)?)?)?,
+        ["monotonic"] => {
+            let now = started?;
+            say(&format!("{}", i128::from(now.tv_sec()) * 1_000_000_000 + i128::from(now.tv_nsec())))?;
+        }
+        ["status"] => io::stdout().write_all(&fs::read("/proc/self/status")?)?,
+        ["count"] => count()?,
+        ["demo", "one", dir, port] => {
+            end_on_signals()?;
+            business::one(Path::new(dir), parse("PORT", port)?)?;
+        }
+        ["demo", "two", dir, port] => {
+            end_on_signals()?;
+            business::two(Path::new(dir), parse("PORT", port)?)?;
+        }
+        _ => {
+            writeln!(io::stderr(), "{USAGE}")?;
+            return Ok(ExitCode::from(2));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One line to stdout, at once: logs are read while the program runs.
+fn say(line: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}")?;
+    stdout.flush()
+}
+
+/// Blocks SIGTERM and SIGINT for every thread started from now on, and ends the
+/// process when one arrives. Call before the first thread.
+fn end_on_signals() -> io::Result<()> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGINT);
+    signals.thread_block()?;
+    thread::spawn(move || wait_and_exit(signals));
+    Ok(())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the process ends here by its signal; nothing is left to clean up"
+)]
+fn wait_and_exit(signals: SigSet) {
+    if let Ok(signal) = signals.wait() {
+        std::process::exit(128 + signal as i32);
+    }
+}
+
+fn sleep(duration: Option<Duration>) -> io::Result<()> {
+    end_on_signals()?;
+    let started = Instant::now();
+    loop {
+        match duration {
+            None => thread::park(),
+            Some(duration) => match duration.checked_sub(started.elapsed()) {
+                Some(left) if !left.is_zero() => thread::park_timeout(left),
+                _ => return Ok(()),
+            },
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a pace is what is asked for, not an event")]
+fn count() -> io::Result<()> {
+    end_on_signals()?;
+    for number in 1_u64.. {
+        say(&number.to_string())?;
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn write_synced(file: &Path, text: &str) -> io::Result<()> {
+    let mut open = fs::File::create(file)?;
+    writeln!(open, "{text}")?;
+    open.sync_all()
+}
+
+fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str, text: &str) -> io::Result<T> {
+    text.parse().map_err(|e| invalid(&format!("{name} {text:?}: {e}")))
+}
+
+fn parse_seconds(text: &str) -> io::Result<Duration> {
+    let seconds = parse::<f64>("SECONDS", text)?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| invalid(&format!("SECONDS {text:?}: {e}")))
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}
