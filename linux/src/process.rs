@@ -1,0 +1,391 @@
+//! Processes of a container launcher: clone3(2) into new namespaces, pidfds,
+//! reaping, and every privilege that is given up before execve(2).
+//!
+//! Invariant: [`clone_child`] refuses to run in a process with threads, so that
+//! what its child does needs no async-signal safety.
+
+#![expect(unsafe_code, reason = "clone3, prctl, seccomp and close_range have no safe wrapper")]
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sched::CloneFlags;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus};
+use nix::unistd::{Gid, Pid, Uid};
+
+use crate::{Error, Result};
+
+/// A child that is not reaped yet. `pidfd` becomes readable when it ends.
+#[derive(Debug)]
+pub struct Child {
+    pub pid: i32,
+    pub pidfd: OwnedFd,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl Exit {
+    /// As a shell says it: the code, or 128 + signal.
+    pub fn shell_code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// fork(2) into the new namespaces of `namespaces` (only `CLONE_NEW*` flags).
+/// The child runs `child` and ends with the exit code that it returns, without
+/// running destructors of the parent's values. `EBUSY` when this process has
+/// threads: another thread could hold a lock that the child needs.
+pub fn clone_child(namespaces: CloneFlags, child: impl FnOnce() -> i32) -> Result<Child> {
+    const OP: &str = "clone3";
+    let threads = std::fs::read_dir("/proc/self/task").map_err(|e| Error::new(OP, "count threads", e))?;
+    if threads.count() != 1 {
+        return Err(Error::new(OP, "process with several threads", Errno::EBUSY));
+    }
+    let mut pidfd: RawFd = -1;
+    let namespaces_bits = u64::from(namespaces.bits().cast_unsigned());
+    let args = libc::clone_args {
+        flags: namespaces_bits | u64::from(libc::CLONE_PIDFD.cast_unsigned()),
+        pidfd: std::ptr::from_mut(&mut pidfd) as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: u64::from(libc::SIGCHLD.cast_unsigned()),
+        stack: 0,
+        stack_size: 0,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
+    };
+    // SAFETY: without CLONE_VM the child gets a copy of this address space and
+    // goes on with the same stack, as after fork(2); `args` and `pidfd` live
+    // across the call. No other thread exists (checked above), so no lock of
+    // the allocator or of std can be held by somebody who is not in the child.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
+    match pid {
+        -1 => Err(Error::new(OP, format!("{namespaces:?}"), Errno::last())),
+        0 => {
+            let code = child();
+            // SAFETY: _exit(2) ends this process at once and returns to nobody.
+            unsafe { libc::_exit(code) }
+        }
+        pid => Ok(Child {
+            pid: i32::try_from(pid).expect("a pid is an int"),
+            // SAFETY: CLONE_PIDFD made the kernel install this descriptor for us alone.
+            pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
+        }),
+    }
+}
+
+/// Sends `signal` to the process behind `pidfd`; `false` when it has ended already.
+pub fn signal_pidfd(pidfd: impl AsFd, signal: i32) -> Result<bool> {
+    // SAFETY: the descriptor is open for as long as it is borrowed; a null
+    // siginfo asks for what kill(2) sends.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_fd().as_raw_fd(),
+            signal,
+            std::ptr::null::<u8>(),
+            0,
+        )
+    };
+    match Errno::result(sent) {
+        Ok(_) => Ok(true),
+        Err(Errno::ESRCH) => Ok(false),
+        Err(e) => Err(Error::new("send signal", signal, e)),
+    }
+}
+
+/// A pidfd for a process that is not our child; `None` when there is none with this pid.
+pub fn open_pidfd(pid: i32) -> Result<Option<OwnedFd>> {
+    let Some(rustix_pid) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
+    match rustix::process::pidfd_open(rustix_pid, rustix::process::PidfdFlags::empty()) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
+        Err(e) => Err(Error::new("pidfd_open", pid, e)),
+    }
+}
+
+/// Field 22 of /proc/PID/stat: when it started, in clock ticks since boot. With
+/// the pid it names one process for good. `None` when it is gone.
+pub fn start_time(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name may hold spaces and parentheses; fields count from its last one.
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
+/// The next ended child, if any has ended.
+pub fn reap() -> Result<Option<(i32, Exit)>> {
+    loop {
+        match nix::sys::wait::waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::Exited(pid, code)) => return Ok(Some((pid.as_raw(), Exit::Code(code)))),
+            Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                return Ok(Some((pid.as_raw(), Exit::Signal(signal as i32))));
+            }
+            Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return Ok(None),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(Error::new("waitpid", "any child", e)),
+        }
+    }
+}
+
+/// Orphans among this process's descendants become its children.
+pub fn become_subreaper() -> Result<()> {
+    prctl("PR_SET_CHILD_SUBREAPER", libc::PR_SET_CHILD_SUBREAPER, 1)
+}
+
+/// Own session, so that no terminal's or caller's process group signals reach us.
+pub fn new_session() -> Result<()> {
+    match nix::unistd::setsid() {
+        Ok(_) => Ok(()),
+        // Already a group leader, and so is whoever was started with setsid(1).
+        Err(Errno::EPERM) => Ok(()),
+        Err(e) => Err(Error::new("setsid", "", e)),
+    }
+}
+
+/// Blocks `signals` and returns a non-blocking descriptor that is readable when one is pending.
+pub fn signal_descriptor(signals: &[Signal]) -> Result<nix::sys::signalfd::SignalFd> {
+    use nix::sys::signalfd::{SfdFlags, SignalFd};
+    let set: SigSet = signals.iter().copied().collect();
+    set.thread_block().map_err(|e| Error::new("block signals", format!("{signals:?}"), e))?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+        .map_err(|e| Error::new("signalfd", format!("{signals:?}"), e))
+}
+
+/// Every signal unblocked and at its default, as a program expects to find them:
+/// Rust's runtime ignores SIGPIPE, and ignored signals survive execve(2).
+pub fn reset_signals() -> Result<()> {
+    for signal in Signal::iterator() {
+        if matches!(signal, Signal::SIGKILL | Signal::SIGSTOP) {
+            continue;
+        }
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: SIG_DFL runs no code of ours.
+        unsafe { nix::sys::signal::sigaction(signal, &default) }
+            .map_err(|e| Error::new("reset signal", signal, e))?;
+    }
+    nix::sys::signal::sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)
+        .map_err(|e| Error::new("unblock signals", "", e))
+}
+
+/// setns(2): `namespace` is an open nsfs file or `/proc/PID/ns/X`.
+pub fn enter_namespace(namespace: impl AsFd, kind: CloneFlags) -> Result<()> {
+    nix::sched::setns(namespace, kind).map_err(|e| Error::new("setns", format!("{kind:?}"), e))
+}
+
+/// unshare(2) of this process; only meant for single-threaded ones.
+pub fn unshare(kinds: CloneFlags) -> Result<()> {
+    nix::sched::unshare(kinds).map_err(|e| Error::new("unshare", format!("{kinds:?}"), e))
+}
+
+pub fn set_hostname(name: &str) -> Result<()> {
+    nix::unistd::sethostname(name).map_err(|e| Error::new("sethostname", name, e))
+}
+
+/// Capability sets as bit masks, bit N = capability number N.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    pub bounding: u64,
+    pub effective: u64,
+    pub permitted: u64,
+    pub inheritable: u64,
+    pub ambient: u64,
+}
+
+/// The capabilities that this thread may ever have (PR_CAPBSET_READ).
+pub fn bounding_set() -> u64 {
+    let mut set = 0;
+    for number in 0..64_u64 {
+        // SAFETY: PR_CAPBSET_READ takes plain numbers.
+        match unsafe { libc::prctl(libc::PR_CAPBSET_READ, number, 0, 0, 0) } {
+            1 => set |= 1 << number,
+            0 => {}
+            _ => break, // past the kernel's last capability
+        }
+    }
+    set
+}
+
+/// First half: shrinks the bounding set. Needs CAP_SETPCAP, so it comes before
+/// the user changes.
+pub fn limit_bounding_set(keep: u64) -> Result<()> {
+    for number in 0..64_u64 {
+        if bounding_set() & (1 << number) != 0 && keep & (1 << number) == 0 {
+            prctl("PR_CAPBSET_DROP", libc::PR_CAPBSET_DROP, number)?;
+        }
+    }
+    Ok(())
+}
+
+/// Becomes `uid`:`gid` with exactly `groups`, keeping the permitted
+/// capabilities across the change until [`set_capabilities`].
+pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> Result<()> {
+    prctl("PR_SET_KEEPCAPS", libc::PR_SET_KEEPCAPS, 1)?;
+    let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
+    nix::unistd::setgroups(&groups).map_err(|e| Error::new("setgroups", format!("{groups:?}"), e))?;
+    let gid = Gid::from_raw(gid);
+    nix::unistd::setresgid(gid, gid, gid).map_err(|e| Error::new("setresgid", gid, e))?;
+    let uid = Uid::from_raw(uid);
+    nix::unistd::setresuid(uid, uid, uid).map_err(|e| Error::new("setresuid", uid, e))?;
+    prctl("PR_SET_KEEPCAPS", libc::PR_SET_KEEPCAPS, 0)
+}
+
+/// Second half: the other sets, exactly.
+pub fn set_capabilities(wanted: Capabilities) -> Result<()> {
+    use rustix::thread::{CapabilitySet, CapabilitySets};
+    prctl_ambient(libc::PR_CAP_AMBIENT_CLEAR_ALL, 0)?;
+    let sets = CapabilitySets {
+        effective: CapabilitySet::from_bits_retain(wanted.effective),
+        permitted: CapabilitySet::from_bits_retain(wanted.permitted),
+        inheritable: CapabilitySet::from_bits_retain(wanted.inheritable),
+    };
+    rustix::thread::set_capabilities(None, sets)
+        .map_err(|e| Error::new("capset", format!("{wanted:x?}"), e))?;
+    (0..64)
+        .filter(|n| wanted.ambient & (1 << n) != 0)
+        .try_for_each(|n| prctl_ambient(libc::PR_CAP_AMBIENT_RAISE, n))
+}
+
+/// Neither set-user-id bits nor file capabilities give anything from here on.
+pub fn set_no_new_privileges() -> Result<()> {
+    prctl("PR_SET_NO_NEW_PRIVS", libc::PR_SET_NO_NEW_PRIVS, 1)
+}
+
+/// Not traceable by, and its /proc/PID not open to, others of the same user.
+pub fn set_undumpable() -> Result<()> {
+    prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 0)
+}
+
+/// One classic BPF instruction, as seccomp(2) takes them (struct sock_filter).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct BpfInstruction {
+    pub code: u16,
+    pub jt: u8,
+    pub jf: u8,
+    pub k: u32,
+}
+
+/// Adds a filter over this thread's system calls, for good. Needs
+/// no_new_privs or CAP_SYS_ADMIN.
+pub fn install_seccomp(program: &[BpfInstruction]) -> Result<()> {
+    #[repr(C)]
+    struct SockFprog {
+        length: u16,
+        filter: *const BpfInstruction,
+    }
+    let length =
+        u16::try_from(program.len()).map_err(|_| Error::new("seccomp", "filter length", Errno::E2BIG))?;
+    let prog = SockFprog { length, filter: program.as_ptr() };
+    // SAFETY: `prog` is laid out as struct sock_fprog and points to `length`
+    // instructions that live across the call; the kernel verifies and copies them.
+    let done = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const prog) };
+    Errno::result(done).map(drop).map_err(|e| Error::new("seccomp", format!("{length} instructions"), e))
+}
+
+/// `resource` is the kernel's number (RLIMIT_NOFILE = 7). The hard limit is
+/// clamped to the current one when raising it is not allowed; returns what was set.
+pub fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Result<(u64, u64)> {
+    let set = |soft, hard| {
+        let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
+        // SAFETY: `limit` lives across the call; no old value is asked for.
+        Errno::result(unsafe { libc::prlimit64(0, resource, &raw const limit, std::ptr::null_mut()) })
+    };
+    match set(soft, hard) {
+        Ok(_) => Ok((soft, hard)),
+        Err(Errno::EPERM) => {
+            let mut now = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: `now` is valid for the kernel to fill; nothing is set.
+            Errno::result(unsafe { libc::prlimit64(0, resource, std::ptr::null(), &raw mut now) })
+                .map_err(|e| Error::new("read rlimit", resource, e))?;
+            let (soft, hard) = (soft.min(now.rlim_max), hard.min(now.rlim_max));
+            set(soft, hard).map(|_| (soft, hard)).map_err(|e| Error::new("set rlimit", resource, e))
+        }
+        Err(e) => Err(Error::new("set rlimit", resource, e)),
+    }
+}
+
+/// Makes the three the process's stdin, stdout and stderr.
+pub fn set_stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Result<()> {
+    for (fd, number) in [(stdin.as_fd(), 0), (stdout.as_fd(), 1), (stderr.as_fd(), 2)] {
+        // SAFETY: dup2(2) to a standard descriptor replaces it atomically; std
+        // holds no OwnedFd for 0, 1 or 2. Sources above 2 are not overwritten.
+        Errno::result(unsafe { libc::dup2(fd.as_raw_fd(), number) })
+            .map_err(|e| Error::new("dup2", number, e))?;
+    }
+    Ok(())
+}
+
+/// Marks every descriptor from `first` on close-on-exec.
+pub fn close_on_exec_from(first: u32) -> Result<()> {
+    let flag = libc::CLOSE_RANGE_CLOEXEC;
+    // SAFETY: no descriptor is closed now, so nobody's OwnedFd loses its file.
+    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flag) })
+        .map(drop)
+        .map_err(|e| Error::new("close_range", first, e))
+}
+
+/// execve(2); only returns the reason why not.
+pub fn exec(path: &Path, args: &[CString], env: &[CString]) -> Error {
+    use std::os::unix::ffi::OsStrExt;
+    let Ok(c_path) = CString::new(path.as_os_str().as_bytes()) else {
+        return Error::at("exec", path, Errno::EINVAL);
+    };
+    let args: Vec<&CStr> = args.iter().map(CString::as_c_str).collect();
+    let env: Vec<&CStr> = env.iter().map(CString::as_c_str).collect();
+    match nix::unistd::execve(&c_path, &args, &env) {
+        Ok(never) => match never {},
+        Err(e) => Error::at("exec", path, e),
+    }
+}
+
+fn prctl(name: &'static str, option: i32, value: u64) -> Result<()> {
+    // SAFETY: the options used in this file take one plain number.
+    Errno::result(unsafe { libc::prctl(option, value, 0, 0, 0) })
+        .map(drop)
+        .map_err(|e| Error::new("prctl", format!("{name} {value}"), e))
+}
+
+fn prctl_ambient(operation: i32, capability: u64) -> Result<()> {
+    // SAFETY: PR_CAP_AMBIENT takes two plain numbers.
+    Errno::result(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, operation, capability, 0, 0) })
+        .map(drop)
+        .map_err(|e| Error::new("prctl", format!("PR_CAP_AMBIENT {operation} {capability}"), e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clone_is_refused_in_a_process_with_threads() {
+        // The test harness runs this body on a thread of its own.
+        let err = clone_child(CloneFlags::empty(), || 0).unwrap_err();
+        assert_eq!(err.errno(), Errno::EBUSY);
+    }
+
+    #[test]
+    fn a_process_has_a_start_time_and_a_missing_one_has_none() {
+        assert!(start_time(std::process::id().cast_signed()).unwrap() > 0);
+        assert_eq!(start_time(i32::MAX), None);
+        assert!(open_pidfd(i32::MAX).unwrap().is_none());
+    }
+
+    #[test]
+    fn exit_codes_read_as_in_a_shell() {
+        assert_eq!(Exit::Code(3).shell_code(), 3);
+        assert_eq!(Exit::Signal(9).shell_code(), 137);
+    }
+}

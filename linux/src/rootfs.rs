@@ -1,0 +1,366 @@
+//! Building a root file system for a container out of detached mounts: made by
+//! fsopen(2) or open_tree(2), given their flags, then attached below a root
+//! directory whose symbolic links cannot lead outside.
+//!
+//! Invariant: no function here follows a path of the container in the host's
+//! root; targets are found with openat2(RESOLVE_IN_ROOT).
+
+#![expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+use crate::{Error, Result};
+
+/// How mounts and unmounts travel between a mount and its copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Propagation {
+    Private,
+    Slave,
+    Shared,
+}
+
+/// What is changed on a mount; what is not named stays.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attributes {
+    pub read_only: bool,
+    pub nosuid: bool,
+    pub nodev: bool,
+    pub noexec: bool,
+    pub propagation: Option<Propagation>,
+    /// Also on the mounts below.
+    pub recursive: bool,
+}
+
+/// A writable view over read-only layers.
+#[derive(Debug, Clone, Copy)]
+pub struct Overlay<'a> {
+    /// Topmost first.
+    pub lower: &'a [PathBuf],
+    pub upper: &'a Path,
+    pub work: &'a Path,
+}
+
+impl Overlay<'_> {
+    /// A detached overlayfs mount. Layers are passed one by one (`lowerdir+`,
+    /// Linux 6.5), so neither their number nor their names are limited by the
+    /// page that mount(2) takes; older kernels get the one string.
+    pub fn mount(&self) -> Result<OwnedFd> {
+        let mut options: Vec<(&str, &Path)> =
+            self.lower.iter().map(|dir| ("lowerdir+", dir.as_path())).collect();
+        options.extend([("upperdir", self.upper), ("workdir", self.work)]);
+        match new_fs_paths("overlay", &options) {
+            Err(e) if e.errno() == Errno::EINVAL && e.op == "fsconfig lowerdir+" => {
+                let joined = self.lower.iter().map(|d| d.as_os_str()).collect::<Vec<_>>().join(":".as_ref());
+                let joined = PathBuf::from(joined);
+                new_fs_paths(
+                    "overlay",
+                    &[("lowerdir", &joined), ("upperdir", self.upper), ("workdir", self.work)],
+                )
+            }
+            result => result,
+        }
+    }
+}
+
+fn new_fs_paths(fs_type: &str, options: &[(&str, &Path)]) -> Result<OwnedFd> {
+    let config = open_fs(fs_type)?;
+    for (key, path) in options {
+        rustix::mount::fsconfig_set_string(&config, *key, *path).map_err(|e| {
+            let op = if *key == "lowerdir+" { "fsconfig lowerdir+" } else { "fsconfig" };
+            Error::new(op, format!("{fs_type} {key}={}", path.display()), e)
+        })?;
+    }
+    create_fs(&config, fs_type)
+}
+
+/// A detached mount of a new file system: `proc`, `tmpfs`, `sysfs`, ... An
+/// option without `=` is a flag.
+pub fn new_fs(fs_type: &str, options: &[String]) -> Result<OwnedFd> {
+    let config = open_fs(fs_type)?;
+    for option in options {
+        match option.split_once('=') {
+            Some((key, value)) => rustix::mount::fsconfig_set_string(&config, key, value),
+            None => rustix::mount::fsconfig_set_flag(&config, option.as_str()),
+        }
+        .map_err(|e| Error::new("fsconfig", format!("{fs_type} {option}"), e))?;
+    }
+    create_fs(&config, fs_type)
+}
+
+fn open_fs(fs_type: &str) -> Result<OwnedFd> {
+    let config = rustix::mount::fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC)
+        .map_err(|e| Error::new("fsopen", fs_type, e))?;
+    rustix::mount::fsconfig_set_string(&config, "source", fs_type)
+        .map_err(|e| Error::new("fsconfig", format!("{fs_type} source"), e))?;
+    Ok(config)
+}
+
+fn create_fs(config: &OwnedFd, fs_type: &str) -> Result<OwnedFd> {
+    rustix::mount::fsconfig_create(config).map_err(|e| Error::new("create file system", fs_type, e))?;
+    rustix::mount::fsmount(config, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+        .map_err(|e| Error::new("fsmount", fs_type, e))
+}
+
+/// A detached copy of what is mounted at `path`, whose peer groups it joins;
+/// with the mounts below it when `recursive`.
+pub fn clone_tree(path: &Path, recursive: bool) -> Result<OwnedFd> {
+    clone_tree_at(rustix::fs::CWD, path, recursive)
+}
+
+fn clone_tree_at(dir: BorrowedFd<'_>, path: &Path, recursive: bool) -> Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    flags.set(OpenTreeFlags::AT_EMPTY_PATH, path.as_os_str().is_empty());
+    rustix::mount::open_tree(dir, path, flags).map_err(|e| Error::at("open_tree", path, e))
+}
+
+/// Changes a mount, detached or attached, given a descriptor of its root.
+pub fn set_attributes(mount: impl AsFd, wanted: Attributes) -> Result<()> {
+    // struct mount_attr of linux/mount.h.
+    #[repr(C)]
+    struct MountAttr {
+        attr_set: u64,
+        attr_clr: u64,
+        propagation: u64,
+        userns_fd: u64,
+    }
+    let flags = [
+        (wanted.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
+        (wanted.nosuid, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (wanted.nodev, MountAttrFlags::MOUNT_ATTR_NODEV),
+        (wanted.noexec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+    ];
+    let attr_set = flags.iter().filter(|(on, _)| *on).fold(0, |set, (_, flag)| set | u64::from(flag.bits()));
+    let propagation = match wanted.propagation {
+        None => 0,
+        Some(Propagation::Private) => libc::MS_PRIVATE,
+        Some(Propagation::Slave) => libc::MS_SLAVE,
+        Some(Propagation::Shared) => libc::MS_SHARED,
+    };
+    let attr = MountAttr { attr_set, attr_clr: 0, propagation, userns_fd: 0 };
+    let mut at_flags = libc::AT_EMPTY_PATH;
+    if wanted.recursive {
+        at_flags |= libc::AT_RECURSIVE;
+    }
+    // SAFETY: the path is a NUL-terminated constant, `attr` has the size that is
+    // passed with it, and both live across the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            at_flags,
+            &raw const attr,
+            size_of::<MountAttr>(),
+        )
+    };
+    Errno::result(done).map(drop).map_err(|e| Error::new("mount_setattr", format!("{wanted:?}"), e))
+}
+
+/// Attaches a detached mount on `target`, an O_PATH descriptor.
+pub fn attach(tree: impl AsFd, target: impl AsFd, name: &Path) -> Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(tree, "", target, "", flags).map_err(|e| Error::at("move_mount", name, e))
+}
+
+/// Everything in this mount namespace stops telling the host's about its mounts.
+pub fn make_all_slaves() -> Result<()> {
+    crate::mount::make_slave(Path::new("/"))
+}
+
+/// A directory of the host, as a root to build under.
+pub fn open_root(path: &Path) -> Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::at("open", path, e))
+}
+
+/// `path` as a process inside `root` would find it.
+pub fn open_in_root(root: impl AsFd, path: &Path) -> Result<OwnedFd> {
+    open_how(root.as_fd(), path, OFlags::PATH)
+}
+
+/// The same, open for reading.
+pub fn read_in_root(root: impl AsFd, path: &Path) -> Result<Vec<u8>> {
+    use std::io::Read;
+    let fd = open_how(root.as_fd(), path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let mut content = Vec::new();
+    std::fs::File::from(fd).read_to_end(&mut content).map_err(|e| Error::at("read", path, e))?;
+    Ok(content)
+}
+
+/// What a mount at a place wants to find there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Directory,
+    File,
+}
+
+/// Finds `path` inside `root`, making what is missing of it (directories 0755, a
+/// file 0644), without leaving `root` by any link.
+pub fn ensure_in_root(root: impl AsFd, path: &Path, kind: Kind) -> Result<OwnedFd> {
+    const OP: &str = "create mount point";
+    let root = root.as_fd();
+    if let Ok(found) = open_in_root(root, path) {
+        return Ok(found);
+    }
+    let mut dir = open_in_root(root, Path::new("."))?;
+    let mut walked = PathBuf::new();
+    let mut components =
+        path.components().filter(|c| !matches!(c, Component::RootDir | Component::CurDir)).peekable();
+    while let Some(component) = components.next() {
+        let Component::Normal(name) = component else {
+            return Err(Error::at(OP, path, Errno::EINVAL));
+        };
+        walked.push(name);
+        let is_file = components.peek().is_none() && kind == Kind::File;
+        let next = match open_in_root(root, &walked) {
+            Ok(found) => found,
+            Err(e) if e.errno() == Errno::ENOENT => {
+                if is_file {
+                    rustix::fs::mknodat(&dir, name, FileType::RegularFile, Mode::from(0o644), 0)
+                } else {
+                    rustix::fs::mkdirat(&dir, name, Mode::from(0o755))
+                }
+                .map_err(|e| Error::at(OP, path, e))?;
+                open_in_root(root, &walked)?
+            }
+            Err(e) => return Err(e),
+        };
+        dir = next;
+    }
+    Ok(dir)
+}
+
+/// The type and permission bits of what an O_PATH descriptor points to.
+pub fn is_directory(fd: impl AsFd) -> Result<bool> {
+    let stat = rustix::fs::fstat(fd).map_err(|e| Error::new("fstat", "mount source", e))?;
+    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// A device node in a directory; an existing one is a success.
+pub fn make_node(
+    dir: impl AsFd,
+    name: &str,
+    block: bool,
+    (major, minor): (u32, u32),
+    mode: u32,
+) -> Result<()> {
+    let kind = if block { FileType::BlockDevice } else { FileType::CharacterDevice };
+    match rustix::fs::mknodat(&dir, name, kind, Mode::from(mode), rustix::fs::makedev(major, minor)) {
+        Ok(()) => rustix::fs::chmodat(&dir, name, Mode::from(mode), AtFlags::empty())
+            .map_err(|e| Error::new("chmod device", name, e)),
+        Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(e) => Err(Error::new("mknod", name, e)),
+    }
+}
+
+/// A symbolic link in a directory; an existing entry is a success.
+pub fn make_link(dir: impl AsFd, name: &str, target: &str) -> Result<()> {
+    match rustix::fs::symlinkat(target, &dir, name) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(e) => Err(Error::new("symlink", name, e)),
+    }
+}
+
+/// Covers `path` in `root` so that nothing of it can be read: /dev/null over a
+/// file, an empty read-only tmpfs over a directory. A missing path is a success.
+pub fn mask(root: impl AsFd, path: &Path) -> Result<()> {
+    let target = match open_in_root(&root, path) {
+        Ok(target) => target,
+        Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let cover = if is_directory(&target)? {
+        let cover = new_fs("tmpfs", &["size=0k".to_owned()])?;
+        set_attributes(&cover, Attributes { read_only: true, ..Attributes::default() })?;
+        cover
+    } else {
+        let null = open_in_root(&root, Path::new("dev/null"))?;
+        clone_tree_at(null.as_fd(), Path::new(""), false)?
+    };
+    attach(cover, target, path)
+}
+
+/// Makes `path` in `root` read-only, with the mounts below. A missing path is a success.
+pub fn make_read_only(root: impl AsFd, path: &Path) -> Result<()> {
+    let target = match open_in_root(&root, path) {
+        Ok(target) => target,
+        Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let tree = clone_tree_at(target.as_fd(), Path::new(""), true)?;
+    set_attributes(&tree, Attributes { read_only: true, recursive: true, ..Attributes::default() })?;
+    attach(tree, target, path)
+}
+
+/// Makes the mount at `root` this process's root directory; the old root is gone
+/// from its mount namespace afterwards.
+pub fn pivot_into(root: impl AsFd) -> Result<()> {
+    const OP: &str = "pivot_root";
+    rustix::process::fchdir(root).map_err(|e| Error::new(OP, "fchdir", e))?;
+    // Both "." : the old root is stacked on the new one and taken off at once
+    // (pivot_root(2), "pivot_root(".", ".")").
+    rustix::process::pivot_root(".", ".").map_err(|e| Error::new(OP, "new root", e))?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(|e| Error::new(OP, "unmount old root", e))?;
+    rustix::process::chdir("/").map_err(|e| Error::new(OP, "chdir /", e))
+}
+
+/// Whether `path` names an ordinary way to a file, not one through /proc's magic
+/// links (which could lead to the host's program that starts the container).
+pub fn is_plain_path(path: &Path) -> bool {
+    let opened = rustix::fs::openat2(
+        rustix::fs::CWD,
+        path,
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::NO_MAGICLINKS,
+    );
+    !matches!(opened, Err(rustix::io::Errno::LOOP))
+}
+
+fn open_how(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
+    rustix::fs::openat2(
+        root,
+        path,
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+    )
+    .map_err(|e| Error::at("open in container root", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_point_behind_an_absolute_link_is_made_inside_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/outside-of-nowhere", dir.path().join("run")).unwrap();
+        std::fs::create_dir(dir.path().join("outside-of-nowhere")).unwrap();
+        let root = open_root(dir.path()).unwrap();
+        ensure_in_root(&root, Path::new("/run/a/file"), Kind::File).unwrap();
+        assert!(dir.path().join("outside-of-nowhere/a/file").is_file());
+        assert!(!Path::new("/outside-of-nowhere").exists());
+    }
+
+    #[test]
+    fn reading_inside_a_root_does_not_follow_links_out_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("passwd")).unwrap();
+        let root = open_root(dir.path()).unwrap();
+        assert_eq!(read_in_root(&root, Path::new("passwd")).unwrap_err().errno(), Errno::ENOENT);
+    }
+
+    #[test]
+    fn magic_links_are_not_plain_paths() {
+        assert!(!is_plain_path(Path::new("/proc/self/exe")));
+        assert!(is_plain_path(Path::new("/bin/sh")));
+        assert!(is_plain_path(Path::new("/nonexistent")));
+    }
+}
