@@ -1,0 +1,197 @@
+//! The Kubernetes objects that the kubelet knows, with exactly the fields it
+//! acts on: whatever else stands in a manifest is found by its absence here
+//! (`manifest`) and is named to the user, never dropped in silence.
+//!
+//! Field names and shapes are those of the Kubernetes API (JSON: camelCase).
+
+mod class;
+mod container;
+mod event;
+mod meta;
+mod pod;
+mod pod_status;
+mod quantity;
+mod security;
+mod storage;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use class::{
+    CsiDriver, CsiDriverSpec, FsGroupPolicy, StorageClass, VolumeBindingMode, VolumeLifecycleMode,
+};
+pub use container::{
+    Container, ContainerPort, EnvVar, EnvVarSource, MountPropagation, ObjectFieldSelector, PullPolicy,
+    ResourceRequirements, TerminationMessagePolicy, VolumeMount,
+};
+pub use event::{Event, EventSource, EventType};
+pub use meta::{ObjectMeta, Time, new_uid, now};
+pub use pod::{
+    DnsPolicy, EmptyDirVolume, HostPathType, HostPathVolume, Pod, PodDnsConfig, PodDnsOption, PodSpec,
+    PvcVolume, RestartPolicy, Volume, VolumeSource,
+};
+pub use pod_status::{
+    ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, PodCondition, PodIp, PodPhase, PodStatus, QosClass,
+};
+pub use quantity::{Quantity, QuantityError, Resources};
+pub use security::{Capabilities, PodSecurityContext, SeccompProfile, SeccompProfileType, SecurityContext};
+pub use storage::{
+    AccessMode, ClaimPhase, ClaimResources, CsiVolumeSource, PersistentVolume, PersistentVolumeClaim,
+    PersistentVolumeClaimSpec, PersistentVolumeClaimStatus, PersistentVolumeSpec, PersistentVolumeStatus,
+    ReclaimPolicy, VolumeMode, VolumePhase,
+};
+
+/// The namespace of what names none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// What every object has.
+pub trait Object: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {
+    const KIND: Kind;
+
+    fn metadata(&self) -> &ObjectMeta;
+    fn metadata_mut(&mut self) -> &mut ObjectMeta;
+
+    /// How events and claims name this object.
+    fn reference(&self) -> ObjectRef {
+        let meta = self.metadata();
+        ObjectRef {
+            api_version: Self::KIND.api_version().to_owned(),
+            kind: Self::KIND.to_string(),
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+        }
+    }
+}
+
+/// The kinds of objects, `Event` (only ever written by the kubelet) and `Node`
+/// (only ever referred to) included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Pod,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    CsiDriver,
+    Event,
+    Node,
+}
+
+impl Kind {
+    pub const ALL: [Self; 7] = [
+        Self::Pod,
+        Self::PersistentVolume,
+        Self::PersistentVolumeClaim,
+        Self::StorageClass,
+        Self::CsiDriver,
+        Self::Event,
+        Self::Node,
+    ];
+
+    /// As in a manifest's `kind`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pod => "Pod",
+            Self::PersistentVolume => "PersistentVolume",
+            Self::PersistentVolumeClaim => "PersistentVolumeClaim",
+            Self::StorageClass => "StorageClass",
+            Self::CsiDriver => "CSIDriver",
+            Self::Event => "Event",
+            Self::Node => "Node",
+        }
+    }
+
+    /// As in a manifest's `apiVersion`.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::StorageClass | Self::CsiDriver => "storage.k8s.io/v1",
+            Self::Pod | Self::PersistentVolume | Self::PersistentVolumeClaim | Self::Event | Self::Node => {
+                "v1"
+            }
+        }
+    }
+
+    pub fn is_namespaced(self) -> bool {
+        matches!(self, Self::Pod | Self::PersistentVolumeClaim | Self::Event)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// `kind` names nothing that this kubelet knows.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown kind {kind:?}")]
+pub struct UnknownKind {
+    pub kind: String,
+}
+
+impl FromStr for Kind {
+    type Err = UnknownKind;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let named = Self::ALL.into_iter().find(|kind| kind.as_str() == text);
+        named.ok_or_else(|| UnknownKind { kind: text.to_owned() })
+    }
+}
+
+/// One object, named by another (an event's subject, a volume's claim).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ObjectRef {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub api_version: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    pub name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+}
+
+impl ObjectRef {
+    /// The node itself, where no object is at fault.
+    pub fn node(name: &str) -> Self {
+        Self {
+            api_version: Kind::Node.api_version().to_owned(),
+            kind: Kind::Node.to_string(),
+            name: name.to_owned(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Kubernetes reads an explicit `null` as an absent field.
+fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// The trait of an object type: the same three lines for each of them.
+macro_rules! object {
+    ($type:ty, $kind:expr) => {
+        impl $crate::objects::Object for $type {
+            const KIND: $crate::objects::Kind = $kind;
+
+            fn metadata(&self) -> &$crate::objects::ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut $crate::objects::ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+use object;

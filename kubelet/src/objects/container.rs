@@ -1,0 +1,167 @@
+//! One container of a pod, as its manifest describes it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Resources, SecurityContext, null_as_default};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container {
+    pub name: String,
+    #[serde(default)]
+    pub image: String,
+    /// Absent: see [`Container::pull_policy`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<PullPolicy>,
+    /// Replaces the image's entrypoint when not empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub command: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub args: Vec<String>,
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub working_dir: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub env: Vec<EnvVar>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub ports: Vec<ContainerPort>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub resources: ResourceRequirements,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub volume_mounts: Vec<VolumeMount>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub security_context: Option<SecurityContext>,
+    #[serde(default = "default_termination_message_path")]
+    pub termination_message_path: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub termination_message_policy: TerminationMessagePolicy,
+}
+
+impl Container {
+    /// The written policy, or Kubernetes' default: `Always` for the tag
+    /// `latest` or no tag, `IfNotPresent` for any other tag or a digest.
+    pub fn pull_policy(&self) -> PullPolicy {
+        self.image_pull_policy.unwrap_or_else(|| {
+            if self.image.contains('@') {
+                return PullPolicy::IfNotPresent;
+            }
+            // A colon before the last slash belongs to a registry's port.
+            let last = self.image.rsplit('/').next().unwrap_or_default();
+            match last.split_once(':') {
+                None | Some((_, "latest")) => PullPolicy::Always,
+                Some(_) => PullPolicy::IfNotPresent,
+            }
+        })
+    }
+}
+
+fn default_termination_message_path() -> String {
+    "/dev/termination-log".to_owned()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TerminationMessagePolicy {
+    #[default]
+    File,
+    FallbackToLogsOnError,
+}
+
+/// `value`, where `$(NAME)` stands for an earlier variable and `$$` for `$`;
+/// or `value_from`, never both.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnvVar {
+    pub name: String,
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub value: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_from: Option<EnvVarSource>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EnvVarSource {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub field_ref: Option<ObjectFieldSelector>,
+}
+
+/// A field of the pod itself: `metadata.name`, `status.podIP`, ….
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectFieldSelector {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_version: Option<String>,
+    pub field_path: String,
+}
+
+/// Says which port the program listens on; opens nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerPort {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub container_port: u16,
+    #[serde(default = "default_protocol")]
+    pub protocol: String,
+}
+
+fn default_protocol() -> String {
+    "TCP".to_owned()
+}
+
+/// Keys: `cpu`, `memory`, ….
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResourceRequirements {
+    #[serde(skip_serializing_if = "Resources::is_empty", deserialize_with = "null_as_default")]
+    pub limits: Resources,
+    /// A limit without a request is its request too (see `manifest`).
+    #[serde(skip_serializing_if = "Resources::is_empty", deserialize_with = "null_as_default")]
+    pub requests: Resources,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeMount {
+    /// One of the pod's volumes.
+    pub name: String,
+    pub mount_path: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub read_only: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_propagation: Option<MountPropagation>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MountPropagation {
+    None,
+    HostToContainer,
+    /// Privileged containers only.
+    Bidirectional,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pull_policy_of(image: &str) -> PullPolicy {
+        let container: Container =
+            serde_json::from_value(serde_json::json!({"name": "c", "image": image})).unwrap();
+        container.pull_policy()
+    }
+
+    #[test]
+    fn only_a_moving_tag_is_always_pulled() {
+        assert_eq!(pull_policy_of("demo"), PullPolicy::Always);
+        assert_eq!(pull_policy_of("demo:latest"), PullPolicy::Always);
+        assert_eq!(pull_policy_of("registry:5000/demo"), PullPolicy::Always);
+        assert_eq!(pull_policy_of("registry:5000/demo:1.2"), PullPolicy::IfNotPresent);
+        assert_eq!(pull_policy_of("demo@sha256:00"), PullPolicy::IfNotPresent);
+    }
+}

@@ -1,0 +1,169 @@
+//! A pod: what is wanted of it. What became of it is in `pod_status`.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Container, Kind, ObjectMeta, PodSecurityContext, PodStatus, Quantity, null_as_default, object};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pod {
+    pub api_version: String,
+    pub kind: String,
+    pub metadata: ObjectMeta,
+    pub spec: PodSpec,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub status: PodStatus,
+}
+
+object!(Pod, Kind::Pod);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodSpec {
+    pub containers: Vec<Container>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub volumes: Vec<Volume>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub restart_policy: RestartPolicy,
+    #[serde(default = "default_grace")]
+    pub termination_grace_period_seconds: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub host_network: bool,
+    /// The pod's name where empty.
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub hostname: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub dns_policy: DnsPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns_config: Option<PodDnsConfig>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub security_context: PodSecurityContext,
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub node_name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub priority_class_name: String,
+}
+
+fn default_grace() -> u64 {
+    30
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RestartPolicy {
+    #[default]
+    Always,
+    OnFailure,
+    Never,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DnsPolicy {
+    /// Without a cluster there is no cluster DNS: the same as `Default`.
+    #[default]
+    ClusterFirst,
+    ClusterFirstWithHostNet,
+    /// The node's own resolv.conf.
+    Default,
+    /// Only `dns_config`.
+    None,
+}
+
+/// Added to what the policy gives.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodDnsConfig {
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub nameservers: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub searches: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub options: Vec<PodDnsOption>,
+}
+
+/// `name` or `name:value` of resolv.conf's `options`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodDnsOption {
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
+
+/// One volume; exactly one of the sources is set (checked by `manifest`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volume {
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty_dir: Option<EmptyDirVolume>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_path: Option<HostPathVolume>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<PvcVolume>,
+}
+
+/// Where a volume comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumeSource<'a> {
+    EmptyDir(&'a EmptyDirVolume),
+    HostPath(&'a HostPathVolume),
+    Claim(&'a PvcVolume),
+}
+
+impl Volume {
+    /// The volume's source; `None` when it has none or more than one.
+    pub fn source(&self) -> Option<VolumeSource<'_>> {
+        let empty_dir = self.empty_dir.as_ref().map(VolumeSource::EmptyDir);
+        let host_path = self.host_path.as_ref().map(VolumeSource::HostPath);
+        let claim = self.persistent_volume_claim.as_ref().map(VolumeSource::Claim);
+        let mut given = empty_dir.into_iter().chain(host_path).chain(claim);
+        match (given.next(), given.next()) {
+            (Some(source), None) => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// A directory that lives as long as the pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EmptyDirVolume {
+    /// `""` (disk) or `Memory` (tmpfs).
+    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub medium: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_limit: Option<Quantity>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPathVolume {
+    pub path: String,
+    #[serde(default, rename = "type", deserialize_with = "null_as_default")]
+    pub path_type: HostPathType,
+}
+
+/// What must be at a host path before it is mounted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HostPathType {
+    /// Nothing is checked.
+    #[default]
+    #[serde(rename = "")]
+    Unset,
+    DirectoryOrCreate,
+    Directory,
+    FileOrCreate,
+    File,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PvcVolume {
+    /// A claim of the pod's namespace.
+    pub claim_name: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub read_only: bool,
+}

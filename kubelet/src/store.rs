@@ -1,0 +1,375 @@
+//! Every object the kubelet knows, in memory and under `<root>/hawser/objects`.
+//!
+//! Manifests describe, they do not own: a claim, volume, class or driver stays
+//! here when its file vanishes, and only an explicit removal ends it. A pod
+//! whose description vanished or changed stays, marked deleted, until the
+//! engine has torn it down and calls [`Store::forget_pod`]; its successor, if
+//! there is one, takes its place at that moment and not before.
+//!
+//! Lock order: `writing` (held across the disk), then `state` (never held
+//! across the disk, so that readers do not wait for it).
+
+mod desired;
+mod disk;
+mod events;
+mod shelf;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+
+use crate::objects::{
+    CsiDriver, Event, EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod,
+    PodStatus, StorageClass, now,
+};
+use disk::{Disk, Durability};
+use events::EventLog;
+use shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
+
+pub use desired::{AnyObject, Declared, Outcome};
+
+/// So many changes may wait for a slow reader; a reader that lags beyond gets
+/// `RecvError::Lagged` and must look at everything again.
+const CHANGES_KEPT: usize = 1024;
+
+/// Set on objects whose file is gone.
+pub const SOURCE_ANNOTATION: &str = "hawser.dev/source";
+pub const SOURCE_MISSING: &str = "missing";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("keep {kind} {name}")]
+    Keep {
+        kind: Kind,
+        name: String,
+        #[source]
+        cause: linux::Error,
+    },
+    #[error("read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{} is no object of this kubelet; move it away to start without it", path.display())]
+    Corrupt {
+        path: PathBuf,
+        #[source]
+        cause: serde_json::Error,
+    },
+    #[error("make a uid")]
+    Uid(#[source] io::Error),
+    #[error("{kind} {name:?} is described by {holder} already")]
+    OtherSource { kind: Kind, name: String, holder: Source },
+    #[error("{kind} {name:?} is invalid: {field}: Forbidden: field is immutable after creation")]
+    Immutable { kind: Kind, name: String, field: &'static str },
+    #[error("{kind} {name:?} is being deleted; it can be created again once that is done")]
+    Terminating { kind: Kind, name: String },
+}
+
+/// Who describes an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Source {
+    /// A file of the manifest directory.
+    File(PathBuf),
+    /// `hawser-kubelet apply`.
+    Api,
+    /// The kubelet itself: volumes that it provisioned.
+    Kubelet,
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Api => f.write_str("hawser-kubelet apply"),
+            Self::Kubelet => f.write_str("the kubelet"),
+        }
+    }
+}
+
+/// An object came, changed or went (look it up to see which). A pod's status is
+/// no change: only its engine writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    pub kind: Kind,
+    /// Empty for kinds without a namespace.
+    pub namespace: String,
+    pub name: String,
+}
+
+/// A handle; clones are the same store.
+#[derive(Debug, Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    node_name: String,
+    disk: Disk,
+    writing: Mutex<()>,
+    state: Mutex<State>,
+    changes: broadcast::Sender<Change>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pods: PodShelf,
+    claims: Shelf<PersistentVolumeClaim>,
+    volumes: Shelf<PersistentVolume>,
+    classes: Shelf<StorageClass>,
+    csi_drivers: Shelf<CsiDriver>,
+    events: EventLog,
+}
+
+impl Store {
+    /// Reads what an earlier run kept under `<root_dir>/hawser/objects`, and creates it if missing.
+    pub fn open(root_dir: &Path, node_name: &str) -> Result<Self, Error> {
+        let disk = Disk::open(&root_dir.join("hawser").join("objects"))?;
+        let state = State {
+            pods: disk.load_pods()?,
+            claims: disk.load()?,
+            volumes: disk.load()?,
+            classes: disk.load()?,
+            csi_drivers: disk.load()?,
+            events: EventLog::new(node_name),
+        };
+        let inner = Inner {
+            node_name: node_name.to_owned(),
+            disk,
+            writing: Mutex::new(()),
+            state: Mutex::new(state),
+            changes: broadcast::Sender::new(CHANGES_KEPT),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub fn node_name(&self) -> &str {
+        &self.inner.node_name
+    }
+
+    /// Changes from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Change> {
+        self.inner.changes.subscribe()
+    }
+
+    /// Every pod that runs, is to run or is being torn down; by namespace and name.
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        self.state().pods.values().map(|entry| Arc::clone(&entry.current.object)).collect()
+    }
+
+    pub fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.state().pods.get(&Key::new(namespace, name)).map(|entry| Arc::clone(&entry.current.object))
+    }
+
+    pub fn claims(&self) -> Vec<Arc<PersistentVolumeClaim>> {
+        self.state().claims.objects()
+    }
+
+    pub fn claim(&self, namespace: &str, name: &str) -> Option<Arc<PersistentVolumeClaim>> {
+        self.state().claims.object(namespace, name)
+    }
+
+    pub fn volumes(&self) -> Vec<Arc<PersistentVolume>> {
+        self.state().volumes.objects()
+    }
+
+    pub fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
+        self.state().volumes.object("", name)
+    }
+
+    pub fn classes(&self) -> Vec<Arc<StorageClass>> {
+        self.state().classes.objects()
+    }
+
+    pub fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
+        self.state().classes.object("", name)
+    }
+
+    pub fn csi_drivers(&self) -> Vec<Arc<CsiDriver>> {
+        self.state().csi_drivers.objects()
+    }
+
+    pub fn csi_driver(&self, name: &str) -> Option<Arc<CsiDriver>> {
+        self.state().csi_drivers.object("", name)
+    }
+
+    /// Keeps a claim (new binding, status, deletion mark); on disk once this
+    /// returns, so it may block for some milliseconds.
+    pub fn put_claim(&self, claim: PersistentVolumeClaim) -> Result<(), Error> {
+        self.put(claim)
+    }
+
+    /// Keeps a volume; on disk once this returns, so it may block for some milliseconds.
+    pub fn put_volume(&self, volume: PersistentVolume) -> Result<(), Error> {
+        self.put(volume)
+    }
+
+    /// Forgets a claim; its absence is a success.
+    pub fn remove_claim(&self, namespace: &str, name: &str) -> Result<(), Error> {
+        self.remove::<PersistentVolumeClaim>(namespace, name)
+    }
+
+    /// Forgets a volume; its absence is a success.
+    pub fn remove_volume(&self, name: &str) -> Result<(), Error> {
+        self.remove::<PersistentVolume>("", name)
+    }
+
+    /// Forgets a class; its absence is a success.
+    pub fn remove_class(&self, name: &str) -> Result<(), Error> {
+        self.remove::<StorageClass>("", name)
+    }
+
+    /// Forgets a CSIDriver object; its absence is a success.
+    pub fn remove_csi_driver(&self, name: &str) -> Result<(), Error> {
+        self.remove::<CsiDriver>("", name)
+    }
+
+    /// What the engine found out about a pod; of an unknown uid: nothing happens.
+    pub fn set_pod_status(&self, uid: &str, status: PodStatus) {
+        if let Some(entry) = self.state().pods.find_uid_mut(uid) {
+            Arc::make_mut(&mut entry.current.object).status = status;
+        }
+    }
+
+    pub fn pod_status(&self, uid: &str) -> Option<PodStatus> {
+        self.state().pods.find_uid(uid).map(|entry| entry.current.object.status.clone())
+    }
+
+    /// Sets a pod's deletion time, and drops a successor: it is not wanted any
+    /// more. `grace_seconds` absent: the pod's own. A second call can only
+    /// shorten the grace. `false` for an unknown pod.
+    pub fn mark_pod_deleted(
+        &self,
+        namespace: &str,
+        name: &str,
+        grace_seconds: Option<u64>,
+    ) -> Result<bool, Error> {
+        let _writing = self.writing();
+        let key = Key::new(namespace, name);
+        let Some(mut entry) = self.state().pods.get(&key).cloned() else { return Ok(false) };
+        entry.successor = None;
+        entry.mark_deleted(grace_seconds, now());
+        self.keep_pod(key, entry)?;
+        Ok(true)
+    }
+
+    /// The pod of this uid is torn down and nothing of it is left: its
+    /// successor takes its place, or its name is free.
+    pub fn forget_pod(&self, uid: &str) -> Result<(), Error> {
+        let _writing = self.writing();
+        let Some((key, entry)) = self.state().pods.find_uid_entry(uid) else { return Ok(()) };
+        match entry.successor {
+            Some(successor) => self.keep_pod(key, PodEntry { current: *successor, successor: None }),
+            None => {
+                self.inner.disk.remove(Kind::Pod, &key)?;
+                self.state().pods.remove(&key);
+                self.announce(Kind::Pod, &key);
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts down what happened to an object. The same reason and message again
+    /// raise the count of the first.
+    pub fn record(&self, object: &ObjectRef, event_type: EventType, reason: &str, message: &str) {
+        let event = self.state().events.record(object, event_type, reason, message, now());
+        let key = Key::of(&*event);
+        match event_type {
+            EventType::Normal => tracing::info!(object = %events::subject(object), reason, message),
+            EventType::Warning => tracing::warn!(object = %events::subject(object), reason, message),
+        }
+        self.announce(Kind::Event, &key);
+    }
+
+    /// The events of the last hour, the oldest first.
+    pub fn events(&self) -> Vec<Arc<Event>> {
+        self.state().events.all(now())
+    }
+
+    fn put<T: Shelved>(&self, object: T) -> Result<(), Error> {
+        let _writing = self.writing();
+        let key = Key::of(&object);
+        let entry = match T::shelf(&self.state()).get(&key) {
+            Some(known) => {
+                Entry { object: Arc::new(object), source: known.source.clone(), digest: known.digest.clone() }
+            }
+            None => Entry { object: Arc::new(object), source: Source::Kubelet, digest: String::new() },
+        };
+        self.keep(key, entry)
+    }
+
+    fn remove<T: Shelved>(&self, namespace: &str, name: &str) -> Result<(), Error> {
+        let _writing = self.writing();
+        let key = Key::new(namespace, name);
+        self.inner.disk.remove(T::KIND, &key)?;
+        if T::shelf_mut(&mut self.state()).remove(&key).is_some() {
+            self.announce(T::KIND, &key);
+        }
+        Ok(())
+    }
+
+    /// Disk first, then memory: what a reader has seen survives. The caller holds `writing`.
+    fn keep<T: Shelved>(&self, key: Key, entry: Entry<T>) -> Result<(), Error> {
+        self.inner.disk.write(T::KIND, &key, &entry, Durability::PowerLoss)?;
+        T::shelf_mut(&mut self.state()).insert(key.clone(), entry);
+        self.announce(T::KIND, &key);
+        Ok(())
+    }
+
+    /// As [`Store::keep`]. A pod of a file is read again after a power loss,
+    /// so starting it does not wait for the disk.
+    fn keep_pod(&self, key: Key, entry: PodEntry) -> Result<(), Error> {
+        let durability = match entry.current.source {
+            Source::File(_) => Durability::ProcessDeath,
+            Source::Api | Source::Kubelet => Durability::PowerLoss,
+        };
+        self.inner.disk.write(Kind::Pod, &key, &entry, durability)?;
+        self.state().pods.insert(key.clone(), entry);
+        self.announce(Kind::Pod, &key);
+        Ok(())
+    }
+
+    fn announce(&self, kind: Kind, key: &Key) {
+        let change = Change { kind, namespace: key.namespace.clone(), name: key.name.clone() };
+        // An error says that nobody listens at the moment.
+        drop(self.inner.changes.send(change));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> MutexGuard<'_, ()> {
+        self.inner.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Kinds with a plain shelf: one object a name, no successor.
+trait Shelved: Object {
+    fn shelf(state: &State) -> &Shelf<Self>;
+    fn shelf_mut(state: &mut State) -> &mut Shelf<Self>;
+}
+
+macro_rules! shelved {
+    ($type:ty, $field:ident) => {
+        impl Shelved for $type {
+            fn shelf(state: &State) -> &Shelf<Self> {
+                &state.$field
+            }
+
+            fn shelf_mut(state: &mut State) -> &mut Shelf<Self> {
+                &mut state.$field
+            }
+        }
+    };
+}
+shelved!(PersistentVolumeClaim, claims);
+shelved!(PersistentVolume, volumes);
+shelved!(StorageClass, classes);
+shelved!(CsiDriver, csi_drivers);

@@ -1,0 +1,313 @@
+//! What manifests and clients want, against what is there: whether an object
+//! is new, the same, changed, or not theirs to change.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::shelf::{Entry, Key, PodEntry};
+use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Shelved, Source, Store};
+use crate::objects::{
+    CsiDriver, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod,
+    StorageClass, new_uid, now,
+};
+
+/// Any object that a manifest can describe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AnyObject {
+    Pod(Box<Pod>),
+    Volume(Box<PersistentVolume>),
+    Claim(Box<PersistentVolumeClaim>),
+    Class(Box<StorageClass>),
+    CsiDriver(Box<CsiDriver>),
+}
+
+impl AnyObject {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Pod(_) => Kind::Pod,
+            Self::Volume(_) => Kind::PersistentVolume,
+            Self::Claim(_) => Kind::PersistentVolumeClaim,
+            Self::Class(_) => Kind::StorageClass,
+            Self::CsiDriver(_) => Kind::CsiDriver,
+        }
+    }
+
+    pub fn metadata(&self) -> &ObjectMeta {
+        match self {
+            Self::Pod(pod) => &pod.metadata,
+            Self::Volume(volume) => &volume.metadata,
+            Self::Claim(claim) => &claim.metadata,
+            Self::Class(class) => &class.metadata,
+            Self::CsiDriver(driver) => &driver.metadata,
+        }
+    }
+
+    pub fn reference(&self) -> ObjectRef {
+        match self {
+            Self::Pod(pod) => pod.reference(),
+            Self::Volume(volume) => volume.reference(),
+            Self::Claim(claim) => claim.reference(),
+            Self::Class(class) => class.reference(),
+            Self::CsiDriver(driver) => driver.reference(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Created,
+    Configured,
+    Unchanged,
+}
+
+/// An object that a file describes, or last described.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Declared {
+    pub path: PathBuf,
+    pub kind: Kind,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Store {
+    /// Takes a valid object as `source` describes it now.
+    pub fn apply(&self, object: AnyObject, source: Source) -> Result<Outcome, Error> {
+        match object {
+            AnyObject::Pod(pod) => self.apply_pod(*pod, source),
+            AnyObject::Volume(volume) => self.apply_plain(*volume, source),
+            AnyObject::Claim(claim) => self.apply_plain(*claim, source),
+            AnyObject::Class(class) => self.apply_plain(*class, source),
+            AnyObject::CsiDriver(driver) => self.apply_plain(*driver, source),
+        }
+    }
+
+    /// The description of an object is gone for good. A pod is to stop; all
+    /// else stays, marked, since data may hang on it.
+    pub fn vanish(&self, declared: &Declared) -> Result<(), Error> {
+        match declared.kind {
+            Kind::Pod => self.mark_pod_deleted(&declared.namespace, &declared.name, None).map(drop),
+            Kind::PersistentVolume => self.mark_missing::<PersistentVolume>(declared),
+            Kind::PersistentVolumeClaim => self.mark_missing::<PersistentVolumeClaim>(declared),
+            Kind::StorageClass => self.mark_missing::<StorageClass>(declared),
+            Kind::CsiDriver => self.mark_missing::<CsiDriver>(declared),
+            Kind::Event | Kind::Node => Ok(()),
+        }
+    }
+
+    /// Every object that is wanted because a file says so.
+    pub fn declared_by_files(&self) -> Vec<Declared> {
+        let state = self.state();
+        let mut all = Vec::new();
+        for (key, entry) in state.pods.iter() {
+            all.extend(entry.wanted().and_then(|wanted| declared(Kind::Pod, key, &wanted.source)));
+        }
+        all.extend(present(&state.claims));
+        all.extend(present(&state.volumes));
+        all.extend(present(&state.classes));
+        all.extend(present(&state.csi_drivers));
+        all
+    }
+
+    /// Who describes an object; `None` for an unknown one.
+    pub fn source_of(&self, kind: Kind, namespace: &str, name: &str) -> Option<Source> {
+        let state = self.state();
+        let key = Key::new(namespace, name);
+        match kind {
+            Kind::Pod => {
+                state.pods.get(&key).map(|entry| entry.wanted().unwrap_or(&entry.current).source.clone())
+            }
+            Kind::PersistentVolumeClaim => state.claims.get(&key).map(|entry| entry.source.clone()),
+            Kind::PersistentVolume => state.volumes.get(&key).map(|entry| entry.source.clone()),
+            Kind::StorageClass => state.classes.get(&key).map(|entry| entry.source.clone()),
+            Kind::CsiDriver => state.csi_drivers.get(&key).map(|entry| entry.source.clone()),
+            Kind::Event | Kind::Node => None,
+        }
+    }
+
+    fn apply_pod(&self, mut pod: Pod, source: Source) -> Result<Outcome, Error> {
+        let _writing = self.writing();
+        let key = Key::of(&pod);
+        let digest = digest(&pod);
+        let known = self.state().pods.get(&key).cloned();
+        if let Some(wanted) = known.as_ref().and_then(PodEntry::wanted) {
+            refuse_other_source(Kind::Pod, &key, &wanted.source, &source)?;
+            if wanted.digest == digest && wanted.source == source {
+                return Ok(Outcome::Unchanged);
+            }
+        }
+        self.identify(&mut pod, &source, &digest)?;
+        let wanted = Entry { source, digest, object: Arc::new(pod) };
+        match known {
+            None => {
+                self.keep_pod(key, PodEntry { current: wanted, successor: None })?;
+                Ok(Outcome::Created)
+            }
+            Some(mut entry) => {
+                let outcome = if entry.wanted().is_some() { Outcome::Configured } else { Outcome::Created };
+                entry.mark_deleted(None, now());
+                entry.successor = Some(Box::new(wanted));
+                self.keep_pod(key, entry)?;
+                Ok(outcome)
+            }
+        }
+    }
+
+    /// The uid of a pod of a file follows from what it says, where and for
+    /// which node, as kubelet's does: the same file is the same pod after a
+    /// restart, an edited one is another.
+    fn identify(&self, pod: &mut Pod, source: &Source, digest: &str) -> Result<(), Error> {
+        if pod.metadata.uid.is_empty() {
+            pod.metadata.uid = match source {
+                Source::File(path) => {
+                    let whole = format!("{digest}\nhost:{}\nfile:{}", self.node_name(), path.display());
+                    hex(&Sha256::digest(whole.as_bytes())[..16])
+                }
+                Source::Api | Source::Kubelet => new_uid().map_err(Error::Uid)?,
+            };
+        }
+        self.node_name().clone_into(&mut pod.spec.node_name);
+        pod.metadata.creation_timestamp.get_or_insert_with(now);
+        Ok(())
+    }
+
+    fn apply_plain<T: Shelved + Mergeable>(&self, mut object: T, source: Source) -> Result<Outcome, Error> {
+        let _writing = self.writing();
+        let key = Key::of(&object);
+        let digest = digest(&object);
+        let known = T::shelf(&self.state()).get(&key).cloned();
+        let Some(known) = known else {
+            if object.metadata().uid.is_empty() {
+                object.metadata_mut().uid = new_uid().map_err(Error::Uid)?;
+            }
+            object.metadata_mut().creation_timestamp.get_or_insert_with(now);
+            self.keep(key, Entry { source, digest, object: Arc::new(object) })?;
+            return Ok(Outcome::Created);
+        };
+        let is_missing = is_marked_missing(&*known.object);
+        if !is_missing {
+            refuse_other_source(T::KIND, &key, &known.source, &source)?;
+        }
+        if known.digest == digest && known.source == source && !is_missing {
+            return Ok(Outcome::Unchanged);
+        }
+        if known.object.metadata().is_deleted() {
+            return Err(Error::Terminating { kind: T::KIND, name: key.name });
+        }
+        let outcome = if known.digest == digest { Outcome::Unchanged } else { Outcome::Configured };
+        object.merge(&known.object).map_err(|field| Error::Immutable {
+            kind: T::KIND,
+            name: key.name.clone(),
+            field,
+        })?;
+        let meta = object.metadata_mut();
+        meta.uid.clone_from(&known.object.metadata().uid);
+        meta.creation_timestamp = known.object.metadata().creation_timestamp;
+        self.keep(key, Entry { source, digest, object: Arc::new(object) })?;
+        Ok(outcome)
+    }
+
+    fn mark_missing<T: Shelved>(&self, declared: &Declared) -> Result<(), Error> {
+        let _writing = self.writing();
+        let key = Key::new(&declared.namespace, &declared.name);
+        let Some(mut entry) = T::shelf(&self.state()).get(&key).cloned() else { return Ok(()) };
+        let object = Arc::make_mut(&mut entry.object);
+        object.metadata_mut().annotations.insert(SOURCE_ANNOTATION.to_owned(), SOURCE_MISSING.to_owned());
+        let reference = object.reference();
+        self.keep(key, entry)?;
+        let (kind, name) = (declared.kind.as_str().to_lowercase(), &declared.name);
+        let message = format!(
+            "{} is gone or describes it no more: it is kept; 'hawser-kubelet delete {kind} {name}' would remove it",
+            declared.path.display()
+        );
+        self.record(&reference, EventType::Warning, "ManifestMissing", &message);
+        Ok(())
+    }
+}
+
+/// What a changed manifest may change of an object that is in use.
+trait Mergeable: Object {
+    /// Takes over from `known` what manifests do not say; the field that must
+    /// not differ, if it does.
+    fn merge(&mut self, known: &Self) -> Result<(), &'static str>;
+}
+
+impl Mergeable for PersistentVolumeClaim {
+    fn merge(&mut self, known: &Self) -> Result<(), &'static str> {
+        if self.spec.volume_name.is_empty() {
+            self.spec.volume_name.clone_from(&known.spec.volume_name);
+        }
+        if self.spec.storage_class_name.is_none() {
+            self.spec.storage_class_name.clone_from(&known.spec.storage_class_name);
+        }
+        self.status = known.status.clone();
+        if known.spec.volume_name.is_empty() || self.spec == known.spec { Ok(()) } else { Err("spec") }
+    }
+}
+
+impl Mergeable for PersistentVolume {
+    fn merge(&mut self, known: &Self) -> Result<(), &'static str> {
+        if self.spec.claim_ref.as_ref().is_none_or(|claim| claim.uid.is_empty()) {
+            self.spec.claim_ref.clone_from(&known.spec.claim_ref);
+        }
+        self.status = known.status.clone();
+        if self.spec.csi == known.spec.csi { Ok(()) } else { Err("spec.persistentvolumesource") }
+    }
+}
+
+/// A class is a recipe: it counts when the next claim is provisioned.
+impl Mergeable for StorageClass {
+    fn merge(&mut self, _known: &Self) -> Result<(), &'static str> {
+        Ok(())
+    }
+}
+
+impl Mergeable for CsiDriver {
+    fn merge(&mut self, _known: &Self) -> Result<(), &'static str> {
+        Ok(())
+    }
+}
+
+/// One description an object: a file takes over from another file (it was
+/// renamed), but neither from a client nor the other way round.
+fn refuse_other_source(kind: Kind, key: &Key, holder: &Source, asking: &Source) -> Result<(), Error> {
+    let same = match (holder, asking) {
+        (Source::File(_), Source::File(_)) => true,
+        (holder, asking) => holder == asking,
+    };
+    if same {
+        return Ok(());
+    }
+    Err(Error::OtherSource { kind, name: key.name.clone(), holder: holder.clone() })
+}
+
+fn is_marked_missing(object: &impl Object) -> bool {
+    object.metadata().annotations.get(SOURCE_ANNOTATION).is_some_and(|value| value == SOURCE_MISSING)
+}
+
+fn present<T: Shelved>(shelf: &super::Shelf<T>) -> Vec<Declared> {
+    let still_there = shelf.iter().filter(|(_, entry)| !is_marked_missing(&*entry.object));
+    still_there.filter_map(|(key, entry)| declared(T::KIND, key, &entry.source)).collect()
+}
+
+fn declared(kind: Kind, key: &Key, source: &Source) -> Option<Declared> {
+    match source {
+        Source::File(path) => Some(Declared {
+            path: path.clone(),
+            kind,
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+        }),
+        Source::Api | Source::Kubelet => None,
+    }
+}
+
+fn digest(object: &impl Object) -> String {
+    let content = serde_json::to_vec(object).expect("objects have string keys only");
+    hex(&Sha256::digest(&content))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

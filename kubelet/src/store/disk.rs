@@ -1,0 +1,130 @@
+//! The store's files: `<dir>/<Kind>/<namespace>_<name>.json`, one object each.
+//!
+//! Names are DNS labels by the time they come here (`manifest` checks), so they
+//! hold neither `/` nor `_`.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
+use super::{Error, Shelved};
+use crate::objects::Kind;
+
+/// Manifests may hold what is nobody else's business.
+const DIR_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+#[derive(Debug)]
+pub(super) struct Disk {
+    dir: PathBuf,
+}
+
+/// What a written object must outlive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Durability {
+    /// `kill -9` of the kubelet.
+    ProcessDeath,
+    /// The machine as well: waits for the disk.
+    PowerLoss,
+}
+
+impl Disk {
+    pub(super) fn open(dir: &Path) -> Result<Self, Error> {
+        for kind in Kind::ALL {
+            let path = dir.join(kind.as_str());
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(DIR_MODE)
+                .create(&path)
+                .map_err(|cause| Error::Read { path, cause })?;
+        }
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    pub(super) fn load<T: Shelved>(&self) -> Result<Shelf<T>, Error> {
+        let mut entries = Vec::new();
+        for path in self.files(T::KIND)? {
+            let entry: Entry<T> = read(&path)?;
+            entries.push((Key::of(&*entry.object), entry));
+        }
+        Ok(entries.into_iter().collect())
+    }
+
+    /// A pod's file is written without waiting for the disk: what a power loss
+    /// left of it is no reason to refuse to start.
+    pub(super) fn load_pods(&self) -> Result<PodShelf, Error> {
+        let mut entries = Vec::new();
+        for path in self.files(Kind::Pod)? {
+            match read::<PodEntry>(&path) {
+                Ok(entry) => entries.push((Key::of(&*entry.current.object), entry)),
+                Err(Error::Corrupt { path, cause }) => {
+                    tracing::warn!(path = %path.display(), error = %cause, "dropped a half-written pod");
+                    linux::atomic_file::remove(&path).map_err(|cause| keep_error(Kind::Pod, &path, cause))?;
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(entries.into_iter().collect())
+    }
+
+    pub(super) fn write(
+        &self,
+        kind: Kind,
+        key: &Key,
+        entry: &impl Serialize,
+        durability: Durability,
+    ) -> Result<(), Error> {
+        let path = self.path(kind, key);
+        let content = serde_json::to_vec_pretty(entry).expect("objects have string keys only");
+        match durability {
+            Durability::PowerLoss => linux::atomic_file::write(&path, &content, FILE_MODE),
+            Durability::ProcessDeath => write_fast(&path, &content),
+        }
+        .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
+    }
+
+    pub(super) fn remove(&self, kind: Kind, key: &Key) -> Result<(), Error> {
+        let path = self.path(kind, key);
+        linux::atomic_file::remove(&path).map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
+    }
+
+    fn path(&self, kind: Kind, key: &Key) -> PathBuf {
+        self.dir.join(kind.as_str()).join(format!("{}_{}.json", key.namespace, key.name))
+    }
+
+    /// The files of a kind, in order; leftovers of interrupted writes begin with a dot.
+    fn files(&self, kind: Kind) -> Result<Vec<PathBuf>, Error> {
+        let dir = self.dir.join(kind.as_str());
+        let unreadable = |cause| Error::Read { path: dir.clone(), cause };
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+                paths.push(entry.path());
+            }
+        }
+        paths.sort();
+        Ok(paths)
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
+    let content = fs::read(path).map_err(|cause| Error::Read { path: path.to_owned(), cause })?;
+    serde_json::from_slice(&content).map_err(|cause| Error::Corrupt { path: path.to_owned(), cause })
+}
+
+/// Whole or not at all for every reader, without an fsync.
+fn write_fast(path: &Path, content: &[u8]) -> linux::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temp = path.with_file_name(format!(".{name}.tmp"));
+    fs::write(&temp, content).map_err(|e| linux::Error::at("write", &temp, e))?;
+    fs::rename(&temp, path).map_err(|e| linux::Error::at("rename to", path, e))
+}
+
+fn keep_error(kind: Kind, name: &Path, cause: linux::Error) -> Error {
+    Error::Keep { kind, name: name.display().to_string(), cause }
+}

@@ -1,0 +1,140 @@
+//! The last things that happened, counted where they repeat.
+//!
+//! Kept in memory only: an event is news, and what it is about happens again
+//! after a restart if it still holds.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::objects::{Event, EventSource, EventType, Kind, ObjectMeta, ObjectRef, Time};
+
+/// The oldest go first beyond this.
+const EVENTS_KEPT: usize = 1000;
+/// As in Kubernetes, an event is forgotten an hour after it last happened.
+const SECONDS_KEPT: i64 = 3600;
+
+#[derive(Debug, Default)]
+pub(super) struct EventLog {
+    host: String,
+    /// By the time they last happened, the oldest first.
+    events: VecDeque<Arc<Event>>,
+    recorded: u64,
+}
+
+impl EventLog {
+    pub(super) fn new(host: &str) -> Self {
+        Self { host: host.to_owned(), ..Self::default() }
+    }
+
+    pub(super) fn record(
+        &mut self,
+        object: &ObjectRef,
+        event_type: EventType,
+        reason: &str,
+        message: &str,
+        now: Time,
+    ) -> Arc<Event> {
+        let same = self.events.iter().position(|known| {
+            known.involved_object == *object
+                && known.reason == reason
+                && known.message == message
+                && known.event_type == event_type
+        });
+        let mut event = match same.and_then(|at| self.events.remove(at)) {
+            Some(known) => known,
+            None => Arc::new(self.first(object, event_type, reason, message, now)),
+        };
+        let counted = Arc::make_mut(&mut event);
+        counted.count = counted.count.saturating_add(1);
+        counted.last_timestamp = now;
+        self.events.push_back(Arc::clone(&event));
+        if self.events.len() > EVENTS_KEPT {
+            self.events.pop_front();
+        }
+        event
+    }
+
+    pub(super) fn all(&mut self, now: Time) -> Vec<Arc<Event>> {
+        let limit = now.as_second() - SECONDS_KEPT;
+        while self.events.front().is_some_and(|event| event.last_timestamp.as_second() < limit) {
+            self.events.pop_front();
+        }
+        self.events.iter().cloned().collect()
+    }
+
+    fn first(
+        &mut self,
+        object: &ObjectRef,
+        event_type: EventType,
+        reason: &str,
+        message: &str,
+        now: Time,
+    ) -> Event {
+        self.recorded += 1;
+        let namespace =
+            if object.namespace.is_empty() { crate::objects::DEFAULT_NAMESPACE } else { &object.namespace };
+        Event {
+            api_version: Kind::Event.api_version().to_owned(),
+            kind: Kind::Event.to_string(),
+            metadata: ObjectMeta {
+                name: format!("{}.{:x}{:04x}", object.name, now.as_second(), self.recorded),
+                namespace: namespace.to_owned(),
+                creation_timestamp: Some(now),
+                ..ObjectMeta::default()
+            },
+            involved_object: object.clone(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            source: EventSource { component: "kubelet".to_owned(), host: self.host.clone() },
+            event_type,
+            count: 0,
+            first_timestamp: now,
+            last_timestamp: now,
+        }
+    }
+}
+
+/// `pod/web`, with the namespace where there is one: for the log.
+pub(super) fn subject(object: &ObjectRef) -> String {
+    let kind = object.kind.to_lowercase();
+    match object.namespace.as_str() {
+        "" => format!("{kind}/{}", object.name),
+        namespace => format!("{kind}/{namespace}/{}", object.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Time {
+        Time::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn the_same_again_counts_up_and_moves_to_the_end() {
+        let mut log = EventLog::new("node");
+        let pod = ObjectRef { kind: "Pod".into(), name: "web".into(), ..ObjectRef::default() };
+        log.record(&pod, EventType::Warning, "FailedMount", "no driver", at(10));
+        log.record(&pod, EventType::Normal, "Pulled", "image", at(11));
+        log.record(&pod, EventType::Warning, "FailedMount", "no driver", at(12));
+        let events = log.all(at(12));
+        assert_eq!(events.len(), 2);
+        assert_eq!(
+            (events[1].count, events[1].first_timestamp, events[1].last_timestamp),
+            (2, at(10), at(12))
+        );
+    }
+
+    #[test]
+    fn only_so_many_are_kept_and_none_for_ever() {
+        let mut log = EventLog::new("node");
+        for n in 0..EVENTS_KEPT + 10 {
+            let pod = ObjectRef { name: format!("pod-{n}"), ..ObjectRef::default() };
+            log.record(&pod, EventType::Normal, "Started", "", at(100));
+        }
+        let events = log.all(at(100));
+        assert_eq!((events.len(), events[0].involved_object.name.as_str()), (EVENTS_KEPT, "pod-10"));
+        assert!(log.all(at(100 + SECONDS_KEPT + 1)).is_empty());
+    }
+}

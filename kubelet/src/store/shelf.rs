@@ -1,0 +1,162 @@
+//! The store's memory: objects by name, each with who described it.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Source;
+use crate::objects::{Object, Pod, Time};
+
+/// A name within a kind; ordered as tables show it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key {
+    /// Empty for kinds without a namespace.
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl Key {
+    pub(super) fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    pub(super) fn of(object: &impl Object) -> Self {
+        Self::new(&object.metadata().namespace, &object.metadata().name)
+    }
+}
+
+/// An object with its origin, as it also stands on disk.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(bound = "T: Object")]
+pub(super) struct Entry<T> {
+    pub(super) source: Source,
+    /// Of the manifest as it was written: tells an edit from a re-read.
+    pub(super) digest: String,
+    #[serde(with = "shared")]
+    pub(super) object: Arc<T>,
+}
+
+/// An `Arc` on disk is what it points to.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, s: S) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(s)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        d: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(d).map(Arc::new)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Shelf<T>(BTreeMap<Key, Entry<T>>);
+
+impl<T> Shelf<T> {
+    pub(super) fn objects(&self) -> Vec<Arc<T>> {
+        self.0.values().map(|entry| Arc::clone(&entry.object)).collect()
+    }
+
+    pub(super) fn object(&self, namespace: &str, name: &str) -> Option<Arc<T>> {
+        self.0.get(&Key::new(namespace, name)).map(|entry| Arc::clone(&entry.object))
+    }
+}
+
+impl<T> Default for Shelf<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T> FromIterator<(Key, Entry<T>)> for Shelf<T> {
+    fn from_iter<I: IntoIterator<Item = (Key, Entry<T>)>>(entries: I) -> Self {
+        Self(entries.into_iter().collect())
+    }
+}
+
+impl<T> Deref for Shelf<T> {
+    type Target = BTreeMap<Key, Entry<T>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Shelf<T> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+/// The pod of a name, and the one that follows once it is torn down.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct PodEntry {
+    pub(super) current: Entry<Pod>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) successor: Option<Box<Entry<Pod>>>,
+}
+
+impl PodEntry {
+    /// The description that counts: the successor's where there is one.
+    pub(super) fn wanted(&self) -> Option<&Entry<Pod>> {
+        match &self.successor {
+            Some(successor) => Some(successor),
+            None if self.current.object.metadata.is_deleted() => None,
+            None => Some(&self.current),
+        }
+    }
+
+    /// Deletion is never taken back; the grace only ever gets shorter.
+    pub(super) fn mark_deleted(&mut self, grace_seconds: Option<u64>, now: Time) {
+        let pod = Arc::make_mut(&mut self.current.object);
+        let asked = grace_seconds.unwrap_or(pod.spec.termination_grace_period_seconds);
+        let meta = &mut pod.metadata;
+        let grace = meta.deletion_grace_period_seconds.map_or(asked, |before| before.min(asked));
+        meta.deletion_grace_period_seconds = Some(grace);
+        meta.deletion_timestamp.get_or_insert(now);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct PodShelf(BTreeMap<Key, PodEntry>);
+
+impl PodShelf {
+    pub(super) fn find_uid(&self, uid: &str) -> Option<&PodEntry> {
+        self.0.values().find(|entry| entry.current.object.metadata.uid == uid)
+    }
+
+    pub(super) fn find_uid_mut(&mut self, uid: &str) -> Option<&mut PodEntry> {
+        self.0.values_mut().find(|entry| entry.current.object.metadata.uid == uid)
+    }
+
+    pub(super) fn find_uid_entry(&self, uid: &str) -> Option<(Key, PodEntry)> {
+        let found = self.0.iter().find(|(_, entry)| entry.current.object.metadata.uid == uid);
+        found.map(|(key, entry)| (key.clone(), entry.clone()))
+    }
+}
+
+impl FromIterator<(Key, PodEntry)> for PodShelf {
+    fn from_iter<I: IntoIterator<Item = (Key, PodEntry)>>(entries: I) -> Self {
+        Self(entries.into_iter().collect())
+    }
+}
+
+impl Deref for PodShelf {
+    type Target = BTreeMap<Key, PodEntry>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for PodShelf {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
