@@ -6,11 +6,17 @@
 //! CSI or Kubernetes.
 
 pub mod atomic_file;
+pub mod cgroup;
 mod error;
 pub mod fd_passing;
 pub mod lock;
 pub mod mount;
 pub mod mountinfo;
+#[cfg(feature = "netlink")]
+pub mod netlink;
 pub mod netns;
+pub mod process;
+pub mod rootfs;
+pub mod sysctl;
 
 pub use error::{Error, Result};

@@ -1,0 +1,716 @@
+//! Links, addresses and routes by rtnetlink: one socket per network namespace,
+//! no process started, no namespace entered.
+//!
+//! Invariant: a [`Netlink`] speaks to the namespace it was opened in, whatever
+//! thread uses it later. All functions need a tokio runtime with I/O enabled;
+//! a current-thread one is enough.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::link::{
+    InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask,
+    LinkFlags, LinkInfo, LinkMessage, State,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol, RouteScope,
+    RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::MulticastGroup;
+use rtnetlink::packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage,
+    NetlinkPayload,
+};
+use tokio::task::JoinHandle;
+use tokio_stream::{Stream, StreamExt};
+
+use crate::netns::NetNs;
+use crate::{Error, Result};
+
+/// A dump during which the tables changed is repeated this often before it is
+/// taken as it is.
+const DUMP_ATTEMPTS: usize = 5;
+
+/// A MAC address as the kernel stores it.
+pub type Mac = [u8; 6];
+
+/// What the kernel says about a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub index: u32,
+    pub name: String,
+    /// `None` for links without an Ethernet address.
+    pub mac: Option<Mac>,
+    /// `bridge`, `veth`, ...; `None` for hardware and `lo`.
+    pub kind: Option<String>,
+    /// Bytes.
+    pub mtu: u32,
+    /// Administratively up (`IFF_UP`).
+    pub up: bool,
+    pub promiscuous: bool,
+    pub oper_state: OperState,
+    /// Index of the bridge (or other master) it is a port of.
+    pub master: Option<u32>,
+    /// `IFLA_IFALIAS`.
+    pub alias: Option<String>,
+}
+
+/// Operational state (RFC 2863), printed with the kernel's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperState {
+    Unknown,
+    NotPresent,
+    Down,
+    LowerLayerDown,
+    Testing,
+    Dormant,
+    Up,
+}
+
+impl std::fmt::Display for OperState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "unknown",
+            Self::NotPresent => "not-present",
+            Self::Down => "down",
+            Self::LowerLayerDown => "lower-layer-down",
+            Self::Testing => "testing",
+            Self::Dormant => "dormant",
+            Self::Up => "up",
+        })
+    }
+}
+
+/// An address of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    pub ip: IpAddr,
+    pub prefix_len: u8,
+    /// Duplicate address detection still runs: not usable yet.
+    pub tentative: bool,
+    /// Somebody else has this address: never usable.
+    pub dad_failed: bool,
+}
+
+/// A bridge to be created, down.
+#[derive(Clone, Debug)]
+pub struct BridgeSpec<'a> {
+    pub name: &'a str,
+    /// Given at creation, so that ports coming and going never change it.
+    pub mac: Mac,
+    /// `None`: the kernel's default.
+    pub mtu: Option<u32>,
+}
+
+/// A veth pair to be created, both ends down: one in the socket's namespace as
+/// a port of `master`, its peer in another namespace.
+#[derive(Clone, Debug)]
+pub struct VethSpec<'a> {
+    pub name: &'a str,
+    pub master: u32,
+    pub mtu: Option<u32>,
+    pub peer_name: &'a str,
+    pub peer_mac: Option<Mac>,
+    pub peer_netns: BorrowedFd<'a>,
+}
+
+/// What a bridge port gets when it goes up.
+#[derive(Clone, Debug)]
+pub struct PortSpec<'a> {
+    pub index: u32,
+    /// At most 255 bytes.
+    pub alias: Option<&'a str>,
+    /// Frames may leave through the port they came from.
+    pub hairpin: bool,
+    /// No traffic between isolated ports.
+    pub isolated: bool,
+}
+
+/// Whether the kernel checks that nobody else uses an IPv6 address first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DuplicateDetection {
+    Off,
+    On,
+}
+
+/// A unicast route through one link.
+#[derive(Clone, Debug)]
+pub struct RouteSpec {
+    /// Destination network; host bits are ignored by the kernel's rules, so
+    /// they must be clear.
+    pub destination: (IpAddr, u8),
+    pub gateway: Option<IpAddr>,
+    pub link: u32,
+    /// Metric; 0 means the kernel's default.
+    pub priority: u32,
+    /// `None`: the main table.
+    pub table: Option<u32>,
+    /// `None`: global.
+    pub scope: Option<u8>,
+    /// Bytes; 0 means none.
+    pub mtu: u32,
+    /// Bytes; 0 means none.
+    pub adv_mss: u32,
+}
+
+/// Which changes a watching socket hears of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    Links,
+    Ipv6Addresses,
+}
+
+/// A routing socket of one network namespace.
+#[derive(Debug)]
+pub struct Netlink {
+    handle: rtnetlink::Handle,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Netlink {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Netlink {
+    /// A socket of the calling thread's namespace.
+    pub fn open() -> Result<Self> {
+        let (connection, handle, _no_events) =
+            rtnetlink::new_connection().map_err(|e| Error::new("open netlink socket", "host", e))?;
+        Ok(Self { handle, driver: tokio::spawn(connection) })
+    }
+
+    /// A socket of `netns`, opened by a short-lived thread there.
+    pub fn open_in(netns: &NetNs) -> Result<Self> {
+        let runtime = tokio::runtime::Handle::current();
+        let (connection, handle, _no_events) = netns
+            .run(|| {
+                let _registers_with_us = runtime.enter();
+                rtnetlink::new_connection()
+            })?
+            .map_err(|e| Error::at("open netlink socket", netns.path(), e))?;
+        Ok(Self { handle, driver: tokio::spawn(connection) })
+    }
+
+    /// The link called `name`, if there is one.
+    pub async fn link_by_name(&self, name: &str) -> Result<Option<Link>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        self.find_link(message, name).await
+    }
+
+    pub async fn link_by_index(&self, index: u32) -> Result<Option<Link>> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.find_link(message, &index.to_string()).await
+    }
+
+    /// All links of the namespace.
+    pub async fn links(&self) -> Result<Vec<Link>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let answers = self
+            .dump(RouteNetlinkMessage::GetLink(message))
+            .await
+            .map_err(|e| Error::new("list links", "all", e))?;
+        Ok(answers.into_iter().filter_map(link_of).collect())
+    }
+
+    /// `EEXIST` when there is a link of that name.
+    pub async fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
+        message.attributes.push(LinkAttribute::Address(want.mac.to_vec()));
+        message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
+        self.change(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+            .await
+            .map_err(|e| Error::new("create bridge", want.name, e))
+    }
+
+    /// `EEXIST` when either name is taken in its namespace.
+    pub async fn create_veth(&self, want: &VethSpec<'_>) -> Result<()> {
+        let mut peer = LinkMessage::default();
+        peer.attributes.push(LinkAttribute::IfName(want.peer_name.to_owned()));
+        peer.attributes.push(LinkAttribute::NetNsFd(want.peer_netns.as_raw_fd()));
+        peer.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
+        peer.attributes.extend(want.peer_mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
+        message.attributes.push(LinkAttribute::Controller(want.master));
+        message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+        ]));
+        self.change(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+            .await
+            .map_err(|e| Error::new("create veth", format_args!("{} - {}", want.name, want.peer_name), e))
+    }
+
+    /// Labels a bridge port, sets its flags and brings it up, in one request.
+    pub async fn bring_port_up(&self, want: &PortSpec<'_>) -> Result<()> {
+        let mut message = up_message(want.index);
+        message.attributes.extend(want.alias.map(|alias| LinkAttribute::IfAlias(alias.to_owned())));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::PortKind(InfoPortKind::Bridge),
+            LinkInfo::PortData(InfoPortData::BridgePort(vec![
+                InfoBridgePort::HairpinMode(want.hairpin),
+                InfoBridgePort::Isolated(want.isolated),
+            ])),
+        ]));
+        // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the port's data.
+        self.change(RouteNetlinkMessage::NewLink(message), 0)
+            .await
+            .map_err(|e| Error::new("bring up bridge port", want.index, e))
+    }
+
+    pub async fn set_up(&self, index: u32) -> Result<()> {
+        self.set_link("set link up", up_message(index)).await
+    }
+
+    pub async fn set_down(&self, index: u32) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.change_mask = LinkFlags::Up;
+        self.set_link("set link down", message).await
+    }
+
+    pub async fn set_promiscuous(&self, index: u32) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.flags = LinkFlags::Promisc;
+        message.header.change_mask = LinkFlags::Promisc;
+        self.set_link("set link promiscuous", message).await
+    }
+
+    pub async fn set_mac(&self, index: u32, mac: Mac) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes.push(LinkAttribute::Address(mac.to_vec()));
+        self.set_link("set link address", message).await
+    }
+
+    /// `ENODEV` when it is gone already. A veth takes its peer with it.
+    pub async fn delete_link(&self, index: u32) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.change(RouteNetlinkMessage::DelLink(message), 0)
+            .await
+            .map_err(|e| Error::new("delete link", index, e))
+    }
+
+    /// The IPv4 and IPv6 addresses of one link.
+    pub async fn addresses(&self, index: u32) -> Result<Vec<Address>> {
+        let mut message = AddressMessage::default();
+        message.header.index = index;
+        let answers = self
+            .dump(RouteNetlinkMessage::GetAddress(message))
+            .await
+            .map_err(|e| Error::new("list addresses of link", index, e))?;
+        // Without strict checking the kernel ignores the index and sends all.
+        Ok(answers.into_iter().filter_map(|answer| address_of(answer, index)).collect())
+    }
+
+    /// `EEXIST` when the link has it. IPv4 networks larger than /31 get their
+    /// broadcast address.
+    pub async fn add_address(
+        &self,
+        index: u32,
+        (ip, prefix_len): (IpAddr, u8),
+        detection: DuplicateDetection,
+    ) -> Result<()> {
+        let mut message = address_message(index, ip, prefix_len);
+        match (ip, detection) {
+            (IpAddr::V4(v4), _) => {
+                message.attributes.extend(broadcast(v4, prefix_len).map(AddressAttribute::Broadcast));
+            }
+            (IpAddr::V6(_), DuplicateDetection::Off) => {
+                message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+            }
+            (IpAddr::V6(_), DuplicateDetection::On) => {}
+        }
+        self.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
+            .await
+            .map_err(|e| Error::new("add address", format_args!("{ip}/{prefix_len}"), e))
+    }
+
+    /// `EADDRNOTAVAIL` when the link does not have it.
+    pub async fn delete_address(&self, index: u32, (ip, prefix_len): (IpAddr, u8)) -> Result<()> {
+        self.change(RouteNetlinkMessage::DelAddress(address_message(index, ip, prefix_len)), 0)
+            .await
+            .map_err(|e| Error::new("delete address", format_args!("{ip}/{prefix_len}"), e))
+    }
+
+    /// Adds a route beside what is there (IPv6 gateways to one destination
+    /// become one multipath route); `EEXIST` for an identical one.
+    pub async fn add_route(&self, want: &RouteSpec) -> Result<()> {
+        self.change(RouteNetlinkMessage::NewRoute(route_message(want)), NLM_F_CREATE).await.map_err(|e| {
+            let (ip, prefix_len) = want.destination;
+            Error::new("add route", format_args!("{ip}/{prefix_len}"), e)
+        })
+    }
+
+    async fn find_link(&self, mut message: LinkMessage, object: &str) -> Result<Option<Link>> {
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        match self.request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST).await {
+            Ok((answers, _)) => Ok(answers.into_iter().find_map(link_of)),
+            Err(e) if e.raw_os_error() == Some(nix::libc::ENODEV) => Ok(None),
+            Err(e) => Err(Error::new("look up link", object, e)),
+        }
+    }
+
+    async fn set_link(&self, op: &'static str, message: LinkMessage) -> Result<()> {
+        let index = message.header.index;
+        self.change(RouteNetlinkMessage::SetLink(message), 0).await.map_err(|e| Error::new(op, index, e))
+    }
+
+    async fn change(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.request(message, NLM_F_REQUEST | NLM_F_ACK | flags).await.map(drop)
+    }
+
+    async fn dump(&self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+        let mut answers = Vec::new();
+        for _ in 0..DUMP_ATTEMPTS {
+            let consistent;
+            (answers, consistent) = self.request(message.clone(), NLM_F_REQUEST | NLM_F_DUMP).await?;
+            if consistent {
+                break;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// The answers, and whether they are one consistent state.
+    async fn request(
+        &self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> io::Result<(Vec<RouteNetlinkMessage>, bool)> {
+        let mut request = NetlinkMessage::from(message);
+        request.header.flags = flags;
+        let mut stream = self.handle.clone().request(request).map_err(io::Error::other)?;
+        let (mut answers, mut consistent) = (Vec::new(), true);
+        while let Some(answer) = stream.next().await {
+            consistent &= answer.header.flags & NLM_F_DUMP_INTR == 0 || flags & NLM_F_DUMP != NLM_F_DUMP;
+            match answer.payload {
+                NetlinkPayload::InnerMessage(inner) => answers.push(inner),
+                NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+                _ => {}
+            }
+        }
+        Ok((answers, consistent))
+    }
+}
+
+/// Reports that something of the watched sort changed in one namespace, never
+/// what: who waits looks again at the state itself.
+pub struct Changes {
+    _socket: Netlink,
+    events: Box<dyn Stream<Item = ()> + Send + Unpin>,
+}
+
+impl std::fmt::Debug for Changes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Changes").field("_socket", &self._socket).finish_non_exhaustive()
+    }
+}
+
+impl Changes {
+    /// Subscribes in `netns`; `None` means the calling thread's namespace.
+    /// Every change after the return is reported.
+    pub fn watch(netns: Option<&NetNs>, what: Watch) -> Result<Self> {
+        let group = match what {
+            Watch::Links => MulticastGroup::Link,
+            Watch::Ipv6Addresses => MulticastGroup::Ipv6Ifaddr,
+        };
+        let opened = match netns {
+            None => rtnetlink::new_multicast_connection(&[group]),
+            Some(netns) => {
+                let runtime = tokio::runtime::Handle::current();
+                netns.run(|| {
+                    let _registers_with_us = runtime.enter();
+                    rtnetlink::new_multicast_connection(&[group])
+                })?
+            }
+        };
+        let (connection, handle, events) =
+            opened.map_err(|e| Error::new("subscribe to netlink", format_args!("{what:?}"), e))?;
+        Ok(Self {
+            _socket: Netlink { handle, driver: tokio::spawn(connection) },
+            events: Box::new(events.map(drop)),
+        })
+    }
+
+    /// Evaluates `check` now and after every change, until it gives a value.
+    pub async fn until<T, F>(&mut self, mut check: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<Option<T>>>,
+    {
+        loop {
+            if let Some(found) = check().await? {
+                return Ok(found);
+            }
+            if self.events.next().await.is_none() {
+                return Err(Error::new(
+                    "wait for netlink",
+                    "event",
+                    io::Error::from(io::ErrorKind::UnexpectedEof),
+                ));
+            }
+        }
+    }
+}
+
+fn up_message(index: u32) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.header.flags = LinkFlags::Up;
+    message.header.change_mask = LinkFlags::Up;
+    message
+}
+
+fn family(ip: IpAddr) -> AddressFamily {
+    match ip {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}
+
+fn address_message(index: u32, ip: IpAddr, prefix_len: u8) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = family(ip);
+    message.header.prefix_len = prefix_len;
+    message.header.index = index;
+    message.attributes = vec![AddressAttribute::Local(ip), AddressAttribute::Address(ip)];
+    message
+}
+
+fn broadcast(ip: Ipv4Addr, prefix_len: u8) -> Option<Ipv4Addr> {
+    let host_bits = u32::MAX.checked_shr(u32::from(prefix_len)).unwrap_or(0);
+    (prefix_len < 31).then(|| Ipv4Addr::from(u32::from(ip) | host_bits))
+}
+
+fn route_message(want: &RouteSpec) -> RouteMessage {
+    let (ip, prefix_len) = want.destination;
+    let address = |ip| match ip {
+        IpAddr::V4(v4) => RouteAddress::Inet(v4),
+        IpAddr::V6(v6) => RouteAddress::Inet6(v6),
+    };
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(ip);
+    message.header.destination_prefix_length = prefix_len;
+    message.header.protocol = RouteProtocol::Boot;
+    message.header.scope = want.scope.map_or(RouteScope::Universe, RouteScope::from);
+    message.header.kind = RouteType::Unicast;
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    if let Some(table) = want.table {
+        // The header has eight bits only; the attribute is what counts.
+        message.header.table = u8::try_from(table).unwrap_or(0);
+        message.attributes.push(RouteAttribute::Table(table));
+    }
+    if prefix_len > 0 {
+        message.attributes.push(RouteAttribute::Destination(address(ip)));
+    }
+    message.attributes.push(RouteAttribute::Oif(want.link));
+    message.attributes.extend(want.gateway.map(|gateway| RouteAttribute::Gateway(address(gateway))));
+    if want.priority > 0 {
+        message.attributes.push(RouteAttribute::Priority(want.priority));
+    }
+    let metrics: Vec<RouteMetric> =
+        [(want.mtu, RouteMetric::Mtu as fn(u32) -> RouteMetric), (want.adv_mss, RouteMetric::Advmss)]
+            .into_iter()
+            .filter(|(value, _)| *value > 0)
+            .map(|(value, metric)| metric(value))
+            .collect();
+    if !metrics.is_empty() {
+        message.attributes.push(RouteAttribute::Metrics(metrics));
+    }
+    message
+}
+
+fn link_of(answer: RouteNetlinkMessage) -> Option<Link> {
+    let RouteNetlinkMessage::NewLink(message) = answer else { return None };
+    let flags = message.header.flags;
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        mac: None,
+        kind: None,
+        mtu: 0,
+        up: flags.contains(LinkFlags::Up),
+        promiscuous: flags.contains(LinkFlags::Promisc),
+        oper_state: OperState::Unknown,
+        master: None,
+        alias: None,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::Address(bytes) => link.mac = Mac::try_from(bytes.as_slice()).ok(),
+            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+            LinkAttribute::OperState(state) => link.oper_state = oper_state(state),
+            LinkAttribute::Controller(index) => link.master = Some(index),
+            LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
+            LinkAttribute::LinkInfo(infos) => {
+                link.kind = infos.into_iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind.to_string()),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+fn oper_state(state: State) -> OperState {
+    match state {
+        State::NotPresent => OperState::NotPresent,
+        State::Down => OperState::Down,
+        State::LowerLayerDown => OperState::LowerLayerDown,
+        State::Testing => OperState::Testing,
+        State::Dormant => OperState::Dormant,
+        State::Up => OperState::Up,
+        _ => OperState::Unknown,
+    }
+}
+
+fn address_of(answer: RouteNetlinkMessage, index: u32) -> Option<Address> {
+    let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
+    if message.header.index != index {
+        return None;
+    }
+    let (mut local, mut address) = (None, None);
+    let mut flags = AddressFlags::from_bits_retain(u32::from(message.header.flags.bits()));
+    for attribute in message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(ip),
+            AddressAttribute::Address(ip) => address = Some(ip),
+            AddressAttribute::Flags(all) => flags = all,
+            _ => {}
+        }
+    }
+    // IFA_ADDRESS is the peer's on point-to-point links; IPv6 has no IFA_LOCAL.
+    Some(Address {
+        ip: local.or(address)?,
+        prefix_len: message.header.prefix_len,
+        tentative: flags.contains(AddressFlags::Tentative),
+        dad_failed: flags.contains(AddressFlags::Dadfailed),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use nix::errno::Errno;
+
+    use super::*;
+    use crate::netns;
+
+    /// Runs `test` in two fresh namespaces: the thread's own and a container's.
+    fn in_fresh_namespaces<F: Future<Output = ()>>(test: impl FnOnce(NetNs) -> F + Send) {
+        assert!(nix::unistd::geteuid().is_root(), "this test makes network namespaces: run it as root");
+        let dir = tempfile::tempdir().unwrap();
+        let host = netns::create_persistent(&dir.path().join("host")).unwrap();
+        let container = netns::create_persistent(&dir.path().join("container")).unwrap();
+        host.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(test(container));
+        })
+        .unwrap();
+        netns::remove_persistent(&dir.path().join("host")).unwrap();
+        netns::remove_persistent(&dir.path().join("container")).unwrap();
+    }
+
+    const MAC: Mac = [0x02, 1, 2, 3, 4, 5];
+
+    #[test]
+    fn a_veth_joins_a_bridge_and_its_peer_gets_addresses_and_routes() {
+        in_fresh_namespaces(|container| async move {
+            let host = Netlink::open().unwrap();
+            let inside = Netlink::open_in(&container).unwrap();
+
+            let spec = BridgeSpec { name: "br", mac: MAC, mtu: Some(1400) };
+            host.create_bridge(&spec).await.unwrap();
+            assert_eq!(host.create_bridge(&spec).await.unwrap_err().errno(), Errno::EEXIST);
+            let bridge = host.link_by_name("br").await.unwrap().unwrap();
+            assert_eq!((bridge.mac, bridge.mtu, bridge.kind.as_deref()), (Some(MAC), 1400, Some("bridge")));
+            host.set_up(bridge.index).await.unwrap();
+
+            let veth = VethSpec {
+                name: "vethhost",
+                master: bridge.index,
+                mtu: None,
+                peer_name: "eth0",
+                peer_mac: Some([2, 9, 9, 9, 9, 9]),
+                peer_netns: container.as_fd(),
+            };
+            host.create_veth(&veth).await.unwrap();
+            let port = host.link_by_name("vethhost").await.unwrap().unwrap();
+            assert_eq!((port.master, port.up), (Some(bridge.index), false));
+            let alias = Some("cni:net:id:eth0");
+            host.bring_port_up(&PortSpec { index: port.index, alias, hairpin: true, isolated: false })
+                .await
+                .unwrap();
+
+            let eth0 = inside.link_by_name("eth0").await.unwrap().unwrap();
+            assert_eq!(eth0.mac, Some([2, 9, 9, 9, 9, 9]));
+            inside.set_up(eth0.index).await.unwrap();
+            let v4: (IpAddr, u8) = ("10.1.0.2".parse().unwrap(), 24);
+            let v6: (IpAddr, u8) = ("fd00::2".parse().unwrap(), 64);
+            inside.add_address(eth0.index, v4, DuplicateDetection::Off).await.unwrap();
+            inside.add_address(eth0.index, v6, DuplicateDetection::Off).await.unwrap();
+            let found = inside.addresses(eth0.index).await.unwrap();
+            assert!(found.iter().any(|a| (a.ip, a.prefix_len) == v4), "{found:?}");
+            assert!(found.iter().any(|a| (a.ip, a.prefix_len) == v6 && !a.tentative), "{found:?}");
+
+            let route = |dst: &str, gateway: &str| RouteSpec {
+                destination: (dst.parse().unwrap(), 0),
+                gateway: Some(gateway.parse().unwrap()),
+                link: eth0.index,
+                priority: 0,
+                table: Some(300),
+                scope: None,
+                mtu: 1300,
+                adv_mss: 1200,
+            };
+            inside.add_route(&route("0.0.0.0", "10.1.0.1")).await.unwrap();
+            inside.add_route(&route("::", "fd00::1")).await.unwrap();
+            assert_eq!(
+                inside.add_route(&route("0.0.0.0", "10.1.0.1")).await.unwrap_err().errno(),
+                Errno::EEXIST
+            );
+
+            let mut changes = Changes::watch(None, Watch::Links).unwrap();
+            let up = changes.until(|| async {
+                let port = host.link_by_index(port.index).await?;
+                Ok(port.filter(|p| p.oper_state == OperState::Up))
+            });
+            let port = tokio::time::timeout(Duration::from_secs(5), up).await.unwrap().unwrap();
+            assert_eq!(port.alias.as_deref(), alias);
+
+            inside.delete_link(eth0.index).await.unwrap();
+            assert!(host.link_by_name("vethhost").await.unwrap().is_none());
+            assert_eq!(inside.delete_link(eth0.index).await.unwrap_err().errno(), Errno::ENODEV);
+            assert_eq!(host.links().await.unwrap().len(), 2, "lo and the bridge");
+        });
+    }
+
+    #[test]
+    fn broadcast_addresses_follow_the_prefix() {
+        let ip = Ipv4Addr::new(10, 1, 2, 3);
+        assert_eq!(broadcast(ip, 24), Some(Ipv4Addr::new(10, 1, 2, 255)));
+        assert_eq!(broadcast(ip, 30), Some(Ipv4Addr::new(10, 1, 2, 3)));
+        assert_eq!(broadcast(ip, 31), None);
+        assert_eq!(broadcast(ip, 0), Some(Ipv4Addr::BROADCAST));
+    }
+}
