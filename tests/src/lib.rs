@@ -1,1 +1,24 @@
+//! The test kit: a place of its own for every test (namespaces, directories, a
+//! cgroup by which all its processes are known), the products as processes in
+//! it, and the proof that nothing is left.
+//!
+//! Invariant: a test meets the real kernel or fails. Nothing here skips, and
+//! nothing here starts a process that outlives its [`Sandbox`].
 
+pub mod binaries;
+pub mod cgroups;
+mod eventually;
+pub mod examples;
+mod fuse_guard;
+pub mod image;
+mod leaks;
+pub mod netlink;
+pub mod node;
+mod process;
+mod sandbox;
+
+pub use eventually::eventually;
+pub use leaks::{LeakCheck, Leaks};
+pub use node::{Launcher, Node, NodeOptions};
+pub use process::Daemon;
+pub use sandbox::{Network, Sandbox};

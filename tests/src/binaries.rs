@@ -1,0 +1,47 @@
+//! Where the static product binaries are. `cargo xtask` builds them and says so
+//! in `HAWSER_BIN_DIR`; without it the place where it builds them is taken.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+/// The target that makes static binaries without breaking procedural macros:
+/// named explicitly, so that `crt-static` is not applied to what runs at build time.
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Package and binary of everything that is dropped on a node or into an image.
+pub const PRODUCTS: [(&str, &str); 8] = [
+    ("cni-bridge", "bridge"),
+    ("cni-loopback", "loopback"),
+    ("ipam-host-local", "host-local"),
+    ("volume-fs", "hawser-volume"),
+    ("csi-driver", "hawser-csi"),
+    ("runtime", "hawser-runtime"),
+    ("kubelet", "hawser-kubelet"),
+    ("demo-app", "demo-app"),
+];
+
+/// The plugins that a node's CNI directory needs.
+pub const CNI_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
+
+pub fn workspace_root() -> PathBuf {
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest_dir.parent().expect("the package lies in the workspace").to_path_buf()
+}
+
+/// The directory of the static release binaries.
+pub fn dir() -> PathBuf {
+    match std::env::var_os("HAWSER_BIN_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => workspace_root().join("target").join(TARGET).join("release"),
+    }
+}
+
+/// The binary `name`, which must be there.
+pub fn find(name: &str) -> Result<PathBuf> {
+    let path = dir().join(name);
+    if !path.is_file() {
+        bail!("{}: not built; `cargo xtask test` builds it", path.display());
+    }
+    Ok(path)
+}

@@ -1,0 +1,159 @@
+//! The cgroup by which every process of a sandbox is known, however it was
+//! orphaned, and by which it is killed.
+//!
+//! Invariant: membership is inherited by fork from the *thread* that joined
+//! (cgroup v1, file `tasks`), so what a test starts is tagged without a race.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, gettid};
+
+use crate::eventually;
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// Hierarchies in which a thread may join alone; the first that is mounted is used.
+const TRACKING: [&str; 3] = ["systemd", "freezer", "pids"];
+
+#[derive(Debug)]
+pub struct Tag {
+    name: String,
+    hierarchy: PathBuf,
+}
+
+/// A process of the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    pub pid: i32,
+    /// `comm`, at most 15 bytes.
+    pub name: String,
+    /// Arguments joined by blanks; empty for a zombie.
+    pub command_line: String,
+}
+
+impl Tag {
+    /// Makes the cgroup `/<name>` and moves the calling thread into it.
+    pub fn join(name: &str) -> Result<Self> {
+        let hierarchy =
+            TRACKING.iter().map(|name| Path::new(ROOT).join(name)).find(|dir| dir.join("tasks").exists());
+        let Some(hierarchy) = hierarchy else {
+            bail!(
+                "no cgroup v1 hierarchy of {TRACKING:?} in {ROOT}: the kit cannot tell its processes apart"
+            );
+        };
+        let tag = Self { name: name.to_owned(), hierarchy };
+        fs::create_dir(tag.dir()).with_context(|| tag.dir().display().to_string())?;
+        tag.move_thread_to(&tag.dir())?;
+        Ok(tag)
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.hierarchy.join(&self.name)
+    }
+
+    fn move_thread_to(&self, dir: &Path) -> Result<()> {
+        let tasks = dir.join("tasks");
+        fs::write(&tasks, gettid().to_string()).with_context(|| tasks.display().to_string())
+    }
+
+    /// Every process that is in a cgroup at or below `/<name>` of any hierarchy,
+    /// but for the calling process itself.
+    pub fn processes(&self) -> Result<Vec<Process>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").context("/proc")? {
+            let Ok(pid) = entry.context("/proc")?.file_name().to_string_lossy().parse::<i32>() else {
+                continue;
+            };
+            // A process may end between any two looks; then it is none of the sandbox's.
+            let Ok(cgroups) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { continue };
+            if pid.cast_unsigned() != std::process::id() && is_member(&cgroups, &self.name) {
+                found.extend(describe(pid));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Directories at or below `/<name>` in every hierarchy, the tracking one itself excepted.
+    pub fn directories(&self) -> Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(ROOT).context(ROOT)? {
+            let hierarchy = entry.context(ROOT)?.path();
+            // `cpu,cpuacct` and its like have symbolic links beside them.
+            if hierarchy.is_symlink() {
+                continue;
+            }
+            collect_directories(&hierarchy.join(&self.name), &mut found);
+        }
+        found.retain(|dir| *dir != self.dir());
+        Ok(found)
+    }
+
+    /// SIGKILL to every process until none is left.
+    pub fn kill_all(&self) -> Result<()> {
+        eventually("the sandbox's processes die", Duration::from_secs(10), || {
+            let left: Vec<Process> =
+                self.processes()?.into_iter().filter(|p| !p.command_line.is_empty()).collect();
+            for process in &left {
+                // Gone already is as good.
+                let _gone = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+            }
+            ensure!(left.is_empty(), "{left:?}");
+            Ok(())
+        })
+    }
+
+    /// Removes what [`Tag::directories`] lists and the tag itself.
+    pub fn remove(&self) -> Result<()> {
+        self.move_thread_to(&self.hierarchy)?;
+        let mut dirs = self.directories()?;
+        // Children stand after their parents.
+        dirs.reverse();
+        dirs.push(self.dir());
+        for dir in dirs {
+            eventually("the cgroup is empty", Duration::from_secs(5), || {
+                fs::remove_dir(&dir).with_context(|| dir.display().to_string())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn collect_directories(dir: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    found.push(dir.to_path_buf());
+    for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
+        collect_directories(&entry.path(), found);
+    }
+}
+
+/// Whether a line of /proc/<pid>/cgroup (`4:memory:/hw-1/pods/x`) is at or below `/<name>`.
+fn is_member(cgroups: &str, name: &str) -> bool {
+    cgroups
+        .lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .any(|path| path.split('/').any(|part| part == name))
+}
+
+/// `None` when the process has ended since it was listed.
+fn describe(pid: i32) -> Option<Process> {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned();
+    let raw = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let command_line = String::from_utf8_lossy(&raw).replace('\0', " ").trim_end().to_owned();
+    Some(Process { pid, name, command_line })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_member;
+
+    #[test]
+    fn a_process_belongs_to_the_tag_at_any_depth_of_any_hierarchy() {
+        assert!(is_member("9:name=systemd:/hw-1\n8:pids:/\n", "hw-1"));
+        assert!(is_member("9:name=systemd:/\n8:pids:/hw-1/pods/a\n", "hw-1"));
+        assert!(!is_member("9:name=systemd:/hw-12\n0::/\n", "hw-1"));
+    }
+}

@@ -1,0 +1,42 @@
+//! Waiting for what another process does, with the last observation in hand
+//! when patience ends.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Looks until `look` is content or `patience` has passed; then the error says
+/// what was awaited and what `look` saw last.
+#[expect(clippy::disallowed_methods, reason = "the one place of the kit that polls")]
+pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+    let started = Instant::now();
+    loop {
+        match look() {
+            Ok(seen) => return Ok(seen),
+            Err(last) if started.elapsed() >= patience => {
+                return Err(last).with_context(|| format!("{what}: not within {patience:?}; last seen"));
+            }
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_observation_is_in_the_error() {
+        let mut looked = 0;
+        let error = eventually("a third look", Duration::from_millis(25), || -> Result<()> {
+            looked += 1;
+            anyhow::bail!("look {looked}")
+        })
+        .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.starts_with("a third look: not within 25ms; last seen: look "), "{text}");
+    }
+}

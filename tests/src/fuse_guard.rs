@@ -1,0 +1,116 @@
+//! Aborts a FUSE connection of the sandbox that has stopped answering, so that
+//! no test run hangs in a system call that nothing can interrupt.
+//!
+//! Wedged means: requests have been waiting at every look for [`SUSPICION`], and
+//! then a statfs of the mount is not answered within [`PATIENCE`]. The probe is
+//! sent only on suspicion: a mount that is looked into cannot be unmounted.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use linux::mount::{MountFlags, UnmountMode};
+use linux::mountinfo::MountEntry;
+
+const LOOK: Duration = Duration::from_millis(100);
+const SUSPICION: Duration = Duration::from_millis(400);
+const PATIENCE: Duration = Duration::from_millis(400);
+/// A mount whose daemon has not answered INIT yet is being staged; drivers have
+/// their own deadline, and this one is for those that have none.
+const START_PATIENCE: Duration = Duration::from_secs(15);
+
+#[derive(Debug)]
+pub(crate) struct FuseGuard {
+    /// The mount of fusectl.
+    fusectl: PathBuf,
+    stop: Option<Sender<()>>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+impl FuseGuard {
+    /// Mounts fusectl at `fusectl` and watches the FUSE mounts of the calling
+    /// thread's mount namespace, which the watching thread inherits.
+    pub(crate) fn start(fusectl: &Path) -> Result<Self> {
+        fs::create_dir(fusectl).with_context(|| fusectl.display().to_string())?;
+        linux::mount::mount_fs("fusectl", "fusectl", fusectl, MountFlags::default(), "")
+            .context("mount fusectl")?;
+        let (stop, stopped) = channel();
+        let dir = fusectl.to_path_buf();
+        let watcher =
+            thread::Builder::new().name("fuse-guard".to_owned()).spawn(move || watch(&dir, &stopped));
+        let watcher = watcher.context("start the FUSE guard")?;
+        Ok(Self { fusectl: fusectl.to_path_buf(), stop: Some(stop), watcher: Some(watcher) })
+    }
+
+    /// Aborts every FUSE connection mounted in the calling thread's mount
+    /// namespace and ends the watch.
+    pub(crate) fn finish(&mut self) {
+        drop(self.stop.take());
+        if let Some(watcher) = self.watcher.take() {
+            let _panicked = watcher.join();
+        }
+        for mount in fuse_mounts() {
+            abort(&self.fusectl, mount.minor);
+        }
+        let _not_mounted = linux::mount::unmount(&self.fusectl, UnmountMode::Detach);
+    }
+}
+
+/// FUSE mounts of the calling thread's mount namespace (/proc/self would be that of the main thread).
+pub(crate) fn fuse_mounts() -> Vec<MountEntry> {
+    let mounts = crate::sandbox::mounts().unwrap_or_default();
+    mounts.into_iter().filter(|mount| mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.")).collect()
+}
+
+fn watch(fusectl: &Path, stopped: &Receiver<()>) {
+    let mut waiting_since: HashMap<u32, Instant> = HashMap::new();
+    let mut answered: HashMap<u32, bool> = HashMap::new();
+    while matches!(stopped.recv_timeout(LOOK), Err(RecvTimeoutError::Timeout)) {
+        let mounts = fuse_mounts();
+        waiting_since.retain(|minor, _| mounts.iter().any(|mount| mount.minor == *minor));
+        for mount in &mounts {
+            if requests_waiting(fusectl, mount.minor) == 0 {
+                waiting_since.remove(&mount.minor);
+                answered.insert(mount.minor, true);
+                continue;
+            }
+            let since = *waiting_since.entry(mount.minor).or_insert_with(Instant::now);
+            let suspicion = if answered.contains_key(&mount.minor) { SUSPICION } else { START_PATIENCE };
+            if since.elapsed() >= suspicion {
+                waiting_since.remove(&mount.minor);
+                if !answers(&mount.mount_point) {
+                    abort(fusectl, mount.minor);
+                }
+            }
+        }
+    }
+}
+
+fn requests_waiting(fusectl: &Path, minor: u32) -> u64 {
+    let file = fusectl.join(minor.to_string()).join("waiting");
+    fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Whether a statfs comes back, with whatever answer. The asking thread of a
+/// mount that never answers ends when the connection is aborted.
+fn answers(mount_point: &Path) -> bool {
+    let (answered, answer) = channel();
+    let path = mount_point.to_path_buf();
+    thread::spawn(move || {
+        let _any_answer = nix::sys::statfs::statfs(&path);
+        let _nobody_waits = answered.send(());
+    });
+    answer.recv_timeout(PATIENCE).is_ok()
+}
+
+#[expect(clippy::print_stderr, reason = "whoever reads a test's output must learn why its calls failed")]
+fn abort(fusectl: &Path, minor: u32) {
+    match linux::mount::abort_fuse(fusectl, minor) {
+        Ok(()) => eprintln!("kit: aborted FUSE connection {minor}"),
+        Err(error) => eprintln!("kit: abort FUSE connection {minor}: {error}"),
+    }
+}

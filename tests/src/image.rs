@@ -1,0 +1,156 @@
+//! OCI image archives made on the spot from one static program: no registry, no
+//! base image, no tool.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// What an image is made of: one program and the directories it expects.
+#[derive(Debug, Clone, Copy)]
+pub struct Program<'a> {
+    /// The name that pods ask for.
+    pub image: &'a str,
+    pub binary: &'a Path,
+    /// Where it stands in the image, without the leading slash.
+    pub path: &'a str,
+    /// Empty directories, parents first, without leading slashes.
+    pub directories: &'a [&'a str],
+}
+
+/// Writes an OCI image layout as a tar archive to `archive`, under a dot-name
+/// first: a node that watches the directory sees whole archives only.
+pub fn write_archive(program: &Program<'_>, archive: &Path) -> Result<()> {
+    let unfinished =
+        archive.with_file_name(format!(".{}", archive.file_name().unwrap_or_default().display()));
+    let file = File::create(&unfinished).with_context(|| unfinished.display().to_string())?;
+    build(program, file).with_context(|| format!("image archive {}", archive.display()))?;
+    std::fs::rename(&unfinished, archive).with_context(|| archive.display().to_string())
+}
+
+fn build(program: &Program<'_>, file: File) -> Result<()> {
+    let layer = layer(program)?;
+    let layer_digest = digest(&layer);
+    let config = to_bytes(&json!({
+        "architecture": "amd64",
+        "os": "linux",
+        "config": { "Entrypoint": [format!("/{}", program.path)], "WorkingDir": "/", "Env": ["PATH=/"] },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer_digest}")] },
+        "history": [{ "created_by": "cargo xtask" }],
+    }))?;
+    let manifest = to_bytes(&json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
+        "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
+    }))?;
+    let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
+    entry["annotations"] = json!({
+        "org.opencontainers.image.ref.name": program.image,
+        "io.containerd.image.name": program.image,
+    });
+    let index = to_bytes(&json!({ "schemaVersion": 2, "manifests": [entry] }))?;
+
+    let mut archive = tar::Builder::new(file);
+    append(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
+    append(&mut archive, "index.json", &index, 0o644)?;
+    for blob in [&layer, &config, &manifest] {
+        append(&mut archive, &format!("blobs/sha256/{}", digest(blob)), blob, 0o644)?;
+    }
+    archive.into_inner().context("finish the archive")?.flush().context("flush the archive")
+}
+
+fn layer(program: &Program<'_>) -> Result<Vec<u8>> {
+    let binary = std::fs::read(program.binary).with_context(|| program.binary.display().to_string())?;
+    let mut layer = tar::Builder::new(Vec::new());
+    for directory in program.directories {
+        let mut header = header(0, 0o755);
+        header.set_entry_type(tar::EntryType::Directory);
+        layer
+            .append_data(&mut header, format!("{directory}/"), std::io::empty())
+            .context("add a directory")?;
+    }
+    append(&mut layer, program.path, &binary, 0o755)?;
+    layer.into_inner().context("finish the layer")
+}
+
+fn append<W: Write>(archive: &mut tar::Builder<W>, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+    let size = u64::try_from(bytes.len()).context("size")?;
+    archive.append_data(&mut header(size, mode), path, bytes).with_context(|| format!("add {path}"))
+}
+
+/// Times are 0, so that the same program gives the same digest.
+fn header(size: u64, mode: u32) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(size);
+    header.set_mode(mode);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}
+
+fn descriptor(media_type: &str, blob: &[u8]) -> Value {
+    json!({ "mediaType": media_type, "digest": format!("sha256:{}", digest(blob)), "size": blob.len() })
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn to_bytes(value: &Value) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).context("write JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::io::Read;
+
+    use super::*;
+
+    fn members(bytes: &[u8]) -> HashMap<String, Vec<u8>> {
+        let mut archive = tar::Archive::new(bytes);
+        let entries = archive.entries().unwrap().map(|entry| {
+            let mut entry = entry.unwrap();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            (entry.path().unwrap().display().to_string(), content)
+        });
+        entries.collect()
+    }
+
+    #[test]
+    fn an_archive_is_an_image_layout_whose_digests_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let (binary, archive) = (dir.path().join("program"), dir.path().join("image.tar"));
+        std::fs::write(&binary, b"\x7fELF").unwrap();
+        let program = Program {
+            image: "hawser.dev/p:1",
+            binary: &binary,
+            path: "program",
+            directories: &["run", "run/x"],
+        };
+        write_archive(&program, &archive).unwrap();
+
+        let members = members(&std::fs::read(&archive).unwrap());
+        let read = |path: &str| -> Value { serde_json::from_slice(&members[path]).unwrap() };
+        let blob = |descriptor: &Value| {
+            let hash = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap().to_owned();
+            let blob = &members[&format!("blobs/sha256/{hash}")];
+            assert_eq!((digest(blob), Some(blob.len() as u64)), (hash, descriptor["size"].as_u64()));
+            blob.clone()
+        };
+        let entry = &read("index.json")["manifests"][0];
+        assert_eq!(entry["annotations"]["org.opencontainers.image.ref.name"], "hawser.dev/p:1");
+        let manifest: Value = serde_json::from_slice(&blob(entry)).unwrap();
+        let config: Value = serde_json::from_slice(&blob(&manifest["config"])).unwrap();
+        assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
+        let layer = self::members(&blob(&manifest["layers"][0]));
+        assert_eq!(layer["program"], b"\x7fELF");
+        assert!(layer.contains_key("run/x/") || layer.contains_key("run/x"), "{:?}", layer.keys());
+    }
+}

@@ -1,0 +1,393 @@
+//! A node: one hawser-kubelet and one hawser-csi in a sandbox, with every
+//! directory private, and the client commands that a user would type.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::image::{Program, write_archive};
+use crate::{Daemon, Sandbox, binaries, eventually, examples};
+
+pub const DRIVER: &str = "csi.hawser.dev";
+/// For what takes a healthy node a fraction of a second; generous, since tests share two cores.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How the driver starts its daemons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launcher {
+    Manifest,
+    Process,
+}
+
+impl Launcher {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Manifest => "manifest",
+            Self::Process => "process",
+        }
+    }
+}
+
+/// What a test or the demo decides about its node.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    pub launcher: Launcher,
+    /// Where the plugins are taken from; `None`: ours.
+    pub cni_bin_dir: Option<PathBuf>,
+    /// `runc`, by name or path; `None`: the native launcher.
+    pub oci_runtime: Option<PathBuf>,
+    /// As `--pool-capacity` takes it.
+    pub pool_capacity: String,
+    /// The binary in the mount pods' image and of the process launcher; `None`: ours.
+    pub volume_binary: Option<PathBuf>,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            launcher: Launcher::Manifest,
+            cni_bin_dir: None,
+            oci_runtime: None,
+            pool_capacity: "10Gi".to_owned(),
+            volume_binary: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Node<'a> {
+    sandbox: &'a Sandbox,
+    options: NodeOptions,
+    kubelet: Option<Daemon>,
+    driver: Option<Daemon>,
+}
+
+impl<'a> Node<'a> {
+    /// A node of our own making, up and registered.
+    pub fn start(sandbox: &'a Sandbox, options: NodeOptions) -> Result<Self> {
+        let mut node = Self::prepare(sandbox, options)?;
+        node.start_driver()?;
+        node.start_kubelet()?;
+        node.wait_until_registered()?;
+        Ok(node)
+    }
+
+    /// The node's directories, images and network configuration; nothing runs yet.
+    pub fn prepare(sandbox: &'a Sandbox, options: NodeOptions) -> Result<Self> {
+        for dir in ["m", "k", "i", "net", "log", "pool", "state", "run", "lease", "bin"] {
+            sandbox.make_dir(dir)?;
+        }
+        // A daemon of a volume must reach the pool's directories only through what it is handed.
+        fs::set_permissions(sandbox.path("pool"), fs::Permissions::from_mode(0o700)).context("chmod pool")?;
+        let node = Self { sandbox, options, kubelet: None, driver: None };
+        node.write_images()?;
+        node.install_plugins()?;
+        node.write_conflist(&examples::conflist(&sandbox.path("lease"))?)?;
+        Ok(node)
+    }
+
+    fn write_images(&self) -> Result<()> {
+        let demo_app = binaries::find("demo-app")?;
+        let program = Program {
+            image: examples::DEMO_IMAGE,
+            binary: &demo_app,
+            path: "demo-app",
+            directories: &["data", "tmp"],
+        };
+        write_archive(&program, &self.sandbox.path("i/demo-app.tar"))?;
+        let volume = self.volume_binary()?;
+        let program = Program {
+            image: examples::VOLUME_IMAGE,
+            binary: &volume,
+            path: "hawser-volume",
+            directories: &["run", "run/hawser"],
+        };
+        write_archive(&program, &self.sandbox.path("i/hawser-volume.tar"))
+    }
+
+    fn volume_binary(&self) -> Result<PathBuf> {
+        self.options.volume_binary.clone().map_or_else(|| binaries::find("hawser-volume"), Ok)
+    }
+
+    /// Copies, so that a test can break one.
+    fn install_plugins(&self) -> Result<()> {
+        let from = self.options.cni_bin_dir.clone().unwrap_or_else(binaries::dir);
+        for plugin in binaries::CNI_PLUGINS {
+            let (source, target) = (from.join(plugin), self.cni_bin_dir().join(plugin));
+            fs::copy(&source, &target)
+                .with_context(|| format!("{} -> {}", source.display(), target.display()))?;
+        }
+        Ok(())
+    }
+
+    pub fn cni_bin_dir(&self) -> PathBuf {
+        self.sandbox.path("bin")
+    }
+
+    pub fn write_conflist(&self, text: &str) -> Result<()> {
+        write_whole(&self.sandbox.path("net/10-hawser.conflist"), text)
+    }
+
+    pub fn root_dir(&self) -> PathBuf {
+        self.sandbox.path("k")
+    }
+
+    pub fn manifests(&self) -> PathBuf {
+        self.sandbox.path("m")
+    }
+
+    pub fn log_dir(&self) -> PathBuf {
+        self.sandbox.path("log")
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.sandbox.path("pool")
+    }
+
+    pub fn trace_file(&self) -> PathBuf {
+        self.sandbox.path("trace.jsonl")
+    }
+
+    pub fn sandbox(&self) -> &'a Sandbox {
+        self.sandbox
+    }
+
+    /// Trees that change while a node is up and that say nothing about a leak:
+    /// unpacked images and what the kit itself writes.
+    pub fn may_change(&self) -> Vec<PathBuf> {
+        let sandbox = self.sandbox;
+        let mut paths: Vec<PathBuf> =
+            ["m", "i", "net", "bin", "kubelet.out", "csi.out", "trace.jsonl"].map(|p| sandbox.path(p)).into();
+        // host-local keeps its lock, its last reserved address and its index.
+        paths.push(sandbox.path("lease/hawser/lock"));
+        paths.push(sandbox.path("lease/hawser/last_reserved_ip.0"));
+        paths.push(sandbox.path("lease/hawser/last_reserved_ip.1"));
+        paths.push(sandbox.path("lease/.hawser"));
+        paths.push(sandbox.path("k/hawser/runtime/images"));
+        paths
+    }
+
+    pub fn start_driver(&mut self) -> Result<()> {
+        let sandbox = self.sandbox;
+        let mut command = sandbox.command(&binaries::find("hawser-csi")?);
+        command
+            .arg("--kubelet-dir")
+            .arg(self.root_dir())
+            .args(["--driver-name", DRIVER, "--node-id", "demo"])
+            .arg("--pool")
+            .arg(self.pool())
+            .args(["--pool-capacity", &self.options.pool_capacity])
+            .arg("--state-dir")
+            .arg(sandbox.path("state"))
+            .arg("--run-dir")
+            .arg(sandbox.path("run"))
+            .args(["--launcher", self.options.launcher.as_str()])
+            .arg("--manifests")
+            .arg(self.manifests())
+            .args(["--mount-image", examples::VOLUME_IMAGE])
+            .arg("--volume-binary")
+            .arg(self.volume_binary()?)
+            .arg("--trace-file")
+            .arg(self.trace_file());
+        self.driver = Some(Daemon::start("hawser-csi", command, &sandbox.path("csi.out"))?);
+        Ok(())
+    }
+
+    /// The command that `start_kubelet` starts.
+    pub fn kubelet_command(&self) -> Result<Command> {
+        let sandbox = self.sandbox;
+        let mut command = sandbox.command(&binaries::find("hawser-kubelet")?);
+        command
+            .arg("run")
+            .arg("--manifests")
+            .arg(self.manifests())
+            .arg("--root-dir")
+            .arg(self.root_dir())
+            .arg("--images")
+            .arg(sandbox.path("i"))
+            .arg("--cni-conf-dir")
+            .arg(sandbox.path("net"))
+            .arg("--cni-bin-dir")
+            .arg(self.cni_bin_dir())
+            .arg("--log-dir")
+            .arg(self.log_dir())
+            .args(["--node-name", "demo"])
+            .arg("--cgroup-root")
+            .arg(sandbox.cgroup_root())
+            .arg("--trace-file")
+            .arg(self.trace_file());
+        if let Some(runtime) = &self.options.oci_runtime {
+            command.arg("--oci-runtime").arg(runtime);
+        }
+        Ok(command)
+    }
+
+    pub fn start_kubelet(&mut self) -> Result<()> {
+        let command = self.kubelet_command()?;
+        self.kubelet = Some(Daemon::start("hawser-kubelet", command, &self.sandbox.path("kubelet.out"))?);
+        let answered = eventually("the kubelet answers", PATIENCE, || {
+            if let Some(status) = self.kubelet()?.ended()? {
+                bail!("it ended with {status}: {}", self.kubelet()?.output());
+            }
+            self.client(&["get", "pods", "-A"])
+        });
+        answered.with_context(|| self.outputs()).map(|_table| ())
+    }
+
+    /// A claim can be provisioned from here on.
+    pub fn wait_until_registered(&mut self) -> Result<()> {
+        let registered = eventually("the driver is registered", PATIENCE, || {
+            if let Some(status) = self.driver()?.ended()? {
+                bail!("hawser-csi ended with {status}");
+            }
+            let listening = self.root_dir().join("plugins").join(DRIVER).join("csi.sock");
+            ensure!(listening.exists(), "{} is not there", listening.display());
+            Ok(())
+        });
+        registered.with_context(|| self.outputs())
+    }
+
+    pub fn kubelet(&mut self) -> Result<&mut Daemon> {
+        self.kubelet.as_mut().context("the kubelet was not started")
+    }
+
+    pub fn driver(&mut self) -> Result<&mut Daemon> {
+        self.driver.as_mut().context("the driver was not started")
+    }
+
+    /// What both have said, for whoever must find out what went wrong.
+    pub fn outputs(&self) -> String {
+        let tail = |daemon: &Option<Daemon>| {
+            let output = daemon.as_ref().map(Daemon::output).unwrap_or_default();
+            let lines: Vec<&str> = output.lines().collect();
+            lines[lines.len().saturating_sub(40)..].join("\n")
+        };
+        format!("--- hawser-kubelet:\n{}\n--- hawser-csi:\n{}\n---", tail(&self.kubelet), tail(&self.driver))
+    }
+
+    /// Runs a client command; its stdout, or an error with its stderr.
+    pub fn client(&self, words: &[&str]) -> Result<String> {
+        let output = self.client_output(words)?;
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "hawser-kubelet {}: {}: {stderr}", words.join(" "), output.status);
+        Ok(stdout.into_owned())
+    }
+
+    pub fn client_output(&self, words: &[&str]) -> Result<Output> {
+        let mut command = self.sandbox.command(&binaries::find("hawser-kubelet")?);
+        command.args(words).arg("--root-dir").arg(self.root_dir());
+        command.output().with_context(|| format!("run hawser-kubelet {}", words.join(" ")))
+    }
+
+    /// Puts a manifest into the directory as a user's editor should: written
+    /// beside and renamed into place.
+    pub fn put_manifest(&self, file: &str, text: &str) -> Result<()> {
+        write_whole(&self.manifests().join(file), text)
+    }
+
+    pub fn remove_manifest(&self, file: &str) -> Result<()> {
+        let path = self.manifests().join(file);
+        fs::remove_file(&path).with_context(|| path.display().to_string())
+    }
+
+    /// An object as the API has it.
+    pub fn get(&self, kind: &str, name: &str) -> Result<Value> {
+        let json = self.client(&["get", kind, name, "-n", "default", "-o", "json"])?;
+        serde_json::from_str(&json).with_context(|| format!("{kind} {name}: {json}"))
+    }
+
+    /// All objects of a kind, of every namespace.
+    pub fn list(&self, kind: &str) -> Result<Vec<Value>> {
+        let json = self.client(&["get", kind, "-A", "-o", "json"])?;
+        let list: Value = serde_json::from_str(&json).with_context(|| format!("{kind}: {json}"))?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    pub fn logs(&self, pod: &str) -> Result<String> {
+        self.client(&["logs", pod, "-n", "default"])
+    }
+
+    /// Waits until the pod's phase is `phase`; the pod.
+    pub fn wait_for_phase(&self, pod: &str, phase: &str) -> Result<Value> {
+        let what = format!("pod {pod} is {phase}");
+        let reached = eventually(&what, PATIENCE, || {
+            let object = self.get("pod", pod)?;
+            ensure!(object["status"]["phase"] == phase, "{}", object["status"]);
+            Ok(object)
+        });
+        reached.with_context(|| format!("{}\n{}", self.describe_all(), self.outputs()))
+    }
+
+    /// Waits until every one of `texts` is in the pod's log; the log.
+    pub fn wait_for_log(&self, pod: &str, texts: &[&str]) -> Result<String> {
+        let what = format!("the log of {pod} has {texts:?}");
+        let reached = eventually(&what, PATIENCE, || {
+            let log = self.logs(pod)?;
+            ensure!(texts.iter().all(|text| log.contains(text)), "{log:?}");
+            Ok(log)
+        });
+        reached.with_context(|| format!("{}\n{}", self.describe_all(), self.outputs()))
+    }
+
+    /// Waits for an event with this reason, whose message holds every one of `words`; its message.
+    pub fn wait_for_event(&self, reason: &str, words: &[&str]) -> Result<String> {
+        let reached = eventually(&format!("an event {reason} with {words:?}"), PATIENCE, || {
+            let events = self.list("events")?;
+            let messages: Vec<String> = events
+                .iter()
+                .map(|event| format!("{}: {}", text(&event["reason"]), text(&event["message"])))
+                .collect();
+            let found = messages.iter().find(|message| {
+                message.strip_prefix(reason).is_some_and(|rest| rest.starts_with(": "))
+                    && words.iter().all(|word| message.contains(word))
+            });
+            found.cloned().with_context(|| format!("{messages:#?}"))
+        });
+        reached.with_context(|| self.outputs())
+    }
+
+    /// Pods and events in one text.
+    pub fn describe_all(&self) -> String {
+        let of = |words: &[&str]| self.client(words).unwrap_or_else(|error| format!("{error:#}"));
+        format!("{}\n{}", of(&["get", "pods", "-A", "-o", "wide"]), of(&["get", "events", "-A"]))
+    }
+
+    /// Deletes an object and waits until it is gone, volumes and all.
+    pub fn delete(&self, kind: &str, name: &str) -> Result<()> {
+        self.client(&["delete", kind, name, "-n", "default"]).with_context(|| self.outputs())?;
+        eventually(&format!("{kind} {name} is gone"), PATIENCE, || {
+            ensure!(self.get(kind, name).is_err(), "it is still there");
+            Ok(())
+        })
+        .with_context(|| self.outputs())
+    }
+
+    /// Ends the driver first, as a package upgrade would, then the kubelet with its pods.
+    pub fn stop(mut self) -> Result<()> {
+        let outputs = self.outputs();
+        self.client(&["stop", "--pods"]).with_context(|| outputs.clone())?;
+        for daemon in [self.kubelet.as_mut(), self.driver.as_mut()].into_iter().flatten() {
+            let status = daemon.stop(PATIENCE).with_context(|| outputs.clone())?;
+            ensure!(status.success(), "ended with {status}: {}", daemon.output());
+        }
+        Ok(())
+    }
+}
+
+/// The text of a JSON string, or its JSON.
+pub fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn write_whole(path: &Path, text: &str) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().display().to_string();
+    let unfinished = path.with_file_name(format!(".{name}.new"));
+    fs::write(&unfinished, text).with_context(|| unfinished.display().to_string())?;
+    fs::rename(&unfinished, path).with_context(|| path.display().to_string())
+}

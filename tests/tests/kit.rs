@@ -1,0 +1,122 @@
+//! The kit itself: a check that cannot see a leak proves nothing.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use linux::mount::{FuseMountOptions, MountFlags};
+use tests::{LeakCheck, Sandbox, netlink};
+
+fn leaks(check: &LeakCheck, sandbox: &Sandbox) -> String {
+    check.leaks(sandbox).expect("the kernel answers").to_string()
+}
+
+#[test]
+fn a_sandbox_has_its_own_network_and_leaves_nothing() {
+    let links_outside = fs::read_to_string("/proc/self/net/dev").unwrap();
+    let sandbox = Sandbox::new();
+    let dir = sandbox.dir().to_path_buf();
+    let names: Vec<String> = netlink::links().unwrap().into_iter().map(|link| link.name).collect();
+    assert!(names.contains(&"lo".to_owned()), "{names:?}");
+    assert!(!names.iter().any(|name| name.starts_with("eth")), "{names:?}");
+    let mut child = sandbox.command(Path::new("/bin/sleep")).arg("600").spawn().unwrap();
+    assert_eq!(sandbox.tag().processes().unwrap().len(), 1);
+    drop(sandbox);
+    assert!(child.wait().unwrap().code().is_none(), "killed by the sandbox's end");
+    assert!(!dir.exists());
+    assert_eq!(
+        fs::read_to_string("/proc/self/net/dev").unwrap().lines().count(),
+        links_outside.lines().count()
+    );
+}
+
+#[test]
+fn every_kind_of_leak_is_seen() {
+    let sandbox = Sandbox::new();
+    let check = LeakCheck::start(&sandbox, &[sandbox.path("logs")], &[]).unwrap();
+    assert_eq!(check.leaks(&sandbox).unwrap().to_string(), "0 leaks:\n  ");
+
+    fs::create_dir_all(sandbox.path("logs/any")).unwrap();
+    fs::create_dir_all(sandbox.path("leases/net")).unwrap();
+    fs::write(sandbox.path("leases/net/10.0.0.2"), "x").unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(sandbox.path("s.sock")).unwrap();
+    let cgroup = Path::new("/sys/fs/cgroup/memory").join(sandbox.cgroup_root().strip_prefix("/").unwrap());
+    fs::create_dir_all(&cgroup).unwrap();
+    linux::mount::mount_fs("tmpfs", "t", &sandbox.path("leases"), MountFlags::default(), "").unwrap();
+    let mut child = sandbox.command(Path::new("/bin/sleep")).arg("600").spawn().unwrap();
+
+    let seen = leaks(&check, &sandbox);
+    let dir = sandbox.dir().display();
+    for expected in [
+        format!("directory {dir}/leases: 0 before"),
+        format!("listening socket {dir}/s.sock"),
+        format!("cgroup {}", cgroup.display()),
+        format!("mount tmpfs on {dir}/leases"),
+        "process sleep (/bin/sleep 600)".to_owned(),
+    ] {
+        assert!(seen.contains(&expected), "{expected} is not in {seen}");
+    }
+    assert!(!seen.contains("logs"), "{seen}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn links_routes_and_nf_tables_are_seen() {
+    let sandbox = Sandbox::new();
+    let check = LeakCheck::start(&sandbox, &[], &["stays0"]).unwrap();
+    netlink::create_bridge("leak0", "10.10.10.1".parse().unwrap()).unwrap();
+    netlink::create_bridge("stays0", "10.10.11.1".parse().unwrap()).unwrap();
+    netlink::create_nft_table("leak").unwrap();
+    let seen = leaks(&check, &sandbox);
+    assert!(seen.contains("link leak0"), "{seen}");
+    assert!(seen.contains("route 000A0A0A/00FFFFFF"), "{seen}");
+    assert!(seen.contains("nft table 2 leak"), "{seen}");
+    assert!(!seen.contains("stays0"), "{seen}");
+    netlink::delete_link("leak0").unwrap();
+    let seen = leaks(&check, &sandbox);
+    assert!(!seen.contains("leak0"), "{seen}");
+}
+
+#[test]
+fn a_fuse_mount_that_stops_answering_is_aborted_within_a_second() {
+    let sandbox = Sandbox::new();
+    let target = sandbox.make_dir("v").unwrap();
+    let device = linux::mount::open_fuse_device().unwrap();
+    let options =
+        FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: true };
+    linux::mount::mount_fuse(device.as_fd(), ("wedged", "wedged"), &target, options).unwrap();
+    answer_init(&device);
+    let idle_since = Instant::now();
+    tests::eventually("the guard has seen it idle", Duration::from_secs(1), || {
+        anyhow::ensure!(
+            idle_since.elapsed() > Duration::from_millis(300),
+            "idle for {:?}",
+            idle_since.elapsed()
+        );
+        Ok(())
+    })
+    .unwrap();
+
+    let started = Instant::now();
+    let error = fs::metadata(target.join("file")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::ECONNABORTED as i32), "{error}");
+    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+}
+
+/// Reads FUSE_INIT and answers it (linux/fuse.h: fuse_out_header, fuse_init_out), and then nothing more.
+fn answer_init(device: &impl AsFd) {
+    let mut request = vec![0; 128 * 1024];
+    let length = nix::unistd::read(device, &mut request).expect("INIT is queued by the mount");
+    assert!(length >= 40, "{length}");
+    assert_eq!(request[4..8], 26_u32.to_ne_bytes(), "opcode FUSE_INIT");
+    let mut reply = Vec::new();
+    reply.extend(80_u32.to_ne_bytes()); // length
+    reply.extend(0_i32.to_ne_bytes()); // error
+    reply.extend(&request[8..16]); // unique
+    reply.extend(7_u32.to_ne_bytes()); // major
+    reply.extend(31_u32.to_ne_bytes()); // minor
+    reply.resize(80, 0);
+    assert_eq!(nix::unistd::write(device, &reply).expect("INIT is answered"), 80);
+}
