@@ -37,7 +37,7 @@ pub(crate) fn one(dir: &Path, port: u16) -> io::Result<()> {
 }
 
 /// Reads what pod one wrote from `dir` and by HTTP over each of its addresses,
-/// then waits to be ended.
+/// then serves `dir` too.
 pub(crate) fn two(dir: &Path, port: u16) -> io::Result<()> {
     let addresses = wait_for(&dir.join(ADDRESSES))?;
     let text = wait_for(&dir.join(GREETING))?;
@@ -49,10 +49,7 @@ pub(crate) fn two(dir: &Path, port: u16) -> io::Result<()> {
         let family = if address.is_ipv4() { "v4" } else { "v6" };
         say(&format!("fetched over {family} {}", String::from_utf8_lossy(&body).trim_end()))?;
     }
-    say("done")?;
-    loop {
-        thread::park();
-    }
+    http::serve(SocketAddr::from(([0_u16; 8], port)), dir)
 }
 
 /// Whole or not at all: pod two reads while pod one writes.

@@ -1,1 +1,119 @@
-fn main() {}
+//! `cargo xtask`: the one entry for whoever works on Hawser, and for CI.
+//!
+//! Invariant: a command exits 0 only if everything it says it does was done and
+//! verified; what is missing on the machine is an error that names it.
+
+mod bench;
+mod build;
+mod check;
+mod conformance;
+mod demo;
+mod install;
+mod progress;
+mod test;
+mod timeline;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::progress::say;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Build, show, check, test and measure Hawser",
+    disable_help_subcommand = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Run two pods that share a volume and talk over the bridge, and take everything down again
+    Demo(DemoArguments),
+    /// rustfmt, clippy and rustdoc, warnings as errors
+    Check,
+    /// Everything that needs Rust, root and this kernel: unit, kernel and end-to-end tests
+    Test {
+        /// Only tests whose name contains this
+        filter: Option<String>,
+    },
+    /// Against other people's software; installs it or says what is missing
+    Conformance {
+        /// Default: all
+        name: Option<conformance::Suite>,
+    },
+    /// Measure
+    Bench {
+        what: Bench,
+        /// Runs of each kind
+        #[arg(long, default_value_t = 20)]
+        runs: usize,
+    },
+    /// Copy the CNI plugins into a node's plugin directory
+    Install {
+        #[arg(long, value_name = "DIR")]
+        cni_bin_dir: PathBuf,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct DemoArguments {
+    /// Use the machine's own network namespace
+    #[arg(long)]
+    host_network: bool,
+    /// Take bridge, host-local and loopback from here [default: ours]
+    #[arg(long, value_name = "DIR")]
+    cni_bin_dir: Option<PathBuf>,
+    /// Start containers with this OCI runtime, as runc [default: the native launcher]
+    #[arg(long, value_name = "PROGRAM")]
+    oci_runtime: Option<PathBuf>,
+    /// How the driver starts the volume's daemon
+    #[arg(long, value_enum, default_value_t = LauncherName::Manifest)]
+    launcher: LauncherName,
+    /// Leave logs and traces behind, and say where
+    #[arg(long)]
+    keep: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LauncherName {
+    /// A static pod of the node's kubelet
+    Manifest,
+    /// A child process of the driver
+    Process,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Bench {
+    /// From the manifest's rename to the business program's first statement
+    PodStart,
+}
+
+fn main() -> ExitCode {
+    // `cargo xtask demo -- --keep` and `cargo xtask demo --keep` are the same to whoever types them.
+    let words = std::env::args_os().enumerate().filter(|(at, word)| *at != 2 || word != "--");
+    let Some(task) = Arguments::parse_from(words.map(|(_, word)| word)).task else {
+        say(&Arguments::command().render_help().to_string());
+        return ExitCode::SUCCESS;
+    };
+    let done = match task {
+        Task::Demo(arguments) => demo::run(&arguments),
+        Task::Check => check::run(),
+        Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Conformance { name } => conformance::run(name),
+        Task::Bench { what: Bench::PodStart, runs } => bench::pod_start(runs),
+        Task::Install { cni_bin_dir } => install::run(&cni_bin_dir),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            progress::complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! `bench pod-start`: from the moment a manifest is renamed into place to the
+//! first statement of the business program, which prints CLOCK_MONOTONIC.
+
+use ::tests::node::PATIENCE;
+use ::tests::{Network, Node, NodeOptions, Sandbox, eventually, examples};
+use anyhow::{Context, Result, ensure};
+use trace::monotonic_ns;
+
+use crate::build::{products, require_root};
+use crate::progress::{part, say, step};
+
+/// What a pod waits for before it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    NoVolume,
+    StagedVolume,
+    FirstUse,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::NoVolume, Self::StagedVolume, Self::FirstUse];
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::NoVolume => "(a) no volume",
+            Self::StagedVolume => "(b) volume already staged on the node",
+            Self::FirstUse => "(c) first use of a claim",
+        }
+    }
+
+    /// The direction of issue 2, in ms.
+    fn direction(self) -> u32 {
+        match self {
+            Self::NoVolume => 40,
+            Self::StagedVolume => 60,
+            Self::FirstUse => 150,
+        }
+    }
+}
+
+pub(crate) fn pod_start(runs: usize) -> Result<()> {
+    require_root("bench")?;
+    ensure!(runs > 0, "--runs 0 measures nothing");
+    part("build the static binaries", products)?;
+    let sandbox = Sandbox::enter(Network::Own)?;
+    let node = step("start hawser-csi and hawser-kubelet", || Node::start(&sandbox, NodeOptions::default()))?;
+    node.put_manifest("storageclass.yaml", &examples::read("storageclass.yaml")?)?;
+    let mut rows = Vec::new();
+    for kind in Kind::ALL {
+        rows.push((kind, step(kind.title(), || measure(&node, kind, runs))?));
+    }
+    node.stop()?;
+    say(&table(&rows));
+    Ok(())
+}
+
+/// Milliseconds of each run, sorted; a first run that fills caches is not counted.
+fn measure(node: &Node<'_>, kind: Kind, runs: usize) -> Result<Vec<f64>> {
+    if kind == Kind::StagedVolume {
+        node.put_manifest(
+            "holder.yaml",
+            &format!("{}---\n{}", claim("held"), pod("holder", HOLD, Some("held"))),
+        )?;
+        node.wait_for_phase("holder", "Running")?;
+    }
+    let mut samples = Vec::new();
+    for run in 0..=runs {
+        let sample = one_run(node, kind, run)?;
+        if run > 0 {
+            samples.push(sample);
+        }
+    }
+    if kind == Kind::StagedVolume {
+        remove(node, "holder", Some("held"))?;
+    }
+    samples.sort_by(f64::total_cmp);
+    Ok(samples)
+}
+
+fn one_run(node: &Node<'_>, kind: Kind, run: usize) -> Result<f64> {
+    let name = format!("run-{run}");
+    let manifest = match kind {
+        Kind::NoVolume => pod(&name, MONOTONIC, None),
+        Kind::StagedVolume => pod(&name, MONOTONIC, Some("held")),
+        Kind::FirstUse => format!("{}---\n{}", claim(&name), pod(&name, MONOTONIC, Some(&name))),
+    };
+    let start_ns = monotonic_ns();
+    node.put_manifest(&format!("{name}.yaml"), &manifest)?;
+    node.wait_for_phase(&name, "Succeeded")?;
+    let log = node.logs(&name)?;
+    let first_statement_ns: u64 =
+        log.trim().parse().with_context(|| format!("the log of {name}: {log:?}"))?;
+    remove(node, &name, (kind == Kind::FirstUse).then_some(name.as_str()))?;
+    let took_ns = first_statement_ns.checked_sub(start_ns).context("the program ran before its manifest")?;
+    Ok(std::time::Duration::from_nanos(took_ns).as_secs_f64() * 1000.0)
+}
+
+fn remove(node: &Node<'_>, name: &str, claim: Option<&str>) -> Result<()> {
+    node.remove_manifest(&format!("{name}.yaml"))?;
+    eventually(&format!("pod {name} is gone"), PATIENCE, || {
+        ensure!(node.get("pod", name).is_err(), "it is still there");
+        Ok(())
+    })?;
+    claim.map_or(Ok(()), |claim| node.delete("pvc", claim))
+}
+
+const MONOTONIC: &str = "[monotonic]";
+const HOLD: &str = "[sleep, forever]";
+
+fn pod(name: &str, arguments: &str, claim: Option<&str>) -> String {
+    let (mounts, volumes) = claim.map_or((String::new(), String::new()), |claim| {
+        (
+            "      volumeMounts: [{name: data, mountPath: /data}]\n".to_owned(),
+            format!("  volumes:\n    - name: data\n      persistentVolumeClaim: {{claimName: {claim}}}\n"),
+        )
+    });
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 2
+  containers:
+    - name: business
+      image: {image}
+      imagePullPolicy: IfNotPresent
+      command: [/demo-app]
+      args: {arguments}
+{mounts}{volumes}",
+        image = examples::DEMO_IMAGE
+    )
+}
+
+fn claim(name: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {name}, namespace: default}}
+spec:
+  storageClassName: hawser
+  accessModes: [ReadWriteMany]
+  resources: {{requests: {{storage: 64Mi}}}}
+"
+    )
+}
+
+/// A Markdown table, as docs/BENCHMARKS.md takes it.
+fn table(rows: &[(Kind, Vec<f64>)]) -> String {
+    let mut text =
+        "\n| manifest renamed into place -> first statement | runs | median ms | min..max ms | direction ms |
+|---|---|---|---|---|"
+            .to_owned();
+    for (kind, samples) in rows {
+        let (min, max) = (samples.first().copied().unwrap_or(0.0), samples.last().copied().unwrap_or(0.0));
+        let row = format!(
+            "\n| {} | {} | {:.1} | {min:.1}..{max:.1} | {} |",
+            kind.title(),
+            samples.len(),
+            median(samples),
+            kind.direction()
+        );
+        text.push_str(&row);
+    }
+    text
+}
+
+/// Of sorted samples.
+fn median(samples: &[f64]) -> f64 {
+    match samples.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => samples[count / 2],
+        count => f64::midpoint(samples[count / 2 - 1], samples[count / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_middle_two() {
+        assert!((median(&[1.0, 2.0, 4.0, 100.0]) - 3.0).abs() < f64::EPSILON);
+        assert!((median(&[1.0, 2.0, 100.0]) - 2.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn the_table_has_a_row_of_figures_for_each_kind() {
+        let text = table(&[(Kind::NoVolume, vec![10.0, 20.0, 90.0])]);
+        assert!(text.ends_with("\n| (a) no volume | 3 | 20.0 | 10.0..90.0 | 40 |"), "{text}");
+    }
+}

@@ -1,0 +1,55 @@
+//! The static release binaries, and cargo as this tool starts it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use ::tests::binaries;
+use anyhow::{Context, Result, ensure};
+
+/// `cargo`, the one that runs this tool, in the workspace.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(binaries::workspace_root());
+    command
+}
+
+/// Runs `command` with the terminal's own output; an exit code other than 0 is an error.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let line = words(command);
+    let status = command.status().with_context(|| format!("start {line}"))?;
+    ensure!(status.success(), "{line}: {status}");
+    Ok(())
+}
+
+/// The command as one would type it.
+pub(crate) fn words(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// Builds everything that is dropped on a node or into an image; the directory.
+pub(crate) fn products() -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--release", "--target", binaries::TARGET]);
+    for (package, _binary) in binaries::PRODUCTS {
+        command.args(["-p", package]);
+    }
+    // Static, and only what runs on the node: with --target given, RUSTFLAGS of
+    // the target do not reach procedural macros.
+    command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static");
+    run(&mut command)?;
+    let dir = binaries::workspace_root().join("target").join(binaries::TARGET).join("release");
+    for (package, binary) in binaries::PRODUCTS {
+        ensure!(dir.join(binary).is_file(), "package {package} built no {}", dir.join(binary).display());
+    }
+    Ok(dir)
+}
+
+/// One clear line for whoever is not root.
+pub(crate) fn require_root(task: &str) -> Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "cargo xtask {task} needs root (uid 0): it makes namespaces, mounts and cgroups"
+    );
+    Ok(())
+}
