@@ -1,1 +1,36 @@
+//! The CNI contract that every plugin executable shares: the invocation
+//! (environment and configuration), the verbs, result versions, errors, and
+//! delegation to other plugins by exec.
+//!
+//! Invariant: nothing here touches the kernel's network; a plugin is a
+//! [`Plugin`] value with one function per verb, and [`run`] does the protocol:
+//!
+//! ```no_run
+//! fn main() -> std::process::ExitCode {
+//!     cni_plugin::run(&cni_plugin::Plugin {
+//!         name: "example",
+//!         version: env!("CARGO_PKG_VERSION"),
+//!         add: |call| Ok(cni_plugin::CniResult::default()),
+//!         del: |call| Ok(()),
+//!         check: None,
+//!         status: None,
+//!         gc: None,
+//!     })
+//! }
+//! ```
 
+pub mod args;
+pub mod conf;
+pub mod delegate;
+mod error;
+mod invocation;
+mod result;
+mod skel;
+mod version;
+
+pub use conf::NetConf;
+pub use error::{CniError, code};
+pub use invocation::{Command, Environment, Invocation};
+pub use result::{CniResult, Dns, Interface, IpConfig, Route};
+pub use skel::{Plugin, Verb, run, warn};
+pub use version::Version;

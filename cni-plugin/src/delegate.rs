@@ -1,0 +1,186 @@
+//! Calling another plugin (an IPAM plugin, mostly) by the exec protocol: same
+//! configuration bytes, same environment, another `CNI_COMMAND`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::{CniError, CniResult, Command, Invocation};
+
+/// A plugin found in `CNI_PATH`.
+#[derive(Clone, Debug)]
+pub struct Delegate {
+    binary: PathBuf,
+}
+
+impl Delegate {
+    /// The first directory of the path that has a regular file called `plugin`.
+    pub fn find(plugin: &str, path: &[PathBuf]) -> Result<Self, CniError> {
+        if plugin.is_empty() {
+            return Err(CniError::internal("no plugin name provided"));
+        }
+        if plugin.contains('/') {
+            return Err(CniError::internal(format_args!("invalid plugin name: {plugin}")));
+        }
+        if path.is_empty() {
+            return Err(CniError::internal("no paths provided"));
+        }
+        let found = path.iter().map(|dir| dir.join(plugin)).find(|file| file.is_file());
+        found.map(|binary| Self { binary }).ok_or_else(|| {
+            let dirs: Vec<_> = path.iter().map(|dir| dir.to_string_lossy()).collect();
+            CniError::internal(format_args!("failed to find plugin {plugin:?} in path [{}]", dirs.join(" ")))
+        })
+    }
+
+    /// Starts ADD and returns at once, so that the caller can work meanwhile.
+    pub fn start_add(&self, call: &Invocation) -> Result<PendingAdd, CniError> {
+        Ok(PendingAdd { running: self.start(Command::Add, call)? })
+    }
+
+    /// Runs DEL to its end.
+    pub fn del(&self, call: &Invocation) -> Result<(), CniError> {
+        self.start(Command::Del, call)?.output().map(drop)
+    }
+
+    fn start(&self, command: Command, call: &Invocation) -> Result<Running, CniError> {
+        let mut child = std::process::Command::new(&self.binary)
+            .env("CNI_COMMAND", command.as_str())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| failed(&self.binary, "start", &e))?;
+        let mut stdin = child.stdin.take().expect("stdin was asked to be piped");
+        // A plugin reads its whole stdin before it writes anything; one that
+        // does not read it ends, and how it ended says more than EPIPE.
+        match stdin.write_all(&call.conf.stdin) {
+            Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+                return Err(failed(&self.binary, "write configuration to", &e));
+            }
+            _ => drop(stdin),
+        }
+        Ok(Running { child, binary: self.binary.clone() })
+    }
+}
+
+/// An ADD under way; dropping it without [`PendingAdd::finish`] leaves it running.
+#[derive(Debug)]
+#[must_use]
+pub struct PendingAdd {
+    running: Running,
+}
+
+impl PendingAdd {
+    /// Waits for the end. A failed plugin's error comes back unchanged.
+    pub fn finish(self, call: &Invocation) -> Result<CniResult, CniError> {
+        let binary = self.running.binary.clone();
+        let stdout = self.running.output()?;
+        let value: Value = serde_json::from_slice(&stdout).map_err(|e| {
+            CniError::internal(format_args!("failed to unmarshal raw result: {e}"))
+                .with_details(binary.display())
+        })?;
+        // The reference takes "null" as an empty result.
+        let value = if value.is_null() { Value::Object(serde_json::Map::new()) } else { value };
+        CniResult::from_json(&value, call.conf.cni_version)
+    }
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    binary: PathBuf,
+}
+
+impl Running {
+    /// stdout of a success; what a success wrote to stderr goes to ours.
+    fn output(self) -> Result<Vec<u8>, CniError> {
+        let output = self.child.wait_with_output().map_err(|e| failed(&self.binary, "wait for", &e))?;
+        if output.status.success() {
+            // Information only: a closed stderr is no reason to fail.
+            drop(std::io::stderr().write_all(&output.stderr));
+            return Ok(output.stdout);
+        }
+        Err(error_of(&output))
+    }
+}
+
+fn error_of(output: &Output) -> CniError {
+    if output.stdout.is_empty() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        return if stderr.is_empty() {
+            // "exit status: 1" and "signal: 9 (SIGKILL)".
+            CniError::internal(format_args!("netplugin failed with no error message: {}", output.status))
+        } else {
+            CniError::internal(format_args!("netplugin failed: {stderr:?}"))
+        };
+    }
+    let parsed = serde_json::from_slice::<Value>(&output.stdout)
+        .map_err(|e| e.to_string())
+        .and_then(|value| CniError::from_json(&value).map_err(|e| e.msg));
+    parsed.unwrap_or_else(|e| {
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        CniError::internal(format_args!(
+            "netplugin failed but error parsing its diagnostic message {stdout:?}: {e}"
+        ))
+    })
+}
+
+fn failed(binary: &Path, what: &str, cause: &std::io::Error) -> CniError {
+    CniError::internal(format_args!("{what} plugin {}: {cause}", binary.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn output(status: i32, stdout: &str, stderr: &str) -> Output {
+        Output {
+            status: std::process::ExitStatus::from_raw(status << 8),
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+        }
+    }
+
+    #[test]
+    fn only_a_regular_file_in_the_path_is_a_plugin() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir(first.path().join("host-local")).unwrap();
+        let path = [first.path().to_owned(), second.path().to_owned()];
+        let msg = |plugin: &str, path: &[PathBuf]| Delegate::find(plugin, path).unwrap_err().msg;
+        let expected = format!(
+            "failed to find plugin \"host-local\" in path [{} {}]",
+            first.path().display(),
+            second.path().display()
+        );
+        assert_eq!(msg("host-local", &path), expected);
+        assert_eq!(msg("../x", &path), "invalid plugin name: ../x");
+        assert_eq!(msg("", &path), "no plugin name provided");
+        assert_eq!(msg("x", &[]), "no paths provided");
+
+        std::fs::write(second.path().join("host-local"), "").unwrap();
+        assert_eq!(Delegate::find("host-local", &path).unwrap().binary, second.path().join("host-local"));
+    }
+
+    #[test]
+    fn a_delegates_error_keeps_code_message_and_details() {
+        let err = error_of(&output(1, r#"{"code":11,"msg":"later","details":"busy"}"#, "noise"));
+        assert_eq!(err, CniError::new(11, "later").with_details("busy"));
+    }
+
+    #[test]
+    fn a_delegate_without_error_object_is_described_by_what_it_left() {
+        assert_eq!(error_of(&output(1, "", "boom\n")).msg, r#"netplugin failed: "boom\n""#);
+        assert_eq!(
+            error_of(&output(1, "", "")).msg,
+            "netplugin failed with no error message: exit status: 1"
+        );
+        let err = error_of(&output(1, "not json", ""));
+        assert!(
+            err.msg.starts_with(r#"netplugin failed but error parsing its diagnostic message "not json": "#)
+        );
+    }
+}

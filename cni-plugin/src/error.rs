@@ -1,0 +1,99 @@
+//! The error object of the CNI protocol, and its codes.
+//!
+//! Convention: `msg` is the reference plugins' wording, since callers match
+//! it; what else helps goes into `details`.
+
+use std::fmt::Display;
+
+use serde_json::{Map, Value};
+
+use crate::conf::Fields;
+
+/// Codes of the CNI specification ("Error") and of the reference library.
+pub mod code {
+    pub const INCOMPATIBLE_CNI_VERSION: u32 = 1;
+    pub const UNSUPPORTED_FIELD: u32 = 2;
+    pub const INVALID_ENVIRONMENT_VARIABLES: u32 = 4;
+    pub const IO_FAILURE: u32 = 5;
+    pub const DECODING_FAILURE: u32 = 6;
+    pub const INVALID_NETWORK_CONFIG: u32 = 7;
+    /// The reference's: the plugin's own namespace was given as the container's.
+    pub const INVALID_NETNS: u32 = 8;
+    pub const TRY_AGAIN_LATER: u32 = 11;
+    /// STATUS: the plugin cannot serve ADD.
+    pub const PLUGIN_NOT_AVAILABLE: u32 = 50;
+    /// The reference's code for everything a plugin reports without a code.
+    pub const INTERNAL: u32 = 999;
+}
+
+/// What a plugin prints on stdout when it fails.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{msg}{}{details}", if details.is_empty() { "" } else { "; " })]
+pub struct CniError {
+    pub code: u32,
+    pub msg: String,
+    /// Empty: left out of the JSON.
+    pub details: String,
+}
+
+impl CniError {
+    pub fn new(code: u32, msg: impl Display) -> Self {
+        Self { code, msg: msg.to_string(), details: String::new() }
+    }
+
+    /// An error without a code of its own (999).
+    pub fn internal(msg: impl Display) -> Self {
+        Self::new(code::INTERNAL, msg)
+    }
+
+    /// A wrong value in the network configuration (7).
+    pub fn config(msg: impl Display) -> Self {
+        Self::new(code::INVALID_NETWORK_CONFIG, msg)
+    }
+
+    #[must_use]
+    pub fn with_details(mut self, details: impl Display) -> Self {
+        let details = details.to_string();
+        if self.details.is_empty() {
+            self.details = details;
+        } else if !details.is_empty() {
+            self.details = format!("{}; {details}", self.details);
+        }
+        self
+    }
+
+    /// The JSON object: `code`, `msg` and, unless empty, `details`.
+    pub fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("code".to_owned(), self.code.into());
+        object.insert("msg".to_owned(), self.msg.clone().into());
+        if !self.details.is_empty() {
+            object.insert("details".to_owned(), self.details.clone().into());
+        }
+        Value::Object(object)
+    }
+
+    /// Reads the error object that another plugin printed; absent fields are
+    /// zero or empty.
+    pub fn from_json(value: &Value) -> Result<Self, CniError> {
+        let fields = Fields::of(value, "error")?;
+        Ok(Self {
+            code: fields.u32("code")?.unwrap_or(0),
+            msg: fields.string("msg")?.unwrap_or_default(),
+            details: fields.string("details")?.unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_details_are_left_out() {
+        assert_eq!(CniError::new(7, "no").to_json().to_string(), r#"{"code":7,"msg":"no"}"#);
+        let full = CniError::new(7, "no").with_details("a").with_details("b");
+        assert_eq!(full.to_json().to_string(), r#"{"code":7,"msg":"no","details":"a; b"}"#);
+        assert_eq!(CniError::from_json(&full.to_json()).unwrap(), full);
+    }
+}

@@ -1,0 +1,221 @@
+//! From the process's environment and stdin to the verb's function and back to
+//! stdout: the only place that reads one and writes the other.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use crate::invocation::Attachment;
+use crate::{CniError, CniResult, Command, Environment, Invocation, NetConf, Version, code};
+
+/// A verb that prints nothing on success.
+pub type Verb = fn(&Invocation) -> Result<(), CniError>;
+
+/// A plugin: its verbs. A verb without function succeeds silently, as in the
+/// reference.
+#[derive(Debug)]
+pub struct Plugin {
+    pub name: &'static str,
+    pub version: &'static str,
+    pub add: fn(&Invocation) -> Result<CniResult, CniError>,
+    pub del: Verb,
+    pub check: Option<Verb>,
+    pub status: Option<Verb>,
+    pub gc: Option<Verb>,
+}
+
+/// Serves the one call that this process was started for. Success is exit code
+/// 0, with the result of ADD on stdout; failure is exit code 1 with the error
+/// object on stdout.
+pub fn run(plugin: &Plugin) -> ExitCode {
+    let environment = Environment::from_process();
+    if environment.has_no_command() {
+        about(plugin);
+        return ExitCode::SUCCESS;
+    }
+    let outcome = serve(plugin, &environment, std::io::stdin());
+    let (text, exit) = match outcome {
+        Ok(text) => (text, ExitCode::SUCCESS),
+        Err(error) => (pretty(&error.to_json()), ExitCode::FAILURE),
+    };
+    match write_stdout(&text) {
+        Ok(()) => exit,
+        Err(e) => {
+            warn(plugin.name, format_args!("write stdout: {e}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What goes to stdout on success.
+fn serve(plugin: &Plugin, environment: &Environment, stdin: impl Read) -> Result<String, CniError> {
+    let attachment = environment.check()?;
+    if attachment.command == Command::Version {
+        return Ok(version_info());
+    }
+    let conf = NetConf::parse(read(stdin)?)?;
+    check_version(attachment.command, conf.cni_version)?;
+    check_netns(&attachment)?;
+    let call = Invocation::new(attachment, conf);
+    match call.command {
+        Command::Add => (plugin.add)(&call)?.to_json(call.conf.cni_version).map(|result| pretty(&result)),
+        Command::Del => silent(Some(plugin.del), &call),
+        Command::Check => silent(plugin.check, &call),
+        Command::Status => silent(plugin.status, &call),
+        Command::Gc => silent(plugin.gc, &call),
+        Command::Version => Ok(version_info()),
+    }
+}
+
+fn silent(verb: Option<Verb>, call: &Invocation) -> Result<String, CniError> {
+    verb.map_or(Ok(()), |verb| verb(call)).map(|()| String::new())
+}
+
+fn read(mut stdin: impl Read) -> Result<Vec<u8>, CniError> {
+    let mut bytes = Vec::new();
+    stdin
+        .read_to_end(&mut bytes)
+        .map_err(|e| CniError::new(code::IO_FAILURE, format_args!("error reading from stdin: {e}")))?;
+    Ok(bytes)
+}
+
+/// CHECK came with 0.4.0, GC and STATUS with 1.1.0.
+fn check_version(command: Command, asked: Version) -> Result<(), CniError> {
+    let since = match command {
+        Command::Check => Version::V0_4_0,
+        Command::Gc | Command::Status => Version::V1_1_0,
+        Command::Add | Command::Del | Command::Version => return Ok(()),
+    };
+    if asked >= since {
+        return Ok(());
+    }
+    let msg = format_args!("config version does not allow {}", command.as_str()).to_string();
+    Err(CniError::new(code::INCOMPATIBLE_CNI_VERSION, msg))
+}
+
+/// The host's own namespace as the container's is a mistake of the caller, and
+/// is refused before anything is done to it. (The reference notices after.)
+fn check_netns(attachment: &Attachment) -> Result<(), CniError> {
+    let concerned = matches!(attachment.command, Command::Add | Command::Del);
+    if !concerned || attachment.own_netns_allowed || attachment.netns.is_empty() {
+        return Ok(());
+    }
+    // A path that cannot be looked at is for the plugin to judge: gone is fine for DEL.
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    let theirs = identity(Path::new(&attachment.netns));
+    if theirs.is_some() && theirs == identity(Path::new("/proc/self/ns/net")) {
+        return Err(CniError::new(
+            code::INVALID_NETNS,
+            "plugin's netns and netns from CNI_NETNS should not be the same",
+        ));
+    }
+    Ok(())
+}
+
+/// One compact line, whatever version was asked with, as the reference.
+fn version_info() -> String {
+    let supported: Vec<Value> = Version::ALL.iter().map(|version| version.as_str().into()).collect();
+    let info = serde_json::json!({ "cniVersion": Version::LATEST.as_str(), "supportedVersions": supported });
+    format!("{info}\n")
+}
+
+/// Indented by four spaces, without a final newline, as the reference.
+fn pretty(value: &Value) -> String {
+    let mut text = Vec::new();
+    let indented = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    let mut serializer = serde_json::Serializer::with_formatter(&mut text, indented);
+    serde::Serialize::serialize(value, &mut serializer).expect("a JSON value always serializes into memory");
+    String::from_utf8(text).expect("JSON is UTF-8")
+}
+
+fn write_stdout(text: &str) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Says on stderr what did not make the call fail. stdout is the protocol's.
+pub fn warn(plugin: &str, what: impl std::fmt::Display) {
+    // A closed stderr is no reason to fail.
+    drop(writeln!(std::io::stderr(), "{plugin}: {what}"));
+}
+
+fn about(plugin: &Plugin) {
+    let versions: Vec<&str> = Version::ALL.iter().map(|version| version.as_str()).collect();
+    let text = format!(
+        "CNI {} plugin {}\nCNI protocol versions supported: {}\n",
+        plugin.name,
+        plugin.version,
+        versions.join(", ")
+    );
+    drop(std::io::stderr().write_all(text.as_bytes()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLUGIN: Plugin = Plugin {
+        name: "test",
+        version: "0",
+        add: |_| panic!("no work may be done"),
+        del: |_| Ok(()),
+        check: None,
+        status: None,
+        gc: Some(|_| Err(CniError::internal("gc ran"))),
+    };
+
+    fn call(command: &str, netns: &str, stdin: &str) -> Result<String, CniError> {
+        let lookup = |name: &str| {
+            let value = match name {
+                "CNI_COMMAND" => command,
+                "CNI_NETNS" => netns,
+                "CNI_NETNS_OVERRIDE" => return None,
+                _ => "x",
+            };
+            Some(value.to_owned())
+        };
+        serve(&PLUGIN, &Environment::from_lookup(lookup), stdin.as_bytes())
+    }
+
+    #[test]
+    fn version_ignores_stdin() {
+        assert_eq!(
+            call("VERSION", "", "garbage").unwrap(),
+            "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n"
+        );
+    }
+
+    #[test]
+    fn the_plugins_own_namespace_is_refused_before_any_work() {
+        let conf = r#"{"name":"n","cniVersion":"1.0.0"}"#;
+        for command in ["ADD", "DEL"] {
+            let err = call(command, "/proc/self/ns/net", conf).unwrap_err();
+            assert_eq!(err.code, 8);
+            assert_eq!(err.msg, "plugin's netns and netns from CNI_NETNS should not be the same");
+        }
+        assert_eq!(call("DEL", "/gone", conf).unwrap(), "");
+    }
+
+    #[test]
+    fn verbs_are_gated_by_version_and_absent_ones_succeed_silently() {
+        let old = r#"{"name":"n","cniVersion":"0.3.1"}"#;
+        let new = r#"{"name":"n","cniVersion":"1.1.0"}"#;
+        for verb in ["CHECK", "GC", "STATUS"] {
+            let err = call(verb, "/gone", old).unwrap_err();
+            assert_eq!((err.code, err.msg), (1, format!("config version does not allow {verb}")));
+        }
+        assert_eq!(call("CHECK", "/gone", new).unwrap(), "");
+        assert_eq!(call("STATUS", "/gone", new).unwrap(), "");
+        assert_eq!(call("GC", "/gone", new).unwrap_err().msg, "gc ran");
+    }
+
+    #[test]
+    fn errors_are_indented_by_four_and_have_no_final_newline() {
+        let text = pretty(&CniError::new(7, "missing network name").to_json());
+        assert_eq!(text, "{\n    \"code\": 7,\n    \"msg\": \"missing network name\"\n}");
+    }
+}

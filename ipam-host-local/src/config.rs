@@ -1,0 +1,144 @@
+//! The `ipam` section and everything else that says which addresses are wanted.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use cni_plugin::conf::{Fields, elements, parse_cidr};
+use cni_plugin::{CniError, NetConf, Route, Version};
+
+use crate::range::RawRange;
+use crate::{Error, RangeSet};
+
+const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
+
+/// The checked configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// At least one; no two overlap.
+    pub ranges: Vec<RangeSet>,
+    /// Addresses asked for, without duplicates: `CNI_ARGS`, then `args.cni.ips`,
+    /// then `runtimeConfig.ips`.
+    pub requested: Vec<IpAddr>,
+    pub routes: Vec<Route>,
+    /// Leases are in `<data_dir>/<network name>`.
+    pub data_dir: PathBuf,
+    pub resolv_conf: Option<PathBuf>,
+}
+
+impl Config {
+    pub fn read(conf: &NetConf, args: &str) -> Result<Self, CniError> {
+        let document = conf.fields();
+        let ipam = document.object("ipam")?.ok_or(Error::NoIpam)?;
+        let runtime = document.object("runtimeConfig")?;
+        let [from_args] = cni_plugin::args::parse(args, ["IP"])?;
+
+        let path = |key| -> Result<Option<PathBuf>, CniError> {
+            Ok(ipam.string(key)?.filter(|text| !text.is_empty()).map(PathBuf::from))
+        };
+        let routes = ipam.objects("routes")?;
+        Ok(Self {
+            requested: requested(from_args, &document, runtime.as_ref())?,
+            ranges: range_sets(&ipam, runtime.as_ref(), conf.cni_version)?,
+            routes: routes.iter().map(Route::read).collect::<Result<_, _>>()?,
+            data_dir: path("dataDir")?.unwrap_or_else(|| PathBuf::from(DEFAULT_DATA_DIR)),
+            resolv_conf: path("resolvConf")?,
+        })
+    }
+}
+
+/// In the order that gives `last_reserved_ip.N` its number: the runtime's
+/// ranges, the single range of the old style, the list.
+fn range_sets(
+    ipam: &Fields<'_>,
+    runtime: Option<&Fields<'_>>,
+    version: Version,
+) -> Result<Vec<RangeSet>, CniError> {
+    let mut raw = Vec::new();
+    if let Some(runtime) = runtime {
+        raw.extend(raw_sets(runtime, "ipRanges")?);
+    }
+    let single = raw_range(ipam)?;
+    if single.subnet.is_some() {
+        raw.push(vec![single]);
+    }
+    raw.extend(raw_sets(ipam, "ranges")?);
+    if raw.is_empty() {
+        return Err(Error::NoRanges.into());
+    }
+
+    let mut sets: Vec<RangeSet> = Vec::new();
+    for (index, ranges) in raw.iter().enumerate() {
+        sets.push(RangeSet::new(ranges).map_err(|cause| Error::InvalidRangeSet { index, cause })?);
+    }
+    let v4 = sets.iter().filter(|set| set.is_ipv4()).count();
+    if version < Version::V0_3_0 && (v4 > 1 || sets.len() - v4 > 1) {
+        return Err(Error::TooManyForVersion { version }.into());
+    }
+    for (first, set) in sets.iter().enumerate() {
+        if let Some(offset) = sets[first + 1..].iter().position(|other| set.overlaps(other)) {
+            return Err(Error::RangeSetsOverlap { first, second: first + 1 + offset }.into());
+        }
+    }
+    Ok(sets)
+}
+
+fn raw_sets(fields: &Fields<'_>, key: &str) -> Result<Vec<Vec<RawRange>>, CniError> {
+    fields
+        .array(key)?
+        .into_iter()
+        .map(|(path, set)| {
+            elements(set, &path)?
+                .into_iter()
+                .map(|(path, range)| raw_range(&Fields::of(range, path)?))
+                .collect()
+        })
+        .collect()
+}
+
+fn raw_range(fields: &Fields<'_>) -> Result<RawRange, CniError> {
+    Ok(RawRange {
+        subnet: fields.cidr("subnet")?,
+        start: fields.ip("rangeStart")?,
+        end: fields.ip("rangeEnd")?,
+        gateway: fields.ip("gateway")?,
+    })
+}
+
+fn requested(
+    from_args: Option<String>,
+    document: &Fields<'_>,
+    runtime: Option<&Fields<'_>>,
+) -> Result<Vec<IpAddr>, CniError> {
+    let mut requested = Vec::new();
+    if let Some(text) = from_args.filter(|text| !text.is_empty()) {
+        requested.push(parse_ip(&text).ok_or_else(|| {
+            let pair = format!("IP={text}");
+            CniError::internal(format_args!(
+                "ARGS: error parsing value of pair {pair:?}: invalid IP address {text}"
+            ))
+        })?);
+    }
+    let args = document.object("args")?;
+    let cni = args.as_ref().map(|args| args.object("cni")).transpose()?.flatten();
+    for holder in cni.iter().chain(runtime) {
+        let places = holder.array("ips")?;
+        for ((path, _), text) in places.iter().zip(holder.strings("ips")?) {
+            requested.push(parse_ip(&text).ok_or_else(|| {
+                CniError::config(format_args!("{path}: expected an IP address, found {text:?}"))
+            })?);
+        }
+    }
+    let mut unique: Vec<IpAddr> = Vec::with_capacity(requested.len());
+    for ip in requested {
+        if !unique.contains(&ip) {
+            unique.push(ip);
+        }
+    }
+    Ok(unique)
+}
+
+/// An address, with or without a prefix length (which is not looked at).
+fn parse_ip(text: &str) -> Option<IpAddr> {
+    let ip = text.parse().ok().or_else(|| parse_cidr(text).map(|network| network.ip()));
+    ip.map(|ip: IpAddr| ip.to_canonical())
+}

@@ -1,0 +1,101 @@
+//! What can go wrong, in the reference's words; all of it has its code 999.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use cni_plugin::CniError;
+use ipnetwork::IpNetwork;
+
+use crate::RangeSet;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("IPAM config missing 'ipam' key")]
+    NoIpam,
+    #[error("no IP ranges specified")]
+    NoRanges,
+    #[error("invalid range set {index}")]
+    InvalidRangeSet {
+        index: usize,
+        #[source]
+        cause: RangeError,
+    },
+    #[error("CNI version {version} does not support more than 1 address per family")]
+    TooManyForVersion { version: cni_plugin::Version },
+    #[error("range set {first} overlaps with {second}")]
+    RangeSetsOverlap { first: usize, second: usize },
+    #[error("failed to allocate for range {index}")]
+    Allocate {
+        index: usize,
+        #[source]
+        cause: Box<Error>,
+    },
+    #[error("requested ip {ip} is subnet's gateway")]
+    RequestedGateway { ip: IpAddr },
+    #[error("requested IP address {ip} is not available in range set {set}")]
+    RequestedTaken { ip: IpAddr, set: RangeSet },
+    #[error("{ip} has been allocated to {container_id}, duplicate allocation is not allowed")]
+    Duplicate { ip: IpAddr, container_id: String },
+    #[error("no IP addresses available in range set: {set}")]
+    Exhausted { set: RangeSet },
+    #[error("failed to allocate all requested IPs: {}", separated(ips, " "))]
+    RequestsLeft { ips: Vec<IpAddr> },
+    #[error("host-local: Failed to find address added by container {container_id}")]
+    NothingHeld { container_id: String },
+    #[error("{op} {}", path.display())]
+    Disk {
+        op: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{cause}; and undoing it: {}", separated(rollback, "; "))]
+    Rollback { cause: Box<Error>, rollback: Vec<Error> },
+}
+
+/// Why a range set makes no sense.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    #[error("empty range set")]
+    Empty,
+    #[error("IP <nil> not v4 nor v6")]
+    NoSubnet,
+    #[error("Network {network} too small to allocate from")]
+    TooSmall { network: IpNetwork },
+    #[error("IPNet IP and Mask version mismatch")]
+    MaskOfOtherFamily,
+    #[error(
+        "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
+    )]
+    HostBits { length: u8, network: IpAddr },
+    #[error("{bound} {ip} not in network {network}")]
+    Outside { bound: &'static str, ip: IpAddr, network: IpNetwork },
+    #[error("mixed address families")]
+    MixedFamilies,
+    #[error("subnets {first} and {second} overlap")]
+    Overlap { first: String, second: String },
+}
+
+impl Error {
+    pub(crate) fn disk(op: &'static str, path: &Path, cause: impl Into<io::Error>) -> Self {
+        Self::Disk { op, path: path.to_owned(), cause: cause.into() }
+    }
+}
+
+/// The message is the chain of causes, as the reference prints it.
+impl From<Error> for CniError {
+    fn from(error: Error) -> Self {
+        let mut msg = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(next) = cause {
+            msg = format!("{msg}: {next}");
+            cause = next.source();
+        }
+        CniError::internal(msg)
+    }
+}
+
+fn separated<T: std::fmt::Display>(items: &[T], separator: &str) -> String {
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(separator)
+}

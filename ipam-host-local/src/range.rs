@@ -1,0 +1,277 @@
+//! Ranges of addresses: which are valid, which address comes next. No I/O.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnetwork::IpNetwork;
+
+use crate::RangeError;
+
+/// A range as written in the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct RawRange {
+    pub subnet: Option<IpNetwork>,
+    pub start: Option<IpAddr>,
+    pub end: Option<IpAddr>,
+    pub gateway: Option<IpAddr>,
+}
+
+/// Addresses from `start` to `end`, both inclusive, of one subnet with at
+/// least two host bits; the gateway is never given away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub subnet: IpNetwork,
+    pub start: IpAddr,
+    pub end: IpAddr,
+    pub gateway: IpAddr,
+}
+
+impl Range {
+    pub(crate) fn new(raw: &RawRange) -> Result<Self, RangeError> {
+        let subnet = raw.subnet.ok_or(RangeError::NoSubnet)?;
+        let bits = if subnet.is_ipv4() { 32 } else { 128 };
+        if subnet.prefix() > bits - 2 {
+            return Err(RangeError::TooSmall { network: subnet });
+        }
+        if subnet.ip().to_canonical() != subnet.ip() {
+            return Err(RangeError::MaskOfOtherFamily);
+        }
+        if subnet.ip() != subnet.network() {
+            return Err(RangeError::HostBits { length: subnet.prefix(), network: subnet.network() });
+        }
+        let bound = |name, given: Option<IpAddr>, default| match given.map(|ip| ip.to_canonical()) {
+            None => Ok(default),
+            Some(ip) if subnet.contains(ip) => Ok(ip),
+            Some(ip) => Err(RangeError::Outside { bound: name, ip, network: subnet }),
+        };
+        let first = next(subnet.network());
+        let start = bound("RangeStart", raw.start, first)?;
+        let end = bound("RangeEnd", raw.end, last_host(&subnet))?;
+        if number(end) < number(start) {
+            // The reference accepts this and hands out nothing, or addresses
+            // from outside the subnet.
+            return Err(RangeError::Outside { bound: "RangeEnd", ip: end, network: subnet });
+        }
+        Ok(Self { subnet, start, end, gateway: raw.gateway.map_or(first, |ip| ip.to_canonical()) })
+    }
+
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        ip.is_ipv4() == self.start.is_ipv4() && (number(self.start)..=number(self.end)).contains(&number(ip))
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other.start) || self.contains(other.end) || other.contains(self.start)
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.start, self.end)
+    }
+}
+
+/// One or more ranges of one family that do not overlap; ADD takes one address
+/// out of each set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeSet {
+    ranges: Vec<Range>,
+}
+
+impl RangeSet {
+    /// Checks the ranges and fills in the defaults: everything between the
+    /// network and the broadcast address, the gateway first.
+    pub fn new(raw: &[RawRange]) -> Result<Self, RangeError> {
+        let ranges = raw.iter().map(Range::new).collect::<Result<Vec<_>, _>>()?;
+        let first = ranges.first().ok_or(RangeError::Empty)?;
+        if ranges.iter().any(|range| range.start.is_ipv4() != first.start.is_ipv4()) {
+            return Err(RangeError::MixedFamilies);
+        }
+        for (at, range) in ranges.iter().enumerate() {
+            if let Some(other) = ranges[at + 1..].iter().find(|other| range.overlaps(other)) {
+                return Err(RangeError::Overlap { first: range.to_string(), second: other.to_string() });
+            }
+        }
+        Ok(Self { ranges })
+    }
+
+    pub fn is_ipv4(&self) -> bool {
+        self.ranges[0].start.is_ipv4()
+    }
+
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.range_of(ip).is_some()
+    }
+
+    pub fn range_of(&self, ip: IpAddr) -> Option<&Range> {
+        self.ranges.iter().find(|range| range.contains(ip))
+    }
+
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.ranges.iter().any(|a| other.ranges.iter().any(|b| a.overlaps(b)))
+    }
+
+    /// Every address once, gateways excepted: round robin from the one after
+    /// `last`, or from the first when there is no `last` in this set.
+    pub fn candidates(&self, last: Option<IpAddr>) -> Candidates<'_> {
+        let position = last.and_then(|ip| Some((self.ranges.iter().position(|r| r.contains(ip))?, ip)));
+        let (range, ip) = match position {
+            Some(last) => self.after(last),
+            None => (0, self.ranges[0].start),
+        };
+        Candidates { set: self, first: (range, ip), next: Some((range, ip)) }
+    }
+
+    fn after(&self, (range, ip): (usize, IpAddr)) -> (usize, IpAddr) {
+        if ip == self.ranges[range].end {
+            let range = (range + 1) % self.ranges.len();
+            (range, self.ranges[range].start)
+        } else {
+            (range, next(ip))
+        }
+    }
+}
+
+impl fmt::Display for RangeSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each: Vec<String> = self.ranges.iter().map(Range::to_string).collect();
+        f.write_str(&each.join(","))
+    }
+}
+
+/// See [`RangeSet::candidates`].
+#[derive(Clone, Debug)]
+pub struct Candidates<'a> {
+    set: &'a RangeSet,
+    first: (usize, IpAddr),
+    /// `None` after the round is complete.
+    next: Option<(usize, IpAddr)>,
+}
+
+impl<'a> Iterator for Candidates<'a> {
+    type Item = (IpAddr, &'a Range);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let current = self.next?;
+            let following = self.set.after(current);
+            self.next = (following != self.first).then_some(following);
+            let range = &self.set.ranges[current.0];
+            if current.1 != range.gateway {
+                return Some((current.1, range));
+            }
+        }
+    }
+}
+
+/// The address as a number, comparable within one family.
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    }
+}
+
+/// The following address of the same family.
+fn next(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from(u32::from(v4).wrapping_add(1))),
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6).wrapping_add(1))),
+    }
+}
+
+/// The last address: for IPv4 the one before the broadcast address.
+fn last_host(subnet: &IpNetwork) -> IpAddr {
+    match subnet {
+        IpNetwork::V4(v4) => IpAddr::V4(Ipv4Addr::from(u32::from(v4.broadcast()) - 1)),
+        IpNetwork::V6(v6) => IpAddr::V6(v6.broadcast()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(subnet: &str, start: &str, end: &str, gateway: &str) -> RawRange {
+        RawRange {
+            subnet: cni_plugin::conf::parse_cidr(subnet),
+            start: start.parse().ok(),
+            end: end.parse().ok(),
+            gateway: gateway.parse().ok(),
+        }
+    }
+
+    fn set(ranges: &[RawRange]) -> RangeSet {
+        RangeSet::new(ranges).unwrap()
+    }
+
+    fn round(set: &RangeSet, last: Option<&str>) -> Vec<String> {
+        let last = last.map(|ip| ip.parse().unwrap());
+        set.candidates(last).map(|(ip, _)| ip.to_string()).collect()
+    }
+
+    #[test]
+    fn defaults_leave_out_network_gateway_and_broadcast() {
+        let v4 = Range::new(&raw("10.0.0.0/29", "", "", "")).unwrap();
+        assert_eq!(v4.to_string(), "10.0.0.1-10.0.0.6");
+        assert_eq!(v4.gateway.to_string(), "10.0.0.1");
+        let v6 = Range::new(&raw("fd00::/120", "", "", "")).unwrap();
+        assert_eq!(v6.to_string(), "fd00::1-fd00::ff");
+    }
+
+    #[test]
+    fn wrong_ranges_are_refused_in_the_references_words() {
+        let refused = |range: RawRange| Range::new(&range).unwrap_err().to_string();
+        assert_eq!(refused(raw("", "", "", "")), "IP <nil> not v4 nor v6");
+        assert_eq!(refused(raw("10.0.0.0/31", "", "", "")), "Network 10.0.0.0/31 too small to allocate from");
+        assert_eq!(
+            refused(raw("10.0.0.5/24", "", "", "")),
+            "Network has host bits set. For a subnet mask of length 24 the network address is 10.0.0.0"
+        );
+        assert_eq!(
+            refused(raw("10.0.0.0/24", "10.0.1.1", "", "")),
+            "RangeStart 10.0.1.1 not in network 10.0.0.0/24"
+        );
+        assert_eq!(
+            refused(raw("10.0.0.0/24", "", "fd00::1", "")),
+            "RangeEnd fd00::1 not in network 10.0.0.0/24"
+        );
+        assert_eq!(
+            refused(raw("10.0.0.0/24", "10.0.0.9", "10.0.0.3", "")),
+            "RangeEnd 10.0.0.3 not in network 10.0.0.0/24"
+        );
+        assert_eq!(refused(raw("::ffff:10.0.0.0/120", "", "", "")), "IPNet IP and Mask version mismatch");
+
+        let refused = |ranges: &[RawRange]| RangeSet::new(ranges).unwrap_err().to_string();
+        assert_eq!(refused(&[]), "empty range set");
+        let (v4, v6) = (raw("10.0.0.0/24", "", "", ""), raw("fd00::/64", "", "", ""));
+        assert_eq!(refused(&[v4.clone(), v6]), "mixed address families");
+        assert_eq!(refused(&[v4.clone(), v4]), "subnets 10.0.0.1-10.0.0.254 and 10.0.0.1-10.0.0.254 overlap");
+    }
+
+    #[test]
+    fn a_round_starts_after_the_last_address_and_ends_with_it() {
+        let one = set(&[raw("10.0.0.0/29", "", "", "")]);
+        assert_eq!(round(&one, None), ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6"]);
+        assert_eq!(
+            round(&one, Some("10.0.0.4")),
+            ["10.0.0.5", "10.0.0.6", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
+        );
+        assert_eq!(round(&one, Some("10.9.0.4")).len(), 5, "a last address of elsewhere does not count");
+    }
+
+    #[test]
+    fn a_round_goes_through_all_ranges_of_the_set() {
+        let two = set(&[
+            raw("10.0.0.0/24", "10.0.0.5", "10.0.0.6", ""),
+            raw("10.0.1.0/24", "10.0.1.5", "10.0.1.7", "10.0.1.6"),
+        ]);
+        assert_eq!(round(&two, Some("10.0.0.6")), ["10.0.1.5", "10.0.1.7", "10.0.0.5", "10.0.0.6"]);
+    }
+
+    #[test]
+    fn a_range_of_nothing_but_the_gateway_gives_nothing() {
+        let gateway_only = set(&[raw("10.0.0.0/24", "10.0.0.1", "10.0.0.1", "")]);
+        assert!(round(&gateway_only, None).is_empty());
+        assert!(round(&gateway_only, Some("10.0.0.1")).is_empty());
+    }
+}

@@ -1,0 +1,47 @@
+//! DNS settings out of a `resolv.conf`.
+
+use std::path::Path;
+
+use cni_plugin::Dns;
+
+use crate::Error;
+
+/// `None`: no file, no settings.
+pub(crate) fn read(path: Option<&Path>) -> Result<Dns, Error> {
+    let Some(path) = path else { return Ok(Dns::default()) };
+    let text = std::fs::read_to_string(path).map_err(|e| Error::disk("open", path, e))?;
+    Ok(parse(&text))
+}
+
+fn parse(text: &str) -> Dns {
+    let mut dns = Dns::default();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with(['#', ';']) {
+            continue;
+        }
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let (Some(key), Some(first)) = (words.next(), words.next()) else { continue };
+        match key.as_str() {
+            "nameserver" => dns.nameservers.push(first),
+            "domain" => dns.domain = first,
+            "search" => dns.search.extend(std::iter::once(first).chain(words)),
+            "options" => dns.options.extend(std::iter::once(first).chain(words)),
+            _ => {}
+        }
+    }
+    dns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_lines_without_value_are_skipped() {
+        let dns = parse(
+            "# c\n; c\nnameserver 10.0.0.1\nnameserver\n  nameserver ::1 x\nsearch a b\noptions ndots:5\ndomain d e\n",
+        );
+        assert_eq!(dns.nameservers, ["10.0.0.1", "::1"]);
+        assert_eq!((dns.search.len(), dns.options.len(), dns.domain.as_str()), (2, 1, "d"));
+    }
+}
