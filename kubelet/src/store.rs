@@ -330,7 +330,7 @@ impl Store {
             Source::Api | Source::Kubelet => Durability::PowerLoss,
         };
         self.inner.disk.write(Kind::Pod, &key, &entry, durability)?;
-        self.state().pods.insert(key.clone(), entry);
+        self.state().pods.replace(&key, entry);
         self.announce(Kind::Pod, &key);
         Ok(())
     }

@@ -127,6 +127,16 @@ impl PodEntry {
 pub(super) struct PodShelf(BTreeMap<Key, PodEntry>);
 
 impl PodShelf {
+    /// Puts `entry` down, without losing a status that was written since it was taken up.
+    pub(super) fn replace(&mut self, key: &Key, mut entry: PodEntry) {
+        if let Some(before) = self.0.get(key).map(|before| &before.current.object)
+            && before.metadata.uid == entry.current.object.metadata.uid
+        {
+            Arc::make_mut(&mut entry.current.object).status = before.status.clone();
+        }
+        self.0.insert(key.clone(), entry);
+    }
+
     pub(super) fn find_uid(&self, uid: &str) -> Option<&PodEntry> {
         self.0.values().find(|entry| entry.current.object.metadata.uid == uid)
     }

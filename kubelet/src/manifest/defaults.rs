@@ -1,0 +1,61 @@
+//! What Kubernetes' API server fills in, and what a manifest may not decide.
+
+use crate::objects::{Container, DEFAULT_NAMESPACE, Object, Pod};
+use crate::store::AnyObject;
+
+pub(super) fn fill(object: &mut AnyObject) {
+    match object {
+        AnyObject::Pod(pod) => {
+            fill_metadata(pod.as_mut());
+            fill_pod(pod);
+        }
+        AnyObject::Claim(claim) => {
+            fill_metadata(claim.as_mut());
+            claim.metadata.uid.clear();
+            claim.status = crate::objects::PersistentVolumeClaimStatus::default();
+        }
+        AnyObject::Volume(volume) => {
+            fill_metadata(volume.as_mut());
+            volume.metadata.uid.clear();
+            volume.status = crate::objects::PersistentVolumeStatus::default();
+        }
+        AnyObject::Class(class) => {
+            fill_metadata(class.as_mut());
+            class.metadata.uid.clear();
+        }
+        AnyObject::CsiDriver(driver) => {
+            fill_metadata(driver.as_mut());
+            driver.metadata.uid.clear();
+        }
+    }
+}
+
+/// Times are this kubelet's to write: a manifest that was once read from
+/// another cluster carries old ones.
+fn fill_metadata<T: Object>(object: &mut T) {
+    let meta = object.metadata_mut();
+    meta.creation_timestamp = None;
+    meta.deletion_timestamp = None;
+    meta.deletion_grace_period_seconds = None;
+    if !T::KIND.is_namespaced() {
+        meta.namespace.clear();
+    } else if meta.namespace.is_empty() {
+        DEFAULT_NAMESPACE.clone_into(&mut meta.namespace);
+    }
+}
+
+fn fill_pod(pod: &mut Pod) {
+    pod.status = crate::objects::PodStatus::default();
+    for container in &mut pod.spec.containers {
+        fill_container(container);
+    }
+}
+
+/// A limit without a request is its own request.
+fn fill_container(container: &mut Container) {
+    container.image_pull_policy = Some(container.pull_policy());
+    let resources = &mut container.resources;
+    for (name, limit) in &resources.limits {
+        resources.requests.entry(name.clone()).or_insert_with(|| limit.clone());
+    }
+}

@@ -1,0 +1,178 @@
+//! Fields of the Kubernetes API that this kubelet does not act on, and whether
+//! an object may run without them.
+//!
+//! A field is refused where running without it would be wrong (another program
+//! order, fewer files, less isolation than asked), ignored with a warning where
+//! it is merely not done, and harmless where it means nothing on one machine.
+//! `docs/KUBELET.md` shows this table; a test compares.
+
+use super::document::Document;
+use super::path::{FieldPath, Segment};
+use crate::objects::Kind;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing is lost.
+    Harmless,
+    /// The object is taken, with a warning that says what does not happen.
+    Ignored(&'static str),
+    /// The object is not taken, and this is why.
+    Refused(&'static str),
+}
+
+/// One row: all fields at and below `field`.
+#[derive(Debug, Clone, Copy)]
+pub struct FieldRule {
+    /// `None`: every kind.
+    pub kind: Option<Kind>,
+    /// `[*]` stands for any index.
+    pub field: &'static str,
+    pub verdict: Verdict,
+}
+
+const fn any(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: None, field, verdict }
+}
+
+const fn pod(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: Some(Kind::Pod), field, verdict }
+}
+
+const fn claim(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: Some(Kind::PersistentVolumeClaim), field, verdict }
+}
+
+const fn volume(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: Some(Kind::PersistentVolume), field, verdict }
+}
+
+const fn driver(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: Some(Kind::CsiDriver), field, verdict }
+}
+
+use Verdict::{Harmless, Ignored, Refused};
+
+const ONE_NODE: Verdict = Ignored("there is one node");
+const NO_PROBES: Verdict = Ignored("a container counts as ready while it runs");
+const LESS_ISOLATION: Verdict = Refused("the pod would be less isolated than it asks to be");
+const OTHER_NAMESPACE: Verdict = Refused("the pod's processes would not see what they ask to see");
+
+/// The first row that matches decides.
+pub const FIELD_TABLE: &[FieldRule] = &[
+    any("metadata.resourceVersion", Harmless),
+    any("metadata.generation", Harmless),
+    any("metadata.selfLink", Harmless),
+    any("metadata.managedFields", Harmless),
+    any("metadata.generateName", Harmless),
+    any("metadata.ownerReferences", Harmless),
+    any("metadata.finalizers", Ignored("deletion waits for the volumes and for nothing else")),
+    any("status", Harmless),
+    pod("spec.initContainers", Refused("the containers would run without what must run before them")),
+    pod("spec.ephemeralContainers", Refused("a manifest cannot describe them")),
+    pod("spec.activeDeadlineSeconds", Ignored("the pod is not ended by time")),
+    pod("spec.hostPID", OTHER_NAMESPACE),
+    pod("spec.hostIPC", OTHER_NAMESPACE),
+    pod("spec.shareProcessNamespace", OTHER_NAMESPACE),
+    pod("spec.hostUsers", LESS_ISOLATION),
+    pod("spec.runtimeClassName", Refused("there is one runtime")),
+    pod("spec.os", Harmless),
+    pod("spec.schedulerName", Harmless),
+    pod("spec.tolerations", Harmless),
+    pod("spec.preemptionPolicy", Harmless),
+    pod("spec.enableServiceLinks", Harmless),
+    pod("spec.automountServiceAccountToken", Harmless),
+    pod("spec.serviceAccountName", Ignored("there are no service accounts")),
+    pod("spec.serviceAccount", Ignored("there are no service accounts")),
+    pod("spec.imagePullSecrets", Ignored("images come from a directory")),
+    pod("spec.nodeSelector", ONE_NODE),
+    pod("spec.affinity", ONE_NODE),
+    pod("spec.topologySpreadConstraints", ONE_NODE),
+    pod("spec.schedulingGates", Refused("nothing would ever open them")),
+    pod("spec.resourceClaims", Refused("there are no devices to claim")),
+    pod("spec.readinessGates", Ignored("nothing sets them")),
+    pod("spec.hostAliases", Ignored("/etc/hosts is without them")),
+    pod("spec.subdomain", Ignored("there is no cluster domain")),
+    pod("spec.setHostnameAsFQDN", Ignored("there is no cluster domain")),
+    pod("spec.overhead", Ignored("it is not counted")),
+    pod("spec.resources", Ignored("only the containers' own limits hold")),
+    pod("spec.securityContext.sysctls", Refused("the pod would run with other kernel settings")),
+    pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
+    pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
+    pod("spec.securityContext.windowsOptions", Harmless),
+    pod("spec.securityContext.fsGroupChangePolicy", Ignored("ownership is always set")),
+    pod("spec.securityContext.supplementalGroupsPolicy", Ignored("groups of the image are kept")),
+    pod("spec.containers[*].livenessProbe", Ignored("a container is restarted only when it ends")),
+    pod("spec.containers[*].readinessProbe", NO_PROBES),
+    pod("spec.containers[*].startupProbe", NO_PROBES),
+    pod("spec.containers[*].lifecycle", Ignored("no hook runs")),
+    pod("spec.containers[*].stdin", Ignored("standard input is /dev/null")),
+    pod("spec.containers[*].stdinOnce", Ignored("standard input is /dev/null")),
+    pod("spec.containers[*].tty", Ignored("there is no terminal")),
+    pod("spec.containers[*].resizePolicy", Harmless),
+    pod("spec.containers[*].envFrom", Refused("the program would run without these variables")),
+    pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),
+    pod("spec.containers[*].ports[*].hostPort", Ignored("the port is not opened on the host")),
+    pod("spec.containers[*].ports[*].hostIP", Ignored("the port is not opened on the host")),
+    pod("spec.containers[*].resources.claims", Refused("there are no devices to claim")),
+    pod("spec.containers[*].volumeDevices", Refused("volumes are file systems")),
+    pod("spec.containers[*].volumeMounts[*].subPath", Refused("the whole volume would be shown")),
+    pod("spec.containers[*].volumeMounts[*].subPathExpr", Refused("the whole volume would be shown")),
+    pod("spec.containers[*].volumeMounts[*].recursiveReadOnly", LESS_ISOLATION),
+    pod("spec.containers[*].securityContext.procMount", LESS_ISOLATION),
+    pod("spec.containers[*].securityContext.seLinuxOptions", LESS_ISOLATION),
+    pod("spec.containers[*].securityContext.appArmorProfile", LESS_ISOLATION),
+    pod("spec.containers[*].securityContext.windowsOptions", Harmless),
+    pod("spec.containers[*].restartPolicy", Refused("containers follow the pod's restartPolicy")),
+    pod("spec.volumes[*]", Refused("supported volumes are emptyDir, hostPath and persistentVolumeClaim")),
+    claim("spec.selector", Refused("volumes are not chosen by label; name one in spec.volumeName")),
+    claim("spec.dataSource", Refused("the volume would be empty")),
+    claim("spec.dataSourceRef", Refused("the volume would be empty")),
+    claim("spec.volumeAttributesClassName", Ignored("the volume is made with its class's parameters")),
+    volume("spec.csi", Refused("the driver would be called without it")),
+    volume("spec.nodeAffinity", ONE_NODE),
+    volume("spec.volumeAttributesClassName", Harmless),
+    FieldRule { kind: Some(Kind::StorageClass), field: "allowedTopologies", verdict: ONE_NODE },
+    driver("spec.tokenRequests", Ignored("there are no service accounts")),
+    driver("spec.requiresRepublish", Ignored("NodePublishVolume is called once")),
+    driver("spec.seLinuxMount", Harmless),
+    driver("spec.nodeAllocatableUpdatePeriodSeconds", Harmless),
+    driver("spec.serviceAccountTokenInSecrets", Harmless),
+    driver("spec.preventPodSchedulingIfMissing", Harmless),
+];
+
+/// The only field whose default is `true` and whose `false` asks for something.
+const TRUE_BY_DEFAULT: &str = "spec.hostUsers";
+
+/// What to do about a field that the object's type does not have. What says
+/// nothing (`hostPID: false`, `initContainers: []`) loses nothing.
+pub(super) fn judge(kind: Kind, field: &FieldPath, document: &Document<'_>) -> Verdict {
+    let default = field.to_string() == TRUE_BY_DEFAULT;
+    if document.value(field).is_none_or(|value| says_nothing(&value, default)) {
+        return Harmless;
+    }
+    let rule = FIELD_TABLE
+        .iter()
+        .find(|rule| rule.kind.is_none_or(|its| its == kind) && covers(rule.field, field.segments()));
+    rule.map_or(Ignored("it is ignored"), |rule| rule.verdict)
+}
+
+fn says_nothing(value: &serde_yaml_ng::Value, default: bool) -> bool {
+    use serde_yaml_ng::Value;
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => *flag == default,
+        Value::String(text) => text.is_empty(),
+        Value::Sequence(items) => items.is_empty(),
+        Value::Mapping(fields) => fields.is_empty(),
+        Value::Number(_) | Value::Tagged(_) => false,
+    }
+}
+
+fn covers(pattern: &str, segments: &[Segment]) -> bool {
+    let mut rest = segments.iter();
+    pattern.split('.').all(|part| {
+        let (name, indexed) = part.strip_suffix("[*]").map_or((part, false), |name| (name, true));
+        matches!(rest.next(), Some(Segment::Key(key)) if key == name)
+            && (!indexed || matches!(rest.next(), Some(Segment::Index(_))))
+    })
+}

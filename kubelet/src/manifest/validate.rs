@@ -1,0 +1,94 @@
+//! The rules of Kubernetes' API server, in its words, as far as they concern
+//! the fields that this kubelet has.
+
+mod names;
+mod pod;
+mod storage;
+
+use super::path::FieldPath;
+use crate::objects::{ObjectMeta, Resources};
+use crate::store::AnyObject;
+
+/// A field that breaks a rule.
+#[derive(Debug)]
+pub(super) struct Invalid {
+    pub(super) field: FieldPath,
+    pub(super) message: String,
+}
+
+/// Every broken rule, in the order of the fields.
+pub(super) fn object(object: &AnyObject) -> Vec<Invalid> {
+    let mut findings = Findings::default();
+    metadata(object.metadata(), &mut findings);
+    match object {
+        AnyObject::Pod(pod) => pod::check(pod, &mut findings),
+        AnyObject::Volume(volume) => storage::check_volume(volume, &mut findings),
+        AnyObject::Claim(claim) => storage::check_claim(claim, &mut findings),
+        AnyObject::Class(class) => storage::check_class(class, &mut findings),
+        AnyObject::CsiDriver(_) => {}
+    }
+    findings.0
+}
+
+/// Collects broken rules.
+#[derive(Debug, Default)]
+struct Findings(Vec<Invalid>);
+
+impl Findings {
+    fn add(&mut self, field: FieldPath, message: impl Into<String>) {
+        self.0.push(Invalid { field, message: message.into() });
+    }
+
+    fn required(&mut self, field: FieldPath) {
+        self.add(field, "Required value");
+    }
+
+    fn invalid(&mut self, field: FieldPath, value: &str, rule: &str) {
+        self.add(field, format!("Invalid value: {value:?}: {rule}"));
+    }
+
+    fn duplicate(&mut self, field: FieldPath, value: &str) {
+        self.add(field, format!("Duplicate value: {value:?}"));
+    }
+
+    /// A required name that keeps `rule`.
+    fn name(&mut self, field: FieldPath, value: &str, rule: names::Rule) {
+        if value.is_empty() {
+            self.required(field);
+        } else if let Err(broken) = rule(value) {
+            self.invalid(field, value, &broken);
+        }
+    }
+
+    fn amounts(&mut self, field: &FieldPath, amounts: &Resources) {
+        for (name, amount) in amounts.iter().filter(|(_, amount)| amount.is_negative()) {
+            self.invalid(field.key(name), &amount.to_string(), "must be greater than or equal to 0");
+        }
+    }
+}
+
+fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
+    let at = FieldPath::root().key("metadata");
+    findings.name(at.key("name"), &meta.name, names::subdomain);
+    if !meta.namespace.is_empty() {
+        findings.name(at.key("namespace"), &meta.namespace, names::label);
+    }
+    // A uid becomes a directory's name; Kubernetes' own are UUIDs or hex digits.
+    if !meta.uid.is_empty() {
+        findings.name(at.key("uid"), &meta.uid, names::label);
+    }
+    for (key, value) in &meta.labels {
+        let field = at.key("labels").key(key);
+        if let Err(broken) = names::qualified(key) {
+            findings.invalid(at.key("labels"), key, &broken);
+        } else if let Err(broken) = names::label_value(value) {
+            findings.invalid(field, value, &broken);
+        }
+    }
+    for key in meta.annotations.keys() {
+        // Kubernetes compares annotation keys without regard to case.
+        if let Err(broken) = names::qualified(&key.to_lowercase()) {
+            findings.invalid(at.key("annotations"), key, &broken);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Rules for pods.
+
+use std::collections::BTreeSet;
+
+use super::super::path::FieldPath;
+use super::{Findings, names};
+use crate::objects::{
+    Container, DnsPolicy, EnvVar, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
+    VolumeMount, VolumeSource,
+};
+
+/// Fields that `valueFrom.fieldRef` may name; labels and annotations with a key.
+const FIELD_PATHS: &[&str] = &[
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+
+pub(super) fn check(pod: &Pod, findings: &mut Findings) {
+    let at = FieldPath::root().key("spec");
+    let spec = &pod.spec;
+    check_volumes(&at.key("volumes"), &spec.volumes, findings);
+    if spec.containers.is_empty() {
+        findings.required(at.key("containers"));
+    }
+    let mut names = BTreeSet::new();
+    for (index, container) in spec.containers.iter().enumerate() {
+        let at = at.key("containers").index(index);
+        if !names.insert(container.name.as_str()) {
+            findings.duplicate(at.key("name"), &container.name);
+        }
+        check_container(&at, container, spec, findings);
+    }
+    if !spec.hostname.is_empty() {
+        findings.name(at.key("hostname"), &spec.hostname, names::label);
+    }
+    check_dns(&at, spec, findings);
+    check_seccomp(&at, spec.security_context.seccomp_profile.as_ref(), findings);
+}
+
+fn check_volumes(at: &FieldPath, volumes: &[Volume], findings: &mut Findings) {
+    let mut names = BTreeSet::new();
+    for (index, volume) in volumes.iter().enumerate() {
+        let at = at.index(index);
+        findings.name(at.key("name"), &volume.name, names::label);
+        if !names.insert(volume.name.as_str()) {
+            findings.duplicate(at.key("name"), &volume.name);
+        }
+        check_volume_source(&at, volume, findings);
+    }
+}
+
+fn check_volume_source(at: &FieldPath, volume: &Volume, findings: &mut Findings) {
+    match volume.source() {
+        Some(VolumeSource::EmptyDir(dir)) => {
+            if !["", "Memory"].contains(&dir.medium.as_str()) {
+                let message =
+                    format!("Unsupported value: {:?}: supported values: \"\", \"Memory\"", dir.medium);
+                findings.add(at.below("emptyDir.medium"), message);
+            }
+        }
+        Some(VolumeSource::HostPath(host)) => {
+            let field = at.below("hostPath.path");
+            if host.path.is_empty() {
+                findings.required(field);
+            } else if host.path.split('/').any(|part| part == "..") {
+                findings.invalid(field, &host.path, "must not contain '..'");
+            } else if !host.path.starts_with('/') {
+                findings.invalid(field, &host.path, "must be an absolute path");
+            }
+        }
+        Some(VolumeSource::Claim(claim)) => {
+            findings.name(at.below("persistentVolumeClaim.claimName"), &claim.claim_name, names::subdomain);
+        }
+        None if volume.empty_dir.is_none() && volume.host_path.is_none() => {
+            findings.add(at.clone(), "Required value: must specify a volume type");
+        }
+        None => findings.add(at.clone(), "Forbidden: may not specify more than 1 volume type"),
+    }
+}
+
+fn check_container(at: &FieldPath, container: &Container, spec: &PodSpec, findings: &mut Findings) {
+    findings.name(at.key("name"), &container.name, names::label);
+    if container.image.is_empty() {
+        findings.required(at.key("image"));
+    } else if container.image.trim() != container.image {
+        findings.invalid(at.key("image"), &container.image, "must not have leading or trailing whitespace");
+    }
+    check_env(&at.key("env"), &container.env, findings);
+    check_ports(&at.key("ports"), container, findings);
+    check_resources(&at.key("resources"), container, findings);
+    check_mounts(&at.key("volumeMounts"), container, spec, findings);
+    check_security(at, container, findings);
+}
+
+fn check_env(at: &FieldPath, env: &[EnvVar], findings: &mut Findings) {
+    for (index, variable) in env.iter().enumerate() {
+        let at = at.index(index);
+        findings.name(at.key("name"), &variable.name, names::variable);
+        let Some(from) = &variable.value_from else { continue };
+        if !variable.value.is_empty() {
+            findings.invalid(at.key("valueFrom"), "", "may not be specified when `value` is not empty");
+        }
+        match &from.field_ref {
+            None => findings.invalid(at.key("valueFrom"), "", "must specify one of: `fieldRef`"),
+            Some(field) if is_field_path(&field.field_path) => {}
+            Some(field) => {
+                let known = FIELD_PATHS.join(", ");
+                let message = format!("Unsupported value: {:?}: supported values: {known}", field.field_path);
+                findings.add(at.below("valueFrom.fieldRef.fieldPath"), message);
+            }
+        }
+    }
+}
+
+fn is_field_path(path: &str) -> bool {
+    let keyed =
+        |map: &str| path.strip_prefix(map).is_some_and(|key| key.starts_with("['") && key.ends_with("']"));
+    FIELD_PATHS.contains(&path) || keyed("metadata.labels") || keyed("metadata.annotations")
+}
+
+fn check_ports(at: &FieldPath, container: &Container, findings: &mut Findings) {
+    for (index, port) in container.ports.iter().enumerate() {
+        let at = at.index(index);
+        if port.container_port == 0 {
+            findings.invalid(at.key("containerPort"), "0", "must be between 1 and 65535, inclusive");
+        }
+        if !["TCP", "UDP", "SCTP"].contains(&port.protocol.as_str()) {
+            let message = format!(
+                "Unsupported value: {:?}: supported values: \"SCTP\", \"TCP\", \"UDP\"",
+                port.protocol
+            );
+            findings.add(at.key("protocol"), message);
+        }
+    }
+}
+
+fn check_resources(at: &FieldPath, container: &Container, findings: &mut Findings) {
+    let resources = &container.resources;
+    findings.amounts(&at.key("limits"), &resources.limits);
+    findings.amounts(&at.key("requests"), &resources.requests);
+    for (name, request) in &resources.requests {
+        match resources.limits.get(name) {
+            Some(limit) if request > limit => {
+                let rule = format!("must be less than or equal to {name} limit of {limit}");
+                findings.invalid(at.key("requests").key(name), &request.to_string(), &rule);
+            }
+            Some(_) | None => {}
+        }
+    }
+}
+
+fn check_mounts(at: &FieldPath, container: &Container, spec: &PodSpec, findings: &mut Findings) {
+    let mut paths = BTreeSet::new();
+    for (index, mount) in container.volume_mounts.iter().enumerate() {
+        let at = at.index(index);
+        if mount.name.is_empty() {
+            findings.required(at.key("name"));
+        } else if !spec.volumes.iter().any(|volume| volume.name == mount.name) {
+            findings.add(at.key("name"), format!("Not found: {:?}", mount.name));
+        }
+        let field = at.key("mountPath");
+        if mount.mount_path.is_empty() {
+            findings.required(field);
+        } else if mount.mount_path.contains(':') {
+            findings.invalid(field, &mount.mount_path, "must not contain ':'");
+        } else if !paths.insert(mount.mount_path.as_str()) {
+            findings.invalid(field, &mount.mount_path, "must be unique");
+        }
+        check_propagation(&at, mount, container, findings);
+    }
+}
+
+fn check_propagation(at: &FieldPath, mount: &VolumeMount, container: &Container, findings: &mut Findings) {
+    if mount.mount_propagation == Some(MountPropagation::Bidirectional) && !is_privileged(container) {
+        findings.add(
+            at.key("mountPropagation"),
+            "Forbidden: Bidirectional mount propagation is available only to privileged containers",
+        );
+    }
+}
+
+fn is_privileged(container: &Container) -> bool {
+    container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true))
+}
+
+fn check_security(at: &FieldPath, container: &Container, findings: &mut Findings) {
+    let Some(context) = &container.security_context else { return };
+    if is_privileged(container) && context.allow_privilege_escalation == Some(false) {
+        let rule = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true";
+        findings.invalid(at.key("securityContext"), "", rule);
+    }
+    check_seccomp(at, context.seccomp_profile.as_ref(), findings);
+}
+
+fn check_seccomp(at: &FieldPath, profile: Option<&SeccompProfile>, findings: &mut Findings) {
+    let Some(profile) = profile else { return };
+    let field = at.below("securityContext.seccompProfile.localhostProfile");
+    let is_local = profile.profile_type == SeccompProfileType::Localhost;
+    match profile.localhost_profile.as_deref() {
+        None | Some("") if is_local => {
+            findings.add(field, "Required value: must be set when seccomp type is Localhost");
+        }
+        Some(path) if !is_local => {
+            findings.invalid(field, path, "can only be set when seccomp type is Localhost");
+        }
+        Some(path) if path.starts_with('/') || path.split('/').any(|part| part == "..") => {
+            findings.invalid(field, path, "must be a relative path without '..'");
+        }
+        Some(_) | None => {}
+    }
+}
+
+fn check_dns(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
+    let config = spec.dns_config.as_ref();
+    let nameservers = config.map_or(&[][..], |config| &config.nameservers);
+    let at = at.below("dnsConfig.nameservers");
+    if spec.dns_policy == DnsPolicy::None && nameservers.is_empty() {
+        findings.add(
+            at.clone(),
+            "Required value: must provide at least one DNS nameserver when `dnsPolicy` is None",
+        );
+    }
+    if nameservers.len() > 3 {
+        findings.add(at.clone(), format!("Too many: {}: must have at most 3 items", nameservers.len()));
+    }
+    for (index, server) in nameservers.iter().enumerate() {
+        if server.parse::<std::net::IpAddr>().is_err() {
+            findings.invalid(
+                at.index(index),
+                server,
+                "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+            );
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Rules for volumes, claims and classes.
+
+use super::super::path::FieldPath;
+use super::{Findings, names};
+use crate::objects::{
+    AccessMode, PersistentVolume, PersistentVolumeClaim, Resources, StorageClass, VolumeMode,
+};
+
+pub(super) fn check_volume(volume: &PersistentVolume, findings: &mut Findings) {
+    let at = FieldPath::root().key("spec");
+    let spec = &volume.spec;
+    check_storage(&at.key("capacity"), &spec.capacity, findings);
+    check_access(&at, &spec.access_modes, spec.volume_mode, findings);
+    match &spec.csi {
+        None => findings.add(at, "Required value: must specify a volume type (csi is the supported one)"),
+        Some(csi) => {
+            let at = at.key("csi");
+            findings.name(at.key("driver"), &csi.driver, names::subdomain);
+            if csi.volume_handle.is_empty() {
+                findings.required(at.key("volumeHandle"));
+            }
+        }
+    }
+}
+
+pub(super) fn check_claim(claim: &PersistentVolumeClaim, findings: &mut Findings) {
+    let at = FieldPath::root().key("spec");
+    let spec = &claim.spec;
+    check_access(&at, &spec.access_modes, spec.volume_mode, findings);
+    check_storage(&at.below("resources.requests"), &spec.resources.requests, findings);
+    if let Some(class) = spec.storage_class_name.as_deref().filter(|class| !class.is_empty()) {
+        findings.name(at.key("storageClassName"), class, names::subdomain);
+    }
+    if !spec.volume_name.is_empty() {
+        findings.name(at.key("volumeName"), &spec.volume_name, names::subdomain);
+    }
+}
+
+pub(super) fn check_class(class: &StorageClass, findings: &mut Findings) {
+    findings.name(FieldPath::root().key("provisioner"), &class.provisioner, names::subdomain);
+}
+
+fn check_storage(at: &FieldPath, amounts: &Resources, findings: &mut Findings) {
+    match amounts.get("storage") {
+        None => findings.required(at.key("storage")),
+        Some(amount) if amount.value() == 0 => {
+            findings.invalid(at.key("storage"), &amount.to_string(), "must be greater than zero");
+        }
+        Some(_) => {}
+    }
+}
+
+fn check_access(at: &FieldPath, modes: &[AccessMode], volume_mode: VolumeMode, findings: &mut Findings) {
+    let field = at.key("accessModes");
+    if modes.is_empty() {
+        findings.add(field, "Required value: at least 1 access mode is required");
+    } else if modes.contains(&AccessMode::ReadWriteOncePod) && modes.len() > 1 {
+        findings.add(field, "Forbidden: may not use ReadWriteOncePod with other access modes");
+    }
+    if volume_mode == VolumeMode::Block {
+        findings.add(at.key("volumeMode"), "Unsupported value: \"Block\": supported values: \"Filesystem\"");
+    }
+}

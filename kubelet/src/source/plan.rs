@@ -1,0 +1,99 @@
+//! Compares the files with what the store has from files. Pure.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::directory::Files;
+use crate::manifest::Manifest;
+use crate::objects::Kind;
+use crate::store::{AnyObject, Declared};
+
+/// What one look leads to.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    pub(super) wanted: Vec<Wanted<'a>>,
+    /// Second descriptions of a wanted object, in files that have changed, each
+    /// with the file that has it.
+    pub(super) duplicates: Vec<(Wanted<'a>, &'a Path)>,
+    pub(super) doubts: Vec<Doubt>,
+}
+
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) path: &'a Path,
+    pub(super) manifest: &'a Manifest,
+    /// Its file has changed since the last look.
+    pub(super) is_new: bool,
+}
+
+/// To be looked at once more before anybody acts on it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Doubt {
+    /// No file describes it any more.
+    Gone(Declared),
+    /// The file has mistakes.
+    Broken(PathBuf),
+}
+
+type Name<'a> = (Kind, &'a str, &'a str);
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(files: &'a Files, declared: &'a [Declared]) -> Self {
+        let holders: HashMap<Name<'_>, &Path> =
+            declared.iter().map(|known| (declared_name(known), known.path.as_path())).collect();
+        let wanted = wanted(files, &holders);
+        let mut doubts = Vec::new();
+        for known in declared {
+            // A file with mistakes may describe anything in its broken part.
+            let is_wanted = wanted.contains_key(&declared_name(known));
+            if !is_wanted && !files.has_mistakes(&known.path) {
+                doubts.push(Doubt::Gone(known.clone()));
+            }
+        }
+        let broken = files.iter().filter(|(_, file)| !file.mistakes.is_empty());
+        doubts.extend(broken.map(|(path, _)| Doubt::Broken(path.to_owned())));
+        let duplicates = duplicates(files, &wanted);
+        let mut wanted: Vec<Wanted<'_>> = wanted.into_values().collect();
+        wanted.sort_by_key(|wanted| (wanted.path, wanted.manifest.line));
+        Self { wanted, duplicates, doubts }
+    }
+}
+
+fn duplicates<'a>(files: &'a Files, wanted: &HashMap<Name<'a>, Wanted<'a>>) -> Vec<(Wanted<'a>, &'a Path)> {
+    let mut duplicates = Vec::new();
+    for (path, file) in files.iter().filter(|(_, file)| file.is_new) {
+        for manifest in file.manifests.iter() {
+            let winner = wanted.get(&object_name(&manifest.object));
+            if let Some(winner) = winner.filter(|winner| !std::ptr::eq(winner.manifest, manifest)) {
+                duplicates.push((Wanted { path, manifest, is_new: true }, winner.path));
+            }
+        }
+    }
+    duplicates
+}
+
+/// One description an object: the file that it came from keeps it, otherwise
+/// the first by name has it.
+fn wanted<'a>(files: &'a Files, holders: &HashMap<Name<'_>, &Path>) -> HashMap<Name<'a>, Wanted<'a>> {
+    let mut wanted: HashMap<Name<'a>, Wanted<'a>> = HashMap::new();
+    for (path, file) in files.iter() {
+        for manifest in file.manifests.iter() {
+            let name = object_name(&manifest.object);
+            let is_holder = holders.get(&name).is_some_and(|holder| *holder == path);
+            let has_better = wanted.get(&name).is_some_and(|other| other.path == path || !is_holder);
+            if !has_better {
+                wanted.insert(name, Wanted { path, manifest, is_new: file.is_new });
+            }
+        }
+    }
+    wanted
+}
+
+fn object_name(object: &AnyObject) -> Name<'_> {
+    let meta = object.metadata();
+    (object.kind(), &meta.namespace, &meta.name)
+}
+
+fn declared_name(declared: &Declared) -> Name<'_> {
+    (declared.kind, &declared.namespace, &declared.name)
+}

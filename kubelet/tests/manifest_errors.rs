@@ -1,0 +1,187 @@
+//! What a person is told about a bad manifest: file, line, column, field, value.
+
+use kubelet::manifest::{FIELD_TABLE, Verdict, parse};
+
+/// The errors of a text, one a line.
+fn errors(text: &str) -> String {
+    let parsed = parse(text, "web.yaml");
+    parsed.errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+fn warnings(text: &str) -> String {
+    let parsed = parse(text, "web.yaml");
+    assert_eq!(parsed.errors, [], "want a valid manifest");
+    parsed.manifests.iter().flat_map(|manifest| manifest.warnings.clone()).collect::<Vec<_>>().join("\n")
+}
+
+/// A pod whose spec has these lines, which begin at line 6.
+fn pod(spec: &str) -> String {
+    format!("apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\nspec:\n{spec}")
+}
+
+const CONTAINER: &str = "  containers:\n  - name: c\n    image: demo:1\n";
+
+#[test]
+fn broken_yaml_names_its_line() {
+    assert_eq!(
+        errors("apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n spec: x\n"),
+        "web.yaml:5:2: did not find expected key at line 5 column 2, while parsing a block mapping"
+    );
+}
+
+#[test]
+fn a_value_of_the_wrong_type_names_its_field() {
+    let text = pod("  containers:\n  - name: c\n    image: demo\n    ports:\n    - containerPort: http\n");
+    assert_eq!(
+        errors(&text),
+        "web.yaml:10:22: spec.containers[0].ports[0].containerPort: invalid type: string \"http\", expected u16"
+    );
+}
+
+#[test]
+fn lines_count_from_the_top_of_the_file_in_every_document() {
+    let bad = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [\n";
+    let text = format!("{}---\n{bad}---\n{}", pod(CONTAINER), pod("  restartPolicy: Sometimes\n"));
+    let parsed = parse(&text, "web.yaml");
+    assert_eq!(parsed.manifests.len(), 1, "the good document counts");
+    let lines: Vec<usize> = parsed.errors.iter().map(|error| error.place.line).collect();
+    assert_eq!(lines, [14, 20], "{:?}", parsed.errors);
+}
+
+#[test]
+fn unknown_kinds_and_versions_are_refused_with_what_is_known() {
+    assert_eq!(
+        errors("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"),
+        "web.yaml:2:7: kind: Unsupported value: \"Deployment\": supported values: Pod, PersistentVolume, \
+         PersistentVolumeClaim, StorageClass, CSIDriver"
+    );
+    assert_eq!(
+        errors("apiVersion: v2\nkind: Pod\n"),
+        "web.yaml:1:13: apiVersion: Unsupported value: \"v2\": Pod is of apiVersion v1"
+    );
+    assert_eq!(errors("kind: Pod\n"), "web.yaml:1:1: apiVersion: Required value: v1");
+    assert_eq!(errors("metadata: {name: x}\n"), "web.yaml:1:1: kind: Required value");
+}
+
+#[test]
+fn quantities_are_checked_where_they_stand() {
+    let text = pod(
+        "  containers:\n  - name: c\n    image: demo\n    resources:\n      limits:\n        memory: 64MB\n",
+    );
+    let said = errors(&text);
+    assert!(
+        said.starts_with(
+            "web.yaml:11:17: spec.containers[0].resources.limits.memory: invalid quantity \"64MB\""
+        ),
+        "{said}"
+    );
+}
+
+#[test]
+fn every_broken_rule_is_told_at_once() {
+    let text = pod(concat!(
+        "  volumes:\n  - name: data\n  containers:\n",
+        "  - name: c\n    image: demo\n    volumeMounts:\n    - name: dat\n      mountPath: /data\n",
+        "  - name: c\n",
+    ));
+    assert_eq!(
+        errors(&text),
+        "web.yaml:7:5: Pod \"web\" is invalid: spec.volumes[0]: Required value: must specify a volume type\n\
+         web.yaml:12:13: Pod \"web\" is invalid: spec.containers[0].volumeMounts[0].name: Not found: \"dat\"\n\
+         web.yaml:14:11: Pod \"web\" is invalid: spec.containers[1].name: Duplicate value: \"c\"\n\
+         web.yaml:14:5: Pod \"web\" is invalid: spec.containers[1].image: Required value"
+    );
+}
+
+#[test]
+fn names_follow_dns() {
+    let said = errors("apiVersion: v1\nkind: Pod\nmetadata:\n  name: My_Pod\nspec:\n  containers: []\n");
+    assert!(
+        said.starts_with("web.yaml:4:9: Pod \"My_Pod\" is invalid: metadata.name: Invalid value: \"My_Pod\": a lowercase RFC 1123 subdomain"),
+        "{said}"
+    );
+    assert!(said.contains("spec.containers: Required value"), "{said}");
+}
+
+#[test]
+fn a_wrong_word_names_the_right_ones() {
+    assert_eq!(
+        errors(&pod(&format!("{CONTAINER}  restartPolicy: Sometimes\n"))),
+        "web.yaml:9:18: spec.restartPolicy: unknown variant `Sometimes`, expected one of `Always`, `OnFailure`, `Never`"
+    );
+}
+
+#[test]
+fn fields_that_do_nothing_are_warnings_with_their_place() {
+    let text =
+        pod(&format!("{CONTAINER}    livenessProbe:\n      tcpSocket: {{port: 80}}\n  dnsPolcy: None\n"));
+    assert_eq!(
+        warnings(&text),
+        "web.yaml:10:7: spec.containers[0].livenessProbe is not supported: a container is restarted only when it ends\n\
+         web.yaml:11:13: spec.dnsPolcy is not supported: it is ignored"
+    );
+}
+
+#[test]
+fn fields_that_would_make_another_pod_are_refused() {
+    assert_eq!(
+        errors(&pod(&format!("{CONTAINER}  initContainers:\n  - name: first\n    image: demo\n"))),
+        "web.yaml:10:3: Pod \"web\" is invalid: spec.initContainers: not supported: the containers would run \
+         without what must run before them"
+    );
+    let said = errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    configMap: {{name: x}}\n")));
+    assert!(said.contains("spec.volumes[0].configMap: not supported: supported volumes are"), "{said}");
+}
+
+#[test]
+fn what_says_nothing_loses_nothing() {
+    let text = pod(&format!("{CONTAINER}  initContainers: []\n  hostPID: false\n  volumes: null\n"));
+    assert_eq!(warnings(&text), "");
+    let read_back = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: data\n  creationTimestamp: null\n  \
+                     resourceVersion: \"12\"\n  managedFields: [{manager: x}]\nspec:\n  accessModes: [ReadWriteMany]\n  \
+                     resources:\n    requests:\n      storage: 1Gi\nstatus:\n  phase: Bound\n";
+    assert_eq!(warnings(read_back), "");
+}
+
+#[test]
+fn claims_and_volumes_need_what_kubernetes_needs() {
+    let claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec: {}\n";
+    assert_eq!(
+        errors(claim),
+        "web.yaml:4:7: PersistentVolumeClaim \"data\" is invalid: spec.accessModes: Required value: at least 1 access mode is required\n\
+         web.yaml:4:7: PersistentVolumeClaim \"data\" is invalid: spec.resources.requests.storage: Required value"
+    );
+    let volume = "apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: v}\nspec:\n  capacity: {storage: 1Gi}\n  \
+                  accessModes: [ReadWriteOnce]\n  nfs: {server: x, path: /}\n";
+    assert!(
+        errors(volume).contains("spec: Required value: must specify a volume type"),
+        "{}",
+        errors(volume)
+    );
+}
+
+#[test]
+fn json_is_read_like_yaml() {
+    let text = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "c", "image": "demo:1", "resources": {"limits": {"cpu": 0.5}}}]}}"#;
+    assert_eq!(errors(text), "");
+    assert_eq!(parse(text, "f").manifests.len(), 1);
+}
+
+/// docs/KUBELET.md shows each row of the table.
+#[test]
+fn the_document_shows_the_field_table() {
+    let document = include_str!("../../docs/KUBELET.md");
+    let rows: Vec<String> = FIELD_TABLE.iter().map(row).collect();
+    let missing: Vec<&String> = rows.iter().filter(|row| !document.contains(row.as_str())).collect();
+    assert!(missing.is_empty(), "docs/KUBELET.md lacks:\n{}", rows.join("\n"));
+}
+
+fn row(rule: &kubelet::manifest::FieldRule) -> String {
+    let kind = rule.kind.map_or("any", |kind| kind.as_str());
+    match rule.verdict {
+        Verdict::Harmless => format!("| {kind} | `{}` | accepted | it means nothing here |", rule.field),
+        Verdict::Ignored(effect) => format!("| {kind} | `{}` | warning | {effect} |", rule.field),
+        Verdict::Refused(reason) => format!("| {kind} | `{}` | refused | {reason} |", rule.field),
+    }
+}

@@ -1,0 +1,228 @@
+//! The manifest directory, with real files and real inotify.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kubelet::source::{Config, DirectorySource};
+use kubelet::store::Store;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
+                     accessModes: [ReadWriteMany]\n  resources: {requests: {storage: 1Gi}}\n";
+
+fn pod(name: &str, image: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: c, image: \"{image}\"}}\n"
+    )
+}
+
+struct Node {
+    root: tempfile::TempDir,
+    dir: PathBuf,
+    store: Store,
+    run: tokio::task::JoinHandle<()>,
+}
+
+impl Node {
+    async fn start(prepare: impl FnOnce(&Path)) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("manifests");
+        fs::create_dir(&dir).unwrap();
+        prepare(&dir);
+        Self::start_in(root, dir).await
+    }
+
+    async fn start_in(root: tempfile::TempDir, dir: PathBuf) -> Self {
+        let store = Store::open(root.path(), "node").unwrap();
+        let config = Config { dir: dir.clone(), state_file: root.path().join("hawser/manifests.json") };
+        let source = DirectorySource::open(config, store.clone()).await.unwrap();
+        let run = tokio::spawn(source.run());
+        Self { root, dir, store, run }
+    }
+
+    async fn restart(self, meanwhile: impl FnOnce(&Path)) -> Self {
+        self.run.abort();
+        drop(self.run.await);
+        meanwhile(&self.dir);
+        Self::start_in(self.root, self.dir).await
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.dir.join(name), text).unwrap();
+    }
+
+    fn runs(&self, name: &str) -> bool {
+        self.store.pod("default", name).is_some_and(|pod| !pod.metadata.is_deleted())
+    }
+
+    fn has_event(&self, reason: &str) -> bool {
+        self.store.events().iter().any(|event| event.reason == reason)
+    }
+
+    /// Waits on the store's own changes until `holds`.
+    async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let mut changes = self.store.subscribe();
+        let waited = tokio::time::timeout(PATIENCE, async {
+            while !holds(self) {
+                changes.recv().await.unwrap();
+            }
+        });
+        assert!(
+            waited.await.is_ok(),
+            "{what}: pods {:?}, events {:#?}",
+            self.store.pods(),
+            self.store.events()
+        );
+    }
+
+    /// Something else is seen to have been looked at: what came before it has been, too.
+    async fn until_looked_twice(&self) {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        self.write("witness.yaml", &pod("witness", &format!("demo:{}", self.store.events().len())));
+        self.until("the witness", |node| node.runs("witness")).await;
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+}
+
+#[tokio::test]
+async fn files_of_any_name_count_and_hidden_ones_do_not() {
+    let node = Node::start(|dir| {
+        fs::write(dir.join("nosuffix"), pod("a", "demo:1")).unwrap();
+        fs::write(dir.join(".hidden.yaml"), pod("b", "demo:1")).unwrap();
+        fs::create_dir(dir.join("sub")).unwrap();
+        fs::write(dir.join("sub/c.yaml"), pod("c", "demo:1")).unwrap();
+    })
+    .await;
+    assert!(node.runs("a"), "known when open() returns");
+    assert_eq!(node.store.pods().len(), 1);
+}
+
+#[tokio::test]
+async fn a_renamed_manifest_starts_within_milliseconds() {
+    let node = Node::start(|_| {}).await;
+    node.write(".web.yaml.tmp", &pod("web", "demo:1"));
+    let begin = std::time::Instant::now();
+    fs::rename(node.dir.join(".web.yaml.tmp"), node.dir.join("web.yaml")).unwrap();
+    node.until("the pod", |node| node.runs("web")).await;
+    assert!(
+        begin.elapsed() < Duration::from_millis(40),
+        "{:?}: below the time of a second look",
+        begin.elapsed()
+    );
+    fs::remove_file(node.dir.join("web.yaml")).unwrap();
+    node.until("its end", |node| !node.runs("web")).await;
+}
+
+#[tokio::test]
+async fn saving_by_rename_does_not_stop_a_pod() {
+    let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
+    let uid = node.store.pods()[0].metadata.uid.clone();
+    // As vi does: the old one out of the way, then a new file of the same name.
+    fs::rename(node.dir.join("web.yaml"), node.dir.join(".web.yaml~")).unwrap();
+    node.write("web.yaml", &pod("web", "demo:1"));
+    node.until_looked_twice().await;
+    let pod = node.store.pod("default", "web").unwrap();
+    assert_eq!((pod.metadata.uid.clone(), pod.metadata.is_deleted()), (uid, false));
+}
+
+#[tokio::test]
+async fn a_broken_edit_keeps_the_pod_and_is_told_and_healed() {
+    let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
+    node.write("web.yaml", &format!("{}---\nkind: [", pod("other", "demo:1")));
+    node.until("the mistake", |node| node.has_event("InvalidManifest")).await;
+    assert!(node.runs("web"), "described by the broken part, perhaps");
+    assert!(node.runs("other"), "a bad document does not hide a good one");
+    let message = node.store.events().iter().find(|e| e.reason == "InvalidManifest").unwrap().message.clone();
+    assert!(message.contains("web.yaml:8:"), "{message}");
+
+    node.write("web.yaml", &pod("other", "demo:1"));
+    node.until("healing", |node| node.has_event("ManifestRead") && !node.runs("web")).await;
+    assert!(node.runs("other"));
+}
+
+#[tokio::test]
+async fn a_directory_that_is_renamed_and_back_stops_nothing() {
+    let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
+    let aside = node.root.path().join("aside");
+    fs::rename(&node.dir, &aside).unwrap();
+    node.until("the warning", |node| node.has_event("ManifestDirectoryMissing")).await;
+    assert!(node.runs("web"));
+    fs::rename(&aside, &node.dir).unwrap();
+    node.until("the relief", |node| node.has_event("ManifestDirectoryFound")).await;
+    node.write("more.yaml", &pod("more", "demo:1"));
+    node.until("more", |node| node.runs("more")).await;
+    assert!(node.runs("web"));
+}
+
+#[tokio::test]
+async fn a_directory_replaced_by_an_empty_one_stops_nothing_also_while_stopped() {
+    let node = Node::start(|dir| {
+        fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap();
+        fs::write(dir.join("claim.yaml"), CLAIM).unwrap();
+    })
+    .await;
+    let swap = |dir: &Path| {
+        fs::rename(dir, dir.with_file_name("was")).unwrap();
+        fs::create_dir(dir).unwrap();
+    };
+    let node = node.restart(swap).await;
+    assert!(node.has_event("ManifestDirectoryMissing"));
+    assert!(node.runs("web"));
+    assert!(node.store.claim("default", "data").unwrap().metadata.annotations.is_empty());
+}
+
+#[tokio::test]
+async fn emptying_the_directory_stops_pods_and_keeps_claims() {
+    let node = Node::start(|dir| {
+        fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap();
+        fs::write(dir.join("claim.yaml"), CLAIM).unwrap();
+    })
+    .await;
+    for name in ["web.yaml", "claim.yaml"] {
+        fs::remove_file(node.dir.join(name)).unwrap();
+    }
+    node.until("the end of both", |node| !node.runs("web") && node.has_event("ManifestMissing")).await;
+    assert_eq!(
+        node.store.claim("default", "data").unwrap().metadata.annotations["hawser.dev/source"],
+        "missing"
+    );
+}
+
+#[tokio::test]
+async fn a_directory_that_comes_later_is_found() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("a/b");
+    let node = Node::start_in(root, dir.clone()).await;
+    assert!(node.has_event("ManifestDirectoryMissing"));
+    fs::create_dir(dir.parent().unwrap()).unwrap();
+    fs::create_dir(&dir).unwrap();
+    node.until("the directory", |node| node.has_event("ManifestDirectoryFound")).await;
+    node.write("web.yaml", &pod("web", "demo:1"));
+    node.until("the pod", |node| node.runs("web")).await;
+}
+
+#[tokio::test]
+async fn unsupported_fields_and_second_descriptions_are_told() {
+    let node = Node::start(|dir| {
+        fs::write(dir.join("a.yaml"), pod("web", "demo:1") + "  hostAliases: [{ip: 1.2.3.4}]\n").unwrap();
+        fs::write(dir.join("b.yaml"), pod("web", "demo:2")).unwrap();
+    })
+    .await;
+    assert_eq!(node.store.pods()[0].spec.containers[0].image, "demo:1");
+    let told: Vec<String> =
+        node.store.events().iter().map(|e| format!("{} {}", e.reason, e.message)).collect();
+    assert!(
+        told.iter().any(|e| e.starts_with("UnsupportedField") && e.contains("spec.hostAliases")),
+        "{told:?}"
+    );
+    assert!(told.iter().any(|e| e.starts_with("ManifestRefused") && e.contains("a.yaml")), "{told:?}");
+}
+
+#[tokio::test]
+async fn truncating_a_file_in_place_takes_nothing_back() {
+    let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
+    node.write("web.yaml", "");
+    node.until("the mistake", |node| node.has_event("InvalidManifest")).await;
+    assert!(node.runs("web"));
+}

@@ -1,0 +1,180 @@
+//! The store: what survives, what waits for its turn, what may not change.
+
+use kubelet::manifest;
+use kubelet::objects::{ClaimPhase, EventType, Kind, Object};
+use kubelet::store::{AnyObject, Error, Outcome, Source, Store};
+
+const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
+                     accessModes: [ReadWriteMany]\n  resources: {requests: {storage: 1Gi}}\n";
+
+fn object(text: &str) -> AnyObject {
+    let parsed = manifest::parse(text, "test.yaml");
+    assert_eq!(parsed.errors, []);
+    parsed.manifests.into_iter().next().unwrap().object
+}
+
+fn pod(image: &str) -> AnyObject {
+    object(&format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - {{name: c, image: {image}}}\n"
+    ))
+}
+
+fn file(name: &str) -> Source {
+    Source::File(format!("/manifests/{name}").into())
+}
+
+struct Fixture {
+    root: tempfile::TempDir,
+    store: Store,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        Self { root, store }
+    }
+
+    /// As after `kill -9`.
+    fn reopen(self) -> Self {
+        let store = Store::open(self.root.path(), "node").unwrap();
+        Self { root: self.root, store }
+    }
+}
+
+#[test]
+fn claims_survive_with_uid_binding_and_source() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap(), Outcome::Created);
+    let mut claim = (*fixture.store.claim("default", "data").unwrap()).clone();
+    assert_eq!(claim.metadata.uid.len(), 36, "a random uid");
+    claim.spec.volume_name = "pvc-1".to_owned();
+    claim.status.phase = ClaimPhase::Bound;
+    fixture.store.put_claim(claim.clone()).unwrap();
+
+    let fixture = fixture.reopen();
+    assert_eq!(*fixture.store.claim("default", "data").unwrap(), claim);
+    assert_eq!(fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap(), Outcome::Unchanged);
+    assert_eq!(*fixture.store.claim("default", "data").unwrap(), claim);
+    assert_eq!(fixture.store.declared_by_files().len(), 1);
+}
+
+#[test]
+fn a_bound_claim_keeps_its_spec() {
+    let fixture = Fixture::new();
+    fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap();
+    let mut claim = (*fixture.store.claim("default", "data").unwrap()).clone();
+    let uid = claim.metadata.uid.clone();
+
+    // Not bound yet: a correction counts.
+    let corrected = CLAIM.replace("1Gi", "2Gi");
+    assert_eq!(fixture.store.apply(object(&corrected), file("c.yaml")).unwrap(), Outcome::Configured);
+    assert_eq!(fixture.store.claim("default", "data").unwrap().metadata.uid, uid);
+
+    claim.spec.volume_name = "pvc-1".to_owned();
+    fixture.store.put_claim(claim).unwrap();
+    let err = fixture.store.apply(object(&CLAIM.replace("1Gi", "9Gi")), file("c.yaml")).unwrap_err();
+    assert_eq!(
+        err.to_string(),
+        "PersistentVolumeClaim \"data\" is invalid: spec: Forbidden: field is immutable after creation"
+    );
+}
+
+#[test]
+fn a_vanished_description_marks_a_claim_and_stops_a_pod() {
+    let fixture = Fixture::new();
+    fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap();
+    fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
+    for declared in fixture.store.declared_by_files() {
+        fixture.store.vanish(&declared).unwrap();
+    }
+    assert_eq!(fixture.store.declared_by_files(), []);
+    let claim = fixture.store.claim("default", "data").unwrap();
+    assert_eq!(claim.metadata.annotations["hawser.dev/source"], "missing");
+    assert!(fixture.store.pod("default", "web").unwrap().metadata.is_deleted());
+    let event = fixture.store.events().pop().unwrap();
+    assert_eq!((event.reason.as_str(), event.event_type), ("ManifestMissing", EventType::Warning));
+
+    // The file is back: the same claim, without the mark.
+    fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap();
+    let back = fixture.store.claim("default", "data").unwrap();
+    assert_eq!((back.metadata.uid.clone(), back.metadata.annotations.len()), (claim.metadata.uid.clone(), 0));
+}
+
+#[test]
+fn a_changed_pod_follows_once_its_predecessor_is_forgotten() {
+    let fixture = Fixture::new();
+    fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
+    let first = fixture.store.pod("default", "web").unwrap();
+    assert_eq!(fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap(), Outcome::Unchanged);
+
+    assert_eq!(fixture.store.apply(pod("demo:2"), file("p.yaml")).unwrap(), Outcome::Configured);
+    let terminating = fixture.store.pod("default", "web").unwrap();
+    assert_eq!(terminating.metadata.uid, first.metadata.uid);
+    assert!(terminating.metadata.is_deleted());
+
+    let fixture = fixture.reopen();
+    fixture.store.forget_pod(&first.metadata.uid).unwrap();
+    let second = fixture.store.pod("default", "web").unwrap();
+    assert_ne!(second.metadata.uid, first.metadata.uid);
+    assert!(!second.metadata.is_deleted());
+    assert_eq!(second.spec.containers[0].image, "demo:2");
+
+    fixture.store.mark_pod_deleted("default", "web", Some(3)).unwrap();
+    fixture.store.mark_pod_deleted("default", "web", Some(9)).unwrap();
+    let deleted = fixture.store.pod("default", "web").unwrap();
+    assert_eq!(deleted.metadata.deletion_grace_period_seconds, Some(3), "the grace only gets shorter");
+    fixture.store.forget_pod(&second.metadata.uid).unwrap();
+    assert!(fixture.store.pods().is_empty());
+    assert!(fixture.reopen().store.pods().is_empty());
+}
+
+#[test]
+fn the_same_file_is_the_same_pod_and_another_file_another() {
+    let uid = |source: Source| {
+        let fixture = Fixture::new();
+        fixture.store.apply(pod("demo:1"), source).unwrap();
+        fixture.store.pods()[0].metadata.uid.clone()
+    };
+    assert_eq!(uid(file("a.yaml")), uid(file("a.yaml")));
+    assert_ne!(uid(file("a.yaml")), uid(file("b.yaml")));
+    assert_ne!(uid(Source::Api), uid(Source::Api));
+}
+
+#[test]
+fn a_client_does_not_take_over_what_a_file_describes() {
+    let fixture = Fixture::new();
+    fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
+    let err = fixture.store.apply(pod("demo:2"), Source::Api).unwrap_err();
+    assert_eq!(err.to_string(), "Pod \"web\" is described by /manifests/p.yaml already");
+}
+
+#[test]
+fn damaged_objects_stop_the_start_and_name_the_file() {
+    let fixture = Fixture::new();
+    fixture.store.apply(object(CLAIM), Source::Api).unwrap();
+    let path = fixture.root.path().join("hawser/objects/PersistentVolumeClaim/default_data.json");
+    std::fs::write(&path, "{").unwrap();
+    match Store::open(fixture.root.path(), "node").unwrap_err() {
+        Error::Corrupt { path: named, .. } => assert_eq!(named, path),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn every_change_is_announced() {
+    let fixture = Fixture::new();
+    let mut changes = fixture.store.subscribe();
+    fixture.store.apply(object(CLAIM), Source::Api).unwrap();
+    fixture.store.remove_claim("default", "data").unwrap();
+    for _ in 0..2 {
+        let change = changes.recv().await.unwrap();
+        assert_eq!(
+            (change.kind, change.namespace.as_str(), change.name.as_str()),
+            (Kind::PersistentVolumeClaim, "default", "data")
+        );
+    }
+    let subject =
+        fixture.store.apply(pod("demo:1"), Source::Api).map(|_| fixture.store.pods()[0].reference()).unwrap();
+    assert_eq!((subject.kind.as_str(), subject.name.as_str()), ("Pod", "web"));
+}
