@@ -1,0 +1,193 @@
+//! Who a thread acts as and what it may do: capabilities, file system uid and
+//! gid, umask, and secrets handed over in the environment.
+//!
+//! Invariant: capabilities, fsuid and fsgid belong to a thread, not to the
+//! process; what limits the process is called before it has a second thread.
+
+#![expect(unsafe_code, reason = "the environment's memory is only reachable by pointer")]
+
+use std::cell::Cell;
+use std::ffi::{CStr, OsString};
+use std::os::unix::ffi::OsStringExt;
+
+use nix::errno::Errno;
+use nix::sched::CloneFlags;
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use rustix::fs::Mode;
+pub use rustix::thread::CapabilitySet;
+use rustix::thread::CapabilitySets;
+
+use crate::{Error, Result};
+
+/// The three sets of the calling thread (capget(2)).
+pub fn capabilities() -> Result<CapabilitySets> {
+    rustix::thread::capabilities(None).map_err(|e| Error::new("read capabilities of", "this thread", e))
+}
+
+/// Makes effective, permitted and bounding set exactly `wanted`, and empties
+/// the inheritable and the ambient set. Must already hold `wanted`; to take
+/// something from the bounding set needs CAP_SETPCAP.
+pub fn limit_capabilities(wanted: CapabilitySet) -> Result<()> {
+    let held = capabilities()?.permitted;
+    if !held.contains(wanted) {
+        return Err(Error::new("keep capabilities", names(wanted - held), Errno::EPERM));
+    }
+    for capability in bounding_set() {
+        if !wanted.contains(capability) {
+            rustix::thread::remove_capability_from_bounding_set(capability)
+                .map_err(|e| Error::new("drop from the bounding set", names(capability), e))?;
+        }
+    }
+    rustix::thread::clear_ambient_capability_set()
+        .map_err(|e| Error::new("clear", "ambient capabilities", e))?;
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets { effective: wanted, permitted: wanted, inheritable: CapabilitySet::empty() },
+    )
+    .map_err(|e| Error::new("set capabilities", names(wanted), e))
+}
+
+/// Every capability of the bounding set that this kernel knows, one by one.
+fn bounding_set() -> Vec<CapabilitySet> {
+    (0..u64::BITS)
+        .map(|number| CapabilitySet::from_bits_retain(1 << number))
+        // EINVAL above the kernel's last one.
+        .filter(|one| rustix::thread::capability_is_in_bounding_set(*one).unwrap_or(false))
+        .collect()
+}
+
+fn names(set: CapabilitySet) -> String {
+    let known: Vec<&str> = set.iter_names().map(|(name, _)| name).collect();
+    if known.is_empty() { format!("{:#x}", set.bits()) } else { known.join(" ") }
+}
+
+/// What execve(2) starts can never gain privileges (prctl(2), PR_SET_NO_NEW_PRIVS).
+pub fn set_no_new_privs() -> Result<()> {
+    rustix::thread::set_no_new_privs(true).map_err(|e| Error::new("set", "no_new_privs", e))
+}
+
+/// On whose behalf a file is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    pub umask: u32,
+}
+
+/// Runs `body` with the fsuid, fsgid and umask of `caller` on this thread
+/// alone, so that the file system gives what `body` creates to that user, by
+/// the rules of setgid directories and default ACLs.
+///
+/// setfsuid(2) away from 0 takes the file capabilities from the effective set
+/// (capabilities(7)); those in `keep` are put back: whoever calls this has
+/// checked permissions with the caller's supplementary groups, which this
+/// thread does not have.
+pub fn as_caller<T>(
+    caller: Caller,
+    keep: CapabilitySet,
+    body: impl FnOnce() -> T,
+) -> std::result::Result<T, Errno> {
+    set_thread_umask(caller.umask)?;
+    if caller.uid == 0 && caller.gid == 0 {
+        return Ok(body());
+    }
+    let _restored_at_the_end = FsIds::set(caller.uid, caller.gid)?;
+    if caller.uid != 0 {
+        let mut sets = rustix::thread::capabilities(None).map_err(errno)?;
+        sets.effective |= keep & sets.permitted;
+        rustix::thread::set_capabilities(None, sets).map_err(errno)?;
+    }
+    Ok(body())
+}
+
+/// Runs `body` without `capability` in this thread's effective set.
+pub fn without_capability<T>(
+    capability: CapabilitySet,
+    body: impl FnOnce() -> T,
+) -> std::result::Result<T, Errno> {
+    let before = rustix::thread::capabilities(None).map_err(errno)?;
+    let reduced = CapabilitySets { effective: before.effective - capability, ..before };
+    rustix::thread::set_capabilities(None, reduced).map_err(errno)?;
+    let result = body();
+    rustix::thread::set_capabilities(None, before).map_err(errno)?;
+    Ok(result)
+}
+
+thread_local! {
+    /// The umask of this thread once it has one of its own.
+    static OWN_UMASK: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// The umask is shared by a process's threads until unshare(CLONE_FS).
+fn set_thread_umask(umask: u32) -> std::result::Result<(), Errno> {
+    let umask = umask & 0o777;
+    let current = OWN_UMASK.get();
+    if current == Some(umask) {
+        return Ok(());
+    }
+    if current.is_none() {
+        nix::sched::unshare(CloneFlags::CLONE_FS)?;
+    }
+    rustix::process::umask(Mode::from_bits_truncate(umask));
+    OWN_UMASK.set(Some(umask));
+    Ok(())
+}
+
+/// The ids to go back to. Returning to fsuid 0 restores the file capabilities
+/// by itself (capabilities(7)).
+struct FsIds {
+    uid: Uid,
+    gid: Gid,
+}
+
+impl FsIds {
+    fn set(uid: u32, gid: u32) -> std::result::Result<Self, Errno> {
+        let before = Self { gid: setfsgid(Gid::from_raw(gid)), uid: setfsuid(Uid::from_raw(uid)) };
+        // Neither call reports a failure; an impossible id changes nothing and
+        // returns the present one.
+        let refused = setfsgid(Gid::from_raw(u32::MAX)).as_raw() != gid
+            || setfsuid(Uid::from_raw(u32::MAX)).as_raw() != uid;
+        // `before` goes back on drop in either case.
+        if refused { Err(Errno::EPERM) } else { Ok(before) }
+    }
+}
+
+impl Drop for FsIds {
+    fn drop(&mut self) {
+        setfsuid(self.uid);
+        setfsgid(self.gid);
+    }
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+/// Takes the environment variable `name` out of the environment for good: its
+/// value is also overwritten where /proc/PID/environ shows it. `None` if it is
+/// not set. `EBUSY` once the process has a second thread, which could be
+/// reading the environment.
+pub fn take_secret(name: &CStr) -> Result<Option<OsString>> {
+    let object = name.to_string_lossy();
+    let tasks = std::fs::read_dir("/proc/self/task").map_err(|e| Error::new("list", "/proc/self/task", e))?;
+    if tasks.count() != 1 {
+        return Err(Error::new("take from the environment", object, Errno::EBUSY));
+    }
+    // SAFETY: the process has this one thread (counted above), so nothing else
+    // reads or changes the environment; getenv(3) returns null or a string that
+    // ends with NUL, and only its bytes before the NUL are written.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        if value.is_null() {
+            return Ok(None);
+        }
+        let length = libc::strlen(value);
+        let bytes = std::slice::from_raw_parts_mut(value.cast::<u8>(), length);
+        let secret = OsString::from_vec(bytes.to_vec());
+        bytes.fill(0);
+        if libc::unsetenv(name.as_ptr()) != 0 {
+            return Err(Error::new("take from the environment", object, Errno::last()));
+        }
+        Ok(Some(secret))
+    }
+}

@@ -1,0 +1,90 @@
+//! What statx(2) says about a backing file, as FUSE wants to hear it.
+
+use std::time::{Duration, SystemTime};
+
+use fuser::{FileAttr, FileType, INodeNo};
+use rustix::fs::{FileType as BackingType, Statx, StatxTimestamp};
+use rustix::io::Errno;
+
+use crate::errno::Result;
+
+/// Where the volume's inodes come from: one device, and the inode of its root.
+///
+/// A node id is the backing inode number (fuser reports the node id as
+/// st_ino, so both are stable over restarts), except that FUSE wants 1 for the
+/// root: the root's number and 1 change places.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin {
+    device: (u32, u32),
+    root_inode: u64,
+}
+
+impl Origin {
+    pub(crate) fn of_root(root: &Statx) -> Self {
+        Self { device: (root.stx_dev_major, root.stx_dev_minor), root_inode: root.stx_ino }
+    }
+
+    /// `EXDEV` for a file of another file system (or subvolume): two of them
+    /// may have the same inode number.
+    pub(crate) fn node_id(self, backing: &Statx) -> Result<u64> {
+        if (backing.stx_dev_major, backing.stx_dev_minor) != self.device {
+            return Err(Errno::XDEV);
+        }
+        Ok(self.node_id_of_inode(backing.stx_ino))
+    }
+
+    pub(crate) fn node_id_of_inode(self, inode: u64) -> u64 {
+        if inode == self.root_inode {
+            INodeNo::ROOT.0
+        } else if inode == INodeNo::ROOT.0 {
+            self.root_inode
+        } else {
+            inode
+        }
+    }
+
+    pub(crate) fn attributes(self, backing: &Statx) -> Result<FileAttr> {
+        Ok(FileAttr {
+            ino: INodeNo(self.node_id(backing)?),
+            size: backing.stx_size,
+            blocks: backing.stx_blocks,
+            atime: system_time(backing.stx_atime),
+            mtime: system_time(backing.stx_mtime),
+            ctime: system_time(backing.stx_ctime),
+            crtime: system_time(backing.stx_btime),
+            kind: file_type(BackingType::from_raw_mode(backing.stx_mode.into())).ok_or(Errno::IO)?,
+            perm: backing.stx_mode & 0o7777,
+            nlink: backing.stx_nlink,
+            uid: backing.stx_uid,
+            gid: backing.stx_gid,
+            rdev: kernel_device_number(backing.stx_rdev_major, backing.stx_rdev_minor),
+            blksize: backing.stx_blksize,
+            flags: 0,
+        })
+    }
+}
+
+pub(crate) fn file_type(backing: BackingType) -> Option<FileType> {
+    match backing {
+        BackingType::RegularFile => Some(FileType::RegularFile),
+        BackingType::Directory => Some(FileType::Directory),
+        BackingType::Symlink => Some(FileType::Symlink),
+        BackingType::Fifo => Some(FileType::NamedPipe),
+        BackingType::Socket => Some(FileType::Socket),
+        BackingType::CharacterDevice => Some(FileType::CharDevice),
+        BackingType::BlockDevice => Some(FileType::BlockDevice),
+        BackingType::Unknown => None,
+    }
+}
+
+/// As new_decode_dev() of linux/kdev_t.h reads it.
+fn kernel_device_number(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
+}
+
+fn system_time(stamp: StatxTimestamp) -> SystemTime {
+    let whole = Duration::from_secs(stamp.tv_sec.unsigned_abs());
+    let base =
+        if stamp.tv_sec >= 0 { SystemTime::UNIX_EPOCH + whole } else { SystemTime::UNIX_EPOCH - whole };
+    base + Duration::from_nanos(stamp.tv_nsec.into())
+}

@@ -1,0 +1,95 @@
+//! What the process gives up before it learns which volume it serves.
+//!
+//! A container runtime has made the namespaces of a mount pod and has taken
+//! capabilities away. A child process of the driver has neither: it makes its
+//! own namespaces, and a root that holds nothing.
+
+use std::path::Path;
+
+use linux::credentials::{self, CapabilitySet};
+use linux::fs_at::DescriptorDir;
+use linux::mount::{self, MountFlags, UnmountMode};
+use nix::sched::CloneFlags;
+use rustix::process::{Resource, Rlimit};
+
+use crate::{Error, Result};
+
+/// What serving files of every owner takes, and no more: no CAP_SYS_ADMIN, no
+/// CAP_MKNOD, no CAP_DAC_READ_SEARCH, no CAP_SETFCAP.
+pub const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETGID);
+
+/// Below this many descriptors the daemon could not keep the path to a file open.
+const LEAST_DESCRIPTORS: u64 = 64;
+
+/// Who separates the process from the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    ByTheRuntime,
+    Own,
+}
+
+/// In a container: its /proc is what there is.
+pub fn in_given_namespaces() -> Result<DescriptorDir> {
+    DescriptorDir::open().map_err(step("own descriptors"))
+}
+
+/// Leaves the host: own mount, network, IPC and UTS namespaces, and as root
+/// directory an empty, read-only tmpfs. Every other mount is gone from the new
+/// namespace, the FUSE mount with them: a copy of it here would keep the
+/// session alive after the host's unmount.
+pub fn in_own_namespaces() -> Result<DescriptorDir> {
+    let namespaces = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS;
+    nix::sched::unshare(namespaces)
+        .map_err(|e| linux::Error::new("unshare", "mount, net, ipc and uts namespaces", e))
+        .map_err(step("own namespaces"))?;
+    mount::make_private(Path::new("/")).map_err(step("own mount namespace"))?;
+    let descriptors = DescriptorDir::open_detached().map_err(step("own descriptors"))?;
+    empty_root().map_err(step("empty root directory"))?;
+    descriptors.make_working_directory().map_err(step("own descriptors"))?;
+    Ok(descriptors)
+}
+
+fn empty_root() -> linux::Result<()> {
+    // /proc is on every host; what it is does not matter, it is detached below.
+    let place = Path::new("/proc");
+    let flags = MountFlags { read_only: false, nosuid: true, nodev: true, noexec: true };
+    mount::mount_fs("tmpfs", "none", place, flags, "size=4k,nr_inodes=2,mode=0555")?;
+    nix::unistd::chdir(place).map_err(|e| linux::Error::at("change directory to", place, e))?;
+    // The old root is stacked on the new one, and taken off again (pivot_root(2), NOTES).
+    nix::unistd::pivot_root(".", ".").map_err(|e| linux::Error::at("pivot_root to", place, e))?;
+    mount::unmount(Path::new("."), UnmountMode::Detach)?;
+    let root = Path::new("/");
+    nix::unistd::chdir(root).map_err(|e| linux::Error::at("change directory to", root, e))?;
+    mount::remount_bind(root, MountFlags { read_only: true, ..flags })
+}
+
+/// As many descriptors as the hard limit allows. Returns how many.
+pub fn raise_descriptor_limit() -> Result<u64> {
+    let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    if hard < LEAST_DESCRIPTORS {
+        return Err(Error::DescriptorLimit { hard, least: LEAST_DESCRIPTORS });
+    }
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(hard), maximum: Some(hard) })
+        .map_err(|e| linux::Error::new("raise", "RLIMIT_NOFILE", e))
+        .map_err(step("open files"))?;
+    Ok(hard)
+}
+
+/// Exactly [`CAPABILITIES`] in the effective, permitted and bounding sets, and no_new_privs.
+pub fn drop_privileges() -> Result<()> {
+    credentials::limit_capabilities(CAPABILITIES)
+        .and_then(|()| credentials::set_no_new_privs())
+        .map_err(step("privileges"))
+}
+
+fn step(step: &'static str) -> impl Fn(linux::Error) -> Error {
+    move |source| Error::Kernel { step, source }
+}

@@ -1,0 +1,103 @@
+//! An open directory: entries read ahead from the backing directory, and the
+//! cookie at which the next request goes on.
+//!
+//! Invariant: cookies are the backing file system's own (d_off), so a reader
+//! that goes on after others created and removed entries loses none that was
+//! there all the time and sees none twice.
+
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{FileType, RawDir, SeekFrom};
+
+use crate::errno::Result;
+
+const READ_AHEAD_BYTES: usize = 32 * 1024;
+
+#[derive(Debug)]
+pub(crate) struct Directory {
+    fd: OwnedFd,
+    stream: Mutex<Stream>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    /// Read from the kernel, not yet handed out.
+    ahead: VecDeque<Entry>,
+    /// The cookie of the first of them.
+    position: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) inode: u64,
+    pub(crate) kind: FileType,
+    pub(crate) name: CString,
+    /// Where the entry after this one is.
+    pub(crate) next: u64,
+}
+
+/// What a consumer of entries answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Yes,
+    /// There was no room: the entry comes again with the next request.
+    No,
+}
+
+impl Directory {
+    /// `fd` is open for reading.
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self { fd, stream: Mutex::new(Stream { ahead: VecDeque::new(), position: 0 }) }
+    }
+
+    /// Hands out entries from the cookie `offset` on, until `take` has no room or the end.
+    pub(crate) fn read(&self, offset: u64, mut take: impl FnMut(&Entry) -> Taken) -> Result<()> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // Zero is also rewinddir(3), which has to show what was created since.
+        if offset == 0 || offset != stream.position {
+            rustix::fs::seek(&self.fd, SeekFrom::Start(offset))?;
+            *stream = Stream { ahead: VecDeque::new(), position: offset };
+        }
+        loop {
+            if stream.ahead.is_empty() {
+                stream.ahead = self.read_ahead()?;
+            }
+            let Some(entry) = stream.ahead.front() else { return Ok(()) };
+            if take(entry) == Taken::No {
+                return Ok(());
+            }
+            stream.position = entry.next;
+            stream.ahead.pop_front();
+        }
+    }
+
+    /// What one getdents64(2) gives; nothing at the end.
+    fn read_ahead(&self) -> Result<VecDeque<Entry>> {
+        let mut buffer = vec![MaybeUninit::uninit(); READ_AHEAD_BYTES];
+        let mut raw = RawDir::new(&self.fd, &mut buffer);
+        let mut entries = VecDeque::new();
+        while let Some(entry) = raw.next() {
+            let entry = entry?;
+            entries.push_back(Entry {
+                inode: entry.ino(),
+                kind: entry.file_type(),
+                name: entry.file_name().to_owned(),
+                next: entry.next_entry_cookie(),
+            });
+            if raw.is_buffer_empty() {
+                break;
+            }
+        }
+        Ok(entries)
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

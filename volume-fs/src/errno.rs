@@ -1,0 +1,14 @@
+//! What a request fails with: the kernel's errno from the backing file,
+//! unchanged, or one of ours.
+
+use rustix::io::Errno;
+
+pub(crate) type Result<T> = std::result::Result<T, Errno>;
+
+pub(crate) fn to_fuse(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.raw_os_error())
+}
+
+pub(crate) fn from_nix(errno: nix::errno::Errno) -> Errno {
+    Errno::from_raw_os_error(errno as i32)
+}

@@ -1,0 +1,64 @@
+//! Why a volume cannot be served. What single requests fail with is an errno
+//! ([`crate::errno`]).
+
+use std::error::Error as _;
+use std::fmt::Write as _;
+use std::io;
+use std::path::PathBuf;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("environment variable {variable} is empty or not set: the driver gives every daemon a nonce")]
+    NonceMissing { variable: &'static str },
+    #[error("{step}")]
+    Kernel {
+        step: &'static str,
+        #[source]
+        source: linux::Error,
+    },
+    #[error(
+        "the driver at {} closed the connection after Hello (protocol version {version}): \
+         it does not know this nonce, or not this version",
+        socket.display()
+    )]
+    Refused { socket: PathBuf, version: u32 },
+    #[error("assignment from {}: {field}: {reason}", socket.display())]
+    Assignment { socket: PathBuf, field: &'static str, reason: String },
+    #[error("open files: hard limit {hard} of RLIMIT_NOFILE is below {least}")]
+    DescriptorLimit { hard: u64, least: u64 },
+    #[error("ignore SIGTERM")]
+    Signals {
+        #[source]
+        source: io::Error,
+    },
+    #[error("system call filter")]
+    Seccomp {
+        #[source]
+        source: seccompiler::Error,
+    },
+    #[error("answer FUSE_INIT")]
+    Handshake {
+        #[source]
+        source: io::Error,
+    },
+    #[error("serve FUSE requests")]
+    Session {
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// The whole story in one line, cause last.
+    pub fn chain(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            write!(line, ": {error}").expect("a String takes any text");
+            cause = error.source();
+        }
+        line
+    }
+}

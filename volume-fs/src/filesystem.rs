@@ -1,0 +1,528 @@
+//! FUSE requests in, answers out: takes fuser's arguments apart, calls
+//! [`Volume`], puts the result into the reply. Decides nothing about files.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno as FuseErrno, FileHandle, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use linux::credentials::Caller;
+use rustix::fs::{
+    AtFlags, FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags,
+};
+use rustix::io::Errno;
+
+use crate::directory::Taken;
+use crate::errno::{Result, to_fuse};
+use crate::volume::{Changes, Known, Range, Special, Volume, Xattr};
+
+/// What the kernel allows by default (fs.fuse.max_pages_limit = 256 pages).
+pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
+
+/// How long the kernel may trust a name or an attribute without asking. This
+/// daemon alone serves the volume, so only changes made behind the mount are
+/// seen this late.
+const TRUSTED_FOR: Duration = Duration::from_secs(1);
+
+/// Without these the promises of docs/SEMANTICS.md cannot be kept: umask and
+/// default ACLs (DONT_MASK), ACLs enforced (POSIX_ACL), suid and sgid cleared
+/// without a GETXATTR round trip before every write (HANDLE_KILLPRIV_V2,
+/// Linux 5.12; fuser 0.18 hides its flag on truncate: see `Volume::truncate`).
+const NEEDED: InitFlags =
+    InitFlags::FUSE_DONT_MASK.union(InitFlags::FUSE_POSIX_ACL).union(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
+
+/// Speed only. Not FUSE_ATOMIC_O_TRUNC: truncation comes as its own request.
+/// Not locks: they are the kernel's, all users are on this node.
+const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
+    .union(InitFlags::FUSE_DO_READDIRPLUS)
+    .union(InitFlags::FUSE_READDIRPLUS_AUTO)
+    .union(InitFlags::FUSE_ASYNC_DIO)
+    .union(InitFlags::FUSE_CACHE_SYMLINKS);
+
+#[derive(Debug)]
+pub(crate) struct VolumeFilesystem {
+    volume: Volume,
+}
+
+impl VolumeFilesystem {
+    pub(crate) fn new(volume: Volume) -> Self {
+        Self { volume }
+    }
+}
+
+impl Filesystem for VolumeFilesystem {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        config.add_capabilities(NEEDED).map_err(|missing| {
+            io::Error::other(format!("this kernel's FUSE lacks {missing:?}: Linux 5.12 or newer is needed"))
+        })?;
+        config
+            .add_capabilities(WELCOME & config.capabilities())
+            .map_err(|refused| io::Error::other(format!("offered, then refused: {refused:?}")))?;
+        config
+            .set_max_write(MAX_WRITE_BYTES)
+            .map_err(|nearest| io::Error::other(format!("max_write: {nearest} is the nearest possible")))?;
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        answer_entry(self.volume.look_up(parent.0, name), reply);
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        self.volume.forget(ino.0, nlookup);
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        match self.volume.attributes(ino.0, fh) {
+            Ok(attributes) => reply.attr(&TRUSTED_FOR, &attributes),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let times = (atime.is_some() || mtime.is_some())
+            .then(|| Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) });
+        let changes = Changes { mode, uid, gid, size, times };
+        match self.volume.change(ino.0, fh, &changes) {
+            Ok(attributes) => reply.attr(&TRUSTED_FOR, &attributes),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        answer_data(self.volume.read_link(ino.0), reply);
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        _rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let special = match mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => Special::Regular,
+            libc::S_IFIFO => Special::Fifo,
+            libc::S_IFSOCK => Special::Socket,
+            // A device node would be a device of the node's own hardware.
+            libc::S_IFCHR | libc::S_IFBLK => return reply.error(FuseErrno::EPERM),
+            _ => return reply.error(FuseErrno::EINVAL),
+        };
+        answer_entry(
+            self.volume.make_special(parent.0, name, (special, mode), caller(request, umask)),
+            reply,
+        );
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        answer_entry(self.volume.make_directory(parent.0, name, mode, caller(request, umask)), reply);
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer_empty(self.volume.remove(parent.0, name, AtFlags::empty()), reply);
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer_empty(self.volume.remove(parent.0, name, AtFlags::REMOVEDIR), reply);
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let caller = caller(request, 0);
+        answer_entry(self.volume.make_symlink(parent.0, link_name, target.as_os_str(), caller), reply);
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+        answer_empty(self.volume.rename((parent.0, name), (newparent.0, newname), flags), reply);
+    }
+
+    fn link(&self, _request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        answer_entry(self.volume.link(ino.0, newparent.0, newname), reply);
+    }
+
+    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.volume.open_file(ino.0, open_flags(flags.0)) {
+            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        answer_data(self.volume.read(fh, offset, size), reply);
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let clear_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        answer_written(self.volume.write(fh, offset, data, clear_setid), reply);
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        answer_empty(self.volume.flush(fh), reply);
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.volume.release_file(fh);
+        reply.ok();
+    }
+
+    fn fsync(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        answer_empty(self.volume.synchronise(fh, datasync), reply);
+    }
+
+    fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.volume.open_directory(ino.0) {
+            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let listed = self.volume.list(fh, offset, |entry| {
+            taken_unless(reply.add(INodeNo(entry.id), entry.next, entry.kind, entry.name))
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let listed = self.volume.list_known(ino.0, fh, offset, |entry, known| {
+            let Known { attributes, generation } = known;
+            taken_unless(reply.add(
+                attributes.ino,
+                entry.next,
+                entry.name,
+                &TRUSTED_FOR,
+                attributes,
+                Generation(*generation),
+            ))
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.volume.release_directory(fh);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        answer_empty(self.volume.synchronise_directory(fh, datasync), reply);
+    }
+
+    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        match self.volume.statistics() {
+            Ok(s) => reply.statfs(
+                s.f_blocks,
+                s.f_bfree,
+                s.f_bavail,
+                s.f_files,
+                s.f_ffree,
+                saturated(s.f_bsize),
+                saturated(s.f_namemax),
+                saturated(s.f_frsize),
+            ),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
+        answer_empty(self.volume.set_xattr(ino.0, name, value, flags), reply);
+    }
+
+    fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        answer_xattr(buffer_size(size).and_then(|size| self.volume.xattr(ino.0, name, size)), reply);
+    }
+
+    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        answer_xattr(buffer_size(size).and_then(|size| self.volume.xattr_names(ino.0, size)), reply);
+    }
+
+    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer_empty(self.volume.remove_xattr(ino.0, name), reply);
+    }
+
+    /// FUSE_POSIX_ACL makes the kernel check permissions itself, so it never
+    /// asks; were it to ask, this tells it to go on checking itself.
+    fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        reply.error(FuseErrno::ENOSYS);
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let caller = caller(request, umask);
+        match self.volume.create(parent.0, name, (mode, open_flags(flags)), caller) {
+            Ok((known, handle)) => reply.created(
+                &TRUSTED_FOR,
+                &known.attributes,
+                Generation(known.generation),
+                handle,
+                FopenFlags::empty(),
+            ),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
+        answer_empty(self.volume.allocate(fh, (offset, length), mode), reply);
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        // The others are the kernel's own business.
+        let position = match (whence, u64::try_from(offset)) {
+            (libc::SEEK_DATA, Ok(offset)) => SeekFrom::Data(offset),
+            (libc::SEEK_HOLE, Ok(offset)) => SeekFrom::Hole(offset),
+            _ => return reply.error(FuseErrno::EINVAL),
+        };
+        match self.volume.seek(fh, position).map(i64::try_from) {
+            Ok(Ok(found)) => reply.offset(found),
+            Ok(Err(_)) => reply.error(FuseErrno::EOVERFLOW),
+            Err(errno) => reply.error(to_fuse(errno)),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        _request: &Request,
+        _ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        _ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let from = Range { handle: fh_in, offset: offset_in };
+        let to = Range { handle: fh_out, offset: offset_out };
+        // The answer has 32 bits.
+        answer_written(self.volume.copy_range(from, to, len.min(1 << 30)), reply);
+    }
+}
+
+fn caller(request: &Request, umask: u32) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid(), umask }
+}
+
+fn open_flags(flags: i32) -> OFlags {
+    OFlags::from_bits_retain(flags.cast_unsigned())
+}
+
+fn taken_unless(full: bool) -> Taken {
+    if full { Taken::No } else { Taken::Yes }
+}
+
+fn timespec(time: Option<TimeOrNow>) -> Timespec {
+    match time {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(TimeOrNow::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(SystemTime::UNIX_EPOCH) {
+            Ok(after) => Timespec {
+                tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: after.subsec_nanos().into(),
+            },
+            // fuser 0.18 turns (-2 s, 800 ms) into 2.8 s before the epoch, not
+            // 1.2 s: taken apart the same way, the kernel's numbers are back.
+            Err(before) => Timespec {
+                tv_sec: i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |seconds| -seconds),
+                tv_nsec: before.duration().subsec_nanos().into(),
+            },
+        },
+    }
+}
+
+fn buffer_size(size: u32) -> Result<usize> {
+    usize::try_from(size).map_err(|_| Errno::INVAL)
+}
+
+fn saturated(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn answer_entry(result: Result<Known>, reply: ReplyEntry) {
+    match result {
+        Ok(known) => reply.entry(&TRUSTED_FOR, &known.attributes, Generation(known.generation)),
+        Err(errno) => reply.error(to_fuse(errno)),
+    }
+}
+
+fn answer_empty(result: Result<()>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(to_fuse(errno)),
+    }
+}
+
+fn answer_data(result: Result<Vec<u8>>, reply: ReplyData) {
+    match result {
+        Ok(data) => reply.data(&data),
+        Err(errno) => reply.error(to_fuse(errno)),
+    }
+}
+
+fn answer_written(result: Result<usize>, reply: ReplyWrite) {
+    match result.map(u32::try_from) {
+        Ok(Ok(length)) => reply.written(length),
+        Ok(Err(_)) => reply.error(FuseErrno::EOVERFLOW),
+        Err(errno) => reply.error(to_fuse(errno)),
+    }
+}
+
+fn answer_xattr(result: Result<Xattr>, reply: ReplyXattr) {
+    match result {
+        Ok(Xattr::Size(size)) => match u32::try_from(size) {
+            Ok(size) => reply.size(size),
+            Err(_) => reply.error(FuseErrno::E2BIG),
+        },
+        Ok(Xattr::Value(value)) => reply.data(&value),
+        Err(errno) => reply.error(to_fuse(errno)),
+    }
+}

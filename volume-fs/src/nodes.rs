@@ -1,0 +1,467 @@
+//! Which backing file a node id is.
+//!
+//! A node keeps an O_PATH descriptor only while it is among the recently used
+//! ones: the kernel may know a million inodes, RLIMIT_NOFILE allows a few
+//! thousand descriptors. The others are found again by their place, directory
+//! and name, and accepted only if the inode number is still theirs; open by
+//! handle would need CAP_DAC_READ_SEARCH. A node without a place, such as an
+//! unlinked file that is still open, keeps its descriptor until it is forgotten.
+//!
+//! Invariants: `open` is the number of nodes with a descriptor, the root
+//! aside. A node is in the table while the kernel has looked it up more often
+//! than it forgot it, or while another node's place names it as directory.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fuser::INodeNo;
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use crate::attributes::Origin;
+use crate::errno::Result;
+
+/// Descriptors cost kernel memory too, each holds an inode and its dentry.
+const MOST_DESCRIPTORS: usize = 4096;
+
+/// A concurrent rename may invalidate the place between reading and using it.
+const ATTEMPTS: usize = 3;
+
+/// Where a file was last seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) directory: u64,
+    pub(crate) name: CString,
+}
+
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    origin: Origin,
+    limit: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    nodes: HashMap<u64, Node>,
+    /// Candidates for closing, second chance: whoever was used since its last
+    /// turn goes to the end. May name nodes that are gone or closed.
+    clock: VecDeque<u64>,
+    open: usize,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    lookups: u64,
+    /// Nodes whose place is in this directory.
+    children: usize,
+    place: Option<Place>,
+    fd: Option<Arc<OwnedFd>>,
+    used: bool,
+    in_clock: bool,
+}
+
+/// Dropped outside the lock: closing takes time.
+type Closed = Vec<Arc<OwnedFd>>;
+
+/// Which node is behind which name, the deepest first.
+type WayDown = Vec<(u64, CString)>;
+
+impl Nodes {
+    /// `descriptor_limit` is RLIMIT_NOFILE; half of it stays for open files.
+    pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, descriptor_limit: u64) -> Self {
+        let half = usize::try_from(descriptor_limit / 2).unwrap_or(usize::MAX);
+        let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
+        let table =
+            Table { nodes: HashMap::from([(INodeNo::ROOT.0, root)]), clock: VecDeque::new(), open: 0 };
+        Self { origin, limit: half.min(MOST_DESCRIPTORS), table: Mutex::new(table) }
+    }
+
+    /// The O_PATH descriptor of a node, opened again if it was closed.
+    /// `ESTALE` if the file is no longer where it was: changed behind the mount.
+    pub(crate) fn descriptor(&self, id: u64) -> Result<Arc<OwnedFd>> {
+        let mut refused = Errno::STALE;
+        for _ in 0..ATTEMPTS {
+            let (mut fd, way_down) = self.table().way_to(id)?;
+            let mut step = Ok(());
+            for (child, name) in way_down.into_iter().rev() {
+                match self.open_known(&fd, &name, child) {
+                    Ok(opened) => fd = opened,
+                    Err(errno) => {
+                        step = Err(errno);
+                        break;
+                    }
+                }
+            }
+            match step {
+                Ok(()) => return Ok(fd),
+                Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => {}
+                Err(errno) => {
+                    refused = errno;
+                    break;
+                }
+            }
+        }
+        Err(refused)
+    }
+
+    /// Opens `name` in `directory` with O_PATH. Whatever is found is inside
+    /// the volume: one component, no link followed.
+    pub(crate) fn open_path(&self, directory: &OwnedFd, name: &CStr) -> Result<OwnedFd> {
+        self.with_descriptors(|| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(directory, name, flags, Mode::empty())
+        })
+    }
+
+    /// Runs `open`; if the process is out of descriptors, closes what can be
+    /// opened again and gives it a second try.
+    pub(crate) fn with_descriptors<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
+        match open() {
+            Err(Errno::MFILE) => {
+                let closed = self.table().close_until(self.limit / 4);
+                drop(closed);
+                open()
+            }
+            other => other,
+        }
+    }
+
+    /// The kernel is about to learn of this file once more.
+    pub(crate) fn remember(&self, id: u64, place: Place, fd: Option<OwnedFd>) {
+        let mut table = self.table();
+        let node = table.nodes.entry(id).or_default();
+        node.lookups += 1;
+        node.used = true;
+        if id != INodeNo::ROOT.0 {
+            table.put(id, place);
+        }
+        let closed = fd.map(|fd| table.keep_open(id, Arc::new(fd), self.limit));
+        drop(table);
+        drop(closed);
+    }
+
+    /// Does the kernel know this node?
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.table().nodes.contains_key(&id)
+    }
+
+    /// The kernel has forgotten `count` lookups.
+    pub(crate) fn forget(&self, id: u64, count: u64) {
+        let mut table = self.table();
+        let Some(node) = table.nodes.get_mut(&id) else { return };
+        node.lookups = node.lookups.saturating_sub(count);
+        let closed = table.drop_unused(id);
+        drop(table);
+        drop(closed);
+    }
+
+    /// The file at `place` lost that name; `held` keeps it reachable.
+    pub(crate) fn removed(&self, id: u64, place: &Place, held: Arc<OwnedFd>) {
+        let mut table = self.table();
+        let Some(node) = table.nodes.get(&id) else { return };
+        let mut closed = Closed::new();
+        if node.place.as_ref() == Some(place) {
+            closed.extend(table.keep_open(id, held, self.limit));
+            closed.extend(table.take_place(id));
+        }
+        drop(table);
+        drop(closed);
+    }
+
+    /// The file at `from` is at `to` now. A node known by another of its names keeps that one.
+    pub(crate) fn moved(&self, id: u64, from: &Place, to: Place) {
+        let mut table = self.table();
+        let known_by_it = table.nodes.get(&id).is_some_and(|node| node.place.as_ref() == Some(from));
+        let closed = if known_by_it { table.put(id, to) } else { Closed::new() };
+        drop(table);
+        drop(closed);
+    }
+
+    /// Opens what should be the node `id` and keeps it.
+    fn open_known(&self, directory: &OwnedFd, name: &CStr, id: u64) -> Result<Arc<OwnedFd>> {
+        let fd = self.open_path(directory, name)?;
+        if self.origin.node_id(&stat(&fd)?)? != id {
+            return Err(Errno::STALE);
+        }
+        let fd = Arc::new(fd);
+        let mut table = self.table();
+        let closed = table.keep_open(id, Arc::clone(&fd), self.limit);
+        drop(table);
+        drop(closed);
+        Ok(fd)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No code under the lock panics half-way through a change.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Everything an answer needs, of the file itself (a link is not followed).
+pub(crate) fn stat(file: impl AsFd) -> Result<Statx> {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+}
+
+impl Table {
+    /// From `id` up to the next directory that is open: its descriptor, and
+    /// the names to go down again, last one first.
+    fn way_to(&mut self, id: u64) -> Result<(Arc<OwnedFd>, WayDown)> {
+        let mut way_down = Vec::new();
+        let mut at = id;
+        let longest = self.nodes.len();
+        loop {
+            let node = self.nodes.get_mut(&at).ok_or(Errno::STALE)?;
+            node.used = true;
+            if let Some(fd) = &node.fd {
+                return Ok((Arc::clone(fd), way_down));
+            }
+            let place = node.place.as_ref().ok_or(Errno::STALE)?;
+            // A ring of places could only come from changes behind the mount.
+            if way_down.len() > longest {
+                return Err(Errno::STALE);
+            }
+            let (child, parent) = (at, place.directory);
+            way_down.push((child, place.name.clone()));
+            at = parent;
+        }
+    }
+
+    /// Gives the node its place, which holds on to the directory.
+    fn put(&mut self, id: u64, place: Place) -> Closed {
+        if self.nodes.get(&id).is_none_or(|node| node.place.as_ref() == Some(&place)) {
+            return Closed::new();
+        }
+        if let Some(directory) = self.nodes.get_mut(&place.directory) {
+            directory.children += 1;
+        } else {
+            return Closed::new();
+        }
+        let closed = self.take_place(id);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.place = Some(place);
+            if node.fd.is_some() && !node.in_clock {
+                node.in_clock = true;
+                self.clock.push_back(id);
+            }
+        }
+        closed
+    }
+
+    fn take_place(&mut self, id: u64) -> Closed {
+        let Some(place) = self.nodes.get_mut(&id).and_then(|node| node.place.take()) else {
+            return Closed::new();
+        };
+        if let Some(directory) = self.nodes.get_mut(&place.directory) {
+            directory.children -= 1;
+        }
+        self.drop_unused(place.directory)
+    }
+
+    /// Removes the node if nobody needs it, and then its directory if that was all it was for.
+    fn drop_unused(&mut self, id: u64) -> Closed {
+        let mut closed = Closed::new();
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let unused = self.nodes.get(&id).is_some_and(|node| node.lookups == 0 && node.children == 0);
+            if !unused || id == INodeNo::ROOT.0 {
+                break;
+            }
+            let Some(node) = self.nodes.remove(&id) else { break };
+            if let Some(fd) = node.fd {
+                self.open -= 1;
+                closed.push(fd);
+            }
+            if let Some(place) = node.place {
+                if let Some(directory) = self.nodes.get_mut(&place.directory) {
+                    directory.children -= 1;
+                }
+                next = Some(place.directory);
+            }
+        }
+        closed
+    }
+
+    fn keep_open(&mut self, id: u64, fd: Arc<OwnedFd>, limit: usize) -> Closed {
+        let Some(node) = self.nodes.get_mut(&id) else { return vec![fd] };
+        if node.fd.is_some() {
+            return vec![fd];
+        }
+        node.fd = Some(fd);
+        node.used = true;
+        self.open += 1;
+        if node.place.is_some() && !node.in_clock {
+            node.in_clock = true;
+            self.clock.push_back(id);
+        }
+        self.close_until(limit)
+    }
+
+    /// Closes the least recently used descriptors that can be opened again,
+    /// until at most `limit` are left.
+    fn close_until(&mut self, limit: usize) -> Closed {
+        let mut closed = Closed::new();
+        // Twice round: once to take the second chances, once to close.
+        let mut turns = 2 * self.clock.len();
+        while self.open > limit && turns > 0 {
+            turns -= 1;
+            let Some(id) = self.clock.pop_front() else { break };
+            let Some(node) = self.nodes.get_mut(&id) else { continue };
+            if node.fd.is_none() || node.place.is_none() {
+                node.in_clock = false;
+            } else if node.used {
+                node.used = false;
+                self.clock.push_back(id);
+            } else {
+                node.in_clock = false;
+                closed.extend(node.fd.take());
+                self.open -= 1;
+            }
+        }
+        self.tidy_clock();
+        closed
+    }
+
+    /// Forgotten nodes leave their turn behind; not more of those than nodes.
+    fn tidy_clock(&mut self) {
+        if self.clock.len() <= 2 * self.open + 1024 {
+            return;
+        }
+        self.clock.clear();
+        for (id, node) in &mut self.nodes {
+            node.in_clock = node.fd.is_some() && node.place.is_some();
+            if node.in_clock {
+                self.clock.push_back(*id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixture {
+        directory: tempfile::TempDir,
+        root: Arc<OwnedFd>,
+        nodes: Nodes,
+    }
+
+    impl Fixture {
+        fn with_limit(limit: u64) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
+            let origin = Origin::of_root(&stat(&root).unwrap());
+            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limit), root }
+        }
+
+        fn look_up(&self, directory: u64, path: &str) -> u64 {
+            let parent = self.nodes.descriptor(directory).unwrap();
+            let name = CString::new(path).unwrap();
+            let fd = self.nodes.open_path(&parent, &name).unwrap();
+            let id = self.nodes.origin.node_id(&stat(&fd).unwrap()).unwrap();
+            self.nodes.remember(id, Place { directory, name }, Some(fd));
+            id
+        }
+
+        fn create(&self, path: &str) {
+            std::fs::write(self.directory.path().join(path), "").unwrap();
+        }
+
+        fn inode(&self, id: u64) -> u64 {
+            stat(self.nodes.descriptor(id).unwrap()).unwrap().stx_ino
+        }
+    }
+
+    #[test]
+    fn far_more_nodes_than_descriptors_are_all_found_again() {
+        let fixture = Fixture::with_limit(16);
+        let ids: Vec<u64> = (0..200)
+            .map(|n| {
+                fixture.create(&format!("f{n}"));
+                fixture.look_up(1, &format!("f{n}"))
+            })
+            .collect();
+        assert!(fixture.nodes.table().open <= 8, "{}", fixture.nodes.table().open);
+        for id in ids {
+            assert_eq!(fixture.inode(id), id);
+        }
+    }
+
+    #[test]
+    fn a_deep_directory_is_found_again_through_closed_ones() {
+        let fixture = Fixture::with_limit(0);
+        std::fs::create_dir_all(fixture.directory.path().join("a/b/c/d")).unwrap();
+        let mut id = 1;
+        for name in ["a", "b", "c", "d"] {
+            id = fixture.look_up(id, name);
+        }
+        assert_eq!(fixture.nodes.table().open, 0);
+        assert_eq!(fixture.inode(id), id);
+    }
+
+    #[test]
+    fn as_many_forgets_as_lookups_leave_only_the_root() {
+        let fixture = Fixture::with_limit(1000);
+        std::fs::create_dir_all(fixture.directory.path().join("a/b")).unwrap();
+        let a = fixture.look_up(1, "a");
+        let b = fixture.look_up(a, "b");
+        assert_eq!(fixture.look_up(a, "b"), b);
+        // The directory first: it stays until its child is gone.
+        fixture.nodes.forget(a, 1);
+        assert_eq!(fixture.inode(b), b);
+        fixture.nodes.forget(b, 1);
+        assert_eq!(fixture.inode(b), b);
+        fixture.nodes.forget(b, 1);
+        let table = fixture.nodes.table();
+        assert_eq!((table.nodes.len(), table.open), (1, 0));
+        assert_eq!(table.nodes[&1].children, 0);
+    }
+
+    #[test]
+    fn a_removed_file_keeps_its_descriptor_until_it_is_forgotten() {
+        let fixture = Fixture::with_limit(2);
+        fixture.create("gone");
+        let id = fixture.look_up(1, "gone");
+        let held = fixture.nodes.descriptor(id).unwrap();
+        std::fs::remove_file(fixture.directory.path().join("gone")).unwrap();
+        fixture.nodes.removed(id, &Place { directory: 1, name: c"gone".into() }, held);
+        for n in 0..10 {
+            fixture.create(&format!("f{n}"));
+            fixture.look_up(1, &format!("f{n}"));
+        }
+        assert_eq!(fixture.inode(id), id);
+        fixture.nodes.forget(id, 1);
+        assert!(!fixture.nodes.contains(id));
+    }
+
+    #[test]
+    fn a_moved_file_is_found_at_its_new_place_and_an_exchanged_one_is_not_taken_for_it() {
+        let fixture = Fixture::with_limit(0);
+        fixture.create("a");
+        fixture.create("b");
+        let (a, b) = (fixture.look_up(1, "a"), fixture.look_up(1, "b"));
+        let place = |name: &CStr| Place { directory: 1, name: name.into() };
+        let exchange = rustix::fs::RenameFlags::EXCHANGE;
+        rustix::fs::renameat_with(&fixture.root, "a", &fixture.root, "b", exchange).unwrap();
+        // Nobody told the table: no file is better than the wrong file.
+        assert_eq!(fixture.nodes.descriptor(a).unwrap_err(), Errno::STALE);
+        fixture.nodes.moved(a, &place(c"a"), place(c"b"));
+        fixture.nodes.moved(b, &place(c"b"), place(c"a"));
+        assert_eq!((fixture.inode(a), fixture.inode(b)), (a, b));
+    }
+
+    #[test]
+    fn coming_and_going_does_not_grow_the_clock() {
+        let fixture = Fixture::with_limit(1000);
+        fixture.create("f");
+        for _ in 0..10_000 {
+            let id = fixture.look_up(1, "f");
+            fixture.nodes.forget(id, 1);
+        }
+        assert!(fixture.nodes.table().clock.len() < 3000);
+    }
+}

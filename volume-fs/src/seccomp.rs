@@ -1,0 +1,158 @@
+//! The system calls that are left once the volume is handed over: reading and
+//! changing files below descriptors, memory, threads of this process, and
+//! acting as a caller. No socket, connect, execve, fork, mount, ptrace, bpf,
+//! and no ioctl at all: a FUSE clone or a backing file cannot be asked for.
+//!
+//! What is refused gets `EPERM`, it does not kill: a call that only an unusual
+//! path of the C library makes then costs one request an error, not every user
+//! of the volume its mount. clone3 alone gets `ENOSYS`, for which the C library
+//! falls back to clone, whose flags a filter can see.
+
+use std::collections::BTreeMap;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+
+use crate::{Error, Result};
+
+/// Allowed whatever the arguments are.
+const ALLOWED: &[c_long] = &[
+    // Files.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_lseek,
+    libc::SYS_openat,
+    libc::SYS_close,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_fstatfs,
+    libc::SYS_getdents64,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_unlinkat,
+    libc::SYS_symlinkat,
+    libc::SYS_linkat,
+    libc::SYS_renameat2,
+    libc::SYS_readlinkat,
+    libc::SYS_fchmodat,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_copy_file_range,
+    libc::SYS_setxattr,
+    libc::SYS_getxattr,
+    libc::SYS_listxattr,
+    libc::SYS_removexattr,
+    libc::SYS_name_to_handle_at,
+    // The answer to the driver; afterwards there is no socket to send on.
+    libc::SYS_sendmsg,
+    // Acting as a caller: the capabilities are bounded already.
+    libc::SYS_setfsuid,
+    libc::SYS_setfsgid,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_umask,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    // Threads and time.
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_getrandom,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// For every thread that exists and every one that will. Needs no_new_privs.
+pub fn install() -> Result<()> {
+    for program in programs()? {
+        seccompiler::apply_filter_all_threads(&program).map_err(|source| Error::Seccomp { source })?;
+    }
+    Ok(())
+}
+
+/// The order matters only in that the last one has to allow its own installation.
+fn programs() -> Result<[BpfProgram; 2]> {
+    let clone3 = [(libc::SYS_clone3, vec![])].into_iter().collect();
+    Ok([
+        compile(clone3, SeccompAction::Allow, errno(libc::ENOSYS))?,
+        compile(allowed()?, errno(libc::EPERM), SeccompAction::Allow)?,
+    ])
+}
+
+fn allowed() -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, vec![])).collect();
+    // A thread of this process, never a process.
+    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+    rules.insert(libc::SYS_clone, vec![rule(0, Width::Qword, SeccompCmpOp::MaskedEq(thread), thread)?]);
+    // Let the filter of clone3 decide.
+    rules.insert(libc::SYS_clone3, vec![]);
+    // A umask of its own for a thread, no namespace.
+    let own_umask = u64::from(libc::CLONE_FS.unsigned_abs());
+    rules.insert(libc::SYS_unshare, vec![rule(0, Width::Dword, SeccompCmpOp::Eq, own_umask)?]);
+    rules.insert(
+        libc::SYS_prctl,
+        vec![rule(0, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::PR_SET_NAME.unsigned_abs()))?],
+    );
+    let mut fcntl = Vec::new();
+    for command in [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL] {
+        fcntl.push(rule(1, Width::Dword, SeccompCmpOp::Eq, u64::from(command.unsigned_abs()))?);
+    }
+    rules.insert(libc::SYS_fcntl, fcntl);
+    // abort(3) of this process, no signal to another one.
+    let own_pid = u64::from(std::process::id());
+    rules.insert(libc::SYS_tgkill, vec![rule(0, Width::Dword, SeccompCmpOp::Eq, own_pid)?]);
+    Ok(rules)
+}
+
+fn rule(argument: u8, width: Width, op: SeccompCmpOp, value: u64) -> Result<SeccompRule> {
+    SeccompCondition::new(argument, width, op, value)
+        .and_then(|condition| SeccompRule::new(vec![condition]))
+        .map_err(backend)
+}
+
+fn compile(
+    rules: BTreeMap<c_long, Vec<SeccompRule>>,
+    otherwise: SeccompAction,
+    matched: SeccompAction,
+) -> Result<BpfProgram> {
+    TargetArch::try_from(std::env::consts::ARCH)
+        .and_then(|arch| SeccompFilter::new(rules, otherwise, matched, arch))
+        .and_then(BpfProgram::try_from)
+        .map_err(backend)
+}
+
+fn errno(errno: i32) -> SeccompAction {
+    SeccompAction::Errno(errno.unsigned_abs())
+}
+
+fn backend(source: seccompiler::BackendError) -> Error {
+    Error::Seccomp { source: seccompiler::Error::Backend(source) }
+}

@@ -1,0 +1,636 @@
+//! The file system over the volume's directory: what each request does to the
+//! backing files. Knows nothing of fuser's replies.
+//!
+//! Permissions are checked by the kernel before a request is sent (FUSE_POSIX_ACL
+//! implies default_permissions); here every file is reached with
+//! CAP_DAC_OVERRIDE, and only what is created is created as its caller.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
+
+use fuser::{FileAttr, FileHandle, FileType};
+use linux::credentials::{self, Caller, CapabilitySet};
+use linux::fs_at::{self, DescriptorDir};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType as BackingType, Gid, Mode, OFlags, RenameFlags, SeekFrom, StatVfs,
+    Statx, StatxFlags, Timestamps, Uid, XattrFlags,
+};
+use rustix::io::Errno;
+
+use crate::attributes::{Origin, file_type};
+use crate::directory::{Directory, Entry, Taken};
+use crate::errno::{self, Result};
+use crate::handles::Handles;
+use crate::nodes::{Nodes, Place, stat};
+
+/// While acting as a caller: the kernel has checked the directory's mode with
+/// all the caller's groups, and has taken setgid off a mode that may not have it.
+const KEPT_AS_CALLER: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FSETID);
+
+/// open(2) flags that reach the backing file. Not O_APPEND (pwrite(2) would
+/// ignore the offset, which the kernel has computed) nor O_DIRECT (our buffers
+/// are not aligned; the request itself already went past the page cache above).
+const PASSED_ON: OFlags = OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
+
+/// What is served.
+#[derive(Debug)]
+pub struct Source {
+    /// O_PATH descriptor of a detached mount's root.
+    pub directory: OwnedFd,
+    /// What statfs reports as size; 0: what the backing file system says.
+    pub capacity_bytes: u64,
+    pub read_only: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Volume {
+    origin: Origin,
+    nodes: Nodes,
+    root: Arc<OwnedFd>,
+    descriptors: DescriptorDir,
+    files: Handles<OwnedFd>,
+    directories: Handles<Directory>,
+    capacity_bytes: u64,
+    read_only: bool,
+}
+
+/// A file the kernel is told of.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) attributes: FileAttr,
+    pub(crate) generation: u64,
+}
+
+/// The part of setattr that is asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) mode: Option<u32>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    pub(crate) size: Option<u64>,
+    pub(crate) times: Option<Timestamps>,
+}
+
+/// One end of copy_file_range.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Range {
+    pub(crate) handle: FileHandle,
+    pub(crate) offset: u64,
+}
+
+/// What mknod may create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Special {
+    Regular,
+    Fifo,
+    Socket,
+}
+
+impl Volume {
+    pub(crate) fn open(
+        source: Source,
+        descriptors: DescriptorDir,
+        descriptor_limit: u64,
+    ) -> crate::Result<Self> {
+        let root = Arc::new(source.directory);
+        let seen = stat(&root).map_err(|e| crate::Error::Kernel {
+            step: "open volume",
+            source: linux::Error::new("statx", "the volume's directory", e),
+        })?;
+        let origin = Origin::of_root(&seen);
+        Ok(Self {
+            origin,
+            nodes: Nodes::new(Arc::clone(&root), origin, descriptor_limit),
+            root,
+            descriptors,
+            files: Handles::new(),
+            directories: Handles::new(),
+            capacity_bytes: source.capacity_bytes,
+            read_only: source.read_only,
+        })
+    }
+
+    // Names.
+
+    pub(crate) fn look_up(&self, directory: u64, name: &OsStr) -> Result<Known> {
+        let place = Place { directory, name: component(name)? };
+        let parent = self.nodes.descriptor(directory)?;
+        let fd = self.nodes.open_path(&parent, &place.name)?;
+        let seen = stat(&fd)?;
+        let known = self.known(&seen, fd.as_fd(), c"")?;
+        self.nodes.remember(known.attributes.ino.0, place, Some(fd));
+        Ok(known)
+    }
+
+    pub(crate) fn forget(&self, id: u64, lookups: u64) {
+        self.nodes.forget(id, lookups);
+    }
+
+    pub(crate) fn make_directory(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        mode: u32,
+        caller: Caller,
+    ) -> Result<Known> {
+        self.create_name(directory, name, caller, |parent, name| {
+            rustix::fs::mkdirat(parent, name, permissions(mode))
+        })
+    }
+
+    pub(crate) fn make_special(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        (special, mode): (Special, u32),
+        caller: Caller,
+    ) -> Result<Known> {
+        let kind = match special {
+            Special::Regular => BackingType::RegularFile,
+            Special::Fifo => BackingType::Fifo,
+            Special::Socket => BackingType::Socket,
+        };
+        self.create_name(directory, name, caller, |parent, name| {
+            rustix::fs::mknodat(parent, name, kind, permissions(mode), 0)
+        })
+    }
+
+    pub(crate) fn make_symlink(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        target: &OsStr,
+        caller: Caller,
+    ) -> Result<Known> {
+        self.create_name(directory, name, caller, |parent, name| rustix::fs::symlinkat(target, parent, name))
+    }
+
+    pub(crate) fn link(&self, id: u64, directory: u64, name: &OsStr) -> Result<Known> {
+        self.writable()?;
+        let new_name = component(name)?;
+        let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
+        self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name)?;
+        self.look_up(directory, name)
+    }
+
+    pub(crate) fn remove(&self, directory: u64, name: &OsStr, kind: AtFlags) -> Result<()> {
+        self.writable()?;
+        let place = Place { directory, name: component(name)? };
+        let parent = self.nodes.descriptor(directory)?;
+        let known = self.known_at(&parent, &place)?;
+        rustix::fs::unlinkat(&parent, &place.name, kind)?;
+        if let Some((id, held)) = known {
+            self.nodes.removed(id, &place, held);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn rename(
+        &self,
+        (from_directory, from_name): (u64, &OsStr),
+        (to_directory, to_name): (u64, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.writable()?;
+        // A whiteout is a device node.
+        if flags.contains(RenameFlags::WHITEOUT) {
+            return Err(Errno::INVAL);
+        }
+        let from = Place { directory: from_directory, name: component(from_name)? };
+        let to = Place { directory: to_directory, name: component(to_name)? };
+        let (from_parent, to_parent) =
+            (self.nodes.descriptor(from_directory)?, self.nodes.descriptor(to_directory)?);
+        let moving = self.known_at(&from_parent, &from)?;
+        let in_the_way = self.known_at(&to_parent, &to)?;
+        rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)?;
+        let ids = (moving.as_ref().map(|(id, _)| *id), in_the_way.as_ref().map(|(id, _)| *id));
+        if ids.0.is_some() && ids.0 == ids.1 {
+            // Two names of one file: rename(2) does nothing.
+            return Ok(());
+        }
+        match in_the_way {
+            Some((id, _)) if flags.contains(RenameFlags::EXCHANGE) => {
+                self.nodes.moved(id, &to, from.clone());
+            }
+            Some((id, held)) => self.nodes.removed(id, &to, held),
+            None => {}
+        }
+        if let Some((id, _)) = moving {
+            self.nodes.moved(id, &from, to);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_link(&self, id: u64) -> Result<Vec<u8>> {
+        let fd = self.nodes.descriptor(id)?;
+        rustix::fs::readlinkat(&*fd, c"", Vec::new()).map(CString::into_bytes)
+    }
+
+    // Attributes.
+
+    pub(crate) fn attributes(&self, id: u64, handle: Option<FileHandle>) -> Result<FileAttr> {
+        // An open file answers for itself: no descriptor has to be opened again.
+        if let Some(file) = handle.and_then(|handle| self.files.get(handle).ok()) {
+            return self.origin.attributes(&stat(&*file)?);
+        }
+        self.origin.attributes(&stat(self.nodes.descriptor(id)?)?)
+    }
+
+    pub(crate) fn change(&self, id: u64, handle: Option<FileHandle>, changes: &Changes) -> Result<FileAttr> {
+        self.writable()?;
+        let fd = self.nodes.descriptor(id)?;
+        if let Some(size) = changes.size {
+            self.truncate(&fd, handle, size)?;
+        }
+        let asked_for_nothing = changes.mode.or(changes.uid).or(changes.gid).is_none()
+            && changes.size.is_none()
+            && changes.times.is_none();
+        if changes.uid.is_some() || changes.gid.is_some() || asked_for_nothing {
+            // A request for nothing is how FUSE_HANDLE_KILLPRIV_V2 says "clear
+            // suid and sgid" (and chown(-1, -1), which does the same).
+            let (uid, gid) = (changes.uid.map(Uid::from_raw), changes.gid.map(Gid::from_raw));
+            rustix::fs::chownat(&*fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = changes.mode {
+            // After chown, which clears suid and sgid.
+            self.descriptors.chmod(fd.as_fd(), permissions(mode))?;
+        }
+        if let Some(times) = &changes.times {
+            rustix::fs::utimensat(&*fd, c"", times, AtFlags::EMPTY_PATH)?;
+        }
+        self.origin.attributes(&stat(&*fd)?)
+    }
+
+    /// Always clears suid and sgid: the request says whether the caller may
+    /// keep them, but fuser 0.18 does not say it on. POSIX leaves it open.
+    fn truncate(&self, node: &OwnedFd, handle: Option<FileHandle>, size: u64) -> Result<()> {
+        let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
+            Some(open) => open,
+            None => Arc::new(self.reopen(node, OFlags::WRONLY)?),
+        };
+        clearing_setid(|| rustix::fs::ftruncate(&*file, size))
+    }
+
+    pub(crate) fn statistics(&self) -> Result<StatVfs> {
+        let mut statistics = rustix::fs::fstatvfs(&*self.root)?;
+        if self.capacity_bytes > 0 && statistics.f_frsize > 0 {
+            let blocks = (self.capacity_bytes / statistics.f_frsize).min(statistics.f_blocks);
+            statistics.f_blocks = blocks;
+            statistics.f_bfree = statistics.f_bfree.min(blocks);
+            statistics.f_bavail = statistics.f_bavail.min(blocks);
+        }
+        Ok(statistics)
+    }
+
+    // Files.
+
+    pub(crate) fn create(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        (mode, flags): (u32, OFlags),
+        caller: Caller,
+    ) -> Result<(Known, FileHandle)> {
+        self.writable()?;
+        let place = Place { directory, name: component(name)? };
+        let parent = self.nodes.descriptor(directory)?;
+        // Always exclusive: opening what somebody else created meanwhile would
+        // go past the permission check.
+        let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let created = self.nodes.with_descriptors(|| {
+            as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, permissions(mode)))
+        });
+        let file = match created {
+            // The kernel looks again, and opens what it finds.
+            Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
+            other => other?,
+        };
+        let known = self.known(&stat(&file)?, file.as_fd(), c"")?;
+        self.nodes.remember(known.attributes.ino.0, place, None);
+        Ok((known, self.files.insert(file)))
+    }
+
+    pub(crate) fn open_file(&self, id: u64, flags: OFlags) -> Result<FileHandle> {
+        if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
+            self.writable()?;
+        }
+        let node = self.nodes.descriptor(id)?;
+        let file = self.reopen(&node, flags & PASSED_ON)?;
+        Ok(self.files.insert(file))
+    }
+
+    pub(crate) fn release_file(&self, handle: FileHandle) {
+        drop(self.files.remove(handle));
+    }
+
+    pub(crate) fn read(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>> {
+        let file = self.files.get(handle)?;
+        let size = usize::try_from(size).map_err(|_| Errno::INVAL)?;
+        let mut data = Vec::with_capacity(size);
+        // FUSE takes a short answer for the end of the file.
+        while data.len() < size {
+            let at = offset + data.len() as u64;
+            match rustix::io::pread(&*file, rustix::buffer::spare_capacity(&mut data), at) {
+                Ok(0) => break,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) if data.is_empty() => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        data.truncate(size);
+        Ok(data)
+    }
+
+    /// How many bytes of `data` were written. `clear_setid`: the caller may
+    /// not keep suid and sgid.
+    pub(crate) fn write(
+        &self,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        clear_setid: bool,
+    ) -> Result<usize> {
+        let file = self.files.get(handle)?;
+        let write = || write_all(&file, offset, data);
+        // With CAP_FSETID, which we have, the backing file would keep the bits.
+        if clear_setid && has_setid(&file)? { clearing_setid(write) } else { write() }
+    }
+
+    /// What close(2) of the backing file would report.
+    pub(crate) fn flush(&self, handle: FileHandle) -> Result<()> {
+        let file = self.files.get(handle)?;
+        let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&*file, 0))?;
+        nix::unistd::close(duplicate).map_err(errno::from_nix)
+    }
+
+    pub(crate) fn synchronise(&self, handle: FileHandle, data_only: bool) -> Result<()> {
+        synchronise(self.files.get(handle)?.as_fd(), data_only)
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        handle: FileHandle,
+        (offset, length): (u64, u64),
+        mode: FallocateFlags,
+    ) -> Result<()> {
+        rustix::fs::fallocate(&*self.files.get(handle)?, mode, offset, length)
+    }
+
+    pub(crate) fn seek(&self, handle: FileHandle, position: SeekFrom) -> Result<u64> {
+        rustix::fs::seek(&*self.files.get(handle)?, position)
+    }
+
+    pub(crate) fn copy_range(&self, from: Range, to: Range, length: u64) -> Result<usize> {
+        let (source, target) = (self.files.get(from.handle)?, self.files.get(to.handle)?);
+        let (mut from_offset, mut to_offset) = (from.offset, to.offset);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        rustix::fs::copy_file_range(&*source, Some(&mut from_offset), &*target, Some(&mut to_offset), length)
+    }
+
+    // Directories.
+
+    pub(crate) fn open_directory(&self, id: u64) -> Result<FileHandle> {
+        let node = self.nodes.descriptor(id)?;
+        let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(self.directories.insert(Directory::new(fd)))
+    }
+
+    pub(crate) fn release_directory(&self, handle: FileHandle) {
+        drop(self.directories.remove(handle));
+    }
+
+    pub(crate) fn synchronise_directory(&self, handle: FileHandle, data_only: bool) -> Result<()> {
+        synchronise(self.directories.get(handle)?.as_fd(), data_only)
+    }
+
+    /// Names and kinds from the cookie `offset` on.
+    pub(crate) fn list(
+        &self,
+        handle: FileHandle,
+        offset: u64,
+        mut take: impl FnMut(Listed<'_>) -> Taken,
+    ) -> Result<()> {
+        self.directories.get(handle)?.read(offset, |entry| take(self.listed(entry)))
+    }
+
+    /// The same with attributes; each entry taken counts as a lookup, but for `.` and `..`.
+    pub(crate) fn list_known(
+        &self,
+        id: u64,
+        handle: FileHandle,
+        offset: u64,
+        mut take: impl FnMut(Listed<'_>, &Known) -> Taken,
+    ) -> Result<()> {
+        let directory = self.directories.get(handle)?;
+        let own = self.origin.attributes(&stat(&*directory)?)?;
+        directory.read(offset, |entry| {
+            let listed = self.listed(entry);
+            if matches!(entry.name.as_bytes(), b"." | b"..") {
+                // Only number and kind of these are looked at; the root's
+                // parent is the root.
+                let ino =
+                    fuser::INodeNo(if entry.name.as_bytes() == b"." || id == 1 { id } else { listed.id });
+                return take(listed, &Known { attributes: FileAttr { ino, ..own }, generation: 0 });
+            }
+            let seen = rustix::fs::statx(&*directory, &entry.name, AtFlags::SYMLINK_NOFOLLOW, WANTED);
+            let known = seen.and_then(|seen| self.known(&seen, directory.as_fd(), &entry.name));
+            // Removed since it was read, or not of this volume: not there.
+            let Ok(known) = known else { return Taken::Yes };
+            // Remembered first: an answer that was sent may be used at once.
+            let place = Place { directory: id, name: entry.name.clone() };
+            self.nodes.remember(known.attributes.ino.0, place, None);
+            let taken = take(listed, &known);
+            if taken == Taken::No {
+                self.nodes.forget(known.attributes.ino.0, 1);
+            }
+            taken
+        })
+    }
+
+    // Extended attributes. trusted.* and security.capability are refused by
+    // the kernel: the process lacks CAP_SYS_ADMIN and CAP_SETFCAP.
+
+    pub(crate) fn set_xattr(&self, id: u64, name: &OsStr, value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.writable()?;
+        let fd = self.nodes.descriptor(id)?;
+        self.descriptors.set_xattr(fd.as_fd(), &c_string(name)?, value, flags)
+    }
+
+    pub(crate) fn xattr(&self, id: u64, name: &OsStr, size: usize) -> Result<Xattr> {
+        let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
+        let answer = match size {
+            0 => self.descriptors.xattr_size(fd.as_fd(), &name).map(Xattr::Size),
+            _ => self.descriptors.xattr(fd.as_fd(), &name, size).map(Xattr::Value),
+        };
+        match answer {
+            // A backing file system without ACLs: to the kernel above, which
+            // has them switched on, that is a file without one.
+            Err(Errno::OPNOTSUPP) if name.to_bytes().starts_with(b"system.posix_acl_") => Err(Errno::NODATA),
+            other => other,
+        }
+    }
+
+    pub(crate) fn xattr_names(&self, id: u64, size: usize) -> Result<Xattr> {
+        let fd = self.nodes.descriptor(id)?;
+        match size {
+            0 => self.descriptors.xattr_names_size(fd.as_fd()).map(Xattr::Size),
+            _ => self.descriptors.xattr_names(fd.as_fd(), size).map(Xattr::Value),
+        }
+    }
+
+    pub(crate) fn remove_xattr(&self, id: u64, name: &OsStr) -> Result<()> {
+        self.writable()?;
+        let fd = self.nodes.descriptor(id)?;
+        self.descriptors.remove_xattr(fd.as_fd(), &c_string(name)?)
+    }
+
+    // Below the requests.
+
+    fn create_name(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        caller: Caller,
+        create: impl Fn(&OwnedFd, &CString) -> Result<()>,
+    ) -> Result<Known> {
+        self.writable()?;
+        let new_name = component(name)?;
+        let parent = self.nodes.descriptor(directory)?;
+        as_caller(caller, || create(&parent, &new_name))?;
+        self.look_up(directory, name)
+    }
+
+    fn listed<'a>(&self, entry: &'a Entry) -> Listed<'a> {
+        Listed {
+            id: self.origin.node_id_of_inode(entry.inode),
+            kind: file_type(entry.kind).unwrap_or(FileType::RegularFile),
+            name: OsStr::from_bytes(entry.name.as_bytes()),
+            next: entry.next,
+        }
+    }
+
+    fn reopen(&self, node: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
+        // Only regular files and directories are opened through FUSE; a FIFO
+        // that slipped in must not block an event loop.
+        let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
+        self.nodes.with_descriptors(|| self.descriptors.reopen(node.as_fd(), flags))
+    }
+
+    /// The node at `place`, if there is a file and the kernel knows it, held.
+    fn known_at(&self, parent: &OwnedFd, place: &Place) -> Result<Option<(u64, Arc<OwnedFd>)>> {
+        let seen = match rustix::fs::statx(parent, &place.name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO) {
+            Ok(seen) => seen,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        let id = self.origin.node_id(&seen)?;
+        if !self.nodes.contains(id) {
+            return Ok(None);
+        }
+        // A node that cannot be opened has nothing to hold on to.
+        Ok(self.nodes.descriptor(id).ok().map(|held| (id, held)))
+    }
+
+    fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<Known> {
+        let attributes = self.origin.attributes(seen)?;
+        let generation = match fs_at::generation(file, name) {
+            // The birth time tells two lives of a number apart nearly as well.
+            Err(Errno::OPNOTSUPP) => {
+                seen.stx_btime.tv_sec.cast_unsigned().rotate_left(30) ^ u64::from(seen.stx_btime.tv_nsec)
+            }
+            other => other?,
+        };
+        Ok(Known { attributes, generation })
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Errno::ROFS) } else { Ok(()) }
+    }
+}
+
+/// An entry of a directory.
+#[derive(Debug)]
+pub(crate) struct Listed<'a> {
+    pub(crate) id: u64,
+    pub(crate) kind: FileType,
+    pub(crate) name: &'a OsStr,
+    pub(crate) next: u64,
+}
+
+#[derive(Debug)]
+pub(crate) enum Xattr {
+    /// The caller asked how large its buffer has to be.
+    Size(usize),
+    Value(Vec<u8>),
+}
+
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// Creates as `caller`.
+fn as_caller<T>(caller: Caller, create: impl FnOnce() -> Result<T>) -> Result<T> {
+    credentials::as_caller(caller, KEPT_AS_CALLER, create).map_err(errno::from_nix)?
+}
+
+/// Changes a file the way a process without CAP_FSETID would: suid and sgid go.
+fn clearing_setid<T>(change: impl FnOnce() -> Result<T>) -> Result<T> {
+    credentials::without_capability(CapabilitySet::FSETID, change).map_err(errno::from_nix)?
+}
+
+fn has_setid(file: &OwnedFd) -> Result<bool> {
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
+    Ok(mode.intersects(Mode::SUID | Mode::SGID))
+}
+
+fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<usize> {
+    let mut written = 0;
+    while written < data.len() {
+        match rustix::io::pwrite(file, &data[written..], offset + written as u64) {
+            Ok(0) => break,
+            Ok(more) => written += more,
+            Err(Errno::INTR) => {}
+            // What is written is written: the next write meets the error.
+            Err(_) if written > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(written)
+}
+
+fn synchronise(file: BorrowedFd<'_>, data_only: bool) -> Result<()> {
+    if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
+}
+
+fn permissions(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode) & Mode::from_raw_mode(0o7777)
+}
+
+/// A name in a directory: never a way out of it.
+fn component(name: &OsStr) -> Result<CString> {
+    match name.as_bytes() {
+        b"" => Err(Errno::NOENT),
+        b"." | b".." => Err(Errno::INVAL),
+        bytes if bytes.contains(&b'/') => Err(Errno::INVAL),
+        _ => c_string(name),
+    }
+}
+
+fn c_string(text: &OsStr) -> Result<CString> {
+    CString::new(OsString::from(text).into_vec()).map_err(|_| Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_component_or_refused() {
+        for (name, refused) in
+            [("", Errno::NOENT), (".", Errno::INVAL), ("..", Errno::INVAL), ("a/b", Errno::INVAL)]
+        {
+            assert_eq!(component(OsStr::new(name)), Err(refused), "{name:?}");
+        }
+        assert_eq!(component(OsStr::new("..a")).unwrap().as_c_str(), c"..a");
+    }
+}

@@ -1,0 +1,74 @@
+//! Listing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use crate::fixture::{ROOT, Volume, errno};
+
+#[test]
+fn five_thousand_entries_are_listed_once_each_while_every_second_is_removed() {
+    let volume = Volume::new();
+    let directory = volume.path("d");
+    fs::create_dir(&directory).unwrap();
+    for n in 0..5000 {
+        fs::write(directory.join(format!("f{n:04}")), "").unwrap();
+    }
+    let mut seen = BTreeSet::new();
+    for (n, entry) in fs::read_dir(&directory).unwrap().enumerate() {
+        let entry = entry.unwrap();
+        assert!(seen.insert(entry.file_name()), "{:?} twice", entry.file_name());
+        if n % 2 == 0 {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    assert_eq!(seen.len(), 5000);
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 2500);
+}
+
+#[test]
+fn a_listing_names_the_inodes_that_stat_names() {
+    let volume = Volume::new();
+    volume.shell(ROOT, "mkdir d; touch f; ln -s f l; mkfifo p");
+    for entry in fs::read_dir(&volume.path).unwrap() {
+        let entry = entry.unwrap();
+        let metadata = fs::symlink_metadata(entry.path()).unwrap();
+        assert_eq!(std::os::unix::fs::DirEntryExt::ino(&entry), metadata.ino(), "{entry:?}");
+        assert_eq!(entry.file_type().unwrap(), metadata.file_type(), "{entry:?}");
+        let backing = fs::symlink_metadata(volume.backing.join(entry.file_name())).unwrap();
+        assert_eq!(metadata.ino(), backing.ino(), "inode numbers are the backing files'");
+    }
+    assert_eq!(fs::metadata(&volume.path).unwrap().ino(), 1);
+}
+
+#[test]
+fn removing_what_is_not_there_or_not_empty_says_so() {
+    let volume = Volume::new();
+    fs::create_dir_all(volume.path("d/inner")).unwrap();
+    assert_eq!(errno(fs::remove_dir(volume.path("d"))), libc::ENOTEMPTY);
+    assert_eq!(errno(fs::remove_file(volume.path("d"))), libc::EISDIR);
+    assert_eq!(errno(fs::remove_file(volume.path("none"))), libc::ENOENT);
+    fs::remove_dir_all(volume.path("d")).unwrap();
+    assert_eq!(fs::read_dir(&volume.backing).unwrap().count(), 0);
+}
+
+#[test]
+fn a_very_deep_tree_is_built_and_removed() {
+    let volume = Volume::new();
+    volume.shell(
+        ROOT,
+        "i=0; while [ $i -lt 400 ]; do mkdir d && cd d && i=$((i+1)); done; echo deep > f; cat f",
+    );
+    volume.shell(ROOT, "rm -r d");
+    assert_eq!(fs::read_dir(&volume.path).unwrap().count(), 0);
+}
+
+#[test]
+fn a_name_is_at_most_255_bytes_and_any_bytes() {
+    let volume = Volume::new();
+    fs::write(volume.path(&"n".repeat(255)), "").unwrap();
+    assert_eq!(errno(fs::write(volume.path(&"n".repeat(256)), "")), libc::ENAMETOOLONG);
+    let odd = std::os::unix::ffi::OsStrExt::from_bytes(b"\xff\n\"");
+    fs::write(volume.path.join::<&std::ffi::OsStr>(odd), "odd").unwrap();
+    assert!(volume.backing.join::<&std::ffi::OsStr>(odd).exists());
+}

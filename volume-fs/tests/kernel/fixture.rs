@@ -1,0 +1,323 @@
+//! Plays the driver: mounts the connection, starts the daemon, hands over.
+//!
+//! Invariant: nothing hangs. A watchdog aborts the FUSE connection when a test
+//! takes too long, so that every blocked file operation comes back.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use linux::fd_passing::{PacketListener, PacketSocket};
+use linux::mount::{self, FuseMountOptions, MountFlags, UnmountMode};
+use prost::Message;
+use proto::handover::{Answer, Assignment, Hello, answer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tempfile::TempDir;
+
+pub(crate) const NONCE: &str = "0123456789abcdef-single-use";
+
+/// No test needs a tenth of it.
+const TEST_DEADLINE: Duration = Duration::from_secs(60);
+const DAEMON_DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Setup {
+    pub(crate) capacity_bytes: u64,
+    pub(crate) read_only: bool,
+    pub(crate) confine: bool,
+    /// `ulimit -n` of the daemon; 0: what the tests have.
+    pub(crate) descriptors: u32,
+}
+
+/// A scratch directory, seen in a mount namespace of this thread alone.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) backing: PathBuf,
+    pub(crate) mountpoint: PathBuf,
+    pub(crate) socket: PathBuf,
+    fusectl: PathBuf,
+    _scratch: TempDir,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("these tests need root");
+        mount::make_private(Path::new("/")).unwrap();
+        // Of the disk, not a tmpfs: the disk's file systems have all features.
+        let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+        let at = |name: &str| {
+            let path = scratch.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let stage = Self {
+            backing: at("backing"),
+            mountpoint: at("volume"),
+            fusectl: at("fusectl"),
+            socket: scratch.path().join("dial.sock"),
+            _scratch: scratch,
+        };
+        open_to_all(stage._scratch.path());
+        open_to_all(&stage.backing);
+        mount::mount_fs("fusectl", "fusectl", &stage.fusectl, MountFlags::default(), "").unwrap();
+        stage
+    }
+
+    pub(crate) fn listen(&self) -> PacketListener {
+        PacketListener::bind(&self.socket).unwrap()
+    }
+
+    pub(crate) fn daemon(&self, setup: Setup) -> Command {
+        let binary = env!("CARGO_BIN_EXE_hawser-volume");
+        let mut command = match setup.descriptors {
+            0 => Command::new(binary),
+            limit => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\""), binary]);
+                shell
+            }
+        };
+        command.args(["serve", "--log-level", "warn", "--socket"]).arg(&self.socket);
+        if setup.confine {
+            command.arg("--confine");
+        }
+        command.env("HAWSER_NONCE", NONCE).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Opens the device and mounts it on the mountpoint.
+    pub(crate) fn mount_fuse(&self) -> OwnedFd {
+        let device = mount::open_fuse_device().unwrap();
+        let options = FuseMountOptions {
+            flags: MountFlags { nosuid: true, nodev: true, ..MountFlags::default() },
+            allow_other: true,
+            default_permissions: true,
+        };
+        mount::mount_fuse(&device, ("hawser-test", "hawser"), &self.mountpoint, options).unwrap();
+        device
+    }
+
+    pub(crate) fn tree(&self) -> OwnedFd {
+        mount::open_tree_clone(&self.backing).unwrap()
+    }
+
+    fn connection(&self) -> u32 {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        linux::mountinfo::read_of(tid)
+            .unwrap()
+            .into_iter()
+            .find(|entry| entry.mount_point == self.mountpoint)
+            .expect("the FUSE mount is in mountinfo")
+            .minor
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // Already unmounted where the test says so.
+        drop(mount::unmount(&self.mountpoint, UnmountMode::Detach));
+        mount::unmount(&self.fusectl, UnmountMode::Detach).unwrap();
+    }
+}
+
+/// A volume that is served.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    pub(crate) path: PathBuf,
+    pub(crate) backing: PathBuf,
+    pub(crate) max_write_bytes: u32,
+    daemon: Option<Child>,
+    connection: u32,
+    watchdog: Option<Watchdog>,
+    stage: Stage,
+}
+
+impl Volume {
+    pub(crate) fn new() -> Self {
+        Self::with(Setup::default())
+    }
+
+    pub(crate) fn with(setup: Setup) -> Self {
+        let stage = Stage::new();
+        let listener = stage.listen();
+        let daemon = stage.daemon(setup).spawn().unwrap();
+        let device = stage.mount_fuse();
+        let connection = stage.connection();
+        let watchdog = Watchdog::start(stage.fusectl.clone(), connection);
+        let socket = accept(&listener);
+        assert_eq!(hello(&socket), Hello { version: 1, nonce: NONCE.to_owned() });
+        let assignment = Assignment {
+            volume_name: "test".to_owned(),
+            capacity_bytes: setup.capacity_bytes,
+            read_only: setup.read_only,
+            threads: 0,
+        };
+        let tree = stage.tree();
+        socket.send(&assignment.encode_to_vec(), &[device.as_fd(), tree.as_fd()]).unwrap();
+        drop((device, tree));
+        let max_write_bytes = match answer(&socket) {
+            answer::Result::Ready(ready) => ready.max_write_bytes,
+            answer::Result::Failed(failed) => panic!("{}", failed.reason),
+        };
+        assert!(socket.receive().unwrap().is_none(), "the daemon closes the connection after its answer");
+        Self {
+            path: stage.mountpoint.clone(),
+            backing: stage.backing.clone(),
+            max_write_bytes,
+            daemon: Some(daemon),
+            connection,
+            watchdog: Some(watchdog),
+            stage,
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("the daemon was started").id()
+    }
+
+    /// kill -9; returns when it is dead.
+    pub(crate) fn kill(&mut self) {
+        let mut daemon = self.daemon.take().expect("the daemon was started");
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+    }
+
+    /// Unmounts and waits for the daemon. Returns how it ended and what it said.
+    pub(crate) fn unmount(&mut self) -> (ExitStatus, String) {
+        mount::unmount(&self.path, UnmountMode::Plain).unwrap();
+        let output = self.ended().expect("the daemon ends when its volume is unmounted");
+        (output.status, String::from_utf8(output.stderr).unwrap())
+    }
+
+    /// What a shell run by `user` in the volume says; panics if it fails.
+    pub(crate) fn shell(&self, user: User, script: &str) -> String {
+        let output = self.try_shell(user, script);
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    pub(crate) fn try_shell(&self, user: User, script: &str) -> Output {
+        let mut command = Command::new("setpriv");
+        command.args([format!("--reuid={}", user.uid), format!("--regid={}", user.gid)]);
+        match user.group {
+            Some(group) => command.arg(format!("--groups={group}")),
+            None => command.arg("--clear-groups"),
+        };
+        command.args(["sh", "-c", script]).current_dir(&self.path).env("LC_ALL", "C").output().unwrap()
+    }
+
+    fn ended(&mut self) -> Option<Output> {
+        let daemon = self.daemon.as_ref()?;
+        wait_for(daemon)?;
+        self.daemon.take().map(|daemon| daemon.wait_with_output().unwrap())
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.daemon.is_some() {
+            drop(mount::unmount(&self.path, UnmountMode::Detach));
+            match self.ended() {
+                Some(output) if std::thread::panicking() || output.status.success() => {}
+                Some(output) => panic!("daemon: {}", String::from_utf8_lossy(&output.stderr)),
+                None => {
+                    mount::abort_fuse(&self.stage.fusectl, self.connection).unwrap();
+                    let mut daemon = self.daemon.take().expect("it has not ended");
+                    daemon.kill().unwrap();
+                    daemon.wait().unwrap();
+                    assert!(std::thread::panicking(), "the daemon outlived its volume");
+                }
+            }
+        }
+        drop(self.watchdog.take());
+    }
+}
+
+/// Who does something.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Supplementary group.
+    pub(crate) group: Option<u32>,
+}
+
+pub(crate) const ROOT: User = User { uid: 0, gid: 0, group: None };
+pub(crate) const ALICE: User = User { uid: 1001, gid: 2001, group: None };
+pub(crate) const BOB: User = User { uid: 1002, gid: 2002, group: None };
+
+#[derive(Debug)]
+struct Watchdog {
+    done: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    fn start(fusectl: PathBuf, connection: u32) -> Self {
+        let (done, told) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            if told.recv_timeout(TEST_DEADLINE) == Err(RecvTimeoutError::Timeout) {
+                mount::abort_fuse(&fusectl, connection).unwrap();
+                panic!("aborted FUSE connection {connection} after {TEST_DEADLINE:?}");
+            }
+        });
+        Self { done: Some(done), thread: Some(thread) }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.done.take());
+        if let Some(thread) = self.thread.take() {
+            assert!(thread.join().is_ok() || std::thread::panicking(), "the test was aborted");
+        }
+    }
+}
+
+pub(crate) fn accept(listener: &PacketListener) -> PacketSocket {
+    assert!(readable(listener.as_fd(), DAEMON_DEADLINE), "the daemon dials");
+    let socket = listener.accept().unwrap();
+    socket.set_timeout(DAEMON_DEADLINE).unwrap();
+    socket
+}
+
+pub(crate) fn hello(socket: &PacketSocket) -> Hello {
+    let (packet, descriptors) = socket.receive().unwrap().expect("the daemon says Hello");
+    assert!(descriptors.is_empty());
+    Hello::decode(&*packet).unwrap()
+}
+
+pub(crate) fn answer(socket: &PacketSocket) -> answer::Result {
+    let (packet, _none) = socket.receive().unwrap().expect("the daemon answers");
+    Answer::decode(&*packet).unwrap().result.expect("the answer says something")
+}
+
+/// Waits for the end of a process, not for its exit status.
+pub(crate) fn wait_for(child: &Child) -> Option<()> {
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    readable(pidfd.as_fd(), DAEMON_DEADLINE).then_some(())
+}
+
+fn readable(fd: std::os::fd::BorrowedFd<'_>, deadline: Duration) -> bool {
+    let timeout = Timespec::try_from(deadline).unwrap();
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).unwrap() == 1
+}
+
+pub(crate) fn open_to_all(path: &Path) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+}
+
+pub(crate) fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().expect("the kernel's own error")
+}

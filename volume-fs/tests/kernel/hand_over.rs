@@ -1,0 +1,158 @@
+//! How a volume's life begins and ends.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use prost::Message;
+use proto::handover::{Assignment, answer};
+
+use crate::fixture::{self, Setup, Stage, Volume, errno};
+
+/// How the daemon ends, and its one line.
+fn refusal(mut command: Command) -> String {
+    ended(command.spawn().unwrap())
+}
+
+fn ended(mut daemon: Child) -> String {
+    fixture::wait_for(&daemon).expect("the daemon gives up");
+    let mut said = String::new();
+    daemon.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(daemon.wait().unwrap().code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said.trim_end().to_owned()
+}
+
+fn assign(stage: &Stage, assignment: &Assignment, descriptors: &[BorrowedFd<'_>]) -> (String, String) {
+    let listener = stage.listen();
+    let daemon = stage.daemon(Setup::default()).spawn().unwrap();
+    let socket = fixture::accept(&listener);
+    fixture::hello(&socket);
+    socket.send(&assignment.encode_to_vec(), descriptors).unwrap();
+    let reason = match fixture::answer(&socket) {
+        answer::Result::Failed(failed) => failed.reason,
+        answer::Result::Ready(ready) => panic!("{ready:?}"),
+    };
+    (reason, ended(daemon))
+}
+
+#[test]
+fn the_unmount_ends_the_daemon_with_success_and_without_a_word() {
+    for confine in [false, true] {
+        let mut volume = Volume::with(Setup { confine, ..Setup::default() });
+        fs::write(volume.path("f"), "kept").unwrap();
+        let (status, said) = volume.unmount();
+        assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+        assert_eq!(fs::read_to_string(volume.backing.join("f")).unwrap(), "kept");
+    }
+}
+
+#[test]
+fn a_killed_daemon_is_enotconn_at_once_for_open_and_for_new_files() {
+    let mut volume = Volume::with(Setup { confine: true, ..Setup::default() });
+    fs::write(volume.path("f"), "x").unwrap();
+    let mut open = fs::File::open(volume.path("f")).unwrap();
+    volume.kill();
+    assert_eq!(errno(fs::metadata(volume.path("g"))), libc::ENOTCONN);
+    assert_eq!(errno(open.read(&mut [0; 1])), libc::ENOTCONN);
+    assert_eq!(errno(fs::write(volume.path("f"), "y")), libc::ENOTCONN);
+}
+
+#[test]
+fn sigterm_and_sigint_do_not_take_the_volume_from_its_users() {
+    let volume = Volume::new();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        kill(Pid::from_raw(volume.pid().cast_signed()), signal).unwrap();
+    }
+    fs::write(volume.path("f"), "served").unwrap();
+    assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "served");
+}
+
+#[test]
+fn sigterm_before_the_hand_over_ends_the_daemon() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let mut daemon = stage.daemon(Setup::default()).spawn().unwrap();
+    let _silent = fixture::accept(&listener);
+    kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM).unwrap();
+    fixture::wait_for(&daemon).expect("SIGTERM ends it");
+    assert!(!daemon.wait().unwrap().success());
+}
+
+#[test]
+fn a_refused_nonce_is_said_clearly() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let daemon = stage.daemon(Setup::default()).env("HAWSER_NONCE", "guessed").spawn().unwrap();
+    let socket = fixture::accept(&listener);
+    assert_eq!(fixture::hello(&socket).nonce, "guessed");
+    drop(socket);
+    let said = ended(daemon);
+    assert!(said.contains("closed the connection after Hello (protocol version 1)"), "{said}");
+    assert!(said.contains("does not know this nonce"), "{said}");
+    assert!(!said.contains("guessed"), "a nonce is a secret: {said}");
+}
+
+#[test]
+fn a_missing_nonce_and_a_missing_driver_are_said_clearly() {
+    let stage = Stage::new();
+    let mut without = stage.daemon(Setup::default());
+    without.env_remove("HAWSER_NONCE");
+    let said = refusal(without);
+    assert!(
+        said.starts_with("hawser-volume: environment variable HAWSER_NONCE is empty or not set"),
+        "{said}"
+    );
+    let said = refusal(stage.daemon(Setup::default()));
+    assert!(said.ends_with("dial.sock: No such file or directory (os error 2)"), "{said}");
+}
+
+#[test]
+fn an_assignment_without_both_descriptors_is_refused() {
+    let stage = Stage::new();
+    let device = stage.mount_fuse();
+    let (reason, said) = assign(&stage, &Assignment::default(), &[device.as_fd()]);
+    assert!(reason.ends_with("descriptors: 1 came, 2 are needed"), "{reason}");
+    assert_eq!(said, format!("hawser-volume: {reason}"));
+}
+
+#[test]
+fn something_else_than_a_fuse_device_is_refused() {
+    let stage = Stage::new();
+    let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());
+    let tree = stage.tree();
+    let (reason, _) = assign(&stage, &Assignment::default(), &[null.as_fd(), tree.as_fd()]);
+    assert!(reason.ends_with("first descriptor: not /dev/fuse but CharacterDevice, device 1:3"), "{reason}");
+}
+
+#[test]
+fn a_directory_that_leads_out_of_the_volume_is_refused() {
+    let stage = Stage::new();
+    let device = stage.mount_fuse();
+    let plain = OwnedFd::from(fs::File::open(&stage.backing).unwrap());
+    let (reason, _) = assign(&stage, &Assignment::default(), &[device.as_fd(), plain.as_fd()]);
+    assert!(reason.ends_with("not the root of a detached mount: .. leads out of the volume"), "{reason}");
+}
+
+#[test]
+fn too_many_threads_are_refused_by_number() {
+    let stage = Stage::new();
+    let device = stage.mount_fuse();
+    let tree = stage.tree();
+    let assignment = Assignment { threads: 1000, ..Assignment::default() };
+    let (reason, _) = assign(&stage, &assignment, &[device.as_fd(), tree.as_fd()]);
+    assert!(reason.ends_with("threads: 1000 is more than 64"), "{reason}");
+}
+
+#[test]
+fn a_connection_that_is_gone_already_is_answered_with_failed() {
+    let stage = Stage::new();
+    let device = stage.mount_fuse();
+    linux::mount::unmount(&stage.mountpoint, linux::mount::UnmountMode::Plain).unwrap();
+    let tree = stage.tree();
+    let (reason, _) = assign(&stage, &Assignment::default(), &[device.as_fd(), tree.as_fd()]);
+    assert!(reason.starts_with("answer FUSE_INIT: "), "{reason}");
+}

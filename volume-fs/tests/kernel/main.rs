@@ -1,0 +1,12 @@
+//! The daemon against the real kernel: each test mounts a volume in a mount
+//! namespace of its own, with a driver that is played by the fixture.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod attributes;
+mod confinement;
+mod directories;
+mod files;
+mod fixture;
+mod hand_over;
+mod ownership;
