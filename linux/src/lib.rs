@@ -7,8 +7,10 @@
 
 pub mod atomic_file;
 pub mod cgroup;
+pub mod credentials;
 mod error;
 pub mod fd_passing;
+pub mod fs_at;
 pub mod lock;
 pub mod mount;
 pub mod mountinfo;
