@@ -1,5 +1,5 @@
 //! Who a thread acts as and what it may do: capabilities, file system uid and
-//! gid, umask, and secrets handed over in the environment.
+//! gid, umask; and what a process must not keep of what it was started with.
 //!
 //! Invariant: capabilities, fsuid and fsgid belong to a thread, not to the
 //! process; what limits the process is called before it has a second thread.
@@ -163,16 +163,31 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
+/// Closes every descriptor but stdin, stdout and stderr: whoever started this
+/// process may have leaked its own into it. Belongs at the very start of
+/// `main`, before this process opens any: those would be closed under their
+/// owners. `EBUSY` once it has a second thread, which could be opening one.
+pub fn close_inherited_descriptors() -> Result<()> {
+    let object = "inherited descriptors";
+    require_single_thread("close", object)?;
+    // SAFETY: close_range(2) takes no pointers. At the start of `main`, which
+    // the caller promises, nothing in this process owns a descriptor above 2.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    Errno::result(result).map(drop).map_err(|e| Error::new("close", object, e))
+}
+
+fn require_single_thread(op: &'static str, object: &str) -> Result<()> {
+    let tasks = std::fs::read_dir("/proc/self/task").map_err(|e| Error::new("list", "/proc/self/task", e))?;
+    if tasks.count() == 1 { Ok(()) } else { Err(Error::new(op, object, Errno::EBUSY)) }
+}
+
 /// Takes the environment variable `name` out of the environment for good: its
 /// value is also overwritten where /proc/PID/environ shows it. `None` if it is
 /// not set. `EBUSY` once the process has a second thread, which could be
 /// reading the environment.
 pub fn take_secret(name: &CStr) -> Result<Option<OsString>> {
     let object = name.to_string_lossy();
-    let tasks = std::fs::read_dir("/proc/self/task").map_err(|e| Error::new("list", "/proc/self/task", e))?;
-    if tasks.count() != 1 {
-        return Err(Error::new("take from the environment", object, Errno::EBUSY));
-    }
+    require_single_thread("take from the environment", &object)?;
     // SAFETY: the process has this one thread (counted above), so nothing else
     // reads or changes the environment; getenv(3) returns null or a string that
     // ends with NUL, and only its bytes before the NUL are written.

@@ -33,6 +33,11 @@ pub enum Isolation {
     Own,
 }
 
+/// Whatever the starter left open is none of ours. Must come first in `main`.
+pub(crate) fn close_inherited_descriptors() -> Result<()> {
+    credentials::close_inherited_descriptors().map_err(step("inherited descriptors"))
+}
+
 /// In a container: its /proc is what there is.
 pub fn in_given_namespaces() -> Result<DescriptorDir> {
     DescriptorDir::open().map_err(step("own descriptors"))

@@ -10,7 +10,10 @@ use crate::fixture::{NONCE, Setup, Volume};
 const SIX_CAPABILITIES: &str = "00000000000000db";
 
 fn confined() -> Volume {
-    let volume = Volume::with(Setup { confine: true, ..Setup::default() });
+    used(Volume::with(Setup { confine: true, ..Setup::default() }))
+}
+
+fn used(volume: Volume) -> Volume {
     // Some life first: threads act as callers, nodes are opened and closed.
     for n in 0..20 {
         volume.shell(crate::fixture::ALICE, &format!("echo {n} > f{n}; truncate -s 1 f{n}"));
@@ -30,7 +33,7 @@ fn status(task: &Path) -> BTreeMap<String, String> {
 #[test]
 fn every_thread_has_exactly_six_capabilities_no_new_privs_and_a_filter() {
     for confine in [true, false] {
-        let volume = if confine { confined() } else { Volume::new() };
+        let volume = used(Volume::with(Setup { confine, ..Setup::default() }));
         let tasks: Vec<PathBuf> = fs::read_dir(format!("/proc/{}/task", volume.pid()))
             .unwrap()
             .map(|task| task.unwrap().path())
