@@ -1,1 +1,131 @@
+//! The CSI driver of Hawser: volumes from a pool on this node, each served to
+//! all its pods by one FUSE daemon.
+//!
+//! The layers: `identity`, `controller`, `node`, `registration` speak the wire
+//! and check what they are told; `provision`, `node::stage`, `node::publish` and
+//! `reconcile` decide and act; `journal`, `pool`, `mounts`, `launcher`, `dial` and
+//! `handover` are the effects. `status` is the only place that chooses gRPC codes.
 
+mod capability;
+mod capacity;
+pub mod config;
+mod controller;
+mod dial;
+mod driver;
+pub mod error;
+mod handover;
+mod host_path;
+mod identity;
+mod journal;
+mod keeper;
+mod launcher;
+mod mounts;
+mod node;
+mod parameters;
+mod pool;
+mod process;
+mod provision;
+mod reconcile;
+mod registration;
+mod server;
+mod status;
+mod volume;
+mod volume_lock;
+mod watch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use linux::lock::FileLock;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch as channel;
+
+use config::Config;
+use driver::Driver;
+use server::SocketError;
+
+const PRIVATE_DIR_MODE: u32 = 0o750;
+
+/// Why the driver does not start, or ends.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("not root: mounting and serving volumes needs it")]
+    NotRoot,
+    #[error("{} is locked: another hawser-csi runs with this --state-dir", path.display())]
+    Locked { path: PathBuf },
+    #[error("start")]
+    Driver(#[source] error::Error),
+    #[error("socket")]
+    Socket(#[source] SocketError),
+    #[error("{op}")]
+    Kernel {
+        op: &'static str,
+        #[source]
+        source: linux::Error,
+    },
+    #[error("{op}")]
+    Runtime {
+        op: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Runs the driver until SIGTERM or SIGINT. Volumes and daemons outlive it.
+pub async fn run(config: Config) -> Result<(), StartError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(StartError::NotRoot);
+    }
+    // Sockets, journal and logs are root's alone; what needs more says so itself.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let kernel = |op| move |source| StartError::Kernel { op, source };
+    for dir in [&config.state_dir, &config.journal_dir(), &config.run_dir] {
+        pool::private_dir_all(dir).map_err(kernel("create directory"))?;
+    }
+    let lock_path = config.state_dir.join("lock");
+    let _lock = FileLock::try_exclusive(&lock_path, 0o600)
+        .map_err(kernel("lock state directory"))?
+        .ok_or(StartError::Locked { path: lock_path })?;
+
+    // Before anything is changed: a driver that answers is the one to stay.
+    let csi_socket = config.csi_socket();
+    let listener = server::bind(&csi_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
+    let driver = Arc::new(Driver::open(config.clone()).map_err(StartError::Driver)?);
+    reconcile(&driver).await?;
+
+    let (stop, stopped) = channel::channel(false);
+    let signals =
+        await_signals(stop).map_err(|source| StartError::Runtime { op: "await signals", source })?;
+    tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
+    let mut csi_stopped = stopped.clone();
+    let csi = server::serve(driver, listener, &csi_socket, async move {
+        // An error is the sender's end, which is a stop too.
+        let _sender_gone = csi_stopped.wait_for(|stop| *stop).await;
+    });
+    let registration = registration::serve(&config, stopped);
+    let served = tokio::try_join!(csi, registration);
+    signals.abort();
+    served.map(|_| ()).map_err(StartError::Socket)
+}
+
+async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {
+    let driver = driver.clone();
+    let work = tokio::task::spawn_blocking(move || driver.reconcile());
+    let result = work.await.unwrap_or(Err(error::Error::Panicked { operation: "reconcile" }));
+    result.map_err(StartError::Driver)
+}
+
+/// Turns `stop` true at SIGTERM or SIGINT.
+fn await_signals(stop: channel::Sender<bool>) -> std::io::Result<tokio::task::JoinHandle<()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping; volumes and their daemons stay");
+        // Nobody listens when the servers have ended already.
+        let _all_ended = stop.send(true);
+    }))
+}

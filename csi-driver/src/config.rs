@@ -1,0 +1,243 @@
+//! The command line, as typed and then checked.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+use crate::capacity::parse_quantity;
+use crate::dial::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
+
+const MAX_DRIVER_NAME_BYTES: usize = 63;
+/// CSI spec, NodeGetInfo: node_id.
+const MAX_NODE_ID_BYTES: usize = 256;
+/// kubelet waits 120 s; the roll-back must fit in too.
+const MAX_START_TIMEOUT_SECONDS: u64 = 100;
+const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Behind a manifest there are a kubelet, a container runtime and an image.
+const POD_START_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
+///
+/// Serves CSI on <kubelet-dir>/plugins/<driver>/csi.sock and registers itself
+/// with the kubelet through <kubelet-dir>/plugins_registry. SIGTERM ends the
+/// driver and leaves volumes and daemons as they are; the next start adopts them.
+#[derive(Debug, Parser)]
+#[command(name = "hawser-csi", version)]
+pub struct Flags {
+    /// Root directory of the kubelet.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet_dir: PathBuf,
+    /// Name that StorageClass and CSIDriver objects know the driver by.
+    #[arg(long, value_name = "NAME", default_value = "csi.hawser.dev")]
+    pub driver_name: String,
+    /// Name of this node.
+    #[arg(long, value_name = "NAME")]
+    pub node_id: String,
+    /// Directory whose subdirectories are the volumes.
+    #[arg(long, value_name = "DIR")]
+    pub pool: PathBuf,
+    /// What all volumes together may claim, as 1Gi or in bytes [default: the size of the pool's file system]
+    #[arg(long, value_name = "BYTES", value_parser = parse_quantity)]
+    pub pool_capacity: Option<u64>,
+    /// Directory of the driver's journal; must survive a reboot.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
+    pub state_dir: PathBuf,
+    /// Directory of the daemons' dial sockets; at most 64 bytes long.
+    #[arg(long, value_name = "DIR", default_value = "/run/hawser")]
+    pub run_dir: PathBuf,
+    /// How volume daemons are started.
+    #[arg(long, value_enum, default_value_t = LauncherName::Manifest)]
+    pub launcher: LauncherName,
+    /// Directory of static pod manifests, for --launcher manifest.
+    #[arg(long, value_name = "DIR", required_if_eq("launcher", "manifest"))]
+    pub manifests: Option<PathBuf>,
+    /// Image of the mount pods, which must be present on the node, for --launcher manifest.
+    #[arg(long, value_name = "IMAGE", required_if_eq("launcher", "manifest"))]
+    pub mount_image: Option<String>,
+    /// The program hawser-volume, for --launcher process.
+    #[arg(long, value_name = "PATH", required_if_eq("launcher", "process"))]
+    pub volume_binary: Option<PathBuf>,
+    /// How long a daemon may take to dial in, up to 100 [default: 30 for a process, 90 for a pod]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
+    pub start_timeout: Option<u64>,
+    /// Appends one JSON line for each finished span.
+    #[arg(long, value_name = "FILE")]
+    pub trace_file: Option<PathBuf>,
+    /// Filter for the log on stderr: info, or csi_driver=debug.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LauncherName {
+    /// A static pod a volume, run by a kubelet that watches --manifests.
+    Manifest,
+    /// A child process a volume.
+    Process,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LauncherKind {
+    Manifest { manifests: PathBuf, mount_image: String },
+    Process { volume_binary: PathBuf },
+}
+
+/// Checked: paths are absolute, every socket path fits.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub kubelet_dir: PathBuf,
+    pub driver_name: String,
+    pub node_id: String,
+    pub pool: PathBuf,
+    pub pool_capacity_bytes: Option<u64>,
+    pub state_dir: PathBuf,
+    pub run_dir: PathBuf,
+    pub launcher: LauncherKind,
+    pub start_timeout: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{flag} {value:?}: {reason}")]
+    Flag { flag: &'static str, value: String, reason: String },
+    #[error("socket path {} has {length} bytes, more than {MAX_SOCKET_PATH_BYTES}: choose a shorter {flag}", path.display())]
+    SocketPath { flag: &'static str, path: PathBuf, length: usize },
+    #[error("{flag} is required")]
+    Missing { flag: &'static str },
+}
+
+impl Config {
+    pub fn check(flags: Flags) -> Result<Self, ConfigError> {
+        check_driver_name(&flags.driver_name)?;
+        check_node_id(&flags.node_id)?;
+        let kubelet_dir = absolute("--kubelet-dir", &flags.kubelet_dir)?;
+        let run_dir = absolute("--run-dir", &flags.run_dir)?;
+        if run_dir.as_os_str().len() > MAX_RUN_DIR_BYTES {
+            let reason =
+                format!("longer than {MAX_RUN_DIR_BYTES} bytes: dial sockets below it would not fit");
+            return Err(wrong("--run-dir", &run_dir.to_string_lossy(), reason));
+        }
+        let (launcher, start_timeout) = match flags.launcher {
+            LauncherName::Process => {
+                let path = flags.volume_binary.ok_or(ConfigError::Missing { flag: "--volume-binary" })?;
+                let volume_binary = absolute("--volume-binary", &path)?;
+                (LauncherKind::Process { volume_binary }, PROCESS_START_TIMEOUT)
+            }
+            LauncherName::Manifest => {
+                let path = flags.manifests.ok_or(ConfigError::Missing { flag: "--manifests" })?;
+                let manifests = absolute("--manifests", &path)?;
+                let mount_image = flags.mount_image.ok_or(ConfigError::Missing { flag: "--mount-image" })?;
+                (LauncherKind::Manifest { manifests, mount_image }, POD_START_TIMEOUT)
+            }
+        };
+        let config = Self {
+            kubelet_dir,
+            driver_name: flags.driver_name,
+            node_id: flags.node_id,
+            pool: absolute("--pool", &flags.pool)?,
+            pool_capacity_bytes: flags.pool_capacity,
+            state_dir: absolute("--state-dir", &flags.state_dir)?,
+            run_dir,
+            launcher,
+            start_timeout: flags.start_timeout.map_or(start_timeout, Duration::from_secs),
+        };
+        for path in [config.csi_socket(), config.registration_socket()] {
+            let length = path.as_os_str().len();
+            if length > MAX_SOCKET_PATH_BYTES {
+                return Err(ConfigError::SocketPath { flag: "--kubelet-dir", path, length });
+            }
+        }
+        Ok(config)
+    }
+
+    pub fn csi_socket(&self) -> PathBuf {
+        self.kubelet_dir.join("plugins").join(&self.driver_name).join("csi.sock")
+    }
+
+    pub fn registration_socket(&self) -> PathBuf {
+        self.kubelet_dir.join("plugins_registry").join(format!("{}-reg.sock", self.driver_name))
+    }
+
+    pub fn journal_dir(&self) -> PathBuf {
+        self.state_dir.join("volumes")
+    }
+
+    /// The topology key whose value is the node id: a pool is reachable on its node only.
+    pub fn topology_key(&self) -> String {
+        format!("topology.{}/node", self.driver_name)
+    }
+}
+
+/// csi-sanity's rule: letters, digits, `-._`, a letter at both ends, at most 63 bytes.
+fn check_driver_name(name: &str) -> Result<(), ConfigError> {
+    let is_letter = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphabetic);
+    let bytes = name.as_bytes();
+    let fits = bytes.len() <= MAX_DRIVER_NAME_BYTES && is_letter(bytes.first()) && is_letter(bytes.last());
+    if fits && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(b)) {
+        return Ok(());
+    }
+    let reason = "letters, digits, `-`, `.`, `_`, a letter at both ends, at most 63 bytes";
+    Err(wrong("--driver-name", name, reason))
+}
+
+fn check_node_id(node_id: &str) -> Result<(), ConfigError> {
+    if node_id.is_empty() || node_id.len() > MAX_NODE_ID_BYTES || node_id.chars().any(char::is_control) {
+        return Err(wrong("--node-id", node_id, "1 to 256 bytes without control characters are wanted"));
+    }
+    Ok(())
+}
+
+fn absolute(flag: &'static str, path: &Path) -> Result<PathBuf, ConfigError> {
+    let value = path.to_string_lossy();
+    let absolute = std::path::absolute(path).map_err(|e| wrong(flag, &value, e.to_string()))?;
+    match absolute.to_str() {
+        Some(_) => Ok(absolute),
+        None => Err(wrong(flag, &value, "not UTF-8")),
+    }
+}
+
+fn wrong(flag: &'static str, value: &str, reason: impl Into<String>) -> ConfigError {
+    ConfigError::Flag { flag, value: value.to_owned(), reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(more: &[&str]) -> Result<Config, String> {
+        let process = ["--launcher", "process", "--volume-binary", "/v"];
+        let launcher = if more.contains(&"--launcher") { &[][..] } else { &process };
+        let base = ["hawser-csi", "--node-id", "n", "--pool", "/p"];
+        let flags =
+            Flags::try_parse_from(base.iter().chain(launcher).chain(more)).map_err(|e| e.to_string())?;
+        Config::check(flags).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_sockets_lie_where_kubelet_looks() {
+        let config = check(&["--kubelet-dir", "/k"]).unwrap();
+        assert_eq!(config.csi_socket(), Path::new("/k/plugins/csi.hawser.dev/csi.sock"));
+        assert_eq!(config.registration_socket(), Path::new("/k/plugins_registry/csi.hawser.dev-reg.sock"));
+        assert_eq!(config.start_timeout, PROCESS_START_TIMEOUT);
+    }
+
+    #[test]
+    fn wrong_values_are_named_with_their_flag() {
+        let long = format!("/{}", "r".repeat(64));
+        for (more, named) in [
+            (vec!["--driver-name", "csi.hawser.9"], "--driver-name \"csi.hawser.9\""),
+            (vec!["--run-dir", &long], "--run-dir"),
+            (
+                vec!["--kubelet-dir", &long, "--driver-name", &"d".repeat(60)],
+                "choose a shorter --kubelet-dir",
+            ),
+            (vec!["--pool-capacity", "1GB"], "unknown unit \"GB\""),
+            (vec!["--start-timeout", "101"], "--start-timeout"),
+            (vec!["--launcher", "manifest"], "--manifests"),
+        ] {
+            let message = check(&more).unwrap_err();
+            assert!(message.contains(named), "{message}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Where a volume's daemon dials in: one private directory a volume, with the
+//! socket, and with the daemon's log where the driver starts it itself.
+//!
+//! The pod of a static manifest sees this directory and nothing else of the host.
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use linux::fd_passing::PacketListener;
+
+use crate::pool::private_dir_all;
+use crate::volume::VolumeId;
+
+const SOCKET: &str = "dial.sock";
+const LOG: &str = "daemon.log";
+/// sun_path of unix(7), without its terminating zero.
+pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// Longest run directory whose dial sockets can be bound: `/<32 digits>/dial.sock` follows it.
+pub(crate) const MAX_RUN_DIR_BYTES: usize = MAX_SOCKET_PATH_BYTES - 1 - 32 - 1 - SOCKET.len();
+
+#[derive(Debug, Clone)]
+pub(crate) struct DialDir {
+    path: PathBuf,
+}
+
+impl DialDir {
+    pub(crate) fn of(run_dir: &Path, volume_id: &VolumeId) -> Self {
+        Self { path: run_dir.join(volume_id.key()) }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path.join(SOCKET)
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.path.join(LOG)
+    }
+
+    /// An empty directory with a listening socket; what an earlier stage left is removed.
+    pub(crate) fn listen(&self) -> linux::Result<DialListener> {
+        self.remove()?;
+        private_dir_all(&self.path)?;
+        Ok(DialListener { listener: PacketListener::bind(&self.socket())? })
+    }
+
+    /// Its absence is a success.
+    pub(crate) fn remove(&self) -> linux::Result<()> {
+        match std::fs::remove_dir_all(&self.path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(linux::Error::at("remove", &self.path, e)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// The last line that the daemon wrote, for the message about its end.
+    pub(crate) fn last_log_line(&self) -> Option<String> {
+        let log = std::fs::read(self.log()).ok()?;
+        let text = String::from_utf8_lossy(&log);
+        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+    }
+}
+
+/// Listens for one hand-over; nobody can dial after it is dropped.
+#[derive(Debug)]
+pub(crate) struct DialListener {
+    listener: PacketListener,
+}
+
+impl DialListener {
+    pub(crate) fn accept(&self) -> linux::Result<linux::fd_passing::PacketSocket> {
+        self.listener.accept()
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.listener.path()
+    }
+}
+
+impl AsFd for DialListener {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for DialListener {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(self.listener.path())
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.listener.path().display(), %error, "remove dial socket");
+        }
+    }
+}
+
+/// The volumes that have a directory in `run_dir`.
+pub(crate) fn list(run_dir: &Path) -> linux::Result<Vec<VolumeId>> {
+    let listed = |e| linux::Error::at("list", run_dir, e);
+    let mut volumes = Vec::new();
+    for entry in std::fs::read_dir(run_dir).map_err(listed)? {
+        volumes.extend(entry.map_err(listed)?.file_name().to_str().and_then(VolumeId::from_key));
+    }
+    Ok(volumes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_run_directory_can_be_listened_in_and_one_more_byte_cannot() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let base = dir.path().to_str().unwrap().len() + 1;
+        let longest = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base));
+        let listener = DialDir::of(&longest, &id).listen().unwrap();
+        assert_eq!(list(&longest).unwrap(), std::slice::from_ref(&id));
+        drop(listener);
+        assert!(!DialDir::of(&longest, &id).socket().exists());
+        let too_long = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base + 1));
+        assert_eq!(DialDir::of(&too_long, &id).listen().unwrap_err().op, "bind");
+    }
+
+    #[test]
+    fn the_last_words_are_the_last_line_with_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let dial = DialDir::of(dir.path(), &id);
+        assert_eq!(dial.last_log_line(), None);
+        std::fs::create_dir(dial.path()).unwrap();
+        std::fs::write(dial.log(), "one\ntwo \n\n").unwrap();
+        assert_eq!(dial.last_log_line().as_deref(), Some("two"));
+    }
+}

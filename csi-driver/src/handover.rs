@@ -1,0 +1,266 @@
+//! The driver's side of the hand-over: who dials in, and what it gets
+//! (proto/proto/hawser/handover/v1/handover.proto).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use linux::fd_passing::{PacketSocket, PeerCredentials};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags};
+use prost::Message;
+use proto::handover::{Answer, Assignment, Hello, answer};
+
+use crate::dial::DialListener;
+use crate::error::{Error, Result, Step};
+use crate::process::{self, ProcessId};
+use crate::volume::VolumeId;
+
+const VERSION: u32 = 1;
+/// Who has dialled says Hello at once; others wait behind it.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// From the Assignment to the Answer: one FUSE_INIT, on a busy machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+const NONCE_BYTES: usize = 16;
+
+/// Everything one daemon gets, and what it must know to get it.
+#[derive(Debug)]
+pub(crate) struct Offer<'a> {
+    pub volume_id: &'a VolumeId,
+    pub nonce: &'a str,
+    /// The only process that may have it, where the launcher knows.
+    pub process: Option<ProcessId>,
+    pub assignment: Assignment,
+    pub fuse_device: BorrowedFd<'a>,
+    /// A detached mount of the volume's directory.
+    pub tree: BorrowedFd<'a>,
+}
+
+/// The daemon that serves the volume from now on.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub daemon: ProcessId,
+    /// Becomes readable when it ends.
+    pub pidfd: OwnedFd,
+    pub max_write_bytes: u32,
+}
+
+/// 128 bits from the kernel, as hexadecimal digits.
+pub(crate) fn new_nonce() -> Result<String> {
+    use std::io::Read;
+    let path = std::path::Path::new("/dev/urandom");
+    let mut bytes = [0; NONCE_BYTES];
+    std::fs::File::open(path)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| linux::Error::at("read", path, e))
+        .step("draw nonce")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Waits up to `patience` for the daemon to dial in, and returns when it serves.
+/// Whoever else dials is turned away and does not end the wait.
+pub(crate) fn hand_over(listener: &DialListener, offer: &Offer<'_>, patience: Duration) -> Result<Served> {
+    let deadline = Instant::now() + patience;
+    let started = offer.process.map(ProcessId::open).transpose().step("watch daemon")?;
+    loop {
+        wait_for_dial(listener, offer, started.as_ref(), deadline, patience)?;
+        let socket = listener.accept().step("hand over")?;
+        let peer = socket.peer().step("hand over")?;
+        match greet(&socket, peer, offer) {
+            Ok(()) => return serve(&socket, peer, offer),
+            Err(reason) => {
+                tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, "turned a dialler away");
+            }
+        }
+    }
+}
+
+/// `started`: the process, if it is known; within, its pidfd unless it has ended already.
+fn wait_for_dial(
+    listener: &DialListener,
+    offer: &Offer<'_>,
+    started: Option<&Option<OwnedFd>>,
+    deadline: Instant,
+    patience: Duration,
+) -> Result<()> {
+    let ended = || Error::DaemonEnded { volume_id: offer.volume_id.clone(), log: None };
+    let mut fds = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    match started {
+        Some(None) => return Err(ended()),
+        Some(Some(pidfd)) => fds.push(PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)),
+        None => {}
+    }
+    let left = deadline.saturating_duration_since(Instant::now());
+    if process::poll(&mut fds, left).step("wait for daemon")? == 0 {
+        return Err(Error::NobodyDialled { socket: listener.path().to_owned(), waited: patience });
+    }
+    match fds[0].any() {
+        Some(true) => Ok(()),
+        Some(false) | None => Err(ended()),
+    }
+}
+
+/// Whether this is the daemon: root, the process that was started, and with the nonce.
+fn greet(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> std::result::Result<(), String> {
+    if peer.uid != 0 {
+        return Err(format!("uid {}, not 0", peer.uid));
+    }
+    if let Some(process) = offer.process.filter(|process| process.pid != peer.pid) {
+        return Err(format!("pid {}, not {}", peer.pid, process.pid));
+    }
+    let packet = socket.set_timeout(HELLO_LIMIT).and_then(|()| socket.receive());
+    let packet = packet.map_err(|e| crate::error::chain(&e))?;
+    let (packet, _no_descriptors) = packet.ok_or("closed without a Hello")?;
+    let hello = Hello::decode(&*packet).map_err(|e| format!("no Hello: {e}"))?;
+    if hello.version != VERSION {
+        return Err(format!("protocol version {}, not {VERSION}", hello.version));
+    }
+    if hello.nonce != offer.nonce {
+        return Err("another launch's nonce".to_owned());
+    }
+    Ok(())
+}
+
+fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Result<Served> {
+    let refused =
+        |reason: &str| Error::HandOver { volume_id: offer.volume_id.clone(), reason: reason.to_owned() };
+    let ended = || Error::DaemonEnded { volume_id: offer.volume_id.clone(), log: None };
+    // The connection's owner is the process that dialled, whoever has its pid by now.
+    let pidfd = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerPidfd)
+        .map_err(|e| linux::Error::new("getsockopt", "SO_PEERPIDFD", e))
+        .step("watch daemon")?;
+    let daemon = ProcessId::of(peer.pid).ok_or_else(ended)?;
+    socket.set_timeout(ANSWER_LIMIT).step("hand over")?;
+    match socket.send(&offer.assignment.encode_to_vec(), &[offer.fuse_device, offer.tree]) {
+        Err(e) if e.errno() == Errno::EPIPE => return Err(ended()),
+        sent => sent.step("hand over")?,
+    }
+    let packet = match socket.receive() {
+        Ok(Some((packet, _no_descriptors))) => packet,
+        Ok(None) => return Err(ended()),
+        Err(e) if e.errno() == Errno::ECONNRESET => return Err(ended()),
+        Err(e) if e.errno() == Errno::EAGAIN => {
+            let what = format!("the answer of the daemon of volume {}", offer.volume_id);
+            return Err(Error::Deadline { what, limit: ANSWER_LIMIT });
+        }
+        Err(e) => return Err(e).step("hand over"),
+    };
+    match Answer::decode(&*packet).map_err(|e| refused(&format!("no Answer: {e}")))?.result {
+        Some(answer::Result::Ready(ready)) => {
+            Ok(Served { daemon, pidfd, max_write_bytes: ready.max_write_bytes })
+        }
+        Some(answer::Result::Failed(failed)) => {
+            Err(Error::DaemonRefused { volume_id: offer.volume_id.clone(), reason: failed.reason })
+        }
+        None => Err(refused("an Answer without a result")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dial::DialDir;
+    use std::thread;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    struct Scene {
+        dir: tempfile::TempDir,
+        volume_id: VolumeId,
+        listener: DialListener,
+        file: std::fs::File,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+            let listener = DialDir::of(dir.path(), &volume_id).listen().unwrap();
+            Self { dir, volume_id, listener, file: tempfile::tempfile().unwrap() }
+        }
+
+        fn offer(&self, process: Option<ProcessId>) -> Offer<'_> {
+            Offer {
+                volume_id: &self.volume_id,
+                nonce: "right",
+                process,
+                assignment: Assignment { volume_name: "v".into(), ..Default::default() },
+                fuse_device: self.file.as_fd(),
+                tree: self.file.as_fd(),
+            }
+        }
+
+        /// Dials as a daemon would, in a thread; its Answer if it gets an Assignment.
+        fn dial(&self, nonce: &'static str, result: Option<answer::Result>) -> thread::JoinHandle<usize> {
+            let socket = DialDir::of(self.dir.path(), &self.volume_id).socket();
+            thread::spawn(move || {
+                let socket = PacketSocket::connect(&socket).unwrap();
+                let hello = Hello { version: VERSION, nonce: nonce.into() };
+                if socket.send(&hello.encode_to_vec(), &[]).is_err() {
+                    return 0;
+                }
+                let Ok(Some((packet, fds))) = socket.receive() else { return 0 };
+                assert_eq!(Assignment::decode(&*packet).unwrap().volume_name, "v");
+                socket.send(&Answer { result }.encode_to_vec(), &[]).unwrap();
+                fds.len()
+            })
+        }
+    }
+
+    fn ready() -> Option<answer::Result> {
+        Some(answer::Result::Ready(proto::handover::Ready { max_write_bytes: 4096 }))
+    }
+
+    #[test]
+    fn the_daemon_gets_two_descriptors_and_the_driver_its_process() {
+        let scene = Scene::new();
+        let daemon = scene.dial("right", ready());
+        let served = hand_over(&scene.listener, &scene.offer(None), PATIENCE).unwrap();
+        assert_eq!(served.daemon.pid, std::process::id().cast_signed());
+        assert_eq!(served.max_write_bytes, 4096);
+        assert_eq!(daemon.join().unwrap(), 2);
+    }
+
+    #[test]
+    fn a_dialler_with_another_nonce_is_turned_away_and_the_right_one_served() {
+        let scene = Scene::new();
+        let wrong = scene.dial("wrong", ready());
+        let waiting = thread::scope(|scope| {
+            let driver = scope.spawn(|| hand_over(&scene.listener, &scene.offer(None), PATIENCE));
+            assert_eq!(wrong.join().unwrap(), 0, "nothing is given to it");
+            let right = scene.dial("right", ready());
+            assert_eq!(right.join().unwrap(), 2);
+            driver.join().unwrap()
+        });
+        assert_eq!(waiting.unwrap().max_write_bytes, 4096);
+    }
+
+    #[test]
+    fn another_process_than_the_one_started_gets_nothing() {
+        let scene = Scene::new();
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let process = ProcessId::of(child.id().cast_signed()).unwrap();
+        let other = scene.dial("right", ready());
+        let offer = scene.offer(Some(process));
+        let err = hand_over(&scene.listener, &offer, Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
+        assert_eq!(other.join().unwrap(), 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_daemon_that_ends_or_refuses_is_known_at_once() {
+        let scene = Scene::new();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let process = ProcessId::of(child.id().cast_signed());
+        let err = hand_over(&scene.listener, &scene.offer(process), PATIENCE).unwrap_err();
+        assert!(matches!(err, Error::DaemonEnded { .. }), "{err}");
+        child.wait().unwrap();
+
+        let failed = answer::Result::Failed(proto::handover::Failed { reason: "no INIT".into() });
+        let daemon = scene.dial("right", Some(failed));
+        let err = hand_over(&scene.listener, &scene.offer(None), PATIENCE).unwrap_err();
+        assert!(err.to_string().ends_with("refused to serve: no INIT"), "{err}");
+        daemon.join().unwrap();
+    }
+}

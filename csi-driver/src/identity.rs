@@ -1,0 +1,76 @@
+//! CSI Identity.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::csi::identity_server::Identity;
+use proto::csi::plugin_capability::{Service, Type, service};
+use proto::csi::{
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
+    PluginCapability, ProbeRequest, ProbeResponse,
+};
+use tonic::{Request, Response, Status};
+
+use crate::driver::{Driver, refused};
+use crate::error::{Error, Result};
+use crate::pool::probe_dir;
+
+/// A liveness probe waits about as long.
+const PROBE_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct IdentityService(pub(crate) Arc<Driver>);
+
+#[tonic::async_trait]
+impl Identity for IdentityService {
+    async fn get_plugin_info(
+        &self,
+        _request: Request<GetPluginInfoRequest>,
+    ) -> std::result::Result<Response<GetPluginInfoResponse>, Status> {
+        Ok(Response::new(GetPluginInfoResponse {
+            name: self.0.config.driver_name.clone(),
+            vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
+            manifest: std::collections::HashMap::new(),
+        }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _request: Request<GetPluginCapabilitiesRequest>,
+    ) -> std::result::Result<Response<GetPluginCapabilitiesResponse>, Status> {
+        let offered = [service::Type::ControllerService, service::Type::VolumeAccessibilityConstraints];
+        let capability =
+            |t: service::Type| PluginCapability { r#type: Some(Type::Service(Service { r#type: t.into() })) };
+        Ok(Response::new(GetPluginCapabilitiesResponse {
+            capabilities: offered.into_iter().map(capability).collect(),
+        }))
+    }
+
+    async fn probe(
+        &self,
+        _request: Request<ProbeRequest>,
+    ) -> std::result::Result<Response<ProbeResponse>, Status> {
+        let driver = self.0.clone();
+        let look = tokio::task::spawn_blocking(move || driver.probe());
+        let result = match tokio::time::timeout(PROBE_LIMIT, look).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_panic)) => Err(Error::Panicked { operation: "probe" }),
+            Err(_elapsed) => Err(Error::Deadline { what: "probe".to_owned(), limit: PROBE_LIMIT }),
+        };
+        match result {
+            Ok(()) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
+            Err(error) => Err(refused("csi.Probe", &error)),
+        }
+    }
+}
+
+impl Driver {
+    /// Whether the next CreateVolume and NodeStageVolume can do their work.
+    fn probe(&self) -> Result<()> {
+        let unready = |what| move |source| Error::Unready { what, source };
+        self.pool.probe().map_err(unready("pool"))?;
+        probe_dir(&self.config.journal_dir()).map_err(unready("state directory"))?;
+        probe_dir(&self.config.run_dir).map_err(unready("run directory"))?;
+        linux::mount::open_fuse_device().map(drop).map_err(unready("FUSE"))
+    }
+}

@@ -1,0 +1,64 @@
+//! How a volume's daemon comes to run: one trait, and the ways behind it.
+//!
+//! No host path and no uid stand in what a launcher is asked for: where pods
+//! come from a cluster, it is the cluster that assigns those.
+
+pub(crate) mod manifest;
+pub(crate) mod process;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::process::ProcessId;
+use crate::volume::VolumeId;
+
+/// What was started, as the journal remembers it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LaunchId {
+    /// A child process of the driver, or of an earlier one.
+    Process(ProcessId),
+    /// A static pod, by its name.
+    StaticPod(String),
+}
+
+impl LaunchId {
+    /// The process, where the launcher knows it before it dials.
+    pub(crate) fn process(&self) -> Option<ProcessId> {
+        match self {
+            Self::Process(process) => Some(*process),
+            Self::StaticPod(_) => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaunchSpec<'a> {
+    pub volume_id: &'a VolumeId,
+    /// Proves to the driver that it is this launch that dials in; single use.
+    pub nonce: &'a str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Launched {
+    pub volume_id: VolumeId,
+    pub id: LaunchId,
+}
+
+/// Calls may block; each is bounded by the disk or by the process table.
+pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
+    /// Sees to it that one daemon for the volume is started with this nonce.
+    /// An earlier launch of the same volume must have been removed.
+    fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId>;
+
+    /// All there are on this node, also those that an earlier driver started.
+    fn list(&self) -> linux::Result<Vec<Launched>>;
+
+    /// Sees to it that the launch ends; one that is gone is a success. The
+    /// daemon may live on for a moment.
+    fn remove(&self, id: &LaunchId) -> linux::Result<()>;
+
+    /// How long a daemon may take from `ensure` to its dialling in.
+    fn patience(&self) -> Duration;
+}

@@ -1,0 +1,132 @@
+//! Daemons as child processes of the driver, which outlive it: their own process
+//! group, no pipe to the driver, and found again by what they were started with.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::{LaunchId, LaunchSpec, Launched, Launcher};
+use crate::dial::DialDir;
+use crate::process::ProcessId;
+use crate::volume::VolumeId;
+
+const NONCE_VARIABLE: &str = "HAWSER_NONCE";
+/// `hawser-volume serve --confine --socket PATH`.
+const ARGUMENTS: [&str; 3] = ["serve", "--confine", "--socket"];
+
+#[derive(Debug)]
+pub(crate) struct ProcessLauncher {
+    pub volume_binary: PathBuf,
+    pub run_dir: PathBuf,
+    pub patience: Duration,
+}
+
+impl Launcher for ProcessLauncher {
+    fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
+        let dial = DialDir::of(&self.run_dir, spec.volume_id);
+        let log = open_log(&dial.log())?;
+        let log_too = log.try_clone().map_err(|e| linux::Error::at("duplicate", &dial.log(), e))?;
+        let mut child = tokio::process::Command::new(&self.volume_binary)
+            .args(ARGUMENTS)
+            .arg(dial.socket())
+            .env_clear()
+            .env(NONCE_VARIABLE, spec.nonce)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(log_too)
+            .current_dir("/")
+            // A terminal's Ctrl-C is for the driver alone.
+            .process_group(0)
+            .kill_on_drop(false)
+            .spawn()
+            .map_err(|e| linux::Error::at("start", &self.volume_binary, e))?;
+        let pid = child.id().map_or(0, u32::cast_signed);
+        // Not reaped before the task below waits for it, so the pid is still its own.
+        let process = ProcessId::of(pid)
+            .ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))?;
+        let volume_id = spec.volume_id.to_string();
+        tokio::spawn(async move {
+            match child.wait().await {
+                Ok(status) => tracing::debug!(volume_id, pid, %status, "daemon reaped"),
+                Err(error) => tracing::warn!(volume_id, pid, %error, "reap daemon"),
+            }
+        });
+        Ok(LaunchId::Process(process))
+    }
+
+    fn list(&self) -> linux::Result<Vec<Launched>> {
+        let proc = Path::new("/proc");
+        let mut launched = Vec::new();
+        for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
+            let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // A process that ends meanwhile is none of ours any more.
+            let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
+            let Some(volume_id) = self.served_by(&command_line) else { continue };
+            if let Some(process) = ProcessId::of(pid) {
+                launched.push(Launched { volume_id, id: LaunchId::Process(process) });
+            }
+        }
+        Ok(launched)
+    }
+
+    fn remove(&self, id: &LaunchId) -> linux::Result<()> {
+        // Its connection's end ends the daemon; the caller waits for it and kills what stays.
+        match id {
+            LaunchId::Process(_) | LaunchId::StaticPod(_) => Ok(()),
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
+impl ProcessLauncher {
+    /// Whose daemon a command line is: ours dial into our run directory.
+    fn served_by(&self, command_line: &[u8]) -> Option<VolumeId> {
+        let mut arguments = command_line.split(|b| *b == 0).skip(1);
+        let is_daemon = ARGUMENTS.iter().all(|wanted| arguments.next() == Some(wanted.as_bytes()));
+        let socket = Path::new(std::str::from_utf8(arguments.next().filter(|_| is_daemon)?).ok()?);
+        let dial_dir = socket.parent()?;
+        let volume_id = VolumeId::from_key(dial_dir.file_name()?.to_str()?)?;
+        (DialDir::of(&self.run_dir, &volume_id).socket() == socket).then_some(volume_id)
+    }
+}
+
+fn open_log(path: &Path) -> linux::Result<File> {
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|e| linux::Error::at("open log", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_daemons_of_this_run_directory_are_ours() {
+        let launcher = ProcessLauncher {
+            volume_binary: "/bin/hawser-volume".into(),
+            run_dir: "/run/h".into(),
+            patience: Duration::ZERO,
+        };
+        let key = "0123456789abcdef0123456789abcdef";
+        let line = |socket: String| format!("/bin/hawser-volume\0serve\0--confine\0--socket\0{socket}\0");
+        let ours = line(format!("/run/h/{key}/dial.sock"));
+        assert_eq!(launcher.served_by(ours.as_bytes()), VolumeId::from_key(key));
+        for other in [
+            line(format!("/run/other/{key}/dial.sock")),
+            line("/run/h/x/dial.sock".into()),
+            "sleep\0ten\0".into(),
+            String::new(),
+        ] {
+            assert_eq!(launcher.served_by(other.as_bytes()), None, "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! CSI Node: the wire side. Checks come in the order that callers rely on: the
+//! request itself (INVALID_ARGUMENT), the volume (NOT_FOUND), then paths.
+
+mod publish;
+pub(crate) mod stage;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use proto::csi::node_server::Node;
+use proto::csi::node_service_capability::{Rpc, Type, rpc};
+use proto::csi::volume_usage::Unit;
+use proto::csi::{
+    NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse,
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest,
+    NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest, NodeStageVolumeResponse,
+    NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
+    NodeUnstageVolumeResponse, VolumeCondition, VolumeUsage,
+};
+use tonic::{Request, Response, Status};
+
+use crate::capability::Access;
+use crate::controller::{find_volume, required, this_node};
+use crate::driver::{Driver, Lock, refused, run};
+use crate::error::{Error, Result, Step};
+use crate::host_path::HostPath;
+use crate::volume::VolumeId;
+use publish::PublishWish;
+use stage::{Health, StageWish};
+
+#[derive(Debug)]
+pub(crate) struct NodeService(pub(crate) Arc<Driver>);
+
+#[tonic::async_trait]
+impl Node for NodeService {
+    async fn node_get_info(
+        &self,
+        _request: Request<NodeGetInfoRequest>,
+    ) -> std::result::Result<Response<NodeGetInfoResponse>, Status> {
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id: self.0.config.node_id.clone(),
+            max_volumes_per_node: 0,
+            accessible_topology: Some(this_node(&self.0.config)),
+        }))
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _request: Request<NodeGetCapabilitiesRequest>,
+    ) -> std::result::Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        let offered = [
+            rpc::Type::StageUnstageVolume,
+            rpc::Type::GetVolumeStats,
+            rpc::Type::VolumeCondition,
+            rpc::Type::SingleNodeMultiWriter,
+        ];
+        let capability =
+            |t: rpc::Type| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: t.into() })) };
+        Ok(Response::new(NodeGetCapabilitiesResponse {
+            capabilities: offered.into_iter().map(capability).collect(),
+        }))
+    }
+
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> std::result::Result<Response<NodeStageVolumeResponse>, Status> {
+        let name = "csi.NodeStageVolume";
+        let stage = parse_stage(request.into_inner()).map_err(|e| refused(name, &e))?;
+        let volume_id = stage.volume_id.clone();
+        run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
+            let id = find_volume(driver, &stage.volume_id)?;
+            let wish = StageWish { staging_path: stage.staging_path.resolve()?, access: stage.access };
+            driver.stage(&id, &wish)
+        })
+        .await?;
+        Ok(Response::new(NodeStageVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> std::result::Result<Response<NodeUnstageVolumeResponse>, Status> {
+        let name = "csi.NodeUnstageVolume";
+        let NodeUnstageVolumeRequest { volume_id, staging_target_path } = request.into_inner();
+        let path = parse_undo(&volume_id, "staging_target_path", &staging_target_path)
+            .map_err(|e| refused(name, &e))?;
+        if let Some(id) = VolumeId::parse(&volume_id) {
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.unstage(&id, &path.resolve()?))
+                .await?;
+        }
+        Ok(Response::new(NodeUnstageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> std::result::Result<Response<NodePublishVolumeResponse>, Status> {
+        let name = "csi.NodePublishVolume";
+        let publish = parse_publish(request.into_inner()).map_err(|e| refused(name, &e))?;
+        let volume_id = publish.volume_id.clone();
+        run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
+            let id = find_volume(driver, &publish.volume_id)?;
+            let staging_path = match &publish.staging_path {
+                Some(path) => path.resolve()?,
+                None => return Err(Error::NotStaged { volume_id: id, path: PathBuf::new() }),
+            };
+            let target_path = publish.target_path.resolve()?;
+            driver.publish(&id, &PublishWish { staging_path, target_path, access: publish.access })
+        })
+        .await?;
+        Ok(Response::new(NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> std::result::Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        let name = "csi.NodeUnpublishVolume";
+        let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
+        let path = parse_undo(&volume_id, "target_path", &target_path).map_err(|e| refused(name, &e))?;
+        if let Some(id) = VolumeId::parse(&volume_id) {
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
+                driver.unpublish(&id, &path.resolve()?)
+            })
+            .await?;
+        }
+        Ok(Response::new(NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> std::result::Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        let name = "csi.NodeGetVolumeStats";
+        let NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
+        let volume_id = required("volume_id", volume_id).map_err(|e| refused(name, &e))?;
+        let volume_path = required("volume_path", volume_path).map_err(|e| refused(name, &e))?;
+        let id = volume_id.clone();
+        let stats = run(&self.0, name, Lock::Statistics(&volume_id), move |driver| {
+            driver.statistics(&find_volume(driver, &id)?, &volume_path)
+        })
+        .await?;
+        Ok(Response::new(stats))
+    }
+}
+
+impl Driver {
+    /// Size and condition of the volume that is staged or published at `volume_path`.
+    fn statistics(&self, volume_id: &VolumeId, volume_path: &str) -> Result<NodeGetVolumeStatsResponse> {
+        let not_there = || Error::NotAtPath { volume_id: volume_id.clone(), path: volume_path.into() };
+        let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?.resolve()?;
+        let record = self.journal.get(volume_id)?;
+        let stage = record.stage.as_ref().ok_or_else(not_there)?;
+        if stage.staging_path != path && !record.targets.contains_key(&path) {
+            return Err(not_there());
+        }
+        let (abnormal, message) = match self.health(volume_id, stage)? {
+            Health::Serving(_) => (false, "served"),
+            Health::DaemonDead => (true, "the volume's daemon ended: reads and writes fail with ENOTCONN"),
+            Health::Unmounted | Health::HalfDone => (true, "the volume is not mounted"),
+        };
+        let condition = VolumeCondition { abnormal, message: message.to_owned() };
+        let usage = if abnormal { Vec::new() } else { usage(&path)? };
+        Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
+    }
+}
+
+fn usage(path: &std::path::Path) -> Result<Vec<VolumeUsage>> {
+    let fs = nix::sys::statvfs::statvfs(path)
+        .map_err(|e| linux::Error::at("statvfs", path, e))
+        .step("measure volume")?;
+    let wire = |count: u64, unit: u64| i64::try_from(count.saturating_mul(unit)).unwrap_or(i64::MAX);
+    let block = fs.fragment_size();
+    Ok(vec![
+        VolumeUsage {
+            available: wire(fs.blocks_available(), block),
+            total: wire(fs.blocks(), block),
+            used: wire(fs.blocks().saturating_sub(fs.blocks_free()), block),
+            unit: Unit::Bytes.into(),
+        },
+        VolumeUsage {
+            available: wire(fs.files_available(), 1),
+            total: wire(fs.files(), 1),
+            used: wire(fs.files().saturating_sub(fs.files_free()), 1),
+            unit: Unit::Inodes.into(),
+        },
+    ])
+}
+
+struct StageCall {
+    volume_id: String,
+    staging_path: HostPath,
+    access: Access,
+}
+
+fn parse_stage(request: NodeStageVolumeRequest) -> Result<StageCall> {
+    Ok(StageCall {
+        volume_id: required("volume_id", request.volume_id)?,
+        staging_path: HostPath::parse("staging_target_path", &request.staging_target_path)?,
+        access: Access::parse(request.volume_capability.as_ref())?,
+    })
+}
+
+struct PublishCall {
+    volume_id: String,
+    staging_path: Option<HostPath>,
+    target_path: HostPath,
+    access: Access,
+}
+
+fn parse_publish(request: NodePublishVolumeRequest) -> Result<PublishCall> {
+    let volume_id = required("volume_id", request.volume_id)?;
+    let target_path = HostPath::parse("target_path", &request.target_path)?;
+    let access = Access::parse(request.volume_capability.as_ref())?;
+    // Missing is no fault of the request: the volume is not staged (CSI spec, FAILED_PRECONDITION).
+    let staging_path = match request.staging_target_path.as_str() {
+        "" => None,
+        path => Some(HostPath::parse("staging_target_path", path)?),
+    };
+    let access = Access { read_only: access.read_only || request.readonly, ..access };
+    Ok(PublishCall { volume_id, staging_path, target_path, access })
+}
+
+fn parse_undo(volume_id: &str, field: &'static str, path: &str) -> Result<HostPath> {
+    if volume_id.is_empty() {
+        return Err(Error::MissingField { field: "volume_id" });
+    }
+    HostPath::parse(field, path)
+}

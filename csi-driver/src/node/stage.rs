@@ -1,0 +1,285 @@
+//! Staging: one FUSE mount and one daemon a volume on this node.
+//!
+//! Order of steps, each named in the journal before it is done: begun, mounted,
+//! dial socket, launched, handed over, serving. [`Driver::tear_down`] undoes any
+//! prefix of them, for Unstage, for a failed stage, and after a kill.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use linux::mountinfo::MountEntry;
+use proto::handover::Assignment;
+
+use crate::capability::Access;
+use crate::dial::DialDir;
+use crate::driver::Driver;
+use crate::error::{Error, Result, Step};
+use crate::handover::{self, Offer};
+use crate::journal::{Serving, StageRecord, VolumeRecord};
+use crate::launcher::LaunchSpec;
+use crate::mounts::{self, WhenBusy};
+use crate::volume::VolumeId;
+
+/// What an unmounted daemon needs to notice and to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Where a stage stands, seen from the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Health {
+    /// The driver was killed, or failed and could not roll back, half-way.
+    HalfDone,
+    /// Somebody else unmounted it, or the machine was rebooted.
+    Unmounted,
+    DaemonDead,
+    Serving(Box<MountEntry>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StageWish {
+    pub(crate) staging_path: PathBuf,
+    pub(crate) access: Access,
+}
+
+impl Driver {
+    /// NodeStageVolume.
+    pub(crate) fn stage(&self, volume_id: &VolumeId, wish: &StageWish) -> Result<()> {
+        let mut record = self.journal.get(volume_id)?;
+        if record.deleting {
+            return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
+        }
+        self.ensure_staged(volume_id, &mut record, wish).map(drop)
+    }
+
+    /// NodeUnstageVolume; a volume that is not staged is a success.
+    pub(crate) fn unstage(&self, volume_id: &VolumeId, staging_path: &Path) -> Result<()> {
+        let Some(mut record) = self.journal.find(volume_id)? else {
+            // Whatever the journal forgot, mountinfo still tells whose it is.
+            return mounts::unmount(staging_path, volume_id, WhenBusy::Refuse);
+        };
+        let Some(stage) = &record.stage else { return Ok(()) };
+        if stage.staging_path != staging_path {
+            return Err(Error::StagedElsewhere {
+                volume_id: volume_id.clone(),
+                staged: stage.staging_path.clone(),
+                wanted: staging_path.to_owned(),
+            });
+        }
+        // kubelet never asks for this. To obey would end a pod's I/O.
+        self.forget_unmounted_targets(volume_id, &mut record)?;
+        if let Some(path) = record.targets.keys().next() {
+            return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
+        }
+        self.tear_down(volume_id, &mut record)
+    }
+
+    /// Drops references whose mounts somebody else took away: an operator, or a reboot.
+    pub(crate) fn forget_unmounted_targets(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+    ) -> Result<()> {
+        let mut unmounted = Vec::new();
+        for target in record.targets.keys() {
+            match mounts::find(target, volume_id) {
+                Ok(Some(_)) => {}
+                Ok(None) | Err(Error::ForeignMount { .. }) => unmounted.push(target.clone()),
+                Err(e) => return Err(e),
+            }
+        }
+        if unmounted.is_empty() {
+            return Ok(());
+        }
+        record.targets.retain(|target, _| !unmounted.contains(target));
+        self.journal.put(volume_id, record)
+    }
+
+    /// The mount that serves the volume: the one there is, if it is healthy, or a new one.
+    pub(crate) fn ensure_staged(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &StageWish,
+    ) -> Result<MountEntry> {
+        if let Some(stage) = record.stage.clone() {
+            match self.health(volume_id, &stage)? {
+                Health::Serving(mount) => return same_stage(volume_id, &stage, wish).map(|()| *mount),
+                broken @ (Health::HalfDone | Health::Unmounted | Health::DaemonDead) => {
+                    tracing::info!(%volume_id, state = ?broken, "staging anew");
+                    self.tear_down(volume_id, record)?;
+                }
+            }
+        }
+        self.stage_anew(volume_id, record, wish)
+    }
+
+    pub(crate) fn health(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<Health> {
+        let Some(serving) = stage.serving else { return Ok(Health::HalfDone) };
+        let mount = match mounts::find(&stage.staging_path, volume_id) {
+            Ok(Some(mount)) if mount.minor == serving.connection_minor => mount,
+            Ok(_) | Err(Error::ForeignMount { .. }) => return Ok(Health::Unmounted),
+            Err(e) => return Err(e),
+        };
+        if serving.daemon.is_alive().step("look at daemon")? {
+            Ok(Health::Serving(Box::new(mount)))
+        } else {
+            Ok(Health::DaemonDead)
+        }
+    }
+
+    fn stage_anew(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &StageWish,
+    ) -> Result<MountEntry> {
+        check_staging_path(&wish.staging_path, volume_id)?;
+        record.stage = Some(StageRecord {
+            staging_path: wish.staging_path.clone(),
+            access: wish.access,
+            launch: None,
+            serving: None,
+        });
+        self.journal.put(volume_id, record)?;
+        self.try_stage(volume_id, record, wish).map_err(|cause| match self.tear_down(volume_id, record) {
+            Ok(()) => cause,
+            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+        })
+    }
+
+    fn try_stage(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &StageWish,
+    ) -> Result<MountEntry> {
+        let span = tracing::info_span!("stage.mount").entered();
+        let tree = linux::mount::open_tree_clone(&self.pool.data_dir(volume_id)).step("open volume")?;
+        let fuse_device = linux::mount::open_fuse_device().step("open FUSE connection")?;
+        mounts::mount(&fuse_device, volume_id, &wish.staging_path, wish.access.read_only)?;
+        let mount = mounts::find(&wish.staging_path, volume_id)?.ok_or_else(|| {
+            Error::unusable("staging_target_path", &wish.staging_path, "a mount there is not seen")
+        })?;
+        drop(span);
+
+        let span = tracing::info_span!("stage.launch").entered();
+        let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let listener = dial.listen().step("listen for daemon")?;
+        let nonce = handover::new_nonce()?;
+        let launch = self
+            .launcher
+            .ensure(LaunchSpec { volume_id, nonce: &nonce })
+            .map_err(|source| Error::Launch { volume_id: volume_id.clone(), source })?;
+        let process = launch.process();
+        self.update_stage(volume_id, record, |stage| stage.launch = Some(launch))?;
+        drop(span);
+
+        let span = tracing::info_span!("stage.hand_over").entered();
+        let offer = Offer {
+            volume_id,
+            nonce: &nonce,
+            process,
+            assignment: Assignment {
+                volume_name: record.name.as_str().to_owned(),
+                capacity_bytes: record.capacity_bytes,
+                read_only: wish.access.read_only,
+                threads: record.parameters.threads,
+            },
+            fuse_device: fuse_device.as_fd(),
+            tree: tree.as_fd(),
+        };
+        let served = handover::hand_over(&listener, &offer, self.launcher.patience())
+            .map_err(|error| with_last_words(error, &dial))?;
+        self.keeper.handed_over(volume_id, fuse_device);
+        let serving = Serving { connection_minor: mount.minor, daemon: served.daemon };
+        self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;
+        drop(span);
+        tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
+        self.watch.start(volume_id, served.daemon, served.pidfd);
+        Ok(mount)
+    }
+
+    fn update_stage(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        change: impl FnOnce(&mut StageRecord),
+    ) -> Result<()> {
+        if let Some(stage) = &mut record.stage {
+            change(stage);
+        }
+        self.journal.put(volume_id, record)
+    }
+
+    /// Takes away mount, launch, daemon, dial directory and the journal's word of
+    /// them, as far as there are any. May be repeated after any failure.
+    pub(crate) fn tear_down(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        let Some(stage) = record.stage.clone() else { return Ok(()) };
+        self.watch.stop(volume_id);
+        let daemon = stage.serving.map(|serving| serving.daemon);
+        let is_served = match daemon {
+            Some(daemon) => daemon.is_alive().step("look at daemon")?,
+            None => false,
+        };
+        let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::Detach };
+        match mounts::unmount(&stage.staging_path, volume_id, when_busy) {
+            // Ours is gone, and what came there since is not ours.
+            Ok(()) | Err(Error::ForeignMount { .. }) => {}
+            Err(e) => return Err(e),
+        }
+        if let Some(launch) = &stage.launch {
+            self.launcher.remove(launch).step("remove launch")?;
+            // A daemon that never got the connection has nothing to finish.
+            let grace = if is_served { GRACE } else { Duration::ZERO };
+            for process in [daemon, launch.process()].into_iter().flatten() {
+                if !process.end(grace).step("end daemon")? {
+                    return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
+                }
+            }
+        }
+        DialDir::of(&self.config.run_dir, volume_id).remove().step("remove dial directory")?;
+        record.stage = None;
+        self.journal.put(volume_id, record)
+    }
+}
+
+/// CSI spec: the caller has made the staging path, a directory; on it we mount.
+fn check_staging_path(path: &Path, volume_id: &VolumeId) -> Result<()> {
+    // Ours, of a journal that was lost: whoever served it, nobody else knows it.
+    mounts::unmount(path, volume_id, WhenBusy::Detach)?;
+    let unusable = |reason: String| Err(Error::unusable("staging_target_path", path, reason));
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => unusable("not a directory".to_owned()),
+        Err(e) => unusable(e.to_string()),
+    }
+}
+
+fn same_stage(volume_id: &VolumeId, stage: &StageRecord, wish: &StageWish) -> Result<()> {
+    if stage.staging_path != wish.staging_path {
+        return Err(Error::StagedElsewhere {
+            volume_id: volume_id.clone(),
+            staged: stage.staging_path.clone(),
+            wanted: wish.staging_path.clone(),
+        });
+    }
+    if stage.access != wish.access {
+        return Err(Error::StagedOtherwise {
+            volume_id: volume_id.clone(),
+            path: stage.staging_path.clone(),
+            found: stage.access.to_string(),
+            wanted: wish.access.to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// A daemon that ended has written why, if the driver itself keeps its log.
+fn with_last_words(error: Error, dial: &DialDir) -> Error {
+    match error {
+        Error::DaemonEnded { volume_id, log: None } => {
+            Error::DaemonEnded { volume_id, log: dial.last_log_line() }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,90 @@
+//! What a new driver does about what an earlier one left, before it listens.
+//!
+//! Nothing that is published and served is touched. A volume that cannot be put
+//! in order is logged, and its next operation tries again.
+
+use std::collections::HashMap;
+
+use crate::dial::{self, DialDir};
+use crate::driver::Driver;
+use crate::error::{Error, Result, Step, chain};
+use crate::journal::VolumeRecord;
+use crate::launcher::{LaunchId, Launched};
+use crate::node::stage::Health;
+use crate::volume::VolumeId;
+use std::time::Duration;
+
+impl Driver {
+    /// Needs the runtime's context. Fails only where the machine cannot be looked at.
+    pub(crate) fn reconcile(&self) -> Result<()> {
+        let volumes = self.journal.list();
+        // First, so that no kubelet starts a pod that nobody waits for.
+        self.remove_unknown_launches(&volumes)?;
+        for (volume_id, record) in volumes {
+            if let Err(error) = self.reconcile_volume(&volume_id, record) {
+                tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
+            }
+        }
+        self.remove_unknown_dial_dirs()?;
+        self.pool.sweep()
+    }
+
+    fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)]) -> Result<()> {
+        let known: HashMap<&VolumeId, &LaunchId> = volumes
+            .iter()
+            .filter_map(|(id, record)| Some((id, record.stage.as_ref()?.launch.as_ref()?)))
+            .collect();
+        for Launched { volume_id, id } in self.launcher.list().step("list launches")? {
+            if known.get(&volume_id) == Some(&&id) {
+                continue;
+            }
+            tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");
+            self.launcher.remove(&id).step("remove launch")?;
+            if let Some(process) = id.process()
+                && !process.end(Duration::ZERO).step("end daemon")?
+            {
+                return Err(Error::DaemonLives { volume_id, pid: process.pid });
+            }
+        }
+        Ok(())
+    }
+
+    fn reconcile_volume(&self, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<()> {
+        let cut_short: Vec<_> =
+            record.targets.iter().filter(|(_, t)| !t.published).map(|(path, _)| path.clone()).collect();
+        for target in cut_short {
+            self.retract(volume_id, &mut record, &target)?;
+        }
+        if let Some(stage) = record.stage.clone() {
+            match self.health(volume_id, &stage)? {
+                Health::Serving(_) => self.adopt(volume_id, &record)?,
+                // Its pods have ENOTCONN already; the next stage, publish or unstage clears it.
+                Health::DaemonDead => tracing::error!(%volume_id, "the volume's daemon is dead"),
+                Health::HalfDone | Health::Unmounted => self.tear_down(volume_id, &mut record)?,
+            }
+        }
+        if record.deleting { self.finish_deletion(volume_id) } else { Ok(()) }
+    }
+
+    fn adopt(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        let serving = record.stage.as_ref().and_then(|stage| stage.serving);
+        if let Some(serving) = serving
+            && let Some(pidfd) = serving.daemon.open().step("watch daemon")?
+        {
+            self.watch.start(volume_id, serving.daemon, pidfd);
+        }
+        Ok(())
+    }
+
+    fn remove_unknown_dial_dirs(&self) -> Result<()> {
+        let known = self.journal.ids();
+        for volume_id in dial::list(&self.config.run_dir).step("list dial directories")? {
+            let is_staged = known.contains(&volume_id)
+                && self.journal.find(&volume_id).map_or(true, |r| r.is_some_and(|r| r.stage.is_some()));
+            if !is_staged {
+                DialDir::of(&self.config.run_dir, &volume_id).remove().step("remove dial directory")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! The CSI socket: one unix socket for all three services.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use proto::csi::controller_server::ControllerServer;
+use proto::csi::identity_server::IdentityServer;
+use proto::csi::node_server::NodeServer;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::controller::ControllerService;
+use crate::driver::Driver;
+use crate::identity::IdentityService;
+use crate::node::NodeService;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    #[error("{}: another process answers there: is the driver running already?", path.display())]
+    Live { path: PathBuf },
+    #[error("{}: not a socket", path.display())]
+    NotASocket { path: PathBuf },
+    #[error("{op} {}", path.display())]
+    Io {
+        op: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("serve {}", path.display())]
+    Serve {
+        path: PathBuf,
+        #[source]
+        source: tonic::transport::Error,
+    },
+}
+
+/// Binds `path`, mode 0600, in the place of a socket that nobody serves any more.
+/// One that answers is refused. The directory is made, with `dir_mode`, if it is missing.
+pub(crate) async fn bind(path: &Path, dir_mode: u32) -> Result<UnixListener, SocketError> {
+    let io = |op| {
+        let path = path.to_owned();
+        move |source| SocketError::Io { op, path, source }
+    };
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    if !dir.is_dir() {
+        std::fs::create_dir_all(dir).map_err(io("create directory of"))?;
+        let mode = std::fs::Permissions::from_mode(dir_mode);
+        std::fs::set_permissions(dir, mode).map_err(io("set mode of directory of"))?;
+    }
+    match UnixStream::connect(path).await {
+        Ok(_) => return Err(SocketError::Live { path: path.to_owned() }),
+        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+            let found = std::fs::symlink_metadata(path).map_err(io("look at"))?;
+            if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) {
+                return Err(SocketError::NotASocket { path: path.to_owned() });
+            }
+            std::fs::remove_file(path).map_err(io("remove stale"))?;
+        }
+        Err(e) => return Err(io("connect")(e)),
+    }
+    // Never open to others, not even for a moment: the process's umask is 0077.
+    UnixListener::bind(path).map_err(io("bind"))
+}
+
+/// Serves until `stop`, then finishes what is under way and removes the socket.
+pub(crate) async fn serve(
+    driver: Arc<Driver>,
+    listener: UnixListener,
+    path: &Path,
+    stop: impl Future<Output = ()>,
+) -> Result<(), SocketError> {
+    let served = Server::builder()
+        .add_service(IdentityServer::new(IdentityService(driver.clone())))
+        .add_service(ControllerServer::new(ControllerService(driver.clone())))
+        .add_service(NodeServer::new(NodeService(driver)))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
+        .await;
+    remove_socket(path);
+    served.map_err(|source| SocketError::Serve { path: path.to_owned(), source })
+}
+
+pub(crate) fn remove_socket(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "remove socket");
+    }
+}
