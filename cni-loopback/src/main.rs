@@ -1,1 +1,125 @@
-fn main() {}
+//! CNI plugin `loopback`: brings `lo` of a network namespace up, and down
+//! again. `CNI_IFNAME` and `CNI_ARGS` are not looked at, as in the reference.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use cni_plugin::{CniError, CniResult, Interface, Invocation, IpConfig, Plugin};
+use ipnetwork::IpNetwork;
+use linux::netlink::{Address, Link, Netlink};
+use linux::netns::NetNs;
+use nix::errno::Errno;
+
+fn main() -> ExitCode {
+    cni_plugin::run(&Plugin {
+        name: "loopback",
+        version: env!("CARGO_PKG_VERSION"),
+        add: |call| block_on(add(call)),
+        del: |call| block_on(del(call)),
+        check: Some(|call| block_on(check(call))),
+        status: None,
+        gc: None,
+    })
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// Callers match the end of the first of these.
+    #[error("failed to Statfs {path:?}: no such file or directory")]
+    NetnsMissing { path: String },
+    #[error("unknown FS magic on {path:?}: not a namespace")]
+    NotANetns { path: String },
+    #[error("Link not found")]
+    NoLoopback,
+    #[error("loopback interface found with non-loopback address {:?}", ip.to_string())]
+    NotLoopback { ip: IpAddr },
+    #[error("loopback interface is down")]
+    Down,
+    #[error(transparent)]
+    Kernel(#[from] linux::Error),
+    #[error(transparent)]
+    Protocol(#[from] CniError),
+}
+
+/// A refusal of the protocol keeps its code; all others have the reference's 999.
+impl From<Error> for CniError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Protocol(inner) => inner,
+            Error::NetnsMissing { .. }
+            | Error::NotANetns { .. }
+            | Error::NoLoopback
+            | Error::NotLoopback { .. }
+            | Error::Down
+            | Error::Kernel(_) => CniError::chain(&error),
+        }
+    }
+}
+
+fn block_on<T>(verb: impl Future<Output = Result<T, Error>>) -> Result<T, CniError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(|e| CniError::internal(format_args!("start event loop: {e}")))?;
+    runtime.block_on(verb).map_err(CniError::from)
+}
+
+/// The result of the plugins before, or `lo` with its addresses.
+async fn add(call: &Invocation) -> Result<CniResult, Error> {
+    let prev_result = call.conf.prev_result()?;
+    let path = call.netns.as_deref().unwrap_or(Path::new(""));
+    let (netlink, lo) = open(path).await?;
+    netlink.set_up(lo.index).await?;
+    let addresses = netlink.addresses(lo.index).await?;
+    if let Some(foreign) = addresses.iter().find(|address| !address.ip.is_loopback()) {
+        return Err(Error::NotLoopback { ip: foreign.ip });
+    }
+    Ok(prev_result.unwrap_or_else(|| result(path, &addresses)))
+}
+
+/// A namespace that is gone has no `lo` to bring down.
+async fn del(call: &Invocation) -> Result<(), Error> {
+    let Some(path) = call.netns.as_deref() else { return Ok(()) };
+    match open(path).await {
+        Ok((netlink, lo)) => Ok(netlink.set_down(lo.index).await?),
+        // NotANetns: the file of an unmounted namespace.
+        Err(Error::NetnsMissing { .. } | Error::NotANetns { .. }) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+async fn check(call: &Invocation) -> Result<(), Error> {
+    let (_, lo) = open(call.netns.as_deref().unwrap_or(Path::new(""))).await?;
+    if lo.up { Ok(()) } else { Err(Error::Down) }
+}
+
+async fn open(path: &Path) -> Result<(Netlink, Link), Error> {
+    let netns = NetNs::open(path).map_err(|e| match e.errno() {
+        Errno::ENOENT => Error::NetnsMissing { path: path.display().to_string() },
+        Errno::EINVAL => Error::NotANetns { path: path.display().to_string() },
+        _ => Error::Kernel(e),
+    })?;
+    let netlink = Netlink::open_in(&netns)?;
+    let lo = netlink.link_by_name("lo").await?.ok_or(Error::NoLoopback)?;
+    Ok((netlink, lo))
+}
+
+/// The first address of each family, IPv4 first.
+fn result(sandbox: &Path, addresses: &[Address]) -> CniResult {
+    let first = |is_v4: bool| addresses.iter().find(|address| address.ip.is_ipv4() == is_v4);
+    let ips = [first(true), first(false)].into_iter().flatten().filter_map(|address| {
+        let address = IpNetwork::new(address.ip, address.prefix_len).ok()?;
+        Some(IpConfig { interface: Some(0), address, gateway: None })
+    });
+    CniResult {
+        interfaces: vec![Interface {
+            name: "lo".to_owned(),
+            mac: "00:00:00:00:00:00".to_owned(),
+            sandbox: sandbox.display().to_string(),
+            ..Interface::default()
+        }],
+        ips: ips.collect(),
+        ..CniResult::default()
+    }
+}

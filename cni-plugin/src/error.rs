@@ -46,6 +46,17 @@ impl CniError {
         Self::new(code::INTERNAL, msg)
     }
 
+    /// The same with all causes, outermost first, as the reference prints them.
+    pub fn chain(error: &dyn std::error::Error) -> Self {
+        let mut msg = error.to_string();
+        let mut cause = error.source();
+        while let Some(next) = cause {
+            msg = format!("{msg}: {next}");
+            cause = next.source();
+        }
+        Self::internal(msg)
+    }
+
     /// A wrong value in the network configuration (7).
     pub fn config(msg: impl Display) -> Self {
         Self::new(code::INVALID_NETWORK_CONFIG, msg)

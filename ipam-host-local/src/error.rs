@@ -83,16 +83,9 @@ impl Error {
     }
 }
 
-/// The message is the chain of causes, as the reference prints it.
 impl From<Error> for CniError {
     fn from(error: Error) -> Self {
-        let mut msg = error.to_string();
-        let mut cause = std::error::Error::source(&error);
-        while let Some(next) = cause {
-            msg = format!("{msg}: {next}");
-            cause = next.source();
-        }
-        CniError::internal(msg)
+        CniError::chain(&error)
     }
 }
 

@@ -1,0 +1,91 @@
+//! ADD: all of it, or nothing.
+
+use cni_plugin::delegate::{Delegate, PendingAdd};
+use cni_plugin::{CniResult, Interface, Invocation};
+
+use crate::attach::{Connection, Ends, random_veth_name};
+use crate::config::{Config, Container};
+use crate::error::Error;
+use crate::gateway;
+use crate::plan::{Plan, host_interface};
+use crate::undo::{Step, Undo};
+
+pub(crate) async fn add(call: &Invocation) -> Result<CniResult, Error> {
+    let config = Config::read(call)?;
+    let ends = Ends::open(call)?;
+    // Before the IPAM plugin: a repeated ADD must not cost the first its lease.
+    ends.refuse_existing(call, &random_veth_name()?).await?;
+    let mut undo = Undo::default();
+    match try_add(&config, call, &ends, &mut undo).await {
+        Ok(result) => Ok(result),
+        Err(cause) => Err(undo.roll_back(&ends.host, call, &config.bridge, cause).await),
+    }
+}
+
+async fn try_add(
+    config: &Config,
+    call: &Invocation,
+    ends: &Ends,
+    undo: &mut Undo,
+) -> Result<CniResult, Error> {
+    // The IPAM plugin runs while the links are made; it has ended, one way or
+    // the other, before anything is judged or rolled back.
+    let pending = start_ipam(config, call, undo)?;
+    let connected = ends.connect(config, call, undo).await;
+    let addresses = pending.map(|pending| pending.finish(call)).transpose();
+    let (connection, addresses) = (connected?, addresses?);
+
+    let result = match addresses {
+        Some(addresses) => {
+            let plan = Plan::new(config, addresses)?;
+            ends.configure(config, call, &plan, &connection.container_veth).await?;
+            gateway::ensure(&ends.host, config, &plan, &connection, undo).await?;
+            plan.result
+        }
+        None => layer2(config, call, ends, &connection).await?,
+    };
+    let interfaces = interfaces(config, call, ends, &connection).await?;
+    Ok(CniResult { interfaces, ..result })
+}
+
+/// `None` without IPAM. The specification wants DEL of a delegate also when its
+/// ADD fails, so the step is recorded first.
+fn start_ipam(config: &Config, call: &Invocation, undo: &mut Undo) -> Result<Option<PendingAdd>, Error> {
+    let Container::Layer3 { ipam } = &config.container else { return Ok(None) };
+    let ipam = Delegate::find(ipam, &call.path)?;
+    undo.push(Step::ReleaseAddresses { ipam: ipam.clone() });
+    Ok(Some(ipam.start_add(call)?))
+}
+
+async fn layer2(
+    config: &Config,
+    call: &Invocation,
+    ends: &Ends,
+    connection: &Connection,
+) -> Result<CniResult, Error> {
+    if config.container != Container::Disabled {
+        ends.set_up(call, &connection.container_veth).await?;
+    }
+    Ok(CniResult { dns: config.dns.clone().unwrap_or_default(), ..CniResult::default() })
+}
+
+/// Bridge, host veth, container, as they are at the end: udev may have changed
+/// the veth's MAC, the first port the MAC of a bridge that others made.
+async fn interfaces(
+    config: &Config,
+    call: &Invocation,
+    ends: &Ends,
+    connection: &Connection,
+) -> Result<Vec<Interface>, Error> {
+    let host_veth = match config.container {
+        Container::Disabled => ends.port(&connection.host_veth).await?,
+        Container::Layer2 | Container::Layer3 { .. } => ends.port_when_up(&connection.host_veth).await?,
+    };
+    let bridge = ends.port(&connection.bridge).await?;
+    let sandbox = call.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    Ok(vec![
+        host_interface(&bridge.name, bridge.mac),
+        host_interface(&host_veth.name, host_veth.mac),
+        Interface { sandbox, ..host_interface(&call.ifname, connection.container_veth.mac) },
+    ])
+}

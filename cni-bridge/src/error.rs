@@ -1,0 +1,170 @@
+//! What can go wrong, in the reference's words, and its CNI codes.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use cni_plugin::CniError;
+use ipnetwork::IpNetwork;
+use linux::netlink::OperState;
+use nix::errno::Errno;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("failed to open netns {path:?}")]
+    OpenNetns {
+        path: PathBuf,
+        #[source]
+        cause: NetnsError,
+    },
+    #[error("failed to create bridge {name:?}")]
+    EnsureBridge {
+        name: String,
+        #[source]
+        source: linux::Error,
+    },
+    #[error("failed to create bridge {name:?}: {name:?} already exists but is not a bridge")]
+    NotABridge { name: String },
+    /// Callers match `already exists`.
+    #[error("container veth name ({ifname:?}) peer provided ({peer:?}) already exists")]
+    ContainerLinkExists { ifname: String, peer: String },
+    #[error("failed to make veth pair")]
+    CreateVeth {
+        #[source]
+        source: linux::Error,
+    },
+    #[error("failed to find a unique veth name")]
+    NoVethName,
+    #[error("failed to lookup {name:?}: Link not found")]
+    LinkVanished { name: String },
+    #[error("failed to connect {veth:?} to bridge {bridge}")]
+    ConnectPort {
+        veth: String,
+        bridge: String,
+        #[source]
+        source: linux::Error,
+    },
+    #[error("IPAM plugin returned missing IP config")]
+    NoAddresses,
+    #[error("failed to enable IPv6 for interface {ifname:?}")]
+    EnableIpv6 {
+        ifname: String,
+        #[source]
+        source: linux::Error,
+    },
+    #[error("failed to add IP addr {address} to {ifname:?}")]
+    AddAddress {
+        address: IpNetwork,
+        ifname: String,
+        #[source]
+        source: linux::Error,
+    },
+    #[error("failed to set {ifname:?} UP")]
+    SetUp {
+        ifname: String,
+        #[source]
+        source: linux::Error,
+    },
+    #[error(
+        "failed to settle addresses for {ifname:?}: link {ifname} has address {address} in DADFAILED state"
+    )]
+    DuplicateAddress { ifname: String, address: IpAddr },
+    #[error(
+        "failed to settle addresses for {ifname:?}: link {ifname} still has tentative addresses after {seconds} seconds"
+    )]
+    AddressesUnsettled { ifname: String, seconds: u64 },
+    #[error("failed to add route '{dst} via {} dev {ifname}'", gateway.map_or("<nil>".to_owned(), |ip| ip.to_string()))]
+    AddRoute {
+        dst: IpNetwork,
+        gateway: Option<IpAddr>,
+        ifname: String,
+        #[source]
+        source: linux::Error,
+    },
+    /// Callers match `already has an IP address different from`.
+    #[error("failed to set bridge addr: {bridge:?} already has an IP address different from {wanted}")]
+    BridgeHasOtherAddress { bridge: String, wanted: IpNetwork, found: IpNetwork },
+    #[error("failed to set bridge addr: could not add IP address {address} to {bridge:?}")]
+    BridgeAddress {
+        bridge: String,
+        address: IpNetwork,
+        #[source]
+        source: linux::Error,
+    },
+    #[error("could not set bridge's mac")]
+    PinMac {
+        #[source]
+        source: linux::Error,
+    },
+    #[error("failed to enable forwarding")]
+    Forwarding {
+        #[source]
+        source: linux::Error,
+    },
+    #[error("bridge port in error state: {state}")]
+    PortNotUp { state: OperState },
+    #[error(transparent)]
+    Kernel(#[from] linux::Error),
+    /// Of the configuration or of the IPAM plugin: passed on unchanged.
+    #[error(transparent)]
+    Protocol(#[from] CniError),
+    #[error("{cause}")]
+    Rollback { cause: Box<Error>, rollback: Vec<Error> },
+}
+
+/// Why a namespace could not be opened, in the reference's words.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetnsError {
+    /// Callers match `no such file or directory`.
+    #[error("failed to Statfs {path:?}: no such file or directory")]
+    Missing { path: PathBuf },
+    #[error("unknown FS magic on {path:?}: not a namespace")]
+    NotANamespace { path: PathBuf },
+    #[error(transparent)]
+    Kernel(linux::Error),
+}
+
+impl NetnsError {
+    pub(crate) fn of(path: &Path, error: linux::Error) -> Self {
+        match error.errno() {
+            Errno::ENOENT => Self::Missing { path: path.to_owned() },
+            Errno::EINVAL => Self::NotANamespace { path: path.to_owned() },
+            _ => Self::Kernel(error),
+        }
+    }
+}
+
+impl From<Error> for CniError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Protocol(inner) => inner,
+            Error::Rollback { cause, rollback } => {
+                let left: Vec<String> = rollback.into_iter().map(|e| CniError::from(e).msg).collect();
+                CniError::from(*cause).with_details(format_args!("not rolled back: {}", left.join("; ")))
+            }
+            Error::BridgeHasOtherAddress { ref bridge, found, .. } => {
+                let details = format!("{bridge} has {found}; remove it or set \"forceAddress\": true");
+                CniError::chain(&error).with_details(details)
+            }
+            Error::OpenNetns { .. }
+            | Error::EnsureBridge { .. }
+            | Error::NotABridge { .. }
+            | Error::ContainerLinkExists { .. }
+            | Error::CreateVeth { .. }
+            | Error::NoVethName
+            | Error::LinkVanished { .. }
+            | Error::ConnectPort { .. }
+            | Error::NoAddresses
+            | Error::EnableIpv6 { .. }
+            | Error::AddAddress { .. }
+            | Error::SetUp { .. }
+            | Error::DuplicateAddress { .. }
+            | Error::AddressesUnsettled { .. }
+            | Error::AddRoute { .. }
+            | Error::BridgeAddress { .. }
+            | Error::PinMac { .. }
+            | Error::Forwarding { .. }
+            | Error::PortNotUp { .. }
+            | Error::Kernel(_) => CniError::chain(&error),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What a failed ADD takes back, as data, last step first.
+//!
+//! A process killed half-way rolls nothing back: the runtime then calls DEL,
+//! which copes with any prefix of these steps.
+
+use cni_plugin::Invocation;
+use cni_plugin::delegate::Delegate;
+use ipnetwork::IpNetwork;
+use linux::netlink::Netlink;
+use nix::errno::Errno;
+
+use crate::bridge_lock::BridgeLock;
+use crate::error::Error;
+
+/// One thing that ADD has made.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// DEL of the IPAM plugin.
+    ReleaseAddresses { ipam: Delegate },
+    /// The bridge, unless others have joined it meanwhile.
+    DeleteBridge { index: u32 },
+    /// The host's end, and with it the container's.
+    DeleteVeth { name: String },
+    /// An address of the bridge, unless containers beside ours may use it.
+    RemoveGateway { bridge: u32, own_port: u32, address: IpNetwork },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Undo {
+    steps: Vec<Step>,
+}
+
+impl Undo {
+    pub(crate) fn push(&mut self, step: Step) {
+        self.steps.push(step);
+    }
+
+    /// Takes all steps back, going on after failures. `cause` comes back alone
+    /// or with what could not be undone.
+    pub(crate) async fn roll_back(
+        self,
+        host: &Netlink,
+        call: &Invocation,
+        bridge: &str,
+        cause: Error,
+    ) -> Error {
+        let mut rollback = Vec::new();
+        // Ports and addresses of the bridge stay as they are while we look.
+        let _lock = BridgeLock::take(bridge).map_err(|e| rollback.push(e.into())).ok();
+        for step in self.steps.into_iter().rev() {
+            if let Err(e) = take_back(step, host, call).await {
+                rollback.push(e);
+            }
+        }
+        if rollback.is_empty() { cause } else { Error::Rollback { cause: Box::new(cause), rollback } }
+    }
+}
+
+async fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error> {
+    match step {
+        Step::ReleaseAddresses { ipam } => Ok(ipam.del(call)?),
+        Step::DeleteVeth { name } => match host.link_by_name(&name).await? {
+            Some(link) => delete(host, link.index).await,
+            None => Ok(()),
+        },
+        Step::DeleteBridge { index } => {
+            if ports_of(host, index).await?.is_empty() {
+                delete(host, index).await?;
+            }
+            Ok(())
+        }
+        Step::RemoveGateway { bridge, own_port, address } => {
+            if ports_of(host, bridge).await?.iter().any(|port| *port != own_port) {
+                return Ok(());
+            }
+            match host.delete_address(bridge, (address.ip(), address.prefix())).await {
+                Err(e) if !matches!(e.errno(), Errno::EADDRNOTAVAIL | Errno::ENODEV) => Err(e.into()),
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+/// Deletes a link; absence is a success.
+pub(crate) async fn delete(host: &Netlink, index: u32) -> Result<(), Error> {
+    match host.delete_link(index).await {
+        Err(e) if e.errno() != Errno::ENODEV => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+async fn ports_of(host: &Netlink, bridge: u32) -> Result<Vec<u32>, Error> {
+    let links = host.links().await?;
+    Ok(links.into_iter().filter(|link| link.master == Some(bridge)).map(|link| link.index).collect())
+}
