@@ -1,0 +1,256 @@
+//! A pod in CRI's words: the sandbox's configuration and each container's.
+
+mod security;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use proto::cri;
+use sha2::{Digest, Sha256};
+
+use crate::cri::{CONTAINER_NAME_LABEL, POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
+use crate::environment::{self, Environment, PodFacts};
+use crate::objects::{
+    Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig, TerminationMessagePolicy,
+};
+use crate::volumes::MountedVolumes;
+use crate::{dns, resources};
+
+/// Says which kubelet a sandbox belongs to, where several share a runtime.
+pub(crate) const ROOT_DIR_ANNOTATION: &str = "hawser.dev/root-dir";
+
+const ETC_HOSTS: &str = "/etc/hosts";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// The kernel's limit for a host name, less its final zero.
+const MAX_HOSTNAME: usize = 63;
+
+/// What cannot be put into CRI's words: CreateContainerConfigError.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Environment(#[from] environment::Error),
+    #[error("volumeMounts {volume}: the pod has no such volume")]
+    NoVolume { volume: String },
+    #[error("volumeMounts {volume}: mountPropagation Bidirectional is only for privileged containers")]
+    Bidirectional { volume: String },
+    #[error("container has runAsNonRoot and image will run as root")]
+    ImageRunsAsRoot,
+    #[error("container's runAsUser breaks non-root policy")]
+    RunsAsRoot,
+    #[error("securityContext.seccompProfile.localhostProfile is missing")]
+    NoSeccompProfile,
+    #[error("read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// What a pod's configuration depends on beside its object.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Node<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) root_dir: &'a Path,
+    pub(crate) log_dir: &'a Path,
+    pub(crate) cgroup_root: &'a str,
+}
+
+/// One instance of a container.
+#[derive(Debug)]
+pub(crate) struct Instance<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) container: &'a Container,
+    /// 0 for the first.
+    pub(crate) restart_count: u32,
+    pub(crate) image: &'a cri::Image,
+    pub(crate) volumes: &'a MountedVolumes,
+    pub(crate) facts: &'a PodFacts,
+    /// Files of the kubelet's own that are mounted into the container.
+    pub(crate) etc_hosts: &'a Path,
+    pub(crate) termination_log: &'a Path,
+}
+
+pub(crate) fn log_directory(log_dir: &Path, pod: &ObjectMeta) -> PathBuf {
+    log_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
+}
+
+/// Below the pod's log directory.
+pub(crate) fn log_path(container: &str, restart_count: u32) -> String {
+    format!("{container}/{restart_count}.log")
+}
+
+pub(crate) fn hostname(pod: &Pod, node_name: &str) -> String {
+    let wanted = match (pod.spec.host_network, pod.spec.hostname.as_str()) {
+        (true, _) => node_name,
+        (false, "") => &pod.metadata.name,
+        (false, hostname) => hostname,
+    };
+    let cut: String = wanted.chars().take(MAX_HOSTNAME).collect();
+    cut.trim_end_matches(['-', '.']).to_owned()
+}
+
+pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::PodSandboxConfig, Error> {
+    let metadata = &pod.metadata;
+    let mut annotations: HashMap<String, String> = metadata.annotations.clone().into_iter().collect();
+    annotations.insert(ROOT_DIR_ANNOTATION.to_owned(), node.root_dir.to_string_lossy().into_owned());
+    let mut labels: HashMap<String, String> = metadata.labels.clone().into_iter().collect();
+    labels.extend(pod_labels(metadata));
+    Ok(cri::PodSandboxConfig {
+        metadata: Some(cri::PodSandboxMetadata {
+            name: metadata.name.clone(),
+            uid: metadata.uid.clone(),
+            namespace: metadata.namespace.clone(),
+            attempt,
+        }),
+        hostname: hostname(pod, node.name),
+        log_directory: text(&log_directory(node.log_dir, metadata)),
+        dns_config: Some(dns_config(pod)?),
+        labels,
+        annotations,
+        linux: Some(cri::LinuxPodSandboxConfig {
+            cgroup_parent: resources::cgroup_path(node.cgroup_root, pod),
+            security_context: Some(security::of_sandbox(pod, node.root_dir)?),
+            ..cri::LinuxPodSandboxConfig::default()
+        }),
+        ..cri::PodSandboxConfig::default()
+    })
+}
+
+pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::ContainerConfig, Error> {
+    let Instance { pod, container, .. } = *instance;
+    let environment = Environment::of(container, pod, instance.facts)?;
+    let expanded = |texts: &[String]| texts.iter().map(|t| environment.expand(t)).collect();
+    let (command, args) = (expanded(&container.command), expanded(&container.args));
+    let resources = resources::of_container(pod, container, resources::node_memory_bytes());
+    let mut labels: HashMap<String, String> = pod_labels(&pod.metadata).into();
+    labels.insert(CONTAINER_NAME_LABEL.to_owned(), container.name.clone());
+    Ok(cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata {
+            name: container.name.clone(),
+            attempt: instance.restart_count,
+        }),
+        image: Some(cri::ImageSpec {
+            image: instance.image.id.clone(),
+            user_specified_image: container.image.clone(),
+            ..cri::ImageSpec::default()
+        }),
+        command,
+        args,
+        working_dir: environment.expand(&container.working_dir),
+        envs: environment
+            .into_variables()
+            .into_iter()
+            .map(|(key, value)| cri::KeyValue { key, value: value.into_bytes() })
+            .collect(),
+        mounts: mounts(instance)?,
+        labels,
+        annotations: annotations(instance),
+        log_path: log_path(&container.name, instance.restart_count),
+        linux: Some(cri::LinuxContainerConfig {
+            resources: Some(resources),
+            security_context: Some(security::of_container(instance, node.root_dir)?),
+        }),
+        ..cri::ContainerConfig::default()
+    })
+}
+
+fn pod_labels(metadata: &ObjectMeta) -> [(String, String); 3] {
+    [
+        (POD_NAME_LABEL.to_owned(), metadata.name.clone()),
+        (POD_NAMESPACE_LABEL.to_owned(), metadata.namespace.clone()),
+        (POD_UID_LABEL.to_owned(), metadata.uid.clone()),
+    ]
+}
+
+/// kubelet's own, from which a later kubelet knows the container again.
+fn annotations(instance: &Instance<'_>) -> HashMap<String, String> {
+    let Instance { pod, container, .. } = instance;
+    let policy = match container.termination_message_policy {
+        TerminationMessagePolicy::File => "File",
+        TerminationMessagePolicy::FallbackToLogsOnError => "FallbackToLogsOnError",
+    };
+    let spec = serde_json::to_vec(container).expect("an object read from JSON is JSON");
+    let hash: String = Sha256::digest(&spec).iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let grace = pod.spec.termination_grace_period_seconds.to_string();
+    [
+        ("io.kubernetes.container.hash", hash),
+        ("io.kubernetes.container.restartCount", instance.restart_count.to_string()),
+        ("io.kubernetes.container.terminationMessagePath", container.termination_message_path.clone()),
+        ("io.kubernetes.container.terminationMessagePolicy", policy.to_owned()),
+        ("io.kubernetes.pod.terminationGracePeriod", grace),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .into()
+}
+
+fn mounts(instance: &Instance<'_>) -> Result<Vec<cri::Mount>, Error> {
+    let Instance { container, .. } = instance;
+    let mut mounts = Vec::new();
+    for wanted in &container.volume_mounts {
+        let volume = instance
+            .volumes
+            .get(&wanted.name)
+            .ok_or_else(|| Error::NoVolume { volume: wanted.name.clone() })?;
+        let propagation = wanted.mount_propagation.unwrap_or(MountPropagation::None);
+        let privileged = container.security_context.as_ref().is_some_and(|s| s.privileged == Some(true));
+        if propagation == MountPropagation::Bidirectional && !privileged {
+            return Err(Error::Bidirectional { volume: wanted.name.clone() });
+        }
+        mounts.push(cri::Mount {
+            container_path: wanted.mount_path.clone(),
+            host_path: text(&volume.host_path),
+            readonly: wanted.read_only || volume.read_only,
+            propagation: match propagation {
+                MountPropagation::None => cri::MountPropagation::PropagationPrivate,
+                MountPropagation::HostToContainer => cri::MountPropagation::PropagationHostToContainer,
+                MountPropagation::Bidirectional => cri::MountPropagation::PropagationBidirectional,
+            }
+            .into(),
+            ..cri::Mount::default()
+        });
+    }
+    let taken = |path: &str| container.volume_mounts.iter().any(|m| m.mount_path == path);
+    let own = [
+        (ETC_HOSTS, instance.etc_hosts),
+        (container.termination_message_path.as_str(), instance.termination_log),
+    ];
+    for (container_path, host_path) in own.into_iter().filter(|(path, _)| !path.is_empty() && !taken(path)) {
+        mounts.push(cri::Mount {
+            container_path: container_path.to_owned(),
+            host_path: text(host_path),
+            ..cri::Mount::default()
+        });
+    }
+    Ok(mounts)
+}
+
+fn dns_config(pod: &Pod) -> Result<cri::DnsConfig, Error> {
+    let base = match pod.spec.dns_policy {
+        DnsPolicy::None => cri::DnsConfig::default(),
+        DnsPolicy::ClusterFirst | DnsPolicy::ClusterFirstWithHostNet | DnsPolicy::Default => {
+            let path = Path::new(RESOLV_CONF);
+            dns::of_node(path).map_err(|source| Error::Read { path: path.to_owned(), source })?
+        }
+    };
+    Ok(match &pod.spec.dns_config {
+        Some(more) => dns::merged(base, own_dns(more)),
+        None => base,
+    })
+}
+
+fn own_dns(config: &PodDnsConfig) -> cri::DnsConfig {
+    let option = |o: &crate::objects::PodDnsOption| match &o.value {
+        Some(value) => format!("{}:{value}", o.name),
+        None => o.name.clone(),
+    };
+    cri::DnsConfig {
+        servers: config.nameservers.clone(),
+        searches: config.searches.clone(),
+        options: config.options.iter().map(option).collect(),
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

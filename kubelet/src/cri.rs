@@ -1,0 +1,271 @@
+//! The container runtime as the kubelet sees it: CRI v1 over one unix socket,
+//! the same for the embedded runtime and for containerd or CRI-O.
+//!
+//! Every call is a span `cri.<Method>` and has a deadline; every error names
+//! the method and what it was called for.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+
+use proto::cri::{
+    self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient,
+};
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status, Streaming};
+use tracing::{Instrument, info_span};
+
+use crate::unix_channel;
+
+/// kubelet's `runtimeRequestTimeout`.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// A registry may be slow; an import from disk never takes this long.
+const PULL_DEADLINE: Duration = Duration::from_secs(600);
+
+pub(crate) const POD_NAME_LABEL: &str = "io.kubernetes.pod.name";
+pub(crate) const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
+pub(crate) const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
+pub(crate) const CONTAINER_NAME_LABEL: &str = "io.kubernetes.container.name";
+
+/// A CRI call that was refused or got no answer in time.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{method} {object}: rpc error: code = {code:?} desc = {message}")]
+pub struct Error {
+    pub method: &'static str,
+    /// The pod, container or image it was for.
+    pub object: String,
+    pub code: Code,
+    pub message: String,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// A connection to the runtime; clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Cri {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+}
+
+impl Cri {
+    /// Talks to the runtime behind `socket` from the first call on.
+    pub(crate) fn new(socket: &Path) -> Self {
+        let channel = unix_channel::connect_lazily(socket);
+        // The default of 4 MiB is too little for a list of many containers.
+        let limit = 16 * 1024 * 1024;
+        Self {
+            runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(limit),
+            images: ImageServiceClient::new(channel).max_decoding_message_size(limit),
+        }
+    }
+
+    pub(crate) async fn version(&self) -> Result<cri::VersionResponse> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::VersionRequest { version: "v1".to_owned() };
+        call("Version", "", DEADLINE, async move { runtime.version(request).await }).await
+    }
+
+    /// Returns the sandbox's id.
+    pub(crate) async fn run_pod_sandbox(&self, config: cri::PodSandboxConfig) -> Result<String> {
+        let mut runtime = self.runtime.clone();
+        let object = sandbox_name(&config);
+        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+        let reply =
+            call("RunPodSandbox", &object, DEADLINE, async move { runtime.run_pod_sandbox(request).await });
+        Ok(reply.await?.pod_sandbox_id)
+    }
+
+    pub(crate) async fn stop_pod_sandbox(&self, id: &str) -> Result<()> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        call("StopPodSandbox", id, DEADLINE, async move { runtime.stop_pod_sandbox(request).await })
+            .await
+            .map(drop)
+            .or_else(unknown_is_done)
+    }
+
+    pub(crate) async fn remove_pod_sandbox(&self, id: &str) -> Result<()> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        call("RemovePodSandbox", id, DEADLINE, async move { runtime.remove_pod_sandbox(request).await })
+            .await
+            .map(drop)
+            .or_else(unknown_is_done)
+    }
+
+    /// `None` when the sandbox went away.
+    pub(crate) async fn pod_sandbox_status(&self, id: &str) -> Result<Option<cri::PodSandboxStatus>> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+        let reply =
+            call("PodSandboxStatus", id, DEADLINE, async move { runtime.pod_sandbox_status(request).await });
+        found(reply.await).map(|reply| reply.and_then(|r| r.status))
+    }
+
+    /// Those of one pod, or all (`None`).
+    pub(crate) async fn list_pod_sandboxes(&self, pod_uid: Option<&str>) -> Result<Vec<cri::PodSandbox>> {
+        let mut runtime = self.runtime.clone();
+        let filter = cri::PodSandboxFilter {
+            label_selector: uid_selector(pod_uid),
+            ..cri::PodSandboxFilter::default()
+        };
+        let request = cri::ListPodSandboxRequest { filter: Some(filter) };
+        let reply = call("ListPodSandbox", pod_uid.unwrap_or(""), DEADLINE, async move {
+            runtime.list_pod_sandbox(request).await
+        });
+        Ok(reply.await?.items)
+    }
+
+    /// Returns the container's id.
+    pub(crate) async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: cri::ContainerConfig,
+        sandbox_config: cri::PodSandboxConfig,
+    ) -> Result<String> {
+        let mut runtime = self.runtime.clone();
+        let name = config.metadata.as_ref().map_or("", |m| m.name.as_str());
+        let object = format!("{}/{name}", sandbox_name(&sandbox_config));
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox_id.to_owned(),
+            config: Some(config),
+            sandbox_config: Some(sandbox_config),
+        };
+        let reply =
+            call(
+                "CreateContainer",
+                &object,
+                DEADLINE,
+                async move { runtime.create_container(request).await },
+            );
+        Ok(reply.await?.container_id)
+    }
+
+    pub(crate) async fn start_container(&self, id: &str) -> Result<()> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::StartContainerRequest { container_id: id.to_owned() };
+        call("StartContainer", id, DEADLINE, async move { runtime.start_container(request).await })
+            .await
+            .map(drop)
+    }
+
+    /// SIGTERM, then SIGKILL after `grace`; returns when the container is dead.
+    pub(crate) async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+        let mut runtime = self.runtime.clone();
+        let timeout = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
+        let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
+        call("StopContainer", id, DEADLINE.saturating_add(grace), async move {
+            runtime.stop_container(request).await
+        })
+        .await
+        .map(drop)
+        .or_else(unknown_is_done)
+    }
+
+    pub(crate) async fn remove_container(&self, id: &str) -> Result<()> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::RemoveContainerRequest { container_id: id.to_owned() };
+        call("RemoveContainer", id, DEADLINE, async move { runtime.remove_container(request).await })
+            .await
+            .map(drop)
+            .or_else(unknown_is_done)
+    }
+
+    pub(crate) async fn list_containers(&self, pod_uid: Option<&str>) -> Result<Vec<cri::Container>> {
+        let mut runtime = self.runtime.clone();
+        let filter =
+            cri::ContainerFilter { label_selector: uid_selector(pod_uid), ..cri::ContainerFilter::default() };
+        let request = cri::ListContainersRequest { filter: Some(filter) };
+        let reply = call("ListContainers", pod_uid.unwrap_or(""), DEADLINE, async move {
+            runtime.list_containers(request).await
+        });
+        Ok(reply.await?.containers)
+    }
+
+    /// `None` when the container went away.
+    pub(crate) async fn container_status(&self, id: &str) -> Result<Option<cri::ContainerStatus>> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        let reply =
+            call("ContainerStatus", id, DEADLINE, async move { runtime.container_status(request).await });
+        found(reply.await).map(|reply| reply.and_then(|r| r.status))
+    }
+
+    /// `None` when the image is not there.
+    pub(crate) async fn image(&self, image: &str) -> Result<Option<cri::Image>> {
+        let mut images = self.images.clone();
+        let request = cri::ImageStatusRequest { image: Some(image_spec(image)), verbose: false };
+        let reply =
+            call("ImageStatus", image, DEADLINE, async move { images.image_status(request).await }).await?;
+        Ok(reply.image)
+    }
+
+    /// Returns the image's reference for CreateContainer.
+    pub(crate) async fn pull_image(&self, image: &str, sandbox: cri::PodSandboxConfig) -> Result<String> {
+        let mut images = self.images.clone();
+        let request = cri::PullImageRequest {
+            image: Some(image_spec(image)),
+            auth: None,
+            sandbox_config: Some(sandbox),
+        };
+        let reply =
+            call("PullImage", image, PULL_DEADLINE, async move { images.pull_image(request).await }).await?;
+        Ok(reply.image_ref)
+    }
+
+    /// Every change of a container's state from now on. `Unimplemented` from
+    /// runtimes older than containerd 1.7.
+    pub(crate) async fn container_events(&self) -> Result<Streaming<cri::ContainerEventResponse>> {
+        let mut runtime = self.runtime.clone();
+        call("GetContainerEvents", "", DEADLINE, async move {
+            runtime.get_container_events(cri::GetEventsRequest {}).await
+        })
+        .await
+    }
+}
+
+pub(crate) fn image_spec(image: &str) -> cri::ImageSpec {
+    cri::ImageSpec {
+        image: image.to_owned(),
+        user_specified_image: image.to_owned(),
+        ..cri::ImageSpec::default()
+    }
+}
+
+async fn call<T>(
+    method: &'static str,
+    object: &str,
+    deadline: Duration,
+    reply: impl Future<Output = std::result::Result<Response<T>, Status>>,
+) -> Result<T> {
+    let span = info_span!("cri", span = %format_args!("cri.{method}"), object);
+    let outcome = tokio::time::timeout(deadline, reply).instrument(span).await;
+    let error = |code, message: String| Error { method, object: object.to_owned(), code, message };
+    match outcome {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(error(status.code(), unix_channel::text(&status))),
+        Err(_) => Err(error(Code::DeadlineExceeded, format!("no answer within {} s", deadline.as_secs()))),
+    }
+}
+
+/// Stop and Remove of what is not there: done, whatever an older runtime says.
+fn unknown_is_done(error: Error) -> Result<()> {
+    if error.code == Code::NotFound { Ok(()) } else { Err(error) }
+}
+
+fn found<T>(reply: Result<T>) -> Result<Option<T>> {
+    match reply {
+        Ok(reply) => Ok(Some(reply)),
+        Err(e) if e.code == Code::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn uid_selector(pod_uid: Option<&str>) -> HashMap<String, String> {
+    pod_uid.map(|uid| (POD_UID_LABEL.to_owned(), uid.to_owned())).into_iter().collect()
+}
+
+fn sandbox_name(config: &cri::PodSandboxConfig) -> String {
+    config.metadata.as_ref().map_or_else(String::new, |m| format!("{}/{}", m.namespace, m.name))
+}

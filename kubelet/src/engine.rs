@@ -1,0 +1,190 @@
+//! The engine: makes the machine follow the store.
+//!
+//! It starts the embedded runtime, watches for drivers, provisions claims, and
+//! runs one worker a pod. It decides nothing about a pod itself; it sees that
+//! each pod has its worker, and that each worker hears what concerns it.
+//!
+//! Ending the engine leaves pods running: whatever a worker needs to go on
+//! stands in the runtime's lists and in the volumes' files, and the next engine
+//! reads it there. Only [`Handle::stop_pods`] takes pods down.
+
+mod events;
+mod handle;
+mod orphans;
+mod runtime_process;
+mod workers;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tracing::info;
+
+use crate::cri::Cri;
+use crate::node::Node;
+use crate::plugins::Plugins;
+use crate::pod_cgroup::Hierarchies;
+use crate::provisioner::Provisioner;
+use crate::store::Store;
+use crate::volumes::Volumes;
+use crate::worker::{Tools, host_ip};
+use workers::Workers;
+
+pub use handle::{Handle, LogPathError};
+pub use runtime_process::{EmbeddedRuntime, RuntimeEndpoint};
+
+/// An embedded runtime answers in milliseconds; a remote one may be starting.
+const RUNTIME_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Why the engine cannot work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Node(#[from] crate::node::Error),
+    #[error(transparent)]
+    Kernel(#[from] linux::Error),
+    #[error("container runtime at {} does not answer: is it running, and is this its socket?", socket.display())]
+    Runtime {
+        socket: PathBuf,
+        #[source]
+        source: crate::cri::Error,
+    },
+    #[error("embedded container runtime")]
+    Embedded(#[source] runtime::Error),
+    #[error("embedded container runtime ended")]
+    EmbeddedEnded,
+    #[error(transparent)]
+    Cgroup(crate::pod_cgroup::Error),
+    #[error("reconstruct volumes")]
+    Reconstruct(#[source] crate::volumes::Error),
+}
+
+/// Everything the engine is told.
+#[derive(Debug)]
+pub struct Config {
+    /// The claimed root directory: claim it before the store is opened.
+    pub node: Node,
+    pub node_name: String,
+    pub runtime: RuntimeEndpoint,
+    /// `/var/log/pods`.
+    pub log_dir: PathBuf,
+    /// Absolute within each hierarchy: `/hawser`.
+    pub cgroup_root: String,
+}
+
+/// An engine that is ready to run.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    store: Store,
+    plugins: Plugins,
+    volumes: Volumes,
+    tasks: mpsc::Receiver<handle::Request>,
+    handle: Handle,
+}
+
+/// An engine, and the handle by which the client API reaches it.
+pub fn new(config: Config, store: Store) -> (Engine, Handle) {
+    let plugins = Plugins::new();
+    let volumes = Volumes::new(config.node.root(), store.clone(), plugins.clone());
+    let (requests, tasks) = mpsc::channel(8);
+    let handle = Handle::new(store.clone(), volumes.clone(), config.log_dir.clone(), requests);
+    let engine = Engine { config, store, plugins, volumes, tasks, handle: handle.clone() };
+    (engine, handle)
+}
+
+impl Engine {
+    /// Runs until `shutdown`; pods stay as they are then.
+    pub async fn run(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+        let mut background = JoinSet::new();
+        let socket = self.config.runtime.start(&mut background)?;
+        let cri = Cri::new(&socket);
+        let runtime_name = self.await_runtime(&cri, &socket, &mut background).await?;
+        let pods_on_disk = self.volumes.reconstruct().map_err(Error::Reconstruct)?;
+
+        let registry = self.config.node.root().join("plugins_registry");
+        background.spawn(never_ends(self.plugins.clone().watch(registry)));
+        let provisioner = Provisioner::new(self.store.clone(), self.plugins.clone(), self.volumes.clone());
+        background.spawn(never_ends(provisioner.run()));
+
+        let tools = Arc::new(self.tools(cri.clone(), runtime_name)?);
+        let mut workers = Workers::new(Arc::clone(&tools));
+        let mut container_events = events::subscribe(cri, &mut background);
+        let mut changes = self.store.subscribe();
+        orphans::clean_up(&tools, pods_on_disk).await;
+        workers.follow(&self.store);
+        self.volumes.unstage_unused();
+
+        tokio::pin!(shutdown);
+        loop {
+            tokio::select! {
+                () = &mut shutdown => break,
+                change = changes.recv() => workers.on_change(&self.store, change),
+                Some(event) = container_events.recv() => workers.on_event(&event),
+                Some(uid) = workers.ended() => workers.remove(&uid, &self.store),
+                Some(request) = self.tasks.recv() => request.answer(&self.config, &tools).await,
+                Some(ended) = background.join_next() => return Err(ended.unwrap_or(Error::EmbeddedEnded)),
+            }
+        }
+        info!("the engine ends; pods run on");
+        Ok(())
+    }
+
+    /// A handle on this engine.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    fn tools(&self, cri: Cri, runtime_name: String) -> Result<Tools, Error> {
+        Ok(Tools {
+            cri,
+            runtime_name,
+            host_ip: host_ip(),
+            store: self.store.clone(),
+            volumes: self.volumes.clone(),
+            hierarchies: Hierarchies::mounted()?,
+            node_name: self.config.node_name.clone(),
+            cgroup_root: self.config.cgroup_root.clone(),
+            log_dir: self.config.log_dir.clone(),
+            root_dir: self.config.node.root().to_owned(),
+        })
+    }
+
+    /// Returns the runtime's name.
+    async fn await_runtime(
+        &self,
+        cri: &Cri,
+        socket: &Path,
+        background: &mut JoinSet<Error>,
+    ) -> Result<String, Error> {
+        let deadline = tokio::time::Instant::now() + RUNTIME_DEADLINE;
+        let mut pause = crate::backoff::Backoff::new(Duration::from_millis(1), Duration::from_millis(200));
+        loop {
+            let source = match cri.version().await {
+                Ok(version) => {
+                    info!(
+                        name = version.runtime_name,
+                        version = version.runtime_version,
+                        "container runtime"
+                    );
+                    return Ok(version.runtime_name);
+                }
+                Err(error) => error,
+            };
+            if tokio::time::Instant::now() > deadline {
+                return Err(Error::Runtime { socket: socket.to_owned(), source });
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause.step()) => {}
+                Some(ended) = background.join_next() => return Err(ended.unwrap_or(Error::EmbeddedEnded)),
+            }
+        }
+    }
+}
+
+async fn never_ends(task: impl Future<Output = ()>) -> Error {
+    task.await;
+    std::future::pending().await
+}

@@ -1,0 +1,185 @@
+//! What clients may ask of a running engine.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Config, Error};
+use crate::objects::{EventType, Object, Pod, now};
+use crate::store::{self, Store};
+use crate::volumes::Volumes;
+use crate::worker::{Tools, is_mount_pod};
+
+/// Clones reach the same engine.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    store: Store,
+    volumes: Volumes,
+    log_dir: PathBuf,
+    requests: mpsc::Sender<Request>,
+}
+
+/// Work that only the engine's own loop can do.
+#[derive(Debug)]
+pub(super) enum Request {
+    /// Take away what is shared by all pods, after the last one is gone.
+    ReleaseNode(oneshot::Sender<Result<(), Error>>),
+}
+
+/// Why there is no log to show.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum LogPathError {
+    #[error("pods \"{pod}\" not found in namespace \"{namespace}\"")]
+    NoPod { namespace: String, pod: String },
+    #[error("container {container} is not valid for pod {pod}: it has {}", names.join(", "))]
+    NoContainer { pod: String, container: String, names: Vec<String> },
+    #[error("a container name must be specified for pod {pod}, choose one of: [{}]", names.join(" "))]
+    Ambiguous { pod: String, names: Vec<String> },
+    #[error("container \"{container}\" in pod \"{pod}\" is waiting to start: it has no log yet")]
+    NotStarted { pod: String, container: String },
+    #[error("previous terminated container \"{container}\" in pod \"{pod}\" not found")]
+    NoPrevious { pod: String, container: String },
+}
+
+impl Handle {
+    pub(super) fn new(
+        store: Store,
+        volumes: Volumes,
+        log_dir: PathBuf,
+        requests: mpsc::Sender<Request>,
+    ) -> Self {
+        Self { store, volumes, log_dir, requests }
+    }
+
+    /// Takes every pod down and returns when nothing of them is left: first the
+    /// consumers, whose volumes take their mount pods with them, then what
+    /// mount pods remain. `progress` gets a line for each step.
+    pub async fn stop_pods(&self, mut progress: impl FnMut(String)) -> Result<(), Error> {
+        self.stop_pods_that(|pod| !is_mount_pod(pod), &mut progress).await;
+        self.stop_pods_that(|_| true, &mut progress).await;
+        let (answer, answered) = oneshot::channel();
+        if self.requests.send(Request::ReleaseNode(answer)).await.is_err() {
+            return Ok(());
+        }
+        answered.await.unwrap_or(Ok(()))
+    }
+
+    async fn stop_pods_that(&self, wanted: impl Fn(&Pod) -> bool, progress: &mut impl FnMut(String)) {
+        let mut changes = self.store.subscribe();
+        let mut announced = BTreeSet::new();
+        loop {
+            let pods: Vec<Arc<Pod>> = self.store.pods().into_iter().filter(|p| wanted(p)).collect();
+            for pod in &pods {
+                let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+                if announced.insert(name.clone()) {
+                    progress(format!("stopping pod {name}"));
+                }
+                if let Err(error) = self.mark_deleted(pod) {
+                    progress(format!("stopping pod {name}: {}", crate::error_chain::text(&error)));
+                }
+            }
+            if pods.is_empty() {
+                return;
+            }
+            // Lagging or not: look at all pods again.
+            drop(changes.recv().await);
+        }
+    }
+
+    fn mark_deleted(&self, pod: &Pod) -> Result<(), store::Error> {
+        if pod.metadata.is_deleted() {
+            return Ok(());
+        }
+        self.store.mark_pod_deleted(&pod.metadata.namespace, &pod.metadata.name, None).map(drop)
+    }
+
+    /// Marks a claim for deletion. It goes, with its data where the reclaim
+    /// policy says Delete, once no pod uses it. `false` when there is none.
+    pub fn delete_claim(&self, namespace: &str, name: &str) -> Result<bool, store::Error> {
+        let Some(claim) = self.store.claim(namespace, name) else { return Ok(false) };
+        if !claim.metadata.is_deleted() {
+            let mut claim = (*claim).clone();
+            claim.metadata.deletion_timestamp = Some(now());
+            self.store.put_claim(claim)?;
+        }
+        Ok(true)
+    }
+
+    /// Marks a volume for deletion. The object goes once no claim is bound to
+    /// it; the data stays. `false` when there is none.
+    pub fn delete_volume(&self, name: &str) -> Result<bool, store::Error> {
+        let Some(volume) = self.store.volume(name) else { return Ok(false) };
+        if !volume.metadata.is_deleted() {
+            let mut volume = (*volume).clone();
+            volume.metadata.deletion_timestamp = Some(now());
+            self.store.put_volume(volume)?;
+        }
+        Ok(true)
+    }
+
+    /// The pods that keep a claim from going, as `namespace/name`.
+    pub fn users_of_claim(&self, namespace: &str, name: &str) -> Vec<String> {
+        let Some(claim) = self.store.claim(namespace, name) else { return Vec::new() };
+        let users = crate::provisioner::users_of_claim(&self.store, &self.volumes, &claim);
+        users.into_iter().map(|pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name)).collect()
+    }
+
+    /// The file of a container's newest instance (or the one before it). The
+    /// pod's only container, when `container` is empty.
+    pub fn log_path(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        previous: bool,
+    ) -> Result<PathBuf, LogPathError> {
+        let missing = || LogPathError::NoPod { namespace: namespace.to_owned(), pod: pod.to_owned() };
+        let pod = self.store.pod(namespace, pod).ok_or_else(missing)?;
+        let container = one_container(&pod, container)?;
+        let status = pod.status.container_statuses.iter().find(|s| s.name == container);
+        let (pod_name, container_name) = (pod.metadata.name.clone(), container.to_owned());
+        let Some(status) = status.filter(|s| !s.container_id.is_empty()) else {
+            return Err(LogPathError::NotStarted { pod: pod_name, container: container_name });
+        };
+        let instance = match (previous, status.restart_count.checked_sub(1)) {
+            (false, _) => status.restart_count,
+            (true, Some(before)) => before,
+            (true, None) => {
+                return Err(LogPathError::NoPrevious { pod: pod_name, container: container_name });
+            }
+        };
+        let dir = crate::container_config::log_directory(&self.log_dir, &pod.metadata);
+        Ok(dir.join(crate::container_config::log_path(container, instance)))
+    }
+
+    /// Puts down an event on the pod, as the engine does.
+    pub fn warn(&self, pod: &Pod, reason: &str, message: &str) {
+        self.store.record(&pod.reference(), EventType::Warning, reason, message);
+    }
+}
+
+fn one_container<'a>(pod: &'a Pod, wanted: &str) -> Result<&'a str, LogPathError> {
+    let names: Vec<&str> = pod.spec.containers.iter().map(|c| c.name.as_str()).collect();
+    let owned = || names.iter().map(|n| (*n).to_owned()).collect();
+    match (wanted, names.as_slice()) {
+        ("", [only]) => Ok(only),
+        ("", _) => Err(LogPathError::Ambiguous { pod: pod.metadata.name.clone(), names: owned() }),
+        _ => names.iter().copied().find(|n| *n == wanted).ok_or_else(|| LogPathError::NoContainer {
+            pod: pod.metadata.name.clone(),
+            container: wanted.to_owned(),
+            names: owned(),
+        }),
+    }
+}
+
+impl Request {
+    pub(super) async fn answer(self, config: &Config, tools: &Tools) {
+        let Self::ReleaseNode(answer) = self;
+        let released = tools.remove_shared_cgroups().await;
+        let released = released.map_err(Error::Cgroup).and_then(|()| Ok(config.node.unshare()?));
+        // Whoever asked may have gone.
+        drop(answer.send(released));
+    }
+}

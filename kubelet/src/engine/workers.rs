@@ -1,0 +1,112 @@
+//! One worker a pod, and who must be woken when.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, mpsc};
+use tracing::error;
+
+use super::events::ContainerEvent;
+use crate::objects::{Kind, Pod};
+use crate::store::{Change, Store};
+use crate::worker::{Tools, Worker};
+
+#[derive(Debug)]
+pub(super) struct Workers {
+    tools: Arc<Tools>,
+    by_uid: HashMap<String, Running>,
+    ended: mpsc::UnboundedReceiver<String>,
+    end: mpsc::UnboundedSender<String>,
+}
+
+#[derive(Debug)]
+struct Running {
+    namespace: String,
+    name: String,
+    wake: Arc<Notify>,
+}
+
+impl Workers {
+    pub(super) fn new(tools: Arc<Tools>) -> Self {
+        let (end, ended) = mpsc::unbounded_channel();
+        Self { tools, by_uid: HashMap::new(), ended, end }
+    }
+
+    /// Gives every pod of the store a worker.
+    pub(super) fn follow(&mut self, store: &Store) {
+        for pod in store.pods() {
+            self.ensure(&pod);
+        }
+    }
+
+    pub(super) fn on_change(&mut self, store: &Store, change: Result<Change, RecvError>) {
+        match change {
+            Ok(change) if change.kind == Kind::Pod => {
+                if let Some(pod) = store.pod(&change.namespace, &change.name) {
+                    self.ensure(&pod);
+                }
+                let of_this_name =
+                    self.by_uid.values().filter(|w| w.namespace == change.namespace && w.name == change.name);
+                of_this_name.for_each(|worker| worker.wake.notify_one());
+            }
+            Ok(_) => {}
+            Err(RecvError::Lagged(_) | RecvError::Closed) => {
+                self.follow(store);
+                self.wake_all();
+            }
+        }
+    }
+
+    pub(super) fn on_event(&self, event: &ContainerEvent) {
+        match event {
+            ContainerEvent::Pod { uid } => {
+                if let Some(worker) = self.by_uid.get(uid) {
+                    worker.wake.notify_one();
+                }
+            }
+            ContainerEvent::Any => self.wake_all(),
+        }
+    }
+
+    /// The uid of a worker that ended.
+    pub(super) async fn ended(&mut self) -> Option<String> {
+        self.ended.recv().await
+    }
+
+    /// Forgets a worker; if its pod is still (or again) in the store, it gets a
+    /// new one.
+    pub(super) fn remove(&mut self, uid: &str, store: &Store) {
+        if let Some(gone) = self.by_uid.remove(uid)
+            && let Some(pod) = store.pod(&gone.namespace, &gone.name)
+        {
+            self.ensure(&pod);
+        }
+    }
+
+    fn ensure(&mut self, pod: &Arc<Pod>) {
+        let metadata = &pod.metadata;
+        // A predecessor of the same name ends first: its end brings us here again.
+        let busy = self.by_uid.values().any(|w| w.namespace == metadata.namespace && w.name == metadata.name);
+        if busy {
+            return;
+        }
+        let wake = Arc::new(Notify::new());
+        let worker = Worker::new(Arc::clone(&self.tools), Arc::clone(pod), Arc::clone(&wake));
+        let (uid, end) = (metadata.uid.clone(), self.end.clone());
+        tokio::spawn(async move {
+            if let Err(panic) = tokio::spawn(worker.run()).await {
+                error!(uid, %panic, "a pod's worker ended in a panic, starting another");
+            }
+            drop(end.send(uid));
+        });
+        self.by_uid.insert(
+            metadata.uid.clone(),
+            Running { namespace: metadata.namespace.clone(), name: metadata.name.clone(), wake },
+        );
+    }
+
+    fn wake_all(&self) {
+        self.by_uid.values().for_each(|worker| worker.wake.notify_one());
+    }
+}

@@ -1,0 +1,132 @@
+//! A container's environment: literal values, values with `$(VAR)`, and fields
+//! of the pod itself.
+
+use std::collections::BTreeMap;
+
+use crate::expansion::expand;
+use crate::objects::{Container, EnvVar, Pod};
+
+/// A variable that cannot be given a value: CreateContainerConfigError.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("env {name}: valueFrom.fieldRef.fieldPath {field:?} is not supported")]
+    Field { name: String, field: String },
+    #[error("env {name}: valueFrom names no source that is supported: use fieldRef")]
+    Source { name: String },
+}
+
+/// What fieldRef can see beside the pod's object.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PodFacts {
+    pub(crate) node_name: String,
+    pub(crate) host_ip: String,
+    pub(crate) pod_ips: Vec<String>,
+}
+
+/// Ordered as written; a later variable of the same name replaces the earlier.
+#[derive(Debug, Default)]
+pub(crate) struct Environment {
+    variables: Vec<(String, String)>,
+}
+
+impl Environment {
+    pub(crate) fn of(container: &Container, pod: &Pod, facts: &PodFacts) -> Result<Self, Error> {
+        let mut environment = Self::default();
+        for variable in &container.env {
+            let value = match &variable.value_from {
+                None => environment.expand(&variable.value),
+                Some(source) => {
+                    let name = || variable.name.clone();
+                    let reference =
+                        source.field_ref.as_ref().ok_or_else(|| Error::Source { name: name() })?;
+                    field(&reference.field_path, pod, facts)
+                        .ok_or_else(|| Error::Field { name: name(), field: reference.field_path.clone() })?
+                }
+            };
+            environment.set(variable, value);
+        }
+        Ok(environment)
+    }
+
+    /// Replaces `$(VAR)` in a command, argument or value.
+    pub(crate) fn expand(&self, text: &str) -> String {
+        expand(text, |name| self.variables.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str()))
+    }
+
+    pub(crate) fn into_variables(self) -> Vec<(String, String)> {
+        self.variables
+    }
+
+    fn set(&mut self, variable: &EnvVar, value: String) {
+        match self.variables.iter_mut().find(|(n, _)| *n == variable.name) {
+            Some(known) => known.1 = value,
+            None => self.variables.push((variable.name.clone(), value)),
+        }
+    }
+}
+
+fn field(path: &str, pod: &Pod, facts: &PodFacts) -> Option<String> {
+    let metadata = &pod.metadata;
+    let entry = |map: &BTreeMap<String, String>, key: &str| Some(map.get(key).cloned().unwrap_or_default());
+    match path {
+        "metadata.name" => Some(metadata.name.clone()),
+        "metadata.namespace" => Some(metadata.namespace.clone()),
+        "metadata.uid" => Some(metadata.uid.clone()),
+        "spec.nodeName" => Some(facts.node_name.clone()),
+        "status.hostIP" => Some(facts.host_ip.clone()),
+        "status.podIP" => Some(facts.pod_ips.first().cloned().unwrap_or_default()),
+        "status.podIPs" => Some(facts.pod_ips.join(",")),
+        _ => match subscript(path)? {
+            ("metadata.labels", key) => entry(&metadata.labels, key),
+            ("metadata.annotations", key) => entry(&metadata.annotations, key),
+            _ => None,
+        },
+    }
+}
+
+/// `a.b['key']` as (`a.b`, `key`).
+fn subscript(path: &str) -> Option<(&str, &str)> {
+    let (base, rest) = path.split_once("['")?;
+    Some((base, rest.strip_suffix("']")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(env: serde_json::Value) -> Result<Vec<(String, String)>, Error> {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u", "labels": {"app": "x"}},
+            "spec": {"containers": [{"name": "c", "env": env}]}
+        }))
+        .unwrap();
+        let facts = PodFacts { pod_ips: vec!["10.0.0.2".into(), "fd00::2".into()], ..PodFacts::default() };
+        Environment::of(&pod.spec.containers[0], &pod, &facts).map(Environment::into_variables)
+    }
+
+    fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+        expected.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn values_see_the_variables_before_them_and_the_pod() {
+        let env = serde_json::json!([
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "URL", "value": "http://$(IP):$(PORT)/"},
+            {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+            {"name": "IP", "value": "other"},
+        ]);
+        let expected = [("IP", "other"), ("URL", "http://10.0.0.2:$(PORT)/"), ("APP", "x")];
+        assert_eq!(environment(env).unwrap(), pairs(&expected));
+    }
+
+    #[test]
+    fn an_unknown_field_is_named() {
+        let env = serde_json::json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.color"}}}]);
+        assert_eq!(
+            environment(env).unwrap_err(),
+            Error::Field { name: "A".into(), field: "spec.color".into() }
+        );
+    }
+}

@@ -1,0 +1,75 @@
+//! What the runtime has of one pod, looked up anew each time: the runtime's
+//! lists are the kubelet's memory.
+
+use proto::cri::{self, ContainerState, PodSandboxState};
+
+use crate::cri::{CONTAINER_NAME_LABEL, Cri, Result};
+use crate::objects::Time;
+
+/// Newest first, both.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Observed {
+    pub(crate) sandboxes: Vec<cri::PodSandboxStatus>,
+    pub(crate) containers: Vec<cri::ContainerStatus>,
+}
+
+impl Observed {
+    pub(crate) async fn of(cri: &Cri, pod_uid: &str) -> Result<Self> {
+        let mut observed = Self::default();
+        for sandbox in cri.list_pod_sandboxes(Some(pod_uid)).await? {
+            observed.sandboxes.extend(cri.pod_sandbox_status(&sandbox.id).await?);
+        }
+        for container in cri.list_containers(Some(pod_uid)).await? {
+            observed.containers.extend(cri.container_status(&container.id).await?);
+        }
+        observed.sandboxes.sort_by_key(|s| std::cmp::Reverse((attempt_of(s), s.created_at)));
+        observed.containers.sort_by_key(|c| std::cmp::Reverse((instance_of(c), c.created_at)));
+        Ok(observed)
+    }
+
+    pub(crate) fn ready_sandbox(&self) -> Option<&cri::PodSandboxStatus> {
+        self.sandboxes.first().filter(|s| s.state() == PodSandboxState::SandboxReady)
+    }
+
+    /// Every instance of one container, newest first.
+    pub(crate) fn instances<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a cri::ContainerStatus> {
+        self.containers.iter().filter(move |c| name_of(c) == name)
+    }
+
+    pub(crate) fn newest(&self, name: &str) -> Option<&cri::ContainerStatus> {
+        self.containers.iter().find(|c| name_of(c) == name)
+    }
+
+    pub(crate) fn running(&self) -> impl Iterator<Item = &cri::ContainerStatus> {
+        self.containers.iter().filter(|c| c.state() == ContainerState::ContainerRunning)
+    }
+
+    pub(crate) fn pod_ips(&self) -> Vec<String> {
+        self.sandboxes.first().map(pod_ips).unwrap_or_default()
+    }
+}
+
+pub(crate) fn pod_ips(sandbox: &cri::PodSandboxStatus) -> Vec<String> {
+    let Some(network) = &sandbox.network else { return Vec::new() };
+    let more = network.additional_ips.iter().map(|ip| ip.ip.clone());
+    std::iter::once(network.ip.clone()).chain(more).filter(|ip| !ip.is_empty()).collect()
+}
+
+/// 0 for the first instance of a container.
+pub(crate) fn instance_of(container: &cri::ContainerStatus) -> u32 {
+    container.metadata.as_ref().map_or(0, |m| m.attempt)
+}
+
+pub(crate) fn attempt_of(sandbox: &cri::PodSandboxStatus) -> u32 {
+    sandbox.metadata.as_ref().map_or(0, |m| m.attempt)
+}
+
+pub(crate) fn name_of(container: &cri::ContainerStatus) -> &str {
+    let metadata = container.metadata.as_ref().map(|m| m.name.as_str());
+    metadata.or(container.labels.get(CONTAINER_NAME_LABEL).map(String::as_str)).unwrap_or_default()
+}
+
+/// CRI's nanoseconds since 1970; 0 stands for never.
+pub(crate) fn time(nanoseconds: i64) -> Option<Time> {
+    (nanoseconds != 0).then(|| Time::from_nanosecond(i128::from(nanoseconds)).ok()).flatten()
+}

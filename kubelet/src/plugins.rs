@@ -1,0 +1,350 @@
+//! CSI drivers that registered themselves: the watch on `plugins_registry` and
+//! the registration dialogue with each socket in it.
+//!
+//! A socket that appears is asked who it is; one that is made anew is asked
+//! again; one that vanishes takes its driver with it. A socket that stays but
+//! does not answer stays registered, and calls to its driver fail.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use inotify::{EventMask, Inotify, WatchMask};
+use proto::registration::{
+    InfoRequest, PluginInfo, RegistrationStatus, registration_client::RegistrationClient,
+};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+use tonic::transport::Channel;
+use tracing::{info, warn};
+
+use crate::backoff::Backoff;
+use crate::csi::Driver;
+use crate::{error_chain, unix_channel};
+
+const DIAL_DEADLINE: Duration = Duration::from_secs(10);
+const GET_INFO_DEADLINE: Duration = Duration::from_secs(1);
+const NOTIFY_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why a socket's plugin was not registered.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("dial {}", socket.display())]
+    Dial {
+        socket: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("GetInfo of {}: {message}", socket.display())]
+    GetInfo { socket: PathBuf, message: String },
+    #[error("plugin type {found:?} is not CSIPlugin")]
+    WrongType { found: String },
+    #[error("supported_versions {found:?}: none is 0.x or 1.x")]
+    WrongVersion { found: Vec<String> },
+    #[error("driver name {name:?} is empty or has a '/'")]
+    BadName { name: String },
+    #[error("another driver with the name {name} is registered at {}", socket.display())]
+    NameTaken { name: String, socket: PathBuf },
+    #[error(transparent)]
+    NodeGetInfo(#[from] crate::csi::Error),
+}
+
+/// The registered drivers; clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct Plugins {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    drivers: Mutex<BTreeMap<String, Registered>>,
+    /// Counts registrations and removals.
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Clone)]
+struct Registered {
+    driver: Driver,
+    socket: PathBuf,
+}
+
+impl Plugins {
+    pub(crate) fn new() -> Self {
+        let shared = Shared { drivers: Mutex::default(), changes: watch::Sender::new(0) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub(crate) fn driver(&self, name: &str) -> Option<Driver> {
+        self.drivers().get(name).map(|r| r.driver.clone())
+    }
+
+    /// Changes whenever a driver comes or goes.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// The driver, as soon as it is registered.
+    pub(crate) async fn wait_for(&self, name: &str) -> Driver {
+        let mut changes = self.changes();
+        loop {
+            changes.mark_unchanged();
+            if let Some(driver) = self.driver(name) {
+                return driver;
+            }
+            changes.changed().await.expect("the sender lives in `self`");
+        }
+    }
+
+    /// Watches `dir` for ever, and makes it again when it is removed.
+    pub(crate) async fn watch(self, dir: PathBuf) {
+        let mut backoff = Backoff::operation();
+        let mut sockets = Sockets { plugins: self, registrations: HashMap::new() };
+        loop {
+            match sockets.watch_once(&dir, &mut backoff).await {
+                Ok(()) => info!(dir = %dir.display(), "plugin directory was replaced, watching the new one"),
+                Err(error) => warn!(dir = %dir.display(), %error, "watch on the plugin directory is lost"),
+            }
+            tokio::time::sleep(backoff.step()).await;
+        }
+    }
+
+    fn drivers(&self) -> MutexGuard<'_, BTreeMap<String, Registered>> {
+        self.shared.drivers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, driver: Driver, socket: &Path) {
+        self.drivers().insert(driver.name().to_owned(), Registered { driver, socket: socket.to_owned() });
+        self.shared.changes.send_modify(|n| *n += 1);
+    }
+
+    fn remove(&self, socket: &Path) {
+        let mut drivers = self.drivers();
+        let before = drivers.len();
+        drivers.retain(|_, r| r.socket != socket);
+        let removed = drivers.len() < before;
+        drop(drivers);
+        if removed {
+            info!(socket = %socket.display(), "driver deregistered");
+            self.shared.changes.send_modify(|n| *n += 1);
+        }
+    }
+
+    fn socket_of(&self, name: &str) -> Option<PathBuf> {
+        self.drivers().get(name).map(|r| r.socket.clone())
+    }
+}
+
+/// The sockets in the directory, each with its running or finished dialogue.
+struct Sockets {
+    plugins: Plugins,
+    registrations: HashMap<PathBuf, JoinHandle<()>>,
+}
+
+impl Sockets {
+    /// Returns when the directory itself went away.
+    async fn watch_once(&mut self, dir: &Path, backoff: &mut Backoff) -> io::Result<()> {
+        std::fs::create_dir_all(dir)?;
+        let inotify = Inotify::init()?;
+        let mask = WatchMask::CREATE
+            | WatchMask::MOVED_TO
+            | WatchMask::DELETE
+            | WatchMask::MOVED_FROM
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        inotify.watches().add(dir, mask)?;
+        let mut events = inotify.into_event_stream(vec![0; 4096])?;
+        // After the watch is in place, or a socket could slip between the two.
+        self.rescan(dir)?;
+        backoff.reset();
+        while let Some(event) = events.next().await {
+            let event = event?;
+            if event.mask.intersects(EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED) {
+                self.rescan(dir)?;
+                return Ok(());
+            }
+            if event.mask.contains(EventMask::Q_OVERFLOW) {
+                self.rescan(dir)?;
+            }
+            if let Some(name) = event.name.filter(|n| is_visible(n)) {
+                if event.mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
+                    self.gone(&dir.join(name));
+                } else {
+                    self.appeared(dir.join(name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rescan(&mut self, dir: &Path) -> io::Result<()> {
+        let mut present = Vec::new();
+        match std::fs::read_dir(dir) {
+            Ok(entries) => {
+                for entry in entries {
+                    present.push(entry?.path());
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+        let lost: Vec<PathBuf> =
+            self.registrations.keys().filter(|s| !present.contains(s)).cloned().collect();
+        for socket in lost {
+            self.gone(&socket);
+        }
+        for socket in present {
+            let visible = socket.file_name().is_some_and(is_visible);
+            if visible && !self.registrations.contains_key(&socket) {
+                self.appeared(socket);
+            }
+        }
+        Ok(())
+    }
+
+    fn appeared(&mut self, socket: PathBuf) {
+        if !std::fs::metadata(&socket).is_ok_and(|m| m.file_type().is_socket()) {
+            return;
+        }
+        self.gone(&socket);
+        let registration = tokio::spawn(register(self.plugins.clone(), socket.clone()));
+        self.registrations.insert(socket, registration);
+    }
+
+    fn gone(&mut self, socket: &Path) {
+        if let Some(registration) = self.registrations.remove(socket) {
+            registration.abort();
+        }
+        self.plugins.remove(socket);
+    }
+}
+
+fn is_visible(name: &OsStr) -> bool {
+    !name.as_encoded_bytes().starts_with(b".")
+}
+
+/// The dialogue with one socket: until it succeeds, or the driver's own
+/// NodeGetInfo refuses. After that kubelet too waits for a new socket.
+async fn register(plugins: Plugins, socket: PathBuf) {
+    let mut backoff = Backoff::operation();
+    let (mut client, info) = loop {
+        match introduce(&socket).await {
+            Ok(found) => break found,
+            Err(error) => {
+                warn!(socket = %socket.display(), error = error_chain::text(&error), "plugin not registered yet")
+            }
+        }
+        tokio::time::sleep(backoff.step()).await;
+    };
+    let outcome = accept(&plugins, &socket, &info).await;
+    let status = RegistrationStatus {
+        plugin_registered: outcome.is_ok(),
+        error: outcome.as_ref().err().map(|e| error_chain::text(e)).unwrap_or_default(),
+    };
+    match outcome {
+        Ok(driver) => {
+            info!(driver = driver.name(), socket = %socket.display(), "driver registered");
+            plugins.add(driver, &socket);
+        }
+        Err(error) => {
+            warn!(driver = info.name, socket = %socket.display(), error = error_chain::text(&error), "driver refused");
+        }
+    }
+    let notified = tokio::time::timeout(NOTIFY_DEADLINE, client.notify_registration_status(status)).await;
+    if !matches!(notified, Ok(Ok(_))) {
+        warn!(driver = info.name, "NotifyRegistrationStatus got no answer");
+    }
+}
+
+async fn introduce(socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo), Error> {
+    let channel = dial(socket).await.map_err(|source| Error::Dial { socket: socket.to_owned(), source })?;
+    let mut client = RegistrationClient::new(channel);
+    let refused = |message| Error::GetInfo { socket: socket.to_owned(), message };
+    match tokio::time::timeout(GET_INFO_DEADLINE, client.get_info(InfoRequest {})).await {
+        Ok(Ok(reply)) => {
+            let info = reply.into_inner();
+            validate(&info)?;
+            Ok((client, info))
+        }
+        Ok(Err(status)) => Err(refused(unix_channel::text(&status))),
+        Err(_) => Err(refused("no answer within 1 s".to_owned())),
+    }
+}
+
+/// A socket file is there from bind(2) on but refuses until listen(2).
+async fn dial(socket: &Path) -> io::Result<Channel> {
+    let mut pause = Backoff::new(Duration::from_millis(1), Duration::from_millis(500));
+    let dialled = tokio::time::timeout(DIAL_DEADLINE, async {
+        loop {
+            match unix_channel::connect(socket).await {
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                    tokio::time::sleep(pause.step()).await;
+                }
+                other => return other,
+            }
+        }
+    });
+    dialled.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionRefused.into()))
+}
+
+fn validate(info: &PluginInfo) -> Result<(), Error> {
+    if info.r#type != "CSIPlugin" {
+        return Err(Error::WrongType { found: info.r#type.clone() });
+    }
+    if info.name.is_empty() || info.name.contains('/') {
+        return Err(Error::BadName { name: info.name.clone() });
+    }
+    let known = |v: &String| {
+        let major = v.trim_start_matches('v').split('.').next();
+        matches!(major, Some("0" | "1"))
+    };
+    if !info.supported_versions.iter().any(known) {
+        return Err(Error::WrongVersion { found: info.supported_versions.clone() });
+    }
+    Ok(())
+}
+
+async fn accept(plugins: &Plugins, socket: &Path, info: &PluginInfo) -> Result<Driver, Error> {
+    if let Some(other) = plugins.socket_of(&info.name).filter(|other| other != socket) {
+        return Err(Error::NameTaken { name: info.name.clone(), socket: other });
+    }
+    let endpoint = if info.endpoint.is_empty() { socket } else { Path::new(&info.endpoint) };
+    let driver = Driver::new(&info.name, endpoint);
+    let node = driver.node_get_info().await?;
+    info!(driver = info.name, node_id = node.node_id, "NodeGetInfo");
+    Ok(driver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> PluginInfo {
+        PluginInfo {
+            r#type: "CSIPlugin".to_owned(),
+            name: "csi.example.com".to_owned(),
+            endpoint: String::new(),
+            supported_versions: vec!["1.0.0".to_owned()],
+        }
+    }
+
+    #[test]
+    fn a_csi_plugin_with_a_version_we_speak_is_welcome() {
+        validate(&info()).unwrap();
+        validate(&PluginInfo { supported_versions: vec!["2.0.0".into(), "v1.1.0".into()], ..info() })
+            .unwrap();
+    }
+
+    #[test]
+    fn other_types_versions_and_names_that_are_paths_are_refused() {
+        let refused = |info: PluginInfo| validate(&info).unwrap_err().to_string();
+        assert!(refused(PluginInfo { r#type: "DevicePlugin".into(), ..info() }).contains("DevicePlugin"));
+        assert!(refused(PluginInfo { supported_versions: vec!["2.0.0".into()], ..info() }).contains("2.0.0"));
+        assert!(refused(PluginInfo { name: "../x".into(), ..info() }).contains("../x"));
+    }
+}

@@ -1,0 +1,212 @@
+//! The cgroup above a pod's containers, with kubelet's names and values:
+//! `<cgroup root>/kubepods[/burstable|/besteffort]/pod<uid>`. The runtime puts
+//! the containers' own cgroups below it.
+//!
+//! Works on every hierarchy that is mounted: v1, v2, and both (hybrid). A
+//! controller that is not there limits nothing, and says so once in the log.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use linux::mountinfo;
+use tracing::debug;
+
+use crate::backoff::Backoff;
+
+/// Quota period of kubelet, in microseconds.
+pub(crate) const CPU_PERIOD_US: i64 = 100_000;
+const MIN_QUOTA_US: i64 = 1_000;
+const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+/// A killed container's cgroup may outlive its last process by a moment.
+const REMOVAL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A cgroup file that could not be written, or a directory made or removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{op} {}", path.display())]
+pub struct Error {
+    op: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// What a pod's cgroup allows; `None` is without limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) cpu_shares: i64,
+    /// Microseconds in each [`CPU_PERIOD_US`].
+    pub(crate) cpu_quota_us: Option<i64>,
+    pub(crate) memory_bytes: Option<i64>,
+}
+
+/// cpu.shares of so many thousandths of a core.
+pub(crate) fn shares(milli_cpu: i64) -> i64 {
+    (milli_cpu * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// cfs quota of so many thousandths of a core, per [`CPU_PERIOD_US`].
+pub(crate) fn quota_us(milli_cpu: i64) -> i64 {
+    (milli_cpu * CPU_PERIOD_US / 1000).max(MIN_QUOTA_US)
+}
+
+/// cgroup v2's cpu.weight of v1's cpu.shares (runc's conversion).
+fn weight(shares: i64) -> i64 {
+    1 + (shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9_999 / 262_142
+}
+
+/// The mounted hierarchies.
+#[derive(Debug, Clone)]
+pub(crate) struct Hierarchies {
+    v1: Vec<Hierarchy>,
+    v2: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone)]
+struct Hierarchy {
+    mount_point: PathBuf,
+    controllers: Vec<String>,
+}
+
+impl Hierarchies {
+    pub(crate) fn mounted() -> linux::Result<Self> {
+        let mut found = Self { v1: Vec::new(), v2: None };
+        for entry in mountinfo::read()? {
+            match entry.fs_type.as_str() {
+                "cgroup" => found.v1.push(Hierarchy {
+                    mount_point: entry.mount_point,
+                    controllers: entry.super_options.split(',').map(str::to_owned).collect(),
+                }),
+                "cgroup2" if found.v2.is_none() => found.v2 = Some(entry.mount_point),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes `path` (absolute, as CRI's cgroup_parent) and sets its limits.
+    pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), Error> {
+        let path = path.trim_start_matches('/');
+        for hierarchy in &self.v1 {
+            let has = |name: &str| hierarchy.controllers.iter().any(|c| c == name);
+            let dir = hierarchy.mount_point.join(path);
+            if has("cpu") {
+                make_dir(&dir)?;
+                set_v1_cpu(&dir, limits)?;
+            }
+            if has("memory") {
+                make_dir(&dir)?;
+                if let Some(bytes) = limits.memory_bytes {
+                    write(&dir.join("memory.limit_in_bytes"), &bytes.to_string())?;
+                }
+            }
+        }
+        if let Some(mount_point) = &self.v2 {
+            ensure_v2(mount_point, path, limits)?;
+        }
+        Ok(())
+    }
+
+    /// Removes `path` and what is left below it, in every hierarchy.
+    pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
+        let path = path.trim_start_matches('/');
+        for mount_point in self.v1.iter().map(|h| &h.mount_point).chain(&self.v2) {
+            remove_tree(&mount_point.join(path)).await?;
+        }
+        Ok(())
+    }
+}
+
+fn set_v1_cpu(dir: &Path, limits: &Limits) -> Result<(), Error> {
+    write(&dir.join("cpu.shares"), &limits.cpu_shares.to_string())?;
+    if let Some(quota) = limits.cpu_quota_us {
+        write(&dir.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
+        write(&dir.join("cpu.cfs_quota_us"), &quota.to_string())?;
+    }
+    Ok(())
+}
+
+fn ensure_v2(mount_point: &Path, path: &str, limits: &Limits) -> Result<(), Error> {
+    let mut dir = mount_point.to_owned();
+    let controllers = std::fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+    let has = |name: &str| controllers.split_whitespace().any(|c| c == name);
+    if !has("cpu") && !has("memory") {
+        return Ok(());
+    }
+    for component in path.split('/') {
+        for name in ["cpu", "memory", "pids"].into_iter().filter(|n| has(n)) {
+            write(&dir.join("cgroup.subtree_control"), &format!("+{name}"))?;
+        }
+        dir.push(component);
+        make_dir(&dir)?;
+    }
+    if has("cpu") {
+        write(&dir.join("cpu.weight"), &weight(limits.cpu_shares).to_string())?;
+        if let Some(quota) = limits.cpu_quota_us {
+            write(&dir.join("cpu.max"), &format!("{quota} {CPU_PERIOD_US}"))?;
+        }
+    }
+    match limits.memory_bytes {
+        Some(bytes) if has("memory") => write(&dir.join("memory.max"), &bytes.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// rmdir from the leaves up: a cgroup's files are the kernel's.
+async fn remove_tree(dir: &Path) -> Result<(), Error> {
+    let mut dirs = vec![dir.to_owned()];
+    let mut next = 0;
+    while let Some(parent) = dirs.get(next) {
+        let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+        let below: Vec<PathBuf> =
+            entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
+        dirs.extend(below);
+        next += 1;
+    }
+    for dir in dirs.iter().rev() {
+        remove_dir(dir).await?;
+    }
+    Ok(())
+}
+
+async fn remove_dir(dir: &Path) -> Result<(), Error> {
+    let deadline = tokio::time::Instant::now() + REMOVAL_DEADLINE;
+    let mut pause = Backoff::new(Duration::from_millis(2), Duration::from_millis(100));
+    loop {
+        match std::fs::remove_dir(dir) {
+            Ok(()) => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tokio::time::Instant::now() < deadline => {
+                debug!(cgroup = %dir.display(), "still busy");
+                tokio::time::sleep(pause.step()).await;
+            }
+            Err(source) => return Err(Error { op: "remove cgroup", path: dir.to_owned(), source }),
+        }
+    }
+}
+
+fn make_dir(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir).map_err(|source| Error { op: "create cgroup", path: dir.to_owned(), source })
+}
+
+fn write(path: &Path, value: &str) -> Result<(), Error> {
+    std::fs::write(path, value).map_err(|source| Error { op: "write", path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_kubelets() {
+        assert_eq!(shares(0), 2);
+        assert_eq!(shares(100), 102);
+        assert_eq!(shares(1000), 1024);
+        assert_eq!(quota_us(500), 50_000);
+        assert_eq!(quota_us(1), 1_000);
+        assert_eq!(weight(2), 1);
+        assert_eq!(weight(1024), 39);
+        assert_eq!(weight(262_144), 10_000);
+    }
+}

@@ -1,0 +1,232 @@
+//! Claims to volumes: binding to a volume that is there, making one through
+//! its class's driver, and giving it back when the claim is deleted.
+//!
+//! Invariants: DeleteVolume follows only from an explicit deletion of the claim
+//! (never from a vanished manifest), and only where the reclaim policy says
+//! Delete; a volume is on disk here before its claim names it.
+
+mod binding;
+mod create;
+mod reclaim;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::objects::{EventType, Kind, Object, PersistentVolumeClaim, Pod, PodPhase, VolumeSource};
+use crate::plugins::Plugins;
+use crate::store::{Change, Store};
+use crate::volumes::Volumes;
+use binding::Decision;
+
+pub(crate) use reclaim::users_of_claim;
+
+/// Clones share everything.
+#[derive(Debug, Clone)]
+pub(crate) struct Provisioner {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    plugins: Plugins,
+    volumes: Volumes,
+    progress: Mutex<Progress>,
+    /// An attempt ended.
+    ended: Notify,
+}
+
+/// By the claim's uid.
+#[derive(Debug, Default)]
+struct Progress {
+    running: HashSet<String>,
+    failed: HashMap<String, Retry>,
+}
+
+#[derive(Debug)]
+struct Retry {
+    backoff: Backoff,
+    due: Instant,
+}
+
+impl Provisioner {
+    pub(crate) fn new(store: Store, plugins: Plugins, volumes: Volumes) -> Self {
+        let shared = Shared { store, plugins, volumes, progress: Mutex::default(), ended: Notify::new() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Looks at every claim after each change that may matter to one.
+    pub(crate) async fn run(self) {
+        let mut changes = self.shared.store.subscribe();
+        let mut drivers = self.shared.plugins.changes();
+        loop {
+            drivers.mark_unchanged();
+            let next = self.look_at_all();
+            tokio::select! {
+                changed = storage_changed(&mut changes) => {
+                    if changed == Changed::MayHeal {
+                        self.progress().failed.clear();
+                    }
+                }
+                Ok(()) = drivers.changed() => self.progress().failed.clear(),
+                () = self.shared.ended.notified() => {}
+                () = tokio::time::sleep_until(next) => {}
+            }
+        }
+    }
+
+    /// Returns when the next retry is due.
+    fn look_at_all(&self) -> Instant {
+        let mut next = Instant::now() + Duration::from_secs(3600);
+        for claim in self.shared.store.claims() {
+            let uid = &claim.metadata.uid;
+            let due = self.progress().failed.get(uid).map(|r| r.due);
+            match due.filter(|due| *due > Instant::now()) {
+                Some(due) => next = next.min(due),
+                None => self.look_at(&claim),
+            }
+        }
+        reclaim::remove_deleted_volumes(&self.shared.store);
+        next
+    }
+
+    fn look_at(&self, claim: &Arc<PersistentVolumeClaim>) {
+        if self.progress().running.contains(&claim.metadata.uid) {
+            return;
+        }
+        if claim.metadata.is_deleted() {
+            if users_of_claim(&self.shared.store, &self.shared.volumes, claim).is_empty() {
+                self.attempt(claim, Attempt::Reclaim);
+            }
+            return;
+        }
+        match binding::decide(claim, &self.shared.store) {
+            Decision::Nothing => {}
+            Decision::Bind { volume } => self.attempt(claim, Attempt::Bind { volume }),
+            Decision::Provision { class } => match self.shared.plugins.driver(&class.provisioner) {
+                Some(driver) => self.attempt(claim, Attempt::Create { class, driver }),
+                None => {
+                    let message = format!(
+                        "Waiting for a volume to be created by driver {}, which is not registered: \
+                         start it with this kubelet's root directory",
+                        class.provisioner
+                    );
+                    self.record(claim, EventType::Normal, "ExternalProvisioning", &message);
+                }
+            },
+            Decision::Wait { event_type, reason, message } => {
+                self.record(claim, event_type, reason, &message);
+            }
+        }
+    }
+
+    /// As a task of its own; at most one a claim.
+    fn attempt(&self, claim: &Arc<PersistentVolumeClaim>, attempt: Attempt) {
+        let uid = claim.metadata.uid.clone();
+        if !self.progress().running.insert(uid.clone()) {
+            return;
+        }
+        let (this, claim) = (self.clone(), Arc::clone(claim));
+        tokio::spawn(async move {
+            let outcome = attempt.run(&this.shared, &claim).await;
+            let mut progress = this.progress();
+            progress.running.remove(&uid);
+            match outcome {
+                Ok(()) => drop(progress.failed.remove(&uid)),
+                Err(failure) => {
+                    let new = || Retry { backoff: Backoff::operation(), due: Instant::now() };
+                    let retry = progress.failed.entry(uid).or_insert_with(new);
+                    retry.due = Instant::now() + retry.backoff.step();
+                    drop(progress);
+                    this.record(&claim, EventType::Warning, failure.reason, &failure.message);
+                }
+            }
+            this.shared.ended.notify_one();
+        });
+    }
+
+    fn record(&self, claim: &PersistentVolumeClaim, event_type: EventType, reason: &str, message: &str) {
+        // Looked at often: the same words again are no news.
+        let subject = claim.reference();
+        let told = self
+            .shared
+            .store
+            .events()
+            .iter()
+            .any(|e| e.involved_object.uid == subject.uid && e.reason == reason && e.message == message);
+        if event_type == EventType::Warning || !told {
+            self.shared.store.record(&subject, event_type, reason, message);
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.shared.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One thing done for a claim.
+#[derive(Debug)]
+enum Attempt {
+    Bind { volume: String },
+    Create { class: Arc<crate::objects::StorageClass>, driver: crate::csi::Driver },
+    Reclaim,
+}
+
+/// An attempt failed: the event that says so.
+#[derive(Debug)]
+struct Failure {
+    reason: &'static str,
+    message: String,
+}
+
+impl Attempt {
+    async fn run(self, shared: &Shared, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        match self {
+            Self::Bind { volume } => create::bind(&shared.store, claim, &volume),
+            Self::Create { class, driver } => create::provision(&shared.store, claim, &class, &driver).await,
+            Self::Reclaim => reclaim::reclaim(&shared.store, &shared.plugins, claim).await,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Changed {
+    /// A class, driver or claim: what failed may work now.
+    MayHeal,
+    /// A pod or volume.
+    Other,
+}
+
+async fn storage_changed(changes: &mut Receiver<Change>) -> Changed {
+    loop {
+        match changes.recv().await {
+            Ok(change) => match change.kind {
+                Kind::StorageClass | Kind::CsiDriver => return Changed::MayHeal,
+                Kind::PersistentVolumeClaim | Kind::PersistentVolume | Kind::Pod => return Changed::Other,
+                Kind::Event | Kind::Node => {}
+            },
+            Err(RecvError::Lagged(_)) => return Changed::MayHeal,
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
+/// The pods of the claim's namespace that name it and have not ended.
+fn pods_naming(store: &Store, claim: &PersistentVolumeClaim) -> Vec<Arc<Pod>> {
+    let metadata = &claim.metadata;
+    let names = |pod: &Pod| {
+        pod.spec.volumes.iter().any(|v| match v.source() {
+            Some(VolumeSource::Claim(source)) => source.claim_name == metadata.name,
+            _ => false,
+        })
+    };
+    let ended = |pod: &Pod| matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+    let pods = store.pods().into_iter();
+    pods.filter(|p| p.metadata.namespace == metadata.namespace && names(p) && !ended(p)).collect()
+}

@@ -1,0 +1,246 @@
+//! Which volume a claim gets, decided from the objects alone
+//! (kubernetes, pkg/controller/volume/persistentvolume).
+
+use std::sync::Arc;
+
+use super::pods_naming;
+use crate::objects::{
+    ClaimPhase, EventType, ObjectRef, PersistentVolume, PersistentVolumeClaim, StorageClass,
+    VolumeBindingMode, VolumePhase,
+};
+use crate::store::Store;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Decision {
+    /// It is bound.
+    Nothing,
+    Bind {
+        volume: String,
+    },
+    Provision {
+        class: Arc<StorageClass>,
+    },
+    Wait {
+        event_type: EventType,
+        reason: &'static str,
+        message: String,
+    },
+}
+
+pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store) -> Decision {
+    let view = View {
+        claim,
+        volumes: &store.volumes(),
+        classes: &store.classes(),
+        has_consumer: !pods_naming(store, claim).is_empty(),
+    };
+    view.decide()
+}
+
+/// What the decision depends on.
+struct View<'a> {
+    claim: &'a PersistentVolumeClaim,
+    volumes: &'a [Arc<PersistentVolume>],
+    classes: &'a [Arc<StorageClass>],
+    has_consumer: bool,
+}
+
+impl View<'_> {
+    fn decide(&self) -> Decision {
+        let claim = &self.claim.spec;
+        if self.claim.status.phase == ClaimPhase::Bound {
+            return Decision::Nothing;
+        }
+        if !claim.volume_name.is_empty() {
+            return self.named_volume(&claim.volume_name);
+        }
+        let class = self.class();
+        if let Some(Ok(class)) = &class
+            && class.volume_binding_mode == VolumeBindingMode::WaitForFirstConsumer
+            && !self.has_consumer
+        {
+            let message = "waiting for first consumer to be created before binding".to_owned();
+            return Decision::Wait { event_type: EventType::Normal, reason: "WaitForFirstConsumer", message };
+        }
+        if let Some(volume) = self.best_volume() {
+            return Decision::Bind { volume: volume.metadata.name.clone() };
+        }
+        match class {
+            Some(Ok(class)) => Decision::Provision { class: Arc::clone(class) },
+            Some(Err(name)) => Decision::Wait {
+                event_type: EventType::Warning,
+                reason: "ProvisioningFailed",
+                message: format!(
+                    "storageclass.storage.k8s.io \"{name}\" not found: apply it, or correct spec.storageClassName"
+                ),
+            },
+            None => Decision::Wait {
+                event_type: EventType::Normal,
+                reason: "FailedBinding",
+                message: "no persistent volumes available for this claim and no storage class is set"
+                    .to_owned(),
+            },
+        }
+    }
+
+    fn named_volume(&self, name: &str) -> Decision {
+        let wait = |message: String| Decision::Wait {
+            event_type: EventType::Warning,
+            reason: "FailedBinding",
+            message,
+        };
+        let Some(volume) = self.volumes.iter().find(|v| v.metadata.name == name) else {
+            return wait(format!("volume \"{name}\" (spec.volumeName) not found"));
+        };
+        match &volume.spec.claim_ref {
+            Some(holder) if !self.is_this_claim(holder) => {
+                wait(format!("volume \"{name}\" already bound to a different claim."))
+            }
+            _ => Decision::Bind { volume: name.to_owned() },
+        }
+    }
+
+    /// `None`: no class is wanted or there is no default; `Some(Err(name))`: it
+    /// does not exist.
+    fn class(&self) -> Option<Result<&Arc<StorageClass>, &str>> {
+        match self.claim.spec.storage_class_name.as_deref() {
+            Some("") => None,
+            Some(name) => Some(self.classes.iter().find(|c| c.metadata.name == name).ok_or(name)),
+            None => self.classes.iter().find(|c| c.is_default()).map(Ok),
+        }
+    }
+
+    fn class_name(&self) -> &str {
+        match self.class() {
+            Some(Ok(class)) => &class.metadata.name,
+            Some(Err(name)) => name,
+            None => "",
+        }
+    }
+
+    /// One that is reserved for this claim, or else the smallest that is enough.
+    fn best_volume(&self) -> Option<&PersistentVolume> {
+        let fitting = self.volumes.iter().map(Arc::as_ref).filter(|v| self.fits(v));
+        fitting
+            .min_by_key(|v| (v.spec.claim_ref.is_none(), v.spec.capacity.get("storage").map(|q| q.value())))
+    }
+
+    fn fits(&self, volume: &PersistentVolume) -> bool {
+        let (wanted, offered) = (&self.claim.spec, &volume.spec);
+        let free = match &offered.claim_ref {
+            Some(holder) => self.is_this_claim(holder),
+            None => true,
+        };
+        let unused = matches!(volume.status.phase, VolumePhase::Available | VolumePhase::Pending);
+        free && (unused || offered.claim_ref.is_some())
+            && !matches!(volume.status.phase, VolumePhase::Released | VolumePhase::Failed)
+            && !volume.metadata.is_deleted()
+            && offered.storage_class_name == self.class_name()
+            && offered.volume_mode == wanted.volume_mode
+            && wanted.access_modes.iter().all(|m| offered.access_modes.contains(m))
+            && offered.capacity.get("storage") >= wanted.resources.requests.get("storage")
+    }
+
+    /// A reservation may name the claim without its uid.
+    fn is_this_claim(&self, holder: &ObjectRef) -> bool {
+        let metadata = &self.claim.metadata;
+        holder.namespace == metadata.namespace
+            && holder.name == metadata.name
+            && (holder.uid.is_empty() || holder.uid == metadata.uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(spec: serde_json::Value) -> PersistentVolumeClaim {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data", "namespace": "default", "uid": "c1"}, "spec": spec
+        }))
+        .unwrap()
+    }
+
+    fn wanting_1gi(class: &str) -> PersistentVolumeClaim {
+        claim(serde_json::json!({
+            "accessModes": ["ReadWriteOnce"], "storageClassName": class,
+            "resources": {"requests": {"storage": "1Gi"}}
+        }))
+    }
+
+    fn volume(name: &str, size: &str, claim_ref: serde_json::Value) -> Arc<PersistentVolume> {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {"capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "claimRef": claim_ref}
+        }))
+        .map(Arc::new)
+        .unwrap()
+    }
+
+    fn class(name: &str, mode: &str) -> Arc<StorageClass> {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+            "provisioner": "csi.example.com", "volumeBindingMode": mode
+        }))
+        .map(Arc::new)
+        .unwrap()
+    }
+
+    fn decide(
+        claim: &PersistentVolumeClaim,
+        volumes: &[Arc<PersistentVolume>],
+        classes: &[Arc<StorageClass>],
+        has_consumer: bool,
+    ) -> Decision {
+        View { claim, volumes, classes, has_consumer }.decide()
+    }
+
+    #[test]
+    fn the_smallest_volume_that_is_enough_is_taken_and_a_reserved_one_first() {
+        let none = serde_json::Value::Null;
+        let mut volumes = vec![
+            volume("small", "512Mi", none.clone()),
+            volume("big", "5Gi", none.clone()),
+            volume("fit", "1Gi", none),
+        ];
+        let bind = |name: &str| Decision::Bind { volume: name.to_owned() };
+        assert_eq!(decide(&wanting_1gi(""), &volumes, &[], false), bind("fit"));
+        let mine = serde_json::json!({"namespace": "default", "name": "data"});
+        volumes.push(volume("mine", "9Gi", mine));
+        let others = serde_json::json!({"namespace": "default", "name": "other"});
+        volumes.push(volume("theirs", "1Gi", others));
+        assert_eq!(decide(&wanting_1gi(""), &volumes, &[], false), bind("mine"));
+    }
+
+    #[test]
+    fn a_class_provisions_at_once_or_for_its_first_consumer() {
+        let immediate = class("fast", "Immediate");
+        let late = class("late", "WaitForFirstConsumer");
+        let classes = [Arc::clone(&immediate), Arc::clone(&late)];
+        assert_eq!(
+            decide(&wanting_1gi("fast"), &[], &classes, false),
+            Decision::Provision { class: immediate }
+        );
+        let waits = decide(&wanting_1gi("late"), &[], &classes, false);
+        assert!(matches!(waits, Decision::Wait { reason: "WaitForFirstConsumer", .. }), "{waits:?}");
+        assert_eq!(decide(&wanting_1gi("late"), &[], &classes, true), Decision::Provision { class: late });
+    }
+
+    #[test]
+    fn an_unknown_class_is_named() {
+        let Decision::Wait { reason, message, .. } = decide(&wanting_1gi("nope"), &[], &[], true) else {
+            panic!("waits")
+        };
+        assert_eq!(reason, "ProvisioningFailed");
+        assert!(message.starts_with("storageclass.storage.k8s.io \"nope\" not found"), "{message}");
+    }
+
+    #[test]
+    fn a_volume_of_another_claim_is_refused_by_name() {
+        let others = serde_json::json!({"namespace": "default", "name": "other"});
+        let wants = claim(serde_json::json!({"accessModes": ["ReadWriteOnce"], "volumeName": "v"}));
+        let decision = decide(&wants, &[volume("v", "1Gi", others)], &[], false);
+        assert!(matches!(decision, Decision::Wait { reason: "FailedBinding", .. }), "{decision:?}");
+    }
+}

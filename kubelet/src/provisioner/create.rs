@@ -1,0 +1,127 @@
+//! CreateVolume for a claim, and binding claim and volume to each other.
+
+use proto::csi;
+use tracing::{Instrument, info_span};
+
+use super::Failure;
+use crate::csi::Driver;
+use crate::error_chain;
+use crate::objects::{
+    ClaimPhase, CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
+    PersistentVolumeSpec, Quantity, StorageClass, VolumePhase, new_uid, now,
+};
+use crate::store::{self, Store};
+use crate::volumes::capabilities_of_claim;
+
+pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// Parameters for the provisioner itself, not for the driver.
+const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
+const FS_TYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
+
+pub(super) async fn provision(
+    store: &Store,
+    claim: &PersistentVolumeClaim,
+    class: &StorageClass,
+    driver: &Driver,
+) -> Result<(), Failure> {
+    let span = info_span!("provision", claim = claim.metadata.name, driver = driver.name());
+    let request = request(claim, class);
+    let name = request.name.clone();
+    let created = driver.create_volume(request).instrument(span).await;
+    let created = created.map_err(|e| {
+        failed(format!("failed to provision volume with StorageClass \"{}\": {e}", class.metadata.name))
+    })?;
+    let volume = volume(&name, claim, class, created)?;
+    store.put_volume(volume).map_err(not_kept)?;
+    let message = format!("Successfully provisioned volume {name}");
+    store.record(&claim.reference(), EventType::Normal, "ProvisioningSucceeded", &message);
+    bind(store, claim, &name)
+}
+
+/// First the volume, then the claim: a half-made binding is completed by the
+/// next attempt.
+pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -> Result<(), Failure> {
+    let known = store.volume(volume).ok_or_else(|| failed(format!("volume \"{volume}\" is gone")))?;
+    let mut volume = (*known).clone();
+    volume.spec.claim_ref = Some(claim.reference());
+    volume.status.phase = VolumePhase::Bound;
+    // As it is now: it may have been marked deleted during CreateVolume.
+    let current = store.claim(&claim.metadata.namespace, &claim.metadata.name);
+    let Some(current) = current.filter(|c| c.metadata.uid == claim.metadata.uid) else {
+        return Err(failed("the claim is gone".to_owned()));
+    };
+    let mut claim = (*current).clone();
+    claim.spec.volume_name = volume.metadata.name.clone();
+    claim.status.phase = ClaimPhase::Bound;
+    claim.status.access_modes = volume.spec.access_modes.clone();
+    claim.status.capacity = volume.spec.capacity.clone();
+    store.put_volume(volume).and_then(|()| store.put_claim(claim)).map_err(not_kept)
+}
+
+fn request(claim: &PersistentVolumeClaim, class: &StorageClass) -> csi::CreateVolumeRequest {
+    let bytes = |q: Option<&Quantity>| q.map_or(0, |q| i64::try_from(q.value()).unwrap_or(i64::MAX));
+    let resources = &claim.spec.resources;
+    let fs_type = class.parameters.get(FS_TYPE_PARAMETER).map_or("", String::as_str);
+    let parameters = class.parameters.clone().into_iter();
+    csi::CreateVolumeRequest {
+        // The same for every attempt: CreateVolume is idempotent by name.
+        name: format!("pvc-{}", claim.metadata.uid),
+        capacity_range: Some(csi::CapacityRange {
+            required_bytes: bytes(resources.requests.get("storage")),
+            limit_bytes: bytes(resources.limits.get("storage")),
+        }),
+        volume_capabilities: capabilities_of_claim(&claim.spec.access_modes, fs_type, &class.mount_options),
+        parameters: parameters.filter(|(key, _)| !key.starts_with(RESERVED_PREFIX)).collect(),
+        ..csi::CreateVolumeRequest::default()
+    }
+}
+
+fn volume(
+    name: &str,
+    claim: &PersistentVolumeClaim,
+    class: &StorageClass,
+    created: csi::Volume,
+) -> Result<PersistentVolume, Failure> {
+    let uid = new_uid().map_err(|e| failed(format!("make a uid: {e}")))?;
+    let requested = claim.spec.resources.requests.get("storage").cloned();
+    let capacity = match u64::try_from(created.capacity_bytes) {
+        // CSI: 0 stands for "unknown".
+        Ok(0) | Err(_) => requested.unwrap_or_else(|| Quantity::from_bytes(0)),
+        Ok(bytes) => Quantity::from_bytes(bytes),
+    };
+    let metadata = ObjectMeta {
+        name: name.to_owned(),
+        uid,
+        annotations: [(PROVISIONED_BY.to_owned(), class.provisioner.clone())].into(),
+        creation_timestamp: Some(now()),
+        ..ObjectMeta::default()
+    };
+    let csi = CsiVolumeSource {
+        driver: class.provisioner.clone(),
+        volume_handle: created.volume_id,
+        read_only: false,
+        fs_type: class.parameters.get(FS_TYPE_PARAMETER).cloned().unwrap_or_default(),
+        volume_attributes: created.volume_context.into_iter().collect(),
+    };
+    let spec = PersistentVolumeSpec {
+        capacity: [("storage".to_owned(), capacity)].into(),
+        access_modes: claim.spec.access_modes.clone(),
+        persistent_volume_reclaim_policy: class.reclaim_policy,
+        storage_class_name: class.metadata.name.clone(),
+        mount_options: class.mount_options.clone(),
+        volume_mode: claim.spec.volume_mode,
+        claim_ref: Some(claim.reference()),
+        csi: Some(csi),
+    };
+    let mut volume = PersistentVolume::new(metadata, spec);
+    volume.status.phase = VolumePhase::Bound;
+    Ok(volume)
+}
+
+fn failed(message: String) -> Failure {
+    Failure { reason: "ProvisioningFailed", message }
+}
+
+fn not_kept(error: store::Error) -> Failure {
+    failed(error_chain::text(&error))
+}

@@ -1,0 +1,92 @@
+//! What follows an explicit deletion of a claim: its volume is deleted or
+//! released, as its reclaim policy says, and then the claim is gone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tracing::warn;
+
+use super::create::PROVISIONED_BY;
+use super::{Failure, pods_naming};
+use crate::error_chain;
+use crate::objects::{
+    EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy, VolumePhase,
+};
+use crate::plugins::Plugins;
+use crate::store::{self, Store};
+use crate::volumes::Volumes;
+
+/// The pods that want the claim, and those that have its volume mounted.
+pub(crate) fn users_of_claim(
+    store: &Store,
+    volumes: &Volumes,
+    claim: &PersistentVolumeClaim,
+) -> Vec<Arc<Pod>> {
+    let mut users: BTreeMap<String, Arc<Pod>> = BTreeMap::new();
+    for pod in pods_naming(store, claim) {
+        users.insert(pod.metadata.uid.clone(), pod);
+    }
+    if let Some(csi) = store.volume(&claim.spec.volume_name).and_then(|v| v.spec.csi.clone()) {
+        let mounted = volumes.users(&csi.driver, &csi.volume_handle);
+        for pod in store.pods().into_iter().filter(|p| mounted.contains(&p.metadata.uid)) {
+            users.insert(pod.metadata.uid.clone(), pod);
+        }
+    }
+    users.into_values().collect()
+}
+
+/// Each step can be repeated: an earlier try may have come as far as any of them.
+pub(super) async fn reclaim(
+    store: &Store,
+    plugins: &Plugins,
+    claim: &PersistentVolumeClaim,
+) -> Result<(), Failure> {
+    if let Some(volume) = bound_volume(store, claim) {
+        let mut released = (*volume).clone();
+        released.status.phase = VolumePhase::Released;
+        store.put_volume(released).map_err(not_kept)?;
+        let provisioned = volume.metadata.annotations.contains_key(PROVISIONED_BY);
+        if volume.spec.persistent_volume_reclaim_policy == ReclaimPolicy::Delete && provisioned {
+            delete(store, plugins, &volume).await?;
+        }
+    }
+    let metadata = &claim.metadata;
+    store.remove_claim(&metadata.namespace, &metadata.name).map_err(not_kept)
+}
+
+/// The volume whose claim this is, by either side's word.
+fn bound_volume(store: &Store, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
+    let holds = |v: &PersistentVolume| v.spec.claim_ref.as_ref().is_some_and(|r| r.uid == claim.metadata.uid);
+    store.volumes().into_iter().find(|v| holds(v))
+}
+
+async fn delete(store: &Store, plugins: &Plugins, volume: &PersistentVolume) -> Result<(), Failure> {
+    let name = &volume.metadata.name;
+    let Some(csi) = &volume.spec.csi else { return Ok(()) };
+    let failed = |message: String| {
+        store.record(&volume.reference(), EventType::Warning, "VolumeFailedDelete", &message);
+        Failure { reason: "VolumeFailedDelete", message }
+    };
+    let driver = plugins.driver(&csi.driver).ok_or_else(|| {
+        failed(format!(
+            "volume {name} is not deleted yet: driver {} is not registered; start it with this kubelet's root directory",
+            csi.driver
+        ))
+    })?;
+    driver.delete_volume(&csi.volume_handle).await.map_err(|e| failed(format!("volume {name}: {e}")))?;
+    store.remove_volume(name).map_err(not_kept)
+}
+
+/// Volumes marked deleted go once no claim is bound to them; their data stays.
+pub(super) fn remove_deleted_volumes(store: &Store) {
+    let deleted = store.volumes().into_iter().filter(|v| v.metadata.is_deleted());
+    for volume in deleted.filter(|v| v.status.phase != VolumePhase::Bound) {
+        if let Err(error) = store.remove_volume(&volume.metadata.name) {
+            warn!(volume = volume.metadata.name, error = error_chain::text(&error), "volume object stays");
+        }
+    }
+}
+
+fn not_kept(error: store::Error) -> Failure {
+    Failure { reason: "VolumeFailedDelete", message: error_chain::text(&error) }
+}

@@ -1,0 +1,162 @@
+//! What a pod's requests and limits mean: QoS class, cgroup values, OOM score.
+
+use proto::cri::LinuxContainerResources;
+
+use crate::objects::{Container, Pod, QosClass};
+use crate::pod_cgroup::{CPU_PERIOD_US, Limits, quota_us, shares};
+
+const GUARANTEED_OOM_SCORE: i64 = -997;
+const BEST_EFFORT_OOM_SCORE: i64 = 1000;
+
+/// Kubernetes' class of a pod (apis/core/v1/helper/qos).
+pub(crate) fn qos_class(pod: &Pod) -> QosClass {
+    let containers = &pod.spec.containers;
+    let named = |c: &Container| {
+        ["cpu", "memory"].iter().any(|r| {
+            let amount = c.resources.requests.get(*r).or(c.resources.limits.get(*r));
+            amount.is_some_and(|q| q.milli_value() > 0)
+        })
+    };
+    let guaranteed = |c: &Container| {
+        ["cpu", "memory"].iter().all(|r| {
+            let limit = c.resources.limits.get(*r).filter(|q| q.milli_value() > 0);
+            limit.is_some_and(|limit| c.resources.requests.get(*r).unwrap_or(limit) == limit)
+        })
+    };
+    if !containers.iter().any(named) {
+        QosClass::BestEffort
+    } else if containers.iter().all(guaranteed) {
+        QosClass::Guaranteed
+    } else {
+        QosClass::Burstable
+    }
+}
+
+/// The pod's cgroup, below the cgroup root.
+pub(crate) fn cgroup_path(cgroup_root: &str, pod: &Pod) -> String {
+    let root = cgroup_root.trim_end_matches('/');
+    let uid = &pod.metadata.uid;
+    match qos_class(pod) {
+        QosClass::Guaranteed => format!("{root}/kubepods/pod{uid}"),
+        QosClass::Burstable => format!("{root}/kubepods/burstable/pod{uid}"),
+        QosClass::BestEffort => format!("{root}/kubepods/besteffort/pod{uid}"),
+    }
+}
+
+/// Every place where a pod's cgroup may be, its class unknown.
+pub(crate) fn cgroup_paths_of_uid(cgroup_root: &str, uid: &str) -> [String; 3] {
+    let root = cgroup_root.trim_end_matches('/');
+    ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}/pod{uid}"))
+}
+
+/// The pod's own limits: sums, and only where every container has one.
+pub(crate) fn pod_limits(pod: &Pod) -> Limits {
+    let containers = &pod.spec.containers;
+    let requested: i64 = containers.iter().map(|c| milli_cpu(request(c, "cpu"))).sum();
+    let sum_of_limits = |resource: &str| {
+        let limits: Option<Vec<_>> = containers.iter().map(|c| c.resources.limits.get(resource)).collect();
+        limits.filter(|l| !l.is_empty())
+    };
+    Limits {
+        cpu_shares: shares(requested),
+        cpu_quota_us: sum_of_limits("cpu")
+            .map(|limits| quota_us(limits.iter().map(|q| milli_cpu(Some(q))).sum())),
+        memory_bytes: sum_of_limits("memory").map(|limits| limits.iter().map(|q| bytes(Some(q))).sum()),
+    }
+}
+
+/// One container's, as CRI wants them.
+pub(crate) fn of_container(
+    pod: &Pod,
+    container: &Container,
+    node_memory_bytes: i64,
+) -> LinuxContainerResources {
+    let limits = &container.resources.limits;
+    LinuxContainerResources {
+        cpu_shares: shares(milli_cpu(request(container, "cpu"))),
+        cpu_period: if limits.contains_key("cpu") { CPU_PERIOD_US } else { 0 },
+        cpu_quota: limits.get("cpu").map_or(0, |q| quota_us(milli_cpu(Some(q)))),
+        memory_limit_in_bytes: bytes(limits.get("memory")),
+        oom_score_adj: oom_score_adj(qos_class(pod), bytes(request(container, "memory")), node_memory_bytes),
+        ..LinuxContainerResources::default()
+    }
+}
+
+/// MemTotal; 0 where it cannot be read.
+pub(crate) fn node_memory_bytes() -> i64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<i64>().ok());
+    kib.map_or(0, |kib| kib * 1024)
+}
+
+fn oom_score_adj(class: QosClass, requested_bytes: i64, node_bytes: i64) -> i64 {
+    match class {
+        QosClass::Guaranteed => GUARANTEED_OOM_SCORE,
+        QosClass::BestEffort => BEST_EFFORT_OOM_SCORE,
+        QosClass::Burstable if node_bytes == 0 => 999,
+        QosClass::Burstable => {
+            let share = i128::from(requested_bytes) * 1000 / i128::from(node_bytes);
+            i64::try_from(1000 - share).unwrap_or(3).clamp(3, 999)
+        }
+    }
+}
+
+fn request<'a>(container: &'a Container, resource: &str) -> Option<&'a crate::objects::Quantity> {
+    container.resources.requests.get(resource).or(container.resources.limits.get(resource))
+}
+
+fn milli_cpu(quantity: Option<&crate::objects::Quantity>) -> i64 {
+    quantity.map_or(0, |q| i64::try_from(q.milli_value()).unwrap_or(i64::MAX / 2048))
+}
+
+fn bytes(quantity: Option<&crate::objects::Quantity>) -> i64 {
+    quantity.map_or(0, |q| i64::try_from(q.value()).unwrap_or(i64::MAX / 2048))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(resources: &[serde_json::Value]) -> Pod {
+        let containers: Vec<_> = resources
+            .iter()
+            .enumerate()
+            .map(|(i, r)| serde_json::json!({"name": format!("c{i}"), "resources": r}))
+            .collect();
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "uid": "u"},
+            "spec": {"containers": containers}
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_class_and_its_cgroup_follow_requests_and_limits() {
+        let none = serde_json::json!({});
+        let full = serde_json::json!({"limits": {"cpu": "500m", "memory": "64Mi"}});
+        let half = serde_json::json!({"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}});
+        let cgroup = |p: &Pod| cgroup_path("/hawser", p);
+        assert_eq!(cgroup(&pod(std::slice::from_ref(&none))), "/hawser/kubepods/besteffort/podu");
+        assert_eq!(cgroup(&pod(std::slice::from_ref(&full))), "/hawser/kubepods/podu");
+        assert_eq!(cgroup(&pod(&[full.clone(), none])), "/hawser/kubepods/burstable/podu");
+        assert_eq!(qos_class(&pod(&[half])), QosClass::Burstable);
+    }
+
+    #[test]
+    fn a_pod_is_limited_only_where_every_container_is() {
+        let full = serde_json::json!({"limits": {"cpu": "500m", "memory": "64Mi"}});
+        let half = serde_json::json!({"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}});
+        let limits = pod_limits(&pod(&[full, half]));
+        assert_eq!(limits, Limits { cpu_shares: 614, cpu_quota_us: None, memory_bytes: Some(128 << 20) });
+    }
+
+    #[test]
+    fn the_oom_score_falls_with_the_share_of_memory_that_was_requested() {
+        assert_eq!(oom_score_adj(QosClass::Burstable, 1 << 30, 4 << 30), 750);
+        assert_eq!(oom_score_adj(QosClass::Burstable, 8 << 30, 4 << 30), 3);
+        assert_eq!(oom_score_adj(QosClass::Burstable, 0, 4 << 30), 999);
+        assert_eq!(oom_score_adj(QosClass::Guaranteed, 0, 1), -997);
+        assert_eq!(oom_score_adj(QosClass::BestEffort, 0, 1), 1000);
+    }
+}

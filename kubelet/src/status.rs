@@ -1,0 +1,264 @@
+//! A pod's status, made from what the runtime has of it (kubernetes,
+//! kubelet_pods.go and status/generate.go). No I/O but the termination messages
+//! that the caller read.
+
+use std::collections::BTreeMap;
+
+use proto::cri;
+
+use crate::objects::{
+    ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, Pod, PodCondition, PodIp, PodPhase, PodStatus, RestartPolicy, Time,
+};
+use crate::observed::{Observed, instance_of, time};
+use crate::resources;
+
+/// Why containers wait, by name: kept by the worker from its last attempts.
+pub(crate) type Waiting = BTreeMap<String, ContainerStateWaiting>;
+
+/// What a status is made from.
+#[derive(Debug)]
+pub(crate) struct Sources<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) observed: &'a Observed,
+    pub(crate) waiting: &'a Waiting,
+    /// By container id.
+    pub(crate) termination_messages: &'a BTreeMap<String, String>,
+    pub(crate) runtime_name: &'a str,
+    pub(crate) host_ip: &'a str,
+    pub(crate) now: Time,
+}
+
+impl Sources<'_> {
+    pub(crate) fn status(&self) -> PodStatus {
+        let previous = &self.pod.status;
+        let containers: Vec<ContainerStatus> =
+            self.pod.spec.containers.iter().map(|c| self.container(&c.name, &c.image)).collect();
+        let phase = match previous.phase {
+            ended @ (PodPhase::Succeeded | PodPhase::Failed) => ended,
+            _ => phase(self.pod.spec.restart_policy, &containers),
+        };
+        let host_network = self.pod.spec.host_network;
+        let ips = if host_network { vec![self.host_ip.to_owned()] } else { self.observed.pod_ips() };
+        PodStatus {
+            phase,
+            conditions: self.conditions(phase, &containers),
+            message: previous.message.clone(),
+            reason: previous.reason.clone(),
+            host_ip: self.host_ip.to_owned(),
+            pod_ip: ips.first().cloned().unwrap_or_default(),
+            pod_ips: ips.into_iter().map(|ip| PodIp { ip }).collect(),
+            start_time: Some(previous.start_time.unwrap_or(self.now)),
+            container_statuses: containers,
+            qos_class: Some(resources::qos_class(self.pod)),
+        }
+    }
+
+    fn container(&self, name: &str, image: &str) -> ContainerStatus {
+        let mut instances = self.observed.instances(name);
+        let newest = instances.next();
+        let before = instances.find(|c| c.state() == cri::ContainerState::ContainerExited);
+        let terminated = |c| ContainerState::Terminated(self.terminated(c));
+        let waiting = || {
+            ContainerState::Waiting(self.waiting.get(name).cloned().unwrap_or_else(|| {
+                ContainerStateWaiting { reason: "ContainerCreating".to_owned(), message: String::new() }
+            }))
+        };
+        let (state, last_state) = match newest {
+            None => (waiting(), None),
+            Some(c) => match c.state() {
+                cri::ContainerState::ContainerRunning => {
+                    let running = ContainerStateRunning { started_at: second(c.started_at) };
+                    (ContainerState::Running(running), before.map(terminated))
+                }
+                cri::ContainerState::ContainerExited if self.waiting.contains_key(name) => {
+                    (waiting(), Some(terminated(c)))
+                }
+                cri::ContainerState::ContainerExited => (terminated(c), before.map(terminated)),
+                cri::ContainerState::ContainerCreated | cri::ContainerState::ContainerUnknown => {
+                    (waiting(), before.map(terminated))
+                }
+            },
+        };
+        let running = matches!(state, ContainerState::Running(_));
+        ContainerStatus {
+            name: name.to_owned(),
+            ready: running,
+            started: Some(running),
+            state,
+            last_state,
+            restart_count: newest.map_or(0, instance_of),
+            image: image.to_owned(),
+            image_id: newest.map(image_id).unwrap_or_default(),
+            container_id: newest.map(|c| self.container_id(c)).unwrap_or_default(),
+        }
+    }
+
+    fn terminated(&self, container: &cri::ContainerStatus) -> ContainerStateTerminated {
+        let message = self.termination_messages.get(&container.id).cloned();
+        let default_reason = if container.exit_code == 0 { "Completed" } else { "Error" };
+        ContainerStateTerminated {
+            exit_code: container.exit_code,
+            signal: None,
+            reason: match container.reason.as_str() {
+                "" => default_reason.to_owned(),
+                reason => reason.to_owned(),
+            },
+            message: message.filter(|m| !m.is_empty()).unwrap_or_else(|| container.message.clone()),
+            started_at: second(container.started_at),
+            finished_at: second(container.finished_at),
+            container_id: self.container_id(container),
+        }
+    }
+
+    fn container_id(&self, container: &cri::ContainerStatus) -> String {
+        format!("{}://{}", self.runtime_name, container.id)
+    }
+
+    fn conditions(&self, phase: PodPhase, containers: &[ContainerStatus]) -> Vec<PodCondition> {
+        let unready: Vec<&str> = containers.iter().filter(|c| !c.ready).map(|c| c.name.as_str()).collect();
+        let (reason, message) = match phase {
+            _ if unready.is_empty() => ("", String::new()),
+            PodPhase::Succeeded => ("PodCompleted", String::new()),
+            PodPhase::Failed => ("PodFailed", String::new()),
+            _ => ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))),
+        };
+        let ready = (unready.is_empty(), reason, message.as_str());
+        [
+            ("PodReadyToStartContainers", (self.observed.ready_sandbox().is_some(), "", "")),
+            ("Initialized", (true, "", "")),
+            ("Ready", ready),
+            ("ContainersReady", ready),
+            ("PodScheduled", (true, "", "")),
+        ]
+        .into_iter()
+        .map(|(name, (holds, reason, message))| self.condition(name, holds, (reason, message)))
+        .collect()
+    }
+
+    /// Keeps the time of the last change of `name`.
+    fn condition(&self, name: &str, holds: bool, (reason, message): (&str, &str)) -> PodCondition {
+        let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
+        let previous = self.pod.status.conditions.iter().find(|c| c.condition_type == name);
+        let unchanged = previous.filter(|c| c.status == status).and_then(|c| c.last_transition_time);
+        PodCondition {
+            condition_type: name.to_owned(),
+            status,
+            last_transition_time: Some(unchanged.unwrap_or(self.now)),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        }
+    }
+}
+
+/// kubelet's getPhase, without init containers.
+fn phase(policy: RestartPolicy, containers: &[ContainerStatus]) -> PodPhase {
+    let (mut running, mut waiting, mut ended, mut succeeded) = (0, 0, 0, 0);
+    for container in containers {
+        match (&container.state, &container.last_state) {
+            (ContainerState::Running(_), _) => running += 1,
+            (ContainerState::Terminated(end), _) => {
+                ended += 1;
+                succeeded += usize::from(end.exit_code == 0);
+            }
+            (ContainerState::Waiting(_), Some(ContainerState::Terminated(_))) => ended += 1,
+            (ContainerState::Waiting(_), _) => waiting += 1,
+        }
+    }
+    if waiting > 0 {
+        return PodPhase::Pending;
+    }
+    if running > 0 {
+        return PodPhase::Running;
+    }
+    match policy {
+        _ if ended == 0 => PodPhase::Pending,
+        RestartPolicy::Always => PodPhase::Running,
+        _ if ended == succeeded => PodPhase::Succeeded,
+        RestartPolicy::Never => PodPhase::Failed,
+        RestartPolicy::OnFailure => PodPhase::Running,
+    }
+}
+
+fn image_id(container: &cri::ContainerStatus) -> String {
+    let id = if container.image_id.is_empty() { &container.image_ref } else { &container.image_id };
+    id.clone()
+}
+
+/// Kubernetes' objects carry whole seconds.
+fn second(nanoseconds: i64) -> Option<Time> {
+    time(nanoseconds).and_then(|t| Time::from_second(t.as_second()).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(state: serde_json::Value, last_state: serde_json::Value) -> ContainerStatus {
+        serde_json::from_value(serde_json::json!({"name": "c", "state": state, "lastState": last_state}))
+            .unwrap()
+    }
+
+    fn running() -> ContainerStatus {
+        status(serde_json::json!({"running": {}}), serde_json::Value::Null)
+    }
+
+    fn ended(exit_code: i32) -> ContainerStatus {
+        status(serde_json::json!({"terminated": {"exitCode": exit_code}}), serde_json::Value::Null)
+    }
+
+    fn creating() -> ContainerStatus {
+        status(serde_json::json!({"waiting": {}}), serde_json::Value::Null)
+    }
+
+    fn crash_looping() -> ContainerStatus {
+        status(serde_json::json!({"waiting": {}}), serde_json::json!({"terminated": {"exitCode": 1}}))
+    }
+
+    #[test]
+    fn phases_are_kubelets() {
+        use RestartPolicy::{Always, Never, OnFailure};
+        for (policy, containers, expected) in [
+            (Always, vec![creating()], PodPhase::Pending),
+            (Always, vec![running(), creating()], PodPhase::Pending),
+            (Always, vec![running(), ended(1)], PodPhase::Running),
+            (Always, vec![crash_looping()], PodPhase::Running),
+            (Always, vec![ended(0)], PodPhase::Running),
+            (OnFailure, vec![ended(0), ended(0)], PodPhase::Succeeded),
+            (OnFailure, vec![ended(0), ended(1)], PodPhase::Running),
+            (Never, vec![ended(0)], PodPhase::Succeeded),
+            (Never, vec![ended(0), ended(1)], PodPhase::Failed),
+            (Never, vec![], PodPhase::Pending),
+        ] {
+            assert_eq!(phase(policy, &containers), expected, "{policy:?} {containers:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_without_containers_yet_says_what_it_waits_for() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+            "spec": {"containers": [{"name": "c", "image": "demo"}]}
+        }))
+        .unwrap();
+        let waiting = Waiting::from([(
+            "c".to_owned(),
+            ContainerStateWaiting { reason: "ErrImagePull".into(), message: "no such image".into() },
+        )]);
+        let status = Sources {
+            pod: &pod,
+            observed: &Observed::default(),
+            waiting: &waiting,
+            termination_messages: &BTreeMap::new(),
+            runtime_name: "hawser",
+            host_ip: "192.0.2.1",
+            now: Time::UNIX_EPOCH,
+        }
+        .status();
+        assert_eq!(status.phase, PodPhase::Pending);
+        let ContainerState::Waiting(why) = &status.container_statuses[0].state else { panic!("waits") };
+        assert_eq!(why.reason, "ErrImagePull");
+        let ready = status.conditions.iter().find(|c| c.condition_type == "Ready").unwrap();
+        assert_eq!(ready.message, "containers with unready status: [c]");
+    }
+}

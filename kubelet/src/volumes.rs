@@ -1,0 +1,229 @@
+//! The volume manager: brings the volumes that pods want to where their
+//! containers find them, and takes them away again.
+//!
+//! What is mounted is on disk (kubelet's directory layout and vol_data.json),
+//! not in memory: a restarted kubelet reads it back ([`Volumes::reconstruct`]).
+//! Operations on one volume come one after the other, those on different
+//! volumes at the same time. An operation that has begun is never cancelled:
+//! it runs as a task of its own, and who loses interest just stops waiting.
+
+mod capability;
+mod csi_mount;
+mod csi_unmount;
+mod device;
+mod error;
+mod files;
+mod layout;
+mod local;
+mod ownership;
+mod reconstruct;
+mod resolve;
+mod retry;
+mod teardown;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::task::JoinSet;
+use tracing::{Instrument, info_span};
+
+pub(crate) use capability::of_claim as capabilities_of_claim;
+pub(crate) use error::Error;
+
+use crate::objects::{EventType, Object, Pod, Volume, VolumeSource};
+use crate::plugins::Plugins;
+use crate::store::Store;
+use csi_mount::CsiMount;
+use device::{DeviceKey, Devices, Stage};
+use layout::Layout;
+use resolve::Resolved;
+use retry::Retry;
+
+/// Where a pod's volume is on the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mounted {
+    pub(crate) host_path: PathBuf,
+    /// Beyond what a container's volumeMount says.
+    pub(crate) read_only: bool,
+}
+
+/// By the volume's name in the pod.
+pub(crate) type MountedVolumes = BTreeMap<String, Mounted>;
+
+/// Clones share everything.
+#[derive(Debug, Clone)]
+pub(crate) struct Volumes {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    layout: Layout,
+    store: Store,
+    plugins: Plugins,
+    devices: Devices,
+    /// Pods that are being torn down: no mount may begin for them.
+    stopping: Mutex<BTreeSet<String>>,
+}
+
+impl Volumes {
+    pub(crate) fn new(root: &Path, store: Store, plugins: Plugins) -> Self {
+        let shared = Shared {
+            layout: Layout::new(root),
+            store,
+            plugins,
+            devices: Devices::default(),
+            stopping: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.shared.layout.pod_dir(uid)
+    }
+
+    /// Mounts all of a pod's volumes, side by side, and tries until it has
+    /// them all; events on the pod tell what stands in the way. Dropping the
+    /// future ends the waiting, not the operations that run.
+    pub(crate) async fn mount_pod(&self, pod: &Arc<Pod>) -> MountedVolumes {
+        let mut mounts = JoinSet::new();
+        for volume in &pod.spec.volumes {
+            let (this, pod, volume) = (self.clone(), Arc::clone(pod), volume.clone());
+            let span = info_span!("volume_mount", pod = pod.metadata.name, volume = volume.name);
+            mounts.spawn(
+                async move { (volume.name.clone(), this.mount_until_done(&pod, &volume).await) }
+                    .instrument(span),
+            );
+        }
+        let mut mounted = MountedVolumes::new();
+        while let Some(finished) = mounts.join_next().await {
+            // Only a panic in the task (a bug, and on stderr already) ends it
+            // otherwise; the pod then misses the volume and says so.
+            if let Ok((name, place)) = finished {
+                mounted.insert(name, place);
+            }
+        }
+        mounted
+    }
+
+    async fn mount_until_done(&self, pod: &Arc<Pod>, volume: &Volume) -> Mounted {
+        let mut retry = Retry::new(&self.shared.store, &self.shared.plugins);
+        loop {
+            match self.mount(pod, volume).await {
+                Ok(mounted) => return mounted,
+                Err(error) => {
+                    self.report(pod, "FailedMount", volume, &error);
+                    retry.wait(&error).await;
+                }
+            }
+        }
+    }
+
+    async fn mount(&self, pod: &Arc<Pod>, volume: &Volume) -> Result<Mounted, Error> {
+        let uid = &pod.metadata.uid;
+        match volume.source() {
+            None => Err(Error::Unsupported { field: format!("spec.volumes[name={}]", volume.name) }),
+            Some(VolumeSource::EmptyDir(source)) => {
+                let dir = self.shared.layout.empty_dir(uid, &volume.name);
+                let host_path = local::ensure_empty_dir(&dir, source)?;
+                if let Some(group) = pod.spec.security_context.fs_group {
+                    ownership::give_to_group(host_path.clone(), group).await?;
+                }
+                Ok(Mounted { host_path, read_only: false })
+            }
+            Some(VolumeSource::HostPath(source)) => {
+                Ok(Mounted { host_path: local::ensure_host_path(source)?, read_only: false })
+            }
+            Some(VolumeSource::Claim(source)) => {
+                let resolved = resolve::claim(&self.shared.store, pod, &source.claim_name)?;
+                self.mount_csi(pod, resolved, source.read_only).await
+            }
+        }
+    }
+
+    async fn mount_csi(&self, pod: &Arc<Pod>, resolved: Resolved, read_only: bool) -> Result<Mounted, Error> {
+        let shared = Arc::clone(&self.shared);
+        let Resolved { volume, key } = resolved;
+        let driver = shared
+            .plugins
+            .driver(&key.driver)
+            .ok_or_else(|| Error::DriverMissing { driver: key.driver.clone() })?;
+        let device = shared.devices.get(&key, Stage::No);
+        device.add_user(&pod.metadata.uid);
+        let mount = CsiMount {
+            layout: shared.layout.clone(),
+            node_name: shared.store.node_name().to_owned(),
+            driver_object: shared.store.csi_driver(&key.driver),
+            driver,
+            device: Arc::clone(&device),
+            pod: Arc::clone(pod),
+            volume,
+            read_only,
+        };
+        let operation = async move {
+            let mut stage = device.stage.lock().await;
+            if shared.is_stopping(&mount.pod.metadata.uid) {
+                return Err(Error::Interrupted { what: "the mount" });
+            }
+            mount.run(&mut stage).await
+        };
+        let finished = tokio::spawn(operation.in_current_span()).await;
+        let host_path = finished.unwrap_or(Err(Error::Interrupted { what: "the mount" }))?;
+        Ok(Mounted { host_path, read_only })
+    }
+
+    /// The pods whose volumes are, or may be, mounted from this PV.
+    pub(crate) fn users(&self, driver: &str, volume_handle: &str) -> BTreeSet<String> {
+        let key = DeviceKey { driver: driver.to_owned(), volume_handle: volume_handle.to_owned() };
+        self.shared.devices.all().iter().find(|d| d.key == key).map(|d| d.users()).unwrap_or_default()
+    }
+
+    /// The daemon behind a volume died: its users learn it by an event, and the
+    /// next pod gets a fresh Stage.
+    pub(crate) async fn daemon_died(&self, volume_handle: &str, daemon: &Pod) {
+        let name = &daemon.metadata.name;
+        for device in self.shared.devices.all() {
+            let users = device.users();
+            if device.key.volume_handle != volume_handle || users.is_empty() {
+                continue;
+            }
+            let mut stage = device.stage.lock().await;
+            if *stage == Stage::Done {
+                *stage = Stage::Uncertain;
+            }
+            for pod in self.shared.store.pods().iter().filter(|p| users.contains(&p.metadata.uid)) {
+                let message = format!(
+                    "mount pod {name} of volume {volume_handle} ended: the volume answers \
+                     \"Transport endpoint is not connected\"; delete and apply this pod again to mount it afresh"
+                );
+                self.shared.store.record(
+                    &pod.reference(),
+                    EventType::Warning,
+                    "VolumeConditionAbnormal",
+                    &message,
+                );
+            }
+        }
+    }
+
+    fn report(&self, pod: &Pod, reason: &str, volume: &Volume, error: &Error) {
+        let message = format!("volume \"{}\": {}", volume.name, error.text());
+        self.shared.store.record(&pod.reference(), EventType::Warning, reason, &message);
+    }
+}
+
+impl Shared {
+    fn is_stopping(&self, uid: &str) -> bool {
+        self.stopping.lock().unwrap_or_else(PoisonError::into_inner).contains(uid)
+    }
+
+    fn set_stopping(&self, uid: &str, stopping: bool) {
+        let mut all = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
+        if stopping {
+            all.insert(uid.to_owned());
+        } else {
+            all.remove(uid);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! NodeStageVolume and NodePublishVolume for one pod's use of one PV, and what
+//! is on disk before, between and after them.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use proto::csi::{NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability};
+use tracing::{info, warn};
+
+use super::device::{Device, Stage};
+use super::layout::{self, Layout, PublishData, StageData};
+use super::{capability, error::Error, files, ownership};
+use crate::csi::Driver;
+use crate::objects::{AccessMode, CsiDriver, FsGroupPolicy, PersistentVolume, Pod};
+
+/// A FUSE root answers in microseconds; a hung one must not stop others.
+const STATFS_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Everything one mount needs; owned, since it runs as a task of its own.
+#[derive(Debug)]
+pub(super) struct CsiMount {
+    pub(super) layout: Layout,
+    pub(super) node_name: String,
+    pub(super) driver: Driver,
+    pub(super) device: Arc<Device>,
+    pub(super) pod: Arc<Pod>,
+    pub(super) volume: Arc<PersistentVolume>,
+    /// The CSIDriver object, if there is one.
+    pub(super) driver_object: Option<Arc<CsiDriver>>,
+    /// spec.volumes[].persistentVolumeClaim.readOnly.
+    pub(super) read_only: bool,
+}
+
+impl CsiMount {
+    /// Stages the volume if need be, publishes it, and returns the target path.
+    /// The caller holds the device: `stage` is its state.
+    pub(super) async fn run(&self, stage: &mut Stage) -> Result<PathBuf, Error> {
+        self.check_single_user()?;
+        let can = self.driver.node_capabilities().await?;
+        let fs_group = self.pod.spec.security_context.fs_group;
+        let capability = capability::of_volume(&self.volume, can, fs_group)?;
+        let staging_path = self.ensure_staged(stage, &capability, can.stage).await?;
+        let target = self.publish(&staging_path, capability).await?;
+        match fs_group {
+            Some(group) if !can.mount_group && self.kubelet_owns_group() => {
+                ownership::give_to_group(target.clone(), group).await?;
+            }
+            _ => {}
+        }
+        Ok(target)
+    }
+
+    fn check_single_user(&self) -> Result<(), Error> {
+        let uid = &self.pod.metadata.uid;
+        let alone = self.device.users().iter().all(|user| user == uid);
+        if self.volume.spec.access_modes == [AccessMode::ReadWriteOncePod] && !alone {
+            return Err(Error::InUseByOtherPod);
+        }
+        Ok(())
+    }
+
+    async fn ensure_staged(
+        &self,
+        stage: &mut Stage,
+        capability: &VolumeCapability,
+        driver_stages: bool,
+    ) -> Result<PathBuf, Error> {
+        let stage_dir = self.layout.stage_dir(&self.device.key.driver, &self.device.key.volume_handle);
+        let globalmount = layout::globalmount(&stage_dir);
+        if *stage == Stage::Done && driver_stages && is_dead(&globalmount).await {
+            warn!(volume_id = self.device.key.volume_handle, "staged mount is dead, staging it again");
+            *stage = Stage::Uncertain;
+        }
+        if *stage == Stage::Done {
+            return Ok(globalmount);
+        }
+        files::make_dir(&stage_dir, 0o750)?;
+        files::make_mount_point(&globalmount, 0o750)?;
+        let data = StageData {
+            volume_handle: self.device.key.volume_handle.clone(),
+            driver_name: self.device.key.driver.clone(),
+        };
+        layout::write_vol_data(&stage_dir, &data)?;
+        if driver_stages {
+            let was = std::mem::replace(stage, Stage::Uncertain);
+            self.stage(&globalmount, capability, was, stage).await?;
+        }
+        *stage = Stage::Done;
+        Ok(globalmount)
+    }
+
+    async fn stage(
+        &self,
+        globalmount: &Path,
+        capability: &VolumeCapability,
+        was: Stage,
+        stage: &mut Stage,
+    ) -> Result<(), Error> {
+        let request = NodeStageVolumeRequest {
+            volume_id: self.device.key.volume_handle.clone(),
+            publish_context: HashMap::new(),
+            staging_target_path: text(globalmount),
+            volume_capability: Some(capability.clone()),
+            secrets: HashMap::new(),
+            volume_context: self.volume_attributes(),
+        };
+        let Err(error) = self.driver.node_stage_volume(request).await else { return Ok(()) };
+        // A driver that is certain has left nothing, so nothing of ours may say
+        // otherwise: no Unstage will follow. Pods that still hold the volume do
+        // need one, whatever became of this attempt to stage it again.
+        let others = self.device.users().iter().any(|user| *user != self.pod.metadata.uid);
+        if error.is_final() && was == Stage::No && !others {
+            *stage = Stage::No;
+            let stage_dir = globalmount.parent().expect("globalmount is below its stage directory");
+            files::remove_stage_dir(stage_dir)?;
+        }
+        Err(error.into())
+    }
+
+    async fn publish(&self, globalmount: &Path, capability: VolumeCapability) -> Result<PathBuf, Error> {
+        let pod = &self.pod.metadata;
+        let key = &self.device.key;
+        let dir = self.layout.csi_volume_dir(&pod.uid, &self.volume.metadata.name);
+        let target = layout::target(&dir);
+        files::make_dir(&dir, 0o750)?;
+        layout::write_vol_data(
+            &dir,
+            &PublishData {
+                spec_vol_id: self.volume.metadata.name.clone(),
+                volume_handle: key.volume_handle.clone(),
+                driver_name: key.driver.clone(),
+                node_name: self.node_name.clone(),
+                attachment_id: layout::attachment_id(&key.volume_handle, &key.driver, &self.node_name),
+                volume_lifecycle_mode: "Persistent".to_owned(),
+            },
+        )?;
+        let mut volume_context = self.volume_attributes();
+        if self.driver_object.as_ref().is_some_and(|d| d.spec.pod_info_on_mount) {
+            volume_context.extend(pod_info(&self.pod));
+        }
+        let request = NodePublishVolumeRequest {
+            volume_id: key.volume_handle.clone(),
+            publish_context: HashMap::new(),
+            staging_target_path: text(globalmount),
+            target_path: text(&target),
+            volume_capability: Some(capability),
+            readonly: self.is_read_only(),
+            secrets: HashMap::new(),
+            volume_context,
+        };
+        match self.driver.node_publish_volume(request).await {
+            Ok(()) => {
+                info!(pod = pod.name, volume = self.volume.metadata.name, "volume mounted");
+                Ok(target)
+            }
+            Err(error) => {
+                if error.is_final() {
+                    files::remove_volume_dir(&dir)?;
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only || self.volume.spec.csi.as_ref().is_some_and(|c| c.read_only)
+    }
+
+    fn volume_attributes(&self) -> HashMap<String, String> {
+        let csi = self.volume.spec.csi.iter();
+        csi.flat_map(|c| c.volume_attributes.clone()).collect()
+    }
+
+    /// CSIDriver.spec.fsGroupPolicy.
+    fn kubelet_owns_group(&self) -> bool {
+        let policy =
+            self.driver_object.as_ref().map_or_else(FsGroupPolicy::default, |d| d.spec.fs_group_policy);
+        let modes = &self.volume.spec.access_modes;
+        let once =
+            modes.iter().any(|m| matches!(m, AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod));
+        let has_fs_type = self.volume.spec.csi.as_ref().is_some_and(|c| !c.fs_type.is_empty());
+        match policy {
+            FsGroupPolicy::File => !self.is_read_only(),
+            FsGroupPolicy::ReadWriteOnceWithFSType => !self.is_read_only() && once && has_fs_type,
+            FsGroupPolicy::None => false,
+        }
+    }
+}
+
+/// CSIDriver.spec.podInfoOnMount.
+fn pod_info(pod: &Pod) -> [(String, String); 5] {
+    let key = |name: &str| format!("csi.storage.k8s.io/{name}");
+    [
+        (key("pod.name"), pod.metadata.name.clone()),
+        (key("pod.namespace"), pod.metadata.namespace.clone()),
+        (key("pod.uid"), pod.metadata.uid.clone()),
+        (key("serviceAccount.name"), "default".to_owned()),
+        (key("ephemeral"), "false".to_owned()),
+    ]
+}
+
+/// Whether a mount is there whose server is not. A server that hangs is not
+/// dead: its requests may still be answered.
+async fn is_dead(path: &Path) -> bool {
+    let path = path.to_owned();
+    let asked = tokio::task::spawn_blocking(move || nix::sys::statfs::statfs(&path).err());
+    match tokio::time::timeout(STATFS_DEADLINE, asked).await {
+        Ok(Ok(Some(errno))) => matches!(
+            errno,
+            Errno::ENOTCONN
+                | Errno::ECONNABORTED
+                | Errno::ESTALE
+                | Errno::EIO
+                | Errno::ENODEV
+                | Errno::EHOSTDOWN
+        ),
+        _ => false,
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

@@ -1,0 +1,66 @@
+//! Why a volume is not mounted, or not unmounted, yet.
+
+use std::path::{Path, PathBuf};
+
+use crate::csi;
+
+/// A failed volume operation. All but [`Error::Unsupported`] are tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{field} is not supported: use emptyDir, hostPath or persistentVolumeClaim")]
+    Unsupported { field: String },
+    #[error(
+        "persistentvolumeclaim \"{claim}\" not found: apply it, or correct spec.volumes[].persistentVolumeClaim.claimName"
+    )]
+    ClaimMissing { claim: String },
+    #[error(
+        "persistentvolumeclaim \"{claim}\" is not bound to a volume yet: see its events (hawser-kubelet describe pvc {claim})"
+    )]
+    ClaimPending { claim: String },
+    #[error("persistentvolumeclaim \"{claim}\" is being deleted")]
+    ClaimDeleted { claim: String },
+    #[error("persistentvolume \"{volume}\", to which claim \"{claim}\" is bound, not found")]
+    VolumeMissing { volume: String, claim: String },
+    #[error("persistentvolume \"{volume}\": spec.{field} {found:?} is not supported: {expected}")]
+    VolumeField { volume: String, field: &'static str, found: String, expected: &'static str },
+    #[error(
+        "driver name {driver} not found in the list of registered CSI drivers: start the driver, with this kubelet's root directory"
+    )]
+    DriverMissing { driver: String },
+    #[error(transparent)]
+    Csi(#[from] csi::Error),
+    #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
+    InUseByOtherPod,
+    #[error("the device mount path {} is still mounted by other references {references:?}", path.display())]
+    StillReferenced { path: PathBuf, references: Vec<PathBuf> },
+    #[error("hostPath type check failed: {} is not a {wanted}", path.display())]
+    HostPathType { path: PathBuf, wanted: &'static str },
+    #[error("spec.volumes[].hostPath.type {found:?} is unknown")]
+    HostPathTypeUnknown { found: String },
+    #[error("spec.volumes[].hostPath.path {found:?} must be absolute and free of \"..\"")]
+    HostPathRelative { found: String },
+    #[error("{} is still mounted: not removing what is below it", path.display())]
+    StillMounted { path: PathBuf },
+    #[error("{op} {}", path.display())]
+    Io {
+        op: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    Kernel(linux::Error),
+    #[error("{what} was interrupted")]
+    Interrupted { what: &'static str },
+}
+
+impl Error {
+    pub(crate) fn io(op: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { op, path: path.to_owned(), source }
+    }
+
+    /// The whole chain in one line, for an event.
+    pub(crate) fn text(&self) -> String {
+        crate::error_chain::text(self)
+    }
+}

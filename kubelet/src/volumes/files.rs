@@ -1,0 +1,97 @@
+//! The directories around mounts. None of these functions goes through a mount
+//! or looks at a mounted root: a dead FUSE server must not make them fail.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use linux::mountinfo;
+
+use super::error::Error;
+use super::layout;
+
+/// Makes the directory and its parents.
+pub(super) fn make_dir(path: &Path, mode: u32) -> Result<(), Error> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(|e| Error::io("create directory", path, e))
+}
+
+/// Makes a directory to mount on; whatever is there already is left alone.
+pub(super) fn make_mount_point(path: &Path, mode: u32) -> Result<(), Error> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Error::io("create directory", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// A pod's volume directory after NodeUnpublishVolume: the target (the driver
+/// should have removed it), vol_data.json, and the directory itself.
+pub(super) fn remove_volume_dir(dir: &Path) -> Result<(), Error> {
+    remove_mount_point(&layout::target(dir))?;
+    layout::remove_vol_data(dir)?;
+    remove_dir(dir)
+}
+
+/// A stage directory after NodeUnstageVolume.
+pub(super) fn remove_stage_dir(dir: &Path) -> Result<(), Error> {
+    remove_mount_point(&layout::globalmount(dir))?;
+    layout::remove_vol_data(dir)?;
+    remove_dir(dir)
+}
+
+/// Refuses while something is mounted at or below `path`.
+pub(super) fn check_nothing_mounted(path: &Path) -> Result<(), Error> {
+    let below = mounts_below(path)?;
+    match below.into_iter().next() {
+        Some(path) => Err(Error::StillMounted { path }),
+        None => Ok(()),
+    }
+}
+
+/// The mount points at or below `path`.
+pub(super) fn mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mounts = mountinfo::read().map_err(Error::Kernel)?;
+    Ok(mounts.into_iter().map(|m| m.mount_point).filter(|p| p.starts_with(path)).collect())
+}
+
+/// The directories in `dir`; none when it is not there.
+pub(super) fn subdirectories(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Error::io("list", dir, e)),
+    };
+    let mut dirs = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| Error::io("list", dir, e))?;
+        // d_type comes from the directory: the entry itself is not touched.
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            dirs.push(entry.path());
+        }
+    }
+    Ok(dirs)
+}
+
+pub(super) fn remove_dir(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_dir(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove directory", path, e)),
+        _ => Ok(()),
+    }
+}
+
+fn remove_mount_point(path: &Path) -> Result<(), Error> {
+    check_nothing_mounted(path)?;
+    // A driver may publish on a file.
+    match std::fs::remove_dir(path) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
+            std::fs::remove_file(path).map_err(|e| Error::io("remove", path, e))
+        }
+        Err(e) => Err(Error::io("remove directory", path, e)),
+    }
+}

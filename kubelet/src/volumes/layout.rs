@@ -1,0 +1,185 @@
+//! Where volumes are on disk, path for path as kubelet has it, and the
+//! `vol_data.json` files from which they are found again after a restart
+//! (kubernetes, pkg/volume/csi).
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::Error;
+
+const CSI_PLUGIN: &str = "kubernetes.io~csi";
+const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
+const VOL_DATA: &str = "vol_data.json";
+
+/// Paths below the root directory.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+/// `vol_data.json` of a volume published to a pod, in the pod's volume directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PublishData {
+    /// The PV's name, or the inline volume's.
+    #[serde(rename = "specVolID")]
+    pub(crate) spec_vol_id: String,
+    pub(crate) volume_handle: String,
+    pub(crate) driver_name: String,
+    pub(crate) node_name: String,
+    #[serde(rename = "attachmentID")]
+    pub(crate) attachment_id: String,
+    pub(crate) volume_lifecycle_mode: String,
+}
+
+/// `vol_data.json` of a staged volume, beside `globalmount`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StageData {
+    pub(crate) volume_handle: String,
+    pub(crate) driver_name: String,
+}
+
+impl Layout {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub(crate) fn pods_dir(&self) -> PathBuf {
+        self.root.join("pods")
+    }
+
+    /// `uid` is a single path component: checked when the pod was admitted.
+    pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.pods_dir().join(uid)
+    }
+
+    /// The parent of the target path; `spec_name` is the PV's name.
+    pub(crate) fn csi_volume_dir(&self, uid: &str, spec_name: &str) -> PathBuf {
+        self.csi_volumes_dir(uid).join(escape(spec_name))
+    }
+
+    pub(crate) fn csi_volumes_dir(&self, uid: &str) -> PathBuf {
+        self.pod_dir(uid).join("volumes").join(CSI_PLUGIN)
+    }
+
+    pub(crate) fn empty_dir(&self, uid: &str, name: &str) -> PathBuf {
+        self.empty_dirs(uid).join(escape(name))
+    }
+
+    pub(crate) fn empty_dirs(&self, uid: &str) -> PathBuf {
+        self.pod_dir(uid).join("volumes").join(EMPTY_DIR_PLUGIN)
+    }
+
+    /// The directory that holds `globalmount` and its vol_data.json.
+    pub(crate) fn stage_dir(&self, driver: &str, volume_handle: &str) -> PathBuf {
+        self.stage_root().join(driver).join(sha256_hex(volume_handle))
+    }
+
+    pub(crate) fn stage_root(&self) -> PathBuf {
+        self.root.join("plugins/kubernetes.io/csi")
+    }
+}
+
+/// The target path below a pod's volume directory: the driver makes it.
+pub(crate) fn target(volume_dir: &Path) -> PathBuf {
+    volume_dir.join("mount")
+}
+
+/// The staging path below a stage directory: kubelet makes it.
+pub(crate) fn globalmount(stage_dir: &Path) -> PathBuf {
+    stage_dir.join("globalmount")
+}
+
+/// kubelet's name for the VolumeAttachment, also where none exists.
+pub(crate) fn attachment_id(volume_handle: &str, driver: &str, node_name: &str) -> String {
+    format!("csi-{}", sha256_hex(&format!("{volume_handle}{driver}{node_name}")))
+}
+
+pub(crate) fn write_vol_data(dir: &Path, data: &impl Serialize) -> Result<(), Error> {
+    let json = serde_json::to_vec(data).expect("strings are always JSON");
+    linux::atomic_file::write(&dir.join(VOL_DATA), &json, 0o640).map_err(Error::Kernel)
+}
+
+/// `None` when there is no such file.
+pub(crate) fn read_vol_data<T: for<'de> Deserialize<'de>>(dir: &Path) -> Result<Option<T>, Error> {
+    let path = dir.join(VOL_DATA);
+    match std::fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|e| Error::io("parse", &path, std::io::Error::from(e))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io("read", &path, e)),
+    }
+}
+
+pub(crate) fn remove_vol_data(dir: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(dir.join(VOL_DATA)) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("remove", &dir.join(VOL_DATA), e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A volume's name as one path component (kubernetes, `EscapeQualifiedName`).
+fn escape(name: &str) -> String {
+    name.replace('/', "~")
+}
+
+fn sha256_hex(text: &str) -> String {
+    use std::fmt::Write as _;
+    let mut hex = String::with_capacity(64);
+    for byte in Sha256::digest(text.as_bytes()) {
+        write!(hex, "{byte:02x}").expect("a String takes any text");
+    }
+    hex
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_files_are_those_of_a_real_kubelet() {
+        let layout = Layout::new(Path::new("/var/lib/kubelet"));
+        assert_eq!(
+            target(&layout.csi_volume_dir("0a1b", "pvc-1")),
+            Path::new("/var/lib/kubelet/pods/0a1b/volumes/kubernetes.io~csi/pvc-1/mount")
+        );
+        // sha256("h")
+        assert_eq!(
+            globalmount(&layout.stage_dir("csi.example.com", "h")),
+            Path::new(
+                "/var/lib/kubelet/plugins/kubernetes.io/csi/csi.example.com/\
+                 aaa9402664f1a41f40ebbc52c9993eb66aeb366602958fdfaa283b71e64db123/globalmount"
+            )
+        );
+        let data = PublishData {
+            spec_vol_id: "pvc-1".into(),
+            volume_handle: "h".into(),
+            driver_name: "csi.example.com".into(),
+            node_name: "n".into(),
+            attachment_id: "csi-0".into(),
+            volume_lifecycle_mode: "Persistent".into(),
+        };
+        assert_eq!(
+            serde_json::to_string(&data).unwrap(),
+            r#"{"specVolID":"pvc-1","volumeHandle":"h","driverName":"csi.example.com","nodeName":"n","attachmentID":"csi-0","volumeLifecycleMode":"Persistent"}"#
+        );
+    }
+
+    #[test]
+    fn vol_data_survives_the_disk_and_a_missing_one_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = StageData { volume_handle: "h".into(), driver_name: "d".into() };
+        assert_eq!(read_vol_data::<StageData>(dir.path()).unwrap(), None);
+        write_vol_data(dir.path(), &data).unwrap();
+        assert_eq!(read_vol_data(dir.path()).unwrap(), Some(data));
+        remove_vol_data(dir.path()).unwrap();
+        remove_vol_data(dir.path()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

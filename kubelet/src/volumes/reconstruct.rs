@@ -1,0 +1,68 @@
+//! What an earlier kubelet left mounted, read back from disk.
+
+use std::ffi::OsStr;
+
+use super::device::{DeviceKey, Stage};
+use super::layout::{PublishData, StageData};
+use super::{Error, Volumes, csi_unmount, files, layout};
+
+impl Volumes {
+    /// Enters every volume on disk as uncertain: a pod that still wants it
+    /// stages and publishes it again (both idempotent), the rest goes. Returns
+    /// the uids of the pods that have a directory.
+    pub(crate) fn reconstruct(&self) -> Result<Vec<String>, Error> {
+        let shared = &self.shared;
+        for driver_dir in files::subdirectories(&shared.layout.stage_root())? {
+            for dir in files::subdirectories(&driver_dir)? {
+                if let Some(data) = layout::read_vol_data::<StageData>(&dir)? {
+                    let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
+                    shared.devices.get(&key, Stage::Uncertain);
+                }
+            }
+        }
+        let mut uids = Vec::new();
+        for pod_dir in files::subdirectories(&shared.layout.pods_dir())? {
+            let Some(uid) = pod_dir.file_name().and_then(OsStr::to_str) else { continue };
+            for dir in files::subdirectories(&shared.layout.csi_volumes_dir(uid))? {
+                if let Some(data) = layout::read_vol_data::<PublishData>(&dir)? {
+                    let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
+                    shared.devices.get(&key, Stage::Uncertain).add_user(uid);
+                }
+            }
+            uids.push(uid.to_owned());
+        }
+        Ok(uids)
+    }
+
+    /// Unstages what an earlier kubelet staged and no pod uses: it died between
+    /// Stage and Publish, or between Unpublish and Unstage. Waits for each
+    /// driver to register, so this may take for ever.
+    pub(crate) fn unstage_unused(&self) {
+        for device in self.shared.devices.all() {
+            let this = self.clone();
+            tokio::spawn(async move {
+                let mut backoff = crate::backoff::Backoff::operation();
+                loop {
+                    this.shared.plugins.wait_for(&device.key.driver).await;
+                    let mut stage = device.stage.lock().await;
+                    if *stage != Stage::Uncertain || !device.users().is_empty() {
+                        return;
+                    }
+                    let shared = &this.shared;
+                    match csi_unmount::unstage(&shared.plugins, &shared.layout, &device, &mut stage).await {
+                        Ok(()) => return,
+                        Err(error) => {
+                            tracing::warn!(
+                                volume_id = device.key.volume_handle,
+                                error = error.text(),
+                                "not unstaged yet"
+                            );
+                        }
+                    }
+                    drop(stage);
+                    tokio::time::sleep(backoff.step()).await;
+                }
+            });
+        }
+    }
+}

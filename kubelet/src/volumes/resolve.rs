@@ -1,0 +1,41 @@
+//! From a pod's claim name to the volume behind it.
+
+use std::sync::Arc;
+
+use super::device::DeviceKey;
+use super::error::Error;
+use crate::objects::{ClaimPhase, PersistentVolume, Pod};
+use crate::store::Store;
+
+/// A bound, mountable volume.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) volume: Arc<PersistentVolume>,
+    pub(super) key: DeviceKey,
+}
+
+pub(super) fn claim(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolved, Error> {
+    let claim = store
+        .claim(&pod.metadata.namespace, claim_name)
+        .ok_or_else(|| Error::ClaimMissing { claim: claim_name.to_owned() })?;
+    if claim.metadata.is_deleted() {
+        return Err(Error::ClaimDeleted { claim: claim_name.to_owned() });
+    }
+    if claim.status.phase != ClaimPhase::Bound {
+        return Err(Error::ClaimPending { claim: claim_name.to_owned() });
+    }
+    let name = &claim.spec.volume_name;
+    let volume = store
+        .volume(name)
+        .ok_or_else(|| Error::VolumeMissing { volume: name.clone(), claim: claim_name.to_owned() })?;
+    let Some(csi) = &volume.spec.csi else {
+        return Err(Error::VolumeField {
+            volume: name.clone(),
+            field: "csi",
+            found: String::new(),
+            expected: "only volumes of CSI drivers are mounted",
+        });
+    };
+    let key = DeviceKey { driver: csi.driver.clone(), volume_handle: csi.volume_handle.clone() };
+    Ok(Resolved { volume, key })
+}

@@ -1,0 +1,58 @@
+//! When a failed volume operation is tried again: after a pause that grows,
+//! or at once when what was missing appears.
+
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::watch;
+
+use super::error::Error;
+use crate::backoff::Backoff;
+use crate::objects::Kind;
+use crate::plugins::Plugins;
+use crate::store::{Change, Store};
+
+#[derive(Debug)]
+pub(super) struct Retry {
+    backoff: Backoff,
+    objects: Receiver<Change>,
+    drivers: watch::Receiver<u64>,
+}
+
+impl Retry {
+    /// Before the first try, so that no change is missed.
+    pub(super) fn new(store: &Store, plugins: &Plugins) -> Self {
+        Self { backoff: Backoff::operation(), objects: store.subscribe(), drivers: plugins.changes() }
+    }
+
+    pub(super) async fn wait(&mut self, error: &Error) {
+        if depends_on_objects(error) {
+            next_storage_change(&mut self.objects).await;
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(self.backoff.step()) => {}
+            Ok(()) = self.drivers.changed() => self.backoff.reset(),
+        }
+    }
+}
+
+/// Whether only a change of a claim or volume can help.
+fn depends_on_objects(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::ClaimMissing { .. }
+            | Error::ClaimPending { .. }
+            | Error::ClaimDeleted { .. }
+            | Error::VolumeMissing { .. }
+            | Error::VolumeField { .. }
+    )
+}
+
+async fn next_storage_change(changes: &mut Receiver<Change>) {
+    loop {
+        match changes.recv().await {
+            Ok(change) if !matches!(change.kind, Kind::PersistentVolumeClaim | Kind::PersistentVolume) => {}
+            Err(RecvError::Closed) => std::future::pending().await,
+            Ok(_) | Err(RecvError::Lagged(_)) => return,
+        }
+    }
+}

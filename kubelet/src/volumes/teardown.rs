@@ -1,0 +1,105 @@
+//! Taking a pod's volumes away: unpublish, unstage what nobody else uses,
+//! remove the pod's directory.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::device::{Device, DeviceKey, Stage};
+use super::layout::PublishData;
+use super::{Error, Shared, Volumes, csi_unmount, files, layout, local};
+use crate::backoff::Backoff;
+use crate::objects::{EventType, ObjectRef};
+
+impl Volumes {
+    /// Unmounts every volume of a pod, and tries until nothing is left; events
+    /// on `pod` tell what stands in the way.
+    pub(crate) async fn unmount_pod(&self, pod: &ObjectRef) {
+        let mut backoff = Backoff::operation();
+        let mut drivers = self.shared.plugins.changes();
+        self.shared.set_stopping(&pod.uid, true);
+        loop {
+            drivers.mark_unchanged();
+            let Err(error) = self.try_unmount_pod(&pod.uid).await else { break };
+            self.shared.store.record(pod, EventType::Warning, "FailedUnmount", &error.text());
+            tokio::select! {
+                () = tokio::time::sleep(backoff.step()) => {}
+                Ok(()) = drivers.changed() => backoff.reset(),
+            }
+        }
+        self.shared.set_stopping(&pod.uid, false);
+    }
+
+    /// The pod's directory, after its volumes and containers are gone.
+    pub(crate) async fn remove_pod_dir(&self, uid: &str) -> Result<(), Error> {
+        let dir = self.shared.layout.pod_dir(uid);
+        files::check_nothing_mounted(&dir)?;
+        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", &dir, e)),
+            _ => Ok(()),
+        });
+        removed.await.unwrap_or(Err(Error::Interrupted { what: "the removal" }))
+    }
+
+    /// All volumes side by side; the first error of any.
+    async fn try_unmount_pod(&self, uid: &str) -> Result<(), Error> {
+        for dir in files::subdirectories(&self.shared.layout.empty_dirs(uid))? {
+            local::unmount_empty_dir(&dir)?;
+        }
+        let mut operations = JoinSet::new();
+        for device in self.devices_of(uid)? {
+            let (shared, uid) = (Arc::clone(&self.shared), uid.to_owned());
+            operations.spawn(async move { shared.unmount_device(&uid, &device).await });
+        }
+        let mut outcome = Ok(());
+        while let Some(finished) = operations.join_next().await {
+            let finished = finished.unwrap_or(Err(Error::Interrupted { what: "the unmount" }));
+            outcome = outcome.and(finished);
+        }
+        outcome
+    }
+
+    /// Those in memory, and those that only the disk still knows.
+    fn devices_of(&self, uid: &str) -> Result<Vec<Arc<Device>>, Error> {
+        for dir in files::subdirectories(&self.shared.layout.csi_volumes_dir(uid))? {
+            match layout::read_vol_data::<PublishData>(&dir)? {
+                Some(data) => {
+                    let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
+                    self.shared.devices.get(&key, Stage::Uncertain).add_user(uid);
+                }
+                // Made for a publish that never came.
+                None => files::remove_volume_dir(&dir)?,
+            }
+        }
+        Ok(self.shared.devices.used_by(uid))
+    }
+}
+
+impl Shared {
+    async fn unmount_device(&self, uid: &str, device: &Device) -> Result<(), Error> {
+        let mut stage = device.stage.lock().await;
+        for dir in files::subdirectories(&self.layout.csi_volumes_dir(uid))? {
+            self.unpublish_if_of(device, &dir).await?;
+        }
+        let others = device.users().iter().any(|user| user != uid);
+        if !others {
+            csi_unmount::unstage(&self.plugins, &self.layout, device, &mut stage).await?;
+        }
+        // Last: until here a retry must find this pod among the users.
+        device.remove_user(uid);
+        Ok(())
+    }
+
+    async fn unpublish_if_of(&self, device: &Device, dir: &Path) -> Result<(), Error> {
+        match layout::read_vol_data::<PublishData>(dir)? {
+            Some(data)
+                if data.driver_name == device.key.driver
+                    && data.volume_handle == device.key.volume_handle =>
+            {
+                csi_unmount::unpublish(&self.plugins, dir, &data).await
+            }
+            _ => Ok(()),
+        }
+    }
+}

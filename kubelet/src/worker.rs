@@ -1,0 +1,157 @@
+//! One pod's worker: a task that brings its pod to what its object wants, and
+//! in the end takes it down. It is woken by changes of the object and by the
+//! runtime's events, looks at what is there, and does the next thing.
+//!
+//! Invariant: a worker ends only after its pod is forgotten, or when its object
+//! is. Workers never wait for each other: a mount pod starts while the worker
+//! of the pod that needs it waits for its volume.
+
+mod images;
+mod messages;
+mod sync_pod;
+mod termination;
+mod tools;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tracing::warn;
+
+use crate::backoff::Backoff;
+use crate::keyed_backoff::KeyedBackoff;
+use crate::objects::{EventType, Object, Pod, Time};
+use crate::observed::Observed;
+use crate::plan::{self, Plan};
+use crate::status::{Sources, Waiting};
+use crate::volumes::MountedVolumes;
+
+pub(crate) use termination::tear_down_orphan;
+pub(crate) use tools::{Tools, host_ip};
+
+const ROLE_LABEL: &str = "hawser.dev/role";
+const MOUNT_POD_ROLE: &str = "mount-pod";
+const VOLUME_ID_ANNOTATION: &str = "hawser.dev/volume-id";
+
+/// Whether a pod is the daemon behind a volume.
+pub(crate) fn is_mount_pod(pod: &Pod) -> bool {
+    pod.metadata.labels.get(ROLE_LABEL).is_some_and(|role| role == MOUNT_POD_ROLE)
+}
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    tools: Arc<Tools>,
+    /// As it was admitted, its status as last published.
+    pod: Pod,
+    wake: Arc<Notify>,
+    /// Once they are mounted; a restarted container uses them again.
+    mounted: Option<MountedVolumes>,
+    waiting: Waiting,
+    restarts: KeyedBackoff,
+    pulls: KeyedBackoff,
+    /// Of steps that failed.
+    retries: Backoff,
+    finished: bool,
+}
+
+/// When to look again.
+#[derive(Debug)]
+enum Next {
+    /// The object was marked deleted meanwhile.
+    Deleted,
+    Finished,
+    /// At the next event, and after this time at the latest.
+    Within(Option<Duration>),
+}
+
+impl Worker {
+    pub(crate) fn new(tools: Arc<Tools>, pod: Arc<Pod>, wake: Arc<Notify>) -> Self {
+        Self {
+            tools,
+            pod: Arc::unwrap_or_clone(pod),
+            wake,
+            mounted: None,
+            waiting: Waiting::default(),
+            restarts: KeyedBackoff::default(),
+            pulls: KeyedBackoff::default(),
+            retries: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)),
+            finished: false,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        while !self.is_deleted() {
+            match self.look_and_act().await {
+                Next::Deleted => {}
+                Next::Finished => {
+                    self.finish().await;
+                    self.wake.notified().await;
+                }
+                Next::Within(None) => self.wake.notified().await,
+                Next::Within(Some(pause)) => {
+                    // Either way: look again.
+                    drop(tokio::time::timeout(pause, self.wake.notified()).await);
+                }
+            }
+        }
+        self.terminate().await;
+    }
+
+    async fn look_and_act(&mut self) -> Next {
+        if self.finished {
+            return Next::Finished;
+        }
+        let observed = match Observed::of(&self.tools.cri, self.uid()).await {
+            Ok(observed) => observed,
+            Err(error) => {
+                warn!(pod = self.pod.metadata.name, %error, "cannot look at the pod");
+                return Next::Within(Some(self.retries.step()));
+            }
+        };
+        match plan::decide(&self.pod, &observed, &self.restarts, Time::now()) {
+            Plan::Finished => {
+                self.waiting.clear();
+                self.publish_status(&observed);
+                Next::Finished
+            }
+            Plan::Run(steps) => self.carry_out(steps, observed).await,
+        }
+    }
+
+    fn uid(&self) -> &str {
+        &self.pod.metadata.uid
+    }
+
+    /// Also when the object is gone, or stands for a successor.
+    fn is_deleted(&self) -> bool {
+        let metadata = &self.pod.metadata;
+        let known = self.tools.store.pod(&metadata.namespace, &metadata.name);
+        known.is_none_or(|pod| pod.metadata.uid != metadata.uid || pod.metadata.is_deleted())
+    }
+
+    async fn until_deleted(&self) {
+        while !self.is_deleted() {
+            self.wake.notified().await;
+        }
+    }
+
+    fn publish_status(&mut self, observed: &Observed) {
+        let messages = messages::of(&self.tools, &self.pod, observed);
+        let status = Sources {
+            pod: &self.pod,
+            observed,
+            waiting: &self.waiting,
+            termination_messages: &messages,
+            runtime_name: &self.tools.runtime_name,
+            host_ip: &self.tools.host_ip,
+            now: crate::objects::now(),
+        }
+        .status();
+        self.pod.status = status.clone();
+        self.tools.store.set_pod_status(self.uid(), status);
+    }
+
+    fn record(&self, event_type: EventType, reason: &str, message: &str) {
+        self.tools.store.record(&self.pod.reference(), event_type, reason, message);
+    }
+}

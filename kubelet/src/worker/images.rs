@@ -1,0 +1,91 @@
+//! A container's image: there already, or had by its pull policy.
+
+use std::time::Duration;
+
+use proto::cri;
+
+use super::Worker;
+use crate::objects::{Container, ContainerStateWaiting, EventType, PullPolicy, Time};
+
+/// Why a container cannot be started yet.
+#[derive(Debug)]
+pub(super) struct NotYet {
+    pub(super) why: ContainerStateWaiting,
+    /// `None`: the worker's own back-off decides.
+    pub(super) retry: Option<Duration>,
+}
+
+impl NotYet {
+    pub(super) fn new(reason: &str, message: String) -> Self {
+        Self { why: ContainerStateWaiting { reason: reason.to_owned(), message }, retry: None }
+    }
+
+    fn within(self, retry: Duration) -> Self {
+        Self { retry: Some(retry), ..self }
+    }
+}
+
+impl Worker {
+    pub(super) async fn ensure_image(
+        &mut self,
+        container: &Container,
+        sandbox: &cri::PodSandboxConfig,
+    ) -> Result<cri::Image, NotYet> {
+        let image = &container.image;
+        if image.is_empty() {
+            let message = "spec.containers[].image is empty: name an image".to_owned();
+            return Err(NotYet::new("InvalidImageName", message));
+        }
+        let present = self.inspect(image).await?;
+        match (present, container.pull_policy()) {
+            (Some(found), PullPolicy::IfNotPresent | PullPolicy::Never) => {
+                let message = format!("Container image \"{image}\" already present on machine");
+                self.record(EventType::Normal, "Pulled", &message);
+                Ok(found)
+            }
+            (None, PullPolicy::Never) => {
+                let message = format!(
+                    "Container image \"{image}\" is not present with pull policy of Never: import it, or choose another imagePullPolicy"
+                );
+                self.record(EventType::Warning, "ErrImageNeverPull", &message);
+                Err(NotYet::new("ErrImageNeverPull", message))
+            }
+            (_, PullPolicy::Always | PullPolicy::IfNotPresent) => self.pull(image, sandbox).await,
+        }
+    }
+
+    async fn pull(&mut self, image: &str, sandbox: &cri::PodSandboxConfig) -> Result<cri::Image, NotYet> {
+        if let Some(left) = self.pulls.remaining_since_step(image, Time::now()) {
+            let message = format!("Back-off pulling image \"{image}\"");
+            self.record(EventType::Normal, "BackOff", &message);
+            return Err(NotYet::new("ImagePullBackOff", message).within(left));
+        }
+        self.record(EventType::Normal, "Pulling", &format!("Pulling image \"{image}\""));
+        match self.tools.cri.pull_image(image, sandbox.clone()).await {
+            Ok(_) => {
+                let message = format!("Successfully pulled image \"{image}\"");
+                self.record(EventType::Normal, "Pulled", &message);
+            }
+            Err(error) => {
+                let now = Time::now();
+                let left = self.pulls.step(image, now, now);
+                let message = format!("Failed to pull image \"{image}\": {}", error.message);
+                self.record(EventType::Warning, "Failed", &message);
+                self.record(EventType::Warning, "Failed", "Error: ErrImagePull");
+                return Err(NotYet::new("ErrImagePull", message).within(left));
+            }
+        }
+        self.inspect(image).await?.ok_or_else(|| {
+            let message = format!("image \"{image}\" is not there although it was pulled");
+            NotYet::new("ImageInspectError", message)
+        })
+    }
+
+    async fn inspect(&self, image: &str) -> Result<Option<cri::Image>, NotYet> {
+        self.tools.cri.image(image).await.map_err(|error| {
+            let message = format!("Failed to inspect image \"{image}\": {}", error.message);
+            self.record(EventType::Warning, "InspectFailed", &message);
+            NotYet::new("ImageInspectError", message)
+        })
+    }
+}

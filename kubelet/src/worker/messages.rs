@@ -1,0 +1,85 @@
+//! What a container said at its end: its termination log, or the end of its
+//! output where it asked for that.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use proto::cri::ContainerState;
+
+use super::Tools;
+use crate::container_config::{log_directory, log_path};
+use crate::objects::{Pod, TerminationMessagePolicy};
+use crate::observed::{Observed, instance_of, name_of};
+
+const MAX_MESSAGE: u64 = 4096;
+const MAX_FROM_LOG: usize = 2048;
+const MAX_LINES: usize = 80;
+
+/// By container id.
+pub(super) fn of(tools: &Tools, pod: &Pod, observed: &Observed) -> BTreeMap<String, String> {
+    let mut messages = BTreeMap::new();
+    let ended = observed.containers.iter().filter(|c| c.state() == ContainerState::ContainerExited);
+    for container in ended {
+        let name = name_of(container);
+        let Some(spec) = pod.spec.containers.iter().find(|c| c.name == name) else { continue };
+        let instance = instance_of(container);
+        let mut message = head(&tools.termination_log(&pod.metadata.uid, name, instance));
+        let fall_back = spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError;
+        if message.is_empty() && fall_back && container.exit_code != 0 {
+            let log = log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance));
+            message = tail_of_log(&log);
+        }
+        messages.insert(container.id.clone(), message);
+    }
+    messages
+}
+
+/// Empty when there is none.
+fn head(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    match File::open(path).and_then(|f| f.take(MAX_MESSAGE).read_to_end(&mut bytes)) {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+fn tail_of_log(path: &Path) -> String {
+    // A CRI prefix is some 40 bytes a line; four times the limit holds enough.
+    let window = MAX_FROM_LOG as u64 * 4;
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(window)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    last_lines(&String::from_utf8_lossy(&read().unwrap_or_default()))
+}
+
+/// The text of the last lines, CRI prefixes (`time stream P|F `) removed.
+fn last_lines(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
+    let start = lines.len().saturating_sub(MAX_LINES);
+    let text: String = lines[start..].iter().flat_map(|line| [*line, "\n"]).collect();
+    let mut cut = text.len().saturating_sub(MAX_FROM_LOG);
+    while !text.is_char_boundary(cut) {
+        cut += 1;
+    }
+    text[cut..].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_gives_its_last_lines_without_cri_prefixes() {
+        let log = "2026-11-20T17:53:02.596223978Z stdout F first\n\
+                   2026-11-20T17:53:03.596223978Z stderr F it broke here\n";
+        assert_eq!(last_lines(log), "first\nit broke here\n");
+        assert_eq!(last_lines(&"t stdout F x\n".repeat(200)).lines().count(), MAX_LINES);
+    }
+}

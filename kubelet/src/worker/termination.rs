@@ -1,0 +1,202 @@
+//! Taking a pod down: containers, sandbox, volumes, cgroup, directories; every
+//! step again and again until it is done, so that nothing is left behind.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::cri::{self, ContainerState};
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use super::{Tools, VOLUME_ID_ANNOTATION, Worker, is_mount_pod};
+use crate::backoff::Backoff;
+use crate::container_config::log_directory;
+use crate::cri::Cri;
+use crate::error_chain;
+use crate::objects::{EventType, Object, ObjectRef};
+use crate::observed::{Observed, name_of};
+
+/// Of a pod that no object describes.
+const ORPHAN_GRACE: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// The pod has ended by itself: what it held is given back, what it left
+    /// (status, logs) stays until it is deleted.
+    pub(super) async fn finish(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.report_dead_daemon();
+        let pod = self.pod.reference();
+        stop_sandboxes(&self.tools, &pod).await;
+        self.tools.volumes.unmount_pod(&pod).await;
+        if let Err(error) = self.tools.remove_pod_cgroup(&pod.uid).await {
+            warn!(error = error_chain::text(&error), "cgroup of an ended pod stays");
+        }
+        self.mounted = None;
+        self.finished = true;
+    }
+
+    pub(super) async fn terminate(mut self) {
+        let pod = self.pod.reference();
+        self.stop_containers().await;
+        if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
+            self.publish_status(&observed);
+        }
+        tear_down(&self.tools, &pod).await;
+        let logs = log_directory(&self.tools.log_dir, &self.pod.metadata);
+        remove_logs(&logs);
+        let mut backoff = Backoff::operation();
+        while let Err(error) = self.tools.store.forget_pod(self.uid()) {
+            warn!(pod = pod.name, error = error_chain::text(&error), "cannot forget the pod");
+            tokio::time::sleep(backoff.step()).await;
+        }
+    }
+
+    /// All at once, each with the whole grace; a shorter grace given meanwhile
+    /// counts from then.
+    async fn stop_containers(&mut self) {
+        let mut backoff = Backoff::operation();
+        let mut announced = false;
+        loop {
+            let running = match Observed::of(&self.tools.cri, self.uid()).await {
+                Ok(observed) => observed.running().cloned().collect::<Vec<_>>(),
+                Err(error) => {
+                    self.record(EventType::Warning, "FailedKillPod", &error.to_string());
+                    tokio::time::sleep(backoff.step()).await;
+                    continue;
+                }
+            };
+            if running.is_empty() {
+                return;
+            }
+            if !std::mem::replace(&mut announced, true) {
+                for container in &running {
+                    let message = format!("Stopping container {}", name_of(container));
+                    self.record(EventType::Normal, "Killing", &message);
+                }
+            }
+            let grace = self.grace();
+            let failed = tokio::select! {
+                outcome = stop_all(&self.tools.cri, &running, grace) => outcome.err(),
+                () = self.until_grace_below(grace) => None,
+            };
+            if let Some(error) = failed {
+                self.record(EventType::Warning, "FailedKillPod", &error.to_string());
+                tokio::time::sleep(backoff.step()).await;
+            }
+        }
+    }
+
+    /// What the deletion says, or else the pod.
+    fn grace(&self) -> Duration {
+        let metadata = &self.pod.metadata;
+        let known = self.tools.store.pod(&metadata.namespace, &metadata.name);
+        let asked = known
+            .filter(|pod| pod.metadata.uid == metadata.uid)
+            .and_then(|pod| pod.metadata.deletion_grace_period_seconds);
+        Duration::from_secs(asked.unwrap_or(self.pod.spec.termination_grace_period_seconds))
+    }
+
+    async fn until_grace_below(&self, grace: Duration) {
+        while self.grace() >= grace {
+            self.wake.notified().await;
+        }
+    }
+
+    fn report_dead_daemon(&self) {
+        let Some(volume_id) = self.pod.metadata.annotations.get(VOLUME_ID_ANNOTATION).cloned() else {
+            return;
+        };
+        if !is_mount_pod(&self.pod) || self.is_deleted() {
+            return;
+        }
+        let (volumes, pod) = (self.tools.volumes.clone(), self.pod.clone());
+        // Beside this worker: the volume may be busy with a Stage that waits
+        // for its driver to see the same death.
+        tokio::spawn(async move { volumes.daemon_died(&volume_id, &pod).await });
+    }
+}
+
+/// A pod that only the runtime or the disk knows.
+pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
+    let mut backoff = Backoff::operation();
+    loop {
+        let stopped = match Observed::of(&tools.cri, &pod.uid).await {
+            Ok(observed) => {
+                let running: Vec<_> = observed.running().cloned().collect();
+                stop_all(&tools.cri, &running, ORPHAN_GRACE).await
+            }
+            Err(error) => Err(error),
+        };
+        match stopped {
+            Ok(()) => break,
+            Err(error) => warn!(%error, uid = pod.uid, "orphaned pod does not stop"),
+        }
+        tokio::time::sleep(backoff.step()).await;
+    }
+    tear_down(&tools, &pod).await;
+}
+
+/// What is left of a pod whose containers have stopped.
+async fn tear_down(tools: &Tools, pod: &ObjectRef) {
+    stop_sandboxes(tools, pod).await;
+    tools.volumes.unmount_pod(pod).await;
+    let mut backoff = Backoff::operation();
+    while let Err(message) = remove_all(tools, &pod.uid).await {
+        tools.store.record(pod, EventType::Warning, "FailedKillPod", &message);
+        tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
+    let mut backoff = Backoff::operation();
+    while let Err(error) = try_stop_sandboxes(&tools.cri, &pod.uid).await {
+        tools.store.record(pod, EventType::Warning, "FailedKillPod", &error.to_string());
+        tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+async fn try_stop_sandboxes(cri: &Cri, uid: &str) -> crate::cri::Result<()> {
+    for sandbox in cri.list_pod_sandboxes(Some(uid)).await? {
+        cri.stop_pod_sandbox(&sandbox.id).await?;
+    }
+    Ok(())
+}
+
+async fn remove_all(tools: &Tools, uid: &str) -> Result<(), String> {
+    let refused = |e: crate::cri::Error| e.to_string();
+    for sandbox in tools.cri.list_pod_sandboxes(Some(uid)).await.map_err(refused)? {
+        tools.cri.remove_pod_sandbox(&sandbox.id).await.map_err(refused)?;
+    }
+    // A runtime may keep containers of sandboxes that went before.
+    for container in tools.cri.list_containers(Some(uid)).await.map_err(refused)? {
+        tools.cri.remove_container(&container.id).await.map_err(refused)?;
+    }
+    tools.remove_pod_cgroup(uid).await.map_err(|e| error_chain::text(&e))?;
+    tools.volumes.remove_pod_dir(uid).await.map_err(|e| error_chain::text(&e))
+}
+
+/// At the same time; the first error, after all have answered.
+async fn stop_all(cri: &Cri, running: &[cri::ContainerStatus], grace: Duration) -> crate::cri::Result<()> {
+    let mut stops = JoinSet::new();
+    for container in running.iter().filter(|c| c.state() == ContainerState::ContainerRunning) {
+        let (cri, id) = (cri.clone(), container.id.clone());
+        stops.spawn(async move { cri.stop_container(&id, grace).await });
+    }
+    let mut outcome = Ok(());
+    while let Some(stopped) = stops.join_next().await {
+        outcome = outcome.and(stopped.unwrap_or(Ok(())));
+    }
+    outcome
+}
+
+fn remove_logs(dir: &Path) {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            warn!(dir = %dir.display(), %error, "logs of a deleted pod stay");
+        }
+        _ => {}
+    }
+}

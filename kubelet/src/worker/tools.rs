@@ -1,0 +1,115 @@
+//! What every worker works with.
+
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+
+use crate::container_config::Node;
+use crate::cri::Cri;
+use crate::objects::{Pod, QosClass};
+use crate::pod_cgroup::{self, Hierarchies, Limits, shares};
+use crate::resources;
+use crate::store::Store;
+use crate::volumes::Volumes;
+
+#[derive(Debug)]
+pub(crate) struct Tools {
+    pub(crate) cri: Cri,
+    /// As `Version` has it: the scheme of container ids.
+    pub(crate) runtime_name: String,
+    pub(crate) store: Store,
+    pub(crate) volumes: Volumes,
+    pub(crate) hierarchies: Hierarchies,
+    pub(crate) node_name: String,
+    pub(crate) host_ip: String,
+    pub(crate) cgroup_root: String,
+    pub(crate) log_dir: PathBuf,
+    pub(crate) root_dir: PathBuf,
+}
+
+impl Tools {
+    pub(crate) fn node(&self) -> Node<'_> {
+        Node {
+            name: &self.node_name,
+            root_dir: &self.root_dir,
+            log_dir: &self.log_dir,
+            cgroup_root: &self.cgroup_root,
+        }
+    }
+
+    /// The pod's cgroup and those above it.
+    pub(crate) fn ensure_pod_cgroup(&self, pod: &Pod) -> Result<(), pod_cgroup::Error> {
+        let kubepods = self.kubepods();
+        match resources::qos_class(pod) {
+            QosClass::Guaranteed => {}
+            QosClass::BestEffort => {
+                let least = Limits { cpu_shares: shares(0), ..Limits::default() };
+                self.hierarchies.ensure(&format!("{kubepods}/besteffort"), &least)?;
+            }
+            QosClass::Burstable => {
+                let limits = Limits { cpu_shares: self.burstable_shares(), ..Limits::default() };
+                self.hierarchies.ensure(&format!("{kubepods}/burstable"), &limits)?;
+            }
+        }
+        let path = resources::cgroup_path(&self.cgroup_root, pod);
+        self.hierarchies.ensure(&path, &resources::pod_limits(pod))
+    }
+
+    /// The pod's cgroup, whatever class it was.
+    pub(crate) async fn remove_pod_cgroup(&self, uid: &str) -> Result<(), pod_cgroup::Error> {
+        for path in resources::cgroup_paths_of_uid(&self.cgroup_root, uid) {
+            self.hierarchies.remove(&path).await?;
+        }
+        Ok(())
+    }
+
+    /// What all pods share, once the last one is gone.
+    pub(crate) async fn remove_shared_cgroups(&self) -> Result<(), pod_cgroup::Error> {
+        self.hierarchies.remove(&self.kubepods()).await?;
+        if self.cgroup_root.trim_matches('/').is_empty() {
+            return Ok(());
+        }
+        self.hierarchies.remove(&self.cgroup_root).await
+    }
+
+    fn kubepods(&self) -> String {
+        format!("{}/kubepods", self.cgroup_root.trim_end_matches('/'))
+    }
+
+    /// The burstable pods together get what they request together.
+    fn burstable_shares(&self) -> i64 {
+        let pods = self.store.pods();
+        let burstable = pods.iter().filter(|p| resources::qos_class(p) == QosClass::Burstable);
+        burstable.map(|p| resources::pod_limits(p).cpu_shares).sum()
+    }
+
+    pub(crate) fn etc_hosts(&self, uid: &str) -> PathBuf {
+        self.volumes.pod_dir(uid).join("etc-hosts")
+    }
+
+    pub(crate) fn termination_log(&self, uid: &str, container: &str, restart_count: u32) -> PathBuf {
+        let dir = self.volumes.pod_dir(uid).join("containers").join(container);
+        dir.join(restart_count.to_string())
+    }
+}
+
+/// The address by which this node reaches the world; loopback when it does not.
+pub(crate) fn host_ip() -> String {
+    // Connecting a datagram socket asks the routing table and sends nothing.
+    let route = |local: &str, remote: &str| {
+        let socket = UdpSocket::bind((local, 0)).ok()?;
+        socket.connect((remote, 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip().to_string())
+    };
+    // Addresses for documentation: only a default route leads there.
+    route("0.0.0.0", "192.0.2.1").or_else(|| route("::", "2001:db8::1")).unwrap_or("127.0.0.1".to_owned())
+}
+
+/// Makes an empty file that any user of a container may write.
+pub(crate) fn make_termination_log(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::write(path, "")?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+}
