@@ -45,7 +45,10 @@ async fn try_add(
         None => layer2(config, call, ends, &connection).await?,
     };
     let interfaces = interfaces(config, call, ends, &connection).await?;
-    Ok(CniResult { interfaces, ..result })
+    let result = CniResult { interfaces, ..result };
+    // What the asked version cannot express must fail here, where it is undone.
+    result.to_json(call.conf.cni_version)?;
+    Ok(result)
 }
 
 /// `None` without IPAM. The specification wants DEL of a delegate also when its
