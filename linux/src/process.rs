@@ -9,8 +9,10 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sched::CloneFlags;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus};
@@ -114,6 +116,24 @@ pub fn open_pidfd(pid: i32) -> Result<Option<OwnedFd>> {
         Ok(fd) => Ok(Some(fd)),
         Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
         Err(e) => Err(Error::new("pidfd_open", pid, e)),
+    }
+}
+
+/// Blocks until the process behind `pidfd` has ended, ours or not; `false` when it
+/// has not within `timeout`.
+pub fn wait_for_end(pidfd: impl AsFd, timeout: Duration) -> Result<bool> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up: a last call with 0 ms would not wait for the last millisecond.
+        let left = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        match nix::poll::poll(&mut fds, left) {
+            Ok(0) if Instant::now() >= deadline => return Ok(false),
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(true),
+            Err(e) => return Err(Error::new("poll", "pidfd", e)),
+        }
     }
 }
 

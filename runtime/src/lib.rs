@@ -1,1 +1,93 @@
+//! The embedded CRI runtime: sandboxes, images, OCI bundles, the native launcher
+//! and one shim process per pod, behind CRI v1 messages on a unix socket.
+//!
+//! A call goes `service` (CRI) → `sandbox`, `container`, `images` (decide) →
+//! `shim_client` → the shim process (`shim`, `launcher`), which alone forks.
+//!
+//! Invariant: knows one pod at a time, as CRI messages describe it; nothing
+//! about desired state, volumes or CSI.
 
+mod adopt;
+mod cni;
+mod container;
+mod error;
+mod images;
+mod launcher;
+mod record;
+pub mod reexec;
+mod runtime;
+mod sandbox;
+mod service;
+mod shim;
+mod shim_client;
+mod spec;
+mod state;
+mod status;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use proto::cri::image_service_server::ImageServiceServer;
+use proto::cri::runtime_service_server::RuntimeServiceServer;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+
+pub use error::Error;
+use service::Service;
+
+/// Where everything is; all paths absolute.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// State of the runtime: images, sandboxes, namespaces. One runtime a directory.
+    pub root_dir: PathBuf,
+    /// OCI image layouts and archives that PullImage imports from.
+    pub images_dir: PathBuf,
+    /// Network configurations: the first in order of name is used.
+    pub cni_conf_dir: PathBuf,
+    /// CNI plugins.
+    pub cni_bin_dir: PathBuf,
+    /// libcni's result cache; usually /var/lib/cni.
+    pub cni_cache_dir: PathBuf,
+    /// `runc`, `crun` or `youki` instead of the native launcher.
+    pub oci_runtime: Option<PathBuf>,
+}
+
+/// Serves CRI v1 on a new unix socket (0600) at `socket`, until `shutdown` is
+/// done. Takes over what an earlier runtime on the same root directory left
+/// running, and leaves running what runs when it ends.
+///
+/// The calling binary must have called [`reexec::run_if_asked`] first thing.
+pub async fn serve(
+    config: Config,
+    socket: &Path,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
+    let failed = |problem: String| Error::Serve { socket: socket.to_owned(), problem };
+    let runtime = runtime::Runtime::open(&config)?;
+    adopt::adopt(&runtime).await?;
+    adopt::report_network(&runtime);
+    match std::fs::remove_file(socket) {
+        // The lock on the root directory is ours: nobody of ours listens there any more.
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e.to_string())),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket).map_err(|e| failed(e.to_string()))?;
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
+        .map_err(|e| failed(e.to_string()))?;
+    let (end, ending) = watch::channel(false);
+    let service = Service { runtime, ending };
+    tonic::transport::Server::builder()
+        .add_service(RuntimeServiceServer::new(service.clone()))
+        .add_service(ImageServiceServer::new(service))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+            shutdown.await;
+            end.send_replace(true);
+        })
+        .await
+        .map_err(|e| failed(error::chain(&e)))?;
+    match std::fs::remove_file(socket) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e.to_string())),
+        _ => Ok(()),
+    }
+}

@@ -1,1 +1,90 @@
-fn main() {}
+//! `hawser-runtime`: the embedded runtime on a CRI socket of its own, for a real
+//! kubelet or crictl.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// A CRI v1 runtime without a registry, a daemon or a dependency.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Directory for all state; one runtime per directory
+    #[arg(long, default_value = "/var/lib/hawser-runtime")]
+    root_dir: PathBuf,
+    /// Unix socket to serve CRI on
+    #[arg(long, default_value = "/run/hawser-runtime.sock")]
+    socket: PathBuf,
+    /// Directory with OCI image layouts and archives (*.tar) to pull from
+    #[arg(long, default_value = "/var/lib/hawser-images")]
+    images: PathBuf,
+    /// Directory with CNI network configurations
+    #[arg(long, default_value = "/etc/cni/net.d")]
+    cni_conf_dir: PathBuf,
+    /// Directory with CNI plugins
+    #[arg(long, default_value = "/opt/cni/bin")]
+    cni_bin_dir: PathBuf,
+    /// Directory with cached CNI results
+    #[arg(long, default_value = "/var/lib/cni")]
+    cni_cache_dir: PathBuf,
+    /// OCI runtime (runc, crun, youki) to start containers with, instead of the native launcher
+    #[arg(long)]
+    oci_runtime: Option<PathBuf>,
+    /// Append finished spans to this file, one JSON object a line
+    #[arg(long)]
+    trace_file: Option<PathBuf>,
+    /// What to log to stderr, in the syntax of RUST_LOG
+    #[arg(long, default_value = "info")]
+    log: String,
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = runtime::reexec::run_if_asked() {
+        return code;
+    }
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        #[expect(clippy::print_stderr, reason = "the one place where a person is told why it ended")]
+        Err(error) => {
+            eprintln!("hawser-runtime: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    if !is_root() {
+        anyhow::bail!("must run as root: it makes namespaces, mounts and cgroups");
+    }
+    trace::init("hawser-runtime", &args.log, args.trace_file.as_deref()).context("set up logging")?;
+    let config = runtime::Config {
+        root_dir: args.root_dir,
+        images_dir: args.images,
+        cni_conf_dir: args.cni_conf_dir,
+        cni_bin_dir: args.cni_bin_dir,
+        cni_cache_dir: args.cni_cache_dir,
+        oci_runtime: args.oci_runtime,
+    };
+    let tokio = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime's threads")?;
+    tokio.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+        let shutdown = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        runtime::serve(config, &args.socket, shutdown).await.context("serve")
+    })
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

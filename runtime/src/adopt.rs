@@ -1,0 +1,107 @@
+//! A new runtime on an old root directory: what runs is taken over, what ended
+//! meanwhile is learned, what was half made is undone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::container;
+use crate::error::{Result, chain};
+use crate::record;
+use crate::runtime::{Runtime, ended};
+use crate::sandbox;
+use crate::shim::protocol::{Answer, Call, ShimStatus};
+use crate::shim_client;
+use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord};
+
+pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
+    for id in record::names(&runtime.root_dir.join("sandboxes"))? {
+        if let Err(error) = adopt_sandbox(runtime, &id).await {
+            // One pod that cannot be taken over must not keep the others down.
+            tracing::error!(sandbox = id, error = %chain(&error), "adopt pod sandbox");
+        }
+    }
+    runtime.images.remove_unused_layers(&runtime.layers_in_use())
+}
+
+async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
+    let dir = runtime.root_dir.join("sandboxes").join(id);
+    let Some(found) = record::find::<SandboxRecord>(&dir.join("sandbox.json"))? else {
+        // The record comes first: without it nothing else was made.
+        return record::remove_tree(&dir);
+    };
+    let sandbox = Arc::new(Sandbox::new(dir, found));
+    runtime.insert_sandbox(Arc::clone(&sandbox));
+    let record = sandbox.record();
+    let statuses = match record.phase {
+        Phase::Ready | Phase::Broken => reconnect(runtime, &sandbox, &record).await,
+        Phase::Creating | Phase::Stopped => None,
+    };
+    if statuses.is_none() && record.phase == Phase::Ready {
+        tracing::warn!(sandbox = id, "the pod's shim is gone");
+        sandbox.update(|r| r.phase = Phase::Broken)?;
+    }
+    adopt_containers(runtime, &sandbox, statuses.unwrap_or_default()).await?;
+    if record.phase == Phase::Creating {
+        sandbox::take_down(runtime, &sandbox).await?;
+        sandbox::forget(runtime, &sandbox)?;
+    }
+    Ok(())
+}
+
+/// What the shim knows; `None` when there is no shim any more.
+async fn reconnect(
+    runtime: &Arc<Runtime>,
+    sandbox: &Sandbox,
+    record: &SandboxRecord,
+) -> Option<BTreeMap<String, ShimStatus>> {
+    if record.boot_id != runtime.boot_id {
+        return None;
+    }
+    let process = record.shim?;
+    process.open().ok()??;
+    let shim = shim_client::connect(&sandbox.id, &sandbox.dir, process, runtime.listener()).await.ok()?;
+    // Ends that come after this answer are heard; those before are in it.
+    let Ok(Answer::Containers { containers }) = shim.call(Call::List).await else { return None };
+    sandbox.set_shim(Some(shim));
+    Some(containers)
+}
+
+async fn adopt_containers(
+    runtime: &Arc<Runtime>,
+    sandbox: &Arc<Sandbox>,
+    alive: BTreeMap<String, ShimStatus>,
+) -> Result<()> {
+    for id in record::names(&sandbox.dir.join("containers"))? {
+        let dir = sandbox.container_dir(&id);
+        let Some(found) = record::find::<ContainerRecord>(&dir.join("container.json"))? else {
+            record::remove_tree(&dir)?;
+            continue;
+        };
+        let status = match alive.get(&id) {
+            Some(status) => Some(status.clone()),
+            None => record::find::<ShimStatus>(&dir.join("status.json"))?,
+        };
+        let state = match (&found.ended, &status) {
+            (Some(ended), _) => RunState::Exited(ended.clone()),
+            (None, None) => RunState::Created,
+            (None, Some(status)) => ended(status).map_or(
+                RunState::Running { pid: status.pid, started_at: status.started_at },
+                RunState::Exited,
+            ),
+        };
+        let container = Arc::new(Container::new(found, state));
+        runtime.insert_container(Arc::clone(&container));
+        if !alive.contains_key(&id) && container.state().is_running() {
+            container::lose(runtime, sandbox, &container).await?;
+        }
+    }
+    Ok(())
+}
+
+/// So that a broken network configuration is said once at the start, too.
+pub(crate) fn report_network(runtime: &Runtime) {
+    match runtime.cni.network() {
+        Ok(list) => tracing::info!(network = list.name, file = %list.file.display(), "pod network"),
+        Err(error) => tracing::warn!(error = %chain(&error), "pods will not get a network"),
+    }
+}

@@ -1,0 +1,132 @@
+//! Networks of pods: a conflist is loaded when it is used, its plugins are run
+//! as libcni runs them, and their result is kept where libcni keeps it.
+//!
+//! Invariant: a failed ADD is followed by DEL before its error is returned.
+
+mod cache;
+mod conflist;
+mod exec;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+pub(crate) use conflist::NetworkList;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Cni {
+    pub(crate) conf_dir: PathBuf,
+    pub(crate) bin_dir: PathBuf,
+    pub(crate) cache_dir: PathBuf,
+}
+
+/// One container's interface in one network.
+#[derive(Debug, Clone)]
+pub(crate) struct Attachment {
+    pub(crate) container_id: String,
+    /// `None` when the namespace is gone, which DEL must cope with.
+    pub(crate) netns: Option<PathBuf>,
+    pub(crate) ifname: &'static str,
+    /// CNI_ARGS, in order.
+    pub(crate) args: Vec<(String, String)>,
+    /// What may become a plugin's runtimeConfig, by capability.
+    pub(crate) capabilities: Map<String, Value>,
+}
+
+impl Cni {
+    /// The first configuration of `conf_dir` in order of name.
+    pub(crate) fn network(&self) -> Result<NetworkList> {
+        NetworkList::first_of(&self.conf_dir)
+    }
+
+    /// ADD of every plugin in order; the last one's result.
+    pub(crate) async fn add(&self, list: &NetworkList, attachment: &Attachment) -> Result<Value> {
+        match self.try_add(list, attachment).await {
+            Ok(result) => Ok(result),
+            Err(cause) => {
+                let undone = self.delete(list, attachment).await;
+                Err(cause.after_rollback(undone.err().into_iter().collect()))
+            }
+        }
+    }
+
+    async fn try_add(&self, list: &NetworkList, attachment: &Attachment) -> Result<Value> {
+        let mut result = Value::Null;
+        for plugin in &list.plugins {
+            let config = list.plugin_config(plugin, &result, &attachment.capabilities);
+            let text = exec::run(self, list, plugin, "ADD", attachment, &config).await?;
+            result = serde_json::from_slice(&text)
+                .map_err(|e| exec::failure(list, plugin, "ADD", format!("its result is not JSON: {e}")))?;
+        }
+        cache::write(&self.cache_dir, list, attachment, &result)?;
+        Ok(result)
+    }
+
+    /// DEL of every plugin in reverse order, with the cached result. Goes on
+    /// after an error and keeps the cached result then, so that a retry has it.
+    pub(crate) async fn delete(&self, list: &NetworkList, attachment: &Attachment) -> Result<()> {
+        let cached = cache::read(&self.cache_dir, list, attachment)?;
+        let prev_result = cached.filter(|_| list.passes_result_to_delete()).unwrap_or(Value::Null);
+        let mut errors = Vec::new();
+        for plugin in list.plugins.iter().rev() {
+            let config = list.plugin_config(plugin, &prev_result, &attachment.capabilities);
+            errors.extend(exec::run(self, list, plugin, "DEL", attachment, &config).await.err());
+        }
+        if errors.is_empty() {
+            return cache::remove(&self.cache_dir, list, attachment);
+        }
+        let first = errors.remove(0);
+        Err(first.after_rollback(errors))
+    }
+}
+
+/// Addresses of the container's own interfaces in a result of any version, without their prefix lengths.
+pub(crate) fn addresses(result: &Value) -> Vec<String> {
+    let without_prefix = |text: &str| text.split('/').next().unwrap_or(text).to_owned();
+    let in_sandbox = |ip: &Value| match ip["interface"].as_u64().and_then(|n| usize::try_from(n).ok()) {
+        None => true,
+        Some(index) => result["interfaces"][index]["sandbox"].as_str().is_some_and(|s| !s.is_empty()),
+    };
+    let listed =
+        result["ips"].as_array().into_iter().flatten().filter(|ip| in_sandbox(ip)).map(|ip| &ip["address"]);
+    // Results before 0.3.0 have one address a family.
+    let old = [&result["ip4"]["ip"], &result["ip6"]["ip"]];
+    listed.chain(old).filter_map(Value::as_str).map(without_prefix).collect()
+}
+
+/// The network that brings lo up, as containerd has it.
+pub(crate) fn loopback() -> NetworkList {
+    NetworkList::parse(
+        Path::new("cni-loopback"),
+        json!({"cniVersion": "1.0.0", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}),
+    )
+    .expect("the constant is a valid list")
+}
+
+impl NetworkList {
+    fn error(&self, problem: impl std::fmt::Display) -> Error {
+        Error::NetworkConfig { problem: format!("{}: {problem}", self.file.display()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_inside_the_pod_count() {
+        let result = json!({
+            "interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": "/ns"}],
+            "ips": [{"address": "10.0.0.1/16", "interface": 0}, {"address": "10.0.0.5/16", "interface": 1},
+                    {"address": "fd00::5/64"}],
+        });
+        assert_eq!(addresses(&result), ["10.0.0.5", "fd00::5"]);
+        assert_eq!(addresses(&json!({"ip4": {"ip": "10.0.0.7/16"}})), ["10.0.0.7"]);
+    }
+
+    #[test]
+    fn the_loopback_list_is_valid() {
+        assert_eq!(loopback().name, "cni-loopback");
+    }
+}

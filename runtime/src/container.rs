@@ -1,0 +1,374 @@
+//! Containers: the bundle on disk at creation, everything else at start, in the shim.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use linux::cgroup::{Cgroup, Hierarchies};
+use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest, Signal as CriSignal};
+
+use crate::error::{Error, Result, chain};
+use crate::launcher::Overlay;
+use crate::record;
+use crate::runtime::Runtime;
+use crate::sandbox::{self, blocking, cgroup_parent, new_id};
+use crate::shim::protocol::{Answer, Call, now};
+use crate::spec::{self, SandboxView};
+use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
+
+/// containerd's exit code for a container whose process never ran.
+const START_ERROR_CODE: i32 = 128;
+/// A process that gets SIGKILL ends at once, unless it hangs in the kernel.
+const KILL_DEADLINE: Duration = Duration::from_secs(30);
+/// SIGRTMIN as glibc and musl programs see it.
+const SIGRTMIN: i32 = 34;
+const SIGRTMAX: i32 = 64;
+
+/// CreateContainer: the new container's id. A failure leaves nothing.
+pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerRequest) -> Result<String> {
+    let config = request.config.ok_or_else(|| Error::invalid("config", "missing"))?;
+    let sandbox = runtime.sandbox(&request.pod_sandbox_id)?;
+    let _changing = sandbox.changing.lock().await;
+    let record = sandbox.record();
+    if record.phase != Phase::Ready {
+        let state = format!("{:?}", record.phase).to_lowercase();
+        return Err(Error::WrongState {
+            kind: "pod sandbox",
+            id: sandbox.id.clone(),
+            state,
+            wanted: "ready",
+        });
+    }
+    let metadata = config.metadata.clone().ok_or_else(|| Error::invalid("config.metadata", "missing"))?;
+    if metadata.name.is_empty() {
+        return Err(Error::invalid("config.metadata.name", "empty"));
+    }
+    let same = |c: &Arc<Container>| c.record.config.metadata.as_ref() == Some(&metadata);
+    if let Some(known) = runtime.containers_of(&sandbox.id).into_iter().find(same) {
+        let name = format!("{}_{}", metadata.name, metadata.attempt);
+        return Err(Error::AlreadyExists { kind: "container", name, id: known.id.clone() });
+    }
+    let id = new_id()?;
+    let (rt, sb, container_id) = (Arc::clone(runtime), Arc::clone(&sandbox), id.clone());
+    let made = blocking("create container", move || {
+        let dir = sb.container_dir(&container_id);
+        make(&rt, &sb, &container_id, config)
+            .map_err(|cause| cause.after_rollback(record::remove_tree(&dir).err().into_iter().collect()))
+    })
+    .await?;
+    runtime.insert_container(Arc::new(Container::new(made, RunState::Created)));
+    runtime.announce(&id, &sandbox.id, ContainerEventType::ContainerCreatedEvent);
+    Ok(id)
+}
+
+fn make(runtime: &Runtime, sandbox: &Sandbox, id: &str, config: ContainerConfig) -> Result<ContainerRecord> {
+    let sandbox_record = sandbox.record();
+    let image_name = config.image.as_ref().map(|i| i.image.as_str()).unwrap_or_default();
+    let image = runtime.images.get(image_name)?;
+    let lower = runtime.images.lower_dirs(&image.layers);
+    let cgroup_path = cgroup_parent(&sandbox_record).join(id);
+    let sharing = sandbox::sharing(&sandbox_record.config);
+    let shim_pid = sandbox_record.shim.map(|p| p.pid).ok_or(Error::Task { task: "shim" })?;
+    let namespace = |kind: &str| PathBuf::from(format!("/proc/{shim_pid}/ns/{kind}"));
+    let (ipc, uts) = (namespace("ipc"), namespace("uts"));
+    let shm = sandbox.dir.join("shm");
+    let hostname = sandbox::hostname(&sandbox_record.config);
+    let sysctls = sandbox_record.config.linux.as_ref().map(|l| l.sysctls.clone()).unwrap_or_default();
+    let view = SandboxView {
+        cgroup_path: &cgroup_path,
+        network_namespace: sandbox_record.netns.as_deref(),
+        ipc_namespace: (!sharing.host_ipc).then_some(&*ipc),
+        uts_namespace: (!sharing.host_network).then_some(&*uts),
+        hostname: &hostname,
+        dir: &sandbox.dir,
+        shm: (!sharing.host_ipc).then_some(&*shm),
+        sysctls: &sysctls,
+    };
+    let built = spec::build(&config, &image.config, &lower, view)?;
+    let stop_signal = stop_signal(&config, &image.config.stop_signal)?;
+    let log_directory = &sandbox_record.config.log_directory;
+    let log_path = (!log_directory.is_empty() && !config.log_path.is_empty())
+        .then(|| PathBuf::from(log_directory).join(&config.log_path));
+
+    let dir = sandbox.container_dir(id);
+    for sub in ["rootfs", "upper", "work"] {
+        record::ensure_dir(&dir.join(sub))?;
+    }
+    // The root directory of the container, which everybody in it may enter.
+    let upper = dir.join("upper");
+    std::fs::set_permissions(&upper, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .map_err(|e| Error::io("set mode of", &upper, e))?;
+    let config_path = dir.join("config.json");
+    record::save(&config_path, &built.spec)?;
+    let made = ContainerRecord {
+        id: id.to_owned(),
+        sandbox_id: sandbox.id.clone(),
+        created_at: now(),
+        image_id: image.id.clone(),
+        image_ref: image.repo_digests.first().cloned().unwrap_or(image.id),
+        layers: image.layers,
+        user: built.user,
+        cgroup_path,
+        stop_signal,
+        log_path,
+        warnings: built.warnings,
+        ended: None,
+        config,
+    };
+    save_container(&dir, &made)?;
+    for warning in &made.warnings {
+        tracing::warn!(container_id = id, "{warning}");
+    }
+    Ok(made)
+}
+
+/// StartContainer: returns when the program runs, or with the reason why it does not.
+pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
+    let container = runtime.container(id)?;
+    let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
+    let _changing = sandbox.changing.lock().await;
+    let state = container.state();
+    if state != RunState::Created {
+        let state = state.cri().as_str_name().to_owned();
+        return Err(Error::WrongState {
+            kind: "container",
+            id: container.id.clone(),
+            state,
+            wanted: "created",
+        });
+    }
+    let not_ready = || Error::WrongState {
+        kind: "pod sandbox",
+        id: sandbox.id.clone(),
+        state: "not ready".to_owned(),
+        wanted: "ready",
+    };
+    let shim = sandbox.shim().filter(|_| sandbox.record().phase == Phase::Ready).ok_or_else(not_ready)?;
+    let dir = sandbox.container_dir(&container.id);
+    let overlay = Overlay {
+        lower: runtime.images.lower_dirs(&container.record.layers),
+        upper: dir.join("upper"),
+        work: dir.join("work"),
+    };
+    let call =
+        Call::Start { container: container.id.clone(), log: container.record.log_path.clone(), overlay };
+    match shim.call(call).await {
+        Ok(Answer::Started { warnings, .. }) => {
+            for warning in warnings {
+                tracing::warn!(container_id = container.id, "{warning}");
+            }
+            Ok(())
+        }
+        Ok(other) => Err(start_failed(runtime, &sandbox, &container, format!("the shim answered {other:?}"))),
+        Err(Error::Shim { problem, .. }) => Err(start_failed(runtime, &sandbox, &container, problem)),
+        Err(other) => Err(start_failed(runtime, &sandbox, &container, chain(&other))),
+    }
+}
+
+/// As with containerd, a container that could not start has ended: with 128 and `StartError`.
+fn start_failed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, problem: String) -> Error {
+    let ended = Ended {
+        started_at: 0,
+        finished_at: now(),
+        code: START_ERROR_CODE,
+        reason: "StartError".to_owned(),
+        message: problem.clone(),
+    };
+    keep_end(sandbox, container, &ended);
+    runtime.end(container, ended);
+    let name = container.record.config.metadata.as_ref().map(|m| m.name.clone()).unwrap_or_default();
+    Error::Start { container: name, problem }
+}
+
+/// Writes down an end that the shim does not know of.
+fn keep_end(sandbox: &Sandbox, container: &Container, ended: &Ended) {
+    let record = ContainerRecord { ended: Some(ended.clone()), ..container.record.clone() };
+    if let Err(error) = save_container(&sandbox.container_dir(&container.id), &record) {
+        tracing::warn!(container_id = container.id, error = %chain(&error), "record the container's end");
+    }
+}
+
+/// StopContainer: the stop signal, then SIGKILL after `timeout`.
+pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) -> Result<()> {
+    let Some(container) = runtime.find_container(id) else { return Ok(()) };
+    if !container.state().is_running() {
+        return Ok(());
+    }
+    if !timeout.is_zero() {
+        signal(runtime, &container, container.record.stop_signal).await?;
+        if wait_for_exit(&container, timeout).await {
+            return Ok(());
+        }
+    }
+    kill(runtime, &container).await
+}
+
+/// SIGKILL, and its effect; a container that does not run is a success.
+pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()> {
+    if !container.state().is_running() {
+        return Ok(());
+    }
+    signal(runtime, container, libc::SIGKILL).await?;
+    if wait_for_exit(container, KILL_DEADLINE).await {
+        return Ok(());
+    }
+    Err(Error::WrongState {
+        kind: "container",
+        id: container.id.clone(),
+        state: "running despite SIGKILL".to_owned(),
+        wanted: "exited",
+    })
+}
+
+async fn signal(runtime: &Runtime, container: &Container, signal: i32) -> Result<()> {
+    let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
+    // Without a shim it is about to be ended by `sandbox::break_down`.
+    let Some(shim) = sandbox.shim() else { return Ok(()) };
+    shim.call(Call::Signal { container: container.id.clone(), signal }).await.map(drop)
+}
+
+/// `false` when it still runs after `timeout`.
+async fn wait_for_exit(container: &Container, timeout: Duration) -> bool {
+    let mut state = container.state.subscribe();
+    tokio::time::timeout(timeout, state.wait_for(|s| !s.is_running())).await.is_ok()
+}
+
+/// RemoveContainer: also a running one; nothing of it is left but its log.
+pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
+    let Some(container) = runtime.find_container(id) else { return Ok(()) };
+    kill(runtime, &container).await?;
+    let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
+    let _changing = sandbox.changing.lock().await;
+    let dir = sandbox.container_dir(&container.id);
+    let (rt, container_id, image_id) =
+        (Arc::clone(runtime), container.id.clone(), container.record.image_id.clone());
+    blocking("remove container", move || {
+        sandbox::unmount_if_mounted(&dir.join("rootfs"))?;
+        record::remove_tree(&dir)?;
+        rt.forget_container(&container_id);
+        // An image that was removed while this container used it leaves its layers to us.
+        if rt.images.find(&image_id)?.is_none() {
+            rt.images.remove_unused_layers(&rt.layers_in_use())?;
+        }
+        Ok(())
+    })
+    .await?;
+    runtime.announce(&container.id, &sandbox.id, ContainerEventType::ContainerDeletedEvent);
+    Ok(())
+}
+
+/// Its shim is gone: kills what is left of it and writes its end down.
+pub(crate) async fn lose(
+    runtime: &Arc<Runtime>,
+    sandbox: &Arc<Sandbox>,
+    container: &Arc<Container>,
+) -> Result<()> {
+    let RunState::Running { started_at, .. } = container.state() else { return Ok(()) };
+    let path = container.record.cgroup_path.clone();
+    let killed = blocking("kill cgroup", move || kill_group(&path)).await;
+    let ended = Ended {
+        started_at,
+        finished_at: now(),
+        code: 128 + libc::SIGKILL,
+        reason: "Error".to_owned(),
+        message: "the pod's shim ended, and its containers with it".to_owned(),
+    };
+    keep_end(sandbox, container, &ended);
+    runtime.end(container, ended);
+    killed
+}
+
+fn kill_group(path: &std::path::Path) -> Result<()> {
+    let group = Cgroup::find(&Hierarchies::detect()?, path);
+    for pid in group.pids() {
+        let Some(pidfd) = linux::process::open_pidfd(pid)? else { continue };
+        linux::process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+        // What has not ended by then shows as EBUSY below.
+        linux::process::wait_for_end(&pidfd, Duration::from_secs(1))?;
+    }
+    Ok(group.remove()?)
+}
+
+pub(crate) async fn reopen_log(runtime: &Runtime, id: &str) -> Result<()> {
+    let container = runtime.container(id)?;
+    if !container.state().is_running() {
+        let state = container.state().cri().as_str_name().to_owned();
+        return Err(Error::WrongState {
+            kind: "container",
+            id: container.id.clone(),
+            state,
+            wanted: "running",
+        });
+    }
+    let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
+    let shim = sandbox.shim().ok_or(Error::Task { task: "shim" })?;
+    shim.call(Call::ReopenLog { container: container.id.clone() }).await.map(drop)
+}
+
+/// The request's signal, the image's, or SIGTERM.
+fn stop_signal(config: &ContainerConfig, image: &str) -> Result<i32> {
+    let requested = match config.stop_signal() {
+        CriSignal::RuntimeDefault => image.to_owned(),
+        signal => signal
+            .as_str_name()
+            .trim_start_matches("SIGNAL_")
+            .replace("MINPLUS", "MIN+")
+            .replace("MAXMINUS", "MAX-"),
+    };
+    if requested.is_empty() {
+        return Ok(libc::SIGTERM);
+    }
+    signal_number(&requested)
+        .ok_or_else(|| Error::invalid("stop_signal", format!("{requested:?} is no signal")))
+}
+
+/// `15`, `TERM`, `SIGTERM`, `SIGRTMIN+3`.
+fn signal_number(name: &str) -> Option<i32> {
+    if let Ok(number) = name.parse() {
+        return (1..=SIGRTMAX).contains(&number).then_some(number);
+    }
+    let upper = name.to_ascii_uppercase();
+    let short = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let real_time = |base: i32, rest: &str| {
+        let offset: i32 = if rest.is_empty() { 0 } else { rest.parse().ok()? };
+        Some(base + offset).filter(|n| (SIGRTMIN..=SIGRTMAX).contains(n))
+    };
+    match short {
+        "CLD" => return Some(libc::SIGCHLD),
+        "POLL" => return Some(libc::SIGIO),
+        _ => {}
+    }
+    if let Some(rest) = short.strip_prefix("RTMIN") {
+        return real_time(SIGRTMIN, rest);
+    }
+    if let Some(rest) = short.strip_prefix("RTMAX") {
+        return real_time(SIGRTMAX, rest);
+    }
+    nix::sys::signal::Signal::from_str(&format!("SIG{short}")).ok().map(|s| s as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_known_by_every_usual_name() {
+        assert_eq!(signal_number("SIGTERM"), Some(15));
+        assert_eq!(signal_number("quit"), Some(3));
+        assert_eq!(signal_number("9"), Some(9));
+        assert_eq!(signal_number("SIGRTMIN+3"), Some(37));
+        assert_eq!(signal_number("SIGRTMAX-1"), Some(63));
+        assert_eq!(signal_number("SIGWHAT"), None);
+        assert_eq!(signal_number("99"), None);
+    }
+
+    #[test]
+    fn the_requests_signal_wins_over_the_images() {
+        let config =
+            ContainerConfig { stop_signal: CriSignal::SignalSigrtminplus3.into(), ..Default::default() };
+        assert_eq!(stop_signal(&config, "SIGQUIT").unwrap(), 37);
+        assert_eq!(stop_signal(&ContainerConfig::default(), "SIGQUIT").unwrap(), 3);
+        assert_eq!(stop_signal(&ContainerConfig::default(), "").unwrap(), 15);
+    }
+}

@@ -1,0 +1,111 @@
+//! Everything that the runtime refuses or fails at, and the one table that gives
+//! each its gRPC code.
+
+use std::path::PathBuf;
+
+use tonic::{Code, Status};
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A field of a request has a value that no retry will make acceptable.
+    #[error("{field}: {problem}")]
+    InvalidArgument { field: String, problem: String },
+    /// A field asks for what this runtime does not do yet.
+    #[error("{field}: {value} is not supported")]
+    Unsupported { field: &'static str, value: String },
+    #[error("{kind} {id:?} not found")]
+    NotFound { kind: &'static str, id: String },
+    #[error("{kind} {name:?} already exists as {id}")]
+    AlreadyExists { kind: &'static str, name: String, id: String },
+    #[error("{kind} {id} is {state}, not {wanted}")]
+    WrongState { kind: &'static str, id: String, state: String, wanted: &'static str },
+    #[error("image {image:?} is in no OCI layout or archive under {}{}", .images_dir.display(), list(.broken))]
+    ImageMissing { image: String, images_dir: PathBuf, broken: Vec<String> },
+    #[error("image {image:?}: {place}: {problem}")]
+    ImageCorrupt { image: String, place: String, problem: String },
+    #[error("cni: {problem}")]
+    NetworkConfig { problem: String },
+    /// `problem` is the plugin's own `code N: msg: details`, or why it could not run.
+    #[error("cni plugin {plugin:?} {verb} for network {network:?} ({}): {problem}", .config.display())]
+    Plugin { plugin: String, verb: &'static str, network: String, config: PathBuf, problem: String },
+    /// The launcher's or the OCI runtime's own words.
+    #[error("start container {container}: {problem}")]
+    Start { container: String, problem: String },
+    #[error("shim of sandbox {sandbox}: {problem}")]
+    Shim { sandbox: String, problem: String },
+    #[error("parse {}", .path.display())]
+    Record {
+        path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("{} is in use by another runtime", .root_dir.display())]
+    Locked { root_dir: PathBuf },
+    #[error("a task of the runtime ended early: {task}")]
+    Task { task: &'static str },
+    #[error("serve CRI on {}: {problem}", .socket.display())]
+    Serve { socket: PathBuf, problem: String },
+    /// The undoing of a failed operation failed too; both are kept.
+    #[error("{}; undoing it: {}", chain(.cause), .rollback.iter().map(|e| chain(e)).collect::<Vec<_>>().join("; "))]
+    Rollback { cause: Box<Error>, rollback: Vec<Error> },
+    #[error(transparent)]
+    Kernel(#[from] linux::Error),
+}
+
+impl Error {
+    pub(crate) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::InvalidArgument { field: field.into(), problem: problem.into() }
+    }
+
+    pub(crate) fn io(op: &'static str, path: &std::path::Path, source: std::io::Error) -> Self {
+        Self::Kernel(linux::Error::at(op, path, source))
+    }
+
+    /// `self`, together with what went wrong while undoing.
+    pub(crate) fn after_rollback(self, rollback: Vec<Error>) -> Self {
+        if rollback.is_empty() { self } else { Self::Rollback { cause: Box::new(self), rollback } }
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::InvalidArgument { .. } => Code::InvalidArgument,
+            Self::Unsupported { .. } => Code::Unimplemented,
+            Self::NotFound { .. } | Self::ImageMissing { .. } => Code::NotFound,
+            Self::AlreadyExists { .. } => Code::AlreadyExists,
+            Self::WrongState { .. } => Code::FailedPrecondition,
+            Self::ImageCorrupt { .. } => Code::DataLoss,
+            Self::Locked { .. } | Self::Task { .. } | Self::Serve { .. } => Code::Unavailable,
+            Self::NetworkConfig { .. }
+            | Self::Plugin { .. }
+            | Self::Start { .. }
+            | Self::Shim { .. }
+            | Self::Record { .. }
+            | Self::Rollback { .. }
+            | Self::Kernel(_) => Code::Unknown, // what containerd answers; the kubelet only reads the text
+        }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        Status::new(error.code(), chain(&error))
+    }
+}
+
+/// The error and its causes on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+fn list(broken: &[String]) -> String {
+    if broken.is_empty() { String::new() } else { format!(" (unreadable: {})", broken.join("; ")) }
+}

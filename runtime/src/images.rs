@@ -1,0 +1,274 @@
+//! The image store: what was imported from `images_dir`, layers unpacked once
+//! per digest and shared by all images and containers.
+//!
+//! Invariant: a layer's directory has its final name only when it is complete
+//! and on disk; an image exists when its record does, which is written last.
+
+mod reference;
+mod source;
+mod unpack;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use oci_spec::image::{ImageConfiguration, MediaType};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::record;
+use reference::{Reference, is_digest, is_hex_digest};
+use source::{Manifest, Source};
+
+/// One image, as its record on disk and in memory.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Image {
+    /// `sha256:` of the image configuration: what Kubernetes calls the image id.
+    pub(crate) id: String,
+    /// Full names with tag, in the order they were pulled.
+    pub(crate) repo_tags: Vec<String>,
+    /// Full names with the manifest's digest.
+    pub(crate) repo_digests: Vec<String>,
+    /// Digests of the layers, lowest first.
+    pub(crate) layers: Vec<String>,
+    /// Bytes of configuration and layers, compressed.
+    pub(crate) size_bytes: u64,
+    pub(crate) config: ImageConfig,
+}
+
+/// What a container takes from its image.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct ImageConfig {
+    pub(crate) entrypoint: Vec<String>,
+    pub(crate) cmd: Vec<String>,
+    /// `NAME=value`.
+    pub(crate) env: Vec<String>,
+    pub(crate) working_dir: String,
+    /// `uid`, `uid:gid`, `name`, ... ; empty for root.
+    pub(crate) user: String,
+    /// `SIGINT`, `2`; empty for SIGTERM.
+    pub(crate) stop_signal: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct ImageStore {
+    dir: PathBuf,
+    images_dir: PathBuf,
+    images: Mutex<BTreeMap<String, Image>>,
+    /// One import at a time: two of the same layer would do the work twice.
+    importing: Mutex<()>,
+}
+
+impl ImageStore {
+    /// Opens the store under `dir` and drops what an interrupted import left.
+    pub(crate) fn open(dir: &Path, images_dir: &Path) -> Result<Self> {
+        for sub in ["records", "layers"] {
+            record::ensure_dir(&dir.join(sub))?;
+        }
+        for name in record::names(&dir.join("layers"))? {
+            if name.starts_with('.') {
+                record::remove_tree(&dir.join("layers").join(name))?;
+            }
+        }
+        let mut images = BTreeMap::new();
+        for name in record::names(&dir.join("records"))? {
+            let path = dir.join("records").join(&name);
+            if name.starts_with('.') {
+                continue;
+            }
+            let image: Image = record::load(&path)?;
+            images.insert(image.id.clone(), image);
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            images_dir: images_dir.to_owned(),
+            images: Mutex::new(images),
+            importing: Mutex::new(()),
+        })
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn list(&self) -> Vec<Image> {
+        self.locked().values().cloned().collect()
+    }
+
+    /// By name, by name and digest, or by id (also without `sha256:`).
+    pub(crate) fn find(&self, name: &str) -> Result<Option<Image>> {
+        let id = if is_hex_digest(name) { format!("sha256:{name}") } else { name.to_owned() };
+        let images = self.locked();
+        if is_digest(&id) {
+            return Ok(images.get(&id).cloned());
+        }
+        let wanted = Reference::parse(name)?;
+        let matches = |image: &&Image| match &wanted.digest {
+            Some(digest) => image.repo_digests.contains(&format!("{}@{digest}", wanted.repository)),
+            None => wanted.tagged().is_some_and(|tag| image.repo_tags.contains(&tag)),
+        };
+        Ok(images.values().find(matches).cloned())
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Result<Image> {
+        self.find(name)?.ok_or_else(|| Error::NotFound { kind: "image", id: name.to_owned() })
+    }
+
+    /// Imports `name` from `images_dir`, also when an older image has the name already.
+    pub(crate) fn pull(&self, name: &str) -> Result<Image> {
+        let _one = self.importing.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = Reference::parse(name)?;
+        let candidates = Source::candidates(&self.images_dir)
+            .map_err(|e| Error::io("read images directory", &self.images_dir, e))?;
+        let mut broken = Vec::new();
+        for path in candidates {
+            let found = Source::open(&path).and_then(|source| Ok((source.find(&wanted)?, source)));
+            match found {
+                Ok((Some(manifest), source)) => return self.import(&wanted, &source, &manifest),
+                Ok((None, _)) => {}
+                Err(problem) => broken.push(format!("{}: {problem}", path.display())),
+            }
+        }
+        Err(Error::ImageMissing { image: wanted.to_string(), images_dir: self.images_dir.clone(), broken })
+    }
+
+    fn import(&self, wanted: &Reference, source: &Source, found: &Manifest) -> Result<Image> {
+        let corrupt = |problem: String| Error::ImageCorrupt {
+            image: wanted.to_string(),
+            place: source.path().display().to_string(),
+            problem,
+        };
+        let descriptor = found.manifest.config();
+        let config: ImageConfiguration =
+            source.blob_json(&descriptor.digest().to_string()).map_err(corrupt)?;
+        let layers = found.manifest.layers();
+        let diff_ids = config.rootfs().diff_ids();
+        if layers.len() != diff_ids.len() {
+            let problem = format!("{} layers but {} diff_ids", layers.len(), diff_ids.len());
+            return Err(corrupt(problem));
+        }
+        for (layer, diff_id) in layers.iter().zip(diff_ids) {
+            if matches!(layer.media_type(), MediaType::ImageLayerZstd) {
+                return Err(corrupt(format!("layer {}: zstd layers are not supported", layer.digest())));
+            }
+            self.ensure_layer(source, &layer.digest().to_string(), diff_id, &corrupt)?;
+        }
+        let image = Image {
+            id: descriptor.digest().to_string(),
+            repo_tags: wanted.tagged().into_iter().collect(),
+            repo_digests: vec![format!("{}@{}", wanted.repository, found.digest)],
+            layers: layers.iter().map(|l| l.digest().to_string()).collect(),
+            size_bytes: descriptor.size() + layers.iter().map(|l| l.size()).sum::<u64>(),
+            config: ImageConfig::from(&config),
+        };
+        self.remember(image)
+    }
+
+    fn ensure_layer(
+        &self,
+        source: &Source,
+        digest: &str,
+        diff_id: &str,
+        corrupt: &dyn Fn(String) -> Error,
+    ) -> Result<()> {
+        let blob = source.blob(digest).map_err(corrupt)?;
+        let target = self.layer_dir(digest);
+        if target.is_dir() {
+            return Ok(());
+        }
+        let temp = target.with_file_name(format!(".{}", digest.replace(':', "-")));
+        record::remove_tree(&temp)?;
+        record::ensure_dir(&temp)?;
+        fs::set_permissions(&temp, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .map_err(|e| Error::io("set mode of", &temp, e))?;
+        let placed = unpack::unpack(blob, digest, diff_id, &temp).map_err(corrupt).and_then(|()| {
+            sync_file_system(&temp)?;
+            fs::rename(&temp, &target).map_err(|e| Error::io("rename to", &target, e))
+        });
+        placed.map_err(|cause| cause.after_rollback(record::remove_tree(&temp).err().into_iter().collect()))
+    }
+
+    /// Takes the names from older images that had them, and writes the record.
+    fn remember(&self, mut image: Image) -> Result<Image> {
+        let mut images = self.locked();
+        if let Some(known) = images.get(&image.id) {
+            image.repo_tags = union(&known.repo_tags, &image.repo_tags);
+            image.repo_digests = union(&known.repo_digests, &image.repo_digests);
+        }
+        for other in images.values_mut().filter(|other| other.id != image.id) {
+            let before = other.repo_tags.len();
+            other.repo_tags.retain(|tag| !image.repo_tags.contains(tag));
+            if other.repo_tags.len() != before {
+                record::save_durably(&self.record_path(&other.id), other)?;
+            }
+        }
+        record::save_durably(&self.record_path(&image.id), &image)?;
+        images.insert(image.id.clone(), image.clone());
+        Ok(image)
+    }
+
+    /// Forgets the image; absence is a success. Layers that neither an image nor
+    /// `in_use` (digests) needs go with it.
+    pub(crate) fn remove(&self, name: &str, in_use: &BTreeSet<String>) -> Result<()> {
+        let _one = self.importing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(image) = self.find(name)? else { return Ok(()) };
+        linux::atomic_file::remove(&self.record_path(&image.id))?;
+        self.locked().remove(&image.id);
+        self.remove_unused_layers(in_use)
+    }
+
+    /// Drops layers that no image and no container refers to.
+    pub(crate) fn remove_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<()> {
+        let mut needed: BTreeSet<String> = in_use.iter().map(|d| d.replace(':', "-")).collect();
+        needed.extend(self.locked().values().flat_map(|i| i.layers.iter().map(|d| d.replace(':', "-"))));
+        for name in record::names(&self.dir.join("layers"))? {
+            if !needed.contains(&name) {
+                record::remove_tree(&self.dir.join("layers").join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Directories of the layers, topmost first, as overlayfs wants them.
+    pub(crate) fn lower_dirs(&self, layers: &[String]) -> Vec<PathBuf> {
+        layers.iter().rev().map(|digest| self.layer_dir(digest)).collect()
+    }
+
+    fn layer_dir(&self, digest: &str) -> PathBuf {
+        self.dir.join("layers").join(digest.replace(':', "-"))
+    }
+
+    fn record_path(&self, id: &str) -> PathBuf {
+        self.dir.join("records").join(format!("{}.json", id.replace(':', "-")))
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Image>> {
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<&ImageConfiguration> for ImageConfig {
+    fn from(configuration: &ImageConfiguration) -> Self {
+        let Some(config) = configuration.config() else { return Self::default() };
+        Self {
+            entrypoint: config.entrypoint().clone().unwrap_or_default(),
+            cmd: config.cmd().clone().unwrap_or_default(),
+            env: config.env().clone().unwrap_or_default(),
+            working_dir: config.working_dir().clone().unwrap_or_default(),
+            user: config.user().clone().unwrap_or_default(),
+            stop_signal: config.stop_signal().clone().unwrap_or_default(),
+        }
+    }
+}
+
+fn union(a: &[String], b: &[String]) -> Vec<String> {
+    let mut all = a.to_vec();
+    all.extend(b.iter().filter(|x| !a.contains(x)).cloned());
+    all
+}
+
+fn sync_file_system(dir: &Path) -> Result<()> {
+    let dir_fd = fs::File::open(dir).map_err(|e| Error::io("open", dir, e))?;
+    rustix::fs::syncfs(dir_fd).map_err(|e| Error::io("syncfs", dir, e.into()))
+}

@@ -1,0 +1,170 @@
+//! Where images come from: OCI image layouts, as directories or as tar archives.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use oci_spec::image::{Arch, Descriptor, ImageIndex, ImageManifest, MediaType, Os};
+use sha2::{Digest, Sha256};
+
+use super::reference::{Reference, is_digest};
+
+/// Largest JSON document (index, manifest, configuration) that is read.
+const MAX_JSON_BYTES: u64 = 8 << 20;
+const NAME_ANNOTATIONS: &[&str] = &["io.containerd.image.name", "org.opencontainers.image.ref.name"];
+
+/// One layout. Problems are plain sentences: the caller adds image and place.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Directory(PathBuf),
+    Archive { path: PathBuf, entries: HashMap<PathBuf, (u64, u64)> },
+}
+
+/// A manifest with its digest.
+#[derive(Debug)]
+pub(crate) struct Manifest {
+    pub(crate) digest: String,
+    pub(crate) manifest: ImageManifest,
+}
+
+impl Source {
+    /// Every layout directory and `*.tar` file directly in `images_dir`, in order
+    /// of name; what is neither is skipped.
+    pub(crate) fn candidates(images_dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+        let mut paths: Vec<PathBuf> = Vec::new();
+        if images_dir.join("index.json").is_file() {
+            paths.push(images_dir.to_owned());
+        }
+        for entry in std::fs::read_dir(images_dir)? {
+            let path = entry?.path();
+            let hidden = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+            let archive = path.extension().is_some_and(|e| e == "tar") && path.is_file();
+            if !hidden && (archive || path.join("index.json").is_file()) {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        Ok(paths)
+    }
+
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+        if path.is_dir() {
+            return Ok(Self::Directory(path.to_owned()));
+        }
+        let file = File::open(path).map_err(|e| format!("open: {e}"))?;
+        let mut archive = tar::Archive::new(file);
+        let mut entries = HashMap::new();
+        for entry in archive.entries_with_seek().map_err(|e| format!("read tar: {e}"))? {
+            let entry = entry.map_err(|e| format!("read tar: {e}"))?;
+            let name = entry.path().map_err(|e| format!("tar entry name: {e}"))?;
+            let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
+            entries.insert(name, (entry.raw_file_position(), entry.size()));
+        }
+        Ok(Self::Archive { path: path.to_owned(), entries })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Directory(path) | Self::Archive { path, .. } => path,
+        }
+    }
+
+    /// The manifest that `index.json` has under `wanted`, for this machine's platform.
+    pub(crate) fn find(&self, wanted: &Reference) -> Result<Option<Manifest>, String> {
+        let index: ImageIndex = self.json(Path::new("index.json"), None)?;
+        let Some(descriptor) = index.manifests().iter().find(|d| names(d, wanted)) else { return Ok(None) };
+        self.manifest(descriptor).map(Some)
+    }
+
+    fn manifest(&self, descriptor: &Descriptor) -> Result<Manifest, String> {
+        let digest = descriptor.digest().to_string();
+        if !matches!(descriptor.media_type(), MediaType::ImageIndex) && !is_docker_list(descriptor) {
+            return Ok(Manifest { manifest: self.blob_json(&digest)?, digest });
+        }
+        let index: ImageIndex = self.blob_json(&digest)?;
+        let suits = |d: &&Descriptor| {
+            d.platform().as_ref().is_none_or(|p| *p.os() == Os::Linux && *p.architecture() == Arch::default())
+        };
+        let descriptor = index
+            .manifests()
+            .iter()
+            .find(suits)
+            .ok_or_else(|| format!("index {digest} has no manifest for linux/{}", Arch::default()))?;
+        let digest = descriptor.digest().to_string();
+        Ok(Manifest { manifest: self.blob_json(&digest)?, digest })
+    }
+
+    /// A JSON blob, checked against its digest.
+    pub(crate) fn blob_json<T: serde::de::DeserializeOwned>(&self, digest: &str) -> Result<T, String> {
+        self.json(&blob_path(digest)?, Some(digest))
+    }
+
+    fn json<T: serde::de::DeserializeOwned>(&self, path: &Path, digest: Option<&str>) -> Result<T, String> {
+        let mut bytes = Vec::new();
+        self.file(path)?
+            .take(MAX_JSON_BYTES)
+            .read_to_end(&mut bytes)
+            .map_err(|e| format!("read {}: {e}", path.display()))?;
+        if let Some(wanted) = digest {
+            let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
+            if found != wanted {
+                return Err(format!("blob {wanted} has digest {found}"));
+            }
+        }
+        serde_json::from_slice(&bytes).map_err(|e| format!("parse {}: {e}", path.display()))
+    }
+
+    /// A blob as it lies there: whoever reads it checks the digest.
+    pub(crate) fn blob(&self, digest: &str) -> Result<Box<dyn Read>, String> {
+        self.file(&blob_path(digest)?)
+    }
+
+    fn file(&self, inner: &Path) -> Result<Box<dyn Read>, String> {
+        let missing = |e: &dyn std::fmt::Display| format!("open {}: {e}", inner.display());
+        match self {
+            Self::Directory(dir) => Ok(Box::new(File::open(dir.join(inner)).map_err(|e| missing(&e))?)),
+            Self::Archive { path, entries } => {
+                let (offset, size) = entries.get(inner).ok_or_else(|| missing(&"not in the archive"))?;
+                let mut file = File::open(path).map_err(|e| missing(&e))?;
+                file.seek(SeekFrom::Start(*offset)).map_err(|e| missing(&e))?;
+                Ok(Box::new(file.take(*size)))
+            }
+        }
+    }
+}
+
+fn names(descriptor: &Descriptor, wanted: &Reference) -> bool {
+    let Some(annotations) = descriptor.annotations() else { return false };
+    let mut found = NAME_ANNOTATIONS
+        .iter()
+        .filter_map(|key| annotations.get(*key))
+        .filter_map(|n| Reference::parse(n).ok());
+    match &wanted.digest {
+        // By digest the tag does not matter, only the repository and the content.
+        Some(digest) => {
+            descriptor.digest().to_string() == *digest
+                && found.any(|name| name.repository == wanted.repository)
+        }
+        None => found.any(|name| name.repository == wanted.repository && name.tag == wanted.tag),
+    }
+}
+
+fn is_docker_list(descriptor: &Descriptor) -> bool {
+    descriptor.media_type().to_string() == "application/vnd.docker.distribution.manifest.list.v2+json"
+}
+
+fn blob_path(digest: &str) -> Result<PathBuf, String> {
+    if !is_digest(digest) {
+        return Err(format!("digest {digest:?} is not sha256:<64 hex digits>"));
+    }
+    Ok(Path::new("blobs/sha256").join(&digest["sha256:".len()..]))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a String takes any text");
+        text
+    })
+}

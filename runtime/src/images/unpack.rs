@@ -1,0 +1,360 @@
+//! One layer: from a tar stream to a directory that overlayfs takes as a lower
+//! layer (whiteouts become 0:0 devices and opaque marks).
+//!
+//! Invariant: every path is resolved below the layer's root with
+//! openat2(RESOLVE_IN_ROOT), so no entry and no link can reach outside.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+use linux::rootfs;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use sha2::{Digest, Sha256};
+use tar::EntryType;
+
+use super::source::hex;
+
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// Unpacks `blob` into the empty directory `dir`. Both digests are checked: the
+/// blob's own (`digest`) and, unpacked, the one the image configuration names (`diff_id`).
+pub(crate) fn unpack(blob: impl Read, digest: &str, diff_id: &str, dir: &Path) -> Result<(), String> {
+    let mut compressed = BufReader::with_capacity(128 << 10, Hashed::new(blob));
+    let start = io::BufRead::fill_buf(&mut compressed).map_err(|e| format!("read blob {digest}: {e}"))?;
+    let (gzip, zstd) = (start.starts_with(&GZIP_MAGIC), start.starts_with(&ZSTD_MAGIC));
+    if zstd {
+        return Err(format!("blob {digest}: zstd layers are not supported"));
+    }
+    let plain: Box<dyn Read + '_> =
+        if gzip { Box::new(MultiGzDecoder::new(&mut compressed)) } else { Box::new(&mut compressed) };
+    let mut plain = Hashed::new(plain);
+    let unpacked = extract(&mut plain, dir);
+    // The tar ends before the stream does (padding); the digests cover all of it.
+    // A wrong digest explains whatever the extraction stumbled over.
+    let drained = io::copy(&mut plain, &mut io::sink());
+    let found_diff_id = plain.finish();
+    let drained = drained.and_then(|_| io::copy(&mut compressed, &mut io::sink()));
+    let found = compressed.into_inner().finish();
+    if found != digest && (drained.is_ok() || unpacked.is_ok()) {
+        return Err(format!("blob {digest} has digest {found}"));
+    }
+    unpacked?;
+    drained.map_err(|e| format!("read blob {digest}: {e}"))?;
+    if found_diff_id != diff_id {
+        return Err(format!(
+            "blob {digest} unpacks to {found_diff_id}, the image configuration says {diff_id}"
+        ));
+    }
+    Ok(())
+}
+
+fn extract(stream: impl Read, dir: &Path) -> Result<(), String> {
+    let root = rootfs::open_root(dir).map_err(|e| e.to_string())?;
+    let mut archive = tar::Archive::new(stream);
+    let mut dir_times: Vec<(PathBuf, i64)> = Vec::new();
+    for entry in archive.entries().map_err(|e| format!("read tar: {e}"))? {
+        let mut entry = entry.map_err(|e| format!("read tar: {e}"))?;
+        let path = entry.path().map_err(|e| format!("tar entry name: {e}"))?.into_owned();
+        place(&root, &mut entry, &path).map_err(|problem| format!("{}: {problem}", path.display()))?;
+        if entry.header().entry_type() == EntryType::Directory {
+            dir_times.push((path, mtime(&entry)));
+        }
+    }
+    // Filling a directory changes its time, so those come last.
+    for (path, seconds) in dir_times {
+        let made = rootfs::open_in_root(&root, &path).map_err(|e| e.to_string())?;
+        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&made));
+        rustix::fs::utimensat(rustix::fs::CWD, &*name, &times(seconds), AtFlags::empty())
+            .map_err(|e| format!("{}: set time: {e}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn place(root: &OwnedFd, entry: &mut tar::Entry<'_, impl Read>, path: &Path) -> Result<(), String> {
+    let relative: PathBuf = path
+        .components()
+        .filter(|c| !matches!(c, Component::CurDir | Component::RootDir))
+        .map(|c| match c {
+            Component::Normal(name) => Ok(name),
+            _ => Err("the path leads out of the layer".to_owned()),
+        })
+        .collect::<Result<_, _>>()?;
+    let Some(name) = relative.file_name() else {
+        return set_owner_and_mode(root, entry, Path::new(".")); // the root directory itself
+    };
+    let parent_path = relative.parent().unwrap_or(Path::new(""));
+    let parent = rootfs::ensure_in_root(root, parent_path, rootfs::Kind::Directory).map_err(|e| chain(&e))?;
+    if name.as_bytes() == OPAQUE {
+        return set_xattr(&parent, "trusted.overlay.opaque", b"y");
+    }
+    if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
+        let hidden = std::ffi::OsStr::from_bytes(hidden);
+        remove_existing(&parent, hidden)?;
+        return rustix::fs::mknodat(&parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
+            .map_err(|e| format!("make whiteout: {e}"));
+    }
+    make(root, &parent, Path::new(name), entry)?;
+    Ok(())
+}
+
+fn make(
+    root: &OwnedFd,
+    parent: &OwnedFd,
+    name: &Path,
+    entry: &mut tar::Entry<'_, impl Read>,
+) -> Result<(), String> {
+    let kind = entry.header().entry_type();
+    let what = |op: &'static str| move |e: rustix::io::Errno| format!("{op}: {}", io::Error::from(e));
+    if kind == EntryType::Directory {
+        match rustix::fs::mkdirat(parent, name, Mode::from(0o755)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(what("make directory")(e)),
+        }
+        return finish(parent, name, entry);
+    }
+    remove_existing(parent, name.as_os_str())?;
+    match kind {
+        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let file =
+                rustix::fs::openat(parent, name, flags, Mode::from(0o600)).map_err(what("create file"))?;
+            io::copy(entry, &mut File::from(file)).map_err(|e| format!("write: {e}"))?;
+        }
+        EntryType::Symlink => {
+            let target = link_name(entry)?;
+            rustix::fs::symlinkat(&target, parent, name).map_err(what("make symbolic link"))?;
+        }
+        EntryType::Link => {
+            // The owner and mode are those of the file it names, which is in place already.
+            let target = link_name(entry)?;
+            let (dir, file) = (target.parent().unwrap_or(Path::new("")), target.file_name());
+            let file = file.ok_or_else(|| format!("hard link to {}", target.display()))?;
+            let dir =
+                rootfs::open_in_root(root, if dir.as_os_str().is_empty() { Path::new(".") } else { dir })
+                    .map_err(|e| chain(&e))?;
+            return rustix::fs::linkat(&dir, file, parent, name, AtFlags::empty())
+                .map_err(what("make hard link"));
+        }
+        EntryType::Fifo => {
+            rustix::fs::mknodat(parent, name, FileType::Fifo, Mode::from(0o600), 0)
+                .map_err(what("make fifo"))?;
+        }
+        EntryType::Char | EntryType::Block => {
+            let number = |n: io::Result<Option<u32>>| n.ok().flatten().ok_or("device without numbers");
+            let (major, minor) =
+                (number(entry.header().device_major())?, number(entry.header().device_minor())?);
+            let node =
+                if kind == EntryType::Char { FileType::CharacterDevice } else { FileType::BlockDevice };
+            rustix::fs::mknodat(parent, name, node, Mode::from(0o600), rustix::fs::makedev(major, minor))
+                .map_err(what("make device"))?;
+        }
+        EntryType::XGlobalHeader => return Ok(()),
+        other => return Err(format!("tar entry type {other:?} is not supported")),
+    }
+    finish(parent, name, entry)
+}
+
+/// Owner, mode, extended attributes and time of what was just made.
+fn finish(parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) -> Result<(), String> {
+    set_owner_and_mode(parent, entry, name)?;
+    let attributes: Vec<(String, Vec<u8>)> = entry
+        .pax_extensions()
+        .map_err(|e| format!("pax header: {e}"))?
+        .into_iter()
+        .flatten()
+        .filter_map(|x| x.ok())
+        .filter_map(|x| {
+            Some((x.key().ok()?.strip_prefix("SCHILY.xattr.")?.to_owned(), x.value_bytes().to_vec()))
+        })
+        .collect();
+    if !attributes.is_empty() && entry.header().entry_type() != EntryType::Symlink {
+        let made = rootfs::open_in_root(parent, name).map_err(|e| chain(&e))?;
+        for (key, value) in attributes {
+            // A layer must not speak to overlayfs past the whiteouts of the image format.
+            if !key.starts_with("trusted.overlay.") && !key.starts_with("user.overlay.") {
+                set_xattr(&made, &key, &value)?;
+            }
+        }
+    }
+    rustix::fs::utimensat(parent, name, &times(mtime(entry)), AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(|e| format!("set time: {e}"))
+}
+
+fn set_owner_and_mode(
+    parent: &OwnedFd,
+    entry: &tar::Entry<'_, impl Read>,
+    name: &Path,
+) -> Result<(), String> {
+    let header = entry.header();
+    let id = |n: io::Result<u64>| {
+        n.ok()
+            .and_then(|n| u32::try_from(n).ok())
+            .filter(|n| *n != u32::MAX)
+            .ok_or("owner is not a 32 bit number")
+    };
+    let (uid, gid) = (Uid::from_raw(id(header.uid())?), Gid::from_raw(id(header.gid())?));
+    rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(|e| format!("set owner: {e}"))?;
+    if header.entry_type() != EntryType::Symlink {
+        // After the owner: chown(2) clears set-user-id bits.
+        let mode = header.mode().map_err(|e| format!("mode: {e}"))? & 0o7777;
+        rustix::fs::chmodat(parent, name, Mode::from(mode), AtFlags::empty())
+            .map_err(|e| format!("set mode: {e}"))?;
+    }
+    Ok(())
+}
+
+/// A later entry replaces an earlier one of the same name, directories included.
+fn remove_existing(parent: &OwnedFd, name: &std::ffi::OsStr) -> Result<(), String> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(rustix::io::Errno::ISDIR) => {
+            let path = format!("/proc/self/fd/{}/", std::os::fd::AsRawFd::as_raw_fd(parent));
+            std::fs::remove_dir_all(Path::new(&path).join(name))
+                .map_err(|e| format!("replace directory: {e}"))
+        }
+        Err(e) => Err(format!("replace: {e}")),
+    }
+}
+
+fn link_name(entry: &tar::Entry<'_, impl Read>) -> Result<PathBuf, String> {
+    match entry.link_name() {
+        Ok(Some(target)) => Ok(target.into_owned()),
+        Ok(None) => Err("link without a target".to_owned()),
+        Err(e) => Err(format!("link target: {e}")),
+    }
+}
+
+fn set_xattr(fd: impl AsFd, key: &str, value: &[u8]) -> Result<(), String> {
+    // The descriptor is O_PATH, which fsetxattr(2) refuses; its /proc name is as good.
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()));
+    rustix::fs::setxattr(&*path, key, value, XattrFlags::empty()).map_err(|e| format!("set {key}: {e}"))
+}
+
+fn mtime(entry: &tar::Entry<'_, impl Read>) -> i64 {
+    entry.header().mtime().ok().and_then(|t| i64::try_from(t).ok()).unwrap_or(0)
+}
+
+fn times(seconds: i64) -> Timestamps {
+    let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    Timestamps { last_access: time, last_modification: time }
+}
+
+fn chain(error: &linux::Error) -> String {
+    crate::error::chain(error)
+}
+
+/// A reader that knows the sha256 of what went through.
+struct Hashed<R> {
+    inner: R,
+    hash: Sha256,
+}
+
+impl<R> Hashed<R> {
+    fn new(inner: R) -> Self {
+        Self { inner, hash: Sha256::new() }
+    }
+
+    fn finish(self) -> String {
+        format!("sha256:{}", hex(&self.hash.finalize()))
+    }
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..length]);
+        Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(builder: &mut tar::Builder<Vec<u8>>, path: &str, kind: EntryType, content: &[u8], link: &str) {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_size(content.len() as u64);
+        // Names as an attacker writes them: past the checks of the builder.
+        header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
+        header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
+        header.set_cksum();
+        builder.append(&header, content).unwrap();
+    }
+
+    fn sum(bytes: &[u8]) -> String {
+        format!("sha256:{}", hex(&Sha256::digest(bytes)))
+    }
+
+    fn unpacked(layer: &[u8]) -> (tempfile::TempDir, Result<(), String>) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("layer");
+        std::fs::create_dir(&root).unwrap();
+        let result = unpack(layer, &sum(layer), &sum(layer), &root);
+        (dir, result)
+    }
+
+    #[test]
+    fn whiteouts_become_what_overlayfs_understands() {
+        use std::os::unix::fs::{FileTypeExt, MetadataExt};
+        let mut tar = tar::Builder::new(Vec::new());
+        entry(&mut tar, "etc/.wh.gone", EntryType::Regular, b"", "");
+        entry(&mut tar, "var/.wh..wh..opq", EntryType::Regular, b"", "");
+        entry(&mut tar, "var/new", EntryType::Regular, b"text", "");
+        let (dir, result) = unpacked(&tar.into_inner().unwrap());
+        result.unwrap();
+        let gone = std::fs::symlink_metadata(dir.path().join("layer/etc/gone")).unwrap();
+        assert!(gone.file_type().is_char_device() && gone.rdev() == 0);
+        let mut value = [0; 8];
+        let length =
+            rustix::fs::getxattr(dir.path().join("layer/var"), "trusted.overlay.opaque", &mut value).unwrap();
+        assert_eq!(&value[..length], b"y");
+        assert_eq!(std::fs::read(dir.path().join("layer/var/new")).unwrap(), b"text");
+    }
+
+    #[test]
+    fn links_cannot_carry_an_entry_outside_the_layer() {
+        let mut tar = tar::Builder::new(Vec::new());
+        entry(&mut tar, "out", EntryType::Symlink, b"", "../..");
+        entry(&mut tar, "out/escaped", EntryType::Regular, b"x", "");
+        entry(&mut tar, "abs", EntryType::Symlink, b"", "/tmp-of-layer");
+        entry(&mut tar, "tmp-of-layer/", EntryType::Directory, b"", "");
+        entry(&mut tar, "abs/inside", EntryType::Regular, b"x", "");
+        let (dir, result) = unpacked(&tar.into_inner().unwrap());
+        result.unwrap();
+        assert!(!dir.path().join("escaped").exists());
+        assert!(dir.path().join("layer/escaped").exists(), "the layer's root is where '..' ends");
+        assert!(dir.path().join("layer/tmp-of-layer/inside").exists());
+    }
+
+    #[test]
+    fn an_entry_that_climbs_is_refused() {
+        let mut tar = tar::Builder::new(Vec::new());
+        entry(&mut tar, "a/../../b", EntryType::Regular, b"x", "");
+        let (_dir, result) = unpacked(&tar.into_inner().unwrap());
+        assert_eq!(result.unwrap_err(), "a/../../b: the path leads out of the layer");
+    }
+
+    #[test]
+    fn a_changed_byte_is_a_wrong_digest() {
+        let mut tar = tar::Builder::new(Vec::new());
+        entry(&mut tar, "file", EntryType::Regular, b"content", "");
+        let mut layer = tar.into_inner().unwrap();
+        let digest = sum(&layer);
+        layer[600] ^= 1;
+        let dir = tempfile::tempdir().unwrap();
+        let err = unpack(&layer[..], &digest, &digest, dir.path()).unwrap_err();
+        assert_eq!(err, format!("blob {digest} has digest {}", sum(&layer)));
+    }
+}

@@ -1,0 +1,93 @@
+//! The native launcher: from an OCI bundle to a running process, in one clone3.
+//!
+//! Everything that can be decided is decided before the clone ([`plan`]); the
+//! child ([`child`]) only acts, and reports the step that failed through a pipe
+//! that execve(2) closes.
+//!
+//! Invariant: runs in the single-threaded shim only.
+
+mod child;
+mod plan;
+mod seccomp;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use linux::cgroup::{Cgroup, Hierarchies};
+use linux::process::{self, Child};
+use oci_spec::runtime::Spec;
+use serde::{Deserialize, Serialize};
+
+use plan::Plan;
+
+/// Directories of a container's root file system.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Overlay {
+    /// Topmost first.
+    pub(crate) lower: Vec<PathBuf>,
+    pub(crate) upper: PathBuf,
+    pub(crate) work: PathBuf,
+}
+
+impl Overlay {
+    pub(crate) fn view(&self) -> linux::rootfs::Overlay<'_> {
+        linux::rootfs::Overlay { lower: &self.lower, upper: &self.upper, work: &self.work }
+    }
+}
+
+/// A cloned child on its way to execve(2).
+#[derive(Debug)]
+pub(crate) struct Launched {
+    pub(crate) child: Child,
+    pub(crate) cgroup: Cgroup,
+    /// Ends empty when the program runs, or with the reason why it does not.
+    pub(crate) outcome: OwnedFd,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Clones the container's first process. `bundle` holds config.json and the
+/// directory that it names as root.
+pub(crate) fn launch(
+    bundle: &Path,
+    spec: &Spec,
+    overlay: &Overlay,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+) -> Result<Launched, String> {
+    let plan = Plan::new(bundle, spec)?;
+    let hierarchies = Hierarchies::detect().map_err(|e| crate::error::chain(&e))?;
+    let (cgroup, warnings) =
+        hierarchies.create(&plan.cgroup_path, &plan.limits).map_err(|e| crate::error::chain(&e))?;
+    let cloned = clone(&plan, overlay, &cgroup, stdout, stderr);
+    match cloned {
+        Ok((child, outcome)) => Ok(Launched { child, cgroup, outcome, warnings }),
+        Err(problem) => {
+            // The clone's failure is what matters; the group is empty.
+            drop(cgroup.remove());
+            Err(problem)
+        }
+    }
+}
+
+fn clone(
+    plan: &Plan,
+    overlay: &Overlay,
+    cgroup: &Cgroup,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+) -> Result<(Child, OwnedFd), String> {
+    let stdin = File::open("/dev/null").map_err(|e| format!("open /dev/null: {e}"))?;
+    let (outcome, report) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+    let mut report = File::from(OwnedFd::from(report));
+    let child = process::clone_child(plan.new_namespaces, || {
+        let stdio = child::Stdio { stdin: stdin.into(), stdout, stderr };
+        let Err(problem) = child::run(plan, overlay, cgroup, &stdio);
+        // Nobody is left to tell if even this fails.
+        drop(report.write_all(problem.as_bytes()));
+        127
+    })
+    .map_err(|e| crate::error::chain(&e))?;
+    Ok((child, outcome.into()))
+}

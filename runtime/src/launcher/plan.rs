@@ -1,0 +1,297 @@
+//! What the child is going to do, decoded from the OCI specification.
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+use linux::cgroup::{DeviceRule, Limits};
+use linux::process::{BpfInstruction, Capabilities};
+use linux::rootfs::{Attributes, Propagation};
+use nix::sched::CloneFlags;
+use oci_spec::runtime::{
+    LinuxDeviceCgroup, LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimitType, Process,
+    Spec,
+};
+
+use super::seccomp;
+use crate::spec::capabilities;
+
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) new_namespaces: CloneFlags,
+    pub(super) joined_namespaces: Vec<(PathBuf, CloneFlags)>,
+    pub(super) cgroup_path: PathBuf,
+    pub(super) limits: Limits,
+    pub(super) rootfs: PathBuf,
+    pub(super) read_only_root: bool,
+    pub(super) mounts: Vec<PlannedMount>,
+    pub(super) devices: Vec<Device>,
+    /// `net.ipv4.ip_forward` as `net/ipv4/ip_forward`, and its value.
+    pub(super) sysctls: Vec<(String, String)>,
+    pub(super) masked: Vec<PathBuf>,
+    pub(super) read_only: Vec<PathBuf>,
+    pub(super) oom_score_adj: Option<i32>,
+    /// Kernel number, soft, hard.
+    pub(super) rlimits: Vec<(u32, u64, u64)>,
+    pub(super) seccomp: Vec<Vec<BpfInstruction>>,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) groups: Vec<u32>,
+    pub(super) capabilities: Capabilities,
+    pub(super) no_new_privileges: bool,
+    pub(super) cwd: PathBuf,
+    pub(super) args: Vec<CString>,
+    pub(super) env: Vec<CString>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PlannedMount {
+    pub(super) target: PathBuf,
+    pub(super) what: What,
+    pub(super) attributes: Attributes,
+    pub(super) propagation: Option<Propagation>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Bind { source: PathBuf, recursive: bool },
+    FileSystem { fs_type: String, options: Vec<String> },
+}
+
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) path: PathBuf,
+    pub(super) block: bool,
+    pub(super) numbers: (u32, u32),
+    pub(super) mode: u32,
+}
+
+impl Plan {
+    pub(super) fn new(bundle: &Path, spec: &Spec) -> Result<Self, String> {
+        let missing = |field: &str| format!("config.json has no {field}");
+        let process = spec.process().as_ref().ok_or_else(|| missing("process"))?;
+        let linux = spec.linux().as_ref().ok_or_else(|| missing("linux"))?;
+        let root = spec.root().as_ref().ok_or_else(|| missing("root"))?;
+        let mut new_namespaces = CloneFlags::empty();
+        let mut joined_namespaces = Vec::new();
+        for namespace in linux.namespaces().iter().flatten() {
+            let flag = namespace_flag(namespace.typ())?;
+            match namespace.path() {
+                Some(path) => joined_namespaces.push((path.clone(), flag)),
+                None => new_namespaces |= flag,
+            }
+        }
+        if !new_namespaces.contains(CloneFlags::CLONE_NEWNS) {
+            return Err("a container without a mount namespace of its own is not supported".to_owned());
+        }
+        let seccomp = linux.seccomp().as_ref().map(seccomp::compile).transpose()?.unwrap_or_default();
+        let paths = |list: &Option<Vec<String>>| list.iter().flatten().map(PathBuf::from).collect();
+        let user = process.user();
+        Ok(Self {
+            new_namespaces,
+            joined_namespaces,
+            cgroup_path: linux.cgroups_path().clone().ok_or_else(|| missing("linux.cgroupsPath"))?,
+            limits: linux.resources().as_ref().map(limits).unwrap_or_default(),
+            rootfs: bundle.join(root.path()),
+            read_only_root: root.readonly().unwrap_or(false),
+            mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_, _>>()?,
+            devices: linux.devices().iter().flatten().map(device).collect::<Result<_, _>>()?,
+            sysctls: linux.sysctl().iter().flatten().map(|(k, v)| (k.replace('.', "/"), v.clone())).collect(),
+            masked: paths(linux.masked_paths()),
+            read_only: paths(linux.readonly_paths()),
+            oom_score_adj: process.oom_score_adj(),
+            rlimits: rlimits(process)?,
+            seccomp,
+            uid: user.uid(),
+            gid: user.gid(),
+            groups: user.additional_gids().clone().unwrap_or_default(),
+            capabilities: capability_sets(process)?,
+            no_new_privileges: process.no_new_privileges().unwrap_or(false),
+            cwd: process.cwd().clone(),
+            args: c_strings("process.args", process.args().iter().flatten())?,
+            env: c_strings("process.env", process.env().iter().flatten())?,
+        })
+    }
+}
+
+fn namespace_flag(kind: LinuxNamespaceType) -> Result<CloneFlags, String> {
+    Ok(match kind {
+        LinuxNamespaceType::Mount => CloneFlags::CLONE_NEWNS,
+        LinuxNamespaceType::Pid => CloneFlags::CLONE_NEWPID,
+        LinuxNamespaceType::Network => CloneFlags::CLONE_NEWNET,
+        LinuxNamespaceType::Ipc => CloneFlags::CLONE_NEWIPC,
+        LinuxNamespaceType::Uts => CloneFlags::CLONE_NEWUTS,
+        LinuxNamespaceType::Cgroup => CloneFlags::CLONE_NEWCGROUP,
+        LinuxNamespaceType::User | LinuxNamespaceType::Time => {
+            return Err(format!("namespace {kind} is not supported"));
+        }
+    })
+}
+
+fn planned_mount(mount: &Mount) -> Result<PlannedMount, String> {
+    let mut attributes = Attributes::default();
+    let mut propagation = None;
+    let mut fs_options = Vec::new();
+    let mut bind = mount.typ().as_deref() == Some("bind");
+    let mut recursive = false;
+    for option in mount.options().iter().flatten() {
+        match option.as_str() {
+            "bind" => bind = true,
+            "rbind" => (bind, recursive) = (true, true),
+            "ro" => attributes.read_only = true,
+            "rro" => (attributes.read_only, attributes.recursive) = (true, true),
+            "nosuid" => attributes.nosuid = true,
+            "nodev" => attributes.nodev = true,
+            "noexec" => attributes.noexec = true,
+            "private" | "rprivate" => propagation = Some(Propagation::Private),
+            "slave" | "rslave" => propagation = Some(Propagation::Slave),
+            "shared" | "rshared" => propagation = Some(Propagation::Shared),
+            // What a fresh mount or a copy of one is anyway.
+            "rw" | "suid" | "dev" | "exec" | "relatime" | "strictatime" | "atime" => {}
+            other => fs_options.push(other.to_owned()),
+        }
+    }
+    let target = mount.destination().clone();
+    let what = if bind {
+        if let Some(option) = fs_options.first() {
+            return Err(format!("mount {}: option {option:?} is not one of a bind mount", target.display()));
+        }
+        let source =
+            mount.source().clone().ok_or_else(|| format!("mount {}: no source", target.display()))?;
+        What::Bind { source, recursive }
+    } else {
+        let fs_type = mount.typ().clone().ok_or_else(|| format!("mount {}: no type", target.display()))?;
+        What::FileSystem { fs_type, options: fs_options }
+    };
+    Ok(PlannedMount { target, what, attributes, propagation })
+}
+
+fn device(device: &oci_spec::runtime::LinuxDevice) -> Result<Device, String> {
+    let number =
+        |n: i64| u32::try_from(n).map_err(|_| format!("device {}: number {n}", device.path().display()));
+    Ok(Device {
+        path: device.path().clone(),
+        block: device.typ() == LinuxDeviceType::B,
+        numbers: (number(device.major())?, number(device.minor())?),
+        mode: device.file_mode().unwrap_or(0o666),
+    })
+}
+
+fn limits(resources: &LinuxResources) -> Limits {
+    let cpu = resources.cpu().as_ref();
+    Limits {
+        memory_bytes: resources.memory().as_ref().and_then(|m| m.limit()),
+        cpu_shares: cpu.and_then(|c| c.shares()),
+        cpu_quota: cpu.and_then(|c| c.quota()),
+        cpu_period: cpu.and_then(|c| c.period()),
+        pids: resources.pids().as_ref().map(|p| p.limit()),
+        cpuset_cpus: cpu.and_then(|c| c.cpus().clone()),
+        cpuset_mems: cpu.and_then(|c| c.mems().clone()),
+        hugepages: resources
+            .hugepage_limits()
+            .iter()
+            .flatten()
+            .map(|h| (h.page_size().clone(), h.limit().cast_unsigned()))
+            .collect(),
+        devices: resources.devices().as_ref().map(|rules| rules.iter().map(device_rule).collect()),
+    }
+}
+
+fn device_rule(rule: &LinuxDeviceCgroup) -> DeviceRule {
+    let kind = rule.typ().unwrap_or(LinuxDeviceType::A);
+    let number = |n: Option<i64>| n.map_or_else(|| "*".to_owned(), |n| n.to_string());
+    let text = if kind == LinuxDeviceType::A {
+        "a".to_owned() // everything; the kernel takes nothing behind it
+    } else {
+        let access = rule.access().as_deref().unwrap_or("rwm");
+        format!("{} {}:{} {access}", kind.as_str(), number(rule.major()), number(rule.minor()))
+    };
+    DeviceRule { allow: rule.allow(), rule: text }
+}
+
+fn rlimits(process: &Process) -> Result<Vec<(u32, u64, u64)>, String> {
+    process
+        .rlimits()
+        .iter()
+        .flatten()
+        .map(|limit| Ok((rlimit_number(limit.typ()), limit.soft(), limit.hard())))
+        .collect()
+}
+
+fn rlimit_number(kind: PosixRlimitType) -> u32 {
+    match kind {
+        PosixRlimitType::RlimitCpu => libc::RLIMIT_CPU,
+        PosixRlimitType::RlimitFsize => libc::RLIMIT_FSIZE,
+        PosixRlimitType::RlimitData => libc::RLIMIT_DATA,
+        PosixRlimitType::RlimitStack => libc::RLIMIT_STACK,
+        PosixRlimitType::RlimitCore => libc::RLIMIT_CORE,
+        PosixRlimitType::RlimitRss => libc::RLIMIT_RSS,
+        PosixRlimitType::RlimitNproc => libc::RLIMIT_NPROC,
+        PosixRlimitType::RlimitNofile => libc::RLIMIT_NOFILE,
+        PosixRlimitType::RlimitMemlock => libc::RLIMIT_MEMLOCK,
+        PosixRlimitType::RlimitAs => libc::RLIMIT_AS,
+        PosixRlimitType::RlimitLocks => libc::RLIMIT_LOCKS,
+        PosixRlimitType::RlimitSigpending => libc::RLIMIT_SIGPENDING,
+        PosixRlimitType::RlimitMsgqueue => libc::RLIMIT_MSGQUEUE,
+        PosixRlimitType::RlimitNice => libc::RLIMIT_NICE,
+        PosixRlimitType::RlimitRtprio => libc::RLIMIT_RTPRIO,
+        PosixRlimitType::RlimitRttime => libc::RLIMIT_RTTIME,
+    }
+}
+
+fn capability_sets(process: &Process) -> Result<Capabilities, String> {
+    let Some(sets) = process.capabilities() else { return Ok(Capabilities::default()) };
+    let bits = |set: &Option<oci_spec::runtime::Capabilities>| {
+        set.iter().flatten().try_fold(0, |bits, capability| {
+            let name = capability.to_string();
+            capabilities::bit(&name)
+                .map(|bit| bits | bit)
+                .ok_or_else(|| format!("capability {name} is unknown"))
+        })
+    };
+    Ok(Capabilities {
+        bounding: bits(sets.bounding())?,
+        effective: bits(sets.effective())?,
+        permitted: bits(sets.permitted())?,
+        inheritable: bits(sets.inheritable())?,
+        ambient: bits(sets.ambient())?,
+    })
+}
+
+fn c_strings<'a>(field: &str, texts: impl Iterator<Item = &'a String>) -> Result<Vec<CString>, String> {
+    texts.map(|t| CString::new(t.as_bytes()).map_err(|_| format!("{field}: {t:?} has a NUL byte"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(text: &str) -> Result<PlannedMount, String> {
+        planned_mount(&serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn mount_options_are_attributes_propagation_and_the_file_systems_own() {
+        let planned = mount(
+            r#"{"destination":"/dev","type":"tmpfs","source":"tmpfs","options":["nosuid","strictatime","mode=755","rslave"]}"#,
+        )
+        .unwrap();
+        assert!(planned.attributes.nosuid && !planned.attributes.read_only);
+        assert_eq!(planned.propagation, Some(Propagation::Slave));
+        let options = vec!["mode=755".to_owned()];
+        assert_eq!(planned.what, What::FileSystem { fs_type: "tmpfs".to_owned(), options });
+    }
+
+    #[test]
+    fn an_option_that_a_bind_mount_does_not_know_is_refused() {
+        let err = mount(r#"{"destination":"/a","type":"bind","source":"/b","options":["rbind","size=1"]}"#)
+            .unwrap_err();
+        assert_eq!(err, "mount /a: option \"size=1\" is not one of a bind mount");
+    }
+
+    #[test]
+    fn device_rules_read_as_the_kernel_writes_them() {
+        let rule = |text: &str| device_rule(&serde_json::from_str(text).unwrap());
+        assert_eq!(rule(r#"{"allow":false,"access":"rwm"}"#).rule, "a");
+        assert_eq!(rule(r#"{"allow":true,"type":"c","major":136,"access":"rwm"}"#).rule, "c 136:* rwm");
+    }
+}

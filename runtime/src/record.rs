@@ -1,0 +1,73 @@
+//! Records on disk: JSON files that are there whole or not at all.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+
+/// Atomic, and on disk when it returns: for what must survive a power cut.
+pub(crate) fn save_durably(path: &Path, value: &impl Serialize) -> Result<()> {
+    Ok(linux::atomic_file::write(path, &to_json(value), 0o600)?)
+}
+
+/// Atomic, not waiting for the disk: for what describes running processes and
+/// namespaces, which do not survive a power cut either.
+pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut temp_name = std::ffi::OsString::from(".");
+    temp_name.push(path.file_name().unwrap_or_default());
+    temp_name.push(format!(".{}.tmp", std::process::id()));
+    let temp = path.with_file_name(temp_name);
+    fs::write(&temp, to_json(value)).map_err(|e| Error::io("write", &temp, e))?;
+    fs::rename(&temp, path).map_err(|e| Error::io("rename to", path, e))
+}
+
+pub(crate) fn load<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let bytes = fs::read(path).map_err(|e| Error::io("read", path, e))?;
+    serde_json::from_slice(&bytes).map_err(|source| Error::Record { path: path.to_owned(), source })
+}
+
+/// `None` when there is no such file.
+pub(crate) fn find<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    match load(path) {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::Kernel(e)) if e.errno() == nix::errno::Errno::ENOENT => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// A directory of ours alone (0700), with its parents.
+pub(crate) fn ensure_dir(path: &Path) -> Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|e| Error::io("create directory", path, e))
+}
+
+/// rm -rf; absence is a success.
+pub(crate) fn remove_tree(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Names in a directory, sorted.
+pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(|e| Error::io("read directory", dir, e))? {
+        let entry = entry.map_err(|e| Error::io("read directory", dir, e))?;
+        names.extend(entry.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn to_json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec_pretty(value).expect("records have string keys and finite numbers")
+}

@@ -1,0 +1,259 @@
+//! The runtime behind the CRI services: all sandboxes, all containers, the image
+//! store, and who hears of changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+
+use linux::cgroup::Hierarchies;
+use linux::lock::FileLock;
+use proto::cri::{ContainerEventResponse, ContainerEventType};
+use tokio::sync::broadcast;
+
+use crate::Config;
+use crate::cni::Cni;
+use crate::error::{Error, Result, chain};
+use crate::images::ImageStore;
+use crate::record;
+use crate::shim::protocol::{Answer, Message, ShimStatus, now};
+use crate::shim_client::Listener;
+use crate::state::{Container, Ended, Phase, RunState, Sandbox, locked};
+
+/// A reader this far behind is cut off, and lists anew.
+const EVENTS_KEPT: usize = 4096;
+
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    pub(crate) root_dir: PathBuf,
+    pub(crate) oci_runtime: Option<PathBuf>,
+    pub(crate) cni: Cni,
+    pub(crate) images: ImageStore,
+    pub(crate) boot_id: String,
+    sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
+    containers: Mutex<BTreeMap<String, Arc<Container>>>,
+    events: broadcast::Sender<ContainerEventResponse>,
+    /// Groups that this runtime made above its containers' (also in earlier lives), by creation.
+    created_cgroups: Mutex<Vec<PathBuf>>,
+    itself: Weak<Runtime>,
+    _lock: FileLock,
+}
+
+impl Runtime {
+    /// Opens the root directory; [`crate::adopt`] fills in what is there.
+    pub(crate) fn open(config: &Config) -> Result<Arc<Self>> {
+        record::ensure_dir(&config.root_dir)?;
+        let root_dir =
+            config.root_dir.canonicalize().map_err(|e| Error::io("resolve", &config.root_dir, e))?;
+        let lock = FileLock::try_exclusive(&root_dir.join("lock"), 0o600)?
+            .ok_or_else(|| Error::Locked { root_dir: root_dir.clone() })?;
+        for dir in ["sandboxes", "netns"] {
+            record::ensure_dir(&root_dir.join(dir))?;
+        }
+        let boot_id_path = Path::new("/proc/sys/kernel/random/boot_id");
+        let boot_id =
+            std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;
+        let images = ImageStore::open(&root_dir.join("images"), &config.images_dir)?;
+        let created_cgroups = record::find(&root_dir.join("cgroups.json"))?.unwrap_or_default();
+        Ok(Arc::new_cyclic(|itself| Self {
+            oci_runtime: config.oci_runtime.clone(),
+            cni: Cni {
+                conf_dir: config.cni_conf_dir.clone(),
+                bin_dir: config.cni_bin_dir.clone(),
+                cache_dir: config.cni_cache_dir.clone(),
+            },
+            images,
+            boot_id: boot_id.trim().to_owned(),
+            sandboxes: Mutex::default(),
+            containers: Mutex::default(),
+            events: broadcast::Sender::new(EVENTS_KEPT),
+            created_cgroups: Mutex::new(created_cgroups),
+            itself: itself.clone(),
+            root_dir,
+            _lock: lock,
+        }))
+    }
+
+    pub(crate) fn listener(&self) -> Arc<dyn Listener> {
+        Arc::new(ShimListener(self.itself.clone()))
+    }
+
+    pub(crate) fn events(&self) -> broadcast::Receiver<ContainerEventResponse> {
+        self.events.subscribe()
+    }
+
+    pub(crate) fn sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        locked(&self.sandboxes).values().cloned().collect()
+    }
+
+    pub(crate) fn containers(&self) -> Vec<Arc<Container>> {
+        locked(&self.containers).values().cloned().collect()
+    }
+
+    pub(crate) fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
+        locked(&self.containers).values().filter(|c| c.record.sandbox_id == sandbox).cloned().collect()
+    }
+
+    /// By id, or by a prefix that only one has (as crictl users type them).
+    pub(crate) fn find_sandbox(&self, id: &str) -> Option<Arc<Sandbox>> {
+        by_prefix(&locked(&self.sandboxes), id)
+    }
+
+    pub(crate) fn find_container(&self, id: &str) -> Option<Arc<Container>> {
+        by_prefix(&locked(&self.containers), id)
+    }
+
+    pub(crate) fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
+        self.find_sandbox(id).ok_or_else(|| Error::NotFound { kind: "pod sandbox", id: id.to_owned() })
+    }
+
+    pub(crate) fn container(&self, id: &str) -> Result<Arc<Container>> {
+        self.find_container(id).ok_or_else(|| Error::NotFound { kind: "container", id: id.to_owned() })
+    }
+
+    pub(crate) fn insert_sandbox(&self, sandbox: Arc<Sandbox>) {
+        locked(&self.sandboxes).insert(sandbox.id.clone(), sandbox);
+    }
+
+    pub(crate) fn forget_sandbox(&self, id: &str) {
+        locked(&self.sandboxes).remove(id);
+    }
+
+    pub(crate) fn insert_container(&self, container: Arc<Container>) {
+        locked(&self.containers).insert(container.id.clone(), container);
+    }
+
+    pub(crate) fn forget_container(&self, id: &str) {
+        locked(&self.containers).remove(id);
+    }
+
+    /// Digests of layers under existing containers.
+    pub(crate) fn layers_in_use(&self) -> BTreeSet<String> {
+        self.containers().iter().flat_map(|c| c.record.layers.clone()).collect()
+    }
+
+    /// Makes the group that a pod's containers go below, and remembers what was
+    /// not there before, to be taken away with the last pod that needs it.
+    pub(crate) fn ensure_cgroup_parent(&self, path: &Path) -> Result<()> {
+        let mut created = locked(&self.created_cgroups);
+        let made = Hierarchies::detect()?.ensure_parent(path)?;
+        if made.is_empty() {
+            return Ok(());
+        }
+        created.extend(made);
+        record::save(&self.root_dir.join("cgroups.json"), &*created)
+    }
+
+    /// Removes those of our groups that no pod needs any more.
+    pub(crate) fn remove_unused_cgroups(&self) -> Result<()> {
+        let live = self.sandboxes().into_iter().map(|s| s.record()).filter(|r| r.phase != Phase::Stopped);
+        let needed: Vec<PathBuf> = live.map(|r| crate::sandbox::cgroup_parent(&r)).collect();
+        let is_needed = |dir: &Path| {
+            needed.iter().flat_map(|path| path.ancestors()).any(|a| match a.strip_prefix("/") {
+                Ok(relative) if relative.as_os_str().is_empty() => false,
+                relative => dir.ends_with(relative.unwrap_or(a)),
+            })
+        };
+        let mut created = locked(&self.created_cgroups);
+        let (mut kept, unused): (Vec<PathBuf>, Vec<PathBuf>) =
+            created.drain(..).partition(|dir| is_needed(dir));
+        kept.extend(linux::cgroup::remove_dirs(&unused));
+        *created = kept;
+        record::save(&self.root_dir.join("cgroups.json"), &*created)
+    }
+
+    /// Tells everybody who listens.
+    pub(crate) fn announce(&self, id: &str, sandbox_id: &str, kind: ContainerEventType) {
+        let sandbox = self.find_sandbox(sandbox_id);
+        let event = ContainerEventResponse {
+            container_id: id.to_owned(),
+            container_event_type: kind.into(),
+            created_at: now(),
+            pod_sandbox_status: sandbox.map(|s| crate::status::sandbox_status(&s)),
+            containers_statuses: self
+                .containers_of(sandbox_id)
+                .iter()
+                .map(|c| crate::status::container_status(c))
+                .collect(),
+        };
+        // Nobody listening is no error.
+        drop(self.events.send(event));
+    }
+
+    fn started(&self, id: &str, status: &ShimStatus) {
+        let Some(container) = self.find_container(id) else { return };
+        container.state.send_replace(RunState::Running { pid: status.pid, started_at: status.started_at });
+        self.announce(id, &container.record.sandbox_id, ContainerEventType::ContainerStartedEvent);
+    }
+
+    fn exited(&self, id: &str, status: &ShimStatus) {
+        let Some(container) = self.find_container(id) else { return };
+        let Some(ended) = ended(status) else { return };
+        self.end(&container, ended);
+    }
+
+    /// Marks a container as ended and tells everybody.
+    pub(crate) fn end(&self, container: &Container, ended: Ended) {
+        container.state.send_replace(RunState::Exited(ended));
+        self.announce(&container.id, &container.record.sandbox_id, ContainerEventType::ContainerStoppedEvent);
+    }
+}
+
+/// How a container ended, in CRI's words; `None` while it runs.
+pub(crate) fn ended(status: &ShimStatus) -> Option<Ended> {
+    let exit = status.exit.as_ref()?;
+    let reason = match (exit.oom_killed, exit.code) {
+        (true, _) => "OOMKilled",
+        (false, 0) => "Completed",
+        (false, _) => "Error",
+    };
+    Some(Ended {
+        started_at: status.started_at,
+        finished_at: exit.finished_at,
+        code: exit.code,
+        reason: reason.to_owned(),
+        message: String::new(),
+    })
+}
+
+fn by_prefix<T>(all: &BTreeMap<String, Arc<T>>, id: &str) -> Option<Arc<T>> {
+    if let Some(found) = all.get(id) {
+        return Some(Arc::clone(found));
+    }
+    if id.is_empty() {
+        return None;
+    }
+    let mut matches = all.range(id.to_owned()..).take_while(|(known, _)| known.starts_with(id));
+    let first = matches.next()?.1;
+    matches.next().is_none().then(|| Arc::clone(first))
+}
+
+/// Hears shims without keeping the runtime alive.
+struct ShimListener(Weak<Runtime>);
+
+impl Listener for ShimListener {
+    fn heard(&self, _sandbox: &str, message: &Message) {
+        let Some(runtime) = self.0.upgrade() else { return };
+        match message {
+            Message::Answer { answer: Answer::Started { container, status, .. }, .. } => {
+                runtime.started(container, status);
+            }
+            Message::Exited { container, status } => runtime.exited(container, status),
+            Message::Answer { .. } => {}
+        }
+    }
+
+    fn lost(&self, sandbox: &str) {
+        let Some(runtime) = self.0.upgrade() else { return };
+        let Some(sandbox) = runtime.find_sandbox(sandbox) else { return };
+        // Being stopped, it is gone because it was told to.
+        if sandbox.record().phase != Phase::Ready {
+            return;
+        }
+        tokio::spawn(async move {
+            tracing::warn!(sandbox = sandbox.id, "the pod's shim ended unexpectedly");
+            if let Err(error) = crate::sandbox::break_down(&runtime, &sandbox).await {
+                tracing::warn!(sandbox = sandbox.id, error = %chain(&error), "clean up after the shim");
+            }
+        });
+    }
+}

@@ -1,0 +1,486 @@
+//! A pod's sandbox: network namespace, shim (which holds ipc and uts), cgroup
+//! parent and the files every container of it sees.
+//!
+//! Invariant: [`take_down`] undoes any prefix of [`run`], any number of times; a
+//! failed `run` and a stop are the same code.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use linux::mount::{MountFlags, UnmountMode};
+use linux::netns;
+use proto::cri::{
+    ContainerEventType, DnsConfig, NamespaceMode, PodSandboxConfig, Protocol, RunPodSandboxRequest,
+};
+use serde_json::{Map, Value, json};
+
+use crate::cni::{self, Attachment};
+use crate::container;
+use crate::error::{Error, Result, chain};
+use crate::record;
+use crate::runtime::Runtime;
+use crate::shim::protocol::{Call, ShimConfig, now};
+use crate::shim_client;
+use crate::state::{Phase, Sandbox, SandboxRecord};
+
+/// With value `none`: an empty network namespace, `lo` down, no CNI call.
+const NETWORK_ANNOTATION: &str = "hawser.dev/network";
+/// For requests that name no cgroup parent.
+const DEFAULT_CGROUP_PARENT: &str = "/hawser-runtime";
+const POD_INTERFACE: &str = "eth0";
+
+/// How a pod shares or does not share the host's namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sharing {
+    pub(crate) host_network: bool,
+    pub(crate) host_ipc: bool,
+}
+
+pub(crate) fn sharing(config: &PodSandboxConfig) -> Sharing {
+    let options = config
+        .linux
+        .as_ref()
+        .and_then(|l| l.security_context.as_ref())
+        .and_then(|c| c.namespace_options.as_ref());
+    let node = |mode: Option<NamespaceMode>| mode == Some(NamespaceMode::Node);
+    Sharing { host_network: node(options.map(|o| o.network())), host_ipc: node(options.map(|o| o.ipc())) }
+}
+
+pub(crate) fn cgroup_parent(record: &SandboxRecord) -> PathBuf {
+    let parent = record.config.linux.as_ref().map(|l| l.cgroup_parent.as_str()).unwrap_or_default();
+    PathBuf::from(if parent.is_empty() { DEFAULT_CGROUP_PARENT } else { parent })
+}
+
+/// RunPodSandbox: the new sandbox's id. A failure leaves nothing.
+pub(crate) async fn run(runtime: &Arc<Runtime>, request: RunPodSandboxRequest) -> Result<String> {
+    let config = request.config.ok_or_else(|| Error::invalid("config", "missing"))?;
+    check(&config)?;
+    let id = new_id()?;
+    let dir = runtime.root_dir.join("sandboxes").join(&id);
+    let netns = runtime.root_dir.join("netns").join(&id);
+    let record = SandboxRecord {
+        id: id.clone(),
+        phase: Phase::Creating,
+        created_at: now(),
+        runtime_handler: request.runtime_handler,
+        netns: (!sharing(&config).host_network).then_some(netns),
+        config,
+        boot_id: runtime.boot_id.clone(),
+        network: None,
+        ips: Vec::new(),
+        shim: None,
+    };
+    let sandbox = Arc::new(Sandbox::new(dir, record));
+    let _changing = sandbox.changing.lock().await;
+    reserve_name(runtime, &sandbox)?;
+    if let Err(cause) = set_up(runtime, &sandbox).await {
+        let mut rollback = Vec::new();
+        rollback.extend(take_down(runtime, &sandbox).await.err());
+        if rollback.is_empty() {
+            rollback.extend(forget(runtime, &sandbox).err());
+        }
+        return Err(cause.after_rollback(rollback));
+    }
+    runtime.announce(&id, &id, ContainerEventType::ContainerCreatedEvent);
+    runtime.announce(&id, &id, ContainerEventType::ContainerStartedEvent);
+    Ok(id)
+}
+
+fn check(config: &PodSandboxConfig) -> Result<()> {
+    let metadata = config.metadata.as_ref().ok_or_else(|| Error::invalid("config.metadata", "missing"))?;
+    for (field, value) in
+        [("name", &metadata.name), ("uid", &metadata.uid), ("namespace", &metadata.namespace)]
+    {
+        if value.is_empty() {
+            return Err(Error::invalid(format!("config.metadata.{field}"), "empty"));
+        }
+    }
+    let linux = config.linux.clone().unwrap_or_default();
+    let parent = Path::new(&linux.cgroup_parent);
+    let plain = parent.components().all(|c| !matches!(c, std::path::Component::ParentDir));
+    if !linux.cgroup_parent.is_empty() && !(parent.is_absolute() && plain) {
+        return Err(Error::invalid(
+            "config.linux.cgroup_parent",
+            format!(
+                "{:?} is not an absolute cgroup path (this runtime's cgroup driver is cgroupfs)",
+                linux.cgroup_parent
+            ),
+        ));
+    }
+    match config.annotations.get(NETWORK_ANNOTATION).map(String::as_str) {
+        None | Some("none" | "") => Ok(()),
+        Some(other) => Err(Error::invalid(
+            format!("config.annotations[{NETWORK_ANNOTATION}]"),
+            format!("{other:?}: only \"none\" is known"),
+        )),
+    }
+}
+
+/// Two sandboxes of one pod attempt would be one too many.
+fn reserve_name(runtime: &Runtime, sandbox: &Arc<Sandbox>) -> Result<()> {
+    let wanted = sandbox.record().config.metadata;
+    if let Some(known) = runtime.sandboxes().iter().find(|s| s.record().config.metadata == wanted) {
+        let name =
+            wanted.map(|m| format!("{}_{}_{}_{}", m.name, m.namespace, m.uid, m.attempt)).unwrap_or_default();
+        return Err(Error::AlreadyExists { kind: "pod sandbox", name, id: known.id.clone() });
+    }
+    runtime.insert_sandbox(Arc::clone(sandbox));
+    Ok(())
+}
+
+async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
+    let record = sandbox.record();
+    let (rt, sb) = (Arc::clone(runtime), Arc::clone(sandbox));
+    blocking("prepare sandbox", move || prepare(&rt, &sb)).await?;
+    let own_network = record.netns.is_some();
+    let shim_config = ShimConfig {
+        hostname: own_network.then(|| hostname(&record.config)),
+        own_ipc: !sharing(&record.config).host_ipc,
+        oci_runtime: runtime.oci_runtime.clone(),
+    };
+    let wants_cni =
+        own_network && record.config.annotations.get(NETWORK_ANNOTATION).is_none_or(|v| v != "none");
+    let network = async {
+        if !wants_cni {
+            return Ok(Vec::new());
+        }
+        let list = runtime.cni.network()?;
+        // Before ADD: whatever happens then, DEL knows what was called.
+        sandbox.update(|r| r.network = Some(list.clone()))?;
+        attach(runtime, &sandbox.record()).await
+    };
+    let shim = shim_client::spawn(&sandbox.id, &sandbox.dir, &shim_config, runtime.listener());
+    let (ips, shim) = tokio::join!(network, shim);
+    if let Ok(shim) = shim {
+        let process = shim.process();
+        sandbox.set_shim(Some(shim));
+        sandbox.update(|r| r.shim = Some(process))?;
+        let ips = ips?;
+        // The shim answers only once it is in its namespaces.
+        sandbox.shim().ok_or(Error::Task { task: "shim" })?.call(Call::List).await?;
+        return sandbox.update(|r| (r.phase, r.ips) = (Phase::Ready, ips));
+    }
+    shim.map(drop)
+}
+
+/// Files, mounts and groups: all that needs no other process.
+fn prepare(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
+    record::ensure_dir(&sandbox.dir.join("containers"))?;
+    sandbox.update(|_| ())?;
+    runtime.ensure_cgroup_parent(&cgroup_parent(&record))?;
+    let files = [
+        ("resolv.conf", resolv_conf(record.config.dns_config.as_ref())?),
+        ("hostname", format!("{}\n", hostname(&record.config))),
+        (
+            "hosts",
+            std::fs::read_to_string("/etc/hosts").unwrap_or_else(|_| "127.0.0.1\tlocalhost\n".to_owned()),
+        ),
+    ];
+    for (name, content) in files {
+        let path = sandbox.dir.join(name);
+        std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))?;
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644))
+            .map_err(|e| Error::io("set mode of", &path, e))?;
+    }
+    if !sharing(&record.config).host_ipc {
+        let shm = sandbox.dir.join("shm");
+        record::ensure_dir(&shm)?;
+        let flags = MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() };
+        linux::mount::mount_fs("tmpfs", "shm", &shm, flags, "mode=1777,size=65536k")?;
+    }
+    if let Some(path) = &record.netns {
+        netns::create_persistent(path)?;
+    }
+    Ok(())
+}
+
+/// lo and eth0 at the same time, as containerd does; the pod's addresses.
+async fn attach(runtime: &Runtime, record: &SandboxRecord) -> Result<Vec<String>> {
+    let Some(list) = &record.network else { return Ok(Vec::new()) };
+    let loopback = cni::loopback();
+    let lo = attachment(record, "lo");
+    let eth0 = attachment(record, POD_INTERFACE);
+    let (lo, eth0) = tokio::join!(runtime.cni.add(&loopback, &lo), runtime.cni.add(list, &eth0));
+    lo?;
+    let ips = cni::addresses(&eth0?);
+    if ips.is_empty() {
+        return Err(Error::NetworkConfig {
+            problem: format!("network {:?} ({}) gave the pod no address", list.name, list.file.display()),
+        });
+    }
+    Ok(ips)
+}
+
+fn attachment(record: &SandboxRecord, ifname: &'static str) -> Attachment {
+    let metadata = record.config.metadata.clone().unwrap_or_default();
+    let args = [
+        ("IgnoreUnknown", "1".to_owned()),
+        ("K8S_POD_NAMESPACE", metadata.namespace),
+        ("K8S_POD_NAME", metadata.name),
+        ("K8S_POD_INFRA_CONTAINER_ID", record.id.clone()),
+        ("K8S_POD_UID", metadata.uid),
+    ];
+    Attachment {
+        container_id: record.id.clone(),
+        netns: record.netns.clone().filter(|path| netns::NetNs::open(path).is_ok()),
+        ifname,
+        args: args.into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),
+        capabilities: if ifname == POD_INTERFACE { capabilities(&record.config) } else { Map::new() },
+    }
+}
+
+/// What containerd offers to plugins that declare the capability.
+fn capabilities(config: &PodSandboxConfig) -> Map<String, Value> {
+    let mut offered = Map::new();
+    let ports: Vec<Value> = config
+        .port_mappings
+        .iter()
+        .filter(|p| p.host_port > 0)
+        .map(|p| {
+            let protocol = match p.protocol() {
+                Protocol::Tcp => "tcp",
+                Protocol::Udp => "udp",
+                Protocol::Sctp => "sctp",
+            };
+            json!({"hostPort": p.host_port, "containerPort": p.container_port, "protocol": protocol, "hostIP": p.host_ip})
+        })
+        .collect();
+    if !ports.is_empty() {
+        offered.insert("portMappings".to_owned(), Value::Array(ports));
+    }
+    if let Some(dns) = &config.dns_config {
+        let dns = json!({"servers": dns.servers, "searches": dns.searches, "options": dns.options});
+        offered.insert("dns".to_owned(), dns);
+    }
+    if let Some(linux) = config.linux.as_ref().filter(|l| !l.cgroup_parent.is_empty()) {
+        offered.insert("cgroupPath".to_owned(), json!(linux.cgroup_parent));
+    }
+    offered.insert("io.kubernetes.cri.pod-annotations".to_owned(), json!(config.annotations));
+    offered
+}
+
+/// StopPodSandbox: everything of it is gone but its directory; again a success.
+pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
+    let Some(sandbox) = runtime.find_sandbox(id) else { return Ok(()) };
+    let _changing = sandbox.changing.lock().await;
+    if sandbox.record().phase == Phase::Stopped {
+        return Ok(());
+    }
+    take_down(runtime, &sandbox).await?;
+    runtime.announce(&sandbox.id, &sandbox.id, ContainerEventType::ContainerStoppedEvent);
+    Ok(())
+}
+
+/// RemovePodSandbox: stops it if need be, removes its containers; nothing is left.
+pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
+    let Some(sandbox) = runtime.find_sandbox(id) else { return Ok(()) };
+    stop(runtime, &sandbox.id).await?;
+    for container in runtime.containers_of(&sandbox.id) {
+        container::remove(runtime, &container.id).await?;
+    }
+    let _changing = sandbox.changing.lock().await;
+    let (rt, sb) = (Arc::clone(runtime), Arc::clone(&sandbox));
+    blocking("remove sandbox", move || forget(&rt, &sb)).await?;
+    runtime.announce(&sandbox.id, &sandbox.id, ContainerEventType::ContainerDeletedEvent);
+    Ok(())
+}
+
+/// Kills what runs and gives back what is held; goes on after a failure, so
+/// that one stuck part does not keep the others.
+pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
+    let mut record = sandbox.record();
+    if record.phase == Phase::Ready {
+        // From here on the shim's end is no surprise.
+        sandbox.update(|r| r.phase = Phase::Broken)?;
+        record.phase = Phase::Broken;
+    }
+    let mut errors = Vec::new();
+    for container in runtime.containers_of(&sandbox.id) {
+        errors.extend(container::kill(runtime, &container).await.err());
+    }
+    let shim = async {
+        let result = end_shim(runtime, sandbox, &record).await;
+        if result.is_ok() {
+            sandbox.set_shim(None);
+        }
+        result
+    };
+    let (detached, shim) = tokio::join!(detach(runtime, &record), shim);
+    let network_gone = detached.is_ok();
+    errors.extend([detached, shim].into_iter().filter_map(Result::err));
+    let dir = sandbox.dir.clone();
+    // The namespace stays until DEL has succeeded: a retry may need it.
+    let netns = record.netns.clone().filter(|_| network_gone);
+    errors.extend(blocking("release sandbox", move || release(&dir, netns.as_deref())).await.err());
+    if errors.is_empty() && sandbox.dir.is_dir() {
+        errors.extend(sandbox.update(|r| (r.phase, r.shim) = (Phase::Stopped, None)).err());
+        let rt = Arc::clone(runtime);
+        errors.extend(blocking("remove cgroups", move || rt.remove_unused_cgroups()).await.err());
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    let first = errors.remove(0);
+    Err(first.after_rollback(errors))
+}
+
+async fn detach(runtime: &Runtime, record: &SandboxRecord) -> Result<()> {
+    let Some(list) = &record.network else { return Ok(()) };
+    let loopback = cni::loopback();
+    let (lo, eth0) = (attachment(record, "lo"), attachment(record, POD_INTERFACE));
+    // lo needs no DEL when its namespace is gone; its cached result does.
+    let (lo, eth0) = tokio::join!(runtime.cni.delete(&loopback, &lo), runtime.cni.delete(list, &eth0));
+    eth0?;
+    lo
+}
+
+async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) -> Result<()> {
+    if let Some(shim) = sandbox.shim() {
+        return shim.shut_down().await;
+    }
+    // Without a connection: one that does not answer any more, or an earlier boot's.
+    let Some(process) = record.shim.filter(|_| record.boot_id == runtime.boot_id) else { return Ok(()) };
+    if let Some(pidfd) = process.open()? {
+        linux::process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+        shim_client::wait_for_end(&pidfd, std::time::Duration::from_secs(5)).await?;
+    }
+    Ok(())
+}
+
+fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
+    unmount_if_mounted(&dir.join("shm"))?;
+    if let Some(path) = netns {
+        netns::remove_persistent(path)?;
+    }
+    let socket = dir.join("shim.sock");
+    match std::fs::remove_file(&socket) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", &socket, e)),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn unmount_if_mounted(path: &Path) -> Result<()> {
+    match linux::mount::unmount(path, UnmountMode::Detach) {
+        Err(e) if !matches!(e.errno(), nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {
+            Err(e.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Drops directory and memory of a sandbox that is taken down.
+pub(crate) fn forget(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
+    record::remove_tree(&sandbox.dir)?;
+    runtime.forget_sandbox(&sandbox.id);
+    runtime.remove_unused_cgroups()
+}
+
+/// After the shim died: its containers die with it (nobody reads their output
+/// or will reap them), and the sandbox is not ready any more.
+pub(crate) async fn break_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
+    let _changing = sandbox.changing.lock().await;
+    sandbox.set_shim(None);
+    if sandbox.record().phase != Phase::Ready {
+        return Ok(());
+    }
+    sandbox.update(|r| (r.phase, r.shim) = (Phase::Broken, None))?;
+    for container in runtime.containers_of(&sandbox.id) {
+        if let Err(error) = container::lose(runtime, sandbox, &container).await {
+            tracing::warn!(container_id = container.id, error = %chain(&error), "kill what its shim left");
+        }
+    }
+    runtime.announce(&sandbox.id, &sandbox.id, ContainerEventType::ContainerStoppedEvent);
+    Ok(())
+}
+
+pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
+    if !config.hostname.is_empty() {
+        return config.hostname.clone();
+    }
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|t| t.trim().to_owned()).unwrap_or_default()
+}
+
+fn resolv_conf(dns: Option<&DnsConfig>) -> Result<String> {
+    let Some(dns) = dns.filter(|d| !(d.servers.is_empty() && d.searches.is_empty() && d.options.is_empty()))
+    else {
+        let host = Path::new("/etc/resolv.conf");
+        return match std::fs::read_to_string(host) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("read", host, e)),
+            found => Ok(found.unwrap_or_default()),
+        };
+    };
+    let mut text = String::new();
+    if !dns.searches.is_empty() {
+        text.push_str(&format!("search {}\n", dns.searches.join(" ")));
+    }
+    for server in &dns.servers {
+        text.push_str(&format!("nameserver {server}\n"));
+    }
+    if !dns.options.is_empty() {
+        text.push_str(&format!("options {}\n", dns.options.join(" ")));
+    }
+    Ok(text)
+}
+
+/// 64 random hexadecimal digits, as containerd's.
+pub(crate) fn new_id() -> Result<String> {
+    use std::io::Read;
+    let path = Path::new("/dev/urandom");
+    let mut bytes = [0_u8; 32];
+    std::fs::File::open(path)
+        .and_then(|mut f| f.read_exact(&mut bytes))
+        .map_err(|e| Error::io("read", path, e))?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// Kernel and disk work, off the threads that serve calls.
+pub(crate) async fn blocking<T: Send + 'static>(
+    task: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::Task { task }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolv_conf_is_written_from_the_request() {
+        let dns = DnsConfig {
+            servers: vec!["10.0.0.1".into(), "fd00::1".into()],
+            searches: vec!["a.svc".into(), "svc".into()],
+            options: vec!["ndots:5".into()],
+        };
+        assert_eq!(
+            resolv_conf(Some(&dns)).unwrap(),
+            "search a.svc svc\nnameserver 10.0.0.1\nnameserver fd00::1\noptions ndots:5\n"
+        );
+    }
+
+    #[test]
+    fn a_systemd_slice_as_cgroup_parent_is_refused() {
+        let config = PodSandboxConfig {
+            metadata: Some(proto::cri::PodSandboxMetadata {
+                name: "p".into(),
+                uid: "u".into(),
+                namespace: "n".into(),
+                attempt: 0,
+            }),
+            linux: Some(proto::cri::LinuxPodSandboxConfig {
+                cgroup_parent: "kubepods.slice".into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let text = check(&config).unwrap_err().to_string();
+        assert!(
+            text.starts_with("config.linux.cgroup_parent: \"kubepods.slice\" is not an absolute"),
+            "{text}"
+        );
+    }
+}

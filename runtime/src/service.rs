@@ -1,0 +1,356 @@
+//! The CRI services, as thin as they go: check, call, translate.
+//!
+//! Invariant: what changes something runs as a task of its own, so that a caller
+//! who hangs up (kubelet's deadlines, kill -9) does not leave it half done.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::cri::image_service_server::ImageService;
+use proto::cri::runtime_service_server::RuntimeService;
+use proto::cri::{
+    CgroupDriver, ContainerEventResponse, ContainerStatusRequest, ContainerStatusResponse,
+    CreateContainerRequest, CreateContainerResponse, FilesystemIdentifier, FilesystemUsage, GetEventsRequest,
+    Image as CriImage, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest,
+    ImageStatusResponse, Int64Value, LinuxRuntimeConfiguration, ListContainersRequest,
+    ListContainersResponse, ListImagesRequest, ListImagesResponse, ListPodSandboxRequest,
+    ListPodSandboxResponse, PodSandboxStatusRequest, PodSandboxStatusResponse, PullImageRequest,
+    PullImageResponse, RemoveContainerRequest, RemoveContainerResponse, RemoveImageRequest,
+    RemoveImageResponse, RemovePodSandboxRequest, RemovePodSandboxResponse, ReopenContainerLogRequest,
+    ReopenContainerLogResponse, RunPodSandboxRequest, RunPodSandboxResponse, RuntimeCondition,
+    RuntimeConfigRequest, RuntimeConfigResponse, RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures,
+    RuntimeStatus, StartContainerRequest, StartContainerResponse, StatusRequest, StatusResponse,
+    StopContainerRequest, StopContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse, UInt64Value,
+    VersionRequest, VersionResponse,
+};
+use tokio::sync::{broadcast, watch};
+use tonic::{Request, Response, Status};
+use tracing::{Instrument, Span, info_span};
+
+use crate::error::{Error, Result, chain};
+use crate::images::Image;
+use crate::runtime::Runtime;
+use crate::sandbox::{self, blocking};
+use crate::shim::protocol::now;
+use crate::{container, status};
+
+const NAME: &str = "hawser";
+const CRI_VERSION: &str = "v1";
+
+#[derive(Debug, Clone)]
+pub(crate) struct Service {
+    pub(crate) runtime: Arc<Runtime>,
+    /// Becomes true when the server ends, and its event streams with it.
+    pub(crate) ending: watch::Receiver<bool>,
+}
+
+type Reply<T> = std::result::Result<Response<T>, Status>;
+
+/// Runs to the end whatever becomes of the caller; refused calls are logged here, once.
+async fn detached<T: Send + 'static>(
+    span: Span,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> std::result::Result<T, Status> {
+    let logged = async {
+        let result = work.await;
+        if let Err(error) = &result {
+            tracing::warn!(error = %chain(error), "refused");
+        }
+        result
+    };
+    match tokio::spawn(logged.instrument(span)).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(Error::Task { task: "call" }.into()),
+    }
+}
+
+#[tonic::async_trait]
+impl RuntimeService for Service {
+    async fn version(&self, _request: Request<VersionRequest>) -> Reply<VersionResponse> {
+        Ok(Response::new(VersionResponse {
+            version: "0.1.0".to_owned(), // of the kubelet's runtime API; the same since Kubernetes 1.5
+            runtime_name: NAME.to_owned(),
+            runtime_version: env!("CARGO_PKG_VERSION").to_owned(),
+            runtime_api_version: CRI_VERSION.to_owned(),
+        }))
+    }
+
+    async fn status(&self, _request: Request<StatusRequest>) -> Reply<StatusResponse> {
+        let condition = |kind: &str, problem: Option<String>| RuntimeCondition {
+            r#type: kind.to_owned(),
+            status: problem.is_none(),
+            reason: if problem.is_some() { "NetworkPluginNotReady".to_owned() } else { String::new() },
+            message: problem.unwrap_or_default(),
+        };
+        let network = self.runtime.cni.network().err().map(|e| chain(&e));
+        let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        Ok(Response::new(StatusResponse {
+            status: Some(RuntimeStatus {
+                conditions: vec![condition("RuntimeReady", None), condition("NetworkReady", network)],
+            }),
+            info: HashMap::new(),
+            runtime_handlers: vec![RuntimeHandler { name: String::new(), features: Some(features) }],
+            features: Some(RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
+        }))
+    }
+
+    async fn runtime_config(&self, _request: Request<RuntimeConfigRequest>) -> Reply<RuntimeConfigResponse> {
+        let linux = LinuxRuntimeConfiguration { cgroup_driver: CgroupDriver::Cgroupfs.into() };
+        Ok(Response::new(RuntimeConfigResponse { linux: Some(linux) }))
+    }
+
+    async fn run_pod_sandbox(&self, request: Request<RunPodSandboxRequest>) -> Reply<RunPodSandboxResponse> {
+        let (runtime, request) = (Arc::clone(&self.runtime), request.into_inner());
+        let pod = request
+            .config
+            .as_ref()
+            .and_then(|c| c.metadata.as_ref())
+            .map(|m| format!("{}/{}", m.namespace, m.name));
+        let span = info_span!("cri.RunPodSandbox", pod);
+        let pod_sandbox_id = detached(span, async move { sandbox::run(&runtime, request).await }).await?;
+        Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id }))
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<StopPodSandboxRequest>,
+    ) -> Reply<StopPodSandboxResponse> {
+        let (runtime, id) = (Arc::clone(&self.runtime), request.into_inner().pod_sandbox_id);
+        let span = info_span!("cri.StopPodSandbox", pod_sandbox_id = id);
+        detached(span, async move { sandbox::stop(&runtime, &id).await }).await?;
+        Ok(Response::new(StopPodSandboxResponse {}))
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<RemovePodSandboxRequest>,
+    ) -> Reply<RemovePodSandboxResponse> {
+        let (runtime, id) = (Arc::clone(&self.runtime), request.into_inner().pod_sandbox_id);
+        let span = info_span!("cri.RemovePodSandbox", pod_sandbox_id = id);
+        detached(span, async move { sandbox::remove(&runtime, &id).await }).await?;
+        Ok(Response::new(RemovePodSandboxResponse {}))
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<PodSandboxStatusRequest>,
+    ) -> Reply<PodSandboxStatusResponse> {
+        let sandbox = self.runtime.sandbox(&request.into_inner().pod_sandbox_id)?;
+        let containers = self.runtime.containers_of(&sandbox.id);
+        Ok(Response::new(PodSandboxStatusResponse {
+            status: Some(status::sandbox_status(&sandbox)),
+            info: HashMap::new(),
+            containers_statuses: containers.iter().map(|c| status::container_status(c)).collect(),
+            timestamp: now(),
+        }))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<ListPodSandboxRequest>,
+    ) -> Reply<ListPodSandboxResponse> {
+        let filter = request.into_inner().filter.unwrap_or_default();
+        let wanted_state = filter.state.as_ref().map(|s| s.state);
+        let items = self.runtime.sandboxes().into_iter().map(|s| status::sandbox_item(&s)).filter(|item| {
+            item.id.starts_with(&filter.id)
+                && wanted_state.is_none_or(|state| item.state == state)
+                && selected(&item.labels, &filter.label_selector)
+        });
+        Ok(Response::new(ListPodSandboxResponse { items: items.collect() }))
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Reply<CreateContainerResponse> {
+        let (runtime, request) = (Arc::clone(&self.runtime), request.into_inner());
+        let name = request.config.as_ref().and_then(|c| c.metadata.as_ref()).map(|m| m.name.clone());
+        let span =
+            info_span!("cri.CreateContainer", container = name, pod_sandbox_id = request.pod_sandbox_id);
+        let container_id = detached(span, async move { container::create(&runtime, request).await }).await?;
+        Ok(Response::new(CreateContainerResponse { container_id }))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Reply<StartContainerResponse> {
+        let (runtime, id) = (Arc::clone(&self.runtime), request.into_inner().container_id);
+        let span = info_span!("cri.StartContainer", container_id = id);
+        detached(span, async move { container::start(&runtime, &id).await }).await?;
+        Ok(Response::new(StartContainerResponse {}))
+    }
+
+    async fn stop_container(&self, request: Request<StopContainerRequest>) -> Reply<StopContainerResponse> {
+        let request = request.into_inner();
+        let (runtime, id) = (Arc::clone(&self.runtime), request.container_id);
+        let timeout = Duration::from_secs(u64::try_from(request.timeout).unwrap_or(0));
+        let span = info_span!("cri.StopContainer", container_id = id);
+        detached(span, async move { container::stop(&runtime, &id, timeout).await }).await?;
+        Ok(Response::new(StopContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Reply<RemoveContainerResponse> {
+        let (runtime, id) = (Arc::clone(&self.runtime), request.into_inner().container_id);
+        let span = info_span!("cri.RemoveContainer", container_id = id);
+        detached(span, async move { container::remove(&runtime, &id).await }).await?;
+        Ok(Response::new(RemoveContainerResponse {}))
+    }
+
+    async fn list_containers(
+        &self,
+        request: Request<ListContainersRequest>,
+    ) -> Reply<ListContainersResponse> {
+        let filter = request.into_inner().filter.unwrap_or_default();
+        let wanted_state = filter.state.as_ref().map(|s| s.state);
+        let containers =
+            self.runtime.containers().into_iter().map(|c| status::container_item(&c)).filter(|item| {
+                item.id.starts_with(&filter.id)
+                    && item.pod_sandbox_id.starts_with(&filter.pod_sandbox_id)
+                    && wanted_state.is_none_or(|state| item.state == state)
+                    && selected(&item.labels, &filter.label_selector)
+            });
+        Ok(Response::new(ListContainersResponse { containers: containers.collect() }))
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<ContainerStatusRequest>,
+    ) -> Reply<ContainerStatusResponse> {
+        let request = request.into_inner();
+        let container = self.runtime.container(&request.container_id)?;
+        let info = if request.verbose {
+            let sandbox = self.runtime.sandbox(&container.record.sandbox_id)?;
+            status::container_info(&container, &sandbox.container_dir(&container.id))
+        } else {
+            HashMap::new()
+        };
+        Ok(Response::new(ContainerStatusResponse {
+            status: Some(status::container_status(&container)),
+            info,
+        }))
+    }
+
+    async fn reopen_container_log(
+        &self,
+        request: Request<ReopenContainerLogRequest>,
+    ) -> Reply<ReopenContainerLogResponse> {
+        let (runtime, id) = (Arc::clone(&self.runtime), request.into_inner().container_id);
+        let span = info_span!("cri.ReopenContainerLog", container_id = id);
+        detached(span, async move { container::reopen_log(&runtime, &id).await }).await?;
+        Ok(Response::new(ReopenContainerLogResponse {}))
+    }
+
+    async fn get_container_events(
+        &self,
+        _request: Request<GetEventsRequest>,
+    ) -> Reply<tonic::codegen::BoxStream<ContainerEventResponse>> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(64);
+        tokio::spawn(forward(self.runtime.events(), self.ending.clone(), sender));
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
+    }
+}
+
+async fn forward(
+    mut events: broadcast::Receiver<ContainerEventResponse>,
+    mut ending: watch::Receiver<bool>,
+    sender: tokio::sync::mpsc::Sender<std::result::Result<ContainerEventResponse, Status>>,
+) {
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            _ = ending.wait_for(|ended| *ended) => return,
+            () = sender.closed() => return,
+        };
+        let item = match event {
+            Ok(event) => Ok(event),
+            // What was missed cannot be made up for: the reader lists anew.
+            Err(broadcast::error::RecvError::Lagged(missed)) => {
+                Err(Status::data_loss(format!("{missed} events missed, list the containers anew")))
+            }
+            Err(broadcast::error::RecvError::Closed) => return,
+        };
+        let last = item.is_err();
+        if sender.send(item).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl ImageService for Service {
+    async fn list_images(&self, request: Request<ListImagesRequest>) -> Reply<ListImagesResponse> {
+        let wanted =
+            request.into_inner().filter.and_then(|f| f.image).map(|i| i.image).filter(|i| !i.is_empty());
+        let images = match wanted {
+            None => self.runtime.images.list(),
+            Some(name) => self.runtime.images.find(&name)?.into_iter().collect(),
+        };
+        Ok(Response::new(ListImagesResponse { images: images.iter().map(cri_image).collect() }))
+    }
+
+    async fn image_status(&self, request: Request<ImageStatusRequest>) -> Reply<ImageStatusResponse> {
+        let name = image_name(request.into_inner().image)?;
+        let image = self.runtime.images.find(&name)?;
+        Ok(Response::new(ImageStatusResponse { image: image.as_ref().map(cri_image), info: HashMap::new() }))
+    }
+
+    async fn pull_image(&self, request: Request<PullImageRequest>) -> Reply<PullImageResponse> {
+        let name = image_name(request.into_inner().image)?;
+        let runtime = Arc::clone(&self.runtime);
+        let span = info_span!("cri.PullImage", image = name);
+        let pull = blocking("import image", move || runtime.images.pull(&name));
+        let image = detached(span, pull).await?;
+        Ok(Response::new(PullImageResponse { image_ref: image.id }))
+    }
+
+    async fn remove_image(&self, request: Request<RemoveImageRequest>) -> Reply<RemoveImageResponse> {
+        let name = image_name(request.into_inner().image)?;
+        let runtime = Arc::clone(&self.runtime);
+        let span = info_span!("cri.RemoveImage", image = name);
+        let remove = blocking("remove image", move || runtime.images.remove(&name, &runtime.layers_in_use()));
+        detached(span, remove).await?;
+        Ok(Response::new(RemoveImageResponse {}))
+    }
+
+    async fn image_fs_info(&self, _request: Request<ImageFsInfoRequest>) -> Reply<ImageFsInfoResponse> {
+        let images: u64 = self.runtime.images.list().iter().map(|i| i.size_bytes).sum();
+        let usage = |dir: &std::path::Path, bytes| FilesystemUsage {
+            timestamp: now(),
+            fs_id: Some(FilesystemIdentifier { mountpoint: dir.display().to_string() }),
+            used_bytes: Some(UInt64Value { value: bytes }),
+            inodes_used: None,
+        };
+        Ok(Response::new(ImageFsInfoResponse {
+            image_filesystems: vec![usage(self.runtime.images.dir(), images)],
+            container_filesystems: vec![usage(&self.runtime.root_dir, images)],
+        }))
+    }
+}
+
+fn image_name(image: Option<ImageSpec>) -> Result<String> {
+    image.map(|i| i.image).filter(|i| !i.is_empty()).ok_or_else(|| Error::invalid("image", "missing"))
+}
+
+fn cri_image(image: &Image) -> CriImage {
+    let user = image.config.user.split(':').next().unwrap_or_default();
+    let uid = if user.is_empty() { Some(0) } else { user.parse().ok() };
+    CriImage {
+        id: image.id.clone(),
+        repo_tags: image.repo_tags.clone(),
+        repo_digests: image.repo_digests.clone(),
+        size: image.size_bytes,
+        uid: uid.map(|value| Int64Value { value }),
+        username: if uid.is_some() { String::new() } else { user.to_owned() },
+        spec: None,
+        pinned: false,
+    }
+}
+
+fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+}

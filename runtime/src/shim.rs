@@ -1,0 +1,467 @@
+//! The shim: one single-threaded process per pod that starts its containers,
+//! owns their output, reaps them and keeps their exit status, also while no
+//! runtime is there to ask.
+//!
+//! It lives in the pod's ipc and uts namespaces and so holds them; it stays in
+//! the host's mount, network and pid namespaces.
+//!
+//! Invariant: one thread, one poll(2) loop; nothing here waits for a runtime.
+
+mod log;
+mod oci;
+pub(crate) mod protocol;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use linux::cgroup::Cgroup;
+use linux::process::{self, Exit};
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sched::CloneFlags;
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+use oci_spec::runtime::Spec;
+
+use crate::error::{Error, Result, chain};
+use crate::launcher::{self, Overlay};
+use crate::record;
+use log::{LogFile, Stream};
+use oci::OciRuntime;
+use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, container_dir, now};
+
+/// A caller that does not read its answers is let go beyond this.
+const MAX_UNREAD_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+struct Shim {
+    dir: PathBuf,
+    config: ShimConfig,
+    listener: UnixListener,
+    signals: SignalFd,
+    clients: BTreeMap<u64, Client>,
+    next_client: u64,
+    containers: BTreeMap<String, Container>,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: UnixStream,
+    unparsed: Vec<u8>,
+    unsent: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Container {
+    pidfd: OwnedFd,
+    cgroup: Cgroup,
+    log: LogFile,
+    streams: Vec<Stream>,
+    starting: Option<Starting>,
+    status: ShimStatus,
+}
+
+/// Between clone3(2) and execve(2): who asked, and the pipe that tells.
+#[derive(Debug)]
+struct Starting {
+    client: u64,
+    request: u64,
+    outcome: File,
+    problem: Vec<u8>,
+    warnings: Vec<String>,
+}
+
+/// What poll(2) found ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Ready {
+    Dialled,
+    ChildEnded,
+    Client(u64, PollFlags),
+    Outcome(String),
+    Output(String),
+}
+
+/// The shim of the sandbox in `dir`; its listening socket is stdin. Returns
+/// when told to shut down.
+pub(crate) fn run(dir: &Path) -> Result<()> {
+    let config: ShimConfig = record::load(&dir.join("shim.json"))?;
+    process::new_session()?;
+    process::become_subreaper()?;
+    let mut namespaces = CloneFlags::empty();
+    namespaces.set(CloneFlags::CLONE_NEWIPC, config.own_ipc);
+    namespaces.set(CloneFlags::CLONE_NEWUTS, config.hostname.is_some());
+    process::unshare(namespaces)?;
+    if let Some(hostname) = &config.hostname {
+        process::set_hostname(hostname)?;
+    }
+    // Signals meant for the runtime's session must not end the pod; children get them back.
+    let ignored = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+    let signals = process::signal_descriptor(&[&[Signal::SIGCHLD], &ignored[..]].concat())?;
+    let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|e| Error::io("clone stdin", dir, e))?;
+    let listener = UnixListener::from(stdin);
+    listener.set_nonblocking(true).map_err(|e| Error::io("listen", dir, e))?;
+    let mut shim = Shim {
+        dir: dir.to_owned(),
+        config,
+        listener,
+        signals,
+        clients: BTreeMap::new(),
+        next_client: 0,
+        containers: BTreeMap::new(),
+        ended: false,
+    };
+    while !(shim.ended && shim.clients.values().all(|c| c.unsent.is_empty())) {
+        for ready in shim.wait()? {
+            shim.serve(ready);
+        }
+    }
+    Ok(())
+}
+
+impl Shim {
+    fn wait(&self) -> Result<Vec<Ready>> {
+        let mut what = vec![Ready::Dialled, Ready::ChildEnded];
+        let mut fds = vec![
+            PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+        ];
+        for (id, client) in &self.clients {
+            let mut interest = PollFlags::POLLIN;
+            interest.set(PollFlags::POLLOUT, !client.unsent.is_empty());
+            what.push(Ready::Client(*id, PollFlags::empty()));
+            fds.push(PollFd::new(client.socket.as_fd(), interest));
+        }
+        for (id, container) in &self.containers {
+            if let Some(starting) = &container.starting {
+                what.push(Ready::Outcome(id.clone()));
+                fds.push(PollFd::new(starting.outcome.as_fd(), PollFlags::POLLIN));
+            }
+            for stream in &container.streams {
+                what.push(Ready::Output(id.clone()));
+                fds.push(PollFd::new(stream.as_fd(), PollFlags::POLLIN));
+            }
+        }
+        match nix::poll::poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(e) => return Err(Error::io("poll", &self.dir, e.into())),
+        }
+        let mut ready: Vec<Ready> = Vec::new();
+        for (what, fd) in what.into_iter().zip(&fds) {
+            let found = fd.revents().unwrap_or(PollFlags::empty());
+            if found.is_empty() {
+                continue;
+            }
+            ready.push(if let Ready::Client(id, _) = what { Ready::Client(id, found) } else { what });
+        }
+        ready.dedup();
+        Ok(ready)
+    }
+
+    fn serve(&mut self, ready: Ready) {
+        match ready {
+            Ready::Dialled => self.accept(),
+            Ready::ChildEnded => self.reap(),
+            Ready::Client(id, found) => self.talk(id, found),
+            Ready::Outcome(id) => self.learn_outcome(&id),
+            Ready::Output(id) => {
+                if let Some(container) = self.containers.get_mut(&id) {
+                    container.pump();
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((socket, _)) = self.listener.accept() {
+            if socket.set_nonblocking(true).is_ok() {
+                let client = Client { socket, unparsed: Vec::new(), unsent: Vec::new() };
+                self.clients.insert(self.next_client, client);
+                self.next_client += 1;
+            }
+        }
+    }
+
+    fn talk(&mut self, id: u64, found: PollFlags) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let mut alive = client.flush();
+        let mut requests = Vec::new();
+        if found.intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR) {
+            alive &= client.read(&mut requests);
+        }
+        for request in requests {
+            if let Some(answer) = self.call(id, request.id, request.call) {
+                self.send(id, &Message::Answer { id: request.id, answer });
+            }
+        }
+        if !alive {
+            self.clients.remove(&id);
+        }
+    }
+
+    fn send(&mut self, client_id: u64, message: &Message) {
+        let Some(client) = self.clients.get_mut(&client_id) else { return };
+        let line = serde_json::to_vec(message).expect("messages have string keys");
+        client.unsent.extend_from_slice(&line);
+        client.unsent.push(b'\n');
+        if !client.flush() || client.unsent.len() > MAX_UNREAD_BYTES {
+            self.clients.remove(&client_id);
+        }
+    }
+
+    /// `None`: the answer comes later.
+    fn call(&mut self, client: u64, request: u64, call: Call) -> Option<Answer> {
+        let result = match call {
+            Call::Start { container, log, overlay } => {
+                self.start((client, request), &container, log, &overlay)
+            }
+            Call::Signal { container, signal } => {
+                self.signal(&container, signal).map(|()| Some(Answer::Done))
+            }
+            Call::ReopenLog { container } => self.reopen_log(&container).map(|()| Some(Answer::Done)),
+            Call::List => Ok(Some(Answer::Containers {
+                containers: self.containers.iter().map(|(id, c)| (id.clone(), c.status.clone())).collect(),
+            })),
+            Call::Shutdown => match self.containers.iter().find(|(_, c)| c.status.exit.is_none()) {
+                Some((id, _)) => Err(format!("container {id} is running")),
+                None => {
+                    self.ended = true;
+                    Ok(Some(Answer::Done))
+                }
+            },
+        };
+        result.unwrap_or_else(|problem| Some(Answer::Refused { problem }))
+    }
+
+    fn start(
+        &mut self,
+        (client, request): (u64, u64),
+        id: &str,
+        log: Option<PathBuf>,
+        overlay: &Overlay,
+    ) -> std::result::Result<Option<Answer>, String> {
+        if self.containers.contains_key(id) {
+            return Err("it was started before".to_owned());
+        }
+        let bundle = container_dir(&self.dir, id);
+        let spec = Spec::load(bundle.join("config.json")).map_err(|e| format!("read config.json: {e}"))?;
+        let log = LogFile::open(log.clone())
+            .map_err(|e| format!("open log {}: {e}", log.unwrap_or_default().display()))?;
+        let (stdout, stdout_end) = output_pipe("stdout")?;
+        let (stderr, stderr_end) = output_pipe("stderr")?;
+        let mut streams = vec![stdout, stderr];
+        let Some(program) = self.config.oci_runtime.clone() else {
+            let launched = launcher::launch(&bundle, &spec, overlay, stdout_end, stderr_end)?;
+            let status = ShimStatus { pid: launched.child.pid, started_at: now(), exit: None };
+            let starting = Starting {
+                client,
+                request,
+                outcome: File::from(launched.outcome),
+                problem: Vec::new(),
+                warnings: launched.warnings,
+            };
+            let container = Container {
+                pidfd: launched.child.pidfd,
+                cgroup: launched.cgroup,
+                log,
+                streams,
+                starting: Some(starting),
+                status,
+            };
+            self.containers.insert(id.to_owned(), container);
+            return Ok(None);
+        };
+        let state_dir = self.dir.join("oci");
+        let runtime = OciRuntime { program: &program, state_dir: &state_dir };
+        let (pid, cgroup) =
+            runtime.create(id, &bundle, &spec, overlay, (stdout_end, stderr_end)).map_err(|e| {
+                // What the runtime had to say about it is in the container's stderr.
+                let said = streams[1].read_raw();
+                if said.is_empty() { e } else { oci::last_message(&said) }
+            })?;
+        let pidfd =
+            process::open_pidfd(pid).map_err(|e| chain(&e))?.ok_or("it ended before it was started")?;
+        let status = ShimStatus { pid, started_at: now(), exit: None };
+        let container = Container { pidfd, cgroup, log, streams, starting: None, status: status.clone() };
+        self.containers.insert(id.to_owned(), container);
+        runtime.start(id)?;
+        self.save(id, false);
+        Ok(Some(Answer::Started { container: id.to_owned(), status, warnings: Vec::new() }))
+    }
+
+    /// The outcome pipe of a starting container has something or has ended.
+    fn learn_outcome(&mut self, id: &str) {
+        let Some(container) = self.containers.get_mut(id) else { return };
+        let Some(starting) = &mut container.starting else { return };
+        let mut buffer = [0; 4096];
+        match starting.outcome.read(&mut buffer) {
+            Ok(0) => {}
+            Ok(length) => return starting.problem.extend_from_slice(&buffer[..length]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => return,
+            Err(e) => starting.problem.extend_from_slice(e.to_string().as_bytes()),
+        }
+        let Some(starting) = container.starting.take() else { return };
+        let answer = if starting.problem.is_empty() {
+            let status = container.status.clone();
+            self.save(id, false);
+            Answer::Started { container: id.to_owned(), status, warnings: starting.warnings }
+        } else {
+            // The child is about to end and is reaped as nobody's.
+            let container = self.containers.remove(id);
+            self.reap();
+            remove_cgroup(container.as_ref().map(|c| &c.cgroup));
+            Answer::Refused { problem: String::from_utf8_lossy(&starting.problem).into_owned() }
+        };
+        self.send(starting.client, &Message::Answer { id: starting.request, answer });
+        self.settle(id);
+    }
+
+    fn signal(&mut self, id: &str, signal: i32) -> std::result::Result<(), String> {
+        let Some(container) = self.containers.get(id).filter(|c| c.status.exit.is_none()) else {
+            return Ok(()); // what has ended needs no signal
+        };
+        process::signal_pidfd(&container.pidfd, signal).map(drop).map_err(|e| chain(&e))
+    }
+
+    fn reopen_log(&mut self, id: &str) -> std::result::Result<(), String> {
+        let container = self.containers.get_mut(id).ok_or("no such container in this pod")?;
+        container.log.reopen().map_err(|e| format!("reopen log: {e}"))
+    }
+
+    /// Children that have ended: containers, and orphans that came to the subreaper.
+    fn reap(&mut self) {
+        while let Ok(Some(_)) = self.signals.read_signal() {}
+        while let Ok(Some((pid, exit))) = process::reap() {
+            let found =
+                self.containers.iter_mut().find(|(_, c)| c.status.pid == pid && c.status.exit.is_none());
+            let Some((id, container)) = found else { continue };
+            container.pump();
+            let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
+            container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });
+            let id = id.clone();
+            self.settle(&id);
+        }
+    }
+
+    /// Tells everybody that a container has ended, once it is past its start.
+    fn settle(&mut self, id: &str) {
+        let Some(container) = self.containers.get(id) else { return };
+        if container.starting.is_some() || container.status.exit.is_none() {
+            return;
+        }
+        if let Some(program) = &self.config.oci_runtime {
+            let state_dir = self.dir.join("oci");
+            let runtime = OciRuntime { program, state_dir: &state_dir };
+            if let Err(problem) = runtime.delete(id, &container_dir(&self.dir, id)) {
+                note(&format!("container {id}: {problem}"));
+            }
+        }
+        remove_cgroup(Some(&container.cgroup));
+        let message = Message::Exited { container: id.to_owned(), status: container.status.clone() };
+        self.save(id, false);
+        for client in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.send(client, &message);
+        }
+        self.save(id, true);
+    }
+
+    /// For a runtime that comes when this shim is gone, too.
+    fn save(&self, id: &str, durably: bool) {
+        let Some(container) = self.containers.get(id) else { return };
+        let path = container_dir(&self.dir, id).join("status.json");
+        let saved = if durably {
+            record::save_durably(&path, &container.status)
+        } else {
+            record::save(&path, &container.status)
+        };
+        if let Err(error) = saved {
+            note(&chain(&error));
+        }
+    }
+}
+
+impl Container {
+    fn pump(&mut self) {
+        let log = &mut self.log;
+        self.streams.retain_mut(|stream| stream.pump(log));
+    }
+}
+
+impl Client {
+    /// `false`: the other end is gone.
+    fn flush(&mut self) -> bool {
+        while !self.unsent.is_empty() {
+            match self.socket.write(&self.unsent) {
+                Ok(length) => drop(self.unsent.drain(..length)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return true,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// `false`: the other end is gone, or does not speak our language.
+    fn read(&mut self, requests: &mut Vec<Request>) -> bool {
+        let mut buffer = [0; 16 * 1024];
+        let alive = loop {
+            match self.socket.read(&mut buffer) {
+                Ok(0) => break false,
+                Ok(length) => self.unparsed.extend_from_slice(&buffer[..length]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break true,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break false,
+            }
+        };
+        while let Some(end) = self.unparsed.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = self.unparsed.drain(..=end).collect();
+            match serde_json::from_slice(&line) {
+                Ok(request) => requests.push(request),
+                Err(error) => {
+                    note(&format!("request: {error}"));
+                    return false;
+                }
+            }
+        }
+        alive
+    }
+}
+
+/// Our non-blocking end, and the container's blocking one.
+fn output_pipe(name: &'static str) -> std::result::Result<(Stream, OwnedFd), String> {
+    let (ours, theirs) = io::pipe().map_err(|e| format!("pipe for {name}: {e}"))?;
+    let ours = OwnedFd::from(ours);
+    rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK)
+        .map_err(|e| format!("pipe for {name}: {e}"))?;
+    Ok((Stream::new(ours, name), theirs.into()))
+}
+
+/// With a pid namespace of its own its processes are all gone; those of a
+/// hostPID container that outlive the first one are killed.
+fn remove_cgroup(cgroup: Option<&Cgroup>) {
+    let Some(cgroup) = cgroup else { return };
+    if cgroup.remove().is_ok() {
+        return;
+    }
+    for pid in cgroup.pids() {
+        if let Ok(Some(pidfd)) = process::open_pidfd(pid)
+            && process::signal_pidfd(&pidfd, libc::SIGKILL).is_ok()
+        {
+            // What has not ended by then shows as EBUSY below.
+            drop(process::wait_for_end(&pidfd, Duration::from_secs(1)));
+        }
+    }
+    drop(process::reap());
+    if let Err(error) = cgroup.remove() {
+        note(&chain(&error));
+    }
+}
+
+/// The shim's own log is `shim.log` in the sandbox's directory, which is its stderr.
+fn note(text: &str) {
+    drop(writeln!(io::stderr(), "{} {text}", jiff::Timestamp::now()));
+}

@@ -1,0 +1,183 @@
+//! Container output as the CRI writes it: one line a line, with time, stream
+//! and a tag that says whether the line is whole (`F`) or goes on (`P`).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Longer lines are cut into `P` pieces, as containerd does.
+const MAX_LINE_BYTES: usize = 16 * 1024;
+const READ_BYTES: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub(super) struct LogFile {
+    path: Option<PathBuf>,
+    file: Option<File>,
+}
+
+impl LogFile {
+    /// `None` drops what is written. The directory is made.
+    pub(super) fn open(path: Option<PathBuf>) -> io::Result<Self> {
+        let file = path.as_deref().map(open_append).transpose()?;
+        Ok(Self { path, file })
+    }
+
+    /// After somebody moved the file away: the next line goes into a new one.
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
+        if let Some(path) = &self.path {
+            self.file = Some(open_append(path)?);
+        }
+        Ok(())
+    }
+
+    /// A full disk must not stop the container: what cannot be written is lost.
+    fn append(&mut self, lines: &[u8]) {
+        if let Some(file) = &mut self.file {
+            drop(file.write_all(lines));
+        }
+    }
+}
+
+fn open_append(path: &Path) -> io::Result<File> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+}
+
+/// One end of a container's output pipe.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pipe: File,
+    name: &'static str,
+    /// What came after the last line end.
+    rest: Vec<u8>,
+}
+
+impl Stream {
+    /// `pipe` must be non-blocking.
+    pub(super) fn new(pipe: OwnedFd, name: &'static str) -> Self {
+        Self { pipe: File::from(pipe), name, rest: Vec::new() }
+    }
+
+    /// Takes what is there to `log`; `false` when the stream has ended.
+    pub(super) fn pump(&mut self, log: &mut LogFile) -> bool {
+        let mut buffer = [0; READ_BYTES];
+        loop {
+            match self.pipe.read(&mut buffer) {
+                Ok(0) => {
+                    self.finish(log);
+                    return false;
+                }
+                Ok(length) => self.take(&buffer[..length], log),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false, // a pipe has no other errors
+            }
+        }
+    }
+
+    /// All that is there now, as it is: for an OCI runtime's own error message.
+    pub(super) fn read_raw(&mut self) -> Vec<u8> {
+        let mut text = Vec::new();
+        drop(self.pipe.read_to_end(&mut text)); // ends with WouldBlock or at the end
+        text
+    }
+
+    /// An unfinished last line is written as a piece.
+    pub(super) fn finish(&mut self, log: &mut LogFile) {
+        if !self.rest.is_empty() {
+            let rest = std::mem::take(&mut self.rest);
+            let mut out = Vec::new();
+            write_line(&mut out, &prefix(self.name), b'P', &rest);
+            log.append(&out);
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8], log: &mut LogFile) {
+        log.append(&format_lines(&mut self.rest, bytes, &prefix(self.name)));
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+}
+
+/// `<RFC3339Nano> <stream> `
+fn prefix(stream: &str) -> String {
+    format!("{:.9} {stream} ", jiff::Timestamp::now())
+}
+
+fn format_lines(rest: &mut Vec<u8>, bytes: &[u8], prefix: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len() + prefix.len() * 4);
+    rest.extend_from_slice(bytes);
+    let mut done = 0;
+    loop {
+        let open = &rest[done..];
+        let window = &open[..open.len().min(MAX_LINE_BYTES + 1)];
+        match window.iter().position(|b| *b == b'\n') {
+            Some(end) => {
+                write_line(&mut out, prefix, b'F', &open[..end]);
+                done += end + 1;
+            }
+            None if open.len() > MAX_LINE_BYTES => {
+                write_line(&mut out, prefix, b'P', &open[..MAX_LINE_BYTES]);
+                done += MAX_LINE_BYTES;
+            }
+            None => break,
+        }
+    }
+    rest.drain(..done);
+    out
+}
+
+fn write_line(out: &mut Vec<u8>, prefix: &str, tag: u8, line: &[u8]) {
+    out.extend_from_slice(prefix.as_bytes());
+    out.extend_from_slice(&[tag, b' ']);
+    out.extend_from_slice(line);
+    out.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_whole_and_the_open_one_waits() {
+        let mut rest = Vec::new();
+        assert_eq!(format_lines(&mut rest, b"one\ntw", "T stdout "), b"T stdout F one\n");
+        assert_eq!(format_lines(&mut rest, b"o\n\n", "T stdout "), b"T stdout F two\nT stdout F \n");
+        assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn a_line_beyond_the_limit_is_cut_into_pieces() {
+        let mut rest = Vec::new();
+        let mut line = vec![b'x'; MAX_LINE_BYTES + 5];
+        line.push(b'\n');
+        let out = format_lines(&mut rest, &line, "T ");
+        let lines: Vec<&[u8]> = out.split(|b| *b == b'\n').collect();
+        assert!(lines[0].starts_with(b"T P x") && lines[0].len() == 4 + MAX_LINE_BYTES);
+        assert_eq!(lines[1], b"T F xxxxx");
+    }
+
+    #[test]
+    fn a_line_of_exactly_the_limit_is_whole() {
+        let mut rest = Vec::new();
+        let mut line = vec![b'x'; MAX_LINE_BYTES];
+        line.push(b'\n');
+        assert!(format_lines(&mut rest, &line, "T ").starts_with(b"T F x"));
+    }
+
+    #[test]
+    fn times_are_rfc3339_with_nanoseconds() {
+        let prefix = prefix("stderr");
+        let (time, rest) = prefix.split_once(' ').unwrap();
+        assert_eq!(rest, "stderr ");
+        assert_eq!(time.len(), "2026-11-20T17:53:02.596223978Z".len(), "{time}");
+    }
+}

@@ -1,0 +1,120 @@
+//! The same bundle through an OCI runtime's command line (`runc`, `crun`,
+//! `youki`): create, start, delete. The shim still owns output and reaping.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use linux::cgroup::{Cgroup, Hierarchies};
+use linux::mount::UnmountMode;
+use linux::rootfs;
+use oci_spec::runtime::Spec;
+
+use crate::error::chain;
+use crate::launcher::Overlay;
+
+#[derive(Debug)]
+pub(super) struct OciRuntime<'a> {
+    pub(super) program: &'a Path,
+    /// Where it keeps its own state: in the sandbox's directory.
+    pub(super) state_dir: &'a Path,
+}
+
+impl OciRuntime<'_> {
+    /// `create`: the container's process exists and waits. Its pid, and its cgroup.
+    pub(super) fn create(
+        &self,
+        container: &str,
+        bundle: &Path,
+        spec: &Spec,
+        overlay: &Overlay,
+        (stdout, stderr): (OwnedFd, OwnedFd),
+    ) -> Result<(i32, Cgroup), String> {
+        mount_root(bundle, overlay)?;
+        let pid_file = bundle.join("pid");
+        let output = self
+            .command(&["create", "--bundle"])
+            .arg(bundle)
+            .arg("--pid-file")
+            .arg(&pid_file)
+            .arg(container)
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(stderr)
+            .status()
+            .map_err(|e| format!("{}: {e}", self.program.display()))?;
+        if !output.success() {
+            unmount_root(bundle);
+            return Err(format!("{} create: {output}", self.program.display()));
+        }
+        let text =
+            std::fs::read_to_string(&pid_file).map_err(|e| format!("read {}: {e}", pid_file.display()))?;
+        let pid = text.trim().parse().map_err(|_| format!("{}: {text:?} is no pid", pid_file.display()))?;
+        let path = spec.linux().as_ref().and_then(|l| l.cgroups_path().clone()).unwrap_or_default();
+        let hierarchies = Hierarchies::detect().map_err(|e| chain(&e))?;
+        Ok((pid, Cgroup::find(&hierarchies, &path)))
+    }
+
+    /// `start`: the process goes on to execve(2).
+    pub(super) fn start(&self, container: &str) -> Result<(), String> {
+        self.run(&["start", container])
+    }
+
+    /// `delete --force`, and the root file system unmounted.
+    pub(super) fn delete(&self, container: &str, bundle: &Path) -> Result<(), String> {
+        let deleted = self.run(&["delete", "--force", container]);
+        unmount_root(bundle);
+        deleted
+    }
+
+    fn run(&self, args: &[&str]) -> Result<(), String> {
+        let output: Output = self
+            .command(args)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|e| format!("{}: {e}", self.program.display()))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(format!("{} {}: {}", self.program.display(), args[0], last_message(&output.stderr)))
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(self.program);
+        command.arg("--root").arg(self.state_dir).args(args);
+        command
+    }
+}
+
+/// The last line of an OCI runtime's stderr, without its log decoration.
+pub(super) fn last_message(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no error message").trim();
+    let message = line.split_once("msg=\"").and_then(|(_, rest)| rest.strip_suffix('"'));
+    message.map_or_else(|| line.to_owned(), |m| m.replace("\\\"", "\""))
+}
+
+fn mount_root(bundle: &Path, overlay: &Overlay) -> Result<(), String> {
+    let path = bundle.join("rootfs");
+    let target: OwnedFd = File::open(&path).map_err(|e| format!("open {}: {e}", path.display()))?.into();
+    let tree = overlay.view().mount().map_err(|e| chain(&e))?;
+    rootfs::attach(tree, target, &path).map_err(|e| chain(&e))
+}
+
+fn unmount_root(bundle: &Path) {
+    // EINVAL when it is not mounted; a mount that stays is found and reported by RemoveContainer.
+    drop(linux::mount::unmount(&bundle.join("rootfs"), UnmountMode::Detach));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runcs_decorated_line_is_reduced_to_its_message() {
+        let stderr = b"time=\"2026\" level=warning msg=\"x\"\ntime=\"2026\" level=error msg=\"runc create failed: exec: \\\"/nope\\\": no such file\"\n";
+        assert_eq!(last_message(stderr), "runc create failed: exec: \"/nope\": no such file");
+        assert_eq!(last_message(b""), "no error message");
+    }
+}

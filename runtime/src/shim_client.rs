@@ -1,0 +1,205 @@
+//! The runtime's side of a shim: starting it, calling it, hearing from it.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use linux::process;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::process::Command;
+use tokio::sync::oneshot;
+
+use crate::error::{Error, Result};
+use crate::record;
+use crate::reexec::SHIM_NAME;
+use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig};
+
+const SOCKET: &str = "shim.sock";
+/// Starting a container is mounts and an execve; whatever takes longer hangs.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// After its last answer a shim has nothing to do but to end.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A process, told apart from a later one with the same pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessId {
+    pub(crate) pid: i32,
+    /// Clock ticks since boot.
+    pub(crate) start_time: u64,
+}
+
+impl ProcessId {
+    /// `None` when it has ended.
+    pub(crate) fn open(self) -> Result<Option<OwnedFd>> {
+        let pidfd = process::open_pidfd(self.pid)?;
+        // Looked at after the pidfd was opened: both are of one process.
+        Ok(pidfd.filter(|_| process::start_time(self.pid) == Some(self.start_time)))
+    }
+}
+
+/// What a shim says without being asked, and what it answers to Start, in order.
+pub(crate) trait Listener: Send + Sync + 'static {
+    fn heard(&self, sandbox: &str, message: &Message);
+    /// The connection ended: the shim is gone.
+    fn lost(&self, sandbox: &str);
+}
+
+#[derive(Debug)]
+pub(crate) struct ShimClient {
+    sandbox: String,
+    process: ProcessId,
+    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    next_id: AtomicU64,
+    waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
+}
+
+/// Starts the shim of the sandbox in `dir`.
+pub(crate) async fn spawn(
+    sandbox: &str,
+    dir: &Path,
+    config: &ShimConfig,
+    listener: Arc<dyn Listener>,
+) -> Result<ShimClient> {
+    let problem = |problem: String| Error::Shim { sandbox: sandbox.to_owned(), problem };
+    record::save(&dir.join("shim.json"), config)?;
+    // Bound here and inherited, so that there is no moment at which a caller has to wait for it.
+    let socket = in_directory(dir, |path| StdListener::bind(path))
+        .map_err(|e| Error::io("bind", &dir.join(SOCKET), e))?;
+    let log_path = dir.join("shim.log");
+    let log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(&log_path)
+        .map_err(|e| Error::io("open", &log_path, e))?;
+    let mut child = Command::new("/proc/self/exe")
+        .arg0(SHIM_NAME)
+        .arg(dir)
+        .current_dir("/")
+        .stdin(Stdio::from(OwnedFd::from(socket)))
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(|e| problem(format!("start: {e}")))?;
+    let pid = child
+        .id()
+        .and_then(|pid| i32::try_from(pid).ok())
+        .ok_or_else(|| problem("it ended at once".to_owned()))?;
+    let start_time = process::start_time(pid).ok_or_else(|| problem("it ended at once".to_owned()))?;
+    // Reaped whenever it ends; its end is noticed on the connection.
+    tokio::spawn(async move { drop(child.wait().await) });
+    connect(sandbox, dir, ProcessId { pid, start_time }, listener).await
+}
+
+/// Calls the shim that was started before, perhaps by an earlier runtime.
+pub(crate) async fn connect(
+    sandbox: &str,
+    dir: &Path,
+    process: ProcessId,
+    listener: Arc<dyn Listener>,
+) -> Result<ShimClient> {
+    let failed = |e| Error::io("connect", &dir.join(SOCKET), e);
+    let stream = in_directory(dir, |path| StdStream::connect(path)).map_err(failed)?;
+    stream.set_nonblocking(true).map_err(failed)?;
+    let (reader, writer) = UnixStream::from_std(stream).map_err(failed)?.into_split();
+    let waiting = Arc::default();
+    tokio::spawn(listen(sandbox.to_owned(), reader, Arc::clone(&waiting), listener));
+    Ok(ShimClient {
+        sandbox: sandbox.to_owned(),
+        process,
+        writer: tokio::sync::Mutex::new(writer),
+        next_id: AtomicU64::new(0),
+        waiting,
+    })
+}
+
+/// A socket's path is at most 107 bytes long; through the directory's descriptor every path is short.
+fn in_directory<T>(dir: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
+    let dir = File::open(dir)?;
+    act(&PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(SOCKET))
+}
+
+impl ShimClient {
+    pub(crate) fn process(&self) -> ProcessId {
+        self.process
+    }
+
+    /// Calls and waits; a refusal is `Err` with the shim's own words.
+    pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
+        let mut line = serde_json::to_vec(&Request { id, call }).expect("requests have string keys");
+        line.push(b'\n');
+        let sent = self.writer.lock().await.write_all(&line).await;
+        let answer = match sent {
+            Ok(()) => tokio::time::timeout(ANSWER_DEADLINE, receiver).await,
+            Err(e) => return Err(self.problem(format!("call: {e}"))),
+        };
+        match answer {
+            Ok(Ok(Answer::Refused { problem })) => Err(self.problem(problem)),
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(self.problem("it ended".to_owned())),
+            Err(_) => Err(self.problem(format!("no answer within {} s", ANSWER_DEADLINE.as_secs()))),
+        }
+    }
+
+    /// Asks it to end and waits until it has.
+    pub(crate) async fn shut_down(&self) -> Result<()> {
+        let asked = self.call(Call::Shutdown).await;
+        let Some(pidfd) = self.process.open()? else { return Ok(()) };
+        if asked.is_err() {
+            process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+        }
+        if !wait_for_end(&pidfd, END_DEADLINE).await? {
+            process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+            wait_for_end(&pidfd, END_DEADLINE).await?;
+        }
+        Ok(())
+    }
+
+    fn problem(&self, problem: String) -> Error {
+        Error::Shim { sandbox: self.sandbox.clone(), problem }
+    }
+}
+
+/// `false` when it has not ended within `deadline`.
+pub(crate) async fn wait_for_end(pidfd: &OwnedFd, deadline: Duration) -> Result<bool> {
+    let own = pidfd.try_clone().map_err(|e| Error::io("clone", Path::new("pidfd"), e))?;
+    crate::sandbox::blocking("wait for a process", move || Ok(process::wait_for_end(own, deadline)?)).await
+}
+
+async fn listen(
+    sandbox: String,
+    reader: OwnedReadHalf,
+    waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
+    listener: Arc<dyn Listener>,
+) {
+    let mut lines = BufReader::new(reader).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let Ok(message) = serde_json::from_str::<Message>(&line) else {
+            tracing::warn!(sandbox, line, "a shim's message is not understood");
+            continue;
+        };
+        // Before the caller goes on: what follows on this connection comes later than the answer.
+        listener.heard(&sandbox, &message);
+        if let Message::Answer { id, answer } = message
+            && let Some(sender) = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
+        {
+            // The caller may have given up waiting.
+            drop(sender.send(answer));
+        }
+    }
+    listener.lost(&sandbox);
+    waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}

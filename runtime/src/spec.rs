@@ -1,0 +1,559 @@
+//! From CRI messages to an OCI runtime specification: what a container is to
+//! be, decided before anything is made.
+//!
+//! Invariant: pure but for reading the image's passwd file and this machine's
+//! limits; what the machine does not allow is clamped here and named in `warnings`.
+
+pub(crate) mod capabilities;
+pub(crate) mod seccomp;
+pub(crate) mod user;
+
+use std::path::{Path, PathBuf};
+
+use oci_spec::runtime::Spec;
+use proto::cri::security_profile::ProfileType;
+use proto::cri::{
+    ContainerConfig, LinuxContainerResources, MountPropagation, NamespaceMode, SecurityProfile,
+};
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::images::ImageConfig;
+use user::User;
+
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const MASKED_PATHS: &[&str] = &[
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+/// Type, major, minor, access: what every container may open (null, zero, full,
+/// random, urandom, tty, ptmx, pts) and that it may make nodes at all.
+const ALLOWED_DEVICES: &[(&str, Option<i64>, Option<i64>, &str)] = &[
+    ("c", None, None, "m"),
+    ("b", None, None, "m"),
+    ("c", Some(1), Some(3), "rwm"),
+    ("c", Some(1), Some(5), "rwm"),
+    ("c", Some(1), Some(7), "rwm"),
+    ("c", Some(1), Some(8), "rwm"),
+    ("c", Some(1), Some(9), "rwm"),
+    ("c", Some(5), Some(0), "rwm"),
+    ("c", Some(5), Some(2), "rwm"),
+    ("c", Some(136), None, "rwm"),
+];
+
+/// What of the sandbox a container's specification depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SandboxView<'a> {
+    /// Parent group and the container's id: `/kubepods/podX/<id>`.
+    pub(crate) cgroup_path: &'a Path,
+    /// `None`: the host's.
+    pub(crate) network_namespace: Option<&'a Path>,
+    /// Of the shim, which lives in the pod's ipc and uts namespaces.
+    pub(crate) ipc_namespace: Option<&'a Path>,
+    pub(crate) uts_namespace: Option<&'a Path>,
+    pub(crate) hostname: &'a str,
+    /// Holds resolv.conf, hostname and hosts.
+    pub(crate) dir: &'a Path,
+    /// `None`: the host's /dev/shm.
+    pub(crate) shm: Option<&'a Path>,
+    pub(crate) sysctls: &'a std::collections::HashMap<String, String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ContainerSpec {
+    pub(crate) spec: Spec,
+    pub(crate) user: User,
+    /// What this machine does not allow, in words for a person.
+    pub(crate) warnings: Vec<String>,
+}
+
+pub(crate) fn build(
+    config: &ContainerConfig,
+    image: &ImageConfig,
+    lower_dirs: &[PathBuf],
+    sandbox: SandboxView<'_>,
+) -> Result<ContainerSpec> {
+    refuse_unsupported(config)?;
+    let linux = config.linux.clone().unwrap_or_default();
+    let context = linux.security_context.unwrap_or_default();
+    let resources = linux.resources.unwrap_or_default();
+    let wanted = context.capabilities.clone().unwrap_or_default();
+    let mut warnings = Vec::new();
+
+    let user = user::resolve(&context, &image.user, lower_dirs)?;
+    let capability_set = allowed_capabilities(
+        capabilities::resolve(&wanted.add_capabilities, &wanted.drop_capabilities, context.privileged)?,
+        &mut warnings,
+    );
+    let caps = capabilities::names(capability_set);
+    let ambient = capabilities::resolve(&wanted.add_ambient_capabilities, &["ALL".to_owned()], false)?;
+    let ambient = capabilities::names(ambient & capability_set);
+    let devices = devices(config, context.privileged)?;
+    let mut namespaces = vec![json!({"type": "mount"})];
+    if context.namespace_options.as_ref().is_none_or(|o| o.pid() != NamespaceMode::Node) {
+        namespaces.push(json!({"type": "pid"}));
+    }
+    for (kind, path) in [
+        ("network", sandbox.network_namespace),
+        ("ipc", sandbox.ipc_namespace),
+        ("uts", sandbox.uts_namespace),
+    ] {
+        if let Some(path) = path {
+            namespaces.push(json!({"type": kind, "path": path}));
+        }
+    }
+    let mut spec = json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": {"uid": user.uid, "gid": user.gid, "additionalGids": user.groups},
+            "args": args(config, image)?,
+            "env": env(config, image, sandbox.hostname, &user)?,
+            "cwd": cwd(config, image)?,
+            "noNewPrivileges": context.no_new_privs,
+            "oomScoreAdj": oom_score_adj(resources.oom_score_adj, &mut warnings),
+            "capabilities": {
+                "bounding": caps, "effective": caps, "permitted": caps, "inheritable": ambient, "ambient": ambient,
+            },
+        },
+        "root": {"path": "rootfs", "readonly": context.readonly_rootfs},
+        "mounts": mounts(config, context.privileged, &sandbox)?,
+        "linux": {
+            "cgroupsPath": sandbox.cgroup_path,
+            "namespaces": namespaces,
+            "devices": devices.nodes,
+            "resources": resources_json(&resources, context.privileged, devices.rules),
+            "rootfsPropagation": rootfs_propagation(config),
+        },
+    });
+    if !sandbox.sysctls.is_empty() {
+        spec["linux"]["sysctl"] = json!(sandbox.sysctls);
+    }
+    if !context.privileged {
+        spec["linux"]["maskedPaths"] = or_default(&context.masked_paths, MASKED_PATHS);
+        spec["linux"]["readonlyPaths"] = or_default(&context.readonly_paths, READONLY_PATHS);
+        if let Some(profile) =
+            seccomp_profile(context.seccomp.as_ref(), &context.seccomp_profile_path, &caps)?
+        {
+            spec["linux"]["seccomp"] = profile;
+        }
+    }
+    let spec = serde_json::from_value(spec)
+        .map_err(|source| Error::Record { path: PathBuf::from("config.json"), source })?;
+    Ok(ContainerSpec { spec, user, warnings })
+}
+
+fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
+    let unsupported = |field, value: &str| Err(Error::Unsupported { field, value: value.to_owned() });
+    if config.tty {
+        return unsupported("tty", "true");
+    }
+    if config.stdin {
+        return unsupported("stdin", "true");
+    }
+    if !config.cdi_devices.is_empty() {
+        return unsupported("CDI_devices", &config.cdi_devices[0].name);
+    }
+    let context = config.linux.as_ref().and_then(|l| l.security_context.as_ref());
+    if let Some(options) = context.and_then(|c| c.namespace_options.as_ref()) {
+        if options.pid() == NamespaceMode::Target {
+            return unsupported("linux.security_context.namespace_options.pid", "TARGET");
+        }
+        if options.userns_options.as_ref().is_some_and(|u| u.mode() == NamespaceMode::Pod) {
+            return unsupported("linux.security_context.namespace_options.userns_options", "POD");
+        }
+    }
+    Ok(())
+}
+
+/// The image's entry point and command, where the request does not replace them.
+fn args(config: &ContainerConfig, image: &ImageConfig) -> Result<Vec<String>> {
+    let mut args = if config.command.is_empty() { image.entrypoint.clone() } else { config.command.clone() };
+    if config.args.is_empty() && config.command.is_empty() {
+        args.extend(image.cmd.iter().cloned());
+    } else {
+        args.extend(config.args.iter().cloned());
+    }
+    if args.is_empty() {
+        return Err(Error::invalid(
+            "command",
+            "no command specified: neither the request nor the image has one",
+        ));
+    }
+    Ok(args)
+}
+
+fn env(config: &ContainerConfig, image: &ImageConfig, hostname: &str, user: &User) -> Result<Vec<String>> {
+    let mut env: Vec<(String, String)> = Vec::new();
+    let mut set = |name: &str, value: &str| match env.iter_mut().find(|(known, _)| known == name) {
+        Some((_, old)) => value.clone_into(old),
+        None => env.push((name.to_owned(), value.to_owned())),
+    };
+    let (path_name, path) = DEFAULT_PATH.split_once('=').expect("the constant has one");
+    set(path_name, path);
+    set("HOSTNAME", hostname);
+    set("HOME", &user.home);
+    for pair in &image.env {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        set(name, value);
+    }
+    for pair in &config.envs {
+        let value = std::str::from_utf8(&pair.value)
+            .map_err(|_| Error::invalid(format!("envs {:?}", pair.key), "the value is not UTF-8"))?;
+        set(&pair.key, value);
+    }
+    Ok(env.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
+}
+
+fn cwd(config: &ContainerConfig, image: &ImageConfig) -> Result<String> {
+    let cwd = [&config.working_dir, &image.working_dir].into_iter().find(|dir| !dir.is_empty());
+    match cwd {
+        None => Ok("/".to_owned()),
+        Some(dir) if dir.starts_with('/') => Ok(dir.clone()),
+        Some(dir) => Err(Error::invalid("working_dir", format!("{dir:?} is not absolute"))),
+    }
+}
+
+/// Capabilities that this process lacks cannot be given.
+fn allowed_capabilities(wanted: u64, warnings: &mut Vec<String>) -> u64 {
+    let allowed = linux::process::bounding_set();
+    let refused = wanted & !allowed;
+    if refused != 0 {
+        warnings.push(format!(
+            "capabilities: left out {}, which this machine does not allow",
+            capabilities::names(refused).join(", ")
+        ));
+    }
+    wanted & allowed
+}
+
+/// Lowering one's own value takes CAP_SYS_RESOURCE (fs/proc/base.c, `__set_oom_adj`).
+fn oom_score_adj(wanted: i64, warnings: &mut Vec<String>) -> i64 {
+    let wanted = wanted.clamp(-1000, 1000);
+    let may_lower =
+        capabilities::bit("SYS_RESOURCE").is_some_and(|bit| linux::process::bounding_set() & bit != 0);
+    let current = std::fs::read_to_string("/proc/self/oom_score_adj")
+        .ok()
+        .and_then(|t| t.trim().parse().ok())
+        .unwrap_or(0);
+    if may_lower || wanted >= current {
+        return wanted;
+    }
+    warnings
+        .push(format!("oom_score_adj: {current} instead of {wanted}, lowering it takes CAP_SYS_RESOURCE"));
+    current
+}
+
+fn mounts(config: &ContainerConfig, privileged: bool, sandbox: &SandboxView<'_>) -> Result<Value> {
+    let sys_mode = if privileged { "rw" } else { "ro" };
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+               "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
+        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts",
+               "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]}),
+        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": ["nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", sys_mode]}),
+    ];
+    let bind = |source: &Path, target: &str, options: &[&str]| json!({"destination": target, "type": "bind", "source": source, "options": options});
+    mounts.push(bind(
+        sandbox.shm.unwrap_or(Path::new("/dev/shm")),
+        "/dev/shm",
+        &["rbind", "rprivate", "nosuid", "nodev", "noexec"],
+    ));
+    for name in ["resolv.conf", "hostname", "hosts"] {
+        let target = format!("/etc/{name}");
+        if !config.mounts.iter().any(|m| m.container_path == target) {
+            mounts.push(bind(&sandbox.dir.join(name), &target, &["rbind", "rprivate"]));
+        }
+    }
+    let mut wanted: Vec<&proto::cri::Mount> = config.mounts.iter().collect();
+    // A mount below another one comes after it.
+    wanted.sort_by_key(|m| Path::new(&m.container_path).components().count());
+    for mount in wanted {
+        mounts.push(requested_mount(mount)?);
+    }
+    Ok(Value::Array(mounts))
+}
+
+fn requested_mount(mount: &proto::cri::Mount) -> Result<Value> {
+    let field = |name| format!("mounts {:?} {name}", mount.container_path);
+    if !mount.container_path.starts_with('/') {
+        return Err(Error::invalid(field("container_path"), "is not absolute"));
+    }
+    if mount.image.is_some() {
+        return Err(Error::Unsupported { field: "mounts.image", value: mount.container_path.clone() });
+    }
+    if !uses_no_mapping(mount) {
+        return Err(Error::Unsupported { field: "mounts.uidMappings", value: mount.container_path.clone() });
+    }
+    if !mount.host_path.starts_with('/') {
+        return Err(Error::invalid(field("host_path"), format!("{:?} is not absolute", mount.host_path)));
+    }
+    let mut options = vec!["rbind"];
+    options.push(match mount.propagation() {
+        MountPropagation::PropagationPrivate => "rprivate",
+        MountPropagation::PropagationHostToContainer => "rslave",
+        MountPropagation::PropagationBidirectional => "rshared",
+    });
+    if mount.recursive_read_only && !mount.readonly {
+        return Err(Error::invalid(field("recursive_read_only"), "needs readonly"));
+    }
+    options.push(match (mount.readonly, mount.recursive_read_only) {
+        (true, true) => "rro",
+        (true, false) => "ro",
+        (false, _) => "rw",
+    });
+    options.extend(mount.mount_options.iter().map(String::as_str));
+    // The path the kernel would show, so that a link at the source is not mounted itself.
+    let source = std::fs::canonicalize(&mount.host_path)
+        .map_err(|e| Error::invalid(field("host_path"), format!("{}: {e}", mount.host_path)))?;
+    Ok(json!({"destination": mount.container_path, "type": "bind", "source": source, "options": options}))
+}
+
+fn uses_no_mapping(mount: &proto::cri::Mount) -> bool {
+    mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty()
+}
+
+fn rootfs_propagation(config: &ContainerConfig) -> &'static str {
+    let any = |wanted| config.mounts.iter().any(|m| m.propagation() == wanted);
+    if any(MountPropagation::PropagationBidirectional) {
+        "rshared"
+    } else if any(MountPropagation::PropagationHostToContainer) {
+        "rslave"
+    } else {
+        "rprivate"
+    }
+}
+
+struct Devices {
+    nodes: Vec<Value>,
+    rules: Vec<Value>,
+}
+
+fn devices(config: &ContainerConfig, privileged: bool) -> Result<Devices> {
+    let mut devices = Devices { nodes: Vec::new(), rules: Vec::new() };
+    if privileged {
+        for path in host_devices(Path::new("/dev")) {
+            devices.nodes.extend(node(&path, &path)?);
+        }
+        return Ok(devices);
+    }
+    for device in &config.devices {
+        let host = Path::new(&device.host_path);
+        let target = if device.container_path.is_empty() { host } else { Path::new(&device.container_path) };
+        let found = node(host, target)?.ok_or_else(|| {
+            Error::invalid("devices.host_path", format!("{} is not a device", device.host_path))
+        })?;
+        let access = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
+        devices.rules.push(json!({"allow": true, "type": found["type"], "major": found["major"],
+                                  "minor": found["minor"], "access": access}));
+        devices.nodes.push(found);
+    }
+    Ok(devices)
+}
+
+fn node(host: &Path, target: &Path) -> Result<Option<Value>> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let stat = std::fs::metadata(host).map_err(|e| Error::io("stat device", host, e))?;
+    let kind = if stat.file_type().is_char_device() {
+        "c"
+    } else if stat.file_type().is_block_device() {
+        "b"
+    } else {
+        return Ok(None);
+    };
+    let (major, minor) = (rustix::fs::major(stat.rdev()), rustix::fs::minor(stat.rdev()));
+    Ok(Some(json!({"path": target, "type": kind, "major": major, "minor": minor,
+                   "fileMode": stat.mode() & 0o7777, "uid": stat.uid(), "gid": stat.gid()})))
+}
+
+/// Nodes below /dev, without those that each container has of its own.
+fn host_devices(dir: &Path) -> Vec<PathBuf> {
+    use std::os::unix::fs::FileTypeExt;
+    const OWN: &[&str] = &[
+        "pts", "shm", "fd", "mqueue", "ptmx", "console", "null", "zero", "full", "random", "urandom", "tty",
+    ];
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let Ok(kind) = entry.file_type() else { continue };
+        if entry.file_name().to_str().is_none_or(|name| OWN.contains(&name)) {
+            continue;
+        }
+        if kind.is_dir() {
+            found.extend(host_devices(&entry.path()));
+        } else if kind.is_char_device() || kind.is_block_device() {
+            found.push(entry.path());
+        }
+    }
+    found
+}
+
+fn resources_json(resources: &LinuxContainerResources, privileged: bool, more_devices: Vec<Value>) -> Value {
+    let mut out = json!({});
+    let mut rules = vec![json!({"allow": privileged, "access": "rwm"})];
+    if !privileged {
+        rules.extend(ALLOWED_DEVICES.iter().map(|(kind, major, minor, access)| {
+            let mut rule = json!({"allow": true, "type": kind, "access": access});
+            for (key, number) in [("major", major), ("minor", minor)] {
+                if let Some(number) = number {
+                    rule[key] = json!(number);
+                }
+            }
+            rule
+        }));
+        rules.extend(more_devices);
+    }
+    out["devices"] = Value::Array(rules);
+    if resources.memory_limit_in_bytes > 0 {
+        out["memory"] = json!({"limit": resources.memory_limit_in_bytes});
+    }
+    let mut cpu = json!({});
+    if resources.cpu_shares > 0 {
+        cpu["shares"] = json!(resources.cpu_shares);
+    }
+    if resources.cpu_quota != 0 {
+        cpu["quota"] = json!(resources.cpu_quota);
+    }
+    if resources.cpu_period > 0 {
+        cpu["period"] = json!(resources.cpu_period);
+    }
+    for (key, value) in [("cpus", &resources.cpuset_cpus), ("mems", &resources.cpuset_mems)] {
+        if !value.is_empty() {
+            cpu[key] = json!(value);
+        }
+    }
+    if cpu != json!({}) {
+        out["cpu"] = cpu;
+    }
+    if !resources.hugepage_limits.is_empty() {
+        out["hugepageLimits"] = resources
+            .hugepage_limits
+            .iter()
+            .map(|h| json!({"pageSize": h.page_size, "limit": i64::try_from(h.limit).unwrap_or(i64::MAX)}))
+            .collect();
+    }
+    if let Some(limit) = resources.unified.get("pids.max").and_then(|v| v.parse::<i64>().ok()) {
+        out["pids"] = json!({"limit": limit});
+    }
+    out
+}
+
+/// `None`: unconfined, which is also the kubelet's default.
+fn seccomp_profile(
+    profile: Option<&SecurityProfile>,
+    deprecated_path: &str,
+    capabilities: &[String],
+) -> Result<Option<Value>> {
+    let localhost = |path: &str| {
+        let path = Path::new(path);
+        let bytes = std::fs::read(path).map_err(|e| Error::io("read seccomp profile", path, e))?;
+        serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|source| Error::Record { path: path.to_owned(), source })
+    };
+    match profile.map(|p| (p.profile_type(), &p.localhost_ref)) {
+        Some((ProfileType::RuntimeDefault, _)) => Ok(Some(seccomp::runtime_default(capabilities))),
+        Some((ProfileType::Unconfined, _)) => Ok(None),
+        Some((ProfileType::Localhost, path)) => localhost(path),
+        None => match deprecated_path {
+            "" | "unconfined" => Ok(None),
+            "runtime/default" | "docker/default" => Ok(Some(seccomp::runtime_default(capabilities))),
+            other => localhost(other.strip_prefix("localhost/").unwrap_or(other)),
+        },
+    }
+}
+
+fn or_default(wanted: &[String], default: &[&str]) -> Value {
+    if wanted.is_empty() { json!(default) } else { json!(wanted) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proto::cri::{KeyValue, Mount};
+
+    use super::*;
+
+    fn spec_of(config: &ContainerConfig, image: &ImageConfig) -> Result<Value> {
+        let sandbox = SandboxView {
+            cgroup_path: Path::new("/pods/a"),
+            network_namespace: Some(Path::new("/run/ns")),
+            ipc_namespace: None,
+            uts_namespace: None,
+            hostname: "pod",
+            dir: Path::new("/sandbox"),
+            shm: None,
+            sysctls: &HashMap::new(),
+        };
+        build(config, image, &[], sandbox).map(|s| serde_json::to_value(s.spec).unwrap())
+    }
+
+    fn command(words: &[&str]) -> ContainerConfig {
+        ContainerConfig { command: words.iter().map(|w| (*w).to_owned()).collect(), ..Default::default() }
+    }
+
+    #[test]
+    fn a_command_replaces_entry_point_and_cmd_and_args_replace_cmd_only() {
+        let image =
+            ImageConfig { entrypoint: vec!["/e".into()], cmd: vec!["c".into()], ..Default::default() };
+        let args = |config: &ContainerConfig| spec_of(config, &image).unwrap()["process"]["args"].clone();
+        assert_eq!(args(&ContainerConfig::default()), json!(["/e", "c"]));
+        assert_eq!(args(&command(&["/x"])), json!(["/x"]));
+        assert_eq!(
+            args(&ContainerConfig { args: vec!["a".into()], ..Default::default() }),
+            json!(["/e", "a"])
+        );
+    }
+
+    #[test]
+    fn an_image_without_a_command_is_refused() {
+        let err = spec_of(&ContainerConfig::default(), &ImageConfig::default()).unwrap_err();
+        assert_eq!(
+            err.to_string(),
+            "command: no command specified: neither the request nor the image has one"
+        );
+    }
+
+    #[test]
+    fn the_requests_environment_wins_over_the_images() {
+        let image = ImageConfig { env: vec!["PATH=/bin".into(), "A=image".into()], ..Default::default() };
+        let envs = vec![KeyValue { key: "A".into(), value: b"pod=1".to_vec() }];
+        let spec = spec_of(&ContainerConfig { envs, ..command(&["/x"]) }, &image).unwrap();
+        assert_eq!(spec["process"]["env"], json!(["PATH=/bin", "HOSTNAME=pod", "HOME=/", "A=pod=1"]));
+    }
+
+    #[test]
+    fn a_mount_whose_source_is_missing_is_named() {
+        let mounts = vec![Mount {
+            container_path: "/data".into(),
+            host_path: "/nonexistent".into(),
+            ..Default::default()
+        }];
+        let err =
+            spec_of(&ContainerConfig { mounts, ..command(&["/x"]) }, &ImageConfig::default()).unwrap_err();
+        assert_eq!(
+            err.to_string(),
+            "mounts \"/data\" host_path: /nonexistent: No such file or directory (os error 2)"
+        );
+    }
+
+    #[test]
+    fn tty_is_refused_by_name() {
+        let err =
+            spec_of(&ContainerConfig { tty: true, ..command(&["/x"]) }, &ImageConfig::default()).unwrap_err();
+        assert_eq!(err.to_string(), "tty: true is not supported");
+    }
+}

@@ -1,0 +1,161 @@
+//! Who a container runs as: numbers from the request, or names looked up in the
+//! image's own /etc/passwd and /etc/group.
+
+use std::path::{Path, PathBuf};
+
+use linux::rootfs;
+use proto::cri::{LinuxContainerSecurityContext, SupplementalGroupsPolicy};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+    pub(crate) home: String,
+}
+
+/// One line of /etc/passwd.
+struct Account<'a> {
+    name: &'a str,
+    uid: u32,
+    gid: u32,
+    home: &'a str,
+}
+
+/// `lower_dirs` are the image's layers, topmost first; `image_user` is the
+/// image's `User`.
+pub(crate) fn resolve(
+    context: &LinuxContainerSecurityContext,
+    image_user: &str,
+    lower_dirs: &[PathBuf],
+) -> Result<User> {
+    let passwd = read_topmost(lower_dirs, "passwd");
+    let group = read_topmost(lower_dirs, "group");
+    let wanted = if let Some(uid) = &context.run_as_user {
+        uid.value.to_string()
+    } else if context.run_as_username.is_empty() {
+        image_user.to_owned()
+    } else {
+        context.run_as_username.clone()
+    };
+    let (user_text, group_text) = wanted.split_once(':').unwrap_or((&wanted, ""));
+    let account = accounts(&passwd).find(|a| a.name == user_text || a.uid.to_string() == user_text);
+    let uid = match (&account, user_text) {
+        (Some(account), _) => account.uid,
+        (None, "") => 0,
+        (None, text) => id(text).ok_or_else(|| {
+            Error::invalid("run_as_user", format!("the image has no user {text:?} in its /etc/passwd"))
+        })?,
+    };
+    let gid = match (&context.run_as_group, group_text) {
+        (Some(gid), _) => u32::try_from(gid.value)
+            .map_err(|_| Error::invalid("run_as_group", format!("{} is not a group id", gid.value)))?,
+        (None, "") => account.as_ref().map_or(0, |a| a.gid),
+        (None, text) => {
+            groups(&group).find(|g| g.0 == text).map(|g| g.1).or_else(|| id(text)).ok_or_else(|| {
+                Error::invalid("run_as_group", format!("the image has no group {text:?} in its /etc/group"))
+            })?
+        }
+    };
+    let mut all = vec![gid];
+    if context.supplemental_groups_policy() == SupplementalGroupsPolicy::Merge
+        && let Some(account) = &account
+    {
+        all.extend(groups(&group).filter(|g| g.2.split(',').any(|m| m == account.name)).map(|g| g.1));
+    }
+    for wanted in &context.supplemental_groups {
+        let group = u32::try_from(*wanted)
+            .map_err(|_| Error::invalid("supplemental_groups", format!("{wanted} is not a group id")))?;
+        all.push(group);
+    }
+    let mut unique = Vec::new();
+    for group in all {
+        if !unique.contains(&group) {
+            unique.push(group);
+        }
+    }
+    let home = account.map_or("/", |a| if a.home.is_empty() { "/" } else { a.home }).to_owned();
+    Ok(User { uid, gid, groups: unique, home })
+}
+
+fn id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|id| *id != u32::MAX)
+}
+
+fn accounts(passwd: &str) -> impl Iterator<Item = Account<'_>> {
+    passwd.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let [name, _, uid, gid, _, home, ..] = fields[..] else { return None };
+        Some(Account { name, uid: uid.parse().ok()?, gid: gid.parse().ok()?, home })
+    })
+}
+
+/// Name, id, members.
+fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
+    group.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let [name, _, gid, members, ..] = fields[..] else { return None };
+        Some((name, gid.parse().ok()?, members))
+    })
+}
+
+/// The file as the container will see it, before there is a merged view: of
+/// the topmost layer that has it. An image without one has no names.
+fn read_topmost(lower_dirs: &[PathBuf], file: &str) -> String {
+    let path = Path::new("etc").join(file);
+    lower_dirs
+        .iter()
+        .filter_map(|dir| rootfs::open_root(dir).ok())
+        .find_map(|root| rootfs::read_in_root(root, &path).ok())
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::cri::Int64Value;
+
+    use super::*;
+
+    fn image() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("etc")).unwrap();
+        std::fs::write(
+            dir.path().join("etc/passwd"),
+            "root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n",
+        )
+        .unwrap();
+        std::fs::write(dir.path().join("etc/group"), "web:x:34:\ntape:x:26:web,other\n").unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_name_brings_its_group_its_memberships_and_its_home() {
+        let dir = image();
+        let layers = [dir.path().to_owned()];
+        let user = resolve(&LinuxContainerSecurityContext::default(), "web", &layers).unwrap();
+        assert_eq!(user, User { uid: 33, gid: 34, groups: vec![34, 26], home: "/srv".to_owned() });
+    }
+
+    #[test]
+    fn numbers_of_the_request_win_over_the_image() {
+        let dir = image();
+        let context = LinuxContainerSecurityContext {
+            run_as_user: Some(Int64Value { value: 1000 }),
+            run_as_group: Some(Int64Value { value: 5 }),
+            supplemental_groups: vec![7, 5],
+            ..Default::default()
+        };
+        let user = resolve(&context, "web", &[dir.path().to_owned()]).unwrap();
+        assert_eq!(user, User { uid: 1000, gid: 5, groups: vec![5, 7], home: "/".to_owned() });
+    }
+
+    #[test]
+    fn a_name_that_the_image_lacks_is_named() {
+        let err = resolve(&LinuxContainerSecurityContext::default(), "nobody", &[]).unwrap_err();
+        assert_eq!(err.to_string(), "run_as_user: the image has no user \"nobody\" in its /etc/passwd");
+    }
+}

@@ -1,0 +1,208 @@
+//! What the runtime knows: sandboxes and containers, in memory and as records on disk.
+//!
+//! Layout below the root directory: `sandboxes/<id>/sandbox.json`,
+//! `sandboxes/<id>/containers/<id>/container.json` beside the OCI bundle, and the
+//! shim's `status.json` there, which is the truth about a started container.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig, PodSandboxState};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::cni::NetworkList;
+use crate::error::Result;
+use crate::record;
+use crate::shim_client::{ProcessId, ShimClient};
+use crate::spec::user::User;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    /// RunPodSandbox has not finished; what is there is undone at the next start.
+    Creating,
+    Ready,
+    /// Something of it died (the shim, the machine): not ready, and still to be taken down.
+    Broken,
+    /// Nothing runs and nothing is held but its directory.
+    Stopped,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct SandboxRecord {
+    pub(crate) id: String,
+    pub(crate) phase: Phase,
+    /// Nanoseconds since 1970.
+    pub(crate) created_at: i64,
+    pub(crate) runtime_handler: String,
+    /// The request's configuration.
+    #[serde(with = "message")]
+    pub(crate) config: PodSandboxConfig,
+    /// Of the boot in which its processes and mounts exist.
+    pub(crate) boot_id: String,
+    /// `None`: the host's network.
+    pub(crate) netns: Option<PathBuf>,
+    /// What ADD was called with, for DEL. `None`: no CNI.
+    pub(crate) network: Option<NetworkList>,
+    /// Without prefix length, the primary one first.
+    pub(crate) ips: Vec<String>,
+    pub(crate) shim: Option<ProcessId>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    pub(crate) id: String,
+    pub(crate) dir: PathBuf,
+    record: Mutex<SandboxRecord>,
+    shim: Mutex<Option<Arc<ShimClient>>>,
+    /// Held while the sandbox or what is in it is made or taken down; never by StopContainer, which waits.
+    pub(crate) changing: tokio::sync::Mutex<()>,
+}
+
+impl Sandbox {
+    pub(crate) fn new(dir: PathBuf, record: SandboxRecord) -> Self {
+        Self {
+            id: record.id.clone(),
+            dir,
+            record: Mutex::new(record),
+            shim: Mutex::new(None),
+            changing: tokio::sync::Mutex::new(()),
+        }
+    }
+
+    pub(crate) fn record(&self) -> SandboxRecord {
+        locked(&self.record).clone()
+    }
+
+    /// Changes the record in memory and on disk.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut SandboxRecord)) -> Result<()> {
+        let mut record = locked(&self.record);
+        change(&mut record);
+        record::save(&self.dir.join("sandbox.json"), &*record)
+    }
+
+    pub(crate) fn state(&self) -> PodSandboxState {
+        if locked(&self.record).phase == Phase::Ready {
+            PodSandboxState::SandboxReady
+        } else {
+            PodSandboxState::SandboxNotready
+        }
+    }
+
+    pub(crate) fn shim(&self) -> Option<Arc<ShimClient>> {
+        locked(&self.shim).clone()
+    }
+
+    pub(crate) fn set_shim(&self, shim: Option<ShimClient>) {
+        *locked(&self.shim) = shim.map(Arc::new);
+    }
+
+    pub(crate) fn container_dir(&self, id: &str) -> PathBuf {
+        crate::shim::protocol::container_dir(&self.dir, id)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum RunState {
+    Created,
+    Running { pid: i32, started_at: i64 },
+    Exited(Ended),
+}
+
+/// Times in nanoseconds since 1970, `started_at` 0 when it never ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ended {
+    pub(crate) started_at: i64,
+    pub(crate) finished_at: i64,
+    pub(crate) code: i32,
+    /// `Completed`, `Error`, `OOMKilled`, `StartError`.
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+impl RunState {
+    pub(crate) fn cri(&self) -> ContainerState {
+        match self {
+            Self::Created => ContainerState::ContainerCreated,
+            Self::Running { .. } => ContainerState::ContainerRunning,
+            Self::Exited(_) => ContainerState::ContainerExited,
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self, Self::Running { .. })
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ContainerRecord {
+    pub(crate) id: String,
+    pub(crate) sandbox_id: String,
+    /// Nanoseconds since 1970.
+    pub(crate) created_at: i64,
+    #[serde(with = "message")]
+    pub(crate) config: ContainerConfig,
+    pub(crate) image_id: String,
+    /// Name and digest.
+    pub(crate) image_ref: String,
+    /// Digests, lowest first.
+    pub(crate) layers: Vec<String>,
+    pub(crate) user: User,
+    pub(crate) cgroup_path: PathBuf,
+    /// Signal number for StopContainer.
+    pub(crate) stop_signal: i32,
+    pub(crate) log_path: Option<PathBuf>,
+    pub(crate) warnings: Vec<String>,
+    /// Set where the shim's status.json cannot tell: never started, or lost.
+    pub(crate) ended: Option<Ended>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Container {
+    pub(crate) id: String,
+    pub(crate) record: ContainerRecord,
+    pub(crate) state: watch::Sender<RunState>,
+}
+
+impl Container {
+    pub(crate) fn new(record: ContainerRecord, state: RunState) -> Self {
+        Self { id: record.id.clone(), record, state: watch::Sender::new(state) }
+    }
+
+    pub(crate) fn state(&self) -> RunState {
+        self.state.borrow().clone()
+    }
+}
+
+pub(crate) fn save_container(dir: &Path, record: &ContainerRecord) -> Result<()> {
+    record::save(&dir.join("container.json"), record)
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// CRI messages inside records: protobuf in base64, so that a field we do not
+/// use yet comes back as it was.
+mod message {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use prost::Message;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<M: Message, S: Serializer>(
+        message: &M,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(message.encode_to_vec()))
+    }
+
+    pub(super) fn deserialize<'de, M: Message + Default, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<M, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = STANDARD.decode(text).map_err(D::Error::custom)?;
+        M::decode(&*bytes).map_err(D::Error::custom)
+    }
+}

@@ -1,0 +1,118 @@
+//! Sandboxes and containers as CRI messages.
+
+use std::collections::HashMap;
+
+use proto::cri::{
+    Container as CriContainer, ContainerResources, ContainerStatus, ContainerUser, LinuxContainerUser,
+    LinuxPodSandboxStatus, Namespace, PodIp, PodSandbox, PodSandboxNetworkStatus, PodSandboxStatus,
+};
+
+use crate::state::{Container, RunState, Sandbox};
+
+pub(crate) fn sandbox_status(sandbox: &Sandbox) -> PodSandboxStatus {
+    let record = sandbox.record();
+    let mut ips = record.ips.iter();
+    let options = record
+        .config
+        .linux
+        .as_ref()
+        .and_then(|l| l.security_context.as_ref())
+        .and_then(|c| c.namespace_options.clone());
+    PodSandboxStatus {
+        id: record.id.clone(),
+        metadata: record.config.metadata.clone(),
+        state: sandbox.state().into(),
+        created_at: record.created_at,
+        network: Some(PodSandboxNetworkStatus {
+            ip: ips.next().cloned().unwrap_or_default(),
+            additional_ips: ips.map(|ip| PodIp { ip: ip.clone() }).collect(),
+        }),
+        linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options }) }),
+        labels: record.config.labels,
+        annotations: record.config.annotations,
+        runtime_handler: record.runtime_handler,
+    }
+}
+
+pub(crate) fn sandbox_item(sandbox: &Sandbox) -> PodSandbox {
+    let record = sandbox.record();
+    PodSandbox {
+        id: record.id.clone(),
+        metadata: record.config.metadata.clone(),
+        state: sandbox.state().into(),
+        created_at: record.created_at,
+        labels: record.config.labels,
+        annotations: record.config.annotations,
+        runtime_handler: record.runtime_handler,
+    }
+}
+
+pub(crate) fn container_status(container: &Container) -> ContainerStatus {
+    let record = &container.record;
+    let config = &record.config;
+    let state = container.state();
+    let mut status = ContainerStatus {
+        id: record.id.clone(),
+        metadata: config.metadata.clone(),
+        state: state.cri().into(),
+        created_at: record.created_at,
+        image: config.image.clone(),
+        image_ref: record.image_ref.clone(),
+        image_id: record.image_id.clone(),
+        labels: config.labels.clone(),
+        annotations: config.annotations.clone(),
+        mounts: config.mounts.clone(),
+        log_path: record.log_path.as_ref().map(|p| p.display().to_string()).unwrap_or_default(),
+        resources: config
+            .linux
+            .as_ref()
+            .and_then(|l| l.resources.clone())
+            .map(|linux| ContainerResources { linux: Some(linux) }),
+        user: Some(ContainerUser {
+            linux: Some(LinuxContainerUser {
+                uid: record.user.uid.into(),
+                gid: record.user.gid.into(),
+                supplemental_groups: record.user.groups.iter().map(|g| i64::from(*g)).collect(),
+            }),
+        }),
+        ..Default::default()
+    };
+    match state {
+        RunState::Created => {}
+        RunState::Running { started_at, .. } => status.started_at = started_at,
+        RunState::Exited(ended) => {
+            status.started_at = ended.started_at;
+            status.finished_at = ended.finished_at;
+            status.exit_code = ended.code;
+            status.reason = ended.reason;
+            status.message = ended.message;
+        }
+    }
+    status
+}
+
+pub(crate) fn container_item(container: &Container) -> CriContainer {
+    let record = &container.record;
+    CriContainer {
+        id: record.id.clone(),
+        pod_sandbox_id: record.sandbox_id.clone(),
+        metadata: record.config.metadata.clone(),
+        image: record.config.image.clone(),
+        image_ref: record.image_ref.clone(),
+        state: container.state().cri().into(),
+        created_at: record.created_at,
+        labels: record.config.labels.clone(),
+        annotations: record.config.annotations.clone(),
+        image_id: record.image_id.clone(),
+    }
+}
+
+/// What `verbose` adds: pid, where the bundle is, and what this machine did not allow.
+pub(crate) fn container_info(container: &Container, bundle: &std::path::Path) -> HashMap<String, String> {
+    let pid = match container.state() {
+        RunState::Running { pid, .. } => pid,
+        _ => 0,
+    };
+    let info = serde_json::json!({"pid": pid, "bundle": bundle, "warnings": container.record.warnings});
+    HashMap::from([("info".to_owned(), info.to_string())])
+}
