@@ -6,14 +6,11 @@
 
 #![expect(unsafe_code, reason = "the environment's memory is only reachable by pointer")]
 
-use std::cell::Cell;
 use std::ffi::{CStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
 use nix::errno::Errno;
-use nix::sched::CloneFlags;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
-use rustix::fs::Mode;
 pub use rustix::thread::CapabilitySet;
 use rustix::thread::CapabilitySets;
 
@@ -71,12 +68,11 @@ pub fn set_no_new_privs() -> Result<()> {
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,
-    pub umask: u32,
 }
 
-/// Runs `body` with the fsuid, fsgid and umask of `caller` on this thread
-/// alone, so that the file system gives what `body` creates to that user, by
-/// the rules of setgid directories and default ACLs.
+/// Runs `body` with the fsuid and fsgid of `caller` on this thread alone, so
+/// that the file system gives what `body` creates to that user, by the rules
+/// of setgid directories.
 ///
 /// setfsuid(2) away from 0 takes the file capabilities from the effective set
 /// (capabilities(7)); those in `keep` are put back: whoever calls this has
@@ -87,7 +83,6 @@ pub fn as_caller<T>(
     keep: CapabilitySet,
     body: impl FnOnce() -> T,
 ) -> std::result::Result<T, Errno> {
-    set_thread_umask(caller.umask)?;
     if caller.uid == 0 && caller.gid == 0 {
         return Ok(body());
     }
@@ -111,26 +106,6 @@ pub fn without_capability<T>(
     let result = body();
     rustix::thread::set_capabilities(None, before).map_err(errno)?;
     Ok(result)
-}
-
-thread_local! {
-    /// The umask of this thread once it has one of its own.
-    static OWN_UMASK: Cell<Option<u32>> = const { Cell::new(None) };
-}
-
-/// The umask is shared by a process's threads until unshare(CLONE_FS).
-fn set_thread_umask(umask: u32) -> std::result::Result<(), Errno> {
-    let umask = umask & 0o777;
-    let current = OWN_UMASK.get();
-    if current == Some(umask) {
-        return Ok(());
-    }
-    if current.is_none() {
-        nix::sched::unshare(CloneFlags::CLONE_FS)?;
-    }
-    rustix::process::umask(Mode::from_bits_truncate(umask));
-    OWN_UMASK.set(Some(umask));
-    Ok(())
 }
 
 /// The ids to go back to. Returning to fsuid 0 restores the file capabilities

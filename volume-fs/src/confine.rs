@@ -76,6 +76,12 @@ fn empty_root() -> linux::Result<()> {
     mount::remount_bind(root, MountFlags { read_only: true, ..flags })
 }
 
+/// Requests bring the umask of their caller; the process's own must take
+/// nothing more away.
+pub(crate) fn clear_umask() {
+    rustix::process::umask(rustix::fs::Mode::empty());
+}
+
 /// As many descriptors as the hard limit allows. Returns how many.
 pub fn raise_descriptor_limit() -> Result<u64> {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);

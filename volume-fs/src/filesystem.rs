@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use crate::directory::Taken;
 use crate::errno::{Result, to_fuse};
-use crate::volume::{Changes, Known, Range, Special, Volume, Xattr};
+use crate::volume::{Changes, Known, Permissions, Range, Special, Volume, Xattr};
 
 /// What the kernel allows by default (fs.fuse.max_pages_limit = 256 pages).
 pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
@@ -135,7 +135,7 @@ impl Filesystem for VolumeFilesystem {
             _ => return reply.error(FuseErrno::EINVAL),
         };
         answer_entry(
-            self.volume.make_special(parent.0, name, (special, mode), caller(request, umask)),
+            self.volume.make_special(parent.0, name, (special, Permissions { mode, umask }), caller(request)),
             reply,
         );
     }
@@ -149,7 +149,10 @@ impl Filesystem for VolumeFilesystem {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        answer_entry(self.volume.make_directory(parent.0, name, mode, caller(request, umask)), reply);
+        answer_entry(
+            self.volume.make_directory(parent.0, name, Permissions { mode, umask }, caller(request)),
+            reply,
+        );
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -168,7 +171,7 @@ impl Filesystem for VolumeFilesystem {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let caller = caller(request, 0);
+        let caller = caller(request);
         answer_entry(self.volume.make_symlink(parent.0, link_name, target.as_os_str(), caller), reply);
     }
 
@@ -379,8 +382,8 @@ impl Filesystem for VolumeFilesystem {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let caller = caller(request, umask);
-        match self.volume.create(parent.0, name, (mode, open_flags(flags)), caller) {
+        let caller = caller(request);
+        match self.volume.create(parent.0, name, (Permissions { mode, umask }, open_flags(flags)), caller) {
             Ok((known, handle)) => reply.created(
                 &TRUSTED_FOR,
                 &known.attributes,
@@ -448,8 +451,8 @@ impl Filesystem for VolumeFilesystem {
     }
 }
 
-fn caller(request: &Request, umask: u32) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid(), umask }
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid() }
 }
 
 fn open_flags(flags: i32) -> OFlags {

@@ -50,6 +50,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
 
 fn serve(serve: &Serve) -> Result<()> {
     confine::close_inherited_descriptors()?;
+    confine::clear_umask();
     let nonce = config::take_nonce()?;
     let driver = Dialled::dial(&serve.socket)?;
     let descriptors = match serve.isolation() {

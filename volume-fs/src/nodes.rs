@@ -281,6 +281,10 @@ impl Table {
                 next = Some(place.directory);
             }
         }
+        // A walk over a large tree must not cost its memory for ever.
+        if self.nodes.capacity() > 4096 && self.nodes.len() < self.nodes.capacity() / 8 {
+            self.nodes.shrink_to(self.nodes.len() * 2);
+        }
         closed
     }
 

@@ -62,7 +62,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_setfsgid,
     libc::SYS_capget,
     libc::SYS_capset,
-    libc::SYS_umask,
     // Memory.
     libc::SYS_brk,
     libc::SYS_mmap,
@@ -114,9 +113,6 @@ fn allowed() -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
     rules.insert(libc::SYS_clone, vec![rule(0, Width::Qword, SeccompCmpOp::MaskedEq(thread), thread)?]);
     // Let the filter of clone3 decide.
     rules.insert(libc::SYS_clone3, vec![]);
-    // A umask of its own for a thread, no namespace.
-    let own_umask = u64::from(libc::CLONE_FS.unsigned_abs());
-    rules.insert(libc::SYS_unshare, vec![rule(0, Width::Dword, SeccompCmpOp::Eq, own_umask)?]);
     rules.insert(
         libc::SYS_prctl,
         vec![rule(0, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::PR_SET_NAME.unsigned_abs()))?],

@@ -80,6 +80,13 @@ pub(crate) struct Range {
     pub(crate) offset: u64,
 }
 
+/// What a file is to be created with, as asked for (FUSE_DONT_MASK).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Permissions {
+    pub(crate) mode: u32,
+    pub(crate) umask: u32,
+}
+
 /// What mknod may create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Special {
@@ -132,11 +139,12 @@ impl Volume {
         &self,
         directory: u64,
         name: &OsStr,
-        mode: u32,
+        permissions: Permissions,
         caller: Caller,
     ) -> Result<Known> {
-        self.create_name(directory, name, caller, |parent, name| {
-            rustix::fs::mkdirat(parent, name, permissions(mode))
+        self.create_name(directory, name, |parent, name| {
+            let mode = self.granted(parent, permissions)?;
+            as_caller(caller, || rustix::fs::mkdirat(parent, name, mode))
         })
     }
 
@@ -144,7 +152,7 @@ impl Volume {
         &self,
         directory: u64,
         name: &OsStr,
-        (special, mode): (Special, u32),
+        (special, permissions): (Special, Permissions),
         caller: Caller,
     ) -> Result<Known> {
         let kind = match special {
@@ -152,8 +160,9 @@ impl Volume {
             Special::Fifo => BackingType::Fifo,
             Special::Socket => BackingType::Socket,
         };
-        self.create_name(directory, name, caller, |parent, name| {
-            rustix::fs::mknodat(parent, name, kind, permissions(mode), 0)
+        self.create_name(directory, name, |parent, name| {
+            let mode = self.granted(parent, permissions)?;
+            as_caller(caller, || rustix::fs::mknodat(parent, name, kind, mode, 0))
         })
     }
 
@@ -164,7 +173,9 @@ impl Volume {
         target: &OsStr,
         caller: Caller,
     ) -> Result<Known> {
-        self.create_name(directory, name, caller, |parent, name| rustix::fs::symlinkat(target, parent, name))
+        self.create_name(directory, name, |parent, name| {
+            as_caller(caller, || rustix::fs::symlinkat(target, parent, name))
+        })
     }
 
     pub(crate) fn link(&self, id: u64, directory: u64, name: &OsStr) -> Result<Known> {
@@ -255,7 +266,7 @@ impl Volume {
         }
         if let Some(mode) = changes.mode {
             // After chown, which clears suid and sgid.
-            self.descriptors.chmod(fd.as_fd(), permissions(mode))?;
+            self.descriptors.chmod(fd.as_fd(), mode_bits(mode))?;
         }
         if let Some(times) = &changes.times {
             rustix::fs::utimensat(&*fd, c"", times, AtFlags::EMPTY_PATH)?;
@@ -290,7 +301,7 @@ impl Volume {
         &self,
         directory: u64,
         name: &OsStr,
-        (mode, flags): (u32, OFlags),
+        (permissions, flags): (Permissions, OFlags),
         caller: Caller,
     ) -> Result<(Known, FileHandle)> {
         self.writable()?;
@@ -299,9 +310,10 @@ impl Volume {
         // Always exclusive: opening what somebody else created meanwhile would
         // go past the permission check.
         let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let created = self.nodes.with_descriptors(|| {
-            as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, permissions(mode)))
-        });
+        let mode = self.granted(&parent, permissions)?;
+        let created = self
+            .nodes
+            .with_descriptors(|| as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode)));
         let file = match created {
             // The kernel looks again, and opens what it finds.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
@@ -492,14 +504,27 @@ impl Volume {
         &self,
         directory: u64,
         name: &OsStr,
-        caller: Caller,
         create: impl Fn(&OwnedFd, &CString) -> Result<()>,
     ) -> Result<Known> {
         self.writable()?;
         let new_name = component(name)?;
         let parent = self.nodes.descriptor(directory)?;
-        as_caller(caller, || create(&parent, &new_name))?;
+        create(&parent, &new_name)?;
         self.look_up(directory, name)
+    }
+
+    /// The umask takes bits away, but not where a default ACL says what a new
+    /// file may have (acl(5)): the backing file system applies that one.
+    fn granted(&self, parent: &OwnedFd, permissions: Permissions) -> Result<Mode> {
+        let Permissions { mode, umask } = permissions;
+        if mode & umask & 0o777 == 0 {
+            return Ok(mode_bits(mode));
+        }
+        match self.descriptors.xattr_size(parent.as_fd(), c"system.posix_acl_default") {
+            Ok(_) => Ok(mode_bits(mode)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(mode_bits(mode & !umask)),
+            Err(errno) => Err(errno),
+        }
     }
 
     fn listed<'a>(&self, entry: &'a Entry) -> Listed<'a> {
@@ -536,8 +561,9 @@ impl Volume {
     fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<Known> {
         let attributes = self.origin.attributes(seen)?;
         let generation = match fs_at::generation(file, name) {
-            // The birth time tells two lives of a number apart nearly as well.
-            Err(Errno::OPNOTSUPP) => {
+            // No handles here, or a container's own filter refuses the call:
+            // the birth time tells two lives of a number apart nearly as well.
+            Err(Errno::OPNOTSUPP | Errno::PERM | Errno::NOSYS) => {
                 seen.stx_btime.tv_sec.cast_unsigned().rotate_left(30) ^ u64::from(seen.stx_btime.tv_nsec)
             }
             other => other?,
@@ -602,7 +628,7 @@ fn synchronise(file: BorrowedFd<'_>, data_only: bool) -> Result<()> {
     if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
 }
 
-fn permissions(mode: u32) -> Mode {
+fn mode_bits(mode: u32) -> Mode {
     Mode::from_raw_mode(mode) & Mode::from_raw_mode(0o7777)
 }
 

@@ -27,7 +27,7 @@ const REFUSED: &[(&str, i64, [i64; 3])] = &[
     ("kill", libc::SYS_kill, [1, 0, 0]),
     ("tgkill of another", libc::SYS_tgkill, [1, 1, 0]),
     ("setns", libc::SYS_setns, [0, 0, 0]),
-    ("unshare of a namespace", libc::SYS_unshare, [libc::CLONE_NEWUSER as i64, 0, 0]),
+    ("unshare", libc::SYS_unshare, [libc::CLONE_NEWUSER as i64, 0, 0]),
     ("setuid", libc::SYS_setuid, [0, 0, 0]),
     ("ioctl", libc::SYS_ioctl, [0, 0x8004_e500, 0]),
     ("bpf", libc::SYS_bpf, [0, 0, 0]),
