@@ -1,8 +1,9 @@
 //! The container runtime as the kubelet sees it: CRI v1 over one unix socket,
 //! the same for the embedded runtime and for containerd or CRI-O.
 //!
-//! Every call is a span `cri.<Method>` and has a deadline; every error names
-//! the method and what it was called for.
+//! Every call that changes something is a span `cri.<Method>` (looking is one at
+//! debug level); every call has a deadline, and every error names the method
+//! and what it was called for.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,7 +15,7 @@ use proto::cri::{
 };
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status, Streaming};
-use tracing::{Instrument, info_span};
+use tracing::{Instrument, Span, debug_span, info_span};
 
 use crate::unix_channel;
 
@@ -239,13 +240,22 @@ async fn call<T>(
     deadline: Duration,
     reply: impl Future<Output = std::result::Result<Response<T>, Status>>,
 ) -> Result<T> {
-    let span = info_span!("cri", span = %format_args!("cri.{method}"), object);
+    let span = span_of(method, object);
     let outcome = tokio::time::timeout(deadline, reply).instrument(span).await;
     let error = |code, message: String| Error { method, object: object.to_owned(), code, message };
     match outcome {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(error(status.code(), unix_channel::text(&status))),
         Err(_) => Err(error(Code::DeadlineExceeded, format!("no answer within {} s", deadline.as_secs()))),
+    }
+}
+
+fn span_of(method: &str, object: &str) -> Span {
+    let name = format!("cri.{method}");
+    match method {
+        "RunPodSandbox" | "StopPodSandbox" | "RemovePodSandbox" | "CreateContainer" | "StartContainer"
+        | "StopContainer" | "RemoveContainer" | "PullImage" => info_span!("cri", span = name, object),
+        _ => debug_span!("cri", span = name, object),
     }
 }
 

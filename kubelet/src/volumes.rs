@@ -113,8 +113,12 @@ impl Volumes {
             match self.mount(pod, volume).await {
                 Ok(mounted) => return mounted,
                 Err(error) => {
-                    self.report(pod, "FailedMount", volume, &error);
-                    retry.wait(&error).await;
+                    // What other parts are busy with is no failure for a moment.
+                    let healed = retry.wait_briefly(&error).await;
+                    if !healed {
+                        self.report(pod, "FailedMount", volume, &error);
+                        retry.wait(&error).await;
+                    }
                 }
             }
         }

@@ -1,14 +1,20 @@
 //! When a failed volume operation is tried again: after a pause that grows,
 //! or at once when what was missing appears.
 
+use std::time::Duration;
+
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::error::Error;
 use crate::backoff::Backoff;
 use crate::objects::Kind;
 use crate::plugins::Plugins;
 use crate::store::{Change, Store};
+
+/// Of provisioning and binding, and of a driver's start.
+const USUAL_TIME: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Retry {
@@ -21,6 +27,18 @@ impl Retry {
     /// Before the first try, so that no change is missed.
     pub(super) fn new(store: &Store, plugins: &Plugins) -> Self {
         Self { backoff: Backoff::operation(), objects: store.subscribe(), drivers: plugins.changes() }
+    }
+
+    /// While a claim is being bound or a driver is starting: whether there was a
+    /// change within the time that this usually takes.
+    pub(super) async fn wait_briefly(&mut self, error: &Error) -> bool {
+        match error {
+            Error::ClaimPending { .. } => {
+                timeout(USUAL_TIME, next_storage_change(&mut self.objects)).await.is_ok()
+            }
+            Error::DriverMissing { .. } => timeout(USUAL_TIME, self.drivers.changed()).await.is_ok(),
+            _ => false,
+        }
     }
 
     pub(super) async fn wait(&mut self, error: &Error) {
