@@ -24,6 +24,17 @@ pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> R
     }
 }
 
+/// Returns at the first look, without a pause between looks, that `is_so`: for a
+/// blow that must fall while something happens.
+pub fn as_soon_as(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
+    let started = Instant::now();
+    while !is_so() {
+        anyhow::ensure!(started.elapsed() < patience, "{what}: not within {patience:?}");
+        thread::yield_now();
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

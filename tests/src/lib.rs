@@ -12,12 +12,13 @@ pub mod examples;
 mod fuse_guard;
 pub mod image;
 mod leaks;
+pub mod manifests;
 pub mod netlink;
 pub mod node;
 mod process;
-mod sandbox;
+pub mod sandbox;
 
-pub use eventually::eventually;
+pub use eventually::{as_soon_as, eventually};
 pub use leaks::{LeakCheck, Leaks};
 pub use node::{Launcher, Node, NodeOptions};
 pub use process::Daemon;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::image::{Program, write_archive};
-use crate::{Daemon, Sandbox, binaries, eventually, examples};
+use crate::{Daemon, LeakCheck, Sandbox, binaries, eventually, examples};
 
 pub const DRIVER: &str = "csi.hawser.dev";
 /// For what takes a healthy node a fraction of a second; generous, since tests share two cores.
@@ -170,6 +170,86 @@ impl<'a> Node<'a> {
         paths.push(sandbox.path("lease/.hawser"));
         paths.push(sandbox.path("k/hawser/runtime/images"));
         paths
+    }
+
+    /// What is there now, on an idle node.
+    pub fn leak_check(&self) -> Result<LeakCheck> {
+        LeakCheck::start(self.sandbox, &self.may_change(), &[examples::BRIDGE])
+    }
+
+    /// Puts the class and the driver object of the examples into the manifest directory.
+    pub fn put_class(&self) -> Result<()> {
+        self.put_manifest("storageclass.yaml", &examples::read("storageclass.yaml")?)
+    }
+
+    /// Every process of the sandbox with this name (`comm`).
+    pub fn processes(&self, name: &str) -> Result<Vec<i32>> {
+        let processes = self.sandbox.tag().processes()?;
+        Ok(processes.into_iter().filter(|process| process.name == name).map(|process| process.pid).collect())
+    }
+
+    /// Removes every manifest, deletes what only a deletion removes, waits until
+    /// the node is as `idle` was, and stops it; then nothing may be left at all.
+    pub fn finish(self, idle: &LeakCheck) -> Result<()> {
+        self.remove_all_manifests()?;
+        self.wait_for_no_pods()?;
+        for kind in ["pvc", "pv", "storageclass", "csidriver"] {
+            for object in self.list(kind)? {
+                // A volume goes with its claim.
+                let name = text(&object["metadata"]["name"]);
+                if self.get(kind, &name).is_ok() {
+                    self.delete(kind, &name)?;
+                }
+            }
+        }
+        idle.verify(self.sandbox, PATIENCE).with_context(|| self.outputs())?;
+        let sandbox = self.sandbox;
+        self.stop()?;
+        let processes = sandbox.tag().processes()?;
+        ensure!(processes.is_empty(), "left after stop: {processes:?}");
+        Ok(())
+    }
+
+    /// The files of users; mount pods' belong to the driver.
+    pub fn remove_all_manifests(&self) -> Result<()> {
+        for entry in fs::read_dir(self.manifests()).context("read the manifest directory")? {
+            let name = entry.context("read the manifest directory")?.file_name().display().to_string();
+            if !name.starts_with("hawser-volume-") && !name.starts_with('.') {
+                self.remove_manifest(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn wait_for_no_pods(&self) -> Result<()> {
+        eventually("no pod is left", PATIENCE, || {
+            let pods = self.list("pods")?;
+            ensure!(pods.is_empty(), "{}", self.client(&["get", "pods", "-A"])?);
+            Ok(())
+        })
+        .with_context(|| self.outputs())
+    }
+
+    pub fn wait_for_no_pod(&self, name: &str) -> Result<()> {
+        eventually(&format!("pod {name} is gone"), PATIENCE, || {
+            let pods = self.list("pods")?;
+            ensure!(
+                pods.iter().all(|pod| pod["metadata"]["name"] != name),
+                "{}",
+                self.client(&["get", "pods", "-A"])?
+            );
+            Ok(())
+        })
+        .with_context(|| self.outputs())
+    }
+
+    /// Where the pod's volume is bind-mounted.
+    pub fn volume_path(&self, pod: &str) -> Result<PathBuf> {
+        let uid = text(&self.get("pod", pod)?["metadata"]["uid"]);
+        let volumes = self.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~csi");
+        let mut entries = fs::read_dir(&volumes).with_context(|| volumes.display().to_string())?;
+        let volume = entries.next().with_context(|| format!("{} is empty", volumes.display()))?;
+        Ok(volume.context("a volume's directory")?.path().join("mount"))
     }
 
     pub fn start_driver(&mut self) -> Result<()> {

@@ -133,7 +133,7 @@ impl Drop for Sandbox {
 }
 
 /// The mounts that the calling thread sees.
-pub(crate) fn mounts() -> Result<Vec<MountEntry>> {
+pub fn mounts() -> Result<Vec<MountEntry>> {
     let file = "/proc/thread-self/mountinfo";
     linux::mountinfo::parse(&fs::read(file).context(file)?).with_context(|| format!("{file}: not understood"))
 }

@@ -1,8 +1,8 @@
 //! `bench pod-start`: from the moment a manifest is renamed into place to the
 //! first statement of the business program, which prints CLOCK_MONOTONIC.
 
-use ::tests::node::PATIENCE;
-use ::tests::{Network, Node, NodeOptions, Sandbox, eventually, examples};
+use ::tests::manifests::{self, Pod};
+use ::tests::{Network, Node, NodeOptions, Sandbox};
 use anyhow::{Context, Result, ensure};
 use trace::monotonic_ns;
 
@@ -44,7 +44,7 @@ pub(crate) fn pod_start(runs: usize) -> Result<()> {
     part("build the static binaries", products)?;
     let sandbox = Sandbox::enter(Network::Own)?;
     let node = step("start hawser-csi and hawser-kubelet", || Node::start(&sandbox, NodeOptions::default()))?;
-    node.put_manifest("storageclass.yaml", &examples::read("storageclass.yaml")?)?;
+    node.put_class()?;
     let mut rows = Vec::new();
     for kind in Kind::ALL {
         rows.push((kind, step(kind.title(), || measure(&node, kind, runs))?));
@@ -59,7 +59,7 @@ fn measure(node: &Node<'_>, kind: Kind, runs: usize) -> Result<Vec<f64>> {
     if kind == Kind::StagedVolume {
         node.put_manifest(
             "holder.yaml",
-            &format!("{}---\n{}", claim("held"), pod("holder", HOLD, Some("held"))),
+            &with_claim(&Pod::new("holder", &["sleep", "forever"]).with_claim("held")),
         )?;
         node.wait_for_phase("holder", "Running")?;
     }
@@ -79,10 +79,11 @@ fn measure(node: &Node<'_>, kind: Kind, runs: usize) -> Result<Vec<f64>> {
 
 fn one_run(node: &Node<'_>, kind: Kind, run: usize) -> Result<f64> {
     let name = format!("run-{run}");
+    let pod = Pod::new(&name, &["monotonic"]);
     let manifest = match kind {
-        Kind::NoVolume => pod(&name, MONOTONIC, None),
-        Kind::StagedVolume => pod(&name, MONOTONIC, Some("held")),
-        Kind::FirstUse => format!("{}---\n{}", claim(&name), pod(&name, MONOTONIC, Some(&name))),
+        Kind::NoVolume => pod.yaml(),
+        Kind::StagedVolume => pod.with_claim("held").yaml(),
+        Kind::FirstUse => with_claim(&pod.with_claim(&name)),
     };
     let start_ns = monotonic_ns();
     node.put_manifest(&format!("{name}.yaml"), &manifest)?;
@@ -95,55 +96,19 @@ fn one_run(node: &Node<'_>, kind: Kind, run: usize) -> Result<f64> {
     Ok(std::time::Duration::from_nanos(took_ns).as_secs_f64() * 1000.0)
 }
 
+/// The pod and the claim that it names, in one file.
+fn with_claim(pod: &Pod<'_>) -> String {
+    format!("{}---\n{}", manifests::claim(pod.claim.unwrap_or_default(), CLAIM_SIZE), pod.yaml())
+}
+
 fn remove(node: &Node<'_>, name: &str, claim: Option<&str>) -> Result<()> {
     node.remove_manifest(&format!("{name}.yaml"))?;
-    eventually(&format!("pod {name} is gone"), PATIENCE, || {
-        ensure!(node.get("pod", name).is_err(), "it is still there");
-        Ok(())
-    })?;
+    node.wait_for_no_pod(name)?;
     claim.map_or(Ok(()), |claim| node.delete("pvc", claim))
 }
 
-const MONOTONIC: &str = "[monotonic]";
-const HOLD: &str = "[sleep, forever]";
-
-fn pod(name: &str, arguments: &str, claim: Option<&str>) -> String {
-    let (mounts, volumes) = claim.map_or((String::new(), String::new()), |claim| {
-        (
-            "      volumeMounts: [{name: data, mountPath: /data}]\n".to_owned(),
-            format!("  volumes:\n    - name: data\n      persistentVolumeClaim: {{claimName: {claim}}}\n"),
-        )
-    });
-    format!(
-        "apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default}}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 2
-  containers:
-    - name: business
-      image: {image}
-      imagePullPolicy: IfNotPresent
-      command: [/demo-app]
-      args: {arguments}
-{mounts}{volumes}",
-        image = examples::DEMO_IMAGE
-    )
-}
-
-fn claim(name: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {{name: {name}, namespace: default}}
-spec:
-  storageClassName: hawser
-  accessModes: [ReadWriteMany]
-  resources: {{requests: {{storage: 64Mi}}}}
-"
-    )
-}
+/// Small, so that a thousand fit the pool.
+const CLAIM_SIZE: &str = "64Mi";
 
 /// A Markdown table, as docs/BENCHMARKS.md takes it.
 fn table(rows: &[(Kind, Vec<f64>)]) -> String {

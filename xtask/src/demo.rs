@@ -97,10 +97,10 @@ struct Pods {
 }
 
 fn bring_up(node: &Node<'_>, phases: &mut Phases) -> Result<Pods> {
-    let idle = LeakCheck::start(node.sandbox(), &node.may_change(), &[BRIDGE])?;
+    let idle = node.leak_check()?;
     phases.run("StorageClass and claim", || {
         step("storageclass.yaml and claim.yaml: the claim is bound to a volume of 1Gi", || {
-            node.put_manifest("storageclass.yaml", &examples::read("storageclass.yaml")?)?;
+            node.put_class()?;
             node.put_manifest("claim.yaml", &examples::read("claim.yaml")?)?;
             eventually("the claim is Bound", PATIENCE, || {
                 let claim = node.get("pvc", "shared")?;
@@ -203,12 +203,7 @@ fn take_down(node: &Node<'_>, phases: &mut Phases) -> Result<()> {
             for pod in ["one", "two"] {
                 node.remove_manifest(&format!("pod-{pod}.yaml"))?;
             }
-            eventually("no pod is left", PATIENCE, || {
-                let pods = node.list("pods")?;
-                ensure!(pods.is_empty(), "{}", node.client(&["get", "pods", "-A"])?);
-                Ok(())
-            })
-            .with_context(|| node.outputs())
+            node.wait_for_no_pods()
         })?;
         step("the claim is deleted: its volume and its data go", || {
             node.remove_manifest("claim.yaml")?;

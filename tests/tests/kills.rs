@@ -1,0 +1,297 @@
+//! kill -9, of anything, at any moment: what runs goes on, what was begun is
+//! completed by a retry, and a deletion leaves nothing.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tests::manifests::{self, Pod};
+use tests::node::{PATIENCE, text};
+use tests::{Launcher, LeakCheck, Node, NodeOptions, Sandbox, as_soon_as, eventually, sandbox};
+
+const USER: Pod<'_> = Pod {
+    name: "user",
+    args: &["sleep", "forever"],
+    claim: Some("c"),
+    image: tests::examples::DEMO_IMAGE,
+    command: "/demo-app",
+    restart_policy: "Always",
+};
+
+fn node(sandbox: &Sandbox, options: NodeOptions) -> (Node<'_>, LeakCheck) {
+    let node = Node::start(sandbox, options).expect("the node starts");
+    let idle = node.leak_check().expect("the kernel answers");
+    node.put_class().expect("put");
+    (node, idle)
+}
+
+fn put_user_and_claim(node: &Node<'_>) {
+    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).expect("put");
+    node.put_manifest("user.yaml", &USER.yaml()).expect("put");
+}
+
+// The kubelet.
+
+#[test]
+fn pods_run_on_without_the_kubelet_and_their_log_has_no_gap() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).unwrap();
+    let counter = Pod { args: &["count"], ..USER };
+    node.put_manifest("user.yaml", &counter.yaml()).unwrap();
+    node.wait_for_log("user", &["\n10\n"]).unwrap();
+    let before = node.get("pod", "user").unwrap()["status"]["containerStatuses"][0].clone();
+    let programs = node.processes("demo-app").unwrap();
+
+    node.kubelet().unwrap().kill().unwrap();
+    let log = log_file(&node);
+    let length = fs::metadata(&log).unwrap().len();
+    eventually("the log grows without a kubelet", PATIENCE, || {
+        ensure!(fs::metadata(&log)?.len() > length + 1000, "{length} bytes");
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(node.processes("demo-app").unwrap(), programs, "the program ran on");
+
+    node.start_kubelet().unwrap();
+    let after = node.wait_for_phase("user", "Running").unwrap()["status"]["containerStatuses"][0].clone();
+    assert_eq!(
+        (&after["containerID"], &after["restartCount"]),
+        (&before["containerID"], &before["restartCount"])
+    );
+    assert_eq!(node.processes("demo-app").unwrap(), programs, "adopted, not restarted");
+    let seen = node.logs("user").unwrap().lines().count();
+    node.wait_for_log("user", &[&format!("\n{}\n", seen + 10)]).unwrap();
+    for (number, line) in (1..).zip(node.logs("user").unwrap().lines()) {
+        assert_eq!(line, number.to_string(), "a gap in the log");
+    }
+    node.finish(&idle).unwrap();
+}
+
+/// `<namespace>_<name>_<uid>/<container>/0.log`, where the kubelet puts it.
+fn log_file(node: &Node<'_>) -> std::path::PathBuf {
+    let pods = fs::read_dir(node.log_dir()).expect("the log directory").flatten();
+    let dir = pods.map(|entry| entry.path()).find(|dir| dir.display().to_string().contains("/default_user_"));
+    dir.expect("the pod's log directory").join("business/0.log")
+}
+
+#[test]
+fn a_kubelet_killed_while_it_mounts_completes_the_pod_when_it_is_back() {
+    kubelet_killed_when(has_fuse_mount);
+}
+
+#[test]
+fn a_kubelet_killed_while_the_claim_is_provisioned_makes_no_second_volume() {
+    kubelet_killed_when(|node| fs::read_dir(node.pool()).is_ok_and(|mut entries| entries.next().is_some()));
+}
+
+fn kubelet_killed_when(is_so: impl Fn(&Node<'_>) -> bool) {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    put_user_and_claim(&node);
+    as_soon_as("the moment to kill the kubelet", PATIENCE, || is_so(&node)).expect("the moment comes");
+    node.kubelet().expect("started").kill().expect("kill");
+    node.start_kubelet().expect("it starts again");
+    node.wait_for_phase("user", "Running").expect("the pod is completed");
+    assert_eq!(node.list("pv").expect("volumes").len(), 1);
+    assert_eq!(node.processes("hawser-volume").expect("processes").len(), 1);
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_kubelet_killed_while_it_deletes_completes_the_deletion() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    put_user_and_claim(&node);
+    node.wait_for_phase("user", "Running").unwrap();
+    node.remove_manifest("user.yaml").unwrap();
+    as_soon_as("the pod's program ends", PATIENCE, || {
+        node.processes("demo-app").is_ok_and(|programs| programs.is_empty())
+    })
+    .unwrap();
+    node.kubelet().unwrap().kill().unwrap();
+    node.start_kubelet().unwrap();
+    node.wait_for_no_pods().unwrap();
+    node.finish(&idle).unwrap();
+}
+
+// The driver.
+
+fn has_fuse_mount(node: &Node<'_>) -> bool {
+    let mounts = sandbox::mounts().unwrap_or_default();
+    mounts.iter().any(|m| m.fs_type.starts_with("fuse.") && m.mount_point.starts_with(node.root_dir()))
+}
+
+fn has_published_mount(node: &Node<'_>) -> bool {
+    let mounts = sandbox::mounts().unwrap_or_default();
+    mounts
+        .iter()
+        .any(|m| m.fs_type.starts_with("fuse.") && m.mount_point.starts_with(node.root_dir().join("pods")))
+}
+
+fn has_entries(dir: &Path) -> bool {
+    fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+fn has_mount_pod_manifest(node: &Node<'_>) -> bool {
+    let entries = fs::read_dir(node.manifests()).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with("hawser-volume-"))
+}
+
+/// Kills the driver at the moment, starts it again at once, and wants the pod.
+fn driver_killed_on_the_way_up(launcher: Launcher, is_so: impl Fn(&Node<'_>) -> bool) {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions { launcher, ..NodeOptions::default() });
+    put_user_and_claim(&node);
+    as_soon_as("the moment to kill the driver", PATIENCE, || is_so(&node)).expect("the moment comes");
+    node.driver().expect("started").kill().expect("kill");
+    node.start_driver().expect("it starts again");
+    node.wait_for_phase("user", "Running").expect("a retry completes");
+    let volume = node.volume_path("user").expect("the volume's path");
+    fs::write(volume.join("note"), "kept").expect("the volume works");
+    assert_eq!(node.processes("hawser-volume").expect("processes").len(), 1);
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_driver_killed_once_the_volume_is_made_completes_on_retry() {
+    driver_killed_on_the_way_up(Launcher::Manifest, |node| has_entries(&node.pool()));
+}
+
+#[test]
+fn a_driver_killed_once_its_journal_is_written_completes_on_retry() {
+    driver_killed_on_the_way_up(Launcher::Manifest, |node| has_entries(&node.sandbox().path("run")));
+}
+
+#[test]
+fn a_driver_killed_once_the_file_system_is_mounted_completes_on_retry() {
+    driver_killed_on_the_way_up(Launcher::Manifest, has_fuse_mount);
+}
+
+#[test]
+fn a_driver_killed_once_the_mount_pod_is_asked_for_completes_on_retry() {
+    driver_killed_on_the_way_up(Launcher::Manifest, has_mount_pod_manifest);
+}
+
+#[test]
+fn a_driver_killed_once_the_daemon_runs_completes_on_retry() {
+    driver_killed_on_the_way_up(Launcher::Manifest, |node| {
+        node.processes("hawser-volume").is_ok_and(|daemons| !daemons.is_empty())
+    });
+}
+
+#[test]
+fn a_driver_killed_once_the_volume_is_published_completes_on_retry() {
+    driver_killed_on_the_way_up(Launcher::Manifest, has_published_mount);
+}
+
+#[test]
+fn a_driver_killed_with_its_child_daemon_running_completes_on_retry() {
+    driver_killed_on_the_way_up(Launcher::Process, |node| {
+        node.processes("hawser-volume").is_ok_and(|daemons| !daemons.is_empty())
+    });
+}
+
+/// Kills the driver at the moment of a deletion, starts it again, and wants nothing left.
+fn driver_killed_on_the_way_down(is_so: impl Fn(&Node<'_>) -> bool) {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    put_user_and_claim(&node);
+    node.wait_for_phase("user", "Running").expect("the pod runs");
+    node.remove_manifest("user.yaml").expect("remove");
+    as_soon_as("the moment to kill the driver", PATIENCE, || is_so(&node)).expect("the moment comes");
+    node.driver().expect("started").kill().expect("kill");
+    node.start_driver().expect("it starts again");
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_driver_killed_while_the_pod_ends_leaves_nothing() {
+    driver_killed_on_the_way_down(|node| {
+        node.processes("demo-app").is_ok_and(|programs| programs.is_empty())
+    });
+}
+
+#[test]
+fn a_driver_killed_once_the_volume_is_unpublished_leaves_nothing() {
+    driver_killed_on_the_way_down(|node| !has_published_mount(node));
+}
+
+#[test]
+fn a_driver_killed_once_the_volume_is_unmounted_leaves_nothing() {
+    driver_killed_on_the_way_down(|node| !has_fuse_mount(node));
+}
+
+#[test]
+fn a_driver_killed_once_the_mount_pod_is_dismissed_leaves_nothing() {
+    driver_killed_on_the_way_down(|node| !has_mount_pod_manifest(node));
+}
+
+#[test]
+fn a_driver_killed_while_nothing_happens_disturbs_nobody() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    put_user_and_claim(&node);
+    node.wait_for_phase("user", "Running").unwrap();
+    let volume = node.volume_path("user").unwrap();
+    node.driver().unwrap().kill().unwrap();
+    fs::write(volume.join("note"), "kept").expect("the daemon serves on without the driver");
+    node.start_driver().unwrap();
+    assert_eq!(fs::read_to_string(volume.join("note")).unwrap(), "kept");
+    node.finish(&idle).unwrap();
+}
+
+// The daemon.
+
+#[test]
+fn a_killed_mount_pod_means_enotconn_at_once_an_event_and_a_fresh_mount_for_a_new_pod() {
+    daemon_killed(Launcher::Manifest);
+}
+
+#[test]
+fn a_killed_child_daemon_means_enotconn_at_once_an_event_and_a_fresh_mount_for_a_new_pod() {
+    daemon_killed(Launcher::Process);
+}
+
+fn daemon_killed(launcher: Launcher) {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, NodeOptions { launcher, ..NodeOptions::default() });
+    put_user_and_claim(&node);
+    node.wait_for_phase("user", "Running").expect("the pod runs");
+    let volume = node.volume_path("user").expect("the volume's path");
+    fs::write(volume.join("note"), "kept\n").expect("the volume works");
+
+    let daemons = node.processes("hawser-volume").expect("processes");
+    assert_eq!(daemons.len(), 1);
+    kill(Pid::from_raw(daemons[0]), Signal::SIGKILL).expect("kill -9");
+    let killed = Instant::now();
+    eventually("the volume says ENOTCONN", Duration::from_secs(1), || {
+        let answer = fs::metadata(volume.join("absent")).map_err(|error| error.raw_os_error());
+        ensure!(matches!(answer, Err(Some(code)) if code == Errno::ENOTCONN as i32), "{answer:?}");
+        Ok(())
+    })
+    .expect("at once");
+    assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
+    eventually("an event tells of it", PATIENCE, || {
+        let events = node.list("events")?;
+        let told = events
+            .iter()
+            .any(|event| event["type"] == "Warning" && text(&event["reason"]) == "VolumeConditionAbnormal");
+        ensure!(told, "{}", node.describe_all());
+        Ok(())
+    })
+    .expect("an event");
+
+    node.put_manifest(
+        "reader.yaml",
+        &Pod { name: "reader", args: &["cat", "/data/note"], restart_policy: "Never", ..USER }.yaml(),
+    )
+    .expect("put");
+    node.wait_for_phase("reader", "Succeeded").expect("a new pod gets a fresh mount");
+    assert_eq!(node.logs("reader").expect("its log"), "kept\n");
+    node.finish(&idle).expect("nothing is left");
+}
