@@ -314,3 +314,13 @@ fn a_file_changed_behind_the_mount_is_seen_after_the_next_open() {
     fs::write(volume.backing.join("f"), "NEW").unwrap();
     assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "NEW");
 }
+
+#[test]
+fn unnamed_files_and_inode_flags_are_refused() {
+    use rustix::fs::{Mode, OFlags};
+    let volume = Volume::new();
+    let unnamed = rustix::fs::open(&volume.path, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR).unwrap_err();
+    assert_eq!(unnamed, rustix::io::Errno::OPNOTSUPP);
+    let file = File::create(volume.path("f")).unwrap();
+    assert_eq!(rustix::fs::ioctl_getflags(&file).unwrap_err(), rustix::io::Errno::NOTTY);
+}

@@ -10,3 +10,4 @@ mod files;
 mod fixture;
 mod hand_over;
 mod ownership;
+mod semantics;

@@ -1,0 +1,27 @@
+//! docs/SEMANTICS.md and the tests say the same things.
+
+const PAGE: &str = include_str!("../../../docs/SEMANTICS.md");
+const TESTS: &[&str] = &[
+    include_str!("attributes.rs"),
+    include_str!("confinement.rs"),
+    include_str!("directories.rs"),
+    include_str!("files.rs"),
+    include_str!("hand_over.rs"),
+    include_str!("ownership.rs"),
+];
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let paragraphs: Vec<&str> =
+        PAGE.split("\n\n").filter(|paragraph| !paragraph.starts_with('#')).skip(1).collect();
+    assert!(paragraphs.len() > 15, "{} promises", paragraphs.len());
+    for paragraph in paragraphs {
+        let (_promise, tests) =
+            paragraph.split_once("\nTests: ").unwrap_or_else(|| panic!("no test is named by: {paragraph}"));
+        for test in tests.split(", ") {
+            let name = test.trim().trim_matches('`');
+            let definition = format!("\nfn {name}() {{");
+            assert!(TESTS.iter().any(|file| file.contains(&definition)), "no test {name}");
+        }
+    }
+}
