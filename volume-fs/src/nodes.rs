@@ -135,12 +135,14 @@ impl Nodes {
         let node = table.nodes.entry(id).or_default();
         node.lookups += 1;
         node.used = true;
-        if id != INodeNo::ROOT.0 {
-            table.put(id, place);
-        }
+        // A look-up that overlaps the removal of the last name must not give
+        // the node a place again: it could then not be opened any more.
+        let nameless = node.place.is_none()
+            && node.fd.as_ref().is_some_and(|fd| stat(fd).is_ok_and(|seen| seen.stx_nlink == 0));
+        let moved = if id == INodeNo::ROOT.0 || nameless { Closed::new() } else { table.put(id, place) };
         let closed = fd.map(|fd| table.keep_open(id, Arc::new(fd), self.limit));
         drop(table);
-        drop(closed);
+        drop((moved, closed));
     }
 
     /// Does the kernel know this node?
@@ -438,7 +440,11 @@ mod tests {
             fixture.look_up(1, &format!("f{n}"));
         }
         assert_eq!(fixture.inode(id), id);
-        fixture.nodes.forget(id, 1);
+        // A look-up that had opened it just before.
+        fixture.nodes.remember(id, Place { directory: 1, name: c"gone".into() }, None);
+        drop(fixture.nodes.table().close_until(0));
+        assert_eq!(fixture.inode(id), id);
+        fixture.nodes.forget(id, 2);
         assert!(!fixture.nodes.contains(id));
     }
 
