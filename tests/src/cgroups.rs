@@ -30,8 +30,10 @@ pub struct Process {
     pub pid: i32,
     /// `comm`, at most 15 bytes.
     pub name: String,
-    /// Arguments joined by blanks; empty for a zombie.
+    /// Arguments joined by blanks; empty for a zombie, and for an instant within execve.
     pub command_line: String,
+    /// Dead, and not yet waited for by its parent.
+    pub is_zombie: bool,
 }
 
 impl Tag {
@@ -95,8 +97,7 @@ impl Tag {
     /// SIGKILL to every process until none is left.
     pub fn kill_all(&self) -> Result<()> {
         eventually("the sandbox's processes die", Duration::from_secs(10), || {
-            let left: Vec<Process> =
-                self.processes()?.into_iter().filter(|p| !p.command_line.is_empty()).collect();
+            let left: Vec<Process> = self.processes()?.into_iter().filter(|p| !p.is_zombie).collect();
             for process in &left {
                 // Gone already is as good.
                 let _gone = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
@@ -143,7 +144,9 @@ fn describe(pid: i32) -> Option<Process> {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned();
     let raw = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let command_line = String::from_utf8_lossy(&raw).replace('\0', " ").trim_end().to_owned();
-    Some(Process { pid, name, command_line })
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let is_zombie = status.lines().any(|line| line.starts_with("State:") && line.contains('Z'));
+    Some(Process { pid, name, command_line, is_zombie })
 }
 
 #[cfg(test)]

@@ -82,7 +82,8 @@ impl Snapshot {
             things.push(format!("cgroup {}", dir.display()));
         }
         for process in sandbox.tag().processes()? {
-            things.push(format!("process {} ({})", process.name, process.command_line));
+            let zombie = if process.is_zombie { "zombie " } else { "" };
+            things.push(format!("{zombie}process {} ({})", process.name, process.command_line));
             things.extend(
                 suspicious_descriptors(process.pid)
                     .into_iter()

@@ -46,6 +46,14 @@ fn every_kind_of_leak_is_seen() {
     linux::mount::mount_fs("tmpfs", "t", &sandbox.path("leases"), MountFlags::default(), "").unwrap();
     let mut child = sandbox.command(Path::new("/bin/sleep")).arg("600").spawn().unwrap();
 
+    // Its command line is empty for an instant within execve.
+    tests::eventually("sleep has begun", Duration::from_secs(1), || {
+        let processes = sandbox.tag().processes()?;
+        anyhow::ensure!(processes.iter().any(|process| !process.command_line.is_empty()), "{processes:?}");
+        Ok(())
+    })
+    .unwrap();
+
     let seen = leaks(&check, &sandbox);
     let dir = sandbox.dir().display();
     for expected in [

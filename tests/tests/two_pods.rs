@@ -185,7 +185,7 @@ fn the_daemon_goes_with_the_last_pod_and_not_before() {
     node.remove_manifest("first.yaml").unwrap();
     node.wait_for_no_pod("first").unwrap();
     assert_eq!(node.processes("hawser-volume").unwrap().len(), 1);
-    assert!(fs::read_dir(node.volume_path("second").unwrap()).is_ok());
+    fs::read_dir(node.volume_path("second").unwrap()).expect("the volume serves on");
     node.remove_manifest("second.yaml").unwrap();
     node.wait_for_no_pod("second").unwrap();
     eventually("the daemon is gone", PATIENCE, || {
