@@ -48,8 +48,12 @@ impl Undo {
         // Ports and addresses of the bridge stay as they are while we look.
         let _lock = BridgeLock::take(bridge).map_err(|e| rollback.push(e.into())).ok();
         for step in self.steps.into_iter().rev() {
-            if let Err(e) = take_back(step, host, call).await {
-                rollback.push(e);
+            match take_back(step, host, call).await {
+                Ok(()) => {}
+                // An IPAM plugin that refuses the configuration says so twice.
+                Err(Error::Protocol(again)) if matches!(&cause, Error::Protocol(first) if *first == again) => {
+                }
+                Err(e) => rollback.push(e),
             }
         }
         if rollback.is_empty() { cause } else { Error::Rollback { cause: Box::new(cause), rollback } }

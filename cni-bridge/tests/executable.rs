@@ -6,7 +6,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use linux::netns::{self, NetNs};
@@ -154,7 +154,7 @@ impl Drop for Sandbox {
 }
 
 impl Attachment<'_> {
-    fn call(&self, command: &str) -> (Option<i32>, Value) {
+    fn spawn(&self, command: &str) -> Child {
         let mut process = Command::new(env!("CARGO_BIN_EXE_bridge"));
         process
             .env("CNI_COMMAND", command)
@@ -167,7 +167,11 @@ impl Attachment<'_> {
             .stdout(Stdio::piped());
         let mut child = self.sandbox.host.run(|| process.spawn().unwrap()).unwrap();
         child.stdin.take().unwrap().write_all(self.conf.to_string().as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
+        child
+    }
+
+    fn call(&self, command: &str) -> (Option<i32>, Value) {
+        let output = self.spawn(command).wait_with_output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let value = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() };
         (output.status.code(), value)
@@ -415,6 +419,15 @@ fn ipam_plugins_that_are_missing_or_give_nothing_are_refused() {
 }
 
 #[test]
+fn a_range_that_the_ipam_plugin_refuses_is_named_once() {
+    let sandbox = Sandbox::new().with_host_local();
+    let attachment = sandbox.attachment("c1", r#"{"ipam": {"type": "host-local", "subnet": "10.1.0.0/31"}}"#);
+    let msg = "invalid range set 0: Network 10.1.0.0/31 too small to allocate from";
+    assert_eq!(attachment.call("ADD"), (Some(1), json!({"code": 999, "msg": msg})));
+    sandbox.assert_untouched();
+}
+
+#[test]
 fn del_copes_with_a_namespace_that_is_gone() {
     for netns in ["", "/gone/netns", "/etc/hostname"] {
         let mut sandbox = Sandbox::new().with_host_local();
@@ -434,6 +447,26 @@ fn del_without_the_path_of_a_living_namespace_still_removes_the_veth() {
     let mut attachment = sandbox.attachment("c1", DUAL);
     attachment.add();
     attachment.netns = String::new();
+    attachment.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn del_and_a_retry_heal_after_kill_9_in_the_middle_of_add() {
+    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]});
+    let sandbox = Sandbox::new().with_scripted_ipam(&result);
+    let gate = sandbox.dir.path().join("bin/gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let attachment = sandbox.attachment("c1", r#"{"isGateway": true, "ipam": {"type": "scripted-ipam"}}"#);
+    let mut killed = attachment.spawn("ADD");
+    // Opening returns when the IPAM plugin reads: the links are made meanwhile.
+    let open_gate = std::fs::OpenOptions::new().write(true).open(&gate).unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    drop(open_gate);
+    std::fs::remove_file(&gate).unwrap();
+    attachment.del();
+    attachment.add();
     attachment.del();
     sandbox.assert_detached();
 }
