@@ -4,8 +4,33 @@
 //! Objects come from the manifest directory and from `apply`, and meet in the
 //! store; the engine makes the machine follow the store.
 
+pub mod api;
+mod backoff;
+pub mod cli;
+pub mod config;
+mod container_config;
+mod cri;
+mod csi;
+mod dns;
+pub mod engine;
+mod environment;
 mod error_chain;
+mod etc_hosts;
+mod expansion;
+mod keyed_backoff;
 pub mod manifest;
+pub mod node;
 pub mod objects;
+mod observed;
+mod plan;
+mod plugins;
+mod pod_cgroup;
+mod provisioner;
+mod resources;
+pub mod run;
 pub mod source;
+mod status;
 pub mod store;
+mod unix_channel;
+mod volumes;
+mod worker;

@@ -16,6 +16,7 @@ mod shelf;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -115,6 +116,8 @@ struct Inner {
     writing: Mutex<()>,
     state: Mutex<State>,
     changes: broadcast::Sender<Change>,
+    /// The kubelet is about to end, pods and all.
+    takes_no_more_pods: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -145,6 +148,7 @@ impl Store {
             writing: Mutex::new(()),
             state: Mutex::new(state),
             changes: broadcast::Sender::new(CHANGES_KEPT),
+            takes_no_more_pods: AtomicBool::new(false),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -273,6 +277,13 @@ impl Store {
                 Ok(())
             }
         }
+    }
+
+    /// From now on no pod is added: every one that goes stays away. Their
+    /// files and descriptions stay, and count at the next start.
+    pub fn take_no_more_pods(&self) {
+        let _writing = self.writing();
+        self.inner.takes_no_more_pods.store(true, Ordering::Relaxed);
     }
 
     /// Puts down what happened to an object. The same reason and message again

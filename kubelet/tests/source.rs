@@ -1,5 +1,7 @@
 //! The manifest directory, with real files and real inotify.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The store: what survives, what waits for its turn, what may not change.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
 use kubelet::manifest;
 use kubelet::objects::{ClaimPhase, EventType, Kind, Object};
 use kubelet::store::{AnyObject, Error, Outcome, Source, Store};

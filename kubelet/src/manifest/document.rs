@@ -97,9 +97,8 @@ impl<'a> Document<'a> {
     /// blanks: messages have their line numbers inside.
     fn explain<T: DeserializeOwned>(&self) -> ManifestError {
         let padded = format!("{}{}", "\n".repeat(self.lines_before), self.text);
-        let error = match T::deserialize(serde_yaml_ng::Deserializer::from_str(&padded)) {
-            Ok(_) => return self.plain("not one document"),
-            Err(error) => error,
+        let Err(error) = T::deserialize(serde_yaml_ng::Deserializer::from_str(&padded)) else {
+            return self.plain("not one document");
         };
         let Some(location) = error.location() else { return self.plain(&error.to_string()) };
         let text = error.to_string();

@@ -35,7 +35,7 @@ impl Quantity {
         let suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
         let mut amount = bytes;
         let mut at = 0;
-        while amount != 0 && amount % 1024 == 0 && at + 1 < suffixes.len() {
+        while amount != 0 && amount.is_multiple_of(1024) && at + 1 < suffixes.len() {
             amount /= 1024;
             at += 1;
         }

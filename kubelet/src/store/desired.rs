@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sha2::{Digest, Sha256};
 
@@ -110,24 +111,35 @@ impl Store {
         all
     }
 
-    /// Who describes an object; `None` for an unknown one.
-    pub fn source_of(&self, kind: Kind, namespace: &str, name: &str) -> Option<Source> {
+    /// The file that describes an object now, as far as the last look saw.
+    pub fn describing_file(&self, kind: Kind, namespace: &str, name: &str) -> Option<PathBuf> {
+        let all = self.declared_by_files();
+        let found = all
+            .into_iter()
+            .find(|known| known.kind == kind && known.namespace == namespace && known.name == name);
+        found.map(|known| known.path)
+    }
+
+    /// The uid of the object of this name; `None` where there is none.
+    pub fn uid_of(&self, kind: Kind, namespace: &str, name: &str) -> Option<String> {
         let state = self.state();
         let key = Key::new(namespace, name);
-        match kind {
-            Kind::Pod => {
-                state.pods.get(&key).map(|entry| entry.wanted().unwrap_or(&entry.current).source.clone())
-            }
-            Kind::PersistentVolumeClaim => state.claims.get(&key).map(|entry| entry.source.clone()),
-            Kind::PersistentVolume => state.volumes.get(&key).map(|entry| entry.source.clone()),
-            Kind::StorageClass => state.classes.get(&key).map(|entry| entry.source.clone()),
-            Kind::CsiDriver => state.csi_drivers.get(&key).map(|entry| entry.source.clone()),
-            Kind::Event | Kind::Node => None,
-        }
+        let meta = match kind {
+            Kind::Pod => &state.pods.get(&key)?.current.object.metadata,
+            Kind::PersistentVolumeClaim => &state.claims.get(&key)?.object.metadata,
+            Kind::PersistentVolume => &state.volumes.get(&key)?.object.metadata,
+            Kind::StorageClass => &state.classes.get(&key)?.object.metadata,
+            Kind::CsiDriver => &state.csi_drivers.get(&key)?.object.metadata,
+            Kind::Event | Kind::Node => return None,
+        };
+        Some(meta.uid.clone())
     }
 
     fn apply_pod(&self, mut pod: Pod, source: Source) -> Result<Outcome, Error> {
         let _writing = self.writing();
+        if self.inner.takes_no_more_pods.load(Ordering::Relaxed) {
+            return Ok(Outcome::Unchanged);
+        }
         let key = Key::of(&pod);
         let digest = digest(&pod);
         let known = self.state().pods.get(&key).cloned();

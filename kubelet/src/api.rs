@@ -1,0 +1,206 @@
+//! The daemon's side of the client commands: gRPC on a unix socket that only
+//! root can open.
+
+mod apply;
+mod delete;
+mod get;
+mod logs;
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+
+use proto::kubelet::kubelet_server::{Kubelet, KubeletServer};
+use proto::kubelet::{
+    ApplyRequest, ApplyResponse, DeleteProgress, DeleteRequest, GetRequest, GetResponse, LogsChunk,
+    LogsRequest, StopProgress, StopRequest,
+};
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status};
+
+use crate::engine::{Handle, LogPathError};
+use crate::error_chain;
+use crate::objects::{Kind, UnknownKind};
+use crate::store::{self, Store};
+
+/// Answers that may wait for a slow client.
+const ANSWERS_KEPT: usize = 16;
+
+/// Why a client's call is refused; its words are what the client prints.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("serve clients on {}", socket.display())]
+    Serve {
+        socket: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("serve clients")]
+    Transport(#[source] tonic::transport::Error),
+    #[error("{}", mistakes.join("\n"))]
+    Invalid { mistakes: Vec<String> },
+    #[error("{plural} \"{name}\" not found")]
+    NotFound { plural: String, name: String },
+    #[error("{kind} {name:?} is described by {}, which would bring it back: remove it there", file.display())]
+    DescribedByFile { kind: Kind, name: String, file: PathBuf },
+    #[error(transparent)]
+    Kind(#[from] UnknownKind),
+    #[error("{kind} objects are not deleted by clients")]
+    NotDeletable { kind: Kind },
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Log(#[from] LogPathError),
+    #[error("read {}", path.display())]
+    ReadLog {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("stop pods")]
+    Stop(#[source] crate::engine::Error),
+}
+
+/// The one table from our errors to gRPC's codes.
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let text = error_chain::text(&error);
+        match error {
+            Error::Invalid { .. } | Error::Kind(_) | Error::NotDeletable { .. } => {
+                Self::invalid_argument(text)
+            }
+            Error::NotFound { .. } => Self::not_found(text),
+            Error::DescribedByFile { .. } => Self::failed_precondition(text),
+            Error::Store(error) => match error {
+                store::Error::OtherSource { .. }
+                | store::Error::Immutable { .. }
+                | store::Error::Terminating { .. } => Self::failed_precondition(text),
+                store::Error::Keep { .. }
+                | store::Error::Read { .. }
+                | store::Error::Corrupt { .. }
+                | store::Error::Uid(_) => Self::internal(text),
+            },
+            Error::Log(error) => match error {
+                LogPathError::NoPod { .. } => Self::not_found(text),
+                LogPathError::NoContainer { .. }
+                | LogPathError::Ambiguous { .. }
+                | LogPathError::NotStarted { .. }
+                | LogPathError::NoPrevious { .. } => Self::invalid_argument(text),
+            },
+            Error::Serve { .. } | Error::Transport(_) | Error::ReadLog { .. } | Error::Stop(_) => {
+                Self::internal(text)
+            }
+        }
+    }
+}
+
+/// How a client's `stop` reaches the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopping {
+    No,
+    /// Pods are being taken down; nothing new starts.
+    Pods,
+    /// End the process.
+    Now,
+}
+
+/// What the calls work on.
+#[derive(Debug, Clone)]
+pub struct Api {
+    pub store: Store,
+    pub engine: Handle,
+    pub stopping: watch::Sender<Stopping>,
+}
+
+/// Takes the socket's place: an old one is left by a kubelet that was killed,
+/// since the root directory's lock is ours.
+pub fn listen(socket: &Path) -> Result<UnixListener, Error> {
+    let failed = |cause| Error::Serve { socket: socket.to_owned(), cause };
+    match std::fs::remove_file(socket) {
+        Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(failed(cause)),
+        Ok(()) | Err(_) => {}
+    }
+    // Its directory is closed to others (0700), so that there is no moment of too wide a mode.
+    let listener = UnixListener::bind(socket).map_err(failed)?;
+    std::fs::set_permissions(socket, Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Answers clients until `shutdown`, then ends once the last answer is out.
+pub async fn serve(
+    api: Api,
+    listener: UnixListener,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    tonic::transport::Server::builder()
+        .add_service(KubeletServer::new(api))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown)
+        .await
+        .map_err(Error::Transport)
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Kubelet for Api {
+    async fn apply(&self, request: Request<ApplyRequest>) -> Result<Response<ApplyResponse>, Status> {
+        let store = self.store.clone();
+        // Applied objects are on disk before the answer.
+        let applied = tokio::task::spawn_blocking(move || apply::apply(&store, &request.into_inner())).await;
+        Ok(Response::new(applied.map_err(|error| Status::internal(error.to_string()))??))
+    }
+
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
+        Ok(Response::new(get::get(&self.store, &request.into_inner())?))
+    }
+
+    async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<Answers<LogsChunk>>, Status> {
+        let request = request.into_inner();
+        let tail = logs::Tail::open(&self.store, &self.engine, &request)?;
+        let (answers, stream) = mpsc::channel(ANSWERS_KEPT);
+        tokio::spawn(tail.send(answers));
+        Ok(Response::new(as_answers(stream)))
+    }
+
+    async fn delete(
+        &self,
+        request: Request<DeleteRequest>,
+    ) -> Result<Response<Answers<DeleteProgress>>, Status> {
+        let deletion = delete::Deletion::begin(&self.store, &self.engine, request.into_inner())?;
+        let (answers, stream) = mpsc::channel(ANSWERS_KEPT);
+        tokio::spawn(deletion.finish(answers));
+        Ok(Response::new(as_answers(stream)))
+    }
+
+    async fn stop(&self, request: Request<StopRequest>) -> Result<Response<Answers<StopProgress>>, Status> {
+        let (answers, stream) = mpsc::unbounded_channel();
+        tokio::spawn(self.clone().stop_all(request.into_inner().pods, answers));
+        let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(stream);
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+impl Api {
+    /// Goes on when the client has gone.
+    async fn stop_all(self, pods: bool, answers: mpsc::UnboundedSender<Result<StopProgress, Status>>) {
+        if pods {
+            self.stopping.send_replace(Stopping::Pods);
+            self.store.take_no_more_pods();
+            let progress = |message| drop(answers.send(Ok(StopProgress { message })));
+            if let Err(error) = self.engine.stop_pods(progress).await {
+                drop(answers.send(Err(Error::Stop(error).into())));
+            }
+        }
+        drop(answers);
+        self.stopping.send_replace(Stopping::Now);
+    }
+}
+
+fn as_answers<T: Send + 'static>(receiver: mpsc::Receiver<Result<T, Error>>) -> Answers<T> {
+    Box::pin(ReceiverStream::new(receiver).map(|answer| answer.map_err(Status::from)))
+}

@@ -1,0 +1,102 @@
+//! `delete`: the only way to a claim's data.
+//!
+//! What a file describes is refused: the next look at the directory would bring
+//! it back, and a claim's data would be gone for nothing.
+
+use proto::kubelet::{DeleteProgress, DeleteRequest};
+use tokio::sync::{broadcast, mpsc};
+
+use super::Error;
+use super::get::plural;
+use crate::engine::Handle;
+use crate::objects::Kind;
+use crate::store::{Change, Store};
+
+type Answers = mpsc::Sender<Result<DeleteProgress, Error>>;
+
+/// A deletion that is on record.
+#[derive(Debug)]
+pub(super) struct Deletion {
+    store: Store,
+    engine: Handle,
+    changes: broadcast::Receiver<Change>,
+    kind: Kind,
+    namespace: String,
+    name: String,
+    /// Of the object that goes: a later one of its name is another.
+    uid: String,
+    wait: bool,
+}
+
+impl Deletion {
+    pub(super) fn begin(store: &Store, engine: &Handle, request: DeleteRequest) -> Result<Self, Error> {
+        let key = request.key.unwrap_or_default();
+        let kind: Kind = key.kind.parse()?;
+        let namespace = if kind.is_namespaced() { key.namespace } else { String::new() };
+        let mut deletion = Self {
+            changes: store.subscribe(),
+            store: store.clone(),
+            engine: engine.clone(),
+            kind,
+            namespace,
+            name: key.name,
+            uid: String::new(),
+            wait: request.wait,
+        };
+        deletion.uid = deletion
+            .current_uid()
+            .ok_or_else(|| Error::NotFound { plural: plural(kind), name: deletion.name.clone() })?;
+        deletion.refuse_described()?;
+        deletion.mark(request.grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok()))?;
+        Ok(deletion)
+    }
+
+    /// Sends what it waits for, and returns when the object is gone.
+    pub(super) async fn finish(mut self, answers: Answers) {
+        let mut told = Vec::new();
+        while self.wait && self.current_uid().as_ref() == Some(&self.uid) {
+            let users = match self.kind {
+                Kind::PersistentVolumeClaim => self.engine.users_of_claim(&self.namespace, &self.name),
+                _ => Vec::new(),
+            };
+            if !users.is_empty() && users != told {
+                let message = format!("waiting for the pods that use it: {}", users.join(", "));
+                if answers.send(Ok(DeleteProgress { message })).await.is_err() {
+                    return;
+                }
+                told = users;
+            }
+            tokio::select! {
+                // Lagging or not: look again.
+                change = self.changes.recv() => drop(change),
+                () = answers.closed() => return,
+            }
+        }
+    }
+
+    fn refuse_described(&self) -> Result<(), Error> {
+        let described = self.store.describing_file(self.kind, &self.namespace, &self.name);
+        // The directory's own view may be some milliseconds behind an rm.
+        match described.filter(|file| file.exists()) {
+            None => Ok(()),
+            Some(file) => Err(Error::DescribedByFile { kind: self.kind, name: self.name.clone(), file }),
+        }
+    }
+
+    fn mark(&self, grace_seconds: Option<u64>) -> Result<(), Error> {
+        let (namespace, name) = (&self.namespace, &self.name);
+        match self.kind {
+            Kind::Pod => drop(self.store.mark_pod_deleted(namespace, name, grace_seconds)?),
+            Kind::PersistentVolumeClaim => drop(self.engine.delete_claim(namespace, name)?),
+            Kind::PersistentVolume => drop(self.engine.delete_volume(name)?),
+            Kind::StorageClass => self.store.remove_class(name)?,
+            Kind::CsiDriver => self.store.remove_csi_driver(name)?,
+            kind @ (Kind::Event | Kind::Node) => return Err(Error::NotDeletable { kind }),
+        }
+        Ok(())
+    }
+
+    fn current_uid(&self) -> Option<String> {
+        self.store.uid_of(self.kind, &self.namespace, &self.name)
+    }
+}

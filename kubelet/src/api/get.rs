@@ -1,0 +1,70 @@
+//! `get`: objects as JSON, status included.
+
+use std::sync::Arc;
+
+use proto::kubelet::{GetRequest, GetResponse};
+use serde_json::json;
+
+use super::Error;
+use crate::objects::{Kind, Object};
+use crate::store::Store;
+
+pub(super) fn get(store: &Store, request: &GetRequest) -> Result<GetResponse, Error> {
+    let kind: Kind = request.kind.parse()?;
+    let objects = match kind {
+        Kind::Pod => select(store.pods(), request),
+        Kind::PersistentVolumeClaim => select(store.claims(), request),
+        Kind::PersistentVolume => select(store.volumes(), request),
+        Kind::StorageClass => select(store.classes(), request),
+        Kind::CsiDriver => select(store.csi_drivers(), request),
+        Kind::Event => select(store.events(), request),
+        Kind::Node => node(store.node_name(), request),
+    };
+    if objects.is_empty() && !request.name.is_empty() {
+        return Err(Error::NotFound { plural: plural(kind), name: request.name.clone() });
+    }
+    Ok(GetResponse { objects })
+}
+
+/// How kubectl calls a kind in messages: `persistentvolumeclaims`.
+pub(super) fn plural(kind: Kind) -> String {
+    let singular = kind.as_str().to_lowercase();
+    match kind {
+        Kind::StorageClass => format!("{singular}es.storage.k8s.io"),
+        Kind::CsiDriver => format!("{singular}s.storage.k8s.io"),
+        Kind::Pod | Kind::PersistentVolume | Kind::PersistentVolumeClaim | Kind::Event | Kind::Node => {
+            format!("{singular}s")
+        }
+    }
+}
+
+fn select<T: Object>(objects: Vec<Arc<T>>, request: &GetRequest) -> Vec<Vec<u8>> {
+    let wanted = objects.into_iter().filter(|object| {
+        let meta = object.metadata();
+        let in_namespace =
+            !T::KIND.is_namespaced() || request.namespace.is_empty() || request.namespace == meta.namespace;
+        in_namespace && (request.name.is_empty() || request.name == meta.name)
+    });
+    wanted.map(|object| to_json(&*object)).collect()
+}
+
+/// There is one node, and it answers.
+fn node(name: &str, request: &GetRequest) -> Vec<Vec<u8>> {
+    if !request.name.is_empty() && request.name != name {
+        return Vec::new();
+    }
+    let node = json!({
+        "apiVersion": Kind::Node.api_version(),
+        "kind": Kind::Node.as_str(),
+        "metadata": {"name": name},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "nodeInfo": {"kubeletVersion": concat!("hawser-", env!("CARGO_PKG_VERSION"))},
+        },
+    });
+    vec![to_json(&node)]
+}
+
+fn to_json(object: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(object).expect("objects have string keys only")
+}

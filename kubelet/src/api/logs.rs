@@ -1,0 +1,130 @@
+//! `logs`: a container's output without the prefixes of CRI's log format.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use inotify::{Inotify, WatchMask};
+use proto::kubelet::{LogsChunk, LogsRequest};
+use tokio::fs::File;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+
+use super::Error;
+use crate::engine::Handle;
+use crate::objects::ContainerState;
+use crate::store::Store;
+
+/// How soon `--follow` notices that its container has ended: that is no write to the log.
+const LOOK_FOR_END: Duration = Duration::from_millis(250);
+
+type Answers = mpsc::Sender<Result<LogsChunk, Error>>;
+
+/// A log file, and who writes it.
+#[derive(Debug)]
+pub(super) struct Tail {
+    store: Store,
+    path: PathBuf,
+    request: LogsRequest,
+}
+
+impl Tail {
+    pub(super) fn open(store: &Store, engine: &Handle, request: &LogsRequest) -> Result<Self, Error> {
+        let path = engine.log_path(&request.namespace, &request.pod, &request.container, request.previous)?;
+        Ok(Self { store: store.clone(), path, request: request.clone() })
+    }
+
+    /// Sends the log to its end or, following, until its container ends.
+    pub(super) async fn send(self, answers: Answers) {
+        let sent = tokio::select! {
+            sent = self.copy(&answers) => sent,
+            () = answers.closed() => return,
+        };
+        if let Err(cause) = sent {
+            let error = Error::ReadLog { path: self.path.clone(), cause };
+            // Nobody is there to hear it: nobody misses it.
+            drop(answers.send(Err(error)).await);
+        }
+    }
+
+    async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
+        // Watched before it is read: no write falls in between.
+        let inotify = Inotify::init()?;
+        inotify.watches().add(&self.path, WatchMask::MODIFY)?;
+        let mut writes = inotify.into_event_stream(vec![0; 4096])?;
+        let mut log = BufReader::new(File::open(&self.path).await?);
+        let mut line = Vec::new();
+        loop {
+            let has_ended = !self.request.follow || !self.is_running();
+            if !send_lines(&mut log, &mut line, answers).await? || has_ended {
+                return Ok(());
+            }
+            // The end of the wait is a reason to look as good as a write.
+            drop(timeout(LOOK_FOR_END, writes.next()).await);
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        let Some(pod) = self.store.pod(&self.request.namespace, &self.request.pod) else { return false };
+        let mut containers = pod.status.container_statuses.iter();
+        let name = &self.request.container;
+        containers.any(|status| {
+            (name.is_empty() || status.name == *name) && matches!(status.state, ContainerState::Running(_))
+        })
+    }
+}
+
+/// Sends every whole line from here on; a line that is still being written
+/// stays in `line`. `false` when the client has gone.
+async fn send_lines(
+    log: &mut BufReader<File>,
+    line: &mut Vec<u8>,
+    answers: &Answers,
+) -> std::io::Result<bool> {
+    let mut data = Vec::new();
+    while log.read_until(b'\n', line).await? > 0 && line.ends_with(b"\n") {
+        data.extend_from_slice(&output_of(line));
+        line.clear();
+        if data.len() > 32 << 10
+            && answers.send(Ok(LogsChunk { data: std::mem::take(&mut data) })).await.is_err()
+        {
+            return Ok(false);
+        }
+    }
+    Ok(data.is_empty() || answers.send(Ok(LogsChunk { data })).await.is_ok())
+}
+
+/// What the program wrote: `<time> <stream> <P|F> <text>`, where P says that
+/// the program's own line goes on in the next one. Anything else is shown as it is.
+fn output_of(line: &[u8]) -> Vec<u8> {
+    let mut fields = line.splitn(4, |byte| *byte == b' ');
+    let (Some(_time), Some(_stream), Some(tag), Some(text)) =
+        (fields.next(), fields.next(), fields.next(), fields.next())
+    else {
+        return line.to_vec();
+    };
+    match tag {
+        b"F" => text.to_vec(),
+        b"P" => text.strip_suffix(b"\n").unwrap_or(text).to_vec(),
+        _ => line.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_go_and_parts_are_joined() {
+        let lines = [
+            "2026-11-20T17:53:02.596223978Z stdout F hello world\n",
+            "2026-11-20T17:53:02.596223978Z stdout P a long \n",
+            "2026-11-20T17:53:02.596223978Z stderr F line\n",
+            "2026-11-20T17:53:02.596223978Z stdout F \n",
+            "no prefix\n",
+        ];
+        let output: Vec<u8> = lines.iter().flat_map(|line| output_of(line.as_bytes())).collect();
+        assert_eq!(String::from_utf8(output).unwrap(), "hello world\na long line\n\nno prefix\n");
+    }
+}

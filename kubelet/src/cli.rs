@@ -1,0 +1,124 @@
+//! The commands, in kubectl's words: what they print, and with which code they end.
+
+mod age;
+mod apply;
+mod client;
+mod delete;
+mod describe;
+mod files;
+mod get;
+mod kinds;
+mod logs;
+mod pod_words;
+mod rows;
+mod stop;
+mod table;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::config::{Cli, ClientCommand, Command};
+use crate::{error_chain, run};
+
+/// Why a command did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Run(#[from] run::Error),
+    #[error("no hawser-kubelet answers at {}: start one with 'hawser-kubelet run', or say where it is with --root-dir", socket.display())]
+    NoKubelet { socket: PathBuf },
+    #[error("permission denied at {}: only root may talk to the kubelet", socket.display())]
+    NotAllowed { socket: PathBuf },
+    #[error("connect to {}", socket.display())]
+    Connect {
+        socket: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("start the client")]
+    Client(#[source] io::Error),
+    /// What the kubelet answered; its words are meant for people.
+    #[error("{}", .0.message())]
+    Refused(#[source] Box<tonic::Status>),
+    #[error("the server doesn't have a resource type {kind:?}")]
+    UnknownKind { kind: String },
+    #[error("{0}")]
+    Usage(&'static str),
+    #[error("the path {:?} does not exist", path.display().to_string())]
+    NoFile { path: PathBuf },
+    #[error("read {}", path.display())]
+    ReadFile {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{}", mistakes.join("\n"))]
+    Manifest { mistakes: Vec<String> },
+    #[error("the kubelet's answer is no object of this version")]
+    Answer(#[source] serde_json::Error),
+    #[error("write YAML")]
+    Yaml(#[source] serde_yaml_ng::Error),
+    #[error("write to stdout")]
+    Output(#[source] io::Error),
+    #[error("wait for the kubelet's end")]
+    WaitForEnd(#[source] linux::Error),
+}
+
+impl From<tonic::Status> for Error {
+    fn from(status: tonic::Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+/// Runs a command; errors go to stderr.
+pub fn execute(cli: Cli) -> ExitCode {
+    let result = match cli.command {
+        Command::Run(args) => run::run(*args).map_err(Error::from),
+        Command::Client(command) => execute_client(command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // `hawser-kubelet get … | head` is no failure.
+        Err(Error::Output(cause)) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            drop(writeln!(io::stderr(), "{}", describe_error(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute_client(command: ClientCommand) -> Result<(), Error> {
+    let threads =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Client)?;
+    threads.block_on(ask(command, &mut io::stdout().lock()))
+}
+
+async fn ask(command: ClientCommand, out: &mut dyn Write) -> Result<(), Error> {
+    match command {
+        ClientCommand::Apply(args) => apply::apply(&args, out).await,
+        ClientCommand::Get(args) => get::get(&args, out).await,
+        ClientCommand::Describe(args) => describe::describe(&args, out).await,
+        ClientCommand::Logs(args) => logs::logs(&args, out).await,
+        ClientCommand::Delete(args) => delete::delete(&args, out).await,
+        ClientCommand::Stop(args) => stop::stop(&args, out).await,
+    }
+}
+
+/// kubectl's two ways to begin an error.
+fn describe_error(error: &Error) -> String {
+    match error {
+        Error::Refused(status) if status.code() == tonic::Code::NotFound => {
+            format!("Error from server (NotFound): {}", status.message())
+        }
+        Error::Refused(status) if status.message().is_empty() => {
+            format!("error: the kubelet ended before it answered ({})", status.code())
+        }
+        // The status is the text: its own source would repeat it.
+        Error::Refused(status) => format!("error: {}", status.message()),
+        other => format!("error: {}", error_chain::text(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

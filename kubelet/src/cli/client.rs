@@ -1,0 +1,45 @@
+//! The connection to the daemon.
+
+use std::io::ErrorKind;
+
+use proto::kubelet::kubelet_client::KubeletClient;
+use proto::kubelet::{GetRequest, ObjectKey};
+use serde::de::DeserializeOwned;
+use tonic::transport::Channel;
+
+use super::Error;
+use crate::config::RootDir;
+use crate::objects::Kind;
+use crate::unix_channel;
+
+/// A connected client; answers may be as large as the directory's objects together.
+pub(super) async fn connect(root: &RootDir) -> Result<KubeletClient<Channel>, Error> {
+    let socket = root.socket();
+    match unix_channel::connect(&socket).await {
+        Ok(channel) => Ok(KubeletClient::new(channel).max_decoding_message_size(usize::MAX)),
+        Err(cause) => Err(match cause.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Error::NoKubelet { socket },
+            ErrorKind::PermissionDenied => Error::NotAllowed { socket },
+            _ => Error::Connect { socket, cause },
+        }),
+    }
+}
+
+/// Objects of a kind; all of them where `name` is empty.
+pub(super) async fn get<T: DeserializeOwned>(
+    client: &mut KubeletClient<Channel>,
+    kind: Kind,
+    namespace: &str,
+    name: &str,
+) -> Result<Vec<T>, Error> {
+    let request =
+        GetRequest { kind: kind.to_string(), namespace: namespace.to_owned(), name: name.to_owned() };
+    let objects = client.get(request).await?.into_inner().objects;
+    objects.iter().map(|object| serde_json::from_slice(object).map_err(Error::Answer)).collect()
+}
+
+/// `pod/web`, as `apply`, `delete` and `-o name` print it.
+pub(super) fn title(key: &ObjectKey) -> String {
+    let kind = key.kind.parse::<Kind>().map_or_else(|_| key.kind.to_lowercase(), super::kinds::resource);
+    format!("{kind}/{}", key.name)
+}

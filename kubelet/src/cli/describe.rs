@@ -1,0 +1,126 @@
+//! `describe`: one object, told at length, with its events.
+
+mod pod;
+mod report;
+mod storage;
+
+use std::io::Write;
+
+use proto::kubelet::kubelet_client::KubeletClient;
+use tonic::transport::Channel;
+
+use super::table::Table;
+use super::{Error, age, client, kinds};
+use crate::config::DescribeArgs;
+use crate::objects::{
+    CsiDriver, Event, Kind, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass,
+    Time, now,
+};
+use report::Report;
+
+/// A kind that can be told at length.
+trait Describe: Object {
+    fn describe(&self, report: &mut Report);
+}
+
+pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result<(), Error> {
+    let selected = kinds::select(&args.kind, &args.names)?;
+    let mut kubelet = client::connect(&args.root).await?;
+    let mut told = 0;
+    for (kind, names) in selected {
+        let texts = match kind {
+            Kind::Pod => describe_kind::<Pod>(&mut kubelet, args, &names).await?,
+            Kind::PersistentVolumeClaim => {
+                describe_kind::<PersistentVolumeClaim>(&mut kubelet, args, &names).await?
+            }
+            Kind::PersistentVolume => describe_kind::<PersistentVolume>(&mut kubelet, args, &names).await?,
+            Kind::StorageClass => describe_kind::<StorageClass>(&mut kubelet, args, &names).await?,
+            Kind::CsiDriver => describe_kind::<CsiDriver>(&mut kubelet, args, &names).await?,
+            Kind::Event | Kind::Node => return Err(Error::Usage("there is no more to tell than 'get' does")),
+        };
+        for text in texts {
+            let gap = if told > 0 { "\n\n" } else { "" };
+            write!(out, "{gap}{text}").map_err(Error::Output)?;
+            told += 1;
+        }
+    }
+    Ok(())
+}
+
+async fn describe_kind<T: Describe>(
+    kubelet: &mut KubeletClient<Channel>,
+    args: &DescribeArgs,
+    names: &[String],
+) -> Result<Vec<String>, Error> {
+    let namespace = if args.scope.all_namespaces { "" } else { &args.scope.namespace };
+    let mut objects: Vec<T> = Vec::new();
+    if names.is_empty() {
+        objects = client::get(kubelet, T::KIND, namespace, "").await?;
+    }
+    for name in names {
+        objects.extend(client::get::<T>(kubelet, T::KIND, namespace, name).await?);
+    }
+    let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
+    let now = now();
+    Ok(objects.iter().map(|object| tell(object, &events, now)).collect())
+}
+
+fn tell<T: Describe>(object: &T, events: &[Event], now: Time) -> String {
+    let mut report = Report::default();
+    describe_metadata(object.metadata(), T::KIND, &mut report);
+    object.describe(&mut report);
+    describe_events(object, events, now, &mut report);
+    report.into_text()
+}
+
+fn describe_metadata(meta: &ObjectMeta, kind: Kind, report: &mut Report) {
+    report.field(0, "Name", &meta.name);
+    if kind.is_namespaced() {
+        report.field(0, "Namespace", &meta.namespace);
+    }
+    report.map(0, "Labels", &meta.labels, "=");
+    report.map(0, "Annotations", &meta.annotations, ": ");
+    if let (Some(time), grace) = (meta.deletion_timestamp, meta.deletion_grace_period_seconds) {
+        let grace = grace.map(|seconds| format!(" (grace period {seconds}s)")).unwrap_or_default();
+        report.field(0, "Terminating", &format!("since {}{grace}", report::moment(Some(time))));
+    }
+}
+
+fn describe_events<T: Object>(object: &T, events: &[Event], now: Time, report: &mut Report) {
+    let meta = object.metadata();
+    let own: Vec<&Event> = events
+        .iter()
+        .filter(|event| {
+            let subject = &event.involved_object;
+            subject.kind == T::KIND.as_str()
+                && subject.namespace == meta.namespace
+                && subject.name == meta.name
+        })
+        .collect();
+    if own.is_empty() {
+        return report.field(0, "Events", "<none>");
+    }
+    report.title(0, "Events");
+    let columns = ["Type", "Reason", "Age", "From", "Message"];
+    let mut table = Table::new(Some(columns.map(str::to_owned).to_vec()));
+    table.push(columns.map(|name| "-".repeat(name.len())).to_vec());
+    for event in own {
+        table.push(vec![
+            event.event_type.as_str().to_owned(),
+            event.reason.clone(),
+            event_age(event, now),
+            event.source.component.clone(),
+            event.message.trim().to_owned(),
+        ]);
+    }
+    report.table(1, &table);
+}
+
+/// `3s`, or `3s (x5 over 2m)` for what happened again.
+fn event_age(event: &Event, now: Time) -> String {
+    let last = age::since(Some(event.last_timestamp), now);
+    match event.count {
+        0 | 1 => last,
+        count => format!("{last} (x{count} over {})", age::since(Some(event.first_timestamp), now)),
+    }
+}

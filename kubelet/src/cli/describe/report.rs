@@ -1,0 +1,81 @@
+//! Text in `describe`'s look: `Key:   value`, nested by two blanks.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use super::Table;
+use crate::objects::Time;
+
+/// Values of one level stand below each other.
+const VALUE_COLUMN: usize = 18;
+
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    text: String,
+}
+
+impl Report {
+    pub(super) fn field(&mut self, level: usize, key: &str, value: &str) {
+        let value = if value.is_empty() { "<none>" } else { value };
+        self.line(level, key, value);
+    }
+
+    /// A key whose value is the lines below it.
+    pub(super) fn title(&mut self, level: usize, key: &str) {
+        self.text.push_str(&format!("{}{key}:\n", "  ".repeat(level)));
+    }
+
+    pub(super) fn plain(&mut self, level: usize, line: &str) {
+        self.text.push_str(&format!("{}{line}\n", "  ".repeat(level)));
+    }
+
+    /// One line for each entry, the key before the first.
+    pub(super) fn map<V: Display>(&mut self, level: usize, key: &str, map: &BTreeMap<String, V>, sign: &str) {
+        if map.is_empty() {
+            return self.field(level, key, "");
+        }
+        for (at, (name, value)) in map.iter().enumerate() {
+            let entry = format!("{name}{sign}{value}");
+            if at == 0 {
+                self.line(level, key, &entry);
+            } else {
+                self.text.push_str(&format!("{:width$}{entry}\n", "", width = VALUE_COLUMN));
+            }
+        }
+    }
+
+    /// A list on the lines below its key; nothing where it is empty.
+    pub(super) fn list(&mut self, level: usize, key: &str, items: &[String]) {
+        if items.is_empty() {
+            return;
+        }
+        self.title(level, key);
+        for item in items {
+            self.plain(level + 1, item);
+        }
+    }
+
+    pub(super) fn table(&mut self, level: usize, table: &Table) {
+        let mut text = Vec::new();
+        table.write(&mut text).expect("writing to memory");
+        for line in String::from_utf8_lossy(&text).lines() {
+            self.plain(level, line.trim_end());
+        }
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text
+    }
+
+    fn line(&mut self, level: usize, key: &str, value: &str) {
+        let head = format!("{}{key}:", "  ".repeat(level));
+        // A key that is too long keeps two blanks before its value.
+        let width = VALUE_COLUMN.max(head.len() + 2);
+        self.text.push_str(&format!("{head:<width$}{value}\n"));
+    }
+}
+
+/// `Fri, 20 Nov 2026 20:25:27 +0000`.
+pub(super) fn moment(time: Option<Time>) -> String {
+    time.map(|time| time.strftime("%a, %d %b %Y %H:%M:%S +0000").to_string()).unwrap_or_default()
+}

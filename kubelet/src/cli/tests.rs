@@ -1,0 +1,331 @@
+//! The commands against a real API socket, as transcripts. No pod runs: what
+//! an engine does is done by hand on the store.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Parser;
+use tokio::sync::watch;
+
+use super::{ask, describe_error};
+use crate::api::{self, Api, Stopping};
+use crate::config::{Cli, Command, socket_in};
+use crate::engine::{self, RuntimeEndpoint};
+use crate::node::Node;
+use crate::objects::{
+    ClaimPhase, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, EventType, Object, PodIp, PodPhase, PodStatus, now,
+};
+use crate::store::{Source, Store};
+
+const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - name: c\n    \
+                   image: demo:1\n    livenessProbe: {tcpSocket: {port: 80}}\n";
+const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
+                     accessModes: [ReadWriteMany]\n  storageClassName: fast\n  \
+                     resources: {requests: {storage: 1Gi}}\n";
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    store: Store,
+    engine: Option<engine::Engine>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        let node = Node::claim(&root).unwrap();
+        let store = Store::open(&root, "node").unwrap();
+        let config = engine::Config {
+            node,
+            node_name: "node".to_owned(),
+            runtime: RuntimeEndpoint::Remote(dir.path().join("none.sock")),
+            log_dir: dir.path().join("logs"),
+            cgroup_root: "/none".to_owned(),
+        };
+        let (engine, handle) = engine::new(config, store.clone());
+        let listener = api::listen(&socket_in(&root)).unwrap();
+        let api = Api { store: store.clone(), engine: handle, stopping: watch::Sender::new(Stopping::No) };
+        tokio::spawn(api::serve(api, listener, std::future::pending()));
+        Self { dir, store, engine: Some(engine) }
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    /// Runs a command; what it prints, or its error as a person sees it.
+    async fn run(&self, words: &str) -> Result<String, String> {
+        let root = self.dir.path().join("root").display().to_string();
+        let words = ["hawser-kubelet"].into_iter().chain(words.split(' ')).chain(["--root-dir", &root]);
+        let Command::Client(command) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("a client command")
+        };
+        let mut out = Vec::new();
+        match ask(command, &mut out).await {
+            Ok(()) => Ok(String::from_utf8(out).unwrap()),
+            Err(error) => Err(describe_error(&error).replace(self.dir.path().to_str().unwrap(), "DIR")),
+        }
+    }
+
+    fn set_status(&self, name: &str, status: PodStatus) {
+        let uid = self.store.pod("default", name).unwrap().metadata.uid.clone();
+        self.store.set_pod_status(&uid, status);
+    }
+}
+
+impl Drop for Fixture {
+    /// The node's mount of its root directory on itself goes with it.
+    fn drop(&mut self) {
+        drop(self.engine.take());
+        let root = self.dir.path().join("root");
+        linux::mount::unmount(&root, linux::mount::UnmountMode::Detach).unwrap();
+    }
+}
+
+fn container(name: &str, state: ContainerState) -> ContainerStatus {
+    ContainerStatus {
+        name: name.to_owned(),
+        ready: matches!(state, ContainerState::Running(_)),
+        state,
+        last_state: None,
+        restart_count: 0,
+        image: "demo:1".to_owned(),
+        image_id: String::new(),
+        container_id: "hawser://1".to_owned(),
+        started: None,
+    }
+}
+
+fn running() -> PodStatus {
+    PodStatus {
+        phase: PodPhase::Running,
+        pod_ip: "10.0.0.2".to_owned(),
+        pod_ips: vec![PodIp { ip: "10.0.0.2".to_owned() }],
+        container_statuses: vec![container("c", ContainerState::Running(ContainerStateRunning::default()))],
+        ..PodStatus::default()
+    }
+}
+
+#[tokio::test]
+async fn apply_says_what_became_of_each_object() {
+    let fixture = Fixture::new();
+    let file = fixture.file("all.yaml", &format!("{POD}---\n{CLAIM}"));
+    let apply = format!("apply -f {file}");
+    assert_eq!(fixture.run(&apply).await.unwrap(), "pod/web created\npersistentvolumeclaim/data created\n");
+    assert_eq!(
+        fixture.run(&apply).await.unwrap(),
+        "pod/web unchanged\npersistentvolumeclaim/data unchanged\n"
+    );
+    fixture.file("all.yaml", &format!("{}---\n{CLAIM}", POD.replace("demo:1", "demo:2")));
+    assert_eq!(
+        fixture.run(&apply).await.unwrap(),
+        "pod/web configured\npersistentvolumeclaim/data unchanged\n"
+    );
+    let events = fixture.run("get events --no-headers").await.unwrap();
+    assert!(events.contains("UnsupportedField") && events.contains("livenessProbe"), "{events}");
+}
+
+#[tokio::test]
+async fn apply_takes_all_of_a_file_or_nothing() {
+    let fixture = Fixture::new();
+    let file = fixture.file("bad.yaml", &format!("{CLAIM}---\n{}", POD.replace("name: c", "name: C")));
+    let error = fixture.run(&format!("apply -f {file}")).await.unwrap_err();
+    assert!(
+        error.starts_with(
+            "error: DIR/bad.yaml:14:11: Pod \"web\" is invalid: spec.containers[0].name: Invalid value: \"C\""
+        ),
+        "{error}"
+    );
+    assert!(fixture.store.claims().is_empty());
+    let missing = fixture.run("apply -f /none.yaml").await.unwrap_err();
+    assert_eq!(missing, "error: the path \"/none.yaml\" does not exist");
+}
+
+#[tokio::test]
+async fn pods_are_listed_as_kubectl_lists_them() {
+    let fixture = Fixture::new();
+    for name in ["web", "worker-with-a-long-name"] {
+        let file = fixture.file("pod.yaml", &POD.replace("web", name));
+        fixture.run(&format!("apply -f {file}")).await.unwrap();
+    }
+    fixture.set_status("web", running());
+    let waiting =
+        ContainerStateWaiting { reason: "CrashLoopBackOff".to_owned(), message: "back-off 10s".to_owned() };
+    let ended = ContainerStateTerminated { finished_at: Some(now()), exit_code: 1, ..Default::default() };
+    let mut crashing = container("c", ContainerState::Waiting(waiting));
+    crashing.restart_count = 3;
+    crashing.last_state = Some(ContainerState::Terminated(ended));
+    fixture.set_status(
+        "worker-with-a-long-name",
+        PodStatus { phase: PodPhase::Running, container_statuses: vec![crashing], ..PodStatus::default() },
+    );
+    // Ages move while a test runs.
+    let table = fixture.run("get pods").await.unwrap().replace("1s", "0s");
+    assert_eq!(
+        table,
+        "NAME                      READY   STATUS             RESTARTS     AGE\n\
+         web                       1/1     Running            0            0s\n\
+         worker-with-a-long-name   0/1     CrashLoopBackOff   3 (0s ago)   0s\n"
+    );
+    let wide = fixture.run("get po web -o wide --no-headers").await.unwrap();
+    let cells: Vec<&str> = wide.split_whitespace().collect();
+    assert_eq!(cells[5..], ["10.0.0.2", "node", "<none>", "<none>"]);
+    let all = fixture.run("get pods -A").await.unwrap();
+    assert!(all.starts_with("NAMESPACE   NAME "), "{all}");
+    assert_eq!(fixture.run("get pods -n other").await.unwrap(), "");
+    assert_eq!(
+        fixture.run("get pod gone").await.unwrap_err(),
+        "Error from server (NotFound): pods \"gone\" not found"
+    );
+    assert_eq!(
+        fixture.run("get deployments").await.unwrap_err(),
+        "error: the server doesn't have a resource type \"deployments\""
+    );
+}
+
+#[tokio::test]
+async fn storage_is_listed_as_kubectl_lists_it() {
+    let fixture = Fixture::new();
+    let class = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: fast}\nprovisioner: csi.hawser.dev\n";
+    let volume = "apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: vol}\nspec:\n  capacity: {storage: 1Gi}\n  \
+                  accessModes: [ReadWriteMany]\n  storageClassName: fast\n  csi: {driver: csi.hawser.dev, volumeHandle: v1}\n";
+    let file = fixture.file("all.yaml", &format!("{CLAIM}---\n{class}---\n{volume}"));
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    let mut claim = (*fixture.store.claim("default", "data").unwrap()).clone();
+    claim.spec.volume_name = "vol".to_owned();
+    claim.status.phase = ClaimPhase::Bound;
+    claim.status.capacity = claim.spec.resources.requests.clone();
+    claim.status.access_modes = claim.spec.access_modes.clone();
+    fixture.store.put_claim(claim).unwrap();
+
+    let stable = |text: String| text.replace("1s\n", "0s\n");
+    assert_eq!(
+        stable(fixture.run("get pvc").await.unwrap()),
+        "NAME   STATUS   VOLUME   CAPACITY   ACCESS MODES   STORAGECLASS   AGE\n\
+         data   Bound    vol      1Gi        RWX            fast           0s\n"
+    );
+    assert_eq!(
+        stable(fixture.run("get pv").await.unwrap()),
+        "NAME   CAPACITY   ACCESS MODES   RECLAIM POLICY   STATUS      CLAIM   STORAGECLASS   REASON   AGE\n\
+         vol    1Gi        RWX            Retain           Available           fast                    0s\n"
+    );
+    assert_eq!(
+        stable(fixture.run("get sc").await.unwrap()),
+        "NAME   PROVISIONER      RECLAIMPOLICY   VOLUMEBINDINGMODE   ALLOWVOLUMEEXPANSION   AGE\n\
+         fast   csi.hawser.dev   Delete          Immediate           false                  0s\n"
+    );
+    assert_eq!(
+        fixture.run("get sc,pvc -o name").await.unwrap(),
+        "storageclass.storage.k8s.io/fast\npersistentvolumeclaim/data\n"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&fixture.run("get pvc data -o json").await.unwrap()).unwrap();
+    assert_eq!((&json["kind"], &json["status"]["phase"]), (&"PersistentVolumeClaim".into(), &"Bound".into()));
+    let list = fixture.run("get pv -A -o yaml").await.unwrap();
+    assert!(list.contains("kind: List") && list.contains("volumeHandle: v1"), "{list}");
+}
+
+#[tokio::test]
+async fn describe_tells_state_and_events() {
+    let fixture = Fixture::new();
+    let file = fixture.file("pod.yaml", POD);
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    fixture.set_status("web", running());
+    let pod = fixture.store.pod("default", "web").unwrap();
+    for _ in 0..2 {
+        fixture.store.record(&pod.reference(), EventType::Warning, "FailedMount", "no driver yet");
+    }
+    let text = fixture.run("describe pod web").await.unwrap();
+    for line in [
+        "Name:             web\n",
+        "Status:           Running\n",
+        "IP:               10.0.0.2\n",
+        "    Image:        demo:1\n",
+        "    State:        Running\n",
+        "  Type     Reason            Age",
+        "  Warning  FailedMount",
+        "no driver yet\n",
+    ] {
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words(&text).contains(&words(line)), "{line} in\n{text}");
+    }
+    assert!(text.contains("(x2 over "), "{text}");
+}
+
+#[tokio::test]
+async fn delete_waits_until_the_object_is_gone() {
+    let fixture = Arc::new(Fixture::new());
+    let file = fixture.file("pod.yaml", POD);
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    let pod = fixture.store.pod("default", "web").unwrap();
+
+    let mut changes = fixture.store.subscribe();
+    let store = fixture.store.clone();
+    let engine = tokio::spawn(async move {
+        changes.recv().await.unwrap();
+        assert!(store.pod("default", "web").unwrap().metadata.is_deleted());
+        store.forget_pod(&pod.metadata.uid).unwrap();
+    });
+    assert_eq!(fixture.run("delete pod web").await.unwrap(), "pod \"web\" deleted\n");
+    assert!(fixture.store.pods().is_empty());
+    engine.await.unwrap();
+    assert_eq!(
+        fixture.run("delete pod/web").await.unwrap_err(),
+        "Error from server (NotFound): pods \"web\" not found"
+    );
+    assert_eq!(fixture.run("delete pod web --ignore-not-found").await.unwrap(), "");
+}
+
+#[tokio::test]
+async fn what_a_file_describes_is_not_deleted_behind_its_back() {
+    let fixture = Fixture::new();
+    let file = fixture.file("claim.yaml", CLAIM);
+    let claim = crate::manifest::parse(CLAIM, "claim.yaml").manifests.remove(0).object;
+    fixture.store.apply(claim, Source::File(PathBuf::from(&file))).unwrap();
+    assert_eq!(
+        fixture.run("delete pvc data").await.unwrap_err(),
+        "error: PersistentVolumeClaim \"data\" is described by DIR/claim.yaml, which would bring it back: remove it there"
+    );
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(
+        fixture.run("delete pvc data --wait=false").await.unwrap(),
+        "persistentvolumeclaim \"data\" deleted\n"
+    );
+    assert!(fixture.store.claim("default", "data").unwrap().metadata.is_deleted());
+}
+
+#[tokio::test]
+async fn logs_come_without_prefixes_and_follow_to_the_end() {
+    let fixture = Fixture::new();
+    let file = fixture.file("pod.yaml", POD);
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    assert_eq!(
+        fixture.run("logs web").await.unwrap_err(),
+        "error: container \"c\" in pod \"web\" is waiting to start: it has no log yet"
+    );
+    fixture.set_status("web", running());
+    let pod = fixture.store.pod("default", "web").unwrap();
+    let log =
+        fixture.dir.path().join("logs").join(format!("default_web_{}", pod.metadata.uid)).join("c/0.log");
+    std::fs::create_dir_all(log.parent().unwrap()).unwrap();
+    append(&log, "2026-11-20T17:53:02.5Z stdout F one\n");
+    assert_eq!(fixture.run("logs web").await.unwrap(), "one\n");
+
+    let ends = async {
+        append(&log, "2026-11-20T17:53:03.5Z stderr P tw");
+        append(&log, "o\n2026-11-20T17:53:03.6Z stderr F !\n");
+        let ended = ContainerState::Terminated(ContainerStateTerminated::default());
+        fixture.set_status("web", PodStatus { container_statuses: vec![container("c", ended)], ..running() });
+    };
+    let (followed, ()) = tokio::join!(fixture.run("logs -f web"), ends);
+    assert_eq!(followed.unwrap(), "one\ntwo!\n");
+}
+
+fn append(path: &Path, text: &str) {
+    use std::io::Write;
+    let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    file.unwrap().write_all(text.as_bytes()).unwrap();
+}

@@ -1,0 +1,251 @@
+//! The command line: the daemon's flags and the client's verbs.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Pods with volumes on one machine, without a cluster.
+///
+/// `hawser-kubelet run` is the daemon: it runs what the manifests of a directory
+/// describe. The other commands talk to it over a socket in its root directory.
+#[derive(Debug, Parser)]
+#[command(name = "hawser-kubelet", version, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the kubelet until SIGTERM; pods stay and are adopted by the next start
+    Run(Box<RunArgs>),
+    #[command(flatten)]
+    Client(ClientCommand),
+}
+
+/// What is asked of a running kubelet.
+#[derive(Debug, Subcommand)]
+pub enum ClientCommand {
+    /// Create or change objects from files
+    Apply(ApplyArgs),
+    /// List objects, or show one
+    Get(GetArgs),
+    /// Show an object in detail, with its events
+    Describe(DescribeArgs),
+    /// Print the log of a container
+    Logs(LogsArgs),
+    /// Delete objects; a claim's data goes by its reclaim policy
+    Delete(DeleteArgs),
+    /// End the kubelet
+    Stop(StopArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    /// Directory of manifests: every file whose name does not begin with a dot
+    #[arg(long, value_name = "DIR")]
+    pub manifests: PathBuf,
+    /// Directory of OCI image layouts and archives (*.tar) that images are imported from
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-images")]
+    pub images: PathBuf,
+    /// Directory of CNI configurations; the first by name counts
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+    /// Directory of CNI plugins
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    pub cni_bin_dir: PathBuf,
+    /// Directory of container logs
+    #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
+    pub log_dir: PathBuf,
+    /// This node's name [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Control group of all pods, absolute within each hierarchy
+    #[arg(long, value_name = "PATH", default_value = "/hawser")]
+    pub cgroup_root: String,
+    /// Start containers with this OCI runtime (runc, crun, youki) and not with our own
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "container_runtime_endpoint")]
+    pub oci_runtime: Option<PathBuf>,
+    /// Use this CRI runtime (unix:///run/containerd/containerd.sock) and not the embedded one
+    #[arg(long, value_name = "SOCKET", value_parser = unix_socket)]
+    pub container_runtime_endpoint: Option<PathBuf>,
+    /// Append one JSON line for each finished step to this file
+    #[arg(long, value_name = "FILE")]
+    pub trace_file: Option<PathBuf>,
+    /// What to log to stderr: error, warn, info, debug, trace, or a filter such as kubelet=debug
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log: String,
+}
+
+/// Which kubelet.
+#[derive(Debug, Clone, Args)]
+pub struct RootDir {
+    /// Directory of the kubelet's state
+    #[arg(
+        long = "root-dir",
+        value_name = "DIR",
+        env = "HAWSER_ROOT_DIR",
+        default_value = "/var/lib/hawser-kubelet"
+    )]
+    pub path: PathBuf,
+}
+
+impl RootDir {
+    /// What is ours beside kubelet's layout.
+    pub fn private(&self) -> PathBuf {
+        self.path.join("hawser")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        socket_in(&self.path)
+    }
+}
+
+/// The API socket of the kubelet whose root directory this is.
+pub fn socket_in(root_dir: &Path) -> PathBuf {
+    root_dir.join("hawser").join("kubelet.sock")
+}
+
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    /// File, directory, or - for stdin; may be given more than once
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    pub filenames: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct GetArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    #[command(flatten)]
+    pub scope: Scope,
+    /// pods, pvc, pv, sc, csidrivers, events or nodes; or KIND/NAME
+    #[arg(value_name = "KIND")]
+    pub kind: String,
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Output format
+    #[arg(short, long, value_enum)]
+    pub output: Option<OutputFormat>,
+    /// Leave out the table's head
+    #[arg(long)]
+    pub no_headers: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    Wide,
+    Yaml,
+    Json,
+    Name,
+}
+
+#[derive(Debug, Args)]
+pub struct Scope {
+    /// Namespace
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    /// Every namespace
+    #[arg(short = 'A', long)]
+    pub all_namespaces: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DescribeArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    #[command(flatten)]
+    pub scope: Scope,
+    /// pod, pvc, pv, sc or csidriver; or KIND/NAME
+    #[arg(value_name = "KIND")]
+    pub kind: String,
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    /// Namespace
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    #[arg(value_name = "POD")]
+    pub pod: String,
+    /// Container; the pod's only one where it has one
+    #[arg(short, long, default_value = "", hide_default_value = true)]
+    pub container: String,
+    /// Go on until the container ends
+    #[arg(short, long)]
+    pub follow: bool,
+    /// The instance before the running one
+    #[arg(short, long)]
+    pub previous: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    /// Namespace
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    /// pod, pvc, pv, sc or csidriver; or KIND/NAME
+    #[arg(value_name = "KIND", required_unless_present = "filenames")]
+    pub kind: Option<String>,
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Delete the objects that this file, directory or - (stdin) describes
+    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "kind")]
+    pub filenames: Vec<PathBuf>,
+    /// Seconds between SIGTERM and SIGKILL [default: the pod's own]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..))]
+    pub grace_period: Option<i64>,
+    /// Return at once, with --wait=false
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    pub wait: bool,
+    /// Say nothing of what is not there
+    #[arg(long)]
+    pub ignore_not_found: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    /// Take every pod and volume down first; otherwise they go on without a kubelet
+    #[arg(long)]
+    pub pods: bool,
+}
+
+fn unix_socket(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("unix://").unwrap_or(text);
+    if path.starts_with('/') { Ok(path.into()) } else { Err("want unix:///path/to/socket".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn delete_waits_unless_told_otherwise() {
+        let wait = |words: &str| match Cli::parse_from(words.split(' ')).command {
+            Command::Client(ClientCommand::Delete(args)) => args.wait,
+            other => panic!("{other:?}"),
+        };
+        assert!(wait("hawser-kubelet delete pod web"));
+        assert!(wait("hawser-kubelet delete pod web --wait"));
+        assert!(!wait("hawser-kubelet delete pod web --wait=false"));
+    }
+}

@@ -1,0 +1,159 @@
+//! `hawser-kubelet run`: puts the parts together and takes them apart.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::api::{self, Api, Stopping};
+use crate::config::{RunArgs, socket_in};
+use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
+use crate::node::{self, Node};
+use crate::source::{self, DirectorySource};
+use crate::store::{self, Store};
+
+/// A client that still reads its answer is not waited for any longer.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "hawser-kubelet run makes mounts, namespaces and cgroups: run it as root (sudo hawser-kubelet run …)"
+    )]
+    NotRoot,
+    #[error("--{flag} {}", path.display())]
+    Path {
+        flag: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("read the host name; --node-name NAME gives another")]
+    HostName(#[source] io::Error),
+    #[error("start the daemon's threads and signals")]
+    Process(#[source] io::Error),
+    #[error(transparent)]
+    Node(#[from] node::Error),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    #[error(transparent)]
+    Api(#[from] api::Error),
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+}
+
+/// Runs until SIGTERM, SIGINT or a client's `stop`.
+pub fn run(args: RunArgs) -> Result<(), Error> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::NotRoot);
+    }
+    trace::init("hawser-kubelet", &args.log, args.trace_file.as_deref()).map_err(|cause| Error::Path {
+        flag: "log or --trace-file",
+        path: args.trace_file.clone().unwrap_or_else(|| args.log.clone().into()),
+        cause,
+    })?;
+    let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Process)?;
+    let result = threads.block_on(run_parts(args));
+    // A blocked system call (a dead mount) must not keep the process.
+    threads.shutdown_timeout(LAST_ANSWERS);
+    result
+}
+
+async fn run_parts(args: RunArgs) -> Result<(), Error> {
+    // First of all: a signal must not find us half-way without an ear for it.
+    let (stopping, stopped) = watch::channel(Stopping::No);
+    let ended = end_of(&stopping, stopped)?;
+    let node = Node::claim(&args.root.path)?;
+    let root = node.root().to_owned();
+    let node_name = node_name(args.node_name.as_deref())?;
+    let store = Store::open(&root, &node_name)?;
+    let manifests = absolute("manifests", &args.manifests)?;
+    let state_file = root.join("hawser").join("manifests.json");
+    let source = DirectorySource::open(source::Config { dir: manifests, state_file }, store.clone()).await?;
+    let (engine, handle) = engine::new(engine_config(&args, node, node_name)?, store.clone());
+
+    let socket = socket_in(&root);
+    let listener = api::listen(&socket)?;
+    let clients = Api { store, engine: handle, stopping: stopping.clone() };
+    let following = tokio::spawn(source.run());
+    let mut serving = tokio::spawn(api::serve(clients, listener, ended.clone().wait()));
+    let result = engine.run(ended.wait()).await;
+    stopping.send_replace(Stopping::Now);
+    following.abort();
+    if tokio::time::timeout(LAST_ANSWERS, &mut serving).await.is_err() {
+        serving.abort();
+    }
+    // Whoever looks for us finds nobody, instead of a socket that refuses.
+    drop(std::fs::remove_file(&socket));
+    Ok(result?)
+}
+
+/// Resolves once the daemon is to end.
+#[derive(Debug, Clone)]
+struct End(watch::Receiver<Stopping>);
+
+impl End {
+    async fn wait(mut self) {
+        // The sender lives as long as the daemon: an error is an end, too.
+        drop(self.0.wait_for(|stopping| *stopping == Stopping::Now).await);
+    }
+}
+
+fn end_of(stopping: &watch::Sender<Stopping>, stopped: watch::Receiver<Stopping>) -> Result<End, Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Process)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Process)?;
+    let stopping = stopping.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stopping.send_replace(Stopping::Now);
+    });
+    Ok(End(stopped))
+}
+
+fn engine_config(args: &RunArgs, node: Node, node_name: String) -> Result<engine::Config, Error> {
+    Ok(engine::Config {
+        runtime: runtime_endpoint(args, node.root())?,
+        node,
+        node_name,
+        log_dir: absolute("log-dir", &args.log_dir)?,
+        cgroup_root: format!("/{}", args.cgroup_root.trim_matches('/')),
+    })
+}
+
+fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Error> {
+    if let Some(socket) = &args.container_runtime_endpoint {
+        return Ok(RuntimeEndpoint::Remote(socket.clone()));
+    }
+    let private = root.join("hawser");
+    let config = runtime::Config {
+        root_dir: private.join("runtime"),
+        images_dir: absolute("images", &args.images)?,
+        cni_conf_dir: absolute("cni-conf-dir", &args.cni_conf_dir)?,
+        cni_bin_dir: absolute("cni-bin-dir", &args.cni_bin_dir)?,
+        cni_cache_dir: private.join("cni"),
+        oci_runtime: args.oci_runtime.clone(),
+    };
+    Ok(RuntimeEndpoint::Embedded(EmbeddedRuntime { socket: private.join("runtime.sock"), config }))
+}
+
+fn absolute(flag: &'static str, path: &Path) -> Result<PathBuf, Error> {
+    std::path::absolute(path).map_err(|cause| Error::Path { flag, path: path.to_owned(), cause })
+}
+
+/// As kubelet: the host's name in lower case.
+fn node_name(given: Option<&str>) -> Result<String, Error> {
+    match given {
+        Some(name) => Ok(name.to_owned()),
+        None => {
+            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(Error::HostName)?;
+            Ok(host.trim().to_lowercase())
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The binary itself: what it says when it cannot do anything.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_hawser-kubelet");
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn without_a_kubelet_one_line_says_what_to_do() {
+    let root = tempfile::tempdir().unwrap();
+    let output = Command::new(BINARY).args(["get", "pods", "--root-dir"]).arg(root.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        stderr(&output),
+        format!(
+            "error: no hawser-kubelet answers at {}/hawser/kubelet.sock: start one with 'hawser-kubelet run', \
+             or say where it is with --root-dir\n",
+            root.path().display()
+        )
+    );
+}
+
+/// `nobody` may not reach the build directory: it runs a copy.
+#[test]
+fn not_root_is_told_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let binary = dir.path().join("hawser-kubelet");
+    std::fs::copy(BINARY, &binary).unwrap();
+    let output = Command::new(&binary)
+        .args(["run", "--manifests", "/nowhere"])
+        .current_dir("/")
+        .uid(65534)
+        .gid(65534)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        stderr(&output),
+        "error: hawser-kubelet run makes mounts, namespaces and cgroups: run it as root (sudo hawser-kubelet run …)\n"
+    );
+}
+
+#[test]
+fn every_command_explains_itself() {
+    for command in ["run", "apply", "get", "describe", "logs", "delete", "stop"] {
+        let output = Command::new(BINARY).args([command, "--help"]).output().unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && help.contains("--root-dir <DIR>"), "{command}: {help}");
+    }
+}
