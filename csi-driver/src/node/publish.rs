@@ -157,7 +157,8 @@ impl Driver {
             return Ok(());
         }
         match std::fs::remove_dir(target) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
+            // What is no directory was not made here.
+            Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 return Err(linux::Error::at("remove", target, e)).step("unpublish volume");
             }
             Ok(()) | Err(_) => {}

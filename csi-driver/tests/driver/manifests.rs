@@ -1,0 +1,165 @@
+//! The manifest launcher. In the kubelet's place a thread runs what the manifest says.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use tests::{as_soon_as, eventually};
+use tonic::Code;
+
+use crate::scene::{Flags, PATIENCE, Scene, mounted, retried, volume_binary};
+
+fn flags(start_timeout: &str) -> Flags {
+    // Relative to the sandbox, which is the driver's working directory.
+    Flags(
+        [
+            "--launcher",
+            "manifest",
+            "--manifests",
+            "m",
+            "--mount-image",
+            "hawser/volume:test",
+            "--start-timeout",
+            start_timeout,
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+    )
+}
+
+fn manifest(scene: &Scene, volume_id: &str) -> PathBuf {
+    let key = volume_id.trim_start_matches("vol-");
+    scene.sandbox.path("m").join(format!("hawser-volume-{key}.yaml"))
+}
+
+/// The value after `key: ` on a line of its own.
+fn value<'a>(text: &'a str, key: &str) -> &'a str {
+    let line = text.lines().find_map(|line| line.trim().trim_start_matches("- ").strip_prefix(key));
+    line.unwrap_or_else(|| panic!("{key} in {text}")).trim_matches('"')
+}
+
+/// What the pod's container would be, without a container around it.
+fn run_pod(scene: &Scene, manifest: &Path) -> Child {
+    let text = fs::read_to_string(manifest).unwrap();
+    let nonce = text.split("name: HAWSER_NONCE").nth(1).unwrap();
+    scene
+        .sandbox
+        .command(&volume_binary())
+        .args(["serve", "--confine", "--socket"])
+        .arg(Path::new(value(&text, "path: ")).join("dial.sock"))
+        .env("HAWSER_NONCE", value(nonce, "value: "))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Stages while a pod is run from the manifest as soon as it appears.
+fn stage_with_pod(scene: &Scene, volume_id: &str) -> Child {
+    let caller = scene.caller();
+    let path = manifest(scene, volume_id);
+    std::thread::scope(|scope| {
+        let staging = scope.spawn(|| caller.stage(volume_id));
+        as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+        let pod = run_pod(scene, &path);
+        staging.join().unwrap().unwrap();
+        pod
+    })
+}
+
+#[test]
+fn a_volume_is_served_by_the_pod_of_its_manifest() {
+    let scene = Scene::start(flags("30"));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let mut pod = stage_with_pod(&scene, &id);
+    caller.publish(&id, "one").unwrap();
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    assert!(!manifest(&scene, &id).exists());
+    pod.wait().unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_pod_that_never_comes_leaves_nothing() {
+    let scene = Scene::start(flags("1"));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    assert_eq!(caller.stage(&id).unwrap_err().code(), Code::DeadlineExceeded);
+    assert!(!manifest(&scene, &id).exists() && mounted(&caller.staging_path(&id)).is_none());
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
+    let mut scene = Scene::start(flags("30"));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let path = manifest(&scene, &id);
+    let staging = std::thread::spawn({
+        let (caller, id) = (caller.clone(), id.clone());
+        move || caller.stage(&id)
+    });
+    as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+    scene.kill_driver();
+    drop(staging.join().unwrap());
+    let stray = scene.sandbox.path("m").join(format!("hawser-volume-{}.yaml", "0".repeat(32)));
+    fs::write(&stray, "kind: Pod\n").unwrap();
+    let users = scene.sandbox.path("m/users-pod.yaml");
+    fs::write(&users, "kind: Pod\n").unwrap();
+    scene.start_driver();
+    assert!(!path.exists() && !stray.exists());
+    fs::remove_file(users).unwrap();
+
+    let mut pod = stage_with_pod(&scene, &id);
+    // A pod with a nonce of another launch gets nothing; the right one is served on.
+    scene.restart_driver();
+    assert!(path.exists(), "the manifest of a volume that is served stays");
+    eventually("still served", PATIENCE, || Ok(fs::metadata(caller.staging_path(&id)).map(drop)?)).unwrap();
+    retried("unstage", || caller.unstage(&id));
+    pod.wait().unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn the_manifest_asks_for_six_capabilities_and_nothing_else() {
+    let mut scene = Scene::start(flags("30"));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let path = manifest(&scene, &id);
+    let staging = std::thread::spawn({
+        let (caller, id) = (caller.clone(), id.clone());
+        move || caller.stage(&id)
+    });
+    as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    scene.kill_driver();
+    drop(staging.join().unwrap());
+    for line in [
+        "  namespace: hawser-system",
+        "    app.kubernetes.io/managed-by: hawser-csi",
+        "    hawser.dev/role: mount-pod",
+        "    hawser.dev/network: none",
+        "  restartPolicy: Never",
+        "  terminationGracePeriodSeconds: 5",
+        "    imagePullPolicy: Never",
+        "    command: [\"/hawser-volume\"]",
+        "    args: [\"serve\", \"--socket\", \"/run/hawser/dial.sock\"]",
+        "      allowPrivilegeEscalation: false",
+        "      readOnlyRootFilesystem: true",
+        "        drop: [\"ALL\"]",
+        "        add: [\"CHOWN\", \"DAC_OVERRIDE\", \"FOWNER\", \"FSETID\", \"SETUID\", \"SETGID\"]",
+        "      readOnly: true",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line:?} in\n{text}");
+    }
+    assert_eq!(value(&text, "hawser.dev/volume-id: "), id);
+    assert_eq!(value(&text, "path: "), scene.dial_dir(&id).to_str().unwrap());
+}

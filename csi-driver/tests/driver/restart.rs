@@ -1,0 +1,147 @@
+//! Drivers come and go; volumes that are in use do not notice.
+
+use std::fs;
+use std::io::{Read, Write};
+
+use crate::scene::{Flags, PATIENCE, Scene, mounted};
+
+#[test]
+fn a_restart_disturbs_nothing_and_adopts_everything() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let path = caller.target_path("one").join("file");
+    let mut open = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let (daemons, journal) = (scene.daemons(), scene.journal(&id));
+
+    scene.kill_driver();
+    open.write_all(b"while the driver is dead").unwrap();
+    scene.start_driver();
+    assert_eq!(scene.daemons(), daemons);
+    assert_eq!(scene.journal(&id), journal);
+    let mut content = String::new();
+    fs::File::open(&path).unwrap().read_to_string(&mut content).unwrap();
+    assert_eq!(content, "while the driver is dead");
+    drop(open);
+
+    // What was adopted is watched, repeated and taken down like one's own.
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    assert_eq!(scene.daemons(), daemons);
+    scene.kill_daemon();
+    tests::eventually("the death is logged", PATIENCE, || {
+        anyhow::ensure!(scene.log().contains("the volume's daemon ended"), "{}", scene.log());
+        Ok(())
+    })
+    .unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn sigterm_ends_the_driver_and_leaves_volumes_and_no_sockets() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    assert!(!scene.csi_socket().exists() && !scene.registration_socket().exists());
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    scene.start_driver();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn driver_and_daemon_may_die_together() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    scene.kill_driver();
+    scene.kill_daemon();
+    scene.start_driver();
+    caller.publish(&id, "two").unwrap();
+    assert_eq!(fs::read(caller.target_path("two").join("file")).unwrap(), b"x");
+    for pod in ["one", "two"] {
+        caller.unpublish(&id, pod).unwrap();
+    }
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// All mounts and processes gone, the journal and kubelet's directories still there.
+#[test]
+fn after_a_reboot_the_volume_is_unstaged_and_usable() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    scene.kill_driver();
+    for path in [caller.target_path("one"), caller.staging_path(&id)] {
+        linux::mount::unmount(&path, linux::mount::UnmountMode::Plain).unwrap();
+    }
+    tests::eventually("the daemon is gone", PATIENCE, || {
+        anyhow::ensure!(scene.daemons().is_empty(), "{:?}", scene.daemons());
+        Ok(())
+    })
+    .unwrap();
+    scene.start_driver();
+    assert!(!scene.dial_dir(&id).exists());
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    assert_eq!(fs::read(caller.target_path("one").join("file")).unwrap(), b"x");
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn what_belongs_to_no_volume_is_removed_at_start() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    scene.kill_driver();
+    // The journal forgets the stage: mount, daemon and dial directory are orphans.
+    let mut journal: serde_json::Value = serde_json::from_str(&scene.journal(&id)).unwrap();
+    journal["stage"] = serde_json::Value::Null;
+    fs::write(scene.journal_path(&id), journal.to_string()).unwrap();
+    let stray = scene.sandbox.path("run").join("f".repeat(32));
+    fs::create_dir(&stray).unwrap();
+    fs::write(scene.sandbox.path("state/volumes").join(format!(".{id}.json.1.tmp")), "half").unwrap();
+    scene.start_driver();
+    assert!(!stray.exists() && !scene.dial_dir(&id).exists());
+    assert_eq!(scene.daemons(), [] as [i32; 0]);
+    // The mount shows whose it is, and the next stage replaces it.
+    assert!(mounted(&caller.staging_path(&id)).is_some());
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_stale_socket_is_replaced() {
+    let mut scene = Scene::start(Flags::process());
+    scene.kill_driver();
+    assert!(scene.csi_socket().exists() && scene.registration_socket().exists());
+    scene.start_driver();
+    scene.caller().create_named("pvc-1").unwrap();
+}

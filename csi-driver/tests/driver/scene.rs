@@ -1,0 +1,373 @@
+//! One driver in a sandbox of its own, a caller with kubelet's habits, and the
+//! proof that nothing is left.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use std::os::fd::AsFd;
+
+use hyper_util::rt::TokioIo;
+use linux::mountinfo::MountEntry;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use proto::csi::controller_client::ControllerClient;
+use proto::csi::identity_client::IdentityClient;
+use proto::csi::node_client::NodeClient;
+use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use proto::csi::{
+    CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, NodeGetVolumeStatsRequest,
+    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest, Volume, VolumeCapability,
+};
+use tests::{Daemon, LeakCheck, Sandbox, eventually};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status};
+
+pub(crate) const NODE: &str = "node-1";
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const GI: i64 = 1 << 30;
+
+/// `hawser-volume` lies where the driver under test was built to.
+pub(crate) fn volume_binary() -> PathBuf {
+    let driver = Path::new(env!("CARGO_BIN_EXE_hawser-csi"));
+    let path = driver.with_file_name("hawser-volume");
+    assert!(path.is_file(), "{} is missing: run `cargo build -p volume-fs` first", path.display());
+    path
+}
+
+/// How the driver is started.
+#[derive(Debug, Clone)]
+pub(crate) struct Flags(pub(crate) Vec<String>);
+
+impl Flags {
+    /// Daemons as child processes, a pool of 10 Gi.
+    pub(crate) fn process() -> Self {
+        let volume_binary = volume_binary().display().to_string();
+        Self(
+            ["--launcher", "process", "--volume-binary", &volume_binary, "--pool-capacity", "10Gi"]
+                .map(str::to_owned)
+                .to_vec(),
+        )
+    }
+}
+
+/// Fields are dropped in order: the driver before its sandbox.
+pub(crate) struct Scene {
+    pub(crate) driver: Option<Daemon>,
+    flags: Flags,
+    ground: Option<LeakCheck>,
+    pub(crate) sandbox: Sandbox,
+}
+
+impl Scene {
+    /// A driver that serves, on a kubelet directory that is rshared as kubelet makes it.
+    pub(crate) fn start(flags: Flags) -> Self {
+        let sandbox = Sandbox::new();
+        for dir in ["k", "m", "pool"] {
+            sandbox.make_dir(dir).unwrap();
+        }
+        let kubelet_dir = sandbox.path("k");
+        linux::mount::bind(&kubelet_dir, &kubelet_dir).unwrap();
+        linux::mount::make_shared(&kubelet_dir).unwrap();
+        let mut scene = Self { driver: None, flags, ground: None, sandbox };
+        scene.start_driver();
+        fs::create_dir_all(scene.kubelet_dir().join("pods")).unwrap();
+        // fusectl shows the whole machine's connections, other tests' among them.
+        let changing = ["driver.log", "fusectl"].map(|name| scene.sandbox.path(name));
+        scene.ground = Some(LeakCheck::start(&scene.sandbox, &changing, &[]).unwrap());
+        scene
+    }
+
+    pub(crate) fn start_driver(&mut self) {
+        self.driver = Some(self.spawn_driver());
+        let (csi, registration) = (self.csi_socket(), self.registration_socket());
+        let driver = self.driver.as_mut().unwrap();
+        eventually("the driver listens", PATIENCE, || {
+            anyhow::ensure!(driver.ended()?.is_none(), "it ended:\n{}", driver.output());
+            let accepts = |path: &Path| std::os::unix::net::UnixStream::connect(path).is_ok();
+            anyhow::ensure!(accepts(&csi) && accepts(&registration), "not yet:\n{}", driver.output());
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Started, and not waited for.
+    pub(crate) fn spawn_driver(&self) -> Daemon {
+        let mut command = self.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+        let path = |name: &str| self.sandbox.path(name);
+        command.args(["--node-id", NODE, "--log", "debug"]);
+        command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
+        command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
+        command.args(&self.flags.0);
+        Daemon::start("hawser-csi", command, &path("driver.log")).unwrap()
+    }
+
+    /// kill -9, and dead.
+    pub(crate) fn kill_driver(&mut self) {
+        self.driver.take().unwrap().kill().unwrap();
+    }
+
+    pub(crate) fn restart_driver(&mut self) {
+        self.kill_driver();
+        self.start_driver();
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.sandbox.path("driver.log")).unwrap_or_default()
+    }
+
+    /// Everything is as it was before the first volume. The driver must run.
+    #[track_caller]
+    pub(crate) fn assert_nothing_left(&self) {
+        let left = self.ground.as_ref().unwrap().verify(&self.sandbox, PATIENCE);
+        left.unwrap_or_else(|error| panic!("{error:#}\n--- driver:\n{}", self.log()));
+    }
+
+    pub(crate) fn kubelet_dir(&self) -> PathBuf {
+        self.sandbox.path("k")
+    }
+
+    pub(crate) fn csi_socket(&self) -> PathBuf {
+        self.kubelet_dir().join("plugins/csi.hawser.dev/csi.sock")
+    }
+
+    pub(crate) fn registration_socket(&self) -> PathBuf {
+        self.kubelet_dir().join("plugins_registry/csi.hawser.dev-reg.sock")
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        Caller { socket: self.csi_socket(), kubelet_dir: self.kubelet_dir() }
+    }
+
+    /// The journal's text about a volume; empty when there is none.
+    pub(crate) fn journal(&self, volume_id: &str) -> String {
+        fs::read_to_string(self.journal_path(volume_id)).unwrap_or_default()
+    }
+
+    pub(crate) fn journal_path(&self, volume_id: &str) -> PathBuf {
+        self.sandbox.path("state/volumes").join(format!("{volume_id}.json"))
+    }
+
+    pub(crate) fn dial_dir(&self, volume_id: &str) -> PathBuf {
+        self.sandbox.path("run").join(volume_id.trim_start_matches("vol-"))
+    }
+
+    /// Pids of the daemons that run in this sandbox.
+    pub(crate) fn daemons(&self) -> Vec<i32> {
+        let processes = self.sandbox.tag().processes().unwrap();
+        processes
+            .into_iter()
+            .filter(|p| p.name == "hawser-volume" && !p.command_line.is_empty())
+            .map(|p| p.pid)
+            .collect()
+    }
+
+    pub(crate) fn kill_daemon(&self) {
+        let [daemon] = self.daemons()[..] else { panic!("one daemon: {:?}", self.daemons()) };
+        let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
+        assert!(linux::process::signal_pidfd(&pidfd, 9).unwrap());
+        // Readable once it is a zombie, and then its descriptors are closed.
+        let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(nix::poll::poll(&mut fds, PollTimeout::from(30_000u16)), Ok(1));
+    }
+}
+
+/// What is mounted at `path`, as the calling thread sees it.
+pub(crate) fn mounted(path: &Path) -> Option<MountEntry> {
+    linux::mountinfo::at(path).unwrap()
+}
+
+/// Calls as kubelet does: a connection of its own for every call, directories
+/// made and removed as kubelet makes and removes them.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    socket: PathBuf,
+    kubelet_dir: PathBuf,
+}
+
+impl Caller {
+    fn call<T>(&self, call: impl AsyncFnOnce(Channel) -> Result<T, Status>) -> Result<T, Status> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let socket = self.socket.clone();
+            let connector = tower::service_fn(move |_: Uri| {
+                let socket = socket.clone();
+                async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+            });
+            let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+            call(channel.map_err(|e| Status::unavailable(e.to_string()))?).await
+        })
+    }
+
+    pub(crate) fn controller<T>(
+        &self,
+        call: impl AsyncFnOnce(ControllerClient<Channel>) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        self.call(async |channel| call(ControllerClient::new(channel)).await)
+    }
+
+    pub(crate) fn node<T>(
+        &self,
+        call: impl AsyncFnOnce(NodeClient<Channel>) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        self.call(async |channel| call(NodeClient::new(channel)).await)
+    }
+
+    pub(crate) fn identity<T>(
+        &self,
+        call: impl AsyncFnOnce(IdentityClient<Channel>) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        self.call(async |channel| call(IdentityClient::new(channel)).await)
+    }
+
+    pub(crate) fn create(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
+        let reply = self.controller(async |mut c| c.create_volume(request).await)?;
+        Ok(reply.into_inner().volume.expect("a volume in the reply"))
+    }
+
+    /// A volume of 1 Gi, by its id.
+    pub(crate) fn create_named(&self, name: &str) -> Result<String, Status> {
+        self.create(create_request(name)).map(|volume| volume.volume_id)
+    }
+
+    pub(crate) fn delete(&self, volume_id: &str) -> Result<(), Status> {
+        let request = DeleteVolumeRequest { volume_id: volume_id.into(), ..Default::default() };
+        self.controller(async |mut c| c.delete_volume(request).await).map(drop)
+    }
+
+    pub(crate) fn staging_path(&self, volume_id: &str) -> PathBuf {
+        self.kubelet_dir.join("plugins/kubernetes.io/csi/csi.hawser.dev").join(volume_id).join("globalmount")
+    }
+
+    pub(crate) fn target_path(&self, pod: &str) -> PathBuf {
+        self.kubelet_dir.join("pods").join(pod).join("volumes/kubernetes.io~csi/pv/mount")
+    }
+
+    pub(crate) fn stage(&self, volume_id: &str) -> Result<(), Status> {
+        self.stage_as(volume_id, Mode::MultiNodeMultiWriter)
+    }
+
+    pub(crate) fn stage_as(&self, volume_id: &str, mode: Mode) -> Result<(), Status> {
+        let path = self.staging_path(volume_id);
+        // On a mount whose daemon is dead there is no stat: kubelet too asks mountinfo.
+        if mounted(&path).is_none() {
+            fs::create_dir_all(&path).unwrap();
+        }
+        let request = NodeStageVolumeRequest {
+            volume_id: volume_id.into(),
+            staging_target_path: text(&path),
+            volume_capability: Some(capability(mode)),
+            ..Default::default()
+        };
+        self.node(async |mut n| n.node_stage_volume(request).await).map(drop)
+    }
+
+    pub(crate) fn publish(&self, volume_id: &str, pod: &str) -> Result<(), Status> {
+        self.publish_with(volume_id, pod, |_| {})
+    }
+
+    pub(crate) fn publish_with(
+        &self,
+        volume_id: &str,
+        pod: &str,
+        change: impl FnOnce(&mut NodePublishVolumeRequest),
+    ) -> Result<(), Status> {
+        let target = self.target_path(pod);
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        let mut request = NodePublishVolumeRequest {
+            volume_id: volume_id.into(),
+            staging_target_path: text(&self.staging_path(volume_id)),
+            target_path: text(&target),
+            volume_capability: Some(capability(Mode::MultiNodeMultiWriter)),
+            ..Default::default()
+        };
+        change(&mut request);
+        self.node(async |mut n| n.node_publish_volume(request).await).map(drop)
+    }
+
+    /// And removes the pod's directory, as kubelet does: with rmdir.
+    pub(crate) fn unpublish(&self, volume_id: &str, pod: &str) -> Result<(), Status> {
+        let target = self.target_path(pod);
+        let request = NodeUnpublishVolumeRequest { volume_id: volume_id.into(), target_path: text(&target) };
+        self.node(async |mut n| n.node_unpublish_volume(request).await)?;
+        remove_empty(target.parent().unwrap(), &self.kubelet_dir.join("pods"));
+        Ok(())
+    }
+
+    pub(crate) fn unstage(&self, volume_id: &str) -> Result<(), Status> {
+        let path = self.staging_path(volume_id);
+        let request =
+            NodeUnstageVolumeRequest { volume_id: volume_id.into(), staging_target_path: text(&path) };
+        self.node(async |mut n| n.node_unstage_volume(request).await)?;
+        remove_empty(&path, &self.kubelet_dir.join("plugins"));
+        Ok(())
+    }
+
+    pub(crate) fn stats(&self, volume_id: &str, path: &Path) -> Result<NodeGetVolumeStatsResponse, Status> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: volume_id.into(),
+            volume_path: text(path),
+            ..Default::default()
+        };
+        self.node(async |mut n| n.node_get_volume_stats(request).await).map(tonic::Response::into_inner)
+    }
+}
+
+/// Calls again on what kubelet takes for "not final", as kubelet does.
+#[track_caller]
+pub(crate) fn retried<T>(what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
+    let result = eventually(what, PATIENCE, || match call() {
+        Ok(value) => Ok(Ok(value)),
+        Err(status) if is_uncertain(&status) => anyhow::bail!("{status:?}"),
+        Err(status) => Ok(Err(status)),
+    });
+    result.unwrap().unwrap_or_else(|status| panic!("{what}: {status:?}"))
+}
+
+pub(crate) fn is_uncertain(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Cancelled
+            | Code::DeadlineExceeded
+            | Code::Unavailable
+            | Code::ResourceExhausted
+            | Code::Aborted
+    )
+}
+
+pub(crate) fn capability(mode: Mode) -> VolumeCapability {
+    VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+        access_mode: Some(AccessMode { mode: mode.into() }),
+    }
+}
+
+pub(crate) fn create_request(name: &str) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.into(),
+        capacity_range: Some(CapacityRange { required_bytes: GI, limit_bytes: 0 }),
+        volume_capabilities: vec![capability(Mode::MultiNodeMultiWriter)],
+        ..Default::default()
+    }
+}
+
+pub(crate) fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+/// rmdir of `dir` and its parents below `end`: fails on what a driver left in it.
+fn remove_empty(dir: &Path, end: &Path) {
+    let mut dir = dir;
+    while dir != end {
+        match fs::remove_dir(dir) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            // The plugin's own directory, or another pod's volume.
+            Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => return,
+            Err(e) => panic!("rmdir {}: {e}", dir.display()),
+        }
+        dir = dir.parent().unwrap();
+    }
+}
