@@ -1,7 +1,7 @@
 //! Networks of pods: a conflist is loaded when it is used, its plugins are run
 //! as libcni runs them, and their result is kept where libcni keeps it.
 //!
-//! Invariant: a failed ADD is followed by DEL before its error is returned.
+//! Invariant: DEL may follow any prefix of ADD, any number of times.
 
 mod cache;
 mod conflist;
@@ -40,18 +40,9 @@ impl Cni {
         NetworkList::first_of(&self.conf_dir)
     }
 
-    /// ADD of every plugin in order; the last one's result.
+    /// ADD of every plugin in order; the last one's result. After a failure the
+    /// caller runs [`Self::delete`], which takes away what the first ones made.
     pub(crate) async fn add(&self, list: &NetworkList, attachment: &Attachment) -> Result<Value> {
-        match self.try_add(list, attachment).await {
-            Ok(result) => Ok(result),
-            Err(cause) => {
-                let undone = self.delete(list, attachment).await;
-                Err(cause.after_rollback(undone.err().into_iter().collect()))
-            }
-        }
-    }
-
-    async fn try_add(&self, list: &NetworkList, attachment: &Attachment) -> Result<Value> {
         let mut result = Value::Null;
         for plugin in &list.plugins {
             let config = list.plugin_config(plugin, &result, &attachment.capabilities);
@@ -67,9 +58,14 @@ impl Cni {
     /// after an error and keeps the cached result then, so that a retry has it.
     pub(crate) async fn delete(&self, list: &NetworkList, attachment: &Attachment) -> Result<()> {
         let cached = cache::read(&self.cache_dir, list, attachment)?;
+        let was_added = cached.is_some();
         let prev_result = cached.filter(|_| list.passes_result_to_delete()).unwrap_or(Value::Null);
         let mut errors = Vec::new();
         for plugin in list.plugins.iter().rev() {
+            if !was_added && !self.bin_dir.join(&plugin.kind).is_file() {
+                // ADD did not complete, for want of this very plugin: it made nothing.
+                continue;
+            }
             let config = list.plugin_config(plugin, &prev_result, &attachment.capabilities);
             errors.extend(exec::run(self, list, plugin, "DEL", attachment, &config).await.err());
         }

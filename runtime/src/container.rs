@@ -365,8 +365,7 @@ mod tests {
 
     #[test]
     fn the_requests_signal_wins_over_the_images() {
-        let config =
-            ContainerConfig { stop_signal: CriSignal::SignalSigrtminplus3.into(), ..Default::default() };
+        let config = ContainerConfig { stop_signal: CriSignal::Sigrtminplus3.into(), ..Default::default() };
         assert_eq!(stop_signal(&config, "SIGQUIT").unwrap(), 37);
         assert_eq!(stop_signal(&ContainerConfig::default(), "SIGQUIT").unwrap(), 3);
         assert_eq!(stop_signal(&ContainerConfig::default(), "").unwrap(), 15);

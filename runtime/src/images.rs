@@ -140,8 +140,7 @@ impl ImageStore {
             problem,
         };
         let descriptor = found.manifest.config();
-        let config: ImageConfiguration =
-            source.blob_json(&descriptor.digest().to_string()).map_err(corrupt)?;
+        let config: ImageConfiguration = source.blob_json(descriptor.digest().as_ref()).map_err(corrupt)?;
         let layers = found.manifest.layers();
         let diff_ids = config.rootfs().diff_ids();
         if layers.len() != diff_ids.len() {
@@ -152,7 +151,7 @@ impl ImageStore {
             if matches!(layer.media_type(), MediaType::ImageLayerZstd) {
                 return Err(corrupt(format!("layer {}: zstd layers are not supported", layer.digest())));
             }
-            self.ensure_layer(source, &layer.digest().to_string(), diff_id, &corrupt)?;
+            self.ensure_layer(source, layer.digest().as_ref(), diff_id, &corrupt)?;
         }
         let image = Image {
             id: descriptor.digest().to_string(),
@@ -260,6 +259,16 @@ impl From<&ImageConfiguration> for ImageConfig {
             stop_signal: config.stop_signal().clone().unwrap_or_default(),
         }
     }
+}
+
+/// The names of the images that can be pulled from `images_dir`. Layouts that
+/// cannot be read are left out: pulling one of their images says why.
+pub fn offered(images_dir: &Path) -> std::io::Result<Vec<String>> {
+    let sources = Source::candidates(images_dir)?.into_iter().filter_map(|path| Source::open(&path).ok());
+    let mut names: Vec<String> = sources.filter_map(|source| source.names().ok()).flatten().collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
 }
 
 fn union(a: &[String], b: &[String]) -> Vec<String> {

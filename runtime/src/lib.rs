@@ -34,6 +34,7 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
 pub use error::Error;
+pub use images::offered as offered_images;
 use service::Service;
 
 /// Where everything is; all paths absolute.

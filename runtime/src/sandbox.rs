@@ -98,7 +98,8 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
     let linux = config.linux.clone().unwrap_or_default();
     let parent = Path::new(&linux.cgroup_parent);
     let plain = parent.components().all(|c| !matches!(c, std::path::Component::ParentDir));
-    if !linux.cgroup_parent.is_empty() && !(parent.is_absolute() && plain) {
+    let acceptable = linux.cgroup_parent.is_empty() || (parent.is_absolute() && plain);
+    if !acceptable {
         return Err(Error::invalid(
             "config.linux.cgroup_parent",
             format!(

@@ -47,6 +47,9 @@ impl Reference {
             None => (DEFAULT_DOMAIN, format!("library/{path}")),
         };
         let domain = if domain == "index.docker.io" { DEFAULT_DOMAIN } else { domain };
+        if !is_domain(domain) {
+            return Err(invalid("invalid reference format: bad domain"));
+        }
         if !path.split('/').all(is_path_component) {
             return Err(invalid(
                 "invalid reference format: repository name must be lowercase letters, digits and separators",
@@ -89,6 +92,25 @@ fn is_tag(tag: &str) -> bool {
         && tag.len() <= 128
         && !tag.starts_with(['.', '-'])
         && tag.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
+
+/// `example.com`, `localhost:5000`, `[fd00::1]:5000`.
+fn is_domain(domain: &str) -> bool {
+    let (host, port) = match domain.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port),
+        _ => (domain, "0"),
+    };
+    let is_v6 = host
+        .strip_prefix('[')
+        .and_then(|h| h.strip_suffix(']'))
+        .is_some_and(|h| h.parse::<std::net::Ipv6Addr>().is_ok());
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    port.parse::<u16>().is_ok() && (is_v6 || host.split('.').all(is_label))
 }
 
 fn is_path_component(part: &str) -> bool {

@@ -77,6 +77,14 @@ impl Source {
         self.manifest(descriptor).map(Some)
     }
 
+    /// Every name that `index.json` gives an image, as it is written there.
+    pub(crate) fn names(&self) -> Result<Vec<String>, String> {
+        let index: ImageIndex = self.json(Path::new("index.json"), None)?;
+        let annotations = index.manifests().iter().filter_map(|d| d.annotations().as_ref());
+        let named = annotations.filter_map(|a| NAME_ANNOTATIONS.iter().find_map(|key| a.get(*key)));
+        Ok(named.cloned().collect())
+    }
+
     fn manifest(&self, descriptor: &Descriptor) -> Result<Manifest, String> {
         let digest = descriptor.digest().to_string();
         if !matches!(descriptor.media_type(), MediaType::ImageIndex) && !is_docker_list(descriptor) {

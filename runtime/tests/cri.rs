@@ -1,0 +1,17 @@
+//! The real `hawser-runtime` through its CRI socket, on the real kernel, in
+//! namespaces of each test's own.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test ends at its first surprise and says so")]
+
+#[path = "cri/containers.rs"]
+mod containers;
+#[path = "cri/image_store.rs"]
+mod image_store;
+#[path = "cri/kit.rs"]
+mod kit;
+#[path = "cri/network.rs"]
+mod network;
+#[path = "cri/restart.rs"]
+mod restart;
+#[path = "cri/sandboxes.rs"]
+mod sandboxes;

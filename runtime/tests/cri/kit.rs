@@ -1,0 +1,392 @@
+//! A host for one test: private mount and network namespaces, directories of its
+//! own, and the real `hawser-runtime` on a CRI socket.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sched::CloneFlags;
+use proto::cri::image_service_client::ImageServiceClient;
+use proto::cri::runtime_service_client::RuntimeServiceClient;
+use proto::cri::{
+    ContainerConfig, ContainerEventResponse, ContainerEventType, ContainerMetadata, ContainerStatus,
+    ContainerStatusRequest, CreateContainerRequest, GetEventsRequest, ImageSpec, LinuxContainerConfig,
+    LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, NamespaceMode,
+    NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PullImageRequest, RemovePodSandboxRequest,
+    RunPodSandboxRequest, StartContainerRequest,
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const IMAGE: &str = "demo:latest";
+
+pub(crate) struct Host {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) cgroup: String,
+    runtime: Option<Child>,
+}
+
+pub(crate) struct Cri {
+    pub(crate) runtime: RuntimeServiceClient<Channel>,
+    pub(crate) images: ImageServiceClient<Channel>,
+    events: Streaming<ContainerEventResponse>,
+}
+
+impl Host {
+    /// With the demo image to pull and no network configuration.
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        assert!(rustix::process::geteuid().is_root(), "these tests make namespaces: run them as root");
+        // This thread only; what it starts inherits them.
+        linux::process::unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).unwrap();
+        linux::mount::make_private(Path::new("/")).unwrap();
+        let dir = tempfile::Builder::new().prefix("hawser-runtime-test-").tempdir().unwrap();
+        let cgroup = format!("/hawser-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let host = Self { dir, cgroup, runtime: None };
+        for sub in ["images", "net.d", "bin", "cni", "logs"] {
+            std::fs::create_dir(host.path(sub)).unwrap();
+        }
+        write_layout(&host.path("images/demo"), IMAGE, &demo_layer());
+        host
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) async fn start(&mut self) -> Cri {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hawser-runtime"));
+        let options = [
+            ("--root-dir", "root"),
+            ("--socket", "cri.sock"),
+            ("--images", "images"),
+            ("--cni-conf-dir", "net.d"),
+            ("--cni-bin-dir", "bin"),
+            ("--cni-cache-dir", "cni"),
+            ("--trace-file", "trace.jsonl"),
+        ];
+        for (option, name) in options {
+            command.arg(option).arg(self.path(name));
+        }
+        // The same tests through an OCI runtime: conformance sets this to runc.
+        if let Some(program) = std::env::var_os("HAWSER_TEST_OCI_RUNTIME") {
+            command.arg("--oci-runtime").arg(program);
+        }
+        let log =
+            std::fs::OpenOptions::new().append(true).create(true).open(self.path("runtime.log")).unwrap();
+        self.runtime = Some(command.stderr(log).spawn().unwrap());
+        self.connect().await
+    }
+
+    pub(crate) async fn connect(&self) -> Cri {
+        let endpoint = Endpoint::from_shared(format!("unix:{}", self.path("cri.sock").display())).unwrap();
+        let started = Instant::now();
+        let channel = loop {
+            match endpoint.connect().await {
+                Ok(channel) => break channel,
+                Err(e) if started.elapsed() > DEADLINE => panic!("connect: {e:?}\n{}", self.log()),
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        let mut runtime = RuntimeServiceClient::new(channel.clone());
+        let events = runtime.get_container_events(GetEventsRequest {}).await.unwrap().into_inner();
+        Cri { runtime, images: ImageServiceClient::new(channel), events }
+    }
+
+    /// kill -9: nothing can be tidied up.
+    pub(crate) fn kill(&mut self) {
+        let mut child = self.runtime.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // A dead runtime's socket would refuse, the next one replaces it; wait for that one.
+        std::fs::remove_file(self.path("cri.sock")).unwrap();
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.path("runtime.log")).unwrap_or_default()
+    }
+
+    /// The pod with this name: annotation `hawser.dev/network: none`.
+    pub(crate) fn pod(&self, name: &str) -> PodSandboxConfig {
+        PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: name.to_owned(),
+                uid: format!("uid-{name}"),
+                namespace: "test".to_owned(),
+                attempt: 0,
+            }),
+            hostname: name.to_owned(),
+            log_directory: self.path("logs").display().to_string(),
+            annotations: HashMap::from([("hawser.dev/network".to_owned(), "none".to_owned())]),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: self.cgroup.clone(),
+                security_context: Some(LinuxSandboxSecurityContext {
+                    namespace_options: Some(namespaces()),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    /// Lines of a container's log without their times: `stdout F text`.
+    pub(crate) fn container_log(&self, container: &str) -> Vec<String> {
+        let path = self.path("logs").join(format!("{container}.log"));
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        text.lines().map(|l| l.split_once(' ').expect("time and rest").1.to_owned()).collect()
+    }
+
+    /// Nothing of any pod is left, anywhere.
+    pub(crate) fn assert_clean(&self) {
+        let below = |path: &Path| path.starts_with(self.dir.path());
+        let mounts: Vec<_> = linux::mountinfo::read()
+            .unwrap()
+            .into_iter()
+            .map(|m| m.mount_point)
+            .filter(|p| below(p))
+            .collect();
+        assert_eq!(mounts, Vec::<PathBuf>::new(), "mounts");
+        for dir in ["root/sandboxes", "root/netns", "cni/results"] {
+            let left: Vec<_> =
+                std::fs::read_dir(self.path(dir)).into_iter().flatten().flatten().map(|e| e.path()).collect();
+            assert_eq!(left, Vec::<PathBuf>::new(), "{dir}");
+        }
+        let hierarchies = linux::cgroup::Hierarchies::detect().unwrap();
+        for controller in ["cpu", "memory", "pids", "devices"] {
+            if let Some(dir) = hierarchies.dir(controller, Path::new(&self.cgroup)) {
+                assert!(!dir.exists(), "cgroup {}", dir.display());
+            }
+        }
+        assert_eq!(self.shims(), Vec::<i32>::new(), "shims");
+    }
+
+    /// Pids of this host's shims.
+    pub(crate) fn shims(&self) -> Vec<i32> {
+        let own = self.dir.path().as_os_str().as_encoded_bytes();
+        std::fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok())
+            .filter(|pid| {
+                let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                cmdline.starts_with(b"hawser-shim\0") && cmdline.windows(own.len()).any(|w| w == own)
+            })
+            .collect()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(mut runtime) = self.runtime.take() {
+            drop(runtime.kill());
+            drop(runtime.wait());
+        }
+        // After a failed test: the shims die, and their containers with their pid namespaces.
+        for pid in self.shims() {
+            for child in std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+                .unwrap_or_default()
+                .split(' ')
+            {
+                drop(child.parse().map(|c| kill_process(c)));
+            }
+            kill_process(pid);
+        }
+        if std::thread::panicking() {
+            eprintln!("runtime's log:\n{}", self.log());
+        }
+    }
+}
+
+fn kill_process(pid: i32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        // It may have ended by itself.
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
+    }
+}
+
+impl Cri {
+    pub(crate) async fn pull(&mut self, image: &str) -> Result<String, tonic::Status> {
+        let request = PullImageRequest { image: Some(image_spec(image)), ..Default::default() };
+        self.images.pull_image(request).await.map(|r| r.into_inner().image_ref)
+    }
+
+    pub(crate) async fn run_pod(&mut self, config: &PodSandboxConfig) -> Result<String, tonic::Status> {
+        let request = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+        self.runtime.run_pod_sandbox(request).await.map(|r| r.into_inner().pod_sandbox_id)
+    }
+
+    pub(crate) async fn create(
+        &mut self,
+        pod: &str,
+        config: ContainerConfig,
+    ) -> Result<String, tonic::Status> {
+        let request = CreateContainerRequest {
+            pod_sandbox_id: pod.to_owned(),
+            config: Some(config),
+            sandbox_config: None,
+        };
+        self.runtime.create_container(request).await.map(|r| r.into_inner().container_id)
+    }
+
+    pub(crate) async fn start(&mut self, container: &str) -> Result<(), tonic::Status> {
+        let request = StartContainerRequest { container_id: container.to_owned() };
+        self.runtime.start_container(request).await.map(drop)
+    }
+
+    /// Creates, starts, waits for the end.
+    pub(crate) async fn run(&mut self, pod: &str, config: ContainerConfig) -> ContainerStatus {
+        let id = self.create(pod, config).await.unwrap();
+        self.start(&id).await.unwrap();
+        self.ended(&id).await
+    }
+
+    /// Waits for the event that says so; what a container's status is then.
+    pub(crate) async fn ended(&mut self, container: &str) -> ContainerStatus {
+        self.event(container, ContainerEventType::ContainerStoppedEvent).await;
+        self.status(container).await
+    }
+
+    pub(crate) async fn event(
+        &mut self,
+        container: &str,
+        kind: ContainerEventType,
+    ) -> ContainerEventResponse {
+        let wanted = async {
+            loop {
+                let event = self.events.message().await.unwrap().expect("the stream does not end");
+                if event.container_id == container && event.container_event_type() == kind {
+                    return event;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, wanted).await.unwrap_or_else(|_| panic!("no {kind:?} for {container}"))
+    }
+
+    pub(crate) async fn status(&mut self, container: &str) -> ContainerStatus {
+        let request = ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
+        self.runtime.container_status(request).await.unwrap().into_inner().status.unwrap()
+    }
+
+    pub(crate) async fn remove_pod(&mut self, pod: &str) {
+        let request = RemovePodSandboxRequest { pod_sandbox_id: pod.to_owned() };
+        self.runtime.remove_pod_sandbox(request).await.unwrap();
+    }
+}
+
+pub(crate) fn image_spec(image: &str) -> ImageSpec {
+    ImageSpec { image: image.to_owned(), ..Default::default() }
+}
+
+/// As the kubelet asks: a pid namespace for each container.
+pub(crate) fn namespaces() -> NamespaceOption {
+    NamespaceOption { pid: NamespaceMode::Container.into(), ..Default::default() }
+}
+
+/// A container of the demo image; its log is `<name>.log`.
+pub(crate) fn container(name: &str, command: &[&str]) -> ContainerConfig {
+    ContainerConfig {
+        metadata: Some(ContainerMetadata { name: name.to_owned(), attempt: 0 }),
+        image: Some(image_spec(IMAGE)),
+        command: command.iter().map(|w| (*w).to_owned()).collect(),
+        log_path: format!("{name}.log"),
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(LinuxContainerSecurityContext {
+                namespace_options: Some(namespaces()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// Waits for something that has no event of its own.
+pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(started.elapsed() < DEADLINE, "{what} has not happened");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// One layer: the static demo program, and what /etc a program expects.
+pub(crate) fn demo_layer() -> Vec<u8> {
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
+    let program = target.join("x86_64-unknown-linux-gnu/release/demo-app");
+    let content = std::fs::read(&program).unwrap_or_else(|e| {
+        panic!("{}: {e}; build it: cargo build --release --target x86_64-unknown-linux-gnu -p demo-app with crt-static", program.display())
+    });
+    layer(&[
+        ("demo-app", 0o755, &content),
+        ("etc/passwd", 0o644, b"root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n"),
+        ("etc/group", 0o644, b"root:x:0:\nweb:x:34:\n"),
+        ("plain-file", 0o644, b"not a program"),
+    ])
+}
+
+pub(crate) fn layer(files: &[(&str, u32, &[u8])]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, mode, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(*mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_size(content.len() as u64);
+        tar.append_data(&mut header, name, *content).unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let hash: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+    format!("sha256:{hash}")
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// An OCI image layout with one image of one gzipped layer. Returns the layer's blob.
+pub(crate) fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
+    let blobs = dir.join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let put = |bytes: &[u8]| {
+        let digest = digest(bytes);
+        std::fs::write(blobs.join(&digest["sha256:".len()..]), bytes).unwrap();
+        (digest, bytes.len())
+    };
+    let descriptor = |kind: &str, (digest, size): (String, usize)| -> Value {
+        json!({"mediaType": format!("application/vnd.oci.image.{kind}"), "digest": digest, "size": size})
+    };
+    let blob = put(&gzip(layer));
+    let blob_path = blobs.join(&blob.0["sha256:".len()..]);
+    let config = json!({
+        "architecture": "amd64", "os": "linux",
+        "config": {"Entrypoint": ["/demo-app"], "Cmd": ["print", "from the image"], "Env": ["GREETING=hello"]},
+        "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+    });
+    let manifest = json!({
+        "schemaVersion": 2,
+        "config": descriptor("config.v1+json", put(config.to_string().as_bytes())),
+        "layers": [descriptor("layer.v1.tar+gzip", blob)],
+    });
+    let mut entry = descriptor("manifest.v1+json", put(manifest.to_string().as_bytes()));
+    entry["annotations"] = json!({"org.opencontainers.image.ref.name": name});
+    std::fs::write(dir.join("index.json"), json!({"schemaVersion": 2, "manifests": [entry]}).to_string())
+        .unwrap();
+    std::fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+    blob_path
+}

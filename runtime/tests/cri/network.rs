@@ -1,0 +1,146 @@
+//! CNI as libcni does it, with recording plugins: what they are told, in which
+//! order, and what happens when one fails.
+
+use std::os::unix::fs::PermissionsExt;
+
+use proto::cri::{PodSandboxStatusRequest, PortMapping, StatusRequest};
+use serde_json::{Value, json};
+
+use crate::kit::Host;
+
+const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
+
+/// A plugin that notes its call and answers `answer` (with `code` on ADD).
+fn plugin(host: &Host, name: &str, answer: &str, code: i32) {
+    let calls = host.path("calls");
+    let script = format!(
+        "#!/bin/sh\ninput=$(cat)\nprintf '%s %s %s %s|%s|%s\\n' {name} $CNI_COMMAND $CNI_IFNAME \"$CNI_ARGS\" \"$CNI_NETNS\" \"$input\" >> {}\n\
+         [ $CNI_COMMAND = ADD ] || exit 0\necho '{answer}'\nexit {code}\n",
+        calls.display()
+    );
+    let path = host.path("bin").join(name);
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+fn conflist(host: &Host, plugins: Value) {
+    let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
+    std::fs::write(host.path("net.d/10-net.conflist"), list.to_string()).unwrap();
+}
+
+/// Calls for one interface: `plugin VERB`, and what was on stdin.
+fn calls(host: &Host, ifname: &str) -> Vec<(String, Value)> {
+    let text = std::fs::read_to_string(host.path("calls")).unwrap_or_default();
+    text.lines()
+        .filter_map(|line| {
+            let mut parts = line.splitn(3, '|');
+            let (head, _netns, input) = (parts.next()?, parts.next()?, parts.next()?);
+            let words: Vec<&str> = head.split(' ').collect();
+            (words[2] == ifname)
+                .then(|| (format!("{} {}", words[0], words[1]), serde_json::from_str(input).unwrap()))
+        })
+        .collect()
+}
+
+fn networked(host: &Host, name: &str) -> proto::cri::PodSandboxConfig {
+    let mut config = host.pod(name);
+    config.annotations.clear();
+    config
+}
+
+#[tokio::test]
+async fn plugins_run_in_order_and_back_with_results_and_capabilities() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "first", RESULT, 0);
+    plugin(&host, "second", RESULT, 0);
+    conflist(&host, json!([{"type": "first"}, {"type": "second", "capabilities": {"portMappings": true}}]));
+    let mut cri = host.start().await;
+    let mut config = networked(&host, "p");
+    config.port_mappings = vec![PortMapping { container_port: 80, host_port: 8080, ..Default::default() }];
+    let pod = cri.run_pod(&config).await.unwrap();
+    let request = PodSandboxStatusRequest { pod_sandbox_id: pod.clone(), verbose: false };
+    let network =
+        cri.runtime.pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap().network.unwrap();
+    assert_eq!((network.ip.as_str(), network.additional_ips[0].ip.as_str()), ("10.9.0.2", "fd00:9::2"));
+    let cached: Value =
+        serde_json::from_slice(&std::fs::read(host.path(&format!("cni/results/net-{pod}-eth0"))).unwrap())
+            .unwrap();
+    assert_eq!((&cached["kind"], &cached["networkName"]), (&json!("cniCacheV1"), &json!("net")));
+    cri.remove_pod(&pod).await;
+
+    let calls = calls(&host, "eth0");
+    let order: Vec<&str> = calls.iter().map(|c| c.0.as_str()).collect();
+    assert_eq!(order, ["first ADD", "second ADD", "second DEL", "first DEL"]);
+    assert_eq!(calls[0].1.get("prevResult"), None);
+    assert_eq!(calls[1].1["prevResult"]["ips"][0]["address"], "10.9.0.2/24");
+    assert_eq!(
+        calls[1].1["runtimeConfig"]["portMappings"],
+        json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}])
+    );
+    assert_eq!(calls[3].1["prevResult"]["ips"][0]["address"], "10.9.0.2/24");
+    let args = std::fs::read_to_string(host.path("calls")).unwrap();
+    assert!(args.contains(&format!(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=test;K8S_POD_NAME=p;K8S_POD_INFRA_CONTAINER_ID={pod};K8S_POD_UID=uid-p"
+    )));
+    let spans = std::fs::read_to_string(host.path("trace.jsonl")).unwrap();
+    for name in ["cni.first.ADD", "cni.loopback.ADD", "cri.RunPodSandbox"] {
+        assert!(spans.contains(&format!("\"name\":\"{name}\"")), "{name}");
+    }
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_failing_plugin_is_quoted_and_everything_is_undone() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "first", RESULT, 0);
+    plugin(&host, "second", r#"{"code":11,"msg":"no room","details":"pool 10.9.0.0/24"}"#, 1);
+    conflist(&host, json!([{"type": "first"}, {"type": "second"}]));
+    let mut cri = host.start().await;
+    let error = cri.run_pod(&networked(&host, "p")).await.unwrap_err();
+    let file = host.path("net.d/10-net.conflist");
+    assert_eq!(
+        error.message(),
+        format!(
+            "cni plugin \"second\" ADD for network \"net\" ({}): code 11: no room: pool 10.9.0.0/24",
+            file.display()
+        )
+    );
+    let order: Vec<String> = calls(&host, "eth0").into_iter().map(|c| c.0).collect();
+    assert_eq!(order, ["first ADD", "second ADD", "second DEL", "first DEL"]);
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_missing_plugin_is_named_and_correcting_it_heals() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    conflist(&host, json!([{"type": "late"}]));
+    let mut cri = host.start().await;
+    let error = cri.run_pod(&networked(&host, "p")).await.unwrap_err();
+    let words = format!("failed to find plugin \"late\" in path [{}]", host.path("bin").display());
+    assert!(error.message().contains(&words), "{}", error.message());
+    host.assert_clean();
+    plugin(&host, "late", RESULT, 0);
+    let pod = cri.run_pod(&networked(&host, "p")).await.unwrap();
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn without_a_configuration_the_network_is_not_ready_and_says_why() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let conditions = |r: proto::cri::StatusResponse| r.status.unwrap().conditions;
+    let found = conditions(cri.runtime.status(StatusRequest::default()).await.unwrap().into_inner());
+    assert_eq!((found[0].r#type.as_str(), found[0].status), ("RuntimeReady", true));
+    assert_eq!((found[1].r#type.as_str(), found[1].status), ("NetworkReady", false));
+    assert_eq!(
+        found[1].message,
+        format!("cni: no network configuration in {}", host.path("net.d").display())
+    );
+    let error = cri.run_pod(&networked(&host, "p")).await.unwrap_err();
+    assert!(error.message().contains("no network configuration in"), "{}", error.message());
+    host.assert_clean();
+}

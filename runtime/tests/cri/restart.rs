@@ -1,0 +1,85 @@
+//! kill -9 of the runtime, of a shim, in the middle: adopted or undone.
+
+use proto::cri::{
+    ContainerState, ListContainersRequest, PodSandboxState, PodSandboxStatusRequest, StopContainerRequest,
+};
+
+use crate::kit::{Host, IMAGE, container, eventually};
+
+#[tokio::test]
+async fn a_new_runtime_adopts_what_runs_learns_what_ended_and_the_log_has_no_gap() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let counting = cri.create(&pod, container("count", &["/demo-app", "count"])).await.unwrap();
+    let ending = cri.create(&pod, container("short", &["/demo-app", "sleep", "1"])).await.unwrap();
+    let waiting = cri.create(&pod, container("later", &["/demo-app", "print", "later"])).await.unwrap();
+    cri.start(&counting).await.unwrap();
+    cri.start(&ending).await.unwrap();
+    host.kill();
+    let lines = host.container_log("count").len();
+    // Longer than `short` runs, with nobody there.
+    eventually("150 more lines", || (host.container_log("count").len() > lines + 150).then_some(())).await;
+
+    let mut cri = host.start().await;
+    let listed = cri.runtime.list_containers(ListContainersRequest::default()).await.unwrap().into_inner();
+    assert_eq!(listed.containers.len(), 3);
+    assert_eq!(cri.status(&counting).await.state(), ContainerState::ContainerRunning);
+    let ended = cri.status(&ending).await;
+    assert_eq!((ended.state(), ended.exit_code), (ContainerState::ContainerExited, 0));
+    assert_eq!(cri.status(&waiting).await.state(), ContainerState::ContainerCreated);
+    cri.start(&waiting).await.unwrap();
+    assert_eq!(cri.ended(&waiting).await.exit_code, 0);
+    cri.runtime
+        .stop_container(StopContainerRequest { container_id: counting.clone(), timeout: 0 })
+        .await
+        .unwrap();
+    for (index, line) in host.container_log("count").iter().enumerate() {
+        assert_eq!(*line, format!("stdout F {}", index + 1));
+    }
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn when_a_shim_is_killed_its_pod_ends_and_leaves_nothing() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    let [shim] = host.shims()[..] else { panic!("one shim") };
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(shim).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    let status = cri.ended(&id).await;
+    assert_eq!(
+        (status.exit_code, status.message.as_str()),
+        (137, "the pod's shim ended, and its containers with it")
+    );
+    let request = PodSandboxStatusRequest { pod_sandbox_id: pod.clone(), verbose: false };
+    let found = cri.runtime.pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap();
+    assert_eq!(found.state(), PodSandboxState::SandboxNotready);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_second_runtime_on_the_same_directory_is_refused() {
+    let mut host = Host::new();
+    let _first = host.start().await;
+    let second = std::process::Command::new(env!("CARGO_BIN_EXE_hawser-runtime"))
+        .arg("--root-dir")
+        .arg(host.path("root"))
+        .arg("--socket")
+        .arg(host.path("second.sock"))
+        .output()
+        .unwrap();
+    assert!(!second.status.success());
+    let text = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(text.contains("is in use by another runtime"), "{text}");
+}

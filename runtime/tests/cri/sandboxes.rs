@@ -1,0 +1,95 @@
+//! Sandboxes: made, stopped, removed, and nothing left.
+
+use proto::cri::{
+    ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, RemoveContainerRequest,
+    RemovePodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
+};
+use tonic::Code;
+
+use crate::kit::{Host, IMAGE, container};
+
+#[tokio::test]
+async fn a_sandbox_is_ready_then_stopped_then_gone() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&host.pod("a")).await.unwrap();
+    let status = |id: &str| PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+    let found = cri.runtime.pod_sandbox_status(status(&pod)).await.unwrap().into_inner().status.unwrap();
+    assert_eq!(found.state(), PodSandboxState::SandboxReady);
+    for _twice in 0..2 {
+        let stop = StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
+        cri.runtime.stop_pod_sandbox(stop).await.unwrap();
+    }
+    let found = cri.runtime.pod_sandbox_status(status(&pod)).await.unwrap().into_inner().status.unwrap();
+    assert_eq!(found.state(), PodSandboxState::SandboxNotready);
+    cri.remove_pod(&pod).await;
+    assert_eq!(cri.runtime.pod_sandbox_status(status(&pod)).await.unwrap_err().code(), Code::NotFound);
+    let list = cri.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap().into_inner();
+    assert_eq!(list.items.len(), 0);
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn removing_a_sandbox_kills_what_runs_in_it() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("busy")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn stop_and_remove_of_the_unknown_succeed() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let id = "0123456789abcdef".to_owned();
+    cri.runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: id.clone() }).await.unwrap();
+    cri.runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: id.clone() }).await.unwrap();
+    cri.runtime.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 1 }).await.unwrap();
+    cri.runtime.remove_container(RemoveContainerRequest { container_id: id }).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_sandbox_of_the_same_attempt_is_refused() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&host.pod("twin")).await.unwrap();
+    let error = cri.run_pod(&host.pod("twin")).await.unwrap_err();
+    assert_eq!(error.code(), Code::AlreadyExists);
+    assert_eq!(error.message(), format!("pod sandbox \"twin_test_uid-twin_0\" already exists as {pod}"));
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn an_incomplete_request_names_its_field() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let mut config = host.pod("x");
+    config.metadata.as_mut().unwrap().uid.clear();
+    let error = cri.run_pod(&config).await.unwrap_err();
+    assert_eq!((error.code(), error.message()), (Code::InvalidArgument, "config.metadata.uid: empty"));
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn network_none_is_an_empty_namespace_with_lo_down() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&host.pod("alone")).await.unwrap();
+    let netns = linux::netns::NetNs::open(&host.path("root/netns").join(&pod)).unwrap();
+    let (links, lo) = netns
+        .run(|| {
+            let read = |p: &str| std::fs::read_to_string(p).unwrap();
+            (read("/proc/thread-self/net/dev").lines().count() - 2, read("/proc/thread-self/net/if_inet6"))
+        })
+        .unwrap();
+    // lo that is up would have ::1.
+    assert_eq!((links, lo.as_str()), (1, ""));
+    drop(netns);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
