@@ -33,7 +33,9 @@ fn not_root_is_told_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let binary = dir.path().join("hawser-kubelet");
-    std::fs::copy(BINARY, &binary).unwrap();
+    // Copied by a process of its own: a child that another test starts meanwhile would
+    // inherit our writable descriptor, and exec(2) refuses what is open for writing.
+    assert!(Command::new("cp").arg(BINARY).arg(&binary).status().unwrap().success());
     let output = Command::new(&binary)
         .args(["run", "--manifests", "/nowhere"])
         .current_dir("/")

@@ -78,7 +78,8 @@ impl Node {
         );
     }
 
-    /// Something else is seen to have been looked at: what came before it has been, too.
+    /// Nothing is to happen, which has no event to wait for: lets the time of a
+    /// second look pass, and sees by another file that the source still looks.
     async fn until_looked_twice(&self) {
         tokio::time::sleep(Duration::from_millis(60)).await;
         self.write("witness.yaml", &pod("witness", &format!("demo:{}", self.store.events().len())));
@@ -172,6 +173,22 @@ async fn a_directory_replaced_by_an_empty_one_stops_nothing_also_while_stopped()
     assert!(node.has_event("ManifestDirectoryMissing"));
     assert!(node.runs("web"));
     assert!(node.store.claim("default", "data").unwrap().metadata.annotations.is_empty());
+}
+
+#[tokio::test]
+async fn a_lost_mount_is_no_empty_directory() {
+    let mount = |words: &[&str], dir: &Path| {
+        assert!(std::process::Command::new(words[0]).args(&words[1..]).arg(dir).status().unwrap().success());
+    };
+    let node = Node::start(|dir| {
+        mount(&["mount", "-t", "tmpfs", "manifests"], dir);
+        fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap();
+    })
+    .await;
+    assert!(node.runs("web"));
+    mount(&["umount"], &node.dir);
+    node.until("the warning", |node| node.has_event("ManifestDirectoryMissing")).await;
+    assert!(node.runs("web"));
 }
 
 #[tokio::test]

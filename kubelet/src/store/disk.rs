@@ -18,6 +18,9 @@ use crate::objects::Kind;
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
+const KEPT: [Kind; 5] =
+    [Kind::Pod, Kind::PersistentVolume, Kind::PersistentVolumeClaim, Kind::StorageClass, Kind::CsiDriver];
+
 #[derive(Debug)]
 pub(super) struct Disk {
     dir: PathBuf,
@@ -34,7 +37,7 @@ pub(super) enum Durability {
 
 impl Disk {
     pub(super) fn open(dir: &Path) -> Result<Self, Error> {
-        for kind in Kind::ALL {
+        for kind in KEPT {
             let path = dir.join(kind.as_str());
             fs::DirBuilder::new()
                 .recursive(true)

@@ -7,7 +7,9 @@ use super::Table;
 use crate::objects::Time;
 
 /// Values of one level stand below each other.
-const VALUE_COLUMN: usize = 18;
+fn value_column(level: usize) -> usize {
+    18 + 2 * level
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Report {
@@ -39,7 +41,7 @@ impl Report {
             if at == 0 {
                 self.line(level, key, &entry);
             } else {
-                self.text.push_str(&format!("{:width$}{entry}\n", "", width = VALUE_COLUMN));
+                self.text.push_str(&format!("{:width$}{entry}\n", "", width = value_column(level)));
             }
         }
     }
@@ -70,7 +72,7 @@ impl Report {
     fn line(&mut self, level: usize, key: &str, value: &str) {
         let head = format!("{}{key}:", "  ".repeat(level));
         // A key that is too long keeps two blanks before its value.
-        let width = VALUE_COLUMN.max(head.len() + 2);
+        let width = value_column(level).max(head.len() + 2);
         self.text.push_str(&format!("{head:<width$}{value}\n"));
     }
 }
