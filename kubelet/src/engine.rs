@@ -11,6 +11,7 @@
 mod events;
 mod handle;
 mod orphans;
+mod preload;
 mod runtime_process;
 mod workers;
 
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::info;
 
@@ -109,7 +110,8 @@ impl Engine {
         let provisioner = Provisioner::new(self.store.clone(), self.plugins.clone(), self.volumes.clone());
         background.spawn(never_ends(provisioner.run()));
 
-        let tools = Arc::new(self.tools(cri.clone(), runtime_name)?);
+        let preloaded = self.preload(&cri, &mut background);
+        let tools = Arc::new(self.tools(cri.clone(), runtime_name, preloaded)?);
         let mut workers = Workers::new(Arc::clone(&tools));
         let mut container_events = events::subscribe(cri, &mut background);
         let mut changes = self.store.subscribe();
@@ -128,7 +130,7 @@ impl Engine {
                 Some(ended) = background.join_next() => return Err(ended.unwrap_or(Error::EmbeddedEnded)),
             }
         }
-        info!("the engine ends; pods run on");
+        info!(pods = self.store.pods().len(), "the engine ends; its pods run on");
         Ok(())
     }
 
@@ -137,10 +139,27 @@ impl Engine {
         self.handle.clone()
     }
 
-    fn tools(&self, cri: Cri, runtime_name: String) -> Result<Tools, Error> {
+    /// Images of a remote runtime are its owner's business.
+    fn preload(&self, cri: &Cri, background: &mut JoinSet<Error>) -> watch::Receiver<bool> {
+        let RuntimeEndpoint::Embedded(embedded) = &self.config.runtime else {
+            return watch::channel(true).1;
+        };
+        let (done, preloaded) = watch::channel(false);
+        let images_dir = embedded.config.images_dir.clone();
+        background.spawn(never_ends(preload::follow(cri.clone(), images_dir, done)));
+        preloaded
+    }
+
+    fn tools(
+        &self,
+        cri: Cri,
+        runtime_name: String,
+        preloaded: watch::Receiver<bool>,
+    ) -> Result<Tools, Error> {
         Ok(Tools {
             cri,
             runtime_name,
+            preloaded,
             host_ip: host_ip(),
             store: self.store.clone(),
             volumes: self.volumes.clone(),

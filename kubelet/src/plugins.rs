@@ -236,7 +236,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
         match introduce(&socket).await {
             Ok(found) => break found,
             Err(error) => {
-                warn!(socket = %socket.display(), error = error_chain::text(&error), "plugin not registered yet")
+                warn!(socket = %socket.display(), error = error_chain::text(&error), "plugin not registered yet");
             }
         }
         tokio::time::sleep(backoff.step()).await;

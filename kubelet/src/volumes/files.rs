@@ -13,11 +13,13 @@ use super::layout;
 
 /// Makes the directory and its parents.
 pub(super) fn make_dir(path: &Path, mode: u32) -> Result<(), Error> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(mode)
-        .create(path)
-        .map_err(|e| Error::io("create directory", path, e))
+    let make = || DirBuilder::new().recursive(true).mode(mode).create(path);
+    match make() {
+        // Another volume's end may just have removed an empty parent.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => make(),
+        made => made,
+    }
+    .map_err(|e| Error::io("create directory", path, e))
 }
 
 /// Makes a directory to mount on; whatever is there already is left alone.
@@ -36,11 +38,19 @@ pub(super) fn remove_volume_dir(dir: &Path) -> Result<(), Error> {
     remove_dir(dir)
 }
 
-/// A stage directory after NodeUnstageVolume.
+/// A stage directory after NodeUnstageVolume, and the directories above it that
+/// nothing else needs.
 pub(super) fn remove_stage_dir(dir: &Path) -> Result<(), Error> {
     remove_mount_point(&layout::globalmount(dir))?;
     layout::remove_vol_data(dir)?;
-    remove_dir(dir)
+    remove_dir(dir)?;
+    // plugins/kubernetes.io/csi/<driver>: the first that is not empty ends it.
+    for parent in dir.ancestors().skip(1).take(3) {
+        if std::fs::remove_dir(parent).is_err() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses while something is mounted at or below `path`.

@@ -4,7 +4,8 @@ use std::ffi::OsStr;
 
 use super::device::{DeviceKey, Stage};
 use super::layout::{PublishData, StageData};
-use super::{Error, Volumes, csi_unmount, files, layout};
+use super::{Error, Volumes, csi_unmount, files, layout, resolve};
+use crate::objects::VolumeSource;
 
 impl Volumes {
     /// Enters every volume on disk as uncertain: a pod that still wants it
@@ -34,11 +35,24 @@ impl Volumes {
         Ok(uids)
     }
 
+    /// Whether a pod names a claim that is bound to this volume.
+    fn is_wanted(&self, key: &DeviceKey) -> bool {
+        let store = &self.shared.store;
+        store.pods().iter().any(|pod| {
+            pod.spec.volumes.iter().any(|volume| match volume.source() {
+                Some(VolumeSource::Claim(source)) => {
+                    resolve::claim(store, pod, &source.claim_name).is_ok_and(|found| found.key == *key)
+                }
+                _ => false,
+            })
+        })
+    }
+
     /// Unstages what an earlier kubelet staged and no pod uses: it died between
     /// Stage and Publish, or between Unpublish and Unstage. Waits for each
     /// driver to register, so this may take for ever.
     pub(crate) fn unstage_unused(&self) {
-        for device in self.shared.devices.all() {
+        for device in self.shared.devices.all().into_iter().filter(|d| !self.is_wanted(&d.key)) {
             let this = self.clone();
             tokio::spawn(async move {
                 let mut backoff = crate::backoff::Backoff::operation();

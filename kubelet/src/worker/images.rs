@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use proto::cri;
+use tracing::Instrument;
 
 use super::Worker;
 use crate::objects::{Container, ContainerStateWaiting, EventType, PullPolicy, Time};
@@ -36,7 +37,12 @@ impl Worker {
             let message = "spec.containers[].image is empty: name an image".to_owned();
             return Err(NotYet::new("InvalidImageName", message));
         }
-        let present = self.inspect(image).await?;
+        let mut present = self.inspect(image).await?;
+        if present.is_none() && container.pull_policy() == PullPolicy::Never {
+            // It may be among the images that are just being imported.
+            drop(self.tools.preloaded.clone().wait_for(|done| *done).await);
+            present = self.inspect(image).await?;
+        }
         match (present, container.pull_policy()) {
             (Some(found), PullPolicy::IfNotPresent | PullPolicy::Never) => {
                 let message = format!("Container image \"{image}\" already present on machine");
@@ -61,7 +67,17 @@ impl Worker {
             return Err(NotYet::new("ImagePullBackOff", message).within(left));
         }
         self.record(EventType::Normal, "Pulling", &format!("Pulling image \"{image}\""));
-        match self.tools.cri.pull_image(image, sandbox.clone()).await {
+        let (cri, name, sandbox) = (self.tools.cri.clone(), image.to_owned(), sandbox.clone());
+        // As a task of its own: a pod that is deleted meanwhile does not wait.
+        let pull = tokio::spawn(async move { cri.pull_image(&name, sandbox).await }.in_current_span());
+        let pulled = tokio::select! {
+            pulled = pull => pulled,
+            () = self.until_deleted() => {
+                return Err(NotYet::new("ContainerCreating", "the pod is being deleted".to_owned()));
+            }
+        };
+        let pulled = pulled.map_err(|e| NotYet::new("ErrImagePull", e.to_string()))?;
+        match pulled {
             Ok(_) => {
                 let message = format!("Successfully pulled image \"{image}\"");
                 self.record(EventType::Normal, "Pulled", &message);

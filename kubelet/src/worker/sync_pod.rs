@@ -44,10 +44,8 @@ impl Worker {
         let span =
             info_span!("sync_pod", pod = self.pod.metadata.name, namespace = self.pod.metadata.namespace);
         let next = self.start(&steps, &observed).instrument(span).await;
-        if !matches!(next, Next::Deleted)
-            && let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await
-        {
-            self.publish_status(&observed);
+        if !matches!(next, Next::Deleted) {
+            self.publish_now().await;
         }
         match (next, soonest) {
             (Next::Within(retry), Some(wait)) => Next::Within(Some(retry.map_or(wait, |r| r.min(wait)))),
@@ -71,9 +69,13 @@ impl Worker {
             return Next::Within(Some(self.retries.step()));
         };
         let mut retry: Option<Duration> = None;
-        for start in &steps.start {
+        for (position, start) in steps.start.iter().enumerate() {
             if self.is_deleted() {
                 return Next::Deleted;
+            }
+            if position > 0 {
+                // The next one's image may take its time: show what runs already.
+                self.publish_now().await;
             }
             let container = self.pod.spec.containers[start.container].clone();
             match self.start_container(&container, start, &sandbox, observed).await {
@@ -89,6 +91,12 @@ impl Worker {
             self.retries.reset();
         }
         Next::Within(retry)
+    }
+
+    async fn publish_now(&mut self) {
+        if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
+            self.publish_status(&observed);
+        }
     }
 
     fn note_crash_loop(&mut self, wait: &Wait) {

@@ -3,6 +3,8 @@
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
+use tokio::sync::watch;
+
 use crate::container_config::Node;
 use crate::cri::Cri;
 use crate::objects::{Pod, QosClass};
@@ -16,6 +18,8 @@ pub(crate) struct Tools {
     pub(crate) cri: Cri,
     /// As `Version` has it: the scheme of container ids.
     pub(crate) runtime_name: String,
+    /// Whether the images that come with the node are imported.
+    pub(crate) preloaded: watch::Receiver<bool>,
     pub(crate) store: Store,
     pub(crate) volumes: Volumes,
     pub(crate) hierarchies: Hierarchies,

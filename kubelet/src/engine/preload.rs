@@ -1,0 +1,57 @@
+//! The embedded runtime's images: what lies in the images directory is imported
+//! at the start and whenever something is put there, so that a pod with pull
+//! policy Never (a mount pod) finds it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use inotify::{Inotify, WatchMask};
+use tokio::sync::watch;
+use tokio_stream::StreamExt;
+use tracing::{info, warn};
+
+use crate::backoff::Backoff;
+use crate::cri::Cri;
+
+/// Never ends. `done` becomes true after the first round.
+pub(super) async fn follow(cri: Cri, images_dir: PathBuf, done: watch::Sender<bool>) {
+    let mut backoff = Backoff::operation();
+    loop {
+        if let Err(error) = follow_once(&cri, &images_dir, &done).await {
+            warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
+        }
+        done.send_replace(true);
+        tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+async fn follow_once(cri: &Cri, images_dir: &Path, done: &watch::Sender<bool>) -> io::Result<()> {
+    let inotify = Inotify::init()?;
+    let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::ONLYDIR;
+    inotify.watches().add(images_dir, mask)?;
+    let mut events = inotify.into_event_stream(vec![0; 4096])?;
+    loop {
+        import_missing(cri, images_dir).await?;
+        done.send_replace(true);
+        match events.next().await {
+            Some(event) => drop(event?),
+            None => return Ok(()),
+        }
+    }
+}
+
+async fn import_missing(cri: &Cri, images_dir: &Path) -> io::Result<()> {
+    let dir = images_dir.to_owned();
+    let offered = tokio::task::spawn_blocking(move || runtime::offered_images(&dir));
+    for image in offered.await.map_err(io::Error::other)?? {
+        let present = cri.image(&image).await.is_ok_and(|found| found.is_some());
+        if present {
+            continue;
+        }
+        match cri.pull_image(&image, proto::cri::PodSandboxConfig::default()).await {
+            Ok(_) => info!(image, "image imported"),
+            Err(error) => warn!(%error, "image not imported"),
+        }
+    }
+    Ok(())
+}
