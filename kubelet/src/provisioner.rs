@@ -117,11 +117,11 @@ impl Provisioner {
                          start it with this kubelet's root directory",
                         class.provisioner
                     );
-                    self.record(claim, EventType::Normal, "ExternalProvisioning", &message);
+                    self.record_once(claim, EventType::Normal, "ExternalProvisioning", &message);
                 }
             },
             Decision::Wait { event_type, reason, message } => {
-                self.record(claim, event_type, reason, &message);
+                self.record_once(claim, event_type, reason, &message);
             }
         }
     }
@@ -144,15 +144,17 @@ impl Provisioner {
                     let retry = progress.failed.entry(uid).or_insert_with(new);
                     retry.due = Instant::now() + retry.backoff.step();
                     drop(progress);
-                    this.record(&claim, EventType::Warning, failure.reason, &failure.message);
+                    let subject = claim.reference();
+                    let Failure { reason, message } = failure;
+                    this.shared.store.record(&subject, EventType::Warning, reason, &message);
                 }
             }
             this.shared.ended.notify_one();
         });
     }
 
-    fn record(&self, claim: &PersistentVolumeClaim, event_type: EventType, reason: &str, message: &str) {
-        // Looked at often: the same words again are no news.
+    /// A claim that waits is looked at often: the same words again are no news.
+    fn record_once(&self, claim: &PersistentVolumeClaim, event_type: EventType, reason: &str, message: &str) {
         let subject = claim.reference();
         let told = self
             .shared
@@ -160,7 +162,7 @@ impl Provisioner {
             .events()
             .iter()
             .any(|e| e.involved_object.uid == subject.uid && e.reason == reason && e.message == message);
-        if event_type == EventType::Warning || !told {
+        if !told {
             self.shared.store.record(&subject, event_type, reason, message);
         }
     }

@@ -188,14 +188,17 @@ impl Volumes {
     pub(crate) async fn daemon_died(&self, volume_handle: &str, daemon: &Pod) {
         let name = &daemon.metadata.name;
         for device in self.shared.devices.all() {
-            let users = device.users();
-            if device.key.volume_handle != volume_handle || users.is_empty() {
+            if device.key.volume_handle != volume_handle {
                 continue;
             }
+            // A Stage or Unstage under way may be what ended the daemon: what
+            // counts is what is left when it is through.
             let mut stage = device.stage.lock().await;
-            if *stage == Stage::Done {
-                *stage = Stage::Uncertain;
+            if *stage == Stage::No {
+                continue;
             }
+            *stage = Stage::Uncertain;
+            let users = device.users();
             for pod in self.shared.store.pods().iter().filter(|p| users.contains(&p.metadata.uid)) {
                 let message = format!(
                     "mount pod {name} of volume {volume_handle} ended: the volume answers \
