@@ -287,8 +287,14 @@ impl Shim {
             process::open_pidfd(pid).map_err(|e| chain(&e))?.ok_or("it ended before it was started")?;
         let status = ShimStatus { pid, started_at: now(), exit: None };
         let container = Container { pidfd, cgroup, log, streams, starting: None, status: status.clone() };
+        if let Err(problem) = runtime.start(id) {
+            // Gone with its process, which is reaped as nobody's.
+            if let Err(also) = runtime.delete(id, &bundle) {
+                note(&format!("container {id}: {also}"));
+            }
+            return Err(problem);
+        }
         self.containers.insert(id.to_owned(), container);
-        runtime.start(id)?;
         self.save(id, false);
         Ok(Some(Answer::Started { container: id.to_owned(), status, warnings: Vec::new() }))
     }

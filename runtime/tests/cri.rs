@@ -1,7 +1,11 @@
 //! The real `hawser-runtime` through its CRI socket, on the real kernel, in
 //! namespaces of each test's own.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test ends at its first surprise and says so")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test ends at its first surprise and says so"
+)]
 
 #[path = "cri/containers.rs"]
 mod containers;

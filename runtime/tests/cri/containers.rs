@@ -102,15 +102,20 @@ async fn a_missing_command_is_an_error_of_start_and_the_container_has_ended() {
     let mut cri = host.start().await;
     cri.pull(IMAGE).await.unwrap();
     let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let native = std::env::var_os("HAWSER_TEST_OCI_RUNTIME").is_none();
     for (name, command, words) in [
         ("absolute", "/nope", "exec: \"/nope\": no such file or directory"),
         ("by-path", "nope", "exec: \"nope\": executable file not found in $PATH"),
         ("denied", "/plain-file", "exec: \"/plain-file\": permission denied"),
         ("magic", "/proc/self/exe", "exec: \"/proc/self/exe\": leads out of the container"),
     ] {
+        // An OCI runtime has words and ways of its own (runc runs from a sealed copy of itself).
+        if name == "magic" && !native {
+            continue;
+        }
         let id = cri.create(&pod, container(name, &[command])).await.unwrap();
         let error = cri.start(&id).await.unwrap_err();
-        if std::env::var_os("HAWSER_TEST_OCI_RUNTIME").is_none() {
+        if native {
             assert_eq!(error.message(), format!("start container {name}: {words}"));
         }
         let status = cri.status(&id).await;

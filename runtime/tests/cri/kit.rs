@@ -193,7 +193,7 @@ impl Drop for Host {
                 .unwrap_or_default()
                 .split(' ')
             {
-                drop(child.parse().map(|c| kill_process(c)));
+                drop(child.parse().map(kill_process));
             }
             kill_process(pid);
         }
