@@ -23,10 +23,20 @@ struct Snapshot(BTreeMap<String, usize>);
 #[derive(Debug)]
 pub struct LeakCheck {
     before: Snapshot,
-    /// Paths that may come, go and change: caches, logs of the test itself.
-    may_change: Vec<PathBuf>,
+    allowed: Allowed,
+}
+
+/// What may differ: things of the node, of which there is one whatever the number of pods.
+#[derive(Debug, Clone, Default)]
+pub struct Allowed {
+    /// Trees in which files come, go and change: caches, logs of the test itself.
+    pub changing: Vec<PathBuf>,
+    /// Directories and files that appear once and stay; what is in them does not.
+    pub standing: Vec<PathBuf>,
     /// Links that CNI creates and by contract never deletes: the bridge.
-    may_stay: Vec<String>,
+    pub links: Vec<String>,
+    /// Control groups, absolute within each hierarchy, that stay as long as the node runs.
+    pub cgroups: Vec<PathBuf>,
 }
 
 /// Things that are there and were not, or the other way round.
@@ -42,16 +52,15 @@ impl fmt::Display for Leaks {
 impl std::error::Error for Leaks {}
 
 impl LeakCheck {
-    /// Remembers what is there now. `may_change` are paths below which files come and go by design.
-    pub fn start(sandbox: &Sandbox, may_change: &[PathBuf], may_stay: &[&str]) -> Result<Self> {
-        let may_stay: Vec<String> = may_stay.iter().map(|&link| link.to_owned()).collect();
-        let before = Snapshot::take(sandbox, may_change, &may_stay)?;
-        Ok(Self { before, may_change: may_change.to_vec(), may_stay })
+    /// Remembers what is there now.
+    pub fn start(sandbox: &Sandbox, allowed: Allowed) -> Result<Self> {
+        let before = Snapshot::take(sandbox, &allowed)?;
+        Ok(Self { before, allowed })
     }
 
     /// What differs now.
     pub fn leaks(&self, sandbox: &Sandbox) -> Result<Leaks> {
-        let after = Snapshot::take(sandbox, &self.may_change, &self.may_stay)?;
+        let after = Snapshot::take(sandbox, &self.allowed)?;
         Ok(self.before.difference(&after))
     }
 
@@ -67,18 +76,19 @@ impl LeakCheck {
 }
 
 impl Snapshot {
-    fn take(sandbox: &Sandbox, may_change: &[PathBuf], may_stay: &[String]) -> Result<Self> {
+    fn take(sandbox: &Sandbox, allowed: &Allowed) -> Result<Self> {
         let mut things = Vec::new();
-        for link in netlink::links()?.iter().filter(|link| !may_stay.contains(&link.name)) {
+        for link in netlink::links()?.iter().filter(|link| !allowed.links.contains(&link.name)) {
             things.push(format!("link {}", link.name));
         }
-        things.extend(routes(may_stay)?);
+        things.extend(routes(&allowed.links)?);
         things.extend(netlink::nft_tables()?.into_iter().map(|table| format!("nft table {table}")));
         things.extend(iptables_tables());
         for mount in sandbox::mounts()? {
             things.push(format!("mount {} on {}", mount.fs_type, mount.mount_point.display()));
         }
-        for dir in sandbox.tag().directories()? {
+        let stays = |dir: &PathBuf| allowed.cgroups.iter().any(|path| is_cgroup(dir, path));
+        for dir in sandbox.tag().directories()?.iter().filter(|dir| !stays(dir)) {
             things.push(format!("cgroup {}", dir.display()));
         }
         for process in sandbox.tag().processes()? {
@@ -92,7 +102,7 @@ impl Snapshot {
         }
         things.extend(unix_sockets(sandbox.dir())?);
         things.extend(named_network_namespaces());
-        collect_files(sandbox.dir(), may_change, &mut things)?;
+        collect_files(sandbox.dir(), allowed, &mut things)?;
         let mut counted = BTreeMap::new();
         for thing in things {
             *counted.entry(thing).or_insert(0) += 1;
@@ -113,20 +123,26 @@ impl Snapshot {
     }
 }
 
+/// Whether `dir` is the control group `path` of some hierarchy: /sys/fs/cgroup/<hierarchy><path>.
+fn is_cgroup(dir: &Path, path: &Path) -> bool {
+    let within = path.strip_prefix("/").unwrap_or(path);
+    dir.iter().skip(5).eq(within.iter())
+}
+
 /// IPv4 and IPv6 routes; those of links that may stay are theirs.
-fn routes(may_stay: &[String]) -> Result<Vec<String>> {
+fn routes(links_that_stay: &[String]) -> Result<Vec<String>> {
     let mut routes = Vec::new();
     let v4 = read_table("/proc/thread-self/net/route")?;
     for columns in v4.iter().skip(1) {
         if let [link, destination, gateway, .., mask, _mtu, _window, _irtt] = &columns[..]
-            && !may_stay.contains(link)
+            && !links_that_stay.contains(link)
         {
             routes.push(format!("route {destination}/{mask} via {gateway} dev {link}"));
         }
     }
     for columns in read_table("/proc/thread-self/net/ipv6_route")? {
         if let [destination, length, .., gateway, _metric, _references, _use, _flags, link] = &columns[..]
-            && !may_stay.contains(link)
+            && !links_that_stay.contains(link)
         {
             routes.push(format!("route {destination}/{length} via {gateway} dev {link}"));
         }
@@ -180,18 +196,20 @@ fn named_network_namespaces() -> Vec<String> {
     entries.flatten().map(|entry| format!("netns {}", entry.file_name().display())).collect()
 }
 
-fn collect_files(dir: &Path, may_change: &[PathBuf], things: &mut Vec<String>) -> Result<()> {
+fn collect_files(dir: &Path, allowed: &Allowed, things: &mut Vec<String>) -> Result<()> {
     // Removed while it was being read, or the root of a dead FUSE mount, which is listed as a mount.
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
     for entry in entries {
         let path = entry.with_context(|| dir.display().to_string())?.path();
-        if may_change.iter().any(|changing| path.starts_with(changing)) {
+        if allowed.changing.iter().any(|changing| path.starts_with(changing)) {
             continue;
         }
         let is_dir = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
-        things.push(format!("{} {}", if is_dir { "directory" } else { "file" }, path.display()));
+        if !allowed.standing.contains(&path) {
+            things.push(format!("{} {}", if is_dir { "directory" } else { "file" }, path.display()));
+        }
         if is_dir {
-            collect_files(&path, may_change, things)?;
+            collect_files(&path, allowed, things)?;
         }
     }
     Ok(())
@@ -200,6 +218,14 @@ fn collect_files(dir: &Path, may_change: &[PathBuf], things: &mut Vec<String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_control_group_is_known_in_every_hierarchy() {
+        let path = Path::new("/hw-1/pods");
+        assert!(is_cgroup(Path::new("/sys/fs/cgroup/memory/hw-1/pods"), path));
+        assert!(!is_cgroup(Path::new("/sys/fs/cgroup/memory/hw-1/pods/pod1"), path));
+        assert!(!is_cgroup(Path::new("/sys/fs/cgroup/memory/hw-1"), path));
+    }
 
     #[test]
     fn what_came_and_what_went_is_named_with_its_count() {

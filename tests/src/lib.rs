@@ -19,7 +19,7 @@ mod process;
 pub mod sandbox;
 
 pub use eventually::{as_soon_as, eventually};
-pub use leaks::{LeakCheck, Leaks};
+pub use leaks::{Allowed, LeakCheck, Leaks};
 pub use node::{Launcher, Node, NodeOptions};
 pub use process::Daemon;
 pub use sandbox::{Network, Sandbox};

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::image::{Program, write_archive};
-use crate::{Daemon, LeakCheck, Sandbox, binaries, eventually, examples};
+use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, examples};
 
 pub const DRIVER: &str = "csi.hawser.dev";
 /// For what takes a healthy node a fraction of a second; generous, since tests share two cores.
@@ -157,24 +157,48 @@ impl<'a> Node<'a> {
         self.sandbox
     }
 
-    /// Trees that change while a node is up and that say nothing about a leak:
-    /// unpacked images and what the kit itself writes.
-    pub fn may_change(&self) -> Vec<PathBuf> {
+    /// What a node has one of, whatever the number of its pods.
+    pub fn allowed(&self) -> Allowed {
         let sandbox = self.sandbox;
-        let mut paths: Vec<PathBuf> =
-            ["m", "i", "net", "bin", "kubelet.out", "csi.out", "trace.jsonl"].map(|p| sandbox.path(p)).into();
-        // host-local keeps its lock, its last reserved address and its index.
-        paths.push(sandbox.path("lease/hawser/lock"));
-        paths.push(sandbox.path("lease/hawser/last_reserved_ip.0"));
-        paths.push(sandbox.path("lease/hawser/last_reserved_ip.1"));
-        paths.push(sandbox.path("lease/.hawser"));
-        paths.push(sandbox.path("k/hawser/runtime/images"));
-        paths
+        let in_sandbox =
+            |paths: &[&str]| -> Vec<PathBuf> { paths.iter().map(|path| sandbox.path(path)).collect() };
+        let pods = sandbox.cgroup_root();
+        let qos = pods.join("kubepods");
+        let tag = pods.parent().unwrap_or(&pods).to_path_buf();
+        Allowed {
+            changing: in_sandbox(&[
+                "m",
+                "i",
+                "net",
+                "bin",
+                "kubelet.out",
+                "csi.out",
+                "trace.jsonl",
+                // host-local's index, and what it read at its last boot.
+                "lease/.hawser",
+                // Unpacked images stay for the next pod.
+                "k/hawser/runtime/images",
+            ]),
+            standing: in_sandbox(&[
+                "lease/hawser",
+                "lease/hawser/lock",
+                "lease/hawser/last_reserved_ip.0",
+                "lease/hawser/last_reserved_ip.1",
+                "k/hawser/cni",
+                "k/hawser/cni/results",
+                "k/hawser/runtime/cgroups.json",
+                "k/plugins/kubernetes.io",
+                "k/plugins/kubernetes.io/csi",
+                "k/plugins/kubernetes.io/csi/csi.hawser.dev",
+            ]),
+            links: vec![examples::BRIDGE.to_owned()],
+            cgroups: vec![tag, pods, qos.join("besteffort"), qos.join("burstable"), qos],
+        }
     }
 
     /// What is there now, on an idle node.
     pub fn leak_check(&self) -> Result<LeakCheck> {
-        LeakCheck::start(self.sandbox, &self.may_change(), &[examples::BRIDGE])
+        LeakCheck::start(self.sandbox, self.allowed())
     }
 
     /// Puts the class and the driver object of the examples into the manifest directory.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use linux::mount::{FuseMountOptions, MountFlags};
-use tests::{LeakCheck, Sandbox, netlink};
+use tests::{Allowed, LeakCheck, Sandbox, netlink};
 
 fn leaks(check: &LeakCheck, sandbox: &Sandbox) -> String {
     check.leaks(sandbox).expect("the kernel answers").to_string()
@@ -34,7 +34,9 @@ fn a_sandbox_has_its_own_network_and_leaves_nothing() {
 #[test]
 fn every_kind_of_leak_is_seen() {
     let sandbox = Sandbox::new();
-    let check = LeakCheck::start(&sandbox, &[sandbox.path("logs")], &[]).unwrap();
+    let check =
+        LeakCheck::start(&sandbox, Allowed { changing: vec![sandbox.path("logs")], ..Allowed::default() })
+            .unwrap();
     assert_eq!(check.leaks(&sandbox).unwrap().to_string(), "0 leaks:\n  ");
 
     fs::create_dir_all(sandbox.path("logs/any")).unwrap();
@@ -73,7 +75,9 @@ fn every_kind_of_leak_is_seen() {
 #[test]
 fn links_routes_and_nf_tables_are_seen() {
     let sandbox = Sandbox::new();
-    let check = LeakCheck::start(&sandbox, &[], &["stays0"]).unwrap();
+    let check =
+        LeakCheck::start(&sandbox, Allowed { links: vec!["stays0".to_owned()], ..Allowed::default() })
+            .unwrap();
     netlink::create_bridge("leak0", "10.10.10.1".parse().unwrap()).unwrap();
     netlink::create_bridge("stays0", "10.10.11.1".parse().unwrap()).unwrap();
     netlink::create_nft_table("leak").unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ::tests::binaries::{self, workspace_root};
 use ::tests::examples::{self, BRIDGE};
 use ::tests::node::{PATIENCE, text};
-use ::tests::{Launcher, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually, netlink};
+use ::tests::{Allowed, Launcher, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually, netlink};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use trace::monotonic_ns;
@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
 }
 
 fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
-    let everything = LeakCheck::start(sandbox, &[sandbox.dir().to_path_buf()], &[])?;
+    let everything = LeakCheck::start(sandbox, allowed_outside_the_node(sandbox))?;
     let options = NodeOptions {
         launcher: match arguments.launcher {
             LauncherName::Manifest => Launcher::Manifest,
@@ -86,6 +86,17 @@ fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
         everything.verify(sandbox, SETTLING)
     })?;
     draw_timeline(&phases.0, &trace)
+}
+
+/// The demo's own: its directory, and the control group by which it knows its
+/// processes; both go with the sandbox.
+fn allowed_outside_the_node(sandbox: &Sandbox) -> Allowed {
+    let cgroup = sandbox.cgroup_root().parent().map(Path::to_path_buf);
+    Allowed {
+        changing: vec![sandbox.dir().to_path_buf()],
+        cgroups: cgroup.into_iter().collect(),
+        ..Allowed::default()
+    }
 }
 
 /// What the checks need of the two pods.
