@@ -77,19 +77,20 @@ impl Cri {
         Ok(reply.await?.pod_sandbox_id)
     }
 
-    pub(crate) async fn stop_pod_sandbox(&self, id: &str) -> Result<()> {
+    /// `pod` is for people: spans and errors name it.
+    pub(crate) async fn stop_pod_sandbox(&self, id: &str, pod: &str) -> Result<()> {
         let mut runtime = self.runtime.clone();
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        call("StopPodSandbox", id, DEADLINE, async move { runtime.stop_pod_sandbox(request).await })
+        call("StopPodSandbox", pod, DEADLINE, async move { runtime.stop_pod_sandbox(request).await })
             .await
             .map(drop)
             .or_else(unknown_is_done)
     }
 
-    pub(crate) async fn remove_pod_sandbox(&self, id: &str) -> Result<()> {
+    pub(crate) async fn remove_pod_sandbox(&self, id: &str, pod: &str) -> Result<()> {
         let mut runtime = self.runtime.clone();
         let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        call("RemovePodSandbox", id, DEADLINE, async move { runtime.remove_pod_sandbox(request).await })
+        call("RemovePodSandbox", pod, DEADLINE, async move { runtime.remove_pod_sandbox(request).await })
             .await
             .map(drop)
             .or_else(unknown_is_done)
@@ -143,20 +144,21 @@ impl Cri {
         Ok(reply.await?.container_id)
     }
 
-    pub(crate) async fn start_container(&self, id: &str) -> Result<()> {
+    /// `container` is for people: spans and errors name it.
+    pub(crate) async fn start_container(&self, id: &str, container: &str) -> Result<()> {
         let mut runtime = self.runtime.clone();
         let request = cri::StartContainerRequest { container_id: id.to_owned() };
-        call("StartContainer", id, DEADLINE, async move { runtime.start_container(request).await })
+        call("StartContainer", container, DEADLINE, async move { runtime.start_container(request).await })
             .await
             .map(drop)
     }
 
     /// SIGTERM, then SIGKILL after `grace`; returns when the container is dead.
-    pub(crate) async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+    pub(crate) async fn stop_container(&self, id: &str, container: &str, grace: Duration) -> Result<()> {
         let mut runtime = self.runtime.clone();
         let timeout = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
         let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
-        call("StopContainer", id, DEADLINE.saturating_add(grace), async move {
+        call("StopContainer", container, DEADLINE.saturating_add(grace), async move {
             runtime.stop_container(request).await
         })
         .await
@@ -253,8 +255,13 @@ async fn call<T>(
 fn span_of(method: &str, object: &str) -> Span {
     let name = format!("cri.{method}");
     match method {
-        "RunPodSandbox" | "StopPodSandbox" | "RemovePodSandbox" | "CreateContainer" | "StartContainer"
-        | "StopContainer" | "RemoveContainer" | "PullImage" => info_span!("cri", span = name, object),
+        "RunPodSandbox" | "StopPodSandbox" | "RemovePodSandbox" => {
+            info_span!("cri", span = name, pod = object)
+        }
+        "CreateContainer" | "StartContainer" | "StopContainer" | "RemoveContainer" => {
+            info_span!("cri", span = name, container = object)
+        }
+        "PullImage" => info_span!("cri", span = name, image = object),
         _ => debug_span!("cri", span = name, object),
     }
 }

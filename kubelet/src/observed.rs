@@ -3,7 +3,7 @@
 
 use proto::cri::{self, ContainerState, PodSandboxState};
 
-use crate::cri::{CONTAINER_NAME_LABEL, Cri, Result};
+use crate::cri::{CONTAINER_NAME_LABEL, Cri, POD_NAME_LABEL, POD_NAMESPACE_LABEL, Result};
 use crate::objects::Time;
 
 /// Newest first, both.
@@ -67,6 +67,12 @@ pub(crate) fn attempt_of(sandbox: &cri::PodSandboxStatus) -> u32 {
 pub(crate) fn name_of(container: &cri::ContainerStatus) -> &str {
     let metadata = container.metadata.as_ref().map(|m| m.name.as_str());
     metadata.or(container.labels.get(CONTAINER_NAME_LABEL).map(String::as_str)).unwrap_or_default()
+}
+
+/// `namespace/pod/container`, from the labels.
+pub(crate) fn full_name_of(container: &cri::ContainerStatus) -> String {
+    let label = |key| container.labels.get(key).map_or("", String::as_str);
+    format!("{}/{}/{}", label(POD_NAMESPACE_LABEL), label(POD_NAME_LABEL), name_of(container))
 }
 
 /// CRI's nanoseconds since 1970; 0 stands for never.

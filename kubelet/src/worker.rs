@@ -122,6 +122,10 @@ impl Worker {
         &self.pod.metadata.uid
     }
 
+    fn full_name(&self) -> String {
+        format!("{}/{}", self.pod.metadata.namespace, self.pod.metadata.name)
+    }
+
     /// Also when the object is gone, or stands for a successor.
     fn is_deleted(&self) -> bool {
         let metadata = &self.pod.metadata;

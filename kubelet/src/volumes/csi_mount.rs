@@ -137,20 +137,7 @@ impl CsiMount {
                 volume_lifecycle_mode: "Persistent".to_owned(),
             },
         )?;
-        let mut volume_context = self.volume_attributes();
-        if self.driver_object.as_ref().is_some_and(|d| d.spec.pod_info_on_mount) {
-            volume_context.extend(pod_info(&self.pod));
-        }
-        let request = NodePublishVolumeRequest {
-            volume_id: key.volume_handle.clone(),
-            publish_context: HashMap::new(),
-            staging_target_path: text(globalmount),
-            target_path: text(&target),
-            volume_capability: Some(capability),
-            readonly: self.is_read_only(),
-            secrets: HashMap::new(),
-            volume_context,
-        };
+        let request = self.publish_request(globalmount, &target, capability);
         match self.driver.node_publish_volume(request).await {
             Ok(()) => {
                 info!(pod = pod.name, volume = self.volume.metadata.name, "volume mounted");
@@ -162,6 +149,28 @@ impl CsiMount {
                 }
                 Err(error.into())
             }
+        }
+    }
+
+    fn publish_request(
+        &self,
+        globalmount: &Path,
+        target: &Path,
+        capability: VolumeCapability,
+    ) -> NodePublishVolumeRequest {
+        let mut volume_context = self.volume_attributes();
+        if self.driver_object.as_ref().is_some_and(|d| d.spec.pod_info_on_mount) {
+            volume_context.extend(pod_info(&self.pod));
+        }
+        NodePublishVolumeRequest {
+            volume_id: self.device.key.volume_handle.clone(),
+            publish_context: HashMap::new(),
+            staging_target_path: text(globalmount),
+            target_path: text(target),
+            volume_capability: Some(capability),
+            readonly: self.is_read_only(),
+            secrets: HashMap::new(),
+            volume_context,
         }
     }
 

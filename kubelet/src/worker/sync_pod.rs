@@ -164,7 +164,7 @@ impl Worker {
                 "SandboxChanged",
                 "Pod sandbox changed, it will be killed and re-created.",
             );
-            let stopped = self.tools.cri.stop_pod_sandbox(&sandbox.id).await;
+            let stopped = self.tools.cri.stop_pod_sandbox(&sandbox.id, &self.full_name()).await;
             stopped.map_err(|e| self.failed("FailedKillPod", &e.to_string()))?;
         }
         Ok(())
@@ -189,7 +189,8 @@ impl Worker {
         if let Some(ended) = start.after {
             self.restarts.step(&restart_key(&container.name), ended, Time::now());
         }
-        let started = self.tools.cri.start_container(&id).await;
+        let started =
+            self.tools.cri.start_container(&id, &format!("{}/{}", self.full_name(), container.name)).await;
         started.map_err(|e| self.container_failed("RunContainerError", e.message))?;
         self.record(EventType::Normal, "Started", &format!("Container started: {}", container.name));
         Ok(())

@@ -15,7 +15,7 @@ use crate::container_config::log_directory;
 use crate::cri::Cri;
 use crate::error_chain;
 use crate::objects::{EventType, Object, ObjectRef};
-use crate::observed::{Observed, name_of};
+use crate::observed::{Observed, full_name_of, name_of};
 
 /// Of a pod that no object describes.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -144,7 +144,7 @@ async fn tear_down(tools: &Tools, pod: &ObjectRef) {
     stop_sandboxes(tools, pod).await;
     tools.volumes.unmount_pod(pod).await;
     let mut backoff = Backoff::operation();
-    while let Err(message) = remove_all(tools, &pod.uid).await {
+    while let Err(message) = remove_all(tools, pod).await {
         tools.store.record(pod, EventType::Warning, "FailedKillPod", &message);
         tokio::time::sleep(backoff.step()).await;
     }
@@ -152,23 +152,24 @@ async fn tear_down(tools: &Tools, pod: &ObjectRef) {
 
 async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
     let mut backoff = Backoff::operation();
-    while let Err(error) = try_stop_sandboxes(&tools.cri, &pod.uid).await {
+    while let Err(error) = try_stop_sandboxes(&tools.cri, pod).await {
         tools.store.record(pod, EventType::Warning, "FailedKillPod", &error.to_string());
         tokio::time::sleep(backoff.step()).await;
     }
 }
 
-async fn try_stop_sandboxes(cri: &Cri, uid: &str) -> crate::cri::Result<()> {
-    for sandbox in cri.list_pod_sandboxes(Some(uid)).await? {
-        cri.stop_pod_sandbox(&sandbox.id).await?;
+async fn try_stop_sandboxes(cri: &Cri, pod: &ObjectRef) -> crate::cri::Result<()> {
+    for sandbox in cri.list_pod_sandboxes(Some(&pod.uid)).await? {
+        cri.stop_pod_sandbox(&sandbox.id, &format!("{}/{}", pod.namespace, pod.name)).await?;
     }
     Ok(())
 }
 
-async fn remove_all(tools: &Tools, uid: &str) -> Result<(), String> {
+async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
+    let (uid, name) = (pod.uid.as_str(), format!("{}/{}", pod.namespace, pod.name));
     let refused = |e: crate::cri::Error| e.to_string();
     for sandbox in tools.cri.list_pod_sandboxes(Some(uid)).await.map_err(refused)? {
-        tools.cri.remove_pod_sandbox(&sandbox.id).await.map_err(refused)?;
+        tools.cri.remove_pod_sandbox(&sandbox.id, &name).await.map_err(refused)?;
     }
     // A runtime may keep containers of sandboxes that went before.
     for container in tools.cri.list_containers(Some(uid)).await.map_err(refused)? {
@@ -182,8 +183,8 @@ async fn remove_all(tools: &Tools, uid: &str) -> Result<(), String> {
 async fn stop_all(cri: &Cri, running: &[cri::ContainerStatus], grace: Duration) -> crate::cri::Result<()> {
     let mut stops = JoinSet::new();
     for container in running.iter().filter(|c| c.state() == ContainerState::ContainerRunning) {
-        let (cri, id) = (cri.clone(), container.id.clone());
-        stops.spawn(async move { cri.stop_container(&id, grace).await });
+        let (cri, id, name) = (cri.clone(), container.id.clone(), full_name_of(container));
+        stops.spawn(async move { cri.stop_container(&id, &name, grace).await });
     }
     let mut outcome = Ok(());
     while let Some(stopped) = stops.join_next().await {
