@@ -19,6 +19,8 @@ const SUBTYPE: &str = "hawser";
 const FS_TYPE: &str = "fuse.hawser";
 /// umount(2) of a FUSE mount waits for nothing but a daemon's reply to a flush.
 const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
+/// How long the files of a pod that was just killed may take to close.
+const CLOSING_LIMIT: Duration = Duration::from_secs(1);
 /// A busy mount has no event that says when it is so no more.
 const BUSY_RETRY: Duration = Duration::from_millis(20);
 /// Under an rshared root one mount stands in mountinfo twice, and stale mounts
@@ -61,7 +63,8 @@ fn is_of(entry: &MountEntry, volume_id: &VolumeId) -> bool {
 /// What to do with a mount that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenBusy {
-    /// Somebody's I/O is not ours to end: ABORTED, and the caller comes back.
+    /// Somebody's I/O is not ours to end: after a moment for what is being closed
+    /// already, ABORTED, and the caller comes back.
     Refuse,
     /// Nobody of ours uses it any more. Strangers have until the limit, then the
     /// connection is aborted under them.
@@ -73,14 +76,15 @@ pub(crate) enum WhenBusy {
 /// Takes every mount of the volume off `path`; none there is a success. One
 /// whose daemon does not let it go within the limit has its connection aborted.
 pub(crate) fn unmount(path: &Path, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
-    let deadline = Instant::now() + UNMOUNT_LIMIT;
+    let begun = Instant::now();
     for _ in 0..MAX_LAYERS {
         if find(path, volume_id)?.is_none() {
             return Ok(());
         }
         let outcome = match when_busy {
-            WhenBusy::Refuse | WhenBusy::Detach => bounded_unmount(path, UnmountMode::Plain)?,
-            WhenBusy::Abort => patient_unmount(path, deadline)?,
+            WhenBusy::Detach => bounded_unmount(path, UnmountMode::Plain)?,
+            WhenBusy::Refuse => patient_unmount(path, begun + CLOSING_LIMIT)?,
+            WhenBusy::Abort => patient_unmount(path, begun + UNMOUNT_LIMIT)?,
         };
         match (outcome, when_busy) {
             (Outcome::Gone, _) => {}

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use proto::registration::registration_server::{Registration, RegistrationServer};
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -56,16 +56,15 @@ pub(crate) async fn serve(config: &Config, stop: watch::Receiver<bool>) -> Resul
                 _ = stopped.wait_for(|stop| *stop) => true,
             }
         };
-        let (ended, end) = tokio::sync::oneshot::channel();
+        let (told, mut tell) = oneshot::channel();
         let shutdown = async move {
             let is_over = until.await;
-            let _gone = ended.send(is_over);
+            let _gone = told.send(is_over);
         };
         let serving = Server::builder()
             .add_service(RegistrationServer::new(service))
             .serve_with_incoming_shutdown(connections, shutdown);
-        // kubelet keeps no connection open, but whoever does must not hold us up.
-        let (is_over, served) = serve_until(serving, end).await;
+        let (is_over, served) = serve_until_told(serving, &mut tell).await;
         server::remove_socket(&path);
         served.map_err(|source| SocketError::Serve { path: path.clone(), source })?;
         if is_over {
@@ -80,19 +79,23 @@ pub(crate) async fn serve(config: &Config, stop: watch::Receiver<bool>) -> Resul
     }
 }
 
-/// Runs the server until it ends, at most [`LAST_ANSWER`] after it was told to.
-async fn serve_until(
+/// Runs the server until it was told to end, and at most [`LAST_ANSWER`] longer:
+/// kubelet keeps no connection open, but whoever does must not hold us up. What
+/// it was told comes back with how it ended.
+async fn serve_until_told(
     serving: impl Future<Output = Result<(), tonic::transport::Error>>,
-    end: tokio::sync::oneshot::Receiver<bool>,
+    tell: &mut oneshot::Receiver<bool>,
 ) -> (bool, Result<(), tonic::transport::Error>) {
     tokio::pin!(serving);
-    let is_over = tokio::select! {
-        // Ended without being told: an error, or the listener's end.
-        served = &mut serving => return (served.is_ok(), served),
-        is_over = end => is_over.unwrap_or(true),
-    };
-    let served = tokio::time::timeout(LAST_ANSWER, serving).await.unwrap_or(Ok(()));
-    (is_over, served)
+    tokio::select! {
+        // First: a server with no connections ends in the moment that it is told.
+        biased;
+        told = &mut *tell => {
+            let served = tokio::time::timeout(LAST_ANSWER, serving).await;
+            (told.unwrap_or(true), served.unwrap_or(Ok(())))
+        }
+        served = &mut serving => (tell.try_recv().unwrap_or(true), served),
+    }
 }
 
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 //! random moments between them: a retry completes, and delete leaves nothing.
 
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tests::as_soon_as;
@@ -34,10 +33,14 @@ impl Operation {
     }
 }
 
-/// Brings the volume to just before `operation`, begins it, lets `blow` wait for
-/// the moment, kills the driver, starts another, and takes the volume through
-/// the rest of its life and away.
-fn killed_during(scene: &mut Scene, operation: Operation, blow: impl FnOnce(&Scene, &str, &Caller)) {
+/// Brings the volume to just before `operation`, begins it, kills the driver as
+/// soon as `is_moment`, or when the operation is over; starts another driver, and
+/// takes the volume through the rest of its life and away. Whether the moment was met.
+fn kill_during(
+    scene: &mut Scene,
+    operation: Operation,
+    mut is_moment: impl FnMut(&Scene, &str, &Caller) -> bool,
+) -> bool {
     let caller = scene.caller();
     let id = caller.create_named("pvc-kill").unwrap();
     for before in Operation::ALL.into_iter().filter(|o| *o < operation) {
@@ -50,13 +53,18 @@ fn killed_during(scene: &mut Scene, operation: Operation, blow: impl FnOnce(&Sce
         let (caller, id) = (caller.clone(), id.clone());
         move || operation.call(&caller, &id)
     });
-    blow(scene, &id, &caller);
+    let mut is_met = false;
+    as_soon_as("the moment or the end", PATIENCE, || {
+        is_met = is_moment(scene, &id, &caller);
+        is_met || running.is_finished()
+    })
+    .unwrap();
     scene.kill_driver();
     // Answered before the blow, or broken off by it.
     drop(running.join().unwrap());
     scene.start_driver();
     for step in Operation::ALL.into_iter().filter(|o| *o >= operation) {
-        retried(&format!("{step:?}, killed in {operation:?}"), || step.call(&caller, &id));
+        retried(scene, &format!("{step:?}, killed in {operation:?}"), || step.call(&caller, &id));
         if step == Operation::Publish {
             let file = caller.target_path(POD).join("file");
             fs::write(&file, "after").unwrap();
@@ -66,131 +74,100 @@ fn killed_during(scene: &mut Scene, operation: Operation, blow: impl FnOnce(&Sce
     }
     let data = scene.sandbox.path("pool/volumes").join(&id).join("data/file");
     assert!(data.exists(), "the volume's data are kept through it all");
-    retried("delete", || caller.delete(&id));
+    retried(scene, "delete", || caller.delete(&id));
     scene.assert_nothing_left();
+    is_met
 }
 
-fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
-    as_soon_as(what, PATIENCE, is_so).unwrap();
+/// Until the moment was met: some are shorter than a time slice.
+#[track_caller]
+fn killed_when(operation: Operation, mut is_moment: impl FnMut(&Scene, &str, &Caller) -> bool) {
+    const ATTEMPTS: usize = 200;
+    let mut scene = Scene::start(Flags::process());
+    let is_met = (0..ATTEMPTS).any(|_| kill_during(&mut scene, operation, &mut is_moment));
+    assert!(is_met, "the moment was not seen in {ATTEMPTS} attempts");
 }
 
-fn journal_says(scene: &Scene, id: &str, words: &str) {
-    let path = scene.journal_path(id);
-    wait_until(words, || fs::read_to_string(&path).is_ok_and(|text| text.contains(words)));
-}
-
-fn gone(path: &Path) {
-    wait_until(&format!("{} is unmounted", path.display()), || mounted(path).is_none());
+fn journal_says(scene: &Scene, id: &str, words: &str) -> bool {
+    fs::read_to_string(scene.journal_path(id)).is_ok_and(|text| text.contains(words))
 }
 
 #[test]
 fn killed_when_the_journal_names_the_stage() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Stage, |scene, id, _| journal_says(scene, id, "staging_path"));
+    killed_when(Operation::Stage, |scene, id, _| journal_says(scene, id, "staging_path"));
 }
 
 #[test]
 fn killed_when_the_staging_path_is_mounted() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Stage, |_, id, caller| {
-        wait_until("mounted", || mounted(&caller.staging_path(id)).is_some());
-    });
+    killed_when(Operation::Stage, |_, id, caller| mounted(&caller.staging_path(id)).is_some());
 }
 
 #[test]
 fn killed_when_the_dial_socket_is_there() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Stage, |scene, id, _| {
-        let socket = scene.dial_dir(id).join("dial.sock");
-        wait_until("dial socket", || socket.exists());
-    });
+    killed_when(Operation::Stage, |scene, id, _| scene.dial_dir(id).join("dial.sock").exists());
+}
+
+#[test]
+fn killed_when_the_daemons_log_is_opened() {
+    killed_when(Operation::Stage, |scene, id, _| scene.dial_dir(id).join("daemon.log").exists());
 }
 
 #[test]
 fn killed_when_the_daemon_is_started() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Stage, |scene, id, _| {
-        let log = scene.dial_dir(id).join("daemon.log");
-        wait_until("the daemon's log", || log.exists());
-    });
-    killed_during(&mut scene, Operation::Stage, |scene, _, _| {
-        wait_until("daemon", || !scene.daemons().is_empty());
-    });
+    killed_when(Operation::Stage, |scene, _, _| !scene.daemons().is_empty());
 }
 
 #[test]
 fn killed_when_the_journal_names_the_launch() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Stage, |scene, id, _| journal_says(scene, id, "start_time"));
+    killed_when(Operation::Stage, |scene, id, _| journal_says(scene, id, "start_time"));
 }
 
 #[test]
 fn killed_when_the_journal_says_that_it_is_served() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Stage, |scene, id, _| journal_says(scene, id, "connection_minor"));
+    killed_when(Operation::Stage, |scene, id, _| journal_says(scene, id, "connection_minor"));
 }
 
 #[test]
 fn killed_when_the_journal_names_the_target() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Publish, |scene, id, _| {
-        journal_says(scene, id, "\"published\": false");
-    });
+    killed_when(Operation::Publish, |scene, id, _| journal_says(scene, id, "\"published\": false"));
 }
 
 #[test]
 fn killed_when_the_target_directory_is_made() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Publish, |_, _, caller| {
-        let target = caller.target_path(POD);
-        wait_until("target", || target.symlink_metadata().is_ok());
-    });
+    killed_when(Operation::Publish, |_, _, caller| caller.target_path(POD).symlink_metadata().is_ok());
 }
 
 #[test]
 fn killed_when_the_target_is_mounted() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Publish, |_, _, caller| {
-        wait_until("mounted", || mounted(&caller.target_path(POD)).is_some());
-    });
+    killed_when(Operation::Publish, |_, _, caller| mounted(&caller.target_path(POD)).is_some());
 }
 
 #[test]
 fn killed_when_the_target_is_unmounted() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Unpublish, |_, _, caller| gone(&caller.target_path(POD)));
+    killed_when(Operation::Unpublish, |_, _, caller| mounted(&caller.target_path(POD)).is_none());
 }
 
 #[test]
 fn killed_when_the_target_directory_is_gone() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Unpublish, |_, _, caller| {
+    killed_when(Operation::Unpublish, |_, _, caller| {
         let target = caller.target_path(POD);
-        wait_until("target", || mounted(&target).is_none() && !target.exists());
+        mounted(&target).is_none() && !target.exists()
     });
 }
 
 #[test]
 fn killed_when_the_staging_path_is_unmounted() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Unstage, |_, id, caller| gone(&caller.staging_path(id)));
+    killed_when(Operation::Unstage, |_, id, caller| mounted(&caller.staging_path(id)).is_none());
 }
 
 #[test]
 fn killed_when_the_daemon_has_ended() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Unstage, |scene, _, _| {
-        wait_until("the daemon's end", || scene.daemons().is_empty());
-    });
+    killed_when(Operation::Unstage, |scene, _, _| scene.daemons().is_empty());
 }
 
 #[test]
 fn killed_when_the_dial_directory_is_gone() {
-    let mut scene = Scene::start(Flags::process());
-    killed_during(&mut scene, Operation::Unstage, |scene, id, _| {
-        let dir = scene.dial_dir(id);
-        wait_until("dial directory", || !dir.exists());
-    });
+    killed_when(Operation::Unstage, |scene, id, _| !scene.dial_dir(id).exists());
 }
 
 /// Moments spread evenly over what each operation takes: between the steps that
@@ -203,12 +180,17 @@ fn killed_at_any_moment() {
     for (operation, span) in Operation::ALL.into_iter().zip(spans) {
         for moment in 0..MOMENTS {
             let after = span * moment / MOMENTS;
-            killed_during(&mut scene, operation, |_, _, _| {
-                let begun = Instant::now();
-                wait_until("the moment", || begun.elapsed() >= after);
+            let mut begun = None;
+            kill_during(&mut scene, operation, |_, _, _| {
+                begun.get_or_insert_with(Instant::now).elapsed() >= after
             });
         }
     }
+}
+
+fn wait(span: Duration) {
+    let begun = Instant::now();
+    as_soon_as("the moment", PATIENCE, || begun.elapsed() >= span).unwrap();
 }
 
 /// How long each operation takes when nothing disturbs it.
@@ -234,11 +216,10 @@ fn killed_during_creation_and_deletion() {
             let caller = caller.clone();
             move || caller.create_named("pvc-kill")
         });
-        let begun = Instant::now();
-        wait_until("the moment", || begun.elapsed() >= after);
+        wait(after);
         scene.restart_driver();
         drop(creation.join().unwrap());
-        let id = retried("create", || caller.create_named("pvc-kill"));
+        let id = retried(&scene, "create", || caller.create_named("pvc-kill"));
         let data = scene.sandbox.path("pool/volumes").join(&id).join("data");
         for n in 0..200 {
             fs::create_dir_all(data.join(format!("{n}/a/b"))).unwrap();
@@ -247,11 +228,10 @@ fn killed_during_creation_and_deletion() {
             let (caller, id) = (caller.clone(), id.clone());
             move || caller.delete(&id)
         });
-        let begun = Instant::now();
-        wait_until("the moment", || begun.elapsed() >= after);
+        wait(after);
         scene.restart_driver();
         drop(deletion.join().unwrap());
-        retried("delete", || caller.delete(&id));
+        retried(&scene, "delete", || caller.delete(&id));
         scene.assert_nothing_left();
     }
 }

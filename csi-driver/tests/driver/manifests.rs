@@ -122,7 +122,7 @@ fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
     scene.restart_driver();
     assert!(path.exists(), "the manifest of a volume that is served stays");
     eventually("still served", PATIENCE, || Ok(fs::metadata(caller.staging_path(&id)).map(drop)?)).unwrap();
-    retried("unstage", || caller.unstage(&id));
+    retried(&scene, "unstage", || caller.unstage(&id));
     pod.wait().unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();

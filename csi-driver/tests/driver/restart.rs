@@ -91,7 +91,11 @@ fn after_a_reboot_the_volume_is_unstaged_and_usable() {
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     scene.kill_driver();
     for path in [caller.target_path("one"), caller.staging_path(&id)] {
-        linux::mount::unmount(&path, linux::mount::UnmountMode::Plain).unwrap();
+        // What was written may still be closing.
+        tests::eventually("unmounted", PATIENCE, || {
+            Ok(linux::mount::unmount(&path, linux::mount::UnmountMode::Plain)?)
+        })
+        .unwrap();
     }
     tests::eventually("the daemon is gone", PATIENCE, || {
         anyhow::ensure!(scene.daemons().is_empty(), "{:?}", scene.daemons());

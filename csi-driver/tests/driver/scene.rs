@@ -20,7 +20,7 @@ use proto::csi::{
     NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
     NodeUnstageVolumeRequest, Volume, VolumeCapability,
 };
-use tests::{Daemon, LeakCheck, Sandbox, eventually};
+use tests::{Allowed, Daemon, LeakCheck, Sandbox, eventually};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
@@ -75,8 +75,9 @@ impl Scene {
         scene.start_driver();
         fs::create_dir_all(scene.kubelet_dir().join("pods")).unwrap();
         // fusectl shows the whole machine's connections, other tests' among them.
-        let changing = ["driver.log", "fusectl"].map(|name| scene.sandbox.path(name));
-        scene.ground = Some(LeakCheck::start(&scene.sandbox, &changing, &[]).unwrap());
+        let changing = ["driver.log", "fusectl"].map(|name| scene.sandbox.path(name)).to_vec();
+        let allowed = Allowed { changing, ..Default::default() };
+        scene.ground = Some(LeakCheck::start(&scene.sandbox, allowed).unwrap());
         scene
     }
 
@@ -317,13 +318,15 @@ impl Caller {
 
 /// Calls again on what kubelet takes for "not final", as kubelet does.
 #[track_caller]
-pub(crate) fn retried<T>(what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
+pub(crate) fn retried<T>(scene: &Scene, what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
     let result = eventually(what, PATIENCE, || match call() {
         Ok(value) => Ok(Ok(value)),
         Err(status) if is_uncertain(&status) => anyhow::bail!("{status:?}"),
         Err(status) => Ok(Err(status)),
     });
-    result.unwrap().unwrap_or_else(|status| panic!("{what}: {status:?}"))
+    let failed =
+        |reason: &dyn std::fmt::Debug| -> ! { panic!("{what}: {reason:?}\n--- driver:\n{}", scene.log()) };
+    result.unwrap_or_else(|error| failed(&error)).unwrap_or_else(|status| failed(&status))
 }
 
 pub(crate) fn is_uncertain(status: &Status) -> bool {
