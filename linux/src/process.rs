@@ -241,12 +241,10 @@ pub fn bounding_set() -> u64 {
 /// First half: shrinks the bounding set. Needs CAP_SETPCAP, so it comes before
 /// the user changes.
 pub fn limit_bounding_set(keep: u64) -> Result<()> {
-    for number in 0..64_u64 {
-        if bounding_set() & (1 << number) != 0 && keep & (1 << number) == 0 {
-            prctl("PR_CAPBSET_DROP", libc::PR_CAPBSET_DROP, number)?;
-        }
-    }
-    Ok(())
+    let unwanted = bounding_set() & !keep;
+    (0..64_u64)
+        .filter(|number| unwanted & (1 << number) != 0)
+        .try_for_each(|number| prctl("PR_CAPBSET_DROP", libc::PR_CAPBSET_DROP, number))
 }
 
 /// Becomes `uid`:`gid` with exactly `groups`, keeping the permitted

@@ -9,7 +9,7 @@ use crate::error::{Result, chain};
 use crate::record;
 use crate::runtime::{Runtime, ended};
 use crate::sandbox;
-use crate::shim::protocol::{Answer, Call, ShimStatus};
+use crate::shim::protocol::ShimStatus;
 use crate::shim_client;
 use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord};
 
@@ -57,11 +57,9 @@ async fn reconnect(
     if record.boot_id != runtime.boot_id {
         return None;
     }
-    let process = record.shim?;
-    process.open().ok()??;
-    let shim = shim_client::connect(&sandbox.id, &sandbox.dir, process, runtime.listener()).await.ok()?;
     // Ends that come after this answer are heard; those before are in it.
-    let Ok(Answer::Containers { containers }) = shim.call(Call::List).await else { return None };
+    let (shim, containers) =
+        shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener()).await.ok()?;
     sandbox.set_shim(Some(shim));
     Some(containers)
 }

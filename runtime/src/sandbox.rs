@@ -19,7 +19,7 @@ use crate::container;
 use crate::error::{Error, Result, chain};
 use crate::record;
 use crate::runtime::Runtime;
-use crate::shim::protocol::{Call, ShimConfig, now};
+use crate::shim::protocol::{ShimConfig, now};
 use crate::shim_client;
 use crate::state::{Phase, Sandbox, SandboxRecord};
 
@@ -150,18 +150,17 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
         sandbox.update(|r| r.network = Some(list.clone()))?;
         attach(runtime, &sandbox.record()).await
     };
-    let shim = shim_client::spawn(&sandbox.id, &sandbox.dir, &shim_config, runtime.listener());
-    let (ips, shim) = tokio::join!(network, shim);
-    if let Ok(shim) = shim {
-        let process = shim.process();
-        sandbox.set_shim(Some(shim));
+    let shim = async {
+        let process = shim_client::start(&sandbox.id, &sandbox.dir, &shim_config)?;
         sandbox.update(|r| r.shim = Some(process))?;
-        let ips = ips?;
-        // The shim answers only once it is in its namespaces.
-        sandbox.shim().ok_or(Error::Task { task: "shim" })?.call(Call::List).await?;
-        return sandbox.update(|r| (r.phase, r.ips) = (Phase::Ready, ips));
-    }
-    shim.map(drop)
+        // It answers only once it is in its namespaces.
+        let (shim, _) = shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener()).await?;
+        sandbox.set_shim(Some(shim));
+        Ok::<(), Error>(())
+    };
+    let (ips, shim) = tokio::join!(network, shim);
+    let (ips, ()) = (ips?, shim?);
+    sandbox.update(|r| (r.phase, r.ips) = (Phase::Ready, ips))
 }
 
 /// Files, mounts and groups: all that needs no other process.
@@ -340,8 +339,14 @@ async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) 
     if let Some(shim) = sandbox.shim() {
         return shim.shut_down().await;
     }
-    // Without a connection: one that does not answer any more, or an earlier boot's.
-    let Some(process) = record.shim.filter(|_| record.boot_id == runtime.boot_id) else { return Ok(()) };
+    if record.boot_id != runtime.boot_id {
+        return Ok(());
+    }
+    // One that was started a moment before its runtime was killed is in no record.
+    if let Ok((shim, _)) = shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener()).await {
+        return shim.shut_down().await;
+    }
+    let Some(process) = record.shim else { return Ok(()) };
     if let Some(pidfd) = process.open()? {
         linux::process::signal_pidfd(&pidfd, libc::SIGKILL)?;
         shim_client::wait_for_end(&pidfd, std::time::Duration::from_secs(5)).await?;

@@ -224,6 +224,7 @@ impl Shim {
             }
             Call::ReopenLog { container } => self.reopen_log(&container).map(|()| Some(Answer::Done)),
             Call::List => Ok(Some(Answer::Containers {
+                pid: std::process::id().cast_signed(),
                 containers: self.containers.iter().map(|(id, c)| (id.clone(), c.status.clone())).collect(),
             })),
             Call::Shutdown => match self.containers.iter().find(|(_, c)| c.status.exit.is_none()) {

@@ -1,6 +1,6 @@
 //! The runtime's side of a shim: starting it, calling it, hearing from it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::record;
 use crate::reexec::SHIM_NAME;
-use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig};
+use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
 
 const SOCKET: &str = "shim.sock";
 /// Starting a container is mounts and an execve; whatever takes longer hangs.
@@ -39,6 +39,11 @@ pub(crate) struct ProcessId {
 }
 
 impl ProcessId {
+    /// `None` when there is no such process.
+    fn of(pid: i32) -> Option<Self> {
+        process::start_time(pid).map(|start_time| Self { pid, start_time })
+    }
+
     /// `None` when it has ended.
     pub(crate) fn open(self) -> Result<Option<OwnedFd>> {
         let pidfd = process::open_pidfd(self.pid)?;
@@ -63,13 +68,8 @@ pub(crate) struct ShimClient {
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
 }
 
-/// Starts the shim of the sandbox in `dir`.
-pub(crate) async fn spawn(
-    sandbox: &str,
-    dir: &Path,
-    config: &ShimConfig,
-    listener: Arc<dyn Listener>,
-) -> Result<ShimClient> {
+/// Starts the shim of the sandbox in `dir`; [`connect`] can follow at once.
+pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<ProcessId> {
     let problem = |problem: String| Error::Shim { sandbox: sandbox.to_owned(), problem };
     record::save(&dir.join("shim.json"), config)?;
     // Bound here and inherited, so that there is no moment at which a caller has to wait for it.
@@ -91,36 +91,37 @@ pub(crate) async fn spawn(
         .stderr(log)
         .spawn()
         .map_err(|e| problem(format!("start: {e}")))?;
-    let pid = child
-        .id()
-        .and_then(|pid| i32::try_from(pid).ok())
-        .ok_or_else(|| problem("it ended at once".to_owned()))?;
-    let start_time = process::start_time(pid).ok_or_else(|| problem("it ended at once".to_owned()))?;
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     // Reaped whenever it ends; its end is noticed on the connection.
     tokio::spawn(async move { drop(child.wait().await) });
-    connect(sandbox, dir, ProcessId { pid, start_time }, listener).await
+    pid.and_then(ProcessId::of).ok_or_else(|| problem("it ended at once".to_owned()))
 }
 
-/// Calls the shim that was started before, perhaps by an earlier runtime.
+/// Calls the shim of the sandbox in `dir`, perhaps an earlier runtime's; the
+/// containers it knows. Ends that come later are heard by `listener`.
 pub(crate) async fn connect(
     sandbox: &str,
     dir: &Path,
-    process: ProcessId,
     listener: Arc<dyn Listener>,
-) -> Result<ShimClient> {
+) -> Result<(ShimClient, BTreeMap<String, ShimStatus>)> {
     let failed = |e| Error::io("connect", &dir.join(SOCKET), e);
     let stream = in_directory(dir, |path| StdStream::connect(path)).map_err(failed)?;
     stream.set_nonblocking(true).map_err(failed)?;
     let (reader, writer) = UnixStream::from_std(stream).map_err(failed)?.into_split();
     let waiting = Arc::default();
     tokio::spawn(listen(sandbox.to_owned(), reader, Arc::clone(&waiting), listener));
-    Ok(ShimClient {
+    let mut client = ShimClient {
         sandbox: sandbox.to_owned(),
-        process,
+        process: ProcessId { pid: 0, start_time: 0 },
         writer: tokio::sync::Mutex::new(writer),
         next_id: AtomicU64::new(0),
         waiting,
-    })
+    };
+    let Answer::Containers { pid, containers } = client.call(Call::List).await? else {
+        return Err(client.problem("it answers what was not asked".to_owned()));
+    };
+    client.process = ProcessId::of(pid).ok_or_else(|| client.problem("it ended".to_owned()))?;
+    Ok((client, containers))
 }
 
 /// A socket's path is at most 107 bytes long; through the directory's descriptor every path is short.
@@ -130,10 +131,6 @@ fn in_directory<T>(dir: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) ->
 }
 
 impl ShimClient {
-    pub(crate) fn process(&self) -> ProcessId {
-        self.process
-    }
-
     /// Calls and waits; a refusal is `Err` with the shim's own words.
     pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);

@@ -60,9 +60,19 @@ pub(crate) enum Message {
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub(crate) enum Answer {
     Done,
-    Started { container: String, status: ShimStatus, warnings: Vec<String> },
-    Containers { containers: BTreeMap<String, ShimStatus> },
-    Refused { problem: String },
+    Started {
+        container: String,
+        status: ShimStatus,
+        warnings: Vec<String>,
+    },
+    Containers {
+        /// The shim's own.
+        pid: i32,
+        containers: BTreeMap<String, ShimStatus>,
+    },
+    Refused {
+        problem: String,
+    },
 }
 
 /// `<container>/status.json`, written by the shim alone.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use proto::cri::security_profile::ProfileType;
 use proto::cri::{
     Capability, ContainerConfig, ContainerState, Int64Value, LinuxContainerResources,
-    LinuxContainerSecurityContext, Mount, ReopenContainerLogRequest, SecurityProfile, StopContainerRequest,
+    LinuxContainerSecurityContext, Mount, MountPropagation, ReopenContainerLogRequest, SecurityProfile,
+    StopContainerRequest,
 };
 use tonic::Code;
 
@@ -270,6 +271,80 @@ async fn mounts_show_the_host_read_only_means_read_only_and_nothing_leaks_out() 
     assert_ne!(cri.run(&pod, root).await.exit_code, 0);
     assert!(host.container_log("root")[0].contains("Read-only file system"));
     cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn mounts_travel_as_the_propagation_says() {
+    let mut host = Host::new();
+    let share = host.path("share");
+    std::fs::create_dir(&share).unwrap();
+    linux::mount::mount_fs("tmpfs", "share", &share, Default::default(), "").unwrap();
+    linux::mount::make_shared(&share).unwrap();
+    std::fs::create_dir(share.join("sub")).unwrap();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let modes = [
+        ("private", MountPropagation::PropagationPrivate),
+        ("slave", MountPropagation::PropagationHostToContainer),
+        ("shared", MountPropagation::PropagationBidirectional),
+    ];
+    let mut pids = Vec::new();
+    for (name, mode) in modes {
+        let mount = Mount {
+            container_path: "/share".into(),
+            host_path: share.display().to_string(),
+            propagation: mode.into(),
+            ..Default::default()
+        };
+        let config =
+            ContainerConfig { mounts: vec![mount], ..container(name, &["/demo-app", "sleep", "forever"]) };
+        let id = cri.create(&pod, config).await.unwrap();
+        cri.start(&id).await.unwrap();
+        pids.push(container_pid(&host, &pod, &id).unwrap());
+    }
+    linux::mount::mount_fs("tmpfs", "later", &share.join("sub"), Default::default(), "").unwrap();
+    let group = |mounts: &[linux::mountinfo::MountEntry], path: &std::path::Path| {
+        let mount = mounts.iter().find(|m| m.mount_point == path).unwrap();
+        mount.optional_fields.iter().find(|f| f.starts_with("shared:")).cloned()
+    };
+    let on_host = group(&linux::mountinfo::read().unwrap(), &share);
+    let share_inside = std::path::Path::new("/share");
+    for (pid, (name, sees_later, same_group)) in
+        pids.into_iter().zip([("private", false, false), ("slave", true, false), ("shared", true, true)])
+    {
+        let inside = linux::mountinfo::read_of(pid).unwrap();
+        let later = inside.iter().any(|m| m.mount_point == share_inside.join("sub"));
+        assert_eq!((later, group(&inside, share_inside) == on_host), (sees_later, same_group), "{name}");
+    }
+    cri.remove_pod(&pod).await;
+    linux::mount::unmount(&share.join("sub"), linux::mount::UnmountMode::Plain).unwrap();
+    linux::mount::unmount(&share, linux::mount::UnmountMode::Plain).unwrap();
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn ten_pods_at_once_come_and_go() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let mut pods = tokio::task::JoinSet::new();
+    for number in 0..10 {
+        let config = host.pod(&format!("pod{number}"));
+        let mut cri = host.connect().await;
+        pods.spawn(async move {
+            let pod = cri.run_pod(&config).await.unwrap();
+            let name = format!("c{number}");
+            let status = cri.run(&pod, container(&name, &["/demo-app", "print", &name])).await;
+            assert_eq!(status.exit_code, 0);
+            cri.remove_pod(&pod).await;
+            name
+        });
+    }
+    for name in pods.join_all().await {
+        assert_eq!(host.container_log(&name), [format!("stdout F {name}")]);
+    }
     host.assert_clean();
 }
 

@@ -3,10 +3,10 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use proto::cri::{PodSandboxStatusRequest, PortMapping, StatusRequest};
+use proto::cri::{ListPodSandboxRequest, PodSandboxStatusRequest, PortMapping, StatusRequest};
 use serde_json::{Value, json};
 
-use crate::kit::Host;
+use crate::kit::{Host, eventually};
 
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
 
@@ -126,6 +126,45 @@ async fn a_missing_plugin_is_named_and_correcting_it_heals() {
     let pod = cri.run_pod(&networked(&host, "p")).await.unwrap();
     cri.remove_pod(&pod).await;
     host.assert_clean();
+}
+
+/// kill -9 while a plugin works: the next runtime undoes what was begun.
+#[tokio::test]
+async fn a_sandbox_that_was_half_made_is_undone_by_the_next_runtime() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "first", RESULT, 0);
+    conflist(&host, json!([{"type": "first"}, {"type": "slow"}]));
+    // ADD hangs until the pipe is written to.
+    let (pipe, begun) = (host.path("pipe"), host.path("begun"));
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    plugin(&host, "slow", "{}", 0);
+    let script = std::fs::read_to_string(host.path("bin/slow")).unwrap();
+    let wait =
+        format!("[ $CNI_COMMAND = ADD ] && touch {} && read x < {}\n", begun.display(), pipe.display());
+    std::fs::write(host.path("bin/slow"), script.replacen('\n', &format!("\n{wait}"), 1)).unwrap();
+    let mut cri = host.start().await;
+    let config = networked(&host, "p");
+    let call = tokio::spawn(async move { cri.run_pod(&config).await });
+    eventually("the slow ADD", || begun.exists().then_some(())).await;
+    host.kill();
+    call.await.unwrap().unwrap_err();
+    let mut cri = host.start().await;
+    assert_eq!(
+        cri.runtime
+            .list_pod_sandbox(ListPodSandboxRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .items
+            .len(),
+        0
+    );
+    let order: Vec<String> = calls(&host, "eth0").into_iter().map(|c| c.0).collect();
+    assert_eq!(order, ["first ADD", "slow DEL", "first DEL"]);
+    host.assert_clean();
+    // The orphan may go.
+    std::fs::write(&pipe, "x\n").unwrap();
 }
 
 #[tokio::test]

@@ -68,6 +68,39 @@ async fn when_a_shim_is_killed_its_pod_ends_and_leaves_nothing() {
     host.assert_clean();
 }
 
+/// What a reboot leaves: records on disk, and nothing that they speak of.
+#[tokio::test]
+async fn after_a_reboot_pods_are_not_ready_and_can_be_removed() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    host.kill();
+    let [shim] = host.shims()[..] else { panic!("one shim") };
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(shim).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    let dir = host.path("root/sandboxes").join(&pod);
+    linux::mount::unmount(&dir.join("shm"), linux::mount::UnmountMode::Plain).unwrap();
+    linux::mount::unmount(&host.path("root/netns").join(&pod), linux::mount::UnmountMode::Plain).unwrap();
+    let record = std::fs::read_to_string(dir.join("sandbox.json")).unwrap();
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    std::fs::write(dir.join("sandbox.json"), record.replace(boot_id.trim(), "an-earlier-boot")).unwrap();
+
+    let mut cri = host.start().await;
+    let request = PodSandboxStatusRequest { pod_sandbox_id: pod.clone(), verbose: false };
+    let found = cri.runtime.pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap();
+    assert_eq!(found.state(), PodSandboxState::SandboxNotready);
+    let status = cri.status(&id).await;
+    assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 137));
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
 #[tokio::test]
 async fn a_second_runtime_on_the_same_directory_is_refused() {
     let mut host = Host::new();
