@@ -43,6 +43,8 @@ pub struct Hierarchies {
     controllers: BTreeMap<String, (Version, PathBuf)>,
     /// The v2 tree, with or without controllers.
     unified: Option<PathBuf>,
+    /// Every v1 tree, also those without a controller (`name=systemd`).
+    v1: Vec<PathBuf>,
 }
 
 /// Limits of one group; `None` leaves the kernel's default.
@@ -98,6 +100,7 @@ impl Hierarchies {
             match mount.fs_type.as_str() {
                 "cgroup2" => found.unified = found.unified.or_else(|| Some(mount.mount_point.clone())),
                 "cgroup" => {
+                    found.v1.push(mount.mount_point.clone());
                     for option in mount.super_options.split(',').filter(|o| V1_CONTROLLERS.contains(o)) {
                         let place = (Version::V1, mount.mount_point.clone());
                         found.controllers.entry(option.to_owned()).or_insert(place);
@@ -121,17 +124,19 @@ impl Hierarchies {
     /// Makes `path` wherever a container below it will need it. Returns what was
     /// not there before, in the order of creation, for [`remove_dirs`].
     pub fn ensure_parent(&self, path: &Path) -> Result<Vec<PathBuf>> {
-        let mut created = Vec::new();
-        for (version, root, controllers) in self.places(WANTED) {
-            let made = ensure_dirs(root, path, version, &controllers).map_err(|(error, made)| {
-                created.extend(made);
-                // Best effort: the error is what matters, the rest is empty groups.
-                drop(remove_dirs(&created));
-                error
-            });
-            created.extend(made?);
+        ensure_all(path, self.places(WANTED))
+    }
+
+    /// The same in every hierarchy, for a launcher that joins all of them (runc).
+    pub fn ensure_parent_everywhere(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        let mut places = self.places(WANTED);
+        let others = self.v1.iter().map(|root| (Version::V1, root.as_path()));
+        for (version, root) in others.chain(self.unified.iter().map(|root| (Version::V2, root.as_path()))) {
+            if !places.iter().any(|(_, known, _)| *known == root) {
+                places.push((version, root, Vec::new()));
+            }
         }
-        Ok(created)
+        ensure_all(path, places)
     }
 
     /// Makes the group `path` with `limits`. Fails without leaving the leaf
@@ -296,12 +301,13 @@ impl Cgroup {
         })
     }
 
-    /// The group `path`, if it exists, as [`Hierarchies::create`] would have made it.
+    /// The group `path` wherever it exists, whoever made it.
     pub fn find(hierarchies: &Hierarchies, path: &Path) -> Self {
-        let mut names = WANTED.to_vec();
-        names.extend(["cpuset", "hugetlb"]);
-        let places = hierarchies.places(&names);
-        let dirs = places.into_iter().map(|(_, root, _)| under(root, path)).filter(|d| d.is_dir()).collect();
+        let roots = hierarchies.v1.iter().chain(&hierarchies.unified);
+        let mut dirs: Vec<PathBuf> = roots.map(|root| under(root, path)).filter(|dir| dir.is_dir()).collect();
+        // A v1 tree may be mounted in several places.
+        dirs.sort();
+        dirs.dedup();
         let memory = hierarchies.controllers.get("memory").map(|(v, root)| (*v, under(root, path)));
         Self { dirs, memory }
     }
@@ -318,6 +324,22 @@ pub fn remove_dirs(dirs: &[PathBuf]) -> Vec<PathBuf> {
         .collect();
     left.reverse();
     left
+}
+
+fn ensure_all(path: &Path, places: Vec<(Version, &Path, Vec<&str>)>) -> Result<Vec<PathBuf>> {
+    let mut created = Vec::new();
+    for (version, root, controllers) in places {
+        match ensure_dirs(root, path, version, &controllers) {
+            Ok(made) => created.extend(made),
+            Err((error, made)) => {
+                created.extend(made);
+                // Best effort: the error is what matters, the rest is empty groups.
+                drop(remove_dirs(&created));
+                return Err(error);
+            }
+        }
+    }
+    Ok(created)
 }
 
 fn under(root: &Path, path: &Path) -> PathBuf {

@@ -135,7 +135,11 @@ impl Runtime {
     /// not there before, to be taken away with the last pod that needs it.
     pub(crate) fn ensure_cgroup_parent(&self, path: &Path) -> Result<()> {
         let mut created = locked(&self.created_cgroups);
-        let made = Hierarchies::detect()?.ensure_parent(path)?;
+        let hierarchies = Hierarchies::detect()?;
+        let made = match self.oci_runtime {
+            None => hierarchies.ensure_parent(path)?,
+            Some(_) => hierarchies.ensure_parent_everywhere(path)?,
+        };
         if made.is_empty() {
             return Ok(());
         }

@@ -158,7 +158,7 @@ impl Host {
             assert_eq!(left, Vec::<PathBuf>::new(), "{dir}");
         }
         let hierarchies = linux::cgroup::Hierarchies::detect().unwrap();
-        for controller in ["cpu", "memory", "pids", "devices"] {
+        for controller in ["cpu", "memory", "pids", "devices", "cpuset", "freezer", "hugetlb"] {
             if let Some(dir) = hierarchies.dir(controller, Path::new(&self.cgroup)) {
                 assert!(!dir.exists(), "cgroup {}", dir.display());
             }
@@ -196,6 +196,12 @@ impl Drop for Host {
                 drop(child.parse().map(kill_process));
             }
             kill_process(pid);
+        }
+        // So that the directory can go: what is mounted below it is seen by this thread alone.
+        for mount in linux::mountinfo::read().unwrap_or_default().iter().rev() {
+            if mount.mount_point.starts_with(self.dir.path()) {
+                drop(linux::mount::unmount(&mount.mount_point, linux::mount::UnmountMode::Detach));
+            }
         }
         if std::thread::panicking() {
             eprintln!("runtime's log:\n{}", self.log());
