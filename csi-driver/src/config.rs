@@ -11,8 +11,8 @@ use crate::dial::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
 const MAX_DRIVER_NAME_BYTES: usize = 63;
 /// CSI spec, NodeGetInfo: node_id.
 const MAX_NODE_ID_BYTES: usize = 256;
-/// kubelet waits 120 s; the roll-back must fit in too.
-const MAX_START_TIMEOUT_SECONDS: u64 = 100;
+/// kubelet waits 120 s; the daemon's answer and the roll-back must fit in too.
+const MAX_START_TIMEOUT_SECONDS: u64 = 90;
 const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Behind a manifest there are a kubelet, a container runtime and an image.
 const POD_START_TIMEOUT: Duration = Duration::from_secs(90);
@@ -58,7 +58,7 @@ pub struct Flags {
     /// The program hawser-volume, for --launcher process.
     #[arg(long, value_name = "PATH", required_if_eq("launcher", "process"))]
     pub volume_binary: Option<PathBuf>,
-    /// How long a daemon may take to dial in, up to 100 [default: 30 for a process, 90 for a pod]
+    /// How long a daemon may take to dial in, up to 90 [default: 30 for a process, 90 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
     /// Appends one JSON line for each finished span.
@@ -233,7 +233,7 @@ mod tests {
                 "choose a shorter --kubelet-dir",
             ),
             (vec!["--pool-capacity", "1GB"], "unknown unit \"GB\""),
-            (vec!["--start-timeout", "101"], "--start-timeout"),
+            (vec!["--start-timeout", "91"], "--start-timeout"),
             (vec!["--launcher", "manifest"], "--manifests"),
         ] {
             let message = check(&more).unwrap_err();

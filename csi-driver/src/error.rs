@@ -107,6 +107,13 @@ pub enum Error {
     },
     #[error("{operation} ended unexpectedly")]
     Panicked { operation: &'static str },
+    /// What was there before is still there, so the caller must come back.
+    #[error("volume {volume_id}: what an earlier call left is still there")]
+    Uncleared {
+        volume_id: VolumeId,
+        #[source]
+        source: Box<Error>,
+    },
     /// Something may be left behind, so the caller must come back.
     #[error("{}; and rolling back: {}", chain(cause), chain(rollback))]
     Rollback { cause: Box<Error>, rollback: Box<Error> },

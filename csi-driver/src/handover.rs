@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 /// Who has dialled says Hello at once; others wait behind it.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// From the Assignment to the Answer: one FUSE_INIT, on a busy machine.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const NONCE_BYTES: usize = 16;
 
 /// Everything one daemon gets, and what it must know to get it.

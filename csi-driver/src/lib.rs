@@ -33,8 +33,9 @@ mod volume;
 mod volume_lock;
 mod watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use linux::lock::FileLock;
 use tokio::signal::unix::{SignalKind, signal};
@@ -77,15 +78,13 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         return Err(StartError::NotRoot);
     }
     // Sockets, journal and logs are root's alone; what needs more says so itself.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let kernel = |op| move |source| StartError::Kernel { op, source };
     for dir in [&config.state_dir, &config.journal_dir(), &config.run_dir] {
         pool::private_dir_all(dir).map_err(kernel("create directory"))?;
     }
     let lock_path = config.state_dir.join("lock");
-    let _lock = FileLock::try_exclusive(&lock_path, 0o600)
-        .map_err(kernel("lock state directory"))?
-        .ok_or(StartError::Locked { path: lock_path })?;
+    let _lock = lock(&lock_path).await?;
 
     // Before anything is changed: a driver that answers is the one to stay.
     let csi_socket = config.csi_socket();
@@ -106,6 +105,23 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let served = tokio::try_join!(csi, registration);
     signals.abort();
     served.map(|_| ()).map_err(StartError::Socket)
+}
+
+/// A driver that was killed while it started a daemon lives on for a moment in
+/// the child that is not yet the daemon, and with it the lock and the sockets.
+pub(crate) const PREDECESSORS_END: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+async fn lock(path: &Path) -> Result<FileLock, StartError> {
+    let deadline = Instant::now() + PREDECESSORS_END;
+    loop {
+        let attempt = FileLock::try_exclusive(path, 0o600);
+        match attempt.map_err(|source| StartError::Kernel { op: "lock state directory", source })? {
+            Some(lock) => return Ok(lock),
+            None if Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
+            None => return Err(StartError::Locked { path: path.to_owned() }),
+        }
+    }
 }
 
 async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {

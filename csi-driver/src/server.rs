@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
@@ -16,6 +17,7 @@ use crate::controller::ControllerService;
 use crate::driver::Driver;
 use crate::identity::IdentityService;
 use crate::node::NodeService;
+use crate::{LOOK_AGAIN, PREDECESSORS_END};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
@@ -51,7 +53,7 @@ pub(crate) async fn bind(path: &Path, dir_mode: u32) -> Result<UnixListener, Soc
         let mode = std::fs::Permissions::from_mode(dir_mode);
         std::fs::set_permissions(dir, mode).map_err(io("set mode of directory of"))?;
     }
-    match UnixStream::connect(path).await {
+    match connect_to_old(path).await {
         Ok(_) => return Err(SocketError::Live { path: path.to_owned() }),
         Err(e) if e.kind() == ErrorKind::NotFound => {}
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
@@ -65,6 +67,17 @@ pub(crate) async fn bind(path: &Path, dir_mode: u32) -> Result<UnixListener, Soc
     }
     // Never open to others, not even for a moment: the process's umask is 0077.
     UnixListener::bind(path).map_err(io("bind"))
+}
+
+/// Connects unless nobody listens, or whoever does is about to end.
+async fn connect_to_old(path: &Path) -> std::io::Result<UnixStream> {
+    let deadline = Instant::now() + PREDECESSORS_END;
+    loop {
+        match UnixStream::connect(path).await {
+            Ok(_) if Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
+            result => return result,
+        }
+    }
 }
 
 /// Serves until `stop`, then finishes what is under way and removes the socket.

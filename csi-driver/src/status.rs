@@ -33,6 +33,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::Busy { .. }
         | Error::DaemonLives { .. }
         | Error::Panicked { .. }
+        | Error::Uncleared { .. }
         | Error::Rollback { .. } => Code::Aborted,
         Error::Deadline { .. } | Error::NobodyDialled { .. } => Code::DeadlineExceeded,
         Error::Launch { .. }

@@ -39,8 +39,8 @@ impl MountEntry {
     }
 }
 
-/// The mounts of this thread's mount namespace, in the kernel's order: a later
-/// entry with the same mount point hides an earlier one.
+/// The mounts of this thread's mount namespace, in the kernel's order, which
+/// does not say which of several at one mount point is visible: [`at`] does.
 pub fn read() -> Result<Vec<MountEntry>> {
     read_from(Path::new("/proc/thread-self/mountinfo"))
 }
@@ -53,7 +53,36 @@ pub fn read_of(pid: i32) -> Result<Vec<MountEntry>> {
 /// What is visibly mounted exactly at `path`; `path` must be absolute and free
 /// of symbolic links, as the kernel prints it.
 pub fn at(path: &Path) -> Result<Option<MountEntry>> {
-    Ok(read()?.into_iter().rfind(|m| m.mount_point == path))
+    let mut entries = read()?;
+    let found = visible_at(&entries, path);
+    Ok(found.map(|index| entries.swap_remove(index)))
+}
+
+/// Which entry is visibly mounted exactly at `path`. Several may stand there:
+/// stacked, or as copies below a shared mount that another one hides (a
+/// directory bound on itself). So this goes the way of a path walk, from a mount
+/// to the one that is on its next directory.
+fn visible_at(entries: &[MountEntry], path: &Path) -> Option<usize> {
+    let is_root = |m: &MountEntry| {
+        let hangs_on_another = entries.iter().any(|p| p.mount_id == m.parent_id && p.mount_id != m.mount_id);
+        m.mount_point == Path::new("/") && !hangs_on_another
+    };
+    let mut current = entries.iter().rposition(is_root)?;
+    // Each step goes one mount down: there are no more steps than mounts.
+    for _ in entries {
+        let parent_id = entries[current].mount_id;
+        let next = entries
+            .iter()
+            .enumerate()
+            .filter(|(_, m)| m.parent_id == parent_id && m.mount_id != parent_id)
+            .filter(|(_, m)| path.starts_with(&m.mount_point))
+            .min_by_key(|(_, m)| m.mount_point.as_os_str().len());
+        match next {
+            Some((index, _)) => current = index,
+            None => break,
+        }
+    }
+    (entries[current].mount_point == path).then_some(current)
 }
 
 fn read_from(path: &Path) -> Result<Vec<MountEntry>> {
@@ -139,6 +168,26 @@ mod tests {
         assert_eq!(entry.optional_fields, ["master:1", "shared:7"]);
         assert_eq!(entry.fs_type, "ext3");
         assert_eq!(entry.super_options, "rw,errors=continue");
+    }
+
+    /// A directory of a shared root, bound on itself; a mount below it stands in
+    /// the table twice, and the copy that the bound directory hides comes last.
+    #[test]
+    fn of_a_mount_and_its_hidden_copy_the_visible_one_is_found() {
+        let table = b"20 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
+            30 20 8:1 /k /k rw shared:1 - ext4 /dev/a rw\n\
+            41 30 0:50 / /k/m ro shared:9 - fuse.x x rw\n\
+            40 20 0:50 / /k/m rw shared:9 - fuse.x x rw\n\
+            50 20 0:60 / /n rw - tmpfs t rw\n\
+            51 50 0:61 / /n rw - tmpfs upon rw\n";
+        let entries = parse(table).unwrap();
+        let found = |path: &str| visible_at(&entries, Path::new(path)).map(|index| entries[index].mount_id);
+        assert_eq!(found("/k/m"), Some(41));
+        assert_eq!(found("/n"), Some(51), "the upper of two");
+        assert_eq!(found("/k"), Some(30));
+        assert_eq!(found("/"), Some(20));
+        assert_eq!(found("/k/m/below"), None);
+        assert_eq!(found("/kk"), None);
     }
 
     #[test]

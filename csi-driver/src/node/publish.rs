@@ -12,7 +12,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
 use crate::journal::{TargetRecord, VolumeRecord};
 use crate::mounts::{self, WhenBusy};
-use crate::node::stage::{Health, StageWish};
+use crate::node::stage::{Health, StageWish, uncleared};
 use crate::volume::VolumeId;
 
 const TARGET_MODE: u32 = 0o750;
@@ -30,8 +30,12 @@ impl Driver {
     /// does not stage again what it believes staged.
     pub(crate) fn publish(&self, volume_id: &VolumeId, wish: &PublishWish) -> Result<()> {
         let mut record = self.journal.get(volume_id)?;
-        let staged = self.staged_for(volume_id, &mut record, wish)?;
         let target = &wish.target_path;
+        let is_known = record.targets.contains_key(target);
+        // A target that was published is there, dead or alive, whatever hinders its healing.
+        let staged = self
+            .staged_for(volume_id, &mut record, wish)
+            .map_err(|e| if is_known { uncleared(volume_id, e) } else { e })?;
         match record.targets.get(target) {
             Some(found) if found.access != wish.access => {
                 return Err(Error::PublishedOtherwise {

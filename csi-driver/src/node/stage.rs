@@ -53,18 +53,14 @@ impl Driver {
 
     /// NodeUnstageVolume; a volume that is not staged is a success.
     pub(crate) fn unstage(&self, volume_id: &VolumeId, staging_path: &Path) -> Result<()> {
-        let Some(mut record) = self.journal.find(volume_id)? else {
+        let record = self.journal.find(volume_id)?;
+        let is_here = |record: &VolumeRecord| {
+            record.stage.as_ref().is_some_and(|stage| stage.staging_path == staging_path)
+        };
+        let Some(mut record) = record.filter(is_here) else {
             // Whatever the journal forgot, mountinfo still tells whose it is.
             return mounts::unmount(staging_path, volume_id, WhenBusy::Refuse);
         };
-        let Some(stage) = &record.stage else { return Ok(()) };
-        if stage.staging_path != staging_path {
-            return Err(Error::StagedElsewhere {
-                volume_id: volume_id.clone(),
-                staged: stage.staging_path.clone(),
-                wanted: staging_path.to_owned(),
-            });
-        }
         // kubelet never asks for this. To obey would end a pod's I/O.
         self.forget_unmounted_targets(volume_id, &mut record)?;
         if let Some(path) = record.targets.keys().next() {
@@ -106,7 +102,7 @@ impl Driver {
                 Health::Serving(mount) => return same_stage(volume_id, &stage, wish).map(|()| *mount),
                 broken @ (Health::HalfDone | Health::Unmounted | Health::DaemonDead) => {
                     tracing::info!(%volume_id, state = ?broken, "staging anew");
-                    self.tear_down(volume_id, record)?;
+                    self.tear_down(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
                 }
             }
         }
@@ -241,6 +237,10 @@ impl Driver {
         record.stage = None;
         self.journal.put(volume_id, record)
     }
+}
+
+pub(crate) fn uncleared(volume_id: &VolumeId, source: Error) -> Error {
+    Error::Uncleared { volume_id: volume_id.clone(), source: Box::new(source) }
 }
 
 /// CSI spec: the caller has made the staging path, a directory; on it we mount.

@@ -20,6 +20,9 @@ fn two_pods_share_a_volume_and_nothing_is_left_of_it() {
     fs::write(caller.target_path("one").join("file"), "from one").unwrap();
     assert_eq!(fs::read(caller.target_path("two").join("file")).unwrap(), b"from one");
     assert_eq!(scene.daemons().len(), 1, "one daemon a volume");
+    let lines = linux::mountinfo::read().unwrap();
+    let lines = lines.iter().filter(|mount| mount.mount_point == caller.staging_path(&id)).count();
+    assert_eq!(lines, 2, "one mount, and its peer beneath kubelet's own");
     let data = scene.sandbox.path("pool/volumes").join(&id).join("data/file");
     assert_eq!(fs::read(data).unwrap(), b"from one");
 

@@ -68,6 +68,9 @@ impl Scene {
         for dir in ["k", "m", "pool"] {
             sandbox.make_dir(dir).unwrap();
         }
+        // As on a machine with systemd: below a shared root, what is mounted in a
+        // directory that is bound on itself stands in mountinfo twice.
+        linux::mount::make_shared(Path::new("/")).unwrap();
         let kubelet_dir = sandbox.path("k");
         linux::mount::bind(&kubelet_dir, &kubelet_dir).unwrap();
         linux::mount::make_shared(&kubelet_dir).unwrap();
@@ -82,13 +85,20 @@ impl Scene {
     }
 
     pub(crate) fn start_driver(&mut self) {
+        let said_before = self.log().len();
         self.driver = Some(self.spawn_driver());
         let (csi, registration) = (self.csi_socket(), self.registration_socket());
         let driver = self.driver.as_mut().unwrap();
         eventually("the driver listens", PATIENCE, || {
             anyhow::ensure!(driver.ended()?.is_none(), "it ended:\n{}", driver.output());
             let accepts = |path: &Path| std::os::unix::net::UnixStream::connect(path).is_ok();
-            anyhow::ensure!(accepts(&csi) && accepts(&registration), "not yet:\n{}", driver.output());
+            // Its own word: a socket of a killed driver answers until its last child has begun.
+            let is_serving = driver.output()[said_before..].contains(" serving ");
+            anyhow::ensure!(
+                is_serving && accepts(&csi) && accepts(&registration),
+                "not yet:\n{}",
+                driver.output()
+            );
             Ok(())
         })
         .unwrap();
