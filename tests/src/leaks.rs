@@ -129,6 +129,10 @@ fn is_cgroup(dir: &Path, path: &Path) -> bool {
     dir.iter().skip(5).eq(within.iter())
 }
 
+/// linux/ipv6_route.h. The kernel adds an anycast route for each prefix of a link
+/// as long as the host forwards; nobody makes or leaves one.
+const RTF_ANYCAST: u32 = 0x0010_0000;
+
 /// IPv4 and IPv6 routes; those of links that may stay are theirs.
 fn routes(links_that_stay: &[String]) -> Result<Vec<String>> {
     let mut routes = Vec::new();
@@ -141,8 +145,9 @@ fn routes(links_that_stay: &[String]) -> Result<Vec<String>> {
         }
     }
     for columns in read_table("/proc/thread-self/net/ipv6_route")? {
-        if let [destination, length, .., gateway, _metric, _references, _use, _flags, link] = &columns[..]
+        if let [destination, length, .., gateway, _metric, _references, _use, flags, link] = &columns[..]
             && !links_that_stay.contains(link)
+            && u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & RTF_ANYCAST == 0)
         {
             routes.push(format!("route {destination}/{length} via {gateway} dev {link}"));
         }
@@ -201,7 +206,9 @@ fn collect_files(dir: &Path, allowed: &Allowed, things: &mut Vec<String>) -> Res
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
     for entry in entries {
         let path = entry.with_context(|| dir.display().to_string())?.path();
-        if allowed.changing.iter().any(|changing| path.starts_with(changing)) {
+        // The kit's own mount shows the FUSE connections of the whole machine.
+        let is_fusectl = path.file_name().is_some_and(|name| name == sandbox::FUSECTL);
+        if is_fusectl || allowed.changing.iter().any(|changing| path.starts_with(changing)) {
             continue;
         }
         let is_dir = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());

@@ -338,6 +338,8 @@ impl<'a> Node<'a> {
             if let Some(status) = self.kubelet()?.ended()? {
                 bail!("it ended with {status}: {}", self.kubelet()?.output());
             }
+            let runtime = self.root_dir().join("hawser/runtime.sock");
+            ensure!(runtime.exists(), "{} is not there", runtime.display());
             self.client(&["get", "pods", "-A"])
         });
         answered.with_context(|| self.outputs()).map(|_table| ())

@@ -30,6 +30,9 @@ pub enum Network {
     Callers,
 }
 
+/// Where a sandbox has its mount of fusectl.
+pub(crate) const FUSECTL: &str = "fusectl";
+
 #[derive(Debug)]
 pub struct Sandbox {
     /// `/tmp/hw-XXXX`: short, since the path of a unix socket ends at 107 bytes.
@@ -57,7 +60,7 @@ impl Sandbox {
             netlink::set_loopback_up()?;
         }
         let tag = Tag::join(&name)?;
-        let fuse_guard = FuseGuard::start(&dir.join("fusectl"))?;
+        let fuse_guard = FuseGuard::start(&dir.join(FUSECTL))?;
         Ok(Self { dir, tag, name, fuse_guard, keep: false, _thread_bound: PhantomData })
     }
 

@@ -28,7 +28,23 @@ pub(crate) fn words(command: &Command) -> String {
 }
 
 /// Builds everything that is dropped on a node or into an image; the directory.
+/// Whoever sets `HAWSER_BIN_DIR` has built it there.
 pub(crate) fn products() -> Result<PathBuf> {
+    let dir = binaries::dir();
+    if std::env::var_os("HAWSER_BIN_DIR").is_none() {
+        build_products()?;
+    }
+    for (package, binary) in binaries::PRODUCTS {
+        ensure!(
+            dir.join(binary).is_file(),
+            "no {}, which package {package} builds",
+            dir.join(binary).display()
+        );
+    }
+    Ok(dir)
+}
+
+fn build_products() -> Result<()> {
     let mut command = cargo();
     command.args(["build", "--release", "--target", binaries::TARGET]);
     for (package, _binary) in binaries::PRODUCTS {
@@ -37,12 +53,7 @@ pub(crate) fn products() -> Result<PathBuf> {
     // Static, and only what runs on the node: with --target given, RUSTFLAGS of
     // the target do not reach procedural macros.
     command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static");
-    run(&mut command)?;
-    let dir = binaries::workspace_root().join("target").join(binaries::TARGET).join("release");
-    for (package, binary) in binaries::PRODUCTS {
-        ensure!(dir.join(binary).is_file(), "package {package} built no {}", dir.join(binary).display());
-    }
-    Ok(dir)
+    run(&mut command)
 }
 
 /// One clear line for whoever is not root.

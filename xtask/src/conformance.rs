@@ -45,8 +45,9 @@ fn demo() -> Result<()> {
 
 /// A process of its own: a demo moves its process into namespaces.
 fn demo_with(option: &str, value: &Path) -> Result<()> {
+    let bin_dir = build::products()?;
     let this = std::env::current_exe().context("find this program")?;
-    build::run(Command::new(this).arg("demo").arg(option).arg(value))
+    build::run(Command::new(this).arg("demo").arg(option).arg(value).env("HAWSER_BIN_DIR", bin_dir))
 }
 
 /// bridge, host-local and loopback as Go modules; built once.

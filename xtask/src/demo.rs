@@ -28,7 +28,13 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     require_root("demo")?;
     part("build the static binaries", products)?;
     let network = if arguments.host_network { Network::Callers } else { Network::Own };
-    // Both are taken before the sandbox changes anything.
+    if network == Network::Callers {
+        let taken = netlink::links()?.iter().any(|link| link.name == BRIDGE);
+        ensure!(
+            !taken,
+            "--host-network: this machine has a link {BRIDGE} already, which the demo would delete"
+        );
+    }
     let forwarding = Forwarding::read();
     let mut sandbox = Sandbox::enter(network)?;
     if arguments.keep {
@@ -40,6 +46,10 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
         say(&format!("logs and traces: {}", sandbox.dir().display()));
     }
     if network == Network::Callers {
+        if shown.is_err() {
+            // Where it failed decides whether there is a bridge by now.
+            let _not_made_yet = netlink::delete_link(BRIDGE);
+        }
         forwarding.write_back()?;
     }
     shown?;

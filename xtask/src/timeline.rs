@@ -16,6 +16,9 @@ use trace::SpanLine;
 const NAME_WIDTH: usize = 44;
 const BAR_WIDTH: usize = 34;
 
+/// What takes less is noise to a person.
+const SHORTEST_SHOWN_MS: f64 = 0.5;
+
 /// An interval of the demo, under which its spans are shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Phase {
@@ -47,11 +50,9 @@ struct Bar<'a> {
     process: &'a str,
     start_ms: f64,
     length_ms: f64,
-    /// How many spans of the same phase and subject enclose it.
+    /// Whose step it is: 0 the pod's, 1 the kubelet's, 2 a plugin's or the driver's, 3 within those.
     depth: usize,
     fields: &'a serde_json::Map<String, serde_json::Value>,
-    #[serde(skip)]
-    span: &'a SpanLine,
 }
 
 /// The spans of a trace file, by start.
@@ -78,14 +79,18 @@ pub(crate) fn render(phases: &[Phase], spans: &[SpanLine]) -> String {
         // Spans may outlast the phase in which they began.
         let end = phase.spans.iter().map(|bar| bar.start_ms + bar.length_ms).fold(phase.start_ms, f64::max);
         let scale = Scale { start_ms: phase.start_ms, length_ms: end - phase.start_ms };
-        for bar in &phase.spans {
-            let name = shorten(
-                &format!("{}{} {}", "  ".repeat(bar.depth.min(4)), bar.name, bar.subject),
-                NAME_WIDTH,
-            );
+        let (shown, short): (Vec<&Bar<'_>>, Vec<&Bar<'_>>) =
+            phase.spans.iter().partition(|bar| bar.length_ms >= SHORTEST_SHOWN_MS);
+        for bar in shown {
+            let name =
+                shorten(&format!("{}{} {}", "  ".repeat(bar.depth), bar.name, bar.subject), NAME_WIDTH);
             let start = bar.start_ms - phase.start_ms;
             let bars = scale.bar(bar.start_ms, bar.length_ms);
             writeln!(text, "  {name:NAME_WIDTH$} {start:>8.1} {:>7.1} {bars}", bar.length_ms)
+                .expect("a String takes any text");
+        }
+        if !short.is_empty() {
+            writeln!(text, "  and {} shorter than {SHORTEST_SHOWN_MS} ms, in the JSON", short.len())
                 .expect("a String takes any text");
         }
     }
@@ -101,20 +106,16 @@ fn document<'a>(phases: &'a [Phase], spans: &'a [SpanLine]) -> Document<'a> {
     let origin = phases.iter().map(|phase| phase.start_ns).min().unwrap_or(0);
     let phases = phases.iter().map(|phase| {
         let within = spans.iter().filter(|span| (phase.start_ns..phase.end_ns).contains(&span.start_ns));
-        let mut bars: Vec<Bar<'_>> = Vec::new();
-        for span in within {
-            let depth = bars.iter().filter(|bar| bar.span.end_ns >= span.end_ns).count();
-            bars.push(Bar {
-                name: &span.name,
-                subject: subject(span),
-                process: &span.process,
-                start_ms: milliseconds(span.start_ns.saturating_sub(origin)),
-                length_ms: milliseconds(span.end_ns.saturating_sub(span.start_ns)),
-                depth,
-                fields: &span.fields,
-                span,
-            });
-        }
+        let bars = without_callers(within.collect()).into_iter().map(|(span, subject)| Bar {
+            name: &span.name,
+            subject,
+            process: &span.process,
+            start_ms: milliseconds(span.start_ns.saturating_sub(origin)),
+            length_ms: milliseconds(span.end_ns.saturating_sub(span.start_ns)),
+            depth: depth(&span.name),
+            fields: &span.fields,
+        });
+        let bars: Vec<Bar<'_>> = bars.collect();
         PhaseSpans {
             name: &phase.name,
             start_ms: milliseconds(phase.start_ns - origin),
@@ -125,9 +126,49 @@ fn document<'a>(phases: &'a [Phase], spans: &'a [SpanLine]) -> Document<'a> {
     Document { phases: phases.collect() }
 }
 
+/// A call is recorded on both sides. The caller's span is what the pod waited
+/// for, the callee's knows what it was about: one bar with the caller's times.
+fn without_callers(spans: Vec<&SpanLine>) -> Vec<(&SpanLine, String)> {
+    let mut merged: Vec<(&SpanLine, String)> = Vec::new();
+    let mut answered: Vec<bool> = Vec::new();
+    for span in spans {
+        let is_call_of = |at: usize| {
+            let caller = merged[at].0;
+            !answered[at] && caller.name == span.name && caller.end_ns >= span.end_ns && is_remote(&span.name)
+        };
+        match (0..merged.len()).rev().find(|&at| is_call_of(at)) {
+            Some(at) => {
+                answered[at] = true;
+                let known = subject(span);
+                if !known.is_empty() {
+                    merged[at].1 = known;
+                }
+            }
+            None => {
+                merged.push((span, subject(span)));
+                answered.push(false);
+            }
+        }
+    }
+    merged
+}
+
+fn is_remote(name: &str) -> bool {
+    name.starts_with("cri.") || name.starts_with("csi.")
+}
+
+fn depth(name: &str) -> usize {
+    match name.split('.').next().unwrap_or_default() {
+        "sync_pod" | "provision" => 0,
+        "volume_mount" | "cri" => 1,
+        "csi" | "cni" => 2,
+        _ => 3,
+    }
+}
+
 /// The first field that names an object.
 fn subject(span: &SpanLine) -> String {
-    let named = ["pod", "claim", "container", "volume", "volume_id", "container_id"].iter();
+    let named = ["pod", "claim", "object", "container", "volume", "volume_id", "container_id"].iter();
     let value = named.filter_map(|name| span.fields.get(*name)).find_map(|value| value.as_str());
     value.unwrap_or_default().to_owned()
 }
@@ -185,16 +226,30 @@ mod tests {
     }
 
     #[test]
-    fn bars_stand_where_their_spans_were_and_enclosed_ones_are_indented() {
+    fn bars_stand_where_their_spans_were_indented_by_whose_step_it_is() {
         let phases = [phase("start", 100, 200), phase("stop", 200, 210)];
         let spans = [span("sync_pod", "one", 100, 200), span("cri.RunPodSandbox", "one", 150, 175)];
         let text = render(&phases, &spans);
         let lines: Vec<&str> = text.lines().filter(|line| line.contains('█')).collect();
-        assert_eq!(lines[0].trim_end().chars().filter(|c| *c == '█').count(), BAR_WIDTH);
+        assert_eq!(lines[0].chars().filter(|c| *c == '█').count(), BAR_WIDTH);
         assert!(lines[0].starts_with("  sync_pod one "), "{text}");
         assert!(lines[1].starts_with("    cri.RunPodSandbox one "), "{text}");
         assert!(lines[1].contains("    50.0    25.0 "), "{text}");
         assert!(lines.iter().all(|line| line.chars().count() <= 100), "{text}");
+    }
+
+    #[test]
+    fn a_call_and_its_answer_are_one_bar_with_the_callers_times() {
+        let phases = [phase("start", 0, 100)];
+        let spans = [
+            span("cri.RunPodSandbox", "", 10, 40),
+            span("cri.RunPodSandbox", "default/one", 11, 39),
+            span("cri.RunPodSandbox", "", 20, 60),
+            span("cri.RunPodSandbox", "default/two", 21, 59),
+        ];
+        let bars = &document(&phases, &spans).phases[0].spans;
+        let seen: Vec<(&str, f64)> = bars.iter().map(|bar| (bar.subject.as_str(), bar.length_ms)).collect();
+        assert_eq!(seen, [("default/one", 30.0), ("default/two", 40.0)]);
     }
 
     #[test]
