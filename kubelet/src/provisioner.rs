@@ -26,6 +26,9 @@ use binding::Decision;
 
 pub(crate) use reclaim::users_of_claim;
 
+/// Before a missing class or driver is called a failure.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Clones share everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Provisioner {
@@ -69,8 +72,8 @@ impl Provisioner {
             drivers.mark_unchanged();
             let next = self.look_at_all();
             tokio::select! {
-                changed = storage_changed(&mut changes) => {
-                    if changed == Changed::MayHeal {
+                changed = next_change(&mut changes, &RELEVANT) => {
+                    if changed.is_none_or(|kind| HEALING.contains(&kind)) {
                         self.progress().failed.clear();
                     }
                 }
@@ -113,15 +116,18 @@ impl Provisioner {
                 Some(driver) => self.attempt(claim, Attempt::Create { class, driver }),
                 None => {
                     let message = format!(
-                        "Waiting for a volume to be created by driver {}, which is not registered: \
+                        "waiting for a volume to be created by driver {}, which is not registered: \
                          start it with this kubelet's root directory",
                         class.provisioner
                     );
-                    self.record_once(claim, EventType::Normal, "ExternalProvisioning", &message);
+                    self.attempt(claim, Attempt::Wait(Failure { reason: "ProvisioningFailed", message }));
                 }
             },
-            Decision::Wait { event_type, reason, message } => {
-                self.record_once(claim, event_type, reason, &message);
+            Decision::Wait { event_type: EventType::Warning, reason, message } => {
+                self.attempt(claim, Attempt::Wait(Failure { reason, message }));
+            }
+            Decision::Wait { event_type: EventType::Normal, reason, message } => {
+                self.record_once(claim, reason, &message);
             }
         }
     }
@@ -154,7 +160,7 @@ impl Provisioner {
     }
 
     /// A claim that waits is looked at often: the same words again are no news.
-    fn record_once(&self, claim: &PersistentVolumeClaim, event_type: EventType, reason: &str, message: &str) {
+    fn record_once(&self, claim: &PersistentVolumeClaim, reason: &str, message: &str) {
         let subject = claim.reference();
         let told = self
             .shared
@@ -163,7 +169,7 @@ impl Provisioner {
             .iter()
             .any(|e| e.involved_object.uid == subject.uid && e.reason == reason && e.message == message);
         if !told {
-            self.shared.store.record(&subject, event_type, reason, message);
+            self.shared.store.record(&subject, EventType::Normal, reason, message);
         }
     }
 
@@ -175,9 +181,17 @@ impl Provisioner {
 /// One thing done for a claim.
 #[derive(Debug)]
 enum Attempt {
-    Bind { volume: String },
-    Create { class: Arc<crate::objects::StorageClass>, driver: crate::csi::Driver },
+    Bind {
+        volume: String,
+    },
+    Create {
+        class: Arc<crate::objects::StorageClass>,
+        driver: crate::csi::Driver,
+    },
     Reclaim,
+    /// What is missing often comes a moment later: the class stands below the
+    /// claim in the same file, or the driver is starting.
+    Wait(Failure),
 }
 
 /// An attempt failed: the event that says so.
@@ -193,27 +207,36 @@ impl Attempt {
             Self::Bind { volume } => create::bind(&shared.store, claim, &volume),
             Self::Create { class, driver } => create::provision(&shared.store, claim, &class, &driver).await,
             Self::Reclaim => reclaim::reclaim(&shared.store, &shared.plugins, claim).await,
+            Self::Wait(failure) => shared.wait(failure).await,
         }
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Changed {
-    /// A class, driver or claim: what failed may work now.
-    MayHeal,
-    /// A pod or volume.
-    Other,
+impl Shared {
+    /// The failure, unless something changes before long.
+    async fn wait(&self, failure: Failure) -> Result<(), Failure> {
+        let (mut changes, mut drivers) = (self.store.subscribe(), self.plugins.changes());
+        tokio::select! {
+            _ = next_change(&mut changes, &HEALING) => Ok(()),
+            Ok(()) = drivers.changed() => Ok(()),
+            () = tokio::time::sleep(PATIENCE) => Err(failure),
+        }
+    }
 }
 
-async fn storage_changed(changes: &mut Receiver<Change>) -> Changed {
+/// What a claim depends on.
+const RELEVANT: [Kind; 5] =
+    [Kind::StorageClass, Kind::CsiDriver, Kind::PersistentVolumeClaim, Kind::PersistentVolume, Kind::Pod];
+/// Written by users: what failed may work now.
+const HEALING: [Kind; 3] = [Kind::StorageClass, Kind::CsiDriver, Kind::PersistentVolumeClaim];
+
+/// The next change of one of `kinds`; `None` when changes were missed.
+async fn next_change(changes: &mut Receiver<Change>, kinds: &[Kind]) -> Option<Kind> {
     loop {
         match changes.recv().await {
-            Ok(change) => match change.kind {
-                Kind::StorageClass | Kind::CsiDriver => return Changed::MayHeal,
-                Kind::PersistentVolumeClaim | Kind::PersistentVolume | Kind::Pod => return Changed::Other,
-                Kind::Event | Kind::Node => {}
-            },
-            Err(RecvError::Lagged(_)) => return Changed::MayHeal,
+            Ok(change) if kinds.contains(&change.kind) => return Some(change.kind),
+            Ok(_) => {}
+            Err(RecvError::Lagged(_)) => return None,
             Err(RecvError::Closed) => std::future::pending().await,
         }
     }

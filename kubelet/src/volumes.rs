@@ -35,7 +35,7 @@ use crate::objects::{EventType, Object, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
 use crate::store::Store;
 use csi_mount::CsiMount;
-use device::{DeviceKey, Devices, Stage};
+use device::{Device, DeviceKey, Devices, Stage};
 use layout::Layout;
 use resolve::Resolved;
 use retry::Retry;
@@ -186,31 +186,38 @@ impl Volumes {
     /// The daemon behind a volume died: its users learn it by an event, and the
     /// next pod gets a fresh Stage.
     pub(crate) async fn daemon_died(&self, volume_handle: &str, daemon: &Pod) {
-        let name = &daemon.metadata.name;
+        let name = format!("{}/{}", daemon.metadata.namespace, daemon.metadata.name);
         for device in self.shared.devices.all() {
             if device.key.volume_handle != volume_handle {
                 continue;
             }
-            // A Stage or Unstage under way may be what ended the daemon: what
-            // counts is what is left when it is through.
+            if device.is_staging() {
+                let message = format!(
+                    "mount pod {name} of volume {volume_handle} ended before it served the volume: \
+                     see its state and log (hawser-kubelet describe pod, hawser-kubelet logs)"
+                );
+                self.warn_users(&device, "FailedMount", &message);
+                continue;
+            }
+            // An Unstage under way may be what ended the daemon: what counts is
+            // what is left when it is through.
             let mut stage = device.stage.lock().await;
             if *stage == Stage::No {
                 continue;
             }
             *stage = Stage::Uncertain;
-            let users = device.users();
-            for pod in self.shared.store.pods().iter().filter(|p| users.contains(&p.metadata.uid)) {
-                let message = format!(
-                    "mount pod {name} of volume {volume_handle} ended: the volume answers \
-                     \"Transport endpoint is not connected\"; delete and apply this pod again to mount it afresh"
-                );
-                self.shared.store.record(
-                    &pod.reference(),
-                    EventType::Warning,
-                    "VolumeConditionAbnormal",
-                    &message,
-                );
-            }
+            let message = format!(
+                "mount pod {name} of volume {volume_handle} ended: the volume answers \
+                 \"Transport endpoint is not connected\"; delete and apply this pod again to mount it afresh"
+            );
+            self.warn_users(&device, "VolumeConditionAbnormal", &message);
+        }
+    }
+
+    fn warn_users(&self, device: &Device, reason: &str, message: &str) {
+        let users = device.users();
+        for pod in self.shared.store.pods().iter().filter(|p| users.contains(&p.metadata.uid)) {
+            self.shared.store.record(&pod.reference(), EventType::Warning, reason, message);
         }
     }
 

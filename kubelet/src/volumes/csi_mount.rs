@@ -107,7 +107,10 @@ impl CsiMount {
             secrets: HashMap::new(),
             volume_context: self.volume_attributes(),
         };
-        let Err(error) = self.driver.node_stage_volume(request).await else { return Ok(()) };
+        self.device.set_staging(true);
+        let staged = self.driver.node_stage_volume(request).await;
+        self.device.set_staging(false);
+        let Err(error) = staged else { return Ok(()) };
         // A driver that is certain has left nothing, so nothing of ours may say
         // otherwise: no Unstage will follow. Pods that still hold the volume do
         // need one, whatever became of this attempt to stage it again.

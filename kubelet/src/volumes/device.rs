@@ -1,6 +1,7 @@
 //! One volume on this node: whether it is staged, and which pods use it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What kubelet calls the unique volume name: driver and handle.
@@ -29,10 +30,20 @@ pub(crate) enum Stage {
 pub(crate) struct Device {
     pub(crate) key: DeviceKey,
     pub(crate) stage: tokio::sync::Mutex<Stage>,
+    /// NodeStageVolume is under way.
+    staging: AtomicBool,
     users: Mutex<BTreeSet<String>>,
 }
 
 impl Device {
+    pub(crate) fn is_staging(&self) -> bool {
+        self.staging.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_staging(&self, staging: bool) {
+        self.staging.store(staging, Ordering::Relaxed);
+    }
+
     pub(crate) fn add_user(&self, pod_uid: &str) {
         self.lock_users().insert(pod_uid.to_owned());
     }
@@ -70,7 +81,8 @@ impl Devices {
         let mut devices = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             let stage = tokio::sync::Mutex::new(first);
-            Arc::new(Device { key: key.clone(), stage, users: Mutex::default() })
+            let (staging, users) = (AtomicBool::new(false), Mutex::default());
+            Arc::new(Device { key: key.clone(), stage, staging, users })
         };
         Arc::clone(devices.entry(key.clone()).or_insert_with(new))
     }
