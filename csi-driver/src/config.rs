@@ -19,8 +19,8 @@ const POD_START_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
-/// Serves CSI on <kubelet-dir>/plugins/<driver>/csi.sock and registers itself
-/// with the kubelet through <kubelet-dir>/plugins_registry. SIGTERM ends the
+/// Serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock and registers itself
+/// with the kubelet through KUBELET-DIR/plugins_registry. SIGTERM ends the
 /// driver and leaves volumes and daemons as they are; the next start adopts them.
 #[derive(Debug, Parser)]
 #[command(name = "hawser-csi", version)]

@@ -271,6 +271,40 @@ fn a_daemon_that_cannot_start_leaves_nothing_and_says_why() {
     }
 }
 
+/// kubelet forgets a target after a final error. One that still holds a dead mount must not be forgotten.
+#[test]
+fn a_published_target_that_cannot_be_healed_is_not_given_up() {
+    let mut flags = Flags::process();
+    // In the sandbox, which is the driver's working directory.
+    flags.0[3] = "hawser-volume".to_owned();
+    let scene = Scene::start(flags);
+    let caller = scene.caller();
+    let binary = scene.sandbox.path("hawser-volume");
+    fs::copy(crate::scene::volume_binary(), &binary).unwrap();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    fs::rename(&binary, scene.sandbox.path("moved")).unwrap();
+    scene.kill_daemon();
+    assert_refused(
+        caller.publish(&id, "one"),
+        Code::Aborted,
+        "what an earlier call left is still there: start",
+    );
+    // Nothing of this one was ever there.
+    assert_refused(caller.publish(&id, "two"), Code::FailedPrecondition, "is not staged");
+    fs::remove_dir_all(scene.kubelet_dir().join("pods/two")).unwrap();
+    fs::rename(scene.sandbox.path("moved"), &binary).unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    fs::remove_file(&binary).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn a_daemon_that_never_dials_is_given_up_and_ended() {
     let mut flags = Flags::process();
