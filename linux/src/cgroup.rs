@@ -75,7 +75,7 @@ pub struct DeviceRule {
 /// One group, as the directories it has in the hierarchies it takes part in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
-    dirs: Vec<PathBuf>,
+    dirs: Vec<(Version, PathBuf)>,
     memory: Option<(Version, PathBuf)>,
 }
 
@@ -155,7 +155,7 @@ impl Hierarchies {
         }
         let result = self.places(&wanted).into_iter().try_for_each(|(version, root, controllers)| {
             ensure_dirs(root, path, version, &controllers).map_err(|(error, _)| error)?;
-            group.dirs.push(under(root, path));
+            group.dirs.push((version, under(root, path)));
             if version == Version::V1 && controllers.contains(&"cpuset") {
                 inherit_cpuset(root, path)?;
             }
@@ -260,13 +260,14 @@ fn settings(limits: &Limits) -> Vec<(&'static str, FileValues, FileValues)> {
 }
 
 impl Cgroup {
-    /// Puts the calling process in.
+    /// Puts the calling process in, which must have one thread only. On v1 it goes
+    /// in as a thread: that needs no cgroup_threadgroup_rwsem, whose writer waits
+    /// for an RCU grace period (kernel/cgroup/cgroup.c, `cgroup_procs_write_start`).
     pub fn join(&self) -> Result<()> {
-        self.dirs.iter().try_for_each(|dir| write(&dir.join("cgroup.procs"), "0"))
-    }
-
-    pub fn dirs(&self) -> &[PathBuf] {
-        &self.dirs
+        self.dirs.iter().try_for_each(|(version, dir)| match version {
+            Version::V1 => write(&dir.join("tasks"), "0"),
+            Version::V2 => write(&dir.join("cgroup.procs"), "0"),
+        })
     }
 
     /// How often the kernel killed one of its processes for lack of memory.
@@ -285,7 +286,7 @@ impl Cgroup {
         let mut pids: Vec<i32> = self
             .dirs
             .iter()
-            .filter_map(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok())
+            .filter_map(|(_, dir)| fs::read_to_string(dir.join("cgroup.procs")).ok())
             .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>())
             .collect();
         pids.sort_unstable();
@@ -295,7 +296,7 @@ impl Cgroup {
 
     /// Removes its directories; absence is a success. `EBUSY` while it has processes.
     pub fn remove(&self) -> Result<()> {
-        self.dirs.iter().try_for_each(|dir| match fs::remove_dir(dir) {
+        self.dirs.iter().try_for_each(|(_, dir)| match fs::remove_dir(dir) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::at("remove cgroup", dir, e)),
             _ => Ok(()),
         })
@@ -303,10 +304,11 @@ impl Cgroup {
 
     /// The group `path` wherever it exists, whoever made it.
     pub fn find(hierarchies: &Hierarchies, path: &Path) -> Self {
-        let roots = hierarchies.v1.iter().chain(&hierarchies.unified);
-        let mut dirs: Vec<PathBuf> = roots.map(|root| under(root, path)).filter(|dir| dir.is_dir()).collect();
-        // A v1 tree may be mounted in several places.
-        dirs.sort();
+        let v1 = hierarchies.v1.iter().map(|root| (Version::V1, under(root, path)));
+        let v2 = hierarchies.unified.iter().map(|root| (Version::V2, under(root, path)));
+        let mut dirs: Vec<(Version, PathBuf)> = v1.chain(v2).filter(|(_, dir)| dir.is_dir()).collect();
+        // One mount may stand in the table twice.
+        dirs.sort_by(|a, b| a.1.cmp(&b.1));
         dirs.dedup();
         let memory = hierarchies.controllers.get("memory").map(|(v, root)| (*v, under(root, path)));
         Self { dirs, memory }
