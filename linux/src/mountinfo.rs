@@ -1,4 +1,4 @@
-//! /proc/<pid>/mountinfo (proc_pid_mountinfo(5)): what is mounted where.
+//! `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)): what is mounted where.
 //!
 //! Reading it never touches the mounted file systems, so it is safe where a
 //! stat(2) would hang on a dead FUSE server.
