@@ -109,7 +109,7 @@ fn a_claim_larger_than_the_pool_says_so_until_it_asks_for_less() {
     let (node, idle) = node(&sandbox, NodeOptions::default());
     node.put_manifest("claim.yaml", &manifests::claim("c", "1Ti")).unwrap();
     node.put_manifest("p.yaml", &GOOD.with_claim("c").yaml()).unwrap();
-    node.wait_for_event("ProvisioningFailed", &["capacity"]).unwrap();
+    node.wait_for_event("ProvisioningFailed", &["1099511627776", "larger than the pool"]).unwrap();
     assert_pending(&node, "p");
     node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).unwrap();
     node.wait_for_phase("p", "Succeeded").unwrap();

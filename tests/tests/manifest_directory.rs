@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use linux::mount::{MountFlags, UnmountMode};
 use tests::manifests::{self, Pod};
 use tests::node::{PATIENCE, text};
-use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually};
+use tests::{LeakCheck, Node, NodeOptions, Sandbox};
 
 const RUNNING: Pod<'_> = Pod {
     name: "user",
@@ -107,28 +107,33 @@ fn emptying_the_directory_stops_pods_and_deletes_no_data() {
 }
 
 #[test]
-fn renaming_the_directory_deletes_no_data_and_renaming_it_back_heals() {
+fn renaming_the_directory_stops_no_pod_and_deletes_no_data() {
     let sandbox = Sandbox::new();
     let (node, idle) = node_with_data(&sandbox, Directory::Plain);
     let aside = sandbox.path("m.aside");
     fs::rename(node.manifests(), &aside).unwrap();
-    node.wait_for_no_pod("user").unwrap();
+    node.wait_for_event("ManifestDirectoryMissing", &[&node.manifests().display().to_string()]).unwrap();
     assert_kept(&node);
+    assert_runs_on(&node);
     fs::rename(&aside, node.manifests()).unwrap();
-    node.wait_for_phase("user", "Running").unwrap();
+    node.wait_for_event("ManifestDirectoryFound", &[]).unwrap();
+    assert_runs_on(&node);
     assert_readable(&node);
     node.finish(&idle).unwrap();
 }
 
 #[test]
-fn unmounting_the_directory_stops_pods_and_deletes_no_data() {
+fn unmounting_the_directory_stops_no_pod_and_deletes_no_data() {
     let sandbox = Sandbox::new();
     let (node, idle) = node_with_data(&sandbox, Directory::MountPoint);
     linux::mount::unmount(&node.manifests(), UnmountMode::Detach).unwrap();
-    node.wait_for_no_pods().unwrap();
+    node.wait_for_event("ManifestDirectoryMissing", &[&node.manifests().display().to_string()]).unwrap();
     assert_kept(&node);
+    assert_runs_on(&node);
     Directory::MountPoint.mount(&node);
     put_everything(&node).unwrap();
+    node.wait_for_event("ManifestDirectoryFound", &[]).unwrap();
+    assert_runs_on(&node);
     assert_readable(&node);
     node.finish(&idle).unwrap();
 }
@@ -156,14 +161,25 @@ fn a_file_saved_by_rename_is_a_change_and_not_a_deletion() {
     node.finish(&idle).unwrap();
 }
 
+/// What the kubelet does with a pod whose file is not there when it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// The directory is there and the file is not: somebody removed it.
+    Stopped,
+    /// The directory itself is gone: nobody said anything about the pod.
+    RunsOn,
+}
+
 #[test]
 fn a_directory_emptied_while_the_kubelet_was_stopped_deletes_no_data() {
-    changed_while_stopped(Directory::Plain, |node| node.remove_all_manifests().expect("remove"));
+    changed_while_stopped(Directory::Plain, Fate::Stopped, |node| {
+        node.remove_all_manifests().expect("remove")
+    });
 }
 
 #[test]
 fn a_directory_renamed_while_the_kubelet_was_stopped_deletes_no_data() {
-    changed_while_stopped(Directory::Plain, |node| {
+    changed_while_stopped(Directory::Plain, Fate::RunsOn, |node| {
         let aside = node.sandbox().path("m.aside");
         fs::rename(node.manifests(), &aside).expect("rename");
         fs::remove_dir_all(aside).expect("remove");
@@ -172,29 +188,35 @@ fn a_directory_renamed_while_the_kubelet_was_stopped_deletes_no_data() {
 
 #[test]
 fn a_directory_unmounted_while_the_kubelet_was_stopped_deletes_no_data() {
-    changed_while_stopped(Directory::MountPoint, |node| {
+    changed_while_stopped(Directory::MountPoint, Fate::RunsOn, |node| {
         linux::mount::unmount(&node.manifests(), UnmountMode::Detach).expect("unmount");
     });
 }
 
-fn changed_while_stopped(directory: Directory, change: impl FnOnce(&Node<'_>)) {
+fn changed_while_stopped(directory: Directory, fate: Fate, change: impl FnOnce(&Node<'_>)) {
     let sandbox = Sandbox::new();
     let (mut node, idle) = node_with_data(&sandbox, directory);
     let status = node.kubelet().expect("started").stop(PATIENCE).expect("it ends on SIGTERM");
     assert!(status.success(), "{status}");
     change(&node);
     node.start_kubelet().expect("it starts again");
-    node.wait_for_no_pod("user").expect("the pod's file is gone");
+    match fate {
+        Fate::Stopped => node.wait_for_no_pod("user").expect("the pod's file is gone"),
+        Fate::RunsOn => {
+            node.wait_for_event("ManifestDirectoryMissing", &[]).expect("an event");
+            assert_runs_on(&node);
+        }
+    }
     assert_kept(&node);
     fs::create_dir_all(node.manifests()).expect("mkdir");
     directory.mount(&node);
     put_everything(&node).expect("put");
-    eventually("the user runs again", PATIENCE, || {
-        let phase = text(&node.get("pod", "user")?["status"]["phase"]);
-        ensure!(phase == "Running", "{phase}");
-        Ok(())
-    })
-    .expect("healed");
+    node.wait_for_phase("user", "Running").expect("healed");
     assert_readable(&node);
     node.finish(&idle).expect("nothing is left");
+}
+
+fn assert_runs_on(node: &Node<'_>) {
+    assert_eq!(text(&node.get("pod", "user").expect("the pod")["status"]["phase"]), "Running");
+    assert_eq!(node.processes("demo-app").expect("processes").len(), 1);
 }
