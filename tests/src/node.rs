@@ -45,6 +45,8 @@ pub struct NodeOptions {
     pub pool_capacity: String,
     /// The binary in the mount pods' image and of the process launcher; `None`: ours.
     pub volume_binary: Option<PathBuf>,
+    /// Seconds that a daemon has to dial in; `None`: the driver's own.
+    pub start_timeout: Option<u32>,
 }
 
 impl Default for NodeOptions {
@@ -55,6 +57,7 @@ impl Default for NodeOptions {
             oci_runtime: None,
             pool_capacity: "10Gi".to_owned(),
             volume_binary: None,
+            start_timeout: None,
         }
     }
 }
@@ -298,6 +301,9 @@ impl<'a> Node<'a> {
             .arg(self.volume_binary()?)
             .arg("--trace-file")
             .arg(self.trace_file());
+        if let Some(seconds) = self.options.start_timeout {
+            command.args(["--start-timeout", &seconds.to_string()]);
+        }
         self.driver = Some(Daemon::start("hawser-csi", command, &sandbox.path("csi.out"))?);
         Ok(())
     }

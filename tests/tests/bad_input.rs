@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
@@ -172,7 +173,9 @@ fn a_driver_that_is_not_registered_is_named_and_waited_for() {
     node.remove_manifest("p.yaml").unwrap();
     node.wait_for_no_pods().unwrap();
     node.delete("pvc", "c").unwrap();
-    assert_eq!(fs::read_dir(node.pool()).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count(), 0);
+    let volumes =
+        fs::read_dir(node.pool()).unwrap().flatten().flat_map(|dir| fs::read_dir(dir.path())).flatten();
+    assert_eq!(volumes.flatten().map(|entry| entry.path()).collect::<Vec<_>>(), Vec::<PathBuf>::new());
     node.stop().unwrap();
 }
 
@@ -233,7 +236,10 @@ fn a_volume_program_that_cannot_start_keeps_the_pod_pending_and_leaves_nothing()
     let sandbox = Sandbox::new();
     // It says its usage and exits 2, whatever it is asked.
     let wrong = binaries::find("demo-app").unwrap();
-    let (node, idle) = node(&sandbox, NodeOptions { volume_binary: Some(wrong), ..NodeOptions::default() });
+    let (node, idle) = node(
+        &sandbox,
+        NodeOptions { volume_binary: Some(wrong), start_timeout: Some(2), ..NodeOptions::default() },
+    );
     node.put_manifest(
         "p.yaml",
         &format!("{}---\n{}", manifests::claim("c", "1Mi"), GOOD.with_claim("c").yaml()),
@@ -252,6 +258,7 @@ fn a_volume_program_that_could_not_start_is_tried_again_once_it_can() {
     let options = NodeOptions {
         launcher: Launcher::Process,
         volume_binary: Some(program.clone()),
+        start_timeout: Some(2),
         ..NodeOptions::default()
     };
     let (node, idle) = node(&sandbox, options);
