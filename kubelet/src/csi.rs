@@ -16,7 +16,7 @@ use proto::csi::{
 };
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
-use tracing::{Instrument, info_span};
+use tracing::{Instrument, debug_span, info_span};
 
 use crate::unix_channel;
 
@@ -68,6 +68,8 @@ pub(crate) struct NodeCapabilities {
     pub(crate) stage: bool,
     pub(crate) mount_group: bool,
     pub(crate) single_node_multi_writer: bool,
+    /// NodeGetVolumeStats tells it.
+    pub(crate) volume_condition: bool,
 }
 
 /// A registered driver: its name and where it listens.
@@ -150,6 +152,23 @@ impl Driver {
         .map(drop)
     }
 
+    /// `None` from drivers that do not say.
+    pub(crate) async fn node_volume_condition(
+        &self,
+        volume_id: &str,
+        volume_path: &Path,
+    ) -> Result<Option<csi::VolumeCondition>> {
+        let request = csi::NodeGetVolumeStatsRequest {
+            volume_id: volume_id.to_owned(),
+            volume_path: volume_path.to_string_lossy().into_owned(),
+            staging_target_path: String::new(),
+        };
+        let reply = self.node("NodeGetVolumeStats", volume_id, |mut node| async move {
+            node.node_get_volume_stats(request).await
+        });
+        Ok(reply.await?.volume_condition)
+    }
+
     pub(crate) async fn create_volume(&self, request: csi::CreateVolumeRequest) -> Result<csi::Volume> {
         let name = request.name.clone();
         let reply = self
@@ -205,8 +224,12 @@ impl Driver {
     where
         F: Future<Output = std::result::Result<Response<T>, Status>>,
     {
-        let span =
-            info_span!("csi", span = %format_args!("csi.{method}"), driver = self.name, volume_id = object);
+        let name = format!("csi.{method}");
+        let span = match method {
+            // Asked for ever, of every volume.
+            "NodeGetVolumeStats" => debug_span!("csi", span = name, volume_id = object),
+            _ => info_span!("csi", span = name, driver = self.name, volume_id = object),
+        };
         let reply = async {
             let channel = unix_channel::connect(&self.endpoint)
                 .await
@@ -239,6 +262,7 @@ fn known_capabilities(reply: &csi::NodeGetCapabilitiesResponse) -> NodeCapabilit
         stage: has(NodeRpc::StageUnstageVolume),
         mount_group: has(NodeRpc::VolumeMountGroup),
         single_node_multi_writer: has(NodeRpc::SingleNodeMultiWriter),
+        volume_condition: has(NodeRpc::GetVolumeStats) && has(NodeRpc::VolumeCondition),
     }
 }
 

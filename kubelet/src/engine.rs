@@ -109,6 +109,7 @@ impl Engine {
         background.spawn(never_ends(self.plugins.clone().watch(registry)));
         let provisioner = Provisioner::new(self.store.clone(), self.plugins.clone(), self.volumes.clone());
         background.spawn(never_ends(provisioner.run()));
+        background.spawn(never_ends(self.volumes.clone().watch_health()));
 
         let preloaded = self.preload(&cri, &mut background);
         let tools = Arc::new(self.tools(cri.clone(), runtime_name, preloaded)?);

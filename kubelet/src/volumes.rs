@@ -13,6 +13,7 @@ mod csi_unmount;
 mod device;
 mod error;
 mod files;
+mod health;
 mod layout;
 mod local;
 mod ownership;

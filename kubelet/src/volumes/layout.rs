@@ -2,16 +2,21 @@
 //! `vol_data.json` files from which they are found again after a restart
 //! (kubernetes, pkg/volume/csi).
 
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::Error;
+use super::files;
 
 const CSI_PLUGIN: &str = "kubernetes.io~csi";
 const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
 const VOL_DATA: &str = "vol_data.json";
+const TEMPORARY: &str = ".vol_data.json.new";
 
 /// Paths below the root directory.
 #[derive(Debug, Clone)]
@@ -98,30 +103,42 @@ pub(crate) fn attachment_id(volume_handle: &str, driver: &str, node_name: &str) 
     format!("csi-{}", sha256_hex(&format!("{volume_handle}{driver}{node_name}")))
 }
 
+/// Whole or not at all, also when this process is killed. After a power loss
+/// it may be empty; but then nothing is mounted, and [`read_vol_data`] knows.
 pub(crate) fn write_vol_data(dir: &Path, data: &impl Serialize) -> Result<(), Error> {
     let json = serde_json::to_vec(data).expect("strings are always JSON");
-    linux::atomic_file::write(&dir.join(VOL_DATA), &json, 0o640).map_err(Error::Kernel)
+    let (path, temporary) = (dir.join(VOL_DATA), dir.join(TEMPORARY));
+    let write = || {
+        std::fs::write(&temporary, json)?;
+        std::fs::set_permissions(&temporary, Permissions::from_mode(0o640))?;
+        std::fs::rename(&temporary, &path)
+    };
+    write().map_err(|e| Error::io("write", &path, e))
 }
 
-/// `None` when there is no such file.
+/// `None` when there is no such file, and when an unreadable one describes no mount.
 pub(crate) fn read_vol_data<T: for<'de> Deserialize<'de>>(dir: &Path) -> Result<Option<T>, Error> {
     let path = dir.join(VOL_DATA);
-    match std::fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|e| Error::io("parse", &path, std::io::Error::from(e))),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io("read", &path, e)),
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io("read", &path, e)),
+    };
+    match serde_json::from_slice(&bytes) {
+        Ok(data) => Ok(Some(data)),
+        Err(_) if files::mounts_below(dir)?.is_empty() => Ok(None),
+        Err(e) => Err(Error::io("parse", &path, io::Error::from(e))),
     }
 }
 
 pub(crate) fn remove_vol_data(dir: &Path) -> Result<(), Error> {
-    match std::fs::remove_file(dir.join(VOL_DATA)) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::io("remove", &dir.join(VOL_DATA), e))
+    for path in [dir.join(TEMPORARY), dir.join(VOL_DATA)] {
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::io("remove", &path, e)),
+            _ => {}
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// A volume's name as one path component (kubernetes, `EscapeQualifiedName`).
@@ -181,5 +198,12 @@ mod tests {
         remove_vol_data(dir.path()).unwrap();
         remove_vol_data(dir.path()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_torn_by_a_power_loss_describes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(VOL_DATA), "").unwrap();
+        assert_eq!(read_vol_data::<StageData>(dir.path()).unwrap(), None);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::ffi::OsStr;
 
+use tracing::warn;
+
 use super::device::{DeviceKey, Stage};
 use super::layout::{PublishData, StageData};
 use super::{Error, Volumes, csi_unmount, files, layout, resolve};
@@ -15,10 +17,15 @@ impl Volumes {
         let shared = &self.shared;
         for driver_dir in files::subdirectories(&shared.layout.stage_root())? {
             for dir in files::subdirectories(&driver_dir)? {
-                if let Some(data) = layout::read_vol_data::<StageData>(&dir)? {
-                    let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
-                    shared.devices.get(&key, Stage::Uncertain);
-                }
+                let Some(data) = layout::read_vol_data::<StageData>(&dir)? else {
+                    // Of a Stage that never began, or from before a power loss.
+                    if let Err(error) = files::remove_stage_dir(&dir) {
+                        warn!(dir = %dir.display(), error = error.text(), "unknown stage directory stays");
+                    }
+                    continue;
+                };
+                let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
+                shared.devices.get(&key, Stage::Uncertain);
             }
         }
         let mut uids = Vec::new();
@@ -66,7 +73,7 @@ impl Volumes {
                     match csi_unmount::unstage(&shared.plugins, &shared.layout, &device, &mut stage).await {
                         Ok(()) => return,
                         Err(error) => {
-                            tracing::warn!(
+                            warn!(
                                 volume_id = device.key.volume_handle,
                                 error = error.text(),
                                 "not unstaged yet"
