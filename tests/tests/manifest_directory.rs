@@ -173,7 +173,7 @@ enum Fate {
 #[test]
 fn a_directory_emptied_while_the_kubelet_was_stopped_deletes_no_data() {
     changed_while_stopped(Directory::Plain, Fate::Stopped, |node| {
-        node.remove_all_manifests().expect("remove")
+        node.remove_all_manifests().expect("remove");
     });
 }
 
