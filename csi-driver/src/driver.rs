@@ -16,6 +16,7 @@ use crate::launcher::process::ProcessLauncher;
 use crate::pool::Pool;
 use crate::status::status;
 use crate::volume_lock::VolumeLocks;
+use crate::waits::Waits;
 use crate::watch::DaemonWatch;
 
 /// kubelet gives up after 120 s; an answer before that says more than its silence.
@@ -31,6 +32,7 @@ pub(crate) struct Driver {
     pub(crate) launcher: Box<dyn Launcher>,
     pub(crate) keeper: Box<dyn FdKeeper>,
     pub(crate) watch: DaemonWatch,
+    pub(crate) waits: Waits,
     locks: VolumeLocks,
 }
 
@@ -59,6 +61,7 @@ impl Driver {
             launcher,
             keeper: Box::new(LetGo),
             watch: DaemonWatch::default(),
+            waits: Waits::default(),
             locks: VolumeLocks::default(),
         })
     }

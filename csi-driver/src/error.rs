@@ -81,6 +81,8 @@ pub enum Error {
     },
     #[error("no daemon dialled {} within {} s", socket.display(), waited.as_secs())]
     NobodyDialled { socket: PathBuf, waited: Duration },
+    #[error("the stage of volume {volume_id} was taken back before its daemon dialled")]
+    Abandoned { volume_id: VolumeId },
     #[error("the daemon of volume {volume_id} ended before it served{}", last_words(log.as_deref()))]
     DaemonEnded { volume_id: VolumeId, log: Option<String> },
     #[error("the daemon of volume {volume_id} refused to serve: {reason}")]

@@ -14,6 +14,7 @@ use crate::dial::DialListener;
 use crate::error::{Error, Result, Step};
 use crate::process::{self, ProcessId};
 use crate::volume::VolumeId;
+use crate::waits::Wait;
 
 const VERSION: u32 = 1;
 /// Who has dialled says Hello at once; others wait behind it.
@@ -58,11 +59,16 @@ pub(crate) fn new_nonce() -> Result<String> {
 
 /// Waits up to `patience` for the daemon to dial in, and returns when it serves.
 /// Whoever else dials is turned away and does not end the wait.
-pub(crate) fn hand_over(listener: &DialListener, offer: &Offer<'_>, patience: Duration) -> Result<Served> {
+pub(crate) fn hand_over(
+    listener: &DialListener,
+    offer: &Offer<'_>,
+    patience: Duration,
+    wait: &Wait<'_>,
+) -> Result<Served> {
     let deadline = Instant::now() + patience;
     let started = offer.process.map(ProcessId::open).transpose().step("watch daemon")?;
     loop {
-        wait_for_dial(listener, offer, started.as_ref(), deadline, patience)?;
+        wait_for_dial(listener, offer, started.as_ref(), (deadline, patience), wait)?;
         let socket = listener.accept().step("hand over")?;
         let peer = socket.peer().step("hand over")?;
         match greet(&socket, peer, offer) {
@@ -79,11 +85,12 @@ fn wait_for_dial(
     listener: &DialListener,
     offer: &Offer<'_>,
     started: Option<&Option<OwnedFd>>,
-    deadline: Instant,
-    patience: Duration,
+    (deadline, patience): (Instant, Duration),
+    wait: &Wait<'_>,
 ) -> Result<()> {
     let ended = || Error::DaemonEnded { volume_id: offer.volume_id.clone(), log: None };
-    let mut fds = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let mut fds =
+        vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(wait.as_fd(), PollFlags::POLLIN)];
     match started {
         Some(None) => return Err(ended()),
         Some(Some(pidfd)) => fds.push(PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)),
@@ -93,9 +100,10 @@ fn wait_for_dial(
     if process::poll(&mut fds, left).step("wait for daemon")? == 0 {
         return Err(Error::NobodyDialled { socket: listener.path().to_owned(), waited: patience });
     }
-    match fds[0].any() {
-        Some(true) => Ok(()),
-        Some(false) | None => Err(ended()),
+    match (fds[0].any(), fds[1].any()) {
+        (_, Some(true)) => Err(wait.error()),
+        (Some(true), _) => Ok(()),
+        (Some(false) | None, _) => Err(ended()),
     }
 }
 
@@ -159,6 +167,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
 mod tests {
     use super::*;
     use crate::dial::DialDir;
+    use crate::waits::Waits;
     use std::thread;
 
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -168,6 +177,7 @@ mod tests {
         volume_id: VolumeId,
         listener: DialListener,
         file: std::fs::File,
+        waits: Waits,
     }
 
     impl Scene {
@@ -175,7 +185,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
             let listener = DialDir::of(dir.path(), &volume_id).listen().unwrap();
-            Self { dir, volume_id, listener, file: tempfile::tempfile().unwrap() }
+            Self { dir, volume_id, listener, file: tempfile::tempfile().unwrap(), waits: Waits::default() }
         }
 
         fn offer(&self, process: Option<ProcessId>) -> Offer<'_> {
@@ -187,6 +197,10 @@ mod tests {
                 fuse_device: self.file.as_fd(),
                 tree: self.file.as_fd(),
             }
+        }
+
+        fn hand_over(&self, offer: &Offer<'_>, patience: Duration) -> Result<Served> {
+            hand_over(&self.listener, offer, patience, &self.waits.begin(&self.volume_id).unwrap())
         }
 
         /// Dials as a daemon would, in a thread; its Answer if it gets an Assignment.
@@ -214,7 +228,7 @@ mod tests {
     fn the_daemon_gets_two_descriptors_and_the_driver_its_process() {
         let scene = Scene::new();
         let daemon = scene.dial("right", ready());
-        let served = hand_over(&scene.listener, &scene.offer(None), PATIENCE).unwrap();
+        let served = scene.hand_over(&scene.offer(None), PATIENCE).unwrap();
         assert_eq!(served.daemon.pid, std::process::id().cast_signed());
         assert_eq!(served.max_write_bytes, 4096);
         assert_eq!(daemon.join().unwrap(), 2);
@@ -225,7 +239,7 @@ mod tests {
         let scene = Scene::new();
         let wrong = scene.dial("wrong", ready());
         let waiting = thread::scope(|scope| {
-            let driver = scope.spawn(|| hand_over(&scene.listener, &scene.offer(None), PATIENCE));
+            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
             assert_eq!(wrong.join().unwrap(), 0, "nothing is given to it");
             let right = scene.dial("right", ready());
             assert_eq!(right.join().unwrap(), 2);
@@ -241,7 +255,7 @@ mod tests {
         let process = ProcessId::of(child.id().cast_signed()).unwrap();
         let other = scene.dial("right", ready());
         let offer = scene.offer(Some(process));
-        let err = hand_over(&scene.listener, &offer, Duration::from_millis(300)).unwrap_err();
+        let err = scene.hand_over(&offer, Duration::from_millis(300)).unwrap_err();
         assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
         assert_eq!(other.join().unwrap(), 0);
         child.kill().unwrap();
@@ -249,17 +263,31 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_is_abandoned_ends_at_once() {
+        let scene = Scene::new();
+        let err = thread::scope(|scope| {
+            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
+            while !driver.is_finished() {
+                scene.waits.abandon(&scene.volume_id);
+                thread::yield_now();
+            }
+            driver.join().unwrap().unwrap_err()
+        });
+        assert!(matches!(err, Error::Abandoned { .. }), "{err}");
+    }
+
+    #[test]
     fn a_daemon_that_ends_or_refuses_is_known_at_once() {
         let scene = Scene::new();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let process = ProcessId::of(child.id().cast_signed());
-        let err = hand_over(&scene.listener, &scene.offer(process), PATIENCE).unwrap_err();
+        let err = scene.hand_over(&scene.offer(process), PATIENCE).unwrap_err();
         assert!(matches!(err, Error::DaemonEnded { .. }), "{err}");
         child.wait().unwrap();
 
         let failed = answer::Result::Failed(proto::handover::Failed { reason: "no INIT".into() });
         let daemon = scene.dial("right", Some(failed));
-        let err = hand_over(&scene.listener, &scene.offer(None), PATIENCE).unwrap_err();
+        let err = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err();
         assert!(err.to_string().ends_with("refused to serve: no INIT"), "{err}");
         daemon.join().unwrap();
     }

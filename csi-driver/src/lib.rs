@@ -31,6 +31,7 @@ mod server;
 mod status;
 mod volume;
 mod volume_lock;
+mod waits;
 mod watch;
 
 use std::path::{Path, PathBuf};

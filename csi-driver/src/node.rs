@@ -86,6 +86,7 @@ impl Node for NodeService {
         let path = parse_undo(&volume_id, "staging_target_path", &staging_target_path)
             .map_err(|e| refused(name, &e))?;
         if let Some(id) = VolumeId::parse(&volume_id) {
+            self.0.waits.abandon(&id);
             run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.unstage(&id, &path.resolve()?))
                 .await?;
         }

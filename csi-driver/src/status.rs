@@ -29,6 +29,7 @@ pub(crate) fn code(error: &Error) -> Code {
         Error::LargerThanPool { .. } => Code::OutOfRange,
         Error::PoolFull { .. } | Error::OutOfTopology { .. } => Code::ResourceExhausted,
         Error::Pending { .. }
+        | Error::Abandoned { .. }
         | Error::BeingDeleted { .. }
         | Error::Busy { .. }
         | Error::DaemonLives { .. }

@@ -184,8 +184,9 @@ impl Driver {
             fuse_device: fuse_device.as_fd(),
             tree: tree.as_fd(),
         };
-        let served = handover::hand_over(&listener, &offer, self.launcher.patience())
-            .map_err(|error| with_last_words(error, &dial))?;
+        let served =
+            handover::hand_over(&listener, &offer, self.launcher.patience(), &self.waits.begin(volume_id)?)
+                .map_err(|error| with_last_words(error, &dial))?;
         self.keeper.handed_over(volume_id, fuse_device);
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon };
         self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;

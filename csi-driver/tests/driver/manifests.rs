@@ -97,6 +97,23 @@ fn a_pod_that_never_comes_leaves_nothing() {
 }
 
 #[test]
+fn an_unstage_ends_the_wait_for_a_pod_that_never_comes() {
+    let scene = Scene::start(flags("90"));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let path = manifest(&scene, &id);
+    std::thread::scope(|scope| {
+        let staging = scope.spawn(|| caller.stage(&id));
+        as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+        retried(&scene, "unstage", || caller.unstage(&id));
+        assert_eq!(staging.join().unwrap().unwrap_err().code(), Code::Aborted);
+    });
+    assert!(!path.exists() && mounted(&caller.staging_path(&id)).is_none());
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
 fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
     let mut scene = Scene::start(flags("30"));
     let caller = scene.caller();

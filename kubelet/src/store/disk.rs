@@ -43,6 +43,7 @@ impl Disk {
                 .recursive(true)
                 .mode(DIR_MODE)
                 .create(&path)
+                .and_then(|()| remove_unfinished(&path))
                 .map_err(|cause| Error::Read { path, cause })?;
         }
         Ok(Self { dir: dir.to_owned() })
@@ -113,6 +114,17 @@ impl Disk {
         paths.sort();
         Ok(paths)
     }
+}
+
+/// What a kill in the middle of a write left in `dir`.
+fn remove_unfinished(dir: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
