@@ -184,12 +184,24 @@ pub fn open_in_root(root: impl AsFd, path: &Path) -> Result<OwnedFd> {
     open_how(root.as_fd(), path, OFlags::PATH)
 }
 
-/// The same, open for reading.
-pub fn read_in_root(root: impl AsFd, path: &Path) -> Result<Vec<u8>> {
+/// The content of a regular file of at most `max_bytes`. What else may stand
+/// there, in an image that nobody vouches for, is not even opened (`EINVAL`): a
+/// device never ends, a pipe waits. A larger file gives `EFBIG`.
+pub fn read_in_root(root: impl AsFd, path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     use std::io::Read;
-    let fd = open_how(root.as_fd(), path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    const OP: &str = "read";
+    let found = open_in_root(root, path)?;
+    let stat = rustix::fs::fstat(&found).map_err(|e| Error::at(OP, path, e))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Error::at(OP, path, Errno::EINVAL));
+    }
+    let file = std::fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+        .map_err(|e| Error::at(OP, path, e))?;
     let mut content = Vec::new();
-    std::fs::File::from(fd).read_to_end(&mut content).map_err(|e| Error::at("read", path, e))?;
+    file.take(max_bytes.saturating_add(1)).read_to_end(&mut content).map_err(|e| Error::at(OP, path, e))?;
+    if u64::try_from(content.len()).is_ok_and(|length| length > max_bytes) {
+        return Err(Error::at(OP, path, Errno::EFBIG));
+    }
     Ok(content)
 }
 
@@ -354,7 +366,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("passwd")).unwrap();
         let root = open_root(dir.path()).unwrap();
-        assert_eq!(read_in_root(&root, Path::new("passwd")).unwrap_err().errno(), Errno::ENOENT);
+        assert_eq!(read_in_root(&root, Path::new("passwd"), 1 << 20).unwrap_err().errno(), Errno::ENOENT);
+    }
+
+    #[test]
+    fn only_regular_files_of_a_sane_size_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = open_root(dir.path()).unwrap();
+        nix::unistd::mkfifo(&dir.path().join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(read_in_root(&root, Path::new("pipe"), 8).unwrap_err().errno(), Errno::EINVAL);
+        std::fs::write(dir.path().join("file"), "12345678").unwrap();
+        assert_eq!(read_in_root(&root, Path::new("file"), 8).unwrap(), b"12345678");
+        assert_eq!(read_in_root(&root, Path::new("file"), 7).unwrap_err().errno(), Errno::EFBIG);
     }
 
     #[test]

@@ -394,7 +394,7 @@ impl Shim {
 impl Container {
     fn pump(&mut self) {
         let log = &mut self.log;
-        self.streams.retain_mut(|stream| stream.pump(log));
+        self.streams.retain_mut(|stream| stream.pump(log, log::TURN_BYTES));
     }
 }
 

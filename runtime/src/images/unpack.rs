@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 use linux::rootfs;
+use nix::errno::Errno;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use sha2::{Digest, Sha256};
 use tar::EntryType;
@@ -69,7 +70,12 @@ fn extract(stream: impl Read, dir: &Path) -> Result<(), String> {
     }
     // Filling a directory changes its time, so those come last.
     for (path, seconds) in dir_times {
-        let made = rootfs::open_in_root(&root, &path).map_err(|e| e.to_string())?;
+        let made = match rootfs::open_in_root(&root, &path) {
+            Ok(made) => made,
+            // A later entry took its place, or hid it.
+            Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => continue,
+            Err(e) => return Err(format!("{}: {}", path.display(), chain(&e))),
+        };
         let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&made));
         rustix::fs::utimensat(rustix::fs::CWD, &*name, &times(seconds), AtFlags::empty())
             .map_err(|e| format!("{}: set time: {e}", path.display()))?;
@@ -95,6 +101,10 @@ fn place(root: &OwnedFd, entry: &mut tar::Entry<'_, impl Read>, path: &Path) -> 
         return set_xattr(&parent, "trusted.overlay.opaque", b"y");
     }
     if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
+        if matches!(hidden, b"" | b"." | b"..") {
+            // Removing ".." would reach the directory of all layers.
+            return Err("the whiteout names no entry of its directory".to_owned());
+        }
         let hidden = std::ffi::OsStr::from_bytes(hidden);
         remove_existing(&parent, hidden)?;
         return rustix::fs::mknodat(&parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
@@ -113,9 +123,10 @@ fn make(
     let kind = entry.header().entry_type();
     let what = |op: &'static str| move |e: rustix::io::Errno| format!("{op}: {}", io::Error::from(e));
     if kind == EntryType::Directory {
-        match rustix::fs::mkdirat(parent, name, Mode::from(0o755)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(e) => return Err(what("make directory")(e)),
+        if !is_directory(parent, name) {
+            // A link of this name is replaced: its target is not of this layer.
+            remove_existing(parent, name.as_os_str())?;
+            rustix::fs::mkdirat(parent, name, Mode::from(0o755)).map_err(what("make directory"))?;
         }
         return finish(parent, name, entry);
     }
@@ -209,6 +220,12 @@ fn set_owner_and_mode(
             .map_err(|e| format!("set mode: {e}"))?;
     }
     Ok(())
+}
+
+/// Whether `name` is a directory itself, not a link to one.
+fn is_directory(parent: &OwnedFd, name: &Path) -> bool {
+    rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
 /// A later entry replaces an earlier one of the same name, directories included.
@@ -336,6 +353,35 @@ mod tests {
         assert!(!dir.path().join("escaped").exists());
         assert!(dir.path().join("layer/escaped").exists(), "the layer's root is where '..' ends");
         assert!(dir.path().join("layer/tmp-of-layer/inside").exists());
+    }
+
+    #[test]
+    fn a_directory_over_a_link_replaces_the_link_and_spares_its_target() {
+        use std::os::unix::fs::PermissionsExt;
+        let outside = tempfile::tempdir().unwrap();
+        let victim = outside.path().join("v");
+        std::fs::write(&victim, "").unwrap();
+        std::fs::set_permissions(&victim, PermissionsExt::from_mode(0o600)).unwrap();
+        let mut tar = tar::Builder::new(Vec::new());
+        entry(&mut tar, "d", EntryType::Symlink, b"", victim.to_str().unwrap());
+        entry(&mut tar, "d/", EntryType::Directory, b"", "");
+        let (dir, result) = unpacked(&tar.into_inner().unwrap());
+        result.unwrap();
+        assert_eq!(std::fs::metadata(&victim).unwrap().permissions().mode() & 0o7777, 0o600);
+        assert!(std::fs::symlink_metadata(dir.path().join("layer/d")).unwrap().is_dir());
+    }
+
+    #[test]
+    fn a_whiteout_of_the_parent_directory_is_refused_and_removes_nothing() {
+        for name in [".wh.", ".wh..", ".wh..."] {
+            let mut tar = tar::Builder::new(Vec::new());
+            entry(&mut tar, "kept", EntryType::Regular, b"x", "");
+            entry(&mut tar, name, EntryType::Regular, b"", "");
+            let (dir, result) = unpacked(&tar.into_inner().unwrap());
+            let expected = format!("{name}: the whiteout names no entry of its directory");
+            assert_eq!(result.unwrap_err(), expected);
+            assert!(dir.path().join("layer/kept").exists());
+        }
     }
 
     #[test]

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// Longer lines are cut into `P` pieces, as containerd does.
 const MAX_LINE_BYTES: usize = 16 * 1024;
 const READ_BYTES: usize = 64 * 1024;
+/// Taken from a running program's output at a time: one that never stops writing
+/// must not keep the shim from everything else, such as killing it.
+pub(super) const TURN_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct LogFile {
@@ -62,21 +65,27 @@ impl Stream {
         Self { pipe: File::from(pipe), name, rest: Vec::new() }
     }
 
-    /// Takes what is there to `log`; `false` when the stream has ended.
-    pub(super) fn pump(&mut self, log: &mut LogFile) -> bool {
+    /// Takes what is there to `log`, until about `max_bytes` are taken; `false`
+    /// when the stream has ended.
+    pub(super) fn pump(&mut self, log: &mut LogFile, max_bytes: usize) -> bool {
         let mut buffer = [0; READ_BYTES];
-        loop {
+        let mut taken = 0;
+        while taken < max_bytes {
             match self.pipe.read(&mut buffer) {
                 Ok(0) => {
                     self.finish(log);
                     return false;
                 }
-                Ok(length) => self.take(&buffer[..length], log),
+                Ok(length) => {
+                    self.take(&buffer[..length], log);
+                    taken += length;
+                }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return false, // a pipe has no other errors
             }
         }
+        true
     }
 
     /// All that is there now, as it is: for an OCI runtime's own error message.
@@ -171,6 +180,18 @@ mod tests {
         let mut line = vec![b'x'; MAX_LINE_BYTES];
         line.push(b'\n');
         assert!(format_lines(&mut rest, &line, "T ").starts_with(b"T F x"));
+    }
+
+    #[test]
+    fn a_program_that_never_stops_writing_gets_its_turn_and_no_more() {
+        let (ours, mut theirs) = io::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let mut stream = Stream::new(ours.into(), "stdout");
+        let mut log = LogFile::open(None).unwrap();
+        let writer = std::thread::spawn(move || while theirs.write_all(&[b'y'; READ_BYTES]).is_ok() {});
+        assert!(stream.pump(&mut log, TURN_BYTES), "it returns while the writer goes on");
+        drop(stream);
+        writer.join().unwrap();
     }
 
     #[test]

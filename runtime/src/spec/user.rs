@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+/// Of /etc/passwd or /etc/group; a larger one counts as missing.
+const MAX_ACCOUNTS_BYTES: u64 = 4 << 20;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct User {
     pub(crate) uid: u32,
@@ -109,7 +112,7 @@ fn read_topmost(lower_dirs: &[PathBuf], file: &str) -> String {
     lower_dirs
         .iter()
         .filter_map(|dir| rootfs::open_root(dir).ok())
-        .find_map(|root| rootfs::read_in_root(root, &path).ok())
+        .find_map(|root| rootfs::read_in_root(root, &path, MAX_ACCOUNTS_BYTES).ok())
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
         .unwrap_or_default()
 }
