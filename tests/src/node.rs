@@ -357,8 +357,11 @@ impl<'a> Node<'a> {
             if let Some(status) = self.driver()?.ended()? {
                 bail!("hawser-csi ended with {status}");
             }
-            let listening = self.root_dir().join("plugins").join(DRIVER).join("csi.sock");
-            ensure!(listening.exists(), "{} is not there", listening.display());
+            let offered = self.root_dir().join("plugins_registry").join(format!("{DRIVER}-reg.sock"));
+            ensure!(offered.exists(), "{} is not there", offered.display());
+            // The last that a registration asks of a driver.
+            let trace = fs::read_to_string(self.trace_file()).unwrap_or_default();
+            ensure!(trace.contains("csi.NodeGetInfo"), "nobody asked for NodeGetInfo");
             Ok(())
         });
         registered.with_context(|| self.outputs())

@@ -72,12 +72,13 @@ fn the_test_kit_is_linked_into_no_product() {
 }
 
 #[test]
-fn only_linux_may_relax_the_ban_on_unsafe_code() {
+fn no_product_but_linux_relaxes_the_ban_on_unsafe_code() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     for package in packages().iter().filter(|package| package.name.as_str() != "linux") {
         let dir = package.manifest_path.parent().expect("a manifest lies in a directory");
         let mut sources = Vec::new();
-        collect_sources(dir.as_std_path(), &mut sources);
+        // A test may need what no safe call gives, such as a mapping of a file under test.
+        collect_sources(dir.join("src").as_std_path(), &mut sources);
         assert!(!sources.is_empty(), "{dir} has sources below {root}");
         for source in sources {
             let text = std::fs::read_to_string(&source).expect("a source file");
