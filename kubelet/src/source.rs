@@ -2,7 +2,7 @@
 //!
 //! Every event in the directory leads to a full re-list; events only say when
 //! to look. What is new or changed is applied at once. What is gone, and what
-//! is broken, is believed only when a second look [`CONFIRM_AFTER`] finds it
+//! is broken, is believed only when a second look `CONFIRM_AFTER` finds it
 //! the same: editors save by renaming, and writers need more than one write.
 //! And a directory that is missing, renamed, or replaced by an empty one says
 //! nothing at all about the objects: it is no empty set.
