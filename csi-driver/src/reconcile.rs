@@ -35,7 +35,8 @@ impl Driver {
             .filter_map(|(id, record)| Some((id, record.stage.as_ref()?.launch.as_ref()?)))
             .collect();
         for Launched { volume_id, id } in self.launcher.list().step("list launches")? {
-            if known.get(&volume_id) == Some(&&id) {
+            // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
+            if known.get(&volume_id) == Some(&&id) || self.journal.find(&volume_id).is_err() {
                 continue;
             }
             tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");

@@ -35,14 +35,14 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::DaemonLives { .. }
         | Error::Panicked { .. }
         | Error::Uncleared { .. }
+        | Error::JournalUnreadable { .. }
         | Error::Rollback { .. } => Code::Aborted,
         Error::Deadline { .. } | Error::NobodyDialled { .. } => Code::DeadlineExceeded,
         Error::Launch { .. }
         | Error::DaemonEnded { .. }
         | Error::DaemonRefused { .. }
         | Error::HandOver { .. }
-        | Error::Kernel { .. }
-        | Error::JournalUnreadable { .. } => Code::Internal,
+        | Error::Kernel { .. } => Code::Internal,
     }
 }
 

@@ -254,6 +254,13 @@ pub fn is_directory(fd: impl AsFd) -> Result<bool> {
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
+/// Whether two descriptors point to one file.
+pub fn is_same_file(a: impl AsFd, b: impl AsFd) -> Result<bool> {
+    let stat = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map_err(|e| Error::new("fstat", "mount target", e));
+    let (a, b) = (stat(a.as_fd())?, stat(b.as_fd())?);
+    Ok((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
+}
+
 /// A device node in a directory; an existing one is a success.
 pub fn make_node(
     dir: impl AsFd,

@@ -3,6 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
 
 use crate::container;
 use crate::error::{Result, chain};
@@ -13,21 +16,51 @@ use crate::shim::protocol::ShimStatus;
 use crate::shim_client;
 use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord};
 
+/// How long pods wait for what was half made to be undone. Beyond it, undoing goes
+/// on while calls are served: a network plugin that hangs would stop the node.
+const UNDO_PATIENCE: Duration = Duration::from_secs(3);
+
 pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
+    let mut undoing = JoinSet::new();
     for id in record::names(&runtime.root_dir.join("sandboxes"))? {
-        if let Err(error) = adopt_sandbox(runtime, &id).await {
+        match adopt_sandbox(runtime, &id).await {
+            Ok(None) => {}
+            Ok(Some(half_made)) => {
+                undoing.spawn(undo(Arc::clone(runtime), half_made));
+            }
             // One pod that cannot be taken over must not keep the others down.
-            tracing::error!(sandbox = id, error = %chain(&error), "adopt pod sandbox");
+            Err(error) => tracing::error!(sandbox = id, error = %chain(&error), "adopt pod sandbox"),
         }
+    }
+    let undone = async { while undoing.join_next().await.is_some() {} };
+    if tokio::time::timeout(UNDO_PATIENCE, undone).await.is_err() {
+        tracing::warn!(sandboxes = undoing.len(), "still undoing what was half made");
+        undoing.detach_all();
     }
     runtime.images.remove_unused_layers(&runtime.layers_in_use())
 }
 
-async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
+async fn undo(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
+    let _changing = sandbox.changing.lock().await;
+    // A caller may have stopped it meanwhile.
+    if sandbox.record().phase != Phase::Creating {
+        return;
+    }
+    let undone = match sandbox::take_down(&runtime, &sandbox).await {
+        Ok(()) => sandbox::forget(&runtime, &sandbox),
+        failed => failed,
+    };
+    if let Err(error) = undone {
+        tracing::error!(sandbox = sandbox.id, error = %chain(&error), "undo a half-made pod sandbox");
+    }
+}
+
+/// The sandbox if it was only half made.
+async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sandbox>>> {
     let dir = runtime.root_dir.join("sandboxes").join(id);
     let Some(found) = record::find::<SandboxRecord>(&dir.join("sandbox.json"))? else {
         // The record comes first: without it nothing else was made.
-        return record::remove_tree(&dir);
+        return record::remove_tree(&dir).map(|()| None);
     };
     let sandbox = Arc::new(Sandbox::new(dir, found));
     runtime.insert_sandbox(Arc::clone(&sandbox));
@@ -41,11 +74,7 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         sandbox.update(|r| r.phase = Phase::Broken)?;
     }
     adopt_containers(runtime, &sandbox, statuses.unwrap_or_default()).await?;
-    if record.phase == Phase::Creating {
-        sandbox::take_down(runtime, &sandbox).await?;
-        sandbox::forget(runtime, &sandbox)?;
-    }
-    Ok(())
+    Ok((record.phase == Phase::Creating).then_some(sandbox))
 }
 
 /// What the shim knows; `None` when there is no shim any more.

@@ -77,8 +77,10 @@ impl ImageStore {
             if name.starts_with('.') {
                 continue;
             }
-            let image: Image = record::load(&path)?;
-            images.insert(image.id.clone(), image);
+            // Without its record an image is pulled again.
+            if let Some(image) = record::find_or_drop::<Image>(&path)? {
+                images.insert(image.id.clone(), image);
+            }
         }
         Ok(Self {
             dir: dir.to_owned(),

@@ -40,6 +40,18 @@ pub(crate) fn find<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     }
 }
 
+/// The same for what can be made anew: a file that a power cut tore is removed,
+/// with a warning, instead of keeping the node from starting.
+pub(crate) fn find_or_drop<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    match find(path) {
+        Err(error @ Error::Record { .. }) => {
+            tracing::warn!(error = %crate::error::chain(&error), "dropped");
+            Ok(linux::atomic_file::remove(path).map(|_| None)?)
+        }
+        other => other,
+    }
+}
+
 /// A directory of ours alone (0700), with its parents.
 pub(crate) fn ensure_dir(path: &Path) -> Result<()> {
     fs::DirBuilder::new()
@@ -70,4 +82,21 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
 
 fn to_json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec_pretty(value).expect("records have string keys and finite numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_record_is_an_error_or_dropped_where_it_can_be_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        fs::write(&path, "").unwrap();
+        assert!(matches!(find::<Vec<String>>(&path), Err(Error::Record { .. })));
+        assert_eq!(find_or_drop::<Vec<String>>(&path).unwrap(), None);
+        assert!(!path.exists());
+        save(&path, &["kept"]).unwrap();
+        assert_eq!(find_or_drop::<Vec<String>>(&path).unwrap().unwrap(), ["kept"]);
+    }
 }

@@ -53,7 +53,7 @@ impl Runtime {
         let boot_id =
             std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;
         let images = ImageStore::open(&root_dir.join("images"), &config.images_dir)?;
-        let created_cgroups = record::find(&root_dir.join("cgroups.json"))?.unwrap_or_default();
+        let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
         Ok(Arc::new_cyclic(|itself| Self {
             oci_runtime: config.oci_runtime.clone(),
             cni: Cni {

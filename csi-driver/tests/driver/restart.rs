@@ -141,6 +141,30 @@ fn what_belongs_to_no_volume_is_removed_at_start() {
     scene.assert_nothing_left();
 }
 
+/// A disk's fault is not the pods' fault: what serves goes on until the entry is mended.
+#[test]
+fn an_unreadable_journal_entry_does_not_cost_a_volume_its_daemon() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let (daemons, journal) = (scene.daemons(), scene.journal(&id));
+    scene.kill_driver();
+    fs::write(scene.journal_path(&id), "").unwrap();
+    scene.start_driver();
+    assert_eq!(scene.daemons(), daemons);
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    caller.unpublish(&id, "one").expect_err("nobody knows what to undo");
+    scene.kill_driver();
+    fs::write(scene.journal_path(&id), journal).unwrap();
+    scene.start_driver();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn a_stale_socket_is_replaced() {
     let mut scene = Scene::start(Flags::process());

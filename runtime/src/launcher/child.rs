@@ -131,6 +131,10 @@ fn attach(root: &OwnedFd, mount: &PlannedMount, tree: Option<OwnedFd>) -> Result
     }
     let kind = if rootfs::is_directory(&tree).map_err(text)? { Kind::Directory } else { Kind::File };
     let target = rootfs::ensure_in_root(root, &mount.target, kind).map_err(text)?;
+    if rootfs::is_same_file(root, &target).map_err(text)? {
+        // It would lie on top of the root, where nobody in the container finds it.
+        return Err("a container's root cannot be mounted over".to_owned());
+    }
     rootfs::attach(tree, target, &mount.target).map_err(text)
 }
 

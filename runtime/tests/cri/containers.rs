@@ -270,6 +270,13 @@ async fn mounts_show_the_host_read_only_means_read_only_and_nothing_leaks_out() 
     });
     assert_ne!(cri.run(&pod, root).await.exit_code, 0);
     assert!(host.container_log("root")[0].contains("Read-only file system"));
+    for (name, target) in [("slash", "/"), ("climbs", "/..")] {
+        let over_root = Mount { container_path: target.into(), ..mount(false) };
+        let config =
+            ContainerConfig { mounts: vec![over_root], ..container(name, &["/demo-app", "print", "hidden"]) };
+        let id = cri.create(&pod, config).await.unwrap();
+        cri.start(&id).await.expect_err("the mount would be where nobody finds it");
+    }
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

@@ -3,10 +3,12 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use proto::cri::{ListPodSandboxRequest, PodSandboxStatusRequest, PortMapping, StatusRequest};
+use proto::cri::{
+    ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, PortMapping, StatusRequest,
+};
 use serde_json::{Value, json};
 
-use crate::kit::{Host, eventually};
+use crate::kit::{Host, IMAGE, eventually};
 
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
 
@@ -165,6 +167,47 @@ async fn a_sandbox_that_was_half_made_is_undone_by_the_next_runtime() {
     host.assert_clean();
     // The orphan may go.
     std::fs::write(&pipe, "x\n").unwrap();
+}
+
+/// The same, when not even DEL comes back: the other pods must not wait for it.
+#[tokio::test]
+async fn a_plugin_that_hangs_does_not_keep_the_next_runtime_from_serving() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    conflist(&host, json!([{"type": "stuck"}]));
+    let stuck = host.path("bin/stuck");
+    let begun = host.path("begun");
+    let script = format!("#!/bin/sh\necho $$ >> {}\nexec sleep 1000\n", begun.display());
+    std::fs::write(&stuck, script).unwrap();
+    std::fs::set_permissions(&stuck, PermissionsExt::from_mode(0o755)).unwrap();
+    let pids = || -> Vec<i32> {
+        let text = std::fs::read_to_string(&begun).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    };
+    let kill = |pid: i32| {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    };
+    let config = networked(&host, "p");
+    let mut cri = host.start().await;
+    let running = tokio::spawn(async move { cri.run_pod(&config).await });
+    let adding = eventually("ADD hangs", || pids().first().copied()).await;
+    host.kill();
+    running.await.unwrap().unwrap_err();
+    kill(adding);
+
+    let mut cri = host.start().await; // fails after the kit's deadline
+    cri.pull(IMAGE).await.unwrap();
+    let other = cri.run_pod(&host.pod("other")).await.unwrap();
+    cri.remove_pod(&other).await;
+    let half_made = cri.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap();
+    let [half_made] = &half_made.into_inner().items[..] else { panic!("one sandbox") };
+    assert_eq!(half_made.state(), PodSandboxState::SandboxNotready);
+
+    plugin(&host, "stuck", RESULT, 0);
+    kill(eventually("DEL hangs", || pids().get(1).copied()).await);
+    cri.remove_pod(&half_made.id).await;
+    host.assert_clean();
 }
 
 #[tokio::test]
