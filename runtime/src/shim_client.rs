@@ -8,10 +8,10 @@ use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use linux::process;
+use linux::{process, rootfs};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -19,7 +19,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
@@ -37,6 +37,8 @@ pub(crate) struct ProcessId {
     /// Clock ticks since boot.
     pub(crate) start_time: u64,
 }
+
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 impl ProcessId {
     /// `None` when there is no such process.
@@ -82,7 +84,7 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .mode(0o600)
         .open(&log_path)
         .map_err(|e| Error::io("open", &log_path, e))?;
-    let mut child = Command::new("/proc/self/exe")
+    let mut child = Command::new(own_program())
         .arg0(SHIM_NAME)
         .arg(dir)
         .current_dir("/")
@@ -95,6 +97,21 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
     // Reaped whenever it ends; its end is noticed on the connection.
     tokio::spawn(async move { drop(child.wait().await) });
     pid.and_then(ProcessId::of).ok_or_else(|| problem("it ended at once".to_owned()))
+}
+
+/// This program through a read-only mount that stands nowhere: a container that
+/// gets hold of the file its shim was started from (an image's script may name
+/// /proc/self/exe as its interpreter) cannot write to it.
+fn own_program() -> String {
+    // Never closed: giving up a mount waits for RCU.
+    static MOUNT: LazyLock<Option<OwnedFd>> = LazyLock::new(|| {
+        let read_only = rootfs::Attributes { read_only: true, ..rootfs::Attributes::default() };
+        rootfs::clone_tree(Path::new(OWN_PROGRAM), false)
+            .and_then(|tree| rootfs::set_attributes(&tree, read_only).map(|()| tree))
+            .inspect_err(|error| tracing::warn!(error = %chain(error), "shims run from a writable file"))
+            .ok()
+    });
+    MOUNT.as_ref().map_or_else(|| OWN_PROGRAM.to_owned(), |fd| format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
 /// Calls the shim of the sandbox in `dir`, perhaps an earlier runtime's; the

@@ -93,3 +93,15 @@ async fn network_none_is_an_empty_namespace_with_lo_down() {
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
+
+#[tokio::test]
+async fn the_program_that_a_container_may_come_by_cannot_be_written_to() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let [shim] = host.shims()[..] else { panic!("one shim") };
+    let mount = rustix::fs::statvfs(format!("/proc/{shim}/exe")).unwrap();
+    assert!(mount.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
