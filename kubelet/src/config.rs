@@ -65,6 +65,9 @@ pub struct RunArgs {
     /// Control group of all pods, absolute within each hierarchy
     #[arg(long, value_name = "PATH", default_value = "/hawser")]
     pub cgroup_root: String,
+    /// Processes and threads that one pod may have; 0: no limit
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub pod_pids_limit: u32,
     /// Start containers with this OCI runtime (runc, crun, youki) and not with our own
     #[arg(long, value_name = "PROGRAM", conflicts_with = "container_runtime_endpoint")]
     pub oci_runtime: Option<PathBuf>,

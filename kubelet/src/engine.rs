@@ -73,6 +73,8 @@ pub struct Config {
     pub log_dir: PathBuf,
     /// Absolute within each hierarchy: `/hawser`.
     pub cgroup_root: String,
+    /// Processes and threads that one pod may have; `None`: as many as the node.
+    pub pod_pids_limit: Option<i64>,
 }
 
 /// An engine that is ready to run.
@@ -167,6 +169,7 @@ impl Engine {
             hierarchies: Hierarchies::mounted()?,
             node_name: self.config.node_name.clone(),
             cgroup_root: self.config.cgroup_root.clone(),
+            pod_pids_limit: self.config.pod_pids_limit,
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
         })
@@ -179,7 +182,9 @@ impl Engine {
         socket: &Path,
         background: &mut JoinSet<Error>,
     ) -> Result<String, Error> {
-        let deadline = tokio::time::Instant::now() + RUNTIME_DEADLINE;
+        // The embedded one answers or ends, however long an interrupted network plugin keeps it.
+        let deadline = matches!(self.config.runtime, RuntimeEndpoint::Remote(_))
+            .then(|| tokio::time::Instant::now() + RUNTIME_DEADLINE);
         let mut pause = crate::backoff::Backoff::new(Duration::from_millis(1), Duration::from_millis(200));
         loop {
             let source = match cri.version().await {
@@ -193,7 +198,7 @@ impl Engine {
                 }
                 Err(error) => error,
             };
-            if tokio::time::Instant::now() > deadline {
+            if deadline.is_some_and(|deadline| tokio::time::Instant::now() > deadline) {
                 return Err(Error::Runtime { socket: socket.to_owned(), source });
             }
             tokio::select! {

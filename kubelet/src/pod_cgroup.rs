@@ -39,6 +39,8 @@ pub(crate) struct Limits {
     /// Microseconds in each [`CPU_PERIOD_US`].
     pub(crate) cpu_quota_us: Option<i64>,
     pub(crate) memory_bytes: Option<i64>,
+    /// Processes and threads together.
+    pub(crate) pids: Option<i64>,
 }
 
 /// cpu.shares of so many thousandths of a core.
@@ -101,6 +103,10 @@ impl Hierarchies {
                     write(&dir.join("memory.limit_in_bytes"), &bytes.to_string())?;
                 }
             }
+            if let Some(pids) = limits.pids.filter(|_| has("pids")) {
+                make_dir(&dir)?;
+                write(&dir.join("pids.max"), &pids.to_string())?;
+            }
         }
         if let Some(mount_point) = &self.v2 {
             ensure_v2(mount_point, path, limits)?;
@@ -131,7 +137,7 @@ fn ensure_v2(mount_point: &Path, path: &str, limits: &Limits) -> Result<(), Erro
     let mut dir = mount_point.to_owned();
     let controllers = std::fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
     let has = |name: &str| controllers.split_whitespace().any(|c| c == name);
-    if !has("cpu") && !has("memory") {
+    if !["cpu", "memory", "pids"].into_iter().any(has) {
         return Ok(());
     }
     for component in path.split('/') {
@@ -147,10 +153,14 @@ fn ensure_v2(mount_point: &Path, path: &str, limits: &Limits) -> Result<(), Erro
             write(&dir.join("cpu.max"), &format!("{quota} {CPU_PERIOD_US}"))?;
         }
     }
-    match limits.memory_bytes {
-        Some(bytes) if has("memory") => write(&dir.join("memory.max"), &bytes.to_string()),
-        _ => Ok(()),
+    for (controller, file, limit) in
+        [("memory", "memory.max", limits.memory_bytes), ("pids", "pids.max", limits.pids)]
+    {
+        if let Some(limit) = limit.filter(|_| has(controller)) {
+            write(&dir.join(file), &limit.to_string())?;
+        }
     }
+    Ok(())
 }
 
 /// rmdir from the leaves up: a cgroup's files are the kernel's.
@@ -208,5 +218,18 @@ mod tests {
         assert_eq!(weight(2), 1);
         assert_eq!(weight(1024), 39);
         assert_eq!(weight(262_144), 10_000);
+    }
+
+    #[tokio::test]
+    async fn a_limit_on_processes_is_the_kernels() {
+        let hierarchies = Hierarchies::mounted().unwrap();
+        let path = format!("/hawser-test-{}", std::process::id());
+        let limits = Limits { pids: Some(123), ..Limits::default() };
+        hierarchies.ensure(&path, &limits).unwrap();
+        let v1 = hierarchies.v1.iter().map(|h| &h.mount_point);
+        let files = v1.chain(&hierarchies.v2).map(|m| m.join(path.trim_start_matches('/')).join("pids.max"));
+        let found: Vec<_> = files.filter_map(|file| std::fs::read_to_string(file).ok()).collect();
+        hierarchies.remove(&path).await.unwrap();
+        assert_eq!(found, ["123\n"], "one hierarchy has the controller: {hierarchies:?}");
     }
 }

@@ -49,8 +49,9 @@ pub(crate) fn cgroup_paths_of_uid(cgroup_root: &str, uid: &str) -> [String; 3] {
     ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}/pod{uid}"))
 }
 
-/// The pod's own limits: sums, and only where every container has one.
-pub(crate) fn pod_limits(pod: &Pod) -> Limits {
+/// The pod's own limits: sums, and only where every container has one. The
+/// limit on processes is the node's, for every pod the same.
+pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     let containers = &pod.spec.containers;
     let requested: i64 = containers.iter().map(|c| milli_cpu(request(c, "cpu"))).sum();
     let sum_of_limits = |resource: &str| {
@@ -62,6 +63,7 @@ pub(crate) fn pod_limits(pod: &Pod) -> Limits {
         cpu_quota_us: sum_of_limits("cpu")
             .map(|limits| quota_us(limits.iter().map(|q| milli_cpu(Some(q))).sum())),
         memory_bytes: sum_of_limits("memory").map(|limits| limits.iter().map(|q| bytes(Some(q))).sum()),
+        pids,
     }
 }
 
@@ -147,8 +149,10 @@ mod tests {
     fn a_pod_is_limited_only_where_every_container_is() {
         let full = serde_json::json!({"limits": {"cpu": "500m", "memory": "64Mi"}});
         let half = serde_json::json!({"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}});
-        let limits = pod_limits(&pod(&[full, half]));
-        assert_eq!(limits, Limits { cpu_shares: 614, cpu_quota_us: None, memory_bytes: Some(128 << 20) });
+        let limits = pod_limits(&pod(&[full, half]), Some(9));
+        let wanted =
+            Limits { cpu_shares: 614, cpu_quota_us: None, memory_bytes: Some(128 << 20), pids: Some(9) };
+        assert_eq!(limits, wanted);
     }
 
     #[test]

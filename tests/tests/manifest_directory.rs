@@ -217,6 +217,7 @@ fn changed_while_stopped(directory: Directory, fate: Fate, change: impl FnOnce(&
 }
 
 fn assert_runs_on(node: &Node<'_>) {
-    assert_eq!(text(&node.get("pod", "user").expect("the pod")["status"]["phase"]), "Running");
+    // A kubelet that has just started has to look first.
+    node.wait_for_phase("user", "Running").expect("it runs on");
     assert_eq!(node.processes("demo-app").expect("processes").len(), 1);
 }

@@ -325,7 +325,7 @@ fn a_daemon_that_never_dials_is_given_up_and_ended() {
         Ok(())
     })
     .unwrap();
-    assert_refused(caller.unstage(&id), Code::Aborted, "another operation on volume");
+    assert_refused(caller.stage(&id), Code::Aborted, "another operation on volume");
     assert_refused(stage.join().unwrap(), Code::DeadlineExceeded, "no daemon dialled");
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();

@@ -42,6 +42,7 @@ impl Fixture {
             runtime: RuntimeEndpoint::Remote(dir.path().join("none.sock")),
             log_dir: dir.path().join("logs"),
             cgroup_root: "/none".to_owned(),
+            pod_pids_limit: None,
         };
         let (engine, handle) = engine::new(config, store.clone());
         let listener = api::listen(&socket_in(&root)).unwrap();

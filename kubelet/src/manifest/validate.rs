@@ -9,6 +9,9 @@ use super::path::FieldPath;
 use crate::objects::{ObjectMeta, Resources};
 use crate::store::AnyObject;
 
+/// Keys and values of one object's annotations together (apimachinery, `TotalAnnotationSizeLimitB`).
+const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
+
 /// A field that breaks a rule.
 #[derive(Debug)]
 pub(super) struct Invalid {
@@ -90,5 +93,12 @@ fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
         if let Err(broken) = names::qualified(&key.to_lowercase()) {
             findings.invalid(at.key("annotations"), key, &broken);
         }
+    }
+    let bytes: usize = meta.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MAX_ANNOTATIONS_BYTES {
+        findings.add(
+            at.key("annotations"),
+            format!("Too long: may not be more than {MAX_ANNOTATIONS_BYTES} bytes, has {bytes}"),
+        );
     }
 }

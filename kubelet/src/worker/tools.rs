@@ -26,6 +26,7 @@ pub(crate) struct Tools {
     pub(crate) node_name: String,
     pub(crate) host_ip: String,
     pub(crate) cgroup_root: String,
+    pub(crate) pod_pids_limit: Option<i64>,
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
 }
@@ -55,7 +56,7 @@ impl Tools {
             }
         }
         let path = resources::cgroup_path(&self.cgroup_root, pod);
-        self.hierarchies.ensure(&path, &resources::pod_limits(pod))
+        self.hierarchies.ensure(&path, &resources::pod_limits(pod, self.pod_pids_limit))
     }
 
     /// The pod's cgroup, whatever class it was.
@@ -83,7 +84,7 @@ impl Tools {
     fn burstable_shares(&self) -> i64 {
         let pods = self.store.pods();
         let burstable = pods.iter().filter(|p| resources::qos_class(p) == QosClass::Burstable);
-        burstable.map(|p| resources::pod_limits(p).cpu_shares).sum()
+        burstable.map(|p| resources::pod_limits(p, None).cpu_shares).sum()
     }
 
     pub(crate) fn etc_hosts(&self, uid: &str) -> PathBuf {
