@@ -25,7 +25,7 @@ const POD_START_TIMEOUT: Duration = Duration::from_secs(90);
 #[derive(Debug, Parser)]
 #[command(name = "hawser-csi", version)]
 pub struct Flags {
-    /// Root directory of the kubelet.
+    /// Root directory of the kubelet: what hawser-kubelet calls --root-dir.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub kubelet_dir: PathBuf,
     /// Name that StorageClass and CSIDriver objects know the driver by.
@@ -49,7 +49,7 @@ pub struct Flags {
     /// How volume daemons are started.
     #[arg(long, value_enum, default_value_t = LauncherName::Manifest)]
     pub launcher: LauncherName,
-    /// Directory of static pod manifests, for --launcher manifest.
+    /// Directory of static pod manifests that the kubelet watches, for --launcher manifest.
     #[arg(long, value_name = "DIR", required_if_eq("launcher", "manifest"))]
     pub manifests: Option<PathBuf>,
     /// Image of the mount pods, which must be present on the node, for --launcher manifest.

@@ -115,7 +115,7 @@ pub fn socket_in(root_dir: &Path) -> PathBuf {
 pub struct ApplyArgs {
     #[command(flatten)]
     pub root: RootDir,
-    /// File, directory, or - for stdin; may be given more than once
+    /// File, directory (its .yaml, .yml and .json), or - for stdin; may be given more than once
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub filenames: Vec<PathBuf>,
 }
@@ -179,7 +179,7 @@ pub struct LogsArgs {
     pub namespace: String,
     #[arg(value_name = "POD")]
     pub pod: String,
-    /// Container; the pod's only one where it has one
+    /// Container [default: the only one of the pod]
     #[arg(short, long, default_value = "", hide_default_value = true)]
     pub container: String,
     /// Go on until the container ends
@@ -208,7 +208,7 @@ pub struct DeleteArgs {
     /// Seconds between SIGTERM and SIGKILL [default: the pod's own]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..))]
     pub grace_period: Option<i64>,
-    /// Return at once, with --wait=false
+    /// Wait until the objects are gone; --wait=false returns at once
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     pub wait: bool,
     /// Say nothing of what is not there

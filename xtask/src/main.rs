@@ -75,7 +75,7 @@ struct DemoArguments {
     /// How the driver starts the volume's daemon
     #[arg(long, value_enum, default_value_t = LauncherName::Manifest)]
     launcher: LauncherName,
-    /// Leave logs and traces behind, and say where
+    /// Leave the directory with images, logs and traces behind, and say where
     #[arg(long)]
     keep: bool,
 }
