@@ -26,6 +26,8 @@ mod status;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use proto::cri::image_service_server::ImageServiceServer;
 use proto::cri::runtime_service_server::RuntimeServiceServer;
@@ -54,6 +56,10 @@ pub struct Config {
     pub oci_runtime: Option<PathBuf>,
 }
 
+/// How long a runtime that is just ending may still hold its root directory.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
 /// Serves CRI v1 on a new unix socket (0600) at `socket`, until `shutdown` is
 /// done. Takes over what an earlier runtime on the same root directory left
 /// running, and leaves running what runs when it ends.
@@ -65,7 +71,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
     let failed = |problem: String| Error::Serve { socket: socket.to_owned(), problem };
-    let runtime = runtime::Runtime::open(&config)?;
+    let runtime = open(&config).await?;
     adopt::adopt(&runtime).await?;
     adopt::report_network(&runtime);
     match std::fs::remove_file(socket) {
@@ -90,5 +96,16 @@ pub async fn serve(
     match std::fs::remove_file(socket) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e.to_string())),
         _ => Ok(()),
+    }
+}
+
+/// The lock is the last thing that an ending process lets go of.
+async fn open(config: &Config) -> Result<Arc<runtime::Runtime>, Error> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match runtime::Runtime::open(config) {
+            Err(Error::Locked { .. }) if Instant::now() < deadline => tokio::time::sleep(LOCK_PAUSE).await,
+            opened => return opened,
+        }
     }
 }

@@ -177,8 +177,6 @@ impl<'a> Node<'a> {
                 "kubelet.out",
                 "csi.out",
                 "trace.jsonl",
-                // host-local's index, and what it read at its last boot.
-                "lease/.hawser",
                 // Unpacked images stay for the next pod.
                 "k/hawser/runtime/images",
             ]),

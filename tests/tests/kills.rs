@@ -72,6 +72,22 @@ fn pods_run_on_without_the_kubelet_and_their_log_has_no_gap() {
     node.finish(&idle).unwrap();
 }
 
+#[test]
+fn a_kubelet_that_is_started_as_soon_as_stop_answers_has_its_root_directory() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    node.put_manifest("user.yaml", &Pod { claim: None, ..USER }.yaml()).unwrap();
+    node.wait_for_phase("user", "Running").unwrap();
+    let programs = node.processes("demo-app").unwrap();
+    for _ in 0..3 {
+        node.client(&["stop"]).unwrap();
+        node.start_kubelet().unwrap();
+    }
+    node.wait_for_phase("user", "Running").unwrap();
+    assert_eq!(node.processes("demo-app").unwrap(), programs, "adopted, not restarted");
+    node.finish(&idle).unwrap();
+}
+
 /// `<namespace>_<name>_<uid>/<container>/0.log`, where the kubelet puts it.
 fn log_file(node: &Node<'_>) -> std::path::PathBuf {
     let pods = fs::read_dir(node.log_dir()).expect("the log directory").flatten();
