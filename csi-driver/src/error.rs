@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use trace::error_chain as chain;
+
 use crate::capability::AccessMode;
 use crate::volume::VolumeId;
 
@@ -144,16 +146,4 @@ impl<T> Step<T> for linux::Result<T> {
     fn step(self, step: &'static str) -> Result<T> {
         self.map_err(|source| Error::Kernel { step, source })
     }
-}
-
-/// An error and its causes on one line, outermost first.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
 }

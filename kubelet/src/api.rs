@@ -24,7 +24,6 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
 use crate::engine::{Handle, LogPathError};
-use crate::error_chain;
 use crate::objects::{Kind, UnknownKind};
 use crate::store::{self, Store};
 
@@ -69,7 +68,7 @@ pub enum Error {
 /// The one table from our errors to gRPC's codes.
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        let text = error_chain::text(&error);
+        let text = trace::error_chain(&error);
         match error {
             Error::Invalid { .. } | Error::Kind(_) | Error::NotDeletable { .. } => {
                 Self::invalid_argument(text)

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::config::{Cli, ClientCommand, Command};
-use crate::{error_chain, run};
+use crate::run;
 
 /// Why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -116,7 +116,7 @@ fn describe_error(error: &Error) -> String {
         }
         // The status is the text: its own source would repeat it.
         Error::Refused(status) => format!("error: {}", status.message()),
-        other => format!("error: {}", error_chain::text(other)),
+        other => format!("error: {}", trace::error_chain(other)),
     }
 }
 

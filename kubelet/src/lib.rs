@@ -14,7 +14,6 @@ mod csi;
 mod dns;
 pub mod engine;
 mod environment;
-mod error_chain;
 mod etc_hosts;
 mod expansion;
 mod keyed_backoff;

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::csi::Driver;
-use crate::{error_chain, unix_channel};
+use crate::unix_channel;
 
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 const GET_INFO_DEADLINE: Duration = Duration::from_secs(1);
@@ -236,7 +236,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
         match introduce(&socket).await {
             Ok(found) => break found,
             Err(error) => {
-                warn!(socket = %socket.display(), error = error_chain::text(&error), "plugin not registered yet");
+                warn!(socket = %socket.display(), error = trace::error_chain(&error), "plugin not registered yet");
             }
         }
         tokio::time::sleep(backoff.step()).await;
@@ -244,7 +244,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
     let outcome = accept(&plugins, &socket, &info).await;
     let status = RegistrationStatus {
         plugin_registered: outcome.is_ok(),
-        error: outcome.as_ref().err().map(|e| error_chain::text(e)).unwrap_or_default(),
+        error: outcome.as_ref().err().map(|e| trace::error_chain(e)).unwrap_or_default(),
     };
     match outcome {
         Ok(driver) => {
@@ -252,7 +252,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
             plugins.add(driver, &socket);
         }
         Err(error) => {
-            warn!(driver = info.name, socket = %socket.display(), error = error_chain::text(&error), "driver refused");
+            warn!(driver = info.name, socket = %socket.display(), error = trace::error_chain(&error), "driver refused");
         }
     }
     let notified = tokio::time::timeout(NOTIFY_DEADLINE, client.notify_registration_status(status)).await;

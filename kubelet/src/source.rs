@@ -175,7 +175,7 @@ impl Sight {
 
     fn report_refused(&self, reference: &ObjectRef, error: Option<store::Error>) {
         if let Some(error) = error {
-            let message = crate::error_chain::text(&error);
+            let message = trace::error_chain(&error);
             self.store.record(reference, EventType::Warning, "ManifestRefused", &message);
         }
     }
@@ -218,7 +218,7 @@ impl Sight {
             Doubt::Gone(declared) => {
                 if let Err(error) = self.store.vanish(&declared) {
                     // Still declared in the store: the next look finds it gone again.
-                    tracing::error!(error = %crate::error_chain::text(&error), "cannot take back {}", declared.name);
+                    tracing::error!(error = %trace::error_chain(&error), "cannot take back {}", declared.name);
                 }
             }
             Doubt::Broken(path) => {

@@ -5,31 +5,31 @@
 //! thread uses it later. All functions need a tokio runtime with I/O enabled;
 //! a current-thread one is enough.
 
-use std::future::Future;
+mod changes;
+mod messages;
+
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
     InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask,
-    LinkFlags, LinkInfo, LinkMessage, State,
+    LinkFlags, LinkInfo, LinkMessage,
 };
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol, RouteScope,
-    RouteType,
-};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use rtnetlink::MulticastGroup;
 use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage,
     NetlinkPayload,
 };
 use tokio::task::JoinHandle;
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::StreamExt;
 
 use crate::netns::NetNs;
 use crate::{Error, Result};
+
+pub use changes::{Changes, Watch};
+use messages::{address_message, address_of, broadcast, link_of, route_message, up_message};
 
 /// A dump during which the tables changed is repeated this often before it is
 /// taken as it is.
@@ -155,13 +155,6 @@ pub struct RouteSpec {
     pub mtu: u32,
     /// Bytes; 0 means none.
     pub adv_mss: u32,
-}
-
-/// Which changes a watching socket hears of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
-    Links,
-    Ipv6Addresses,
 }
 
 /// A routing socket of one network namespace.
@@ -409,203 +402,6 @@ impl Netlink {
     }
 }
 
-/// Reports that something of the watched sort changed in one namespace, never
-/// what: who waits looks again at the state itself.
-pub struct Changes {
-    _socket: Netlink,
-    events: Box<dyn Stream<Item = ()> + Send + Unpin>,
-}
-
-impl std::fmt::Debug for Changes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Changes").field("_socket", &self._socket).finish_non_exhaustive()
-    }
-}
-
-impl Changes {
-    /// Subscribes in `netns`; `None` means the calling thread's namespace.
-    /// Every change after the return is reported.
-    pub fn watch(netns: Option<&NetNs>, what: Watch) -> Result<Self> {
-        let group = match what {
-            Watch::Links => MulticastGroup::Link,
-            Watch::Ipv6Addresses => MulticastGroup::Ipv6Ifaddr,
-        };
-        let opened = match netns {
-            None => rtnetlink::new_multicast_connection(&[group]),
-            Some(netns) => {
-                let runtime = tokio::runtime::Handle::current();
-                netns.run(|| {
-                    let _registers_with_us = runtime.enter();
-                    rtnetlink::new_multicast_connection(&[group])
-                })?
-            }
-        };
-        let (connection, handle, events) =
-            opened.map_err(|e| Error::new("subscribe to netlink", format_args!("{what:?}"), e))?;
-        Ok(Self {
-            _socket: Netlink { handle, driver: tokio::spawn(connection) },
-            events: Box::new(events.map(drop)),
-        })
-    }
-
-    /// Evaluates `check` now and after every change, until it gives a value.
-    pub async fn until<T, F>(&mut self, mut check: impl FnMut() -> F) -> Result<T>
-    where
-        F: Future<Output = Result<Option<T>>>,
-    {
-        loop {
-            if let Some(found) = check().await? {
-                return Ok(found);
-            }
-            if self.events.next().await.is_none() {
-                return Err(Error::new(
-                    "wait for netlink",
-                    "event",
-                    io::Error::from(io::ErrorKind::UnexpectedEof),
-                ));
-            }
-        }
-    }
-}
-
-fn up_message(index: u32) -> LinkMessage {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.header.flags = LinkFlags::Up;
-    message.header.change_mask = LinkFlags::Up;
-    message
-}
-
-fn family(ip: IpAddr) -> AddressFamily {
-    match ip {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
-    }
-}
-
-fn address_message(index: u32, ip: IpAddr, prefix_len: u8) -> AddressMessage {
-    let mut message = AddressMessage::default();
-    message.header.family = family(ip);
-    message.header.prefix_len = prefix_len;
-    message.header.index = index;
-    message.attributes = vec![AddressAttribute::Local(ip), AddressAttribute::Address(ip)];
-    message
-}
-
-fn broadcast(ip: Ipv4Addr, prefix_len: u8) -> Option<Ipv4Addr> {
-    let host_bits = u32::MAX.checked_shr(u32::from(prefix_len)).unwrap_or(0);
-    (prefix_len < 31).then(|| Ipv4Addr::from(u32::from(ip) | host_bits))
-}
-
-fn route_message(want: &RouteSpec) -> RouteMessage {
-    let (ip, prefix_len) = want.destination;
-    let address = |ip| match ip {
-        IpAddr::V4(v4) => RouteAddress::Inet(v4),
-        IpAddr::V6(v6) => RouteAddress::Inet6(v6),
-    };
-    let mut message = RouteMessage::default();
-    message.header.address_family = family(ip);
-    message.header.destination_prefix_length = prefix_len;
-    message.header.protocol = RouteProtocol::Boot;
-    message.header.scope = want.scope.map_or(RouteScope::Universe, RouteScope::from);
-    message.header.kind = RouteType::Unicast;
-    message.header.table = RouteHeader::RT_TABLE_MAIN;
-    if let Some(table) = want.table {
-        // The header has eight bits only; the attribute is what counts.
-        message.header.table = u8::try_from(table).unwrap_or(0);
-        message.attributes.push(RouteAttribute::Table(table));
-    }
-    if prefix_len > 0 {
-        message.attributes.push(RouteAttribute::Destination(address(ip)));
-    }
-    message.attributes.push(RouteAttribute::Oif(want.link));
-    message.attributes.extend(want.gateway.map(|gateway| RouteAttribute::Gateway(address(gateway))));
-    if want.priority > 0 {
-        message.attributes.push(RouteAttribute::Priority(want.priority));
-    }
-    let metrics: Vec<RouteMetric> =
-        [(want.mtu, RouteMetric::Mtu as fn(u32) -> RouteMetric), (want.adv_mss, RouteMetric::Advmss)]
-            .into_iter()
-            .filter(|(value, _)| *value > 0)
-            .map(|(value, metric)| metric(value))
-            .collect();
-    if !metrics.is_empty() {
-        message.attributes.push(RouteAttribute::Metrics(metrics));
-    }
-    message
-}
-
-fn link_of(answer: RouteNetlinkMessage) -> Option<Link> {
-    let RouteNetlinkMessage::NewLink(message) = answer else { return None };
-    let flags = message.header.flags;
-    let mut link = Link {
-        index: message.header.index,
-        name: String::new(),
-        mac: None,
-        kind: None,
-        mtu: 0,
-        up: flags.contains(LinkFlags::Up),
-        promiscuous: flags.contains(LinkFlags::Promisc),
-        oper_state: OperState::Unknown,
-        master: None,
-        alias: None,
-    };
-    for attribute in message.attributes {
-        match attribute {
-            LinkAttribute::IfName(name) => link.name = name,
-            LinkAttribute::Address(bytes) => link.mac = Mac::try_from(bytes.as_slice()).ok(),
-            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-            LinkAttribute::OperState(state) => link.oper_state = oper_state(state),
-            LinkAttribute::Controller(index) => link.master = Some(index),
-            LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
-            LinkAttribute::LinkInfo(infos) => {
-                link.kind = infos.into_iter().find_map(|info| match info {
-                    LinkInfo::Kind(kind) => Some(kind.to_string()),
-                    _ => None,
-                });
-            }
-            _ => {}
-        }
-    }
-    Some(link)
-}
-
-fn oper_state(state: State) -> OperState {
-    match state {
-        State::NotPresent => OperState::NotPresent,
-        State::Down => OperState::Down,
-        State::LowerLayerDown => OperState::LowerLayerDown,
-        State::Testing => OperState::Testing,
-        State::Dormant => OperState::Dormant,
-        State::Up => OperState::Up,
-        _ => OperState::Unknown,
-    }
-}
-
-fn address_of(answer: RouteNetlinkMessage, index: u32) -> Option<Address> {
-    let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
-    if message.header.index != index {
-        return None;
-    }
-    let (mut local, mut address) = (None, None);
-    let mut flags = AddressFlags::from_bits_retain(u32::from(message.header.flags.bits()));
-    for attribute in message.attributes {
-        match attribute {
-            AddressAttribute::Local(ip) => local = Some(ip),
-            AddressAttribute::Address(ip) => address = Some(ip),
-            AddressAttribute::Flags(all) => flags = all,
-            _ => {}
-        }
-    }
-    // IFA_ADDRESS is the peer's on point-to-point links; IPv6 has no IFA_LOCAL.
-    Some(Address {
-        ip: local.or(address)?,
-        prefix_len: message.header.prefix_len,
-        tentative: flags.contains(AddressFlags::Tentative),
-        dad_failed: flags.contains(AddressFlags::Dadfailed),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
@@ -703,14 +499,5 @@ mod tests {
             assert_eq!(inside.delete_link(eth0.index).await.unwrap_err().errno(), Errno::ENODEV);
             assert_eq!(host.links().await.unwrap().len(), 2, "lo and the bridge");
         });
-    }
-
-    #[test]
-    fn broadcast_addresses_follow_the_prefix() {
-        let ip = Ipv4Addr::new(10, 1, 2, 3);
-        assert_eq!(broadcast(ip, 24), Some(Ipv4Addr::new(10, 1, 2, 255)));
-        assert_eq!(broadcast(ip, 30), Some(Ipv4Addr::new(10, 1, 2, 3)));
-        assert_eq!(broadcast(ip, 31), None);
-        assert_eq!(broadcast(ip, 0), Some(Ipv4Addr::BROADCAST));
     }
 }

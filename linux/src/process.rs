@@ -276,11 +276,6 @@ pub fn set_capabilities(wanted: Capabilities) -> Result<()> {
         .try_for_each(|n| prctl_ambient(libc::PR_CAP_AMBIENT_RAISE, n))
 }
 
-/// Neither set-user-id bits nor file capabilities give anything from here on.
-pub fn set_no_new_privileges() -> Result<()> {
-    prctl("PR_SET_NO_NEW_PRIVS", libc::PR_SET_NO_NEW_PRIVS, 1)
-}
-
 /// Not traceable by, and its /proc/PID not open to, others of the same user.
 pub fn set_undumpable() -> Result<()> {
     prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 0)

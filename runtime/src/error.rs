@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use tonic::{Code, Status};
+pub(crate) use trace::error_chain as chain;
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
@@ -92,18 +93,6 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         Status::new(error.code(), chain(&error))
     }
-}
-
-/// The error and its causes on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 fn list(broken: &[String]) -> String {

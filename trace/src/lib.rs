@@ -1,4 +1,5 @@
-//! Finished tracing spans as JSON lines: the material of the timeline.
+//! What our processes tell: finished tracing spans as JSON lines, the material of
+//! the timeline, and errors with their causes on one line.
 //!
 //! Every process of Hawser that is given a trace file appends one line a span
 //! when the span closes. Times are CLOCK_MONOTONIC, so the lines of all
@@ -58,4 +59,16 @@ pub fn monotonic_ns() -> u64 {
         .expect("CLOCK_MONOTONIC is there since Linux 2.6");
     let (seconds, nanoseconds) = (now.tv_sec().cast_unsigned(), now.tv_nsec().cast_unsigned());
     seconds * 1_000_000_000 + nanoseconds
+}
+
+/// An error and its causes on one line, outermost first: `add container: create bridge: EPERM`.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
 }

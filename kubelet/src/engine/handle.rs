@@ -77,7 +77,7 @@ impl Handle {
                     progress(format!("stopping pod {name}"));
                 }
                 if let Err(error) = self.mark_deleted(pod) {
-                    progress(format!("stopping pod {name}: {}", crate::error_chain::text(&error)));
+                    progress(format!("stopping pod {name}: {}", trace::error_chain(&error)));
                 }
             }
             if pods.is_empty() {

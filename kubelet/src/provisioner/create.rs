@@ -5,7 +5,6 @@ use tracing::{Instrument, info_span};
 
 use super::Failure;
 use crate::csi::Driver;
-use crate::error_chain;
 use crate::objects::{
     ClaimPhase, CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeSpec, Quantity, StorageClass, VolumePhase, new_uid, now,
@@ -123,5 +122,5 @@ fn failed(message: String) -> Failure {
 }
 
 fn not_kept(error: store::Error) -> Failure {
-    failed(error_chain::text(&error))
+    failed(trace::error_chain(&error))
 }

@@ -8,7 +8,6 @@ use tracing::warn;
 
 use super::create::PROVISIONED_BY;
 use super::{Failure, pods_naming};
-use crate::error_chain;
 use crate::objects::{
     EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy, VolumePhase,
 };
@@ -82,11 +81,11 @@ pub(super) fn remove_deleted_volumes(store: &Store) {
     let deleted = store.volumes().into_iter().filter(|v| v.metadata.is_deleted());
     for volume in deleted.filter(|v| v.status.phase != VolumePhase::Bound) {
         if let Err(error) = store.remove_volume(&volume.metadata.name) {
-            warn!(volume = volume.metadata.name, error = error_chain::text(&error), "volume object stays");
+            warn!(volume = volume.metadata.name, error = trace::error_chain(&error), "volume object stays");
         }
     }
 }
 
 fn not_kept(error: store::Error) -> Failure {
-    Failure { reason: "VolumeFailedDelete", message: error_chain::text(&error) }
+    Failure { reason: "VolumeFailedDelete", message: trace::error_chain(&error) }
 }

@@ -134,7 +134,7 @@ impl Directory {
         let content = serde_json::to_vec(&identity).expect("two numbers");
         if let Err(error) = linux::atomic_file::write(&self.state_file, &content, 0o600) {
             // Only the protection of the next start against a lost mount is weaker.
-            tracing::warn!(error = %crate::error_chain::text(&error), "the manifest directory is not remembered");
+            tracing::warn!(error = %trace::error_chain(&error), "the manifest directory is not remembered");
         }
     }
 

@@ -61,6 +61,6 @@ impl Error {
 
     /// The whole chain in one line, for an event.
     pub(crate) fn text(&self) -> String {
-        crate::error_chain::text(self)
+        trace::error_chain(self)
     }
 }

@@ -13,7 +13,6 @@ use super::tools::make_termination_log;
 use super::{Next, Worker};
 use crate::container_config::{self, Instance};
 use crate::environment::PodFacts;
-use crate::error_chain;
 use crate::etc_hosts::{self, Hosts};
 use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
 use crate::observed::{Observed, pod_ips};
@@ -118,7 +117,7 @@ impl Worker {
     /// The pod's cgroup and directories.
     fn prepare(&self) -> Result<(), Failed> {
         if let Err(error) = self.tools.ensure_pod_cgroup(&self.pod) {
-            let message = format!("unable to ensure pod cgroup exists: {}", error_chain::text(&error));
+            let message = format!("unable to ensure pod cgroup exists: {}", trace::error_chain(&error));
             return Err(self.failed("FailedCreatePodContainer", &message));
         }
         let logs = container_config::log_directory(&self.tools.log_dir, &self.pod.metadata);
@@ -136,7 +135,7 @@ impl Worker {
             Sandbox::Keep { .. } => observed.sandboxes.first().map_or(0, crate::observed::attempt_of),
         };
         let config = container_config::sandbox(&self.pod, attempt, self.tools.node())
-            .map_err(|e| self.failed("FailedCreatePodSandBox", &error_chain::text(&e)))?;
+            .map_err(|e| self.failed("FailedCreatePodSandBox", &trace::error_chain(&e)))?;
         let id = match wanted {
             Sandbox::Keep { id } => id.clone(),
             Sandbox::Create { .. } => {
@@ -219,7 +218,7 @@ impl Worker {
             etc_hosts: &etc_hosts,
             termination_log: &termination_log,
         };
-        container_config::container(&instance, self.tools.node()).map_err(|e| error_chain::text(&e))
+        container_config::container(&instance, self.tools.node()).map_err(|e| trace::error_chain(&e))
     }
 
     fn write_etc_hosts(&self, path: &Path, facts: &PodFacts) -> std::io::Result<()> {

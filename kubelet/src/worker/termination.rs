@@ -13,7 +13,6 @@ use super::{Tools, VOLUME_ID_ANNOTATION, Worker, is_mount_pod};
 use crate::backoff::Backoff;
 use crate::container_config::log_directory;
 use crate::cri::Cri;
-use crate::error_chain;
 use crate::objects::{EventType, Object, ObjectRef};
 use crate::observed::{Observed, full_name_of, name_of};
 
@@ -32,7 +31,7 @@ impl Worker {
         stop_sandboxes(&self.tools, &pod).await;
         self.tools.volumes.unmount_pod(&pod).await;
         if let Err(error) = self.tools.remove_pod_cgroup(&pod.uid).await {
-            warn!(error = error_chain::text(&error), "cgroup of an ended pod stays");
+            warn!(error = trace::error_chain(&error), "cgroup of an ended pod stays");
         }
         self.mounted = None;
         self.finished = true;
@@ -49,7 +48,7 @@ impl Worker {
         remove_logs(&logs);
         let mut backoff = Backoff::operation();
         while let Err(error) = self.tools.store.forget_pod(self.uid()) {
-            warn!(pod = pod.name, error = error_chain::text(&error), "cannot forget the pod");
+            warn!(pod = pod.name, error = trace::error_chain(&error), "cannot forget the pod");
             tokio::time::sleep(backoff.step()).await;
         }
     }
@@ -175,8 +174,8 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
     for container in tools.cri.list_containers(Some(uid)).await.map_err(refused)? {
         tools.cri.remove_container(&container.id).await.map_err(refused)?;
     }
-    tools.remove_pod_cgroup(uid).await.map_err(|e| error_chain::text(&e))?;
-    tools.volumes.remove_pod_dir(uid).await.map_err(|e| error_chain::text(&e))
+    tools.remove_pod_cgroup(uid).await.map_err(|e| trace::error_chain(&e))?;
+    tools.volumes.remove_pod_dir(uid).await.map_err(|e| trace::error_chain(&e))
 }
 
 /// At the same time; the first error, after all have answered.

@@ -178,7 +178,7 @@ fn give_up_privileges(plan: &Plan) -> Result<(), String> {
     process::become_user(plan.uid, plan.gid, &plan.groups).map_err(text)?;
     process::set_capabilities(plan.capabilities).map_err(text)?;
     if plan.no_new_privileges {
-        process::set_no_new_privileges().map_err(text)?;
+        linux::credentials::set_no_new_privs().map_err(text)?;
         install_seccomp(plan)?;
     }
     Ok(())
