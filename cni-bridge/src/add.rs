@@ -10,41 +10,36 @@ use crate::gateway;
 use crate::plan::{Plan, host_interface};
 use crate::undo::{Step, Undo};
 
-pub(crate) async fn add(call: &Invocation) -> Result<CniResult, Error> {
+pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
     let config = Config::read(call)?;
     let ends = Ends::open(call)?;
     // Before the IPAM plugin: a repeated ADD must not cost the first its lease.
-    ends.refuse_existing(call, &random_veth_name()?).await?;
+    ends.refuse_existing(call, &random_veth_name()?)?;
     let mut undo = Undo::default();
-    match try_add(&config, call, &ends, &mut undo).await {
+    match try_add(&config, call, &ends, &mut undo) {
         Ok(result) => Ok(result),
-        Err(cause) => Err(undo.roll_back(&ends.host, call, &config.bridge, cause).await),
+        Err(cause) => Err(undo.roll_back(&ends.host, call, &config.bridge, cause)),
     }
 }
 
-async fn try_add(
-    config: &Config,
-    call: &Invocation,
-    ends: &Ends,
-    undo: &mut Undo,
-) -> Result<CniResult, Error> {
+fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> Result<CniResult, Error> {
     // The IPAM plugin runs while the links are made; it has ended, one way or
     // the other, before anything is judged or rolled back.
     let pending = start_ipam(config, call, undo)?;
-    let connected = ends.connect(config, call, undo).await;
+    let connected = ends.connect(config, call, undo);
     let addresses = pending.map(|pending| pending.finish(call)).transpose();
     let (connection, addresses) = (connected?, addresses?);
 
     let result = match addresses {
         Some(addresses) => {
             let plan = Plan::new(config, addresses)?;
-            ends.configure(config, call, &plan, &connection.container_veth).await?;
-            gateway::ensure(&ends.host, config, &plan, &connection, undo).await?;
+            ends.configure(config, call, &plan, &connection.container_veth)?;
+            gateway::ensure(&ends.host, config, &plan, &connection, undo)?;
             plan.result
         }
-        None => layer2(config, call, ends, &connection).await?,
+        None => layer2(config, call, ends, &connection)?,
     };
-    let interfaces = interfaces(config, call, ends, &connection).await?;
+    let interfaces = interfaces(config, call, ends, &connection)?;
     let result = CniResult { interfaces, ..result };
     // What the asked version cannot express must fail here, where it is undone.
     result.to_json(call.conf.cni_version)?;
@@ -60,31 +55,31 @@ fn start_ipam(config: &Config, call: &Invocation, undo: &mut Undo) -> Result<Opt
     Ok(Some(ipam.start_add(call)?))
 }
 
-async fn layer2(
+fn layer2(
     config: &Config,
     call: &Invocation,
     ends: &Ends,
     connection: &Connection,
 ) -> Result<CniResult, Error> {
     if config.container != Container::Disabled {
-        ends.set_up(call, &connection.container_veth).await?;
+        ends.set_up(call, &connection.container_veth)?;
     }
     Ok(CniResult { dns: config.dns.clone().unwrap_or_default(), ..CniResult::default() })
 }
 
 /// Bridge, host veth, container, as they are at the end: udev may have changed
 /// the veth's MAC, the first port the MAC of a bridge that others made.
-async fn interfaces(
+fn interfaces(
     config: &Config,
     call: &Invocation,
     ends: &Ends,
     connection: &Connection,
 ) -> Result<Vec<Interface>, Error> {
     let host_veth = match config.container {
-        Container::Disabled => ends.port(&connection.host_veth).await?,
-        Container::Layer2 | Container::Layer3 { .. } => ends.port_when_up(&connection.host_veth).await?,
+        Container::Disabled => ends.port(&connection.host_veth)?,
+        Container::Layer2 | Container::Layer3 { .. } => ends.port_when_up(&connection.host_veth)?,
     };
-    let bridge = ends.port(&connection.bridge).await?;
+    let bridge = ends.port(&connection.bridge)?;
     let sandbox = call.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     Ok(vec![
         host_interface(&bridge.name, bridge.mac),

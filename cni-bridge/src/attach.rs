@@ -56,17 +56,17 @@ impl Ends {
 
     /// The bridge, and a port of it whose other end is the container's
     /// interface (still down). Steps that make something are recorded.
-    pub(crate) async fn connect(
+    pub(crate) fn connect(
         &self,
         config: &Config,
         call: &Invocation,
         undo: &mut Undo,
     ) -> Result<Connection, Error> {
         let _lock = BridgeLock::take(&config.bridge)?;
-        let bridge = self.ensure_bridge(config, undo).await?;
-        let name = self.create_veth(config, call, &bridge, undo).await?;
-        let host_veth = self.host.link_by_name(&name).await?.ok_or(Error::LinkVanished { name })?;
-        let container_veth = self.container.link_by_name(&call.ifname).await?;
+        let bridge = self.ensure_bridge(config, undo)?;
+        let name = self.create_veth(config, call, &bridge, undo)?;
+        let host_veth = self.host.link_by_name(&name)?.ok_or(Error::LinkVanished { name })?;
+        let container_veth = self.container.link_by_name(&call.ifname)?;
         let container_veth =
             container_veth.ok_or_else(|| Error::LinkVanished { name: call.ifname.clone() })?;
 
@@ -78,7 +78,7 @@ impl Ends {
             hairpin: config.hairpin,
             isolated: config.isolated,
         };
-        self.host.bring_port_up(&port).await.map_err(|source| Error::ConnectPort {
+        self.host.bring_port_up(&port).map_err(|source| Error::ConnectPort {
             veth: host_veth.name.clone(),
             bridge: bridge.name.clone(),
             source,
@@ -86,19 +86,19 @@ impl Ends {
         Ok(Connection { bridge, host_veth, container_veth })
     }
 
-    async fn ensure_bridge(&self, config: &Config, undo: &mut Undo) -> Result<Link, Error> {
+    fn ensure_bridge(&self, config: &Config, undo: &mut Undo) -> Result<Link, Error> {
         let failed = |source| Error::EnsureBridge { name: config.bridge.clone(), source };
         let spec = BridgeSpec { name: &config.bridge, mac: random_mac()?, mtu: config.mtu };
-        let created = match self.host.link_by_name(&config.bridge).await.map_err(failed)? {
+        let created = match self.host.link_by_name(&config.bridge).map_err(failed)? {
             Some(_) => false,
             // The reference does not take our lock: EEXIST is possible.
-            None => match self.host.create_bridge(&spec).await {
+            None => match self.host.create_bridge(&spec) {
                 Ok(()) => true,
                 Err(e) if e.errno() == Errno::EEXIST => false,
                 Err(e) => return Err(failed(e)),
             },
         };
-        let bridge = self.host.link_by_name(&config.bridge).await.map_err(failed)?;
+        let bridge = self.host.link_by_name(&config.bridge).map_err(failed)?;
         let bridge = bridge.ok_or_else(|| Error::LinkVanished { name: config.bridge.clone() })?;
         if created {
             undo.push(Step::DeleteBridge { index: bridge.index });
@@ -107,17 +107,17 @@ impl Ends {
             return Err(Error::NotABridge { name: config.bridge.clone() });
         }
         if config.promiscuous && !bridge.promiscuous {
-            self.host.set_promiscuous(bridge.index).await.map_err(failed)?;
+            self.host.set_promiscuous(bridge.index).map_err(failed)?;
         }
         ignore_router_advertisements(&bridge.name);
         if !bridge.up {
-            self.host.set_up(bridge.index).await.map_err(failed)?;
+            self.host.set_up(bridge.index).map_err(failed)?;
         }
         Ok(bridge)
     }
 
     /// Returns the name of the host's end.
-    async fn create_veth(
+    fn create_veth(
         &self,
         config: &Config,
         call: &Invocation,
@@ -134,13 +134,13 @@ impl Ends {
                 peer_mac: config.container_mac,
                 peer_netns: self.netns.as_fd(),
             };
-            match self.host.create_veth(&spec).await {
+            match self.host.create_veth(&spec) {
                 Ok(()) => {
                     undo.push(Step::DeleteVeth { name: name.clone() });
                     return Ok(name);
                 }
                 Err(e) if e.errno() == Errno::EEXIST => {
-                    self.refuse_existing(call, &name).await?;
+                    self.refuse_existing(call, &name)?;
                 }
                 Err(source) => return Err(Error::CreateVeth { source }),
             }
@@ -149,8 +149,8 @@ impl Ends {
     }
 
     /// An error when the container already has an interface of that name.
-    pub(crate) async fn refuse_existing(&self, call: &Invocation, peer: &str) -> Result<(), Error> {
-        match self.container.link_by_name(&call.ifname).await? {
+    pub(crate) fn refuse_existing(&self, call: &Invocation, peer: &str) -> Result<(), Error> {
+        match self.container.link_by_name(&call.ifname)? {
             Some(_) => Err(Error::ContainerLinkExists { ifname: call.ifname.clone(), peer: peer.to_owned() }),
             None => Ok(()),
         }
@@ -159,7 +159,7 @@ impl Ends {
     /// Addresses, link up, routes, in an order that needs no waiting: IPv4
     /// addresses first, so that going up announces them (arp_notify); IPv6 ones
     /// after, since their prefix routes need the link.
-    pub(crate) async fn configure(
+    pub(crate) fn configure(
         &self,
         config: &Config,
         call: &Invocation,
@@ -167,12 +167,12 @@ impl Ends {
         veth: &Link,
     ) -> Result<(), Error> {
         self.set_sysctls(config, &call.ifname, plan)?;
-        self.add_addresses(config, call, plan, veth, true).await?;
-        self.set_up(call, veth).await?;
-        self.add_addresses(config, call, plan, veth, false).await?;
+        self.add_addresses(config, call, plan, veth, true)?;
+        self.set_up(call, veth)?;
+        self.add_addresses(config, call, plan, veth, false)?;
         let v6_gateway = plan.result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
         if config.duplicate_detection == DuplicateDetection::On && v6_gateway {
-            self.settle(call, veth).await?;
+            self.settle(call, veth)?;
         }
         for route in &plan.result.routes {
             let gateway = plan.gateway_of(route);
@@ -186,7 +186,7 @@ impl Ends {
                 mtu: route.mtu,
                 adv_mss: route.adv_mss,
             };
-            self.container.add_route(&spec).await.map_err(|source| Error::AddRoute {
+            self.container.add_route(&spec).map_err(|source| Error::AddRoute {
                 dst: route.dst,
                 gateway,
                 ifname: call.ifname.clone(),
@@ -197,12 +197,12 @@ impl Ends {
     }
 
     /// The container's end of a layer-2 attachment.
-    pub(crate) async fn set_up(&self, call: &Invocation, veth: &Link) -> Result<(), Error> {
+    pub(crate) fn set_up(&self, call: &Invocation, veth: &Link) -> Result<(), Error> {
         let failed = |source| Error::SetUp { ifname: call.ifname.clone(), source };
-        self.container.set_up(veth.index).await.map_err(failed)
+        self.container.set_up(veth.index).map_err(failed)
     }
 
-    async fn add_addresses(
+    fn add_addresses(
         &self,
         config: &Config,
         call: &Invocation,
@@ -212,7 +212,7 @@ impl Ends {
     ) -> Result<(), Error> {
         for ip in plan.result.ips.iter().filter(|ip| ip.address.is_ipv4() == is_v4) {
             let address = (ip.address.ip(), ip.address.prefix());
-            let added = self.container.add_address(veth.index, address, config.duplicate_detection).await;
+            let added = self.container.add_address(veth.index, address, config.duplicate_detection);
             added.map_err(|source| Error::AddAddress {
                 address: ip.address,
                 ifname: call.ifname.clone(),
@@ -244,42 +244,41 @@ impl Ends {
     }
 
     /// Waits until duplicate detection has judged all addresses.
-    async fn settle(&self, call: &Invocation, veth: &Link) -> Result<(), Error> {
+    fn settle(&self, call: &Invocation, veth: &Link) -> Result<(), Error> {
         let mut changes = Changes::watch(Some(&self.netns), Watch::Ipv6Addresses)?;
-        let judged = changes.until(|| async {
-            let addresses = self.container.addresses(veth.index).await?;
+        let judged = changes.until(SETTLE_TIMEOUT, || {
+            let addresses = self.container.addresses(veth.index)?;
             let failed: Option<IpAddr> = addresses.iter().find(|a| a.dad_failed).map(|a| a.ip);
             Ok(if failed.is_some() || !addresses.iter().any(|a| a.tentative) { Some(failed) } else { None })
         });
         let ifname = call.ifname.clone();
-        match tokio::time::timeout(SETTLE_TIMEOUT, judged).await {
-            Ok(Ok(None)) => Ok(()),
-            Ok(Ok(Some(address))) => Err(Error::DuplicateAddress { ifname, address }),
-            Ok(Err(e)) => Err(e.into()),
-            Err(_elapsed) => Err(Error::AddressesUnsettled { ifname, seconds: SETTLE_TIMEOUT.as_secs() }),
+        match judged? {
+            Some(None) => Ok(()),
+            Some(Some(address)) => Err(Error::DuplicateAddress { ifname, address }),
+            None => Err(Error::AddressesUnsettled { ifname, seconds: SETTLE_TIMEOUT.as_secs() }),
         }
     }
 
     /// The port once it forwards. Asking makes new kernels settle the state at
     /// once; with older ones the answer is an event away.
-    pub(crate) async fn port_when_up(&self, host_veth: &Link) -> Result<Link, Error> {
-        let port = self.port(host_veth).await?;
+    pub(crate) fn port_when_up(&self, host_veth: &Link) -> Result<Link, Error> {
+        let port = self.port(host_veth)?;
         if port.oper_state == OperState::Up {
             return Ok(port);
         }
         let mut changes = Changes::watch(None, Watch::Links)?;
-        let up = changes.until(|| async {
-            let port = self.host.link_by_index(host_veth.index).await?;
+        let up = changes.until(PORT_UP_TIMEOUT, || {
+            let port = self.host.link_by_index(host_veth.index)?;
             Ok(port.filter(|port| port.oper_state == OperState::Up))
         });
-        match tokio::time::timeout(PORT_UP_TIMEOUT, up).await {
-            Ok(port) => Ok(port?),
-            Err(_elapsed) => Err(Error::PortNotUp { state: self.port(host_veth).await?.oper_state }),
+        match up? {
+            Some(port) => Ok(port),
+            None => Err(Error::PortNotUp { state: self.port(host_veth)?.oper_state }),
         }
     }
 
-    pub(crate) async fn port(&self, host_veth: &Link) -> Result<Link, Error> {
-        let found = self.host.link_by_index(host_veth.index).await?;
+    pub(crate) fn port(&self, host_veth: &Link) -> Result<Link, Error> {
+        let found = self.host.link_by_index(host_veth.index)?;
         found.ok_or_else(|| Error::LinkVanished { name: host_veth.name.clone() })
     }
 }

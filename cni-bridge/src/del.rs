@@ -11,13 +11,13 @@ use crate::config::unsupported;
 use crate::error::{Error, NetnsError};
 use crate::undo::delete;
 
-pub(crate) async fn del(call: &Invocation) -> Result<(), Error> {
+pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     for sentence in unsupported(&call.conf.fields())? {
         // What only the reference can have made must not keep the rest.
         cni_plugin::warn("bridge", format_args!("DEL leaves what belongs to {sentence}"));
     }
     let ipam = call.conf.ipam_type()?;
-    remove_link(call).await?;
+    remove_link(call)?;
     // Only now: an address may be given to the next container once it is free.
     if let Some(ipam) = ipam {
         Delegate::find(&ipam, &call.path)?.del(call)?;
@@ -25,14 +25,14 @@ pub(crate) async fn del(call: &Invocation) -> Result<(), Error> {
     Ok(())
 }
 
-async fn remove_link(call: &Invocation) -> Result<(), Error> {
+fn remove_link(call: &Invocation) -> Result<(), Error> {
     if let Some(netns) = open(call)? {
         let container = Netlink::open_in(&netns)?;
-        if let Some(link) = container.link_by_name(&call.ifname).await? {
-            return delete(&container, link.index).await;
+        if let Some(link) = container.link_by_name(&call.ifname)? {
+            return delete(&container, link.index);
         }
     }
-    remove_by_alias(call).await
+    remove_by_alias(call)
 }
 
 /// `None` when there is none any more: an unset CNI_NETNS is legal for DEL
@@ -48,12 +48,12 @@ fn open(call: &Invocation) -> Result<Option<NetNs>, Error> {
 
 /// Without the namespace the kernel removes the veth, but only once nothing
 /// holds the namespace: the host's end is found by its alias.
-async fn remove_by_alias(call: &Invocation) -> Result<(), Error> {
+fn remove_by_alias(call: &Invocation) -> Result<(), Error> {
     let Some(alias) = alias(call) else { return Ok(()) };
     let host = Netlink::open()?;
-    for link in host.links().await? {
+    for link in host.links()? {
         if link.alias.as_deref() == Some(&alias) {
-            delete(&host, link.index).await?;
+            delete(&host, link.index)?;
         }
     }
     Ok(())

@@ -15,7 +15,7 @@ use crate::undo::{Step, Undo};
 
 /// Gives the bridge the plan's gateway addresses and lets the host forward
 /// their families.
-pub(crate) async fn ensure(
+pub(crate) fn ensure(
     host: &Netlink,
     config: &Config,
     plan: &Plan,
@@ -28,7 +28,7 @@ pub(crate) async fn ensure(
     {
         let _lock = BridgeLock::take(&config.bridge)?;
         for wanted in &plan.gateways {
-            if ensure_address(host, config, &connection.bridge, *wanted).await? == Ensured::Added {
+            if ensure_address(host, config, &connection.bridge, *wanted)? == Ensured::Added {
                 undo.push(Step::RemoveGateway {
                     bridge: connection.bridge.index,
                     own_port: connection.host_veth.index,
@@ -46,21 +46,21 @@ enum Ensured {
     AlreadyThere,
 }
 
-async fn ensure_address(
+fn ensure_address(
     host: &Netlink,
     config: &Config,
     bridge: &Link,
     wanted: IpNetwork,
 ) -> Result<Ensured, Error> {
-    let existing = host.addresses(bridge.index).await?;
+    let existing = host.addresses(bridge.index)?;
     let change = gateway_change(&existing, wanted, config.force_address)
         .map_err(|found| Error::BridgeHasOtherAddress { bridge: bridge.name.clone(), wanted, found })?;
     let GatewayChange::Add { replacing } = change else { return Ok(Ensured::AlreadyThere) };
     for old in replacing {
-        host.delete_address(bridge.index, (old.ip(), old.prefix())).await?;
+        host.delete_address(bridge.index, (old.ip(), old.prefix()))?;
     }
     let address = (wanted.ip(), wanted.prefix());
-    match host.add_address(bridge.index, address, config.duplicate_detection).await {
+    match host.add_address(bridge.index, address, config.duplicate_detection) {
         Ok(()) => {}
         Err(e) if e.errno() == Errno::EEXIST => return Ok(Ensured::AlreadyThere),
         Err(source) => {
@@ -69,9 +69,9 @@ async fn ensure_address(
     }
     // A bridge made by others may still take its ports' lowest MAC; set once,
     // an address stays. (Ours were made with one.)
-    let now = host.link_by_index(bridge.index).await?;
+    let now = host.link_by_index(bridge.index)?;
     if let Some(mac) = now.and_then(|link| link.mac) {
-        host.set_mac(bridge.index, mac).await.map_err(|source| Error::PinMac { source })?;
+        host.set_mac(bridge.index, mac).map_err(|source| Error::PinMac { source })?;
     }
     Ok(Ensured::Added)
 }

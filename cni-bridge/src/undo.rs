@@ -37,18 +37,12 @@ impl Undo {
 
     /// Takes all steps back, going on after failures. `cause` comes back alone
     /// or with what could not be undone.
-    pub(crate) async fn roll_back(
-        self,
-        host: &Netlink,
-        call: &Invocation,
-        bridge: &str,
-        cause: Error,
-    ) -> Error {
+    pub(crate) fn roll_back(self, host: &Netlink, call: &Invocation, bridge: &str, cause: Error) -> Error {
         let mut rollback = Vec::new();
         // Ports and addresses of the bridge stay as they are while we look.
         let _lock = BridgeLock::take(bridge).map_err(|e| rollback.push(e.into())).ok();
         for step in self.steps.into_iter().rev() {
-            match take_back(step, host, call).await {
+            match take_back(step, host, call) {
                 Ok(()) => {}
                 // An IPAM plugin that refuses the configuration says so twice.
                 Err(Error::Protocol(again)) if matches!(&cause, Error::Protocol(first) if *first == again) => {
@@ -60,24 +54,24 @@ impl Undo {
     }
 }
 
-async fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error> {
+fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error> {
     match step {
         Step::ReleaseAddresses { ipam } => Ok(ipam.del(call)?),
-        Step::DeleteVeth { name } => match host.link_by_name(&name).await? {
-            Some(link) => delete(host, link.index).await,
+        Step::DeleteVeth { name } => match host.link_by_name(&name)? {
+            Some(link) => delete(host, link.index),
             None => Ok(()),
         },
         Step::DeleteBridge { index } => {
-            if ports_of(host, index).await?.is_empty() {
-                delete(host, index).await?;
+            if ports_of(host, index)?.is_empty() {
+                delete(host, index)?;
             }
             Ok(())
         }
         Step::RemoveGateway { bridge, own_port, address } => {
-            if ports_of(host, bridge).await?.iter().any(|port| *port != own_port) {
+            if ports_of(host, bridge)?.iter().any(|port| *port != own_port) {
                 return Ok(());
             }
-            match host.delete_address(bridge, (address.ip(), address.prefix())).await {
+            match host.delete_address(bridge, (address.ip(), address.prefix())) {
                 Err(e) if !matches!(e.errno(), Errno::EADDRNOTAVAIL | Errno::ENODEV) => Err(e.into()),
                 _ => Ok(()),
             }
@@ -86,14 +80,14 @@ async fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), 
 }
 
 /// Deletes a link; absence is a success.
-pub(crate) async fn delete(host: &Netlink, index: u32) -> Result<(), Error> {
-    match host.delete_link(index).await {
+pub(crate) fn delete(host: &Netlink, index: u32) -> Result<(), Error> {
+    match host.delete_link(index) {
         Err(e) if e.errno() != Errno::ENODEV => Err(e.into()),
         _ => Ok(()),
     }
 }
 
-async fn ports_of(host: &Netlink, bridge: u32) -> Result<Vec<u32>, Error> {
-    let links = host.links().await?;
+fn ports_of(host: &Netlink, bridge: u32) -> Result<Vec<u32>, Error> {
+    let links = host.links()?;
     Ok(links.into_iter().filter(|link| link.master == Some(bridge)).map(|link| link.index).collect())
 }

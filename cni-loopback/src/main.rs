@@ -15,9 +15,9 @@ fn main() -> ExitCode {
     cni_plugin::run(&Plugin {
         name: "loopback",
         version: env!("CARGO_PKG_VERSION"),
-        add: |call| block_on(add(call)),
-        del: |call| block_on(del(call)),
-        check: Some(|call| block_on(check(call))),
+        add: |call| Ok(add(call)?),
+        del: |call| Ok(del(call)?),
+        check: Some(|call| Ok(check(call)?)),
         status: None,
         gc: None,
     })
@@ -57,21 +57,13 @@ impl From<Error> for CniError {
     }
 }
 
-fn block_on<T>(verb: impl Future<Output = Result<T, Error>>) -> Result<T, CniError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .map_err(|e| CniError::internal(format_args!("start event loop: {e}")))?;
-    runtime.block_on(verb).map_err(CniError::from)
-}
-
 /// The result of the plugins before, or `lo` with its addresses.
-async fn add(call: &Invocation) -> Result<CniResult, Error> {
+fn add(call: &Invocation) -> Result<CniResult, Error> {
     let prev_result = call.conf.prev_result()?;
     let path = call.netns.as_deref().unwrap_or(Path::new(""));
-    let (netlink, lo) = open(path).await?;
-    netlink.set_up(lo.index).await?;
-    let addresses = netlink.addresses(lo.index).await?;
+    let (netlink, lo) = open(path)?;
+    netlink.set_up(lo.index)?;
+    let addresses = netlink.addresses(lo.index)?;
     if let Some(foreign) = addresses.iter().find(|address| !address.ip.is_loopback()) {
         return Err(Error::NotLoopback { ip: foreign.ip });
     }
@@ -79,29 +71,30 @@ async fn add(call: &Invocation) -> Result<CniResult, Error> {
 }
 
 /// A namespace that is gone has no `lo` to bring down.
-async fn del(call: &Invocation) -> Result<(), Error> {
+fn del(call: &Invocation) -> Result<(), Error> {
     let Some(path) = call.netns.as_deref() else { return Ok(()) };
-    match open(path).await {
-        Ok((netlink, lo)) => Ok(netlink.set_down(lo.index).await?),
+    match open(path) {
+        Ok((netlink, lo)) => Ok(netlink.set_down(lo.index)?),
         // NotANetns: the file of an unmounted namespace.
         Err(Error::NetnsMissing { .. } | Error::NotANetns { .. }) => Ok(()),
         Err(e) => Err(e),
     }
 }
 
-async fn check(call: &Invocation) -> Result<(), Error> {
-    let (_, lo) = open(call.netns.as_deref().unwrap_or(Path::new(""))).await?;
+fn check(call: &Invocation) -> Result<(), Error> {
+    let (_, lo) = open(call.netns.as_deref().unwrap_or(Path::new("")))?;
     if lo.up { Ok(()) } else { Err(Error::Down) }
 }
 
-async fn open(path: &Path) -> Result<(Netlink, Link), Error> {
+fn open(path: &Path) -> Result<(Netlink, Link), Error> {
     let netns = NetNs::open(path).map_err(|e| match e.errno() {
         Errno::ENOENT => Error::NetnsMissing { path: path.display().to_string() },
         Errno::EINVAL => Error::NotANetns { path: path.display().to_string() },
         _ => Error::Kernel(e),
     })?;
-    let netlink = Netlink::open_in(&netns)?;
-    let lo = netlink.link_by_name("lo").await?.ok_or(Error::NoLoopback)?;
+    netns.enter()?;
+    let netlink = Netlink::open()?;
+    let lo = netlink.link_by_name("lo")?.ok_or(Error::NoLoopback)?;
     Ok((netlink, lo))
 }
 

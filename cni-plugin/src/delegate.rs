@@ -44,6 +44,21 @@ impl Delegate {
         self.start(Command::Del, call)?.output().map(drop)
     }
 
+    /// Runs CHECK to its end.
+    pub fn check(&self, call: &Invocation) -> Result<(), CniError> {
+        self.start(Command::Check, call)?.output().map(drop)
+    }
+
+    /// Runs STATUS to its end.
+    pub fn status(&self, call: &Invocation) -> Result<(), CniError> {
+        self.start(Command::Status, call)?.output().map(drop)
+    }
+
+    /// Runs GC to its end.
+    pub fn gc(&self, call: &Invocation) -> Result<(), CniError> {
+        self.start(Command::Gc, call)?.output().map(drop)
+    }
+
     fn start(&self, command: Command, call: &Invocation) -> Result<Running, CniError> {
         let mut child = std::process::Command::new(&self.binary)
             .env("CNI_COMMAND", command.as_str())

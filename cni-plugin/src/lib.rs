@@ -23,6 +23,8 @@ pub mod args;
 pub mod conf;
 pub mod delegate;
 mod error;
+mod gc;
+mod hash;
 mod invocation;
 mod result;
 mod skel;
@@ -30,6 +32,8 @@ mod version;
 
 pub use conf::NetConf;
 pub use error::{CniError, code};
+pub use gc::ValidAttachments;
+pub use hash::sha512_hex;
 pub use invocation::{Command, Environment, Invocation};
 pub use result::{CniResult, Dns, Interface, IpConfig, Route};
 pub use skel::{Plugin, Verb, run, warn};

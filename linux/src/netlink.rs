@@ -1,35 +1,31 @@
-//! Links, addresses and routes by rtnetlink: one socket per network namespace,
-//! no process started, no namespace entered.
+//! Links, addresses and routes by rtnetlink: one blocking socket per network
+//! namespace, no process started, no event loop needed.
 //!
 //! Invariant: a [`Netlink`] speaks to the namespace it was opened in, whatever
-//! thread uses it later. All functions need a tokio runtime with I/O enabled;
-//! a current-thread one is enough.
+//! thread uses it later.
 
 mod changes;
 mod messages;
+mod socket;
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
     InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask,
     LinkFlags, LinkInfo, LinkMessage,
 };
-use rtnetlink::packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage,
-    NetlinkPayload,
-};
-use tokio::task::JoinHandle;
-use tokio_stream::StreamExt;
 
 use crate::netns::NetNs;
 use crate::{Error, Result};
 
 pub use changes::{Changes, Watch};
 use messages::{address_message, address_of, broadcast, link_of, route_message, up_message};
+use socket::Socket;
 
 /// A dump during which the tables changed is repeated this often before it is
 /// taken as it is.
@@ -160,74 +156,59 @@ pub struct RouteSpec {
 /// A routing socket of one network namespace.
 #[derive(Debug)]
 pub struct Netlink {
-    handle: rtnetlink::Handle,
-    driver: JoinHandle<()>,
-}
-
-impl Drop for Netlink {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
+    socket: Socket,
 }
 
 impl Netlink {
     /// A socket of the calling thread's namespace.
     pub fn open() -> Result<Self> {
-        let (connection, handle, _no_events) =
-            rtnetlink::new_connection().map_err(|e| Error::new("open netlink socket", "host", e))?;
-        Ok(Self { handle, driver: tokio::spawn(connection) })
+        let socket = Socket::open().map_err(|e| Error::new("open netlink socket", "host", e))?;
+        Ok(Self { socket })
     }
 
     /// A socket of `netns`, opened by a short-lived thread there.
     pub fn open_in(netns: &NetNs) -> Result<Self> {
-        let runtime = tokio::runtime::Handle::current();
-        let (connection, handle, _no_events) = netns
-            .run(|| {
-                let _registers_with_us = runtime.enter();
-                rtnetlink::new_connection()
-            })?
-            .map_err(|e| Error::at("open netlink socket", netns.path(), e))?;
-        Ok(Self { handle, driver: tokio::spawn(connection) })
+        let socket =
+            netns.run(Socket::open)?.map_err(|e| Error::at("open netlink socket", netns.path(), e))?;
+        Ok(Self { socket })
     }
 
     /// The link called `name`, if there is one.
-    pub async fn link_by_name(&self, name: &str) -> Result<Option<Link>> {
+    pub fn link_by_name(&self, name: &str) -> Result<Option<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        self.find_link(message, name).await
+        self.find_link(message, name)
     }
 
-    pub async fn link_by_index(&self, index: u32) -> Result<Option<Link>> {
+    pub fn link_by_index(&self, index: u32) -> Result<Option<Link>> {
         let mut message = LinkMessage::default();
         message.header.index = index;
-        self.find_link(message, &index.to_string()).await
+        self.find_link(message, &index.to_string())
     }
 
     /// All links of the namespace.
-    pub async fn links(&self) -> Result<Vec<Link>> {
+    pub fn links(&self) -> Result<Vec<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let answers = self
             .dump(RouteNetlinkMessage::GetLink(message))
-            .await
             .map_err(|e| Error::new("list links", "all", e))?;
         Ok(answers.into_iter().filter_map(link_of).collect())
     }
 
     /// `EEXIST` when there is a link of that name.
-    pub async fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<()> {
+    pub fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<()> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
         message.attributes.push(LinkAttribute::Address(want.mac.to_vec()));
         message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
         message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
         self.change(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
-            .await
             .map_err(|e| Error::new("create bridge", want.name, e))
     }
 
     /// `EEXIST` when either name is taken in its namespace.
-    pub async fn create_veth(&self, want: &VethSpec<'_>) -> Result<()> {
+    pub fn create_veth(&self, want: &VethSpec<'_>) -> Result<()> {
         let mut peer = LinkMessage::default();
         peer.attributes.push(LinkAttribute::IfName(want.peer_name.to_owned()));
         peer.attributes.push(LinkAttribute::NetNsFd(want.peer_netns.as_raw_fd()));
@@ -243,12 +224,11 @@ impl Netlink {
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
         ]));
         self.change(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
-            .await
             .map_err(|e| Error::new("create veth", format_args!("{} - {}", want.name, want.peer_name), e))
     }
 
     /// Labels a bridge port, sets its flags and brings it up, in one request.
-    pub async fn bring_port_up(&self, want: &PortSpec<'_>) -> Result<()> {
+    pub fn bring_port_up(&self, want: &PortSpec<'_>) -> Result<()> {
         let mut message = up_message(want.index);
         message.attributes.extend(want.alias.map(|alias| LinkAttribute::IfAlias(alias.to_owned())));
         message.attributes.push(LinkAttribute::LinkInfo(vec![
@@ -260,52 +240,48 @@ impl Netlink {
         ]));
         // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the port's data.
         self.change(RouteNetlinkMessage::NewLink(message), 0)
-            .await
             .map_err(|e| Error::new("bring up bridge port", want.index, e))
     }
 
-    pub async fn set_up(&self, index: u32) -> Result<()> {
-        self.set_link("set link up", up_message(index)).await
+    pub fn set_up(&self, index: u32) -> Result<()> {
+        self.set_link("set link up", up_message(index))
     }
 
-    pub async fn set_down(&self, index: u32) -> Result<()> {
+    pub fn set_down(&self, index: u32) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = index;
         message.header.change_mask = LinkFlags::Up;
-        self.set_link("set link down", message).await
+        self.set_link("set link down", message)
     }
 
-    pub async fn set_promiscuous(&self, index: u32) -> Result<()> {
+    pub fn set_promiscuous(&self, index: u32) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = index;
         message.header.flags = LinkFlags::Promisc;
         message.header.change_mask = LinkFlags::Promisc;
-        self.set_link("set link promiscuous", message).await
+        self.set_link("set link promiscuous", message)
     }
 
-    pub async fn set_mac(&self, index: u32, mac: Mac) -> Result<()> {
+    pub fn set_mac(&self, index: u32, mac: Mac) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = index;
         message.attributes.push(LinkAttribute::Address(mac.to_vec()));
-        self.set_link("set link address", message).await
+        self.set_link("set link address", message)
     }
 
     /// `ENODEV` when it is gone already. A veth takes its peer with it.
-    pub async fn delete_link(&self, index: u32) -> Result<()> {
+    pub fn delete_link(&self, index: u32) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = index;
-        self.change(RouteNetlinkMessage::DelLink(message), 0)
-            .await
-            .map_err(|e| Error::new("delete link", index, e))
+        self.change(RouteNetlinkMessage::DelLink(message), 0).map_err(|e| Error::new("delete link", index, e))
     }
 
     /// The IPv4 and IPv6 addresses of one link.
-    pub async fn addresses(&self, index: u32) -> Result<Vec<Address>> {
+    pub fn addresses(&self, index: u32) -> Result<Vec<Address>> {
         let mut message = AddressMessage::default();
         message.header.index = index;
         let answers = self
             .dump(RouteNetlinkMessage::GetAddress(message))
-            .await
             .map_err(|e| Error::new("list addresses of link", index, e))?;
         // Without strict checking the kernel ignores the index and sends all.
         Ok(answers.into_iter().filter_map(|answer| address_of(answer, index)).collect())
@@ -313,7 +289,7 @@ impl Netlink {
 
     /// `EEXIST` when the link has it. IPv4 networks larger than /31 get their
     /// broadcast address.
-    pub async fn add_address(
+    pub fn add_address(
         &self,
         index: u32,
         (ip, prefix_len): (IpAddr, u8),
@@ -330,75 +306,52 @@ impl Netlink {
             (IpAddr::V6(_), DuplicateDetection::On) => {}
         }
         self.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
-            .await
             .map_err(|e| Error::new("add address", format_args!("{ip}/{prefix_len}"), e))
     }
 
     /// `EADDRNOTAVAIL` when the link does not have it.
-    pub async fn delete_address(&self, index: u32, (ip, prefix_len): (IpAddr, u8)) -> Result<()> {
+    pub fn delete_address(&self, index: u32, (ip, prefix_len): (IpAddr, u8)) -> Result<()> {
         self.change(RouteNetlinkMessage::DelAddress(address_message(index, ip, prefix_len)), 0)
-            .await
             .map_err(|e| Error::new("delete address", format_args!("{ip}/{prefix_len}"), e))
     }
 
     /// Adds a route beside what is there (IPv6 gateways to one destination
     /// become one multipath route); `EEXIST` for an identical one.
-    pub async fn add_route(&self, want: &RouteSpec) -> Result<()> {
-        self.change(RouteNetlinkMessage::NewRoute(route_message(want)), NLM_F_CREATE).await.map_err(|e| {
+    pub fn add_route(&self, want: &RouteSpec) -> Result<()> {
+        self.change(RouteNetlinkMessage::NewRoute(route_message(want)), NLM_F_CREATE).map_err(|e| {
             let (ip, prefix_len) = want.destination;
             Error::new("add route", format_args!("{ip}/{prefix_len}"), e)
         })
     }
 
-    async fn find_link(&self, mut message: LinkMessage, object: &str) -> Result<Option<Link>> {
+    fn find_link(&self, mut message: LinkMessage, object: &str) -> Result<Option<Link>> {
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        match self.request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST).await {
+        match self.socket.request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST) {
             Ok((answers, _)) => Ok(answers.into_iter().find_map(link_of)),
             Err(e) if e.raw_os_error() == Some(nix::libc::ENODEV) => Ok(None),
             Err(e) => Err(Error::new("look up link", object, e)),
         }
     }
 
-    async fn set_link(&self, op: &'static str, message: LinkMessage) -> Result<()> {
+    fn set_link(&self, op: &'static str, message: LinkMessage) -> Result<()> {
         let index = message.header.index;
-        self.change(RouteNetlinkMessage::SetLink(message), 0).await.map_err(|e| Error::new(op, index, e))
+        self.change(RouteNetlinkMessage::SetLink(message), 0).map_err(|e| Error::new(op, index, e))
     }
 
-    async fn change(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.request(message, NLM_F_REQUEST | NLM_F_ACK | flags).await.map(drop)
+    fn change(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.socket.request(message, NLM_F_REQUEST | NLM_F_ACK | flags).map(drop)
     }
 
-    async fn dump(&self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    fn dump(&self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
         let mut answers = Vec::new();
         for _ in 0..DUMP_ATTEMPTS {
             let consistent;
-            (answers, consistent) = self.request(message.clone(), NLM_F_REQUEST | NLM_F_DUMP).await?;
+            (answers, consistent) = self.socket.request(message.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
             if consistent {
                 break;
             }
         }
         Ok(answers)
-    }
-
-    /// The answers, and whether they are one consistent state.
-    async fn request(
-        &self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-    ) -> io::Result<(Vec<RouteNetlinkMessage>, bool)> {
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = flags;
-        let mut stream = self.handle.clone().request(request).map_err(io::Error::other)?;
-        let (mut answers, mut consistent) = (Vec::new(), true);
-        while let Some(answer) = stream.next().await {
-            consistent &= answer.header.flags & NLM_F_DUMP_INTR == 0 || flags & NLM_F_DUMP != NLM_F_DUMP;
-            match answer.payload {
-                NetlinkPayload::InnerMessage(inner) => answers.push(inner),
-                NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
-                _ => {}
-            }
-        }
-        Ok((answers, consistent))
     }
 }
 
@@ -413,14 +366,13 @@ mod tests {
     use crate::netns;
 
     /// Runs `test` in two fresh namespaces: the thread's own and a container's.
-    fn in_fresh_namespaces<F: Future<Output = ()>>(test: impl FnOnce(NetNs) -> F + Send) {
+    fn in_fresh_namespaces(test: impl FnOnce(NetNs) + Send) {
         assert!(nix::unistd::geteuid().is_root(), "this test makes network namespaces: run it as root");
         let dir = tempfile::tempdir().unwrap();
         let host = netns::create_persistent(&dir.path().join("host")).unwrap();
         let container = netns::create_persistent(&dir.path().join("container")).unwrap();
         host.run(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(test(container));
+            test(container);
         })
         .unwrap();
         netns::remove_persistent(&dir.path().join("host")).unwrap();
@@ -431,16 +383,16 @@ mod tests {
 
     #[test]
     fn a_veth_joins_a_bridge_and_its_peer_gets_addresses_and_routes() {
-        in_fresh_namespaces(|container| async move {
+        in_fresh_namespaces(|container| {
             let host = Netlink::open().unwrap();
             let inside = Netlink::open_in(&container).unwrap();
 
             let spec = BridgeSpec { name: "br", mac: MAC, mtu: Some(1400) };
-            host.create_bridge(&spec).await.unwrap();
-            assert_eq!(host.create_bridge(&spec).await.unwrap_err().errno(), Errno::EEXIST);
-            let bridge = host.link_by_name("br").await.unwrap().unwrap();
+            host.create_bridge(&spec).unwrap();
+            assert_eq!(host.create_bridge(&spec).unwrap_err().errno(), Errno::EEXIST);
+            let bridge = host.link_by_name("br").unwrap().unwrap();
             assert_eq!((bridge.mac, bridge.mtu, bridge.kind.as_deref()), (Some(MAC), 1400, Some("bridge")));
-            host.set_up(bridge.index).await.unwrap();
+            host.set_up(bridge.index).unwrap();
 
             let veth = VethSpec {
                 name: "vethhost",
@@ -450,22 +402,21 @@ mod tests {
                 peer_mac: Some([2, 9, 9, 9, 9, 9]),
                 peer_netns: container.as_fd(),
             };
-            host.create_veth(&veth).await.unwrap();
-            let port = host.link_by_name("vethhost").await.unwrap().unwrap();
+            host.create_veth(&veth).unwrap();
+            let port = host.link_by_name("vethhost").unwrap().unwrap();
             assert_eq!((port.master, port.up), (Some(bridge.index), false));
             let alias = Some("cni:net:id:eth0");
             host.bring_port_up(&PortSpec { index: port.index, alias, hairpin: true, isolated: false })
-                .await
                 .unwrap();
 
-            let eth0 = inside.link_by_name("eth0").await.unwrap().unwrap();
+            let eth0 = inside.link_by_name("eth0").unwrap().unwrap();
             assert_eq!(eth0.mac, Some([2, 9, 9, 9, 9, 9]));
-            inside.set_up(eth0.index).await.unwrap();
+            inside.set_up(eth0.index).unwrap();
             let v4: (IpAddr, u8) = ("10.1.0.2".parse().unwrap(), 24);
             let v6: (IpAddr, u8) = ("fd00::2".parse().unwrap(), 64);
-            inside.add_address(eth0.index, v4, DuplicateDetection::Off).await.unwrap();
-            inside.add_address(eth0.index, v6, DuplicateDetection::Off).await.unwrap();
-            let found = inside.addresses(eth0.index).await.unwrap();
+            inside.add_address(eth0.index, v4, DuplicateDetection::Off).unwrap();
+            inside.add_address(eth0.index, v6, DuplicateDetection::Off).unwrap();
+            let found = inside.addresses(eth0.index).unwrap();
             assert!(found.iter().any(|a| (a.ip, a.prefix_len) == v4), "{found:?}");
             assert!(found.iter().any(|a| (a.ip, a.prefix_len) == v6 && !a.tentative), "{found:?}");
 
@@ -479,25 +430,22 @@ mod tests {
                 mtu: 1300,
                 adv_mss: 1200,
             };
-            inside.add_route(&route("0.0.0.0", "10.1.0.1")).await.unwrap();
-            inside.add_route(&route("::", "fd00::1")).await.unwrap();
-            assert_eq!(
-                inside.add_route(&route("0.0.0.0", "10.1.0.1")).await.unwrap_err().errno(),
-                Errno::EEXIST
-            );
+            inside.add_route(&route("0.0.0.0", "10.1.0.1")).unwrap();
+            inside.add_route(&route("::", "fd00::1")).unwrap();
+            assert_eq!(inside.add_route(&route("0.0.0.0", "10.1.0.1")).unwrap_err().errno(), Errno::EEXIST);
 
             let mut changes = Changes::watch(None, Watch::Links).unwrap();
-            let up = changes.until(|| async {
-                let port = host.link_by_index(port.index).await?;
+            let up = changes.until(Duration::from_secs(5), || {
+                let port = host.link_by_index(port.index)?;
                 Ok(port.filter(|p| p.oper_state == OperState::Up))
             });
-            let port = tokio::time::timeout(Duration::from_secs(5), up).await.unwrap().unwrap();
+            let port = up.unwrap().unwrap();
             assert_eq!(port.alias.as_deref(), alias);
 
-            inside.delete_link(eth0.index).await.unwrap();
-            assert!(host.link_by_name("vethhost").await.unwrap().is_none());
-            assert_eq!(inside.delete_link(eth0.index).await.unwrap_err().errno(), Errno::ENODEV);
-            assert_eq!(host.links().await.unwrap().len(), 2, "lo and the bridge");
+            inside.delete_link(eth0.index).unwrap();
+            assert!(host.link_by_name("vethhost").unwrap().is_none());
+            assert_eq!(inside.delete_link(eth0.index).unwrap_err().errno(), Errno::ENODEV);
+            assert_eq!(host.links().unwrap().len(), 2, "lo and the bridge");
         });
     }
 }

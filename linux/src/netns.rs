@@ -66,10 +66,17 @@ impl NetNs {
     /// A panic of `work` goes on in the caller.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         on_new_thread(|| {
-            setns(&self.file, CloneFlags::CLONE_NEWNET)
-                .map_err(|e| Error::at("enter network namespace", &self.path, e))?;
+            self.enter()?;
             Ok(work())
         })
+    }
+
+    /// Moves the calling thread into this namespace, for good. For programs of
+    /// one thread that have nothing to do outside; whatever else needs a
+    /// namespace uses [`NetNs::run`].
+    pub fn enter(&self) -> Result<()> {
+        setns(&self.file, CloneFlags::CLONE_NEWNET)
+            .map_err(|e| Error::at("enter network namespace", &self.path, e))
     }
 
     fn identity(&self) -> Result<(u64, u64)> {

@@ -10,9 +10,10 @@ use anyhow::{Result, bail};
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Package and binary of everything that is dropped on a node or into an image.
-pub const PRODUCTS: [(&str, &str); 8] = [
+pub const PRODUCTS: [(&str, &str); 9] = [
     ("cni-bridge", "bridge"),
     ("cni-loopback", "loopback"),
+    ("cni-portmap", "portmap"),
     ("ipam-host-local", "host-local"),
     ("volume-fs", "hawser-volume"),
     ("csi-driver", "hawser-csi"),

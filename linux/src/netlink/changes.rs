@@ -1,12 +1,12 @@
 //! Waiting for a change of links or addresses, by multicast of the kernel.
 
-use std::future::Future;
-use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
-use rtnetlink::MulticastGroup;
-use tokio_stream::{Stream, StreamExt};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::Netlink;
+use super::socket::Socket;
 use crate::netns::NetNs;
 use crate::{Error, Result};
 
@@ -17,61 +17,75 @@ pub enum Watch {
     Ipv6Addresses,
 }
 
-/// Reports that something of the watched sort changed in one namespace, never
-/// what: who waits looks again at the state itself.
-pub struct Changes {
-    _socket: Netlink,
-    events: Box<dyn Stream<Item = ()> + Send + Unpin>,
+impl Watch {
+    /// `enum rtnetlink_groups`.
+    fn group(self) -> u32 {
+        match self {
+            Self::Links => 1,
+            Self::Ipv6Addresses => 9,
+        }
+    }
 }
 
-impl std::fmt::Debug for Changes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Changes").field("_socket", &self._socket).finish_non_exhaustive()
-    }
+/// Reports that something of the watched sort changed in one namespace, never
+/// what: who waits looks again at the state itself.
+#[derive(Debug)]
+pub struct Changes {
+    socket: Socket,
 }
 
 impl Changes {
     /// Subscribes in `netns`; `None` means the calling thread's namespace.
     /// Every change after the return is reported.
     pub fn watch(netns: Option<&NetNs>, what: Watch) -> Result<Self> {
-        let group = match what {
-            Watch::Links => MulticastGroup::Link,
-            Watch::Ipv6Addresses => MulticastGroup::Ipv6Ifaddr,
+        let open = || {
+            let mut socket = Socket::open()?;
+            socket.join(what.group())?;
+            Ok(socket)
         };
         let opened = match netns {
-            None => rtnetlink::new_multicast_connection(&[group]),
-            Some(netns) => {
-                let runtime = tokio::runtime::Handle::current();
-                netns.run(|| {
-                    let _registers_with_us = runtime.enter();
-                    rtnetlink::new_multicast_connection(&[group])
-                })?
-            }
+            None => open(),
+            Some(netns) => netns.run(open)?,
         };
-        let (connection, handle, events) =
-            opened.map_err(|e| Error::new("subscribe to netlink", format_args!("{what:?}"), e))?;
-        Ok(Self {
-            _socket: Netlink { handle, driver: tokio::spawn(connection) },
-            events: Box::new(events.map(drop)),
-        })
+        let socket = opened
+            .map_err(|e: std::io::Error| Error::new("subscribe to netlink", format_args!("{what:?}"), e))?;
+        Ok(Self { socket })
     }
 
-    /// Evaluates `check` now and after every change, until it gives a value.
-    pub async fn until<T, F>(&mut self, mut check: impl FnMut() -> F) -> Result<T>
-    where
-        F: Future<Output = Result<Option<T>>>,
-    {
+    /// Evaluates `check` now and after every change, until it gives a value;
+    /// `None` when it has given none in `timeout`.
+    pub fn until<T>(
+        &mut self,
+        timeout: Duration,
+        mut check: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let deadline = Instant::now() + timeout;
         loop {
-            if let Some(found) = check().await? {
-                return Ok(found);
+            if let Some(found) = check()? {
+                return Ok(Some(found));
             }
-            if self.events.next().await.is_none() {
-                return Err(Error::new(
-                    "wait for netlink",
-                    "event",
-                    io::Error::from(io::ErrorKind::UnexpectedEof),
-                ));
+            if !self.wait(deadline.saturating_duration_since(Instant::now()))? {
+                return Ok(None);
             }
+        }
+    }
+
+    /// Whether something changed in `timeout`.
+    fn wait(&self, timeout: Duration) -> Result<bool> {
+        let failed = |e: std::io::Error| Error::new("wait for netlink", "event", e);
+        // A started millisecond counts as one: poll(2) with 0 does not wait.
+        let millis = timeout.as_nanos().div_ceil(1_000_000);
+        let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout) {
+            Ok(0) => Ok(false),
+            Ok(_) => match self.socket.discard() {
+                // Changes were lost, so there were some.
+                Err(e) if e.raw_os_error() == Some(nix::libc::ENOBUFS) => Ok(true),
+                done => done.map(|()| true).map_err(failed),
+            },
+            Err(Errno::EINTR) => Ok(true),
+            Err(e) => Err(failed(e.into())),
         }
     }
 }

@@ -1,0 +1,85 @@
+//! What GC is told: the attachments that are still in use (CNI specification
+//! 1.1.0, "GC", `cni.dev/valid-attachments`).
+
+use std::collections::BTreeSet;
+
+use crate::conf::Fields;
+use crate::{CniError, NetConf};
+
+const KEY: &str = "cni.dev/valid-attachments";
+/// What libcni before 1.2 called it; it sends both.
+const OLD_KEY: &str = "cni.dev/attachments";
+
+/// The attachments of one network that GC must not touch. Everything else of
+/// that network is stale.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ValidAttachments {
+    /// Container id and interface name.
+    pairs: BTreeSet<(String, String)>,
+}
+
+impl ValidAttachments {
+    /// An error without a list: a missing list says nothing about what is in
+    /// use, and only an empty one says that nothing is.
+    pub fn read(conf: &NetConf) -> Result<Self, CniError> {
+        let fields = conf.fields();
+        let key = [KEY, OLD_KEY].into_iter().find(|key| fields.get(key).is_some());
+        let key = key.ok_or_else(|| CniError::config(format_args!("{KEY}: missing; GC removes nothing")))?;
+        let mut pairs = BTreeSet::new();
+        for (path, value) in fields.array(key)? {
+            let entry = Fields::of(value, path)?;
+            let required = |key: &str| {
+                let text = entry.string(key)?.filter(|text| !text.is_empty());
+                text.ok_or_else(|| CniError::config(format_args!("{}: missing", entry.path_of(key))))
+            };
+            pairs.insert((required("containerID")?, required("ifname")?));
+        }
+        Ok(Self { pairs })
+    }
+
+    pub fn contains(&self, container_id: &str, ifname: &str) -> bool {
+        self.pairs.contains(&(container_id.to_owned(), ifname.to_owned()))
+    }
+
+    /// Whether any interface of the container is in use.
+    pub fn contains_container(&self, container_id: &str) -> bool {
+        self.iter().any(|(id, _)| id == container_id)
+    }
+
+    /// Container id and interface name of each.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.pairs.iter().map(|(id, ifname)| (id.as_str(), ifname.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(list: &str) -> Result<ValidAttachments, CniError> {
+        let text = format!(r#"{{"name":"n","cniVersion":"1.1.0"{list}}}"#);
+        ValidAttachments::read(&NetConf::parse(text.into_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_missing_list_is_no_empty_list() {
+        assert_eq!(read("").unwrap_err().msg, "cni.dev/valid-attachments: missing; GC removes nothing");
+        assert_eq!(read(r#","cni.dev/valid-attachments":[]"#).unwrap(), ValidAttachments::default());
+    }
+
+    #[test]
+    fn both_names_of_the_list_are_known_and_the_new_one_wins() {
+        let old = r#","cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]"#;
+        let valid = read(old).unwrap();
+        assert!(valid.contains("a", "eth0") && valid.contains_container("a"));
+        assert!(!valid.contains("a", "eth1") && !valid.contains_container("b"));
+        let both = format!(r#"{old},"cni.dev/valid-attachments":[{{"containerID":"b","ifname":"e"}}]"#);
+        assert_eq!(read(&both).unwrap().iter().collect::<Vec<_>>(), [("b", "e")]);
+    }
+
+    #[test]
+    fn an_incomplete_entry_is_named() {
+        let err = read(r#","cni.dev/valid-attachments":[{"containerID":"a"}]"#).unwrap_err();
+        assert_eq!(err.msg, "cni.dev/valid-attachments[0].ifname: missing");
+    }
+}

@@ -1,0 +1,23 @@
+//! The digest that the reference names chains and comments by.
+
+use sha2::{Digest, Sha512};
+
+/// The first `digits` hexadecimal digits (at most 128, lower case) of `text`'s SHA-512.
+pub fn sha512_hex(text: &str, digits: usize) -> String {
+    let digest = Sha512::digest(text.as_bytes());
+    let mut hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    hex.truncate(digits);
+    hex
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_the_first_ones() {
+        // NIST's example for "abc".
+        assert_eq!(sha512_hex("abc", 24), "ddaf35a193617abacc417349");
+        assert_eq!(sha512_hex("abc", 128).len(), 128);
+    }
+}

@@ -1,0 +1,110 @@
+//! One blocking routing socket: a request, its answers, in order.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+/// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`).
+const DATAGRAM_MAX: usize = 64 * 1024;
+
+/// Invariant: between requests nothing is left unread, but for what a
+/// multicast group sends.
+#[derive(Debug)]
+pub(super) struct Socket {
+    inner: netlink_sys::Socket,
+    /// Of the last request; answers with another one are not ours.
+    sequence: Cell<u32>,
+}
+
+impl Socket {
+    /// In the calling thread's network namespace.
+    pub(super) fn open() -> io::Result<Self> {
+        let mut inner = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+        inner.bind_auto()?;
+        // Dumps then filter by what the request's header names; kernels before
+        // 4.20 do not know the option and send all.
+        drop(inner.set_netlink_get_strict_chk(true));
+        Ok(Self { inner, sequence: Cell::new(0) })
+    }
+
+    pub(super) fn join(&mut self, group: u32) -> io::Result<()> {
+        self.inner.add_membership(group)
+    }
+
+    /// The answers, and whether they are one consistent state.
+    pub(super) fn request<M>(&self, message: M, flags: u16) -> io::Result<(Vec<M>, bool)>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+        NetlinkMessage<M>: From<M>,
+    {
+        let mut request = NetlinkMessage::from(message);
+        let sequence = self.sequence.get().wrapping_add(1);
+        self.sequence.set(sequence);
+        request.header.flags = flags;
+        request.header.sequence_number = sequence;
+        request.finalize();
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
+        retry(|| self.inner.send(&bytes, 0))?;
+
+        let is_dump = flags & NLM_F_DUMP == NLM_F_DUMP;
+        let (mut answers, mut consistent) = (Vec::new(), true);
+        loop {
+            let datagram = self.receive()?;
+            let mut rest = datagram.as_slice();
+            while !rest.is_empty() {
+                let answer = NetlinkMessage::<M>::deserialize(rest)
+                    .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+                let advance = usize::try_from(answer.header.length).unwrap_or(usize::MAX).next_multiple_of(4);
+                rest = rest.get(advance..).unwrap_or_default();
+                if answer.header.sequence_number != sequence {
+                    continue;
+                }
+                consistent &= !is_dump || answer.header.flags & NLM_F_DUMP_INTR == 0;
+                match answer.payload {
+                    NetlinkPayload::InnerMessage(inner) => {
+                        answers.push(inner);
+                        if !is_dump && flags & NLM_F_ACK == 0 {
+                            return Ok((answers, true));
+                        }
+                    }
+                    NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+                    NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok((answers, consistent)),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Reads one datagram and forgets it; for sockets of a multicast group.
+    pub(super) fn discard(&self) -> io::Result<()> {
+        self.receive().map(drop)
+    }
+
+    fn receive(&self) -> io::Result<Vec<u8>> {
+        let mut datagram = Vec::with_capacity(DATAGRAM_MAX);
+        retry(|| self.inner.recv(&mut datagram, 0))?;
+        Ok(datagram)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
