@@ -2,19 +2,19 @@
 //! installed from Debian's packages and the Go module proxy, into `target/`
 //! where it can be, or named as missing.
 
-use std::path::{Path, PathBuf};
+mod cni;
+mod foreign;
+
+use std::path::Path;
 use std::process::Command;
 
 use ::tests::binaries::{self, workspace_root};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 
+use self::foreign::{REFERENCE_PLUGINS, debian_program, go, reference_plugins};
 use crate::build::{self, require_root};
 use crate::progress::part;
-
-/// The release of the reference plugins that ours must be replaceable by.
-const REFERENCE_PLUGINS: &str = "v1.9.1";
-const GO_NEEDED: (u32, u32) = (1, 25);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Suite {
@@ -22,6 +22,8 @@ pub(crate) enum Suite {
     Demo,
     /// A Go program registers the driver as kubelet's plugin manager does
     Registration,
+    /// The four CNI plugins beside the reference's, instead of them and together with them
+    Cni,
 }
 
 pub(crate) fn run(only: Option<Suite>) -> Result<()> {
@@ -31,6 +33,7 @@ pub(crate) fn run(only: Option<Suite>) -> Result<()> {
         match suite {
             Suite::Demo => demo()?,
             Suite::Registration => part("registration by a Go client", registration)?,
+            Suite::Cni => cni::run()?,
         }
     }
     Ok(())
@@ -50,24 +53,6 @@ fn demo_with(option: &str, value: &Path) -> Result<()> {
     build::run(Command::new(this).arg("demo").arg(option).arg(value).env("HAWSER_BIN_DIR", bin_dir))
 }
 
-/// bridge, host-local and loopback as Go modules; built once.
-fn reference_plugins() -> Result<PathBuf> {
-    let go = go()?;
-    let dir = workspace_root().join("target/conformance").join(format!("cni-plugins-{REFERENCE_PLUGINS}"));
-    for module in ["main/bridge", "main/loopback", "ipam/host-local"] {
-        let binary = dir.join(module.rsplit('/').next().unwrap_or(module));
-        if !binary.is_file() {
-            let package =
-                format!("github.com/containernetworking/plugins/plugins/{module}@{REFERENCE_PLUGINS}");
-            build::run(
-                Command::new(&go).args(["install", &package]).env("GOBIN", &dir).env("CGO_ENABLED", "0"),
-            )?;
-        }
-        ensure!(binary.is_file(), "go install left no {}", binary.display());
-    }
-    Ok(dir)
-}
-
 fn registration() -> Result<()> {
     let go = go()?;
     let source = workspace_root().join("tests/conformance/registration");
@@ -76,68 +61,4 @@ fn registration() -> Result<()> {
     part("build the static binaries", build::products)?;
     let mut command = Command::new(client);
     build::run(command.arg(binaries::find("hawser-csi")?))
-}
-
-/// Go of the release that is needed, from PATH or from where its archive unpacks.
-fn go() -> Result<PathBuf> {
-    let found =
-        find_program("go").or_else(|| Some(PathBuf::from("/usr/local/go/bin/go")).filter(|go| go.is_file()));
-    let Some(go) = found else { bail!("missing: go {}.{} or newer (go.dev/dl)", GO_NEEDED.0, GO_NEEDED.1) };
-    let output =
-        Command::new(&go).args(["env", "GOVERSION"]).output().with_context(|| go.display().to_string())?;
-    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    ensure!(
-        go_release(&version) >= Some(GO_NEEDED),
-        "missing: go {}.{} or newer; {} is {version:?}",
-        GO_NEEDED.0,
-        GO_NEEDED.1,
-        go.display()
-    );
-    Ok(go)
-}
-
-/// `go1.25.1` is (1, 25).
-fn go_release(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.strip_prefix("go")?.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-/// A program of a Debian package, which is installed when it is not there.
-fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
-    if let Some(found) = find_program(program) {
-        return Ok(found);
-    }
-    let Some(apt_get) = find_program("apt-get") else {
-        bail!("missing: {program}, and no apt-get here to install package {package}");
-    };
-    build::run(Command::new(&apt_get).arg("update"))?;
-    let mut install = Command::new(&apt_get);
-    install
-        .args(["install", "--yes", "--no-install-recommends", package])
-        .env("DEBIAN_FRONTEND", "noninteractive");
-    build::run(&mut install)?;
-    find_program(program).with_context(|| format!("package {package} brought no {program}"))
-}
-
-fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let standard =
-        ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
-    std::env::split_paths(&path)
-        .chain(standard)
-        .map(|dir| dir.join(name))
-        .find(|candidate| candidate.is_file())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_go_release_is_read_from_its_version() {
-        assert_eq!(go_release("go1.25.1"), Some((1, 25)));
-        assert_eq!(go_release("go1.27rc1"), Some((1, 27)));
-        assert_eq!(go_release("devel"), None);
-        assert!(go_release("go1.9") < Some(GO_NEEDED));
-    }
 }
