@@ -1,17 +1,24 @@
 //! CNI plugin `loopback`: brings `lo` of a network namespace up, and down
 //! again. `CNI_IFNAME` and `CNI_ARGS` are not looked at, as in the reference.
 
+#![cfg_attr(not(test), no_main)]
+
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
 use cni_plugin::{CniError, CniResult, Interface, Invocation, IpConfig, Plugin};
 use ipnetwork::IpNetwork;
-use linux::netlink::{Address, Link, Netlink};
+use linux::netlink::{Address, Netlink};
 use linux::netns::NetNs;
 use nix::errno::Errno;
 
-fn main() -> ExitCode {
+/// Of `lo`, the first link of every namespace (`LOOPBACK_IFINDEX`).
+const LO: u32 = 1;
+
+linux::bare_main!(serve);
+
+fn serve() -> ExitCode {
     cni_plugin::run(&Plugin {
         name: "loopback",
         version: env!("CARGO_PKG_VERSION"),
@@ -30,8 +37,6 @@ enum Error {
     NetnsMissing { path: String },
     #[error("unknown FS magic on {path:?}: not a namespace")]
     NotANetns { path: String },
-    #[error("Link not found")]
-    NoLoopback,
     #[error("loopback interface found with non-loopback address {:?}", ip.to_string())]
     NotLoopback { ip: IpAddr },
     #[error("loopback interface is down")]
@@ -49,7 +54,6 @@ impl From<Error> for CniError {
             Error::Protocol(inner) => inner,
             Error::NetnsMissing { .. }
             | Error::NotANetns { .. }
-            | Error::NoLoopback
             | Error::NotLoopback { .. }
             | Error::Down
             | Error::Kernel(_) => CniError::chain(&error),
@@ -61,9 +65,9 @@ impl From<Error> for CniError {
 fn add(call: &Invocation) -> Result<CniResult, Error> {
     let prev_result = call.conf.prev_result()?;
     let path = call.netns.as_deref().unwrap_or(Path::new(""));
-    let (netlink, lo) = open(path)?;
-    netlink.set_up(lo.index)?;
-    let addresses = netlink.addresses(lo.index)?;
+    let netlink = open(path)?;
+    netlink.set_up(LO)?;
+    let addresses = netlink.addresses(LO)?;
     if let Some(foreign) = addresses.iter().find(|address| !address.ip.is_loopback()) {
         return Err(Error::NotLoopback { ip: foreign.ip });
     }
@@ -74,7 +78,7 @@ fn add(call: &Invocation) -> Result<CniResult, Error> {
 fn del(call: &Invocation) -> Result<(), Error> {
     let Some(path) = call.netns.as_deref() else { return Ok(()) };
     match open(path) {
-        Ok((netlink, lo)) => Ok(netlink.set_down(lo.index)?),
+        Ok(netlink) => Ok(netlink.set_down(LO)?),
         // NotANetns: the file of an unmounted namespace.
         Err(Error::NetnsMissing { .. } | Error::NotANetns { .. }) => Ok(()),
         Err(e) => Err(e),
@@ -82,20 +86,19 @@ fn del(call: &Invocation) -> Result<(), Error> {
 }
 
 fn check(call: &Invocation) -> Result<(), Error> {
-    let (_, lo) = open(call.netns.as_deref().unwrap_or(Path::new("")))?;
-    if lo.up { Ok(()) } else { Err(Error::Down) }
+    let netlink = open(call.netns.as_deref().unwrap_or(Path::new("")))?;
+    if netlink.link_by_index(LO)?.is_some_and(|lo| lo.up) { Ok(()) } else { Err(Error::Down) }
 }
 
-fn open(path: &Path) -> Result<(Netlink, Link), Error> {
+/// Moves the process into the namespace: there is nothing to do outside.
+fn open(path: &Path) -> Result<Netlink, Error> {
     let netns = NetNs::open(path).map_err(|e| match e.errno() {
         Errno::ENOENT => Error::NetnsMissing { path: path.display().to_string() },
         Errno::EINVAL => Error::NotANetns { path: path.display().to_string() },
         _ => Error::Kernel(e),
     })?;
     netns.enter()?;
-    let netlink = Netlink::open()?;
-    let lo = netlink.link_by_name("lo")?.ok_or(Error::NoLoopback)?;
-    Ok((netlink, lo))
+    Ok(Netlink::open()?)
 }
 
 /// The first address of each family, IPv4 first.

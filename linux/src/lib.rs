@@ -6,6 +6,7 @@
 //! CSI or Kubernetes.
 
 pub mod atomic_file;
+pub mod bare_start;
 pub mod cgroup;
 pub mod credentials;
 mod error;

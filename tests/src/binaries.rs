@@ -9,12 +9,8 @@ use anyhow::{Result, bail};
 /// named explicitly, so that `crt-static` is not applied to what runs at build time.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Package and binary of everything that is dropped on a node or into an image.
-pub const PRODUCTS: [(&str, &str); 9] = [
-    ("cni-bridge", "bridge"),
-    ("cni-loopback", "loopback"),
-    ("cni-portmap", "portmap"),
-    ("ipam-host-local", "host-local"),
+/// Package and binary of everything that runs on a node or in an image for long.
+pub const PRODUCTS: [(&str, &str); 5] = [
     ("volume-fs", "hawser-volume"),
     ("csi-driver", "hawser-csi"),
     ("runtime", "hawser-runtime"),
@@ -22,8 +18,13 @@ pub const PRODUCTS: [(&str, &str); 9] = [
     ("demo-app", "demo-app"),
 ];
 
-/// The plugins that a node's CNI directory needs.
-pub const CNI_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
+/// Package and binary of the plugins that a node's CNI directory needs.
+pub const CNI_PLUGINS: [(&str, &str); 4] = [
+    ("cni-bridge", "bridge"),
+    ("ipam-host-local", "host-local"),
+    ("cni-loopback", "loopback"),
+    ("cni-portmap", "portmap"),
+];
 
 pub fn workspace_root() -> PathBuf {
     let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));

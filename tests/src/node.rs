@@ -120,7 +120,7 @@ impl<'a> Node<'a> {
     /// Copies, so that a test can break one.
     fn install_plugins(&self) -> Result<()> {
         let from = self.options.cni_bin_dir.clone().unwrap_or_else(binaries::dir);
-        for plugin in binaries::CNI_PLUGINS {
+        for (_package, plugin) in binaries::CNI_PLUGINS {
             let (source, target) = (from.join(plugin), self.cni_bin_dir().join(plugin));
             fs::copy(&source, &target)
                 .with_context(|| format!("{} -> {}", source.display(), target.display()))?;

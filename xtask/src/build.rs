@@ -1,6 +1,6 @@
 //! The static release binaries, and cargo as this tool starts it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ::tests::binaries;
@@ -34,7 +34,7 @@ pub(crate) fn products() -> Result<PathBuf> {
     if std::env::var_os("HAWSER_BIN_DIR").is_none() {
         build_products()?;
     }
-    for (package, binary) in binaries::PRODUCTS {
+    for (package, binary) in binaries::PRODUCTS.into_iter().chain(binaries::CNI_PLUGINS) {
         ensure!(
             dir.join(binary).is_file(),
             "no {}, which package {package} builds",
@@ -45,9 +45,35 @@ pub(crate) fn products() -> Result<PathBuf> {
 }
 
 fn build_products() -> Result<()> {
+    build_static("release", &binaries::PRODUCTS)?;
+    build_static("plugin", &binaries::CNI_PLUGINS)?;
+    // Beside the others, where everyone looks for them.
+    let built = binaries::workspace_root().join("target").join(binaries::TARGET).join("plugin");
+    for (_package, plugin) in binaries::CNI_PLUGINS {
+        let (from, to) = (built.join(plugin), binaries::dir().join(plugin));
+        replace(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
+    }
+    Ok(())
+}
+
+/// Never absent: other tasks may be starting it right now.
+fn replace(from: &Path, to: &Path) -> std::io::Result<()> {
+    let unfinished = to.with_extension("new");
+    match std::fs::remove_file(&unfinished) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    std::fs::hard_link(from, &unfinished)?;
+    std::fs::rename(&unfinished, to)?;
+    // Two names of one file are left alone by rename(2).
+    drop(std::fs::remove_file(&unfinished));
+    Ok(())
+}
+
+fn build_static(profile: &str, packages: &[(&str, &str)]) -> Result<()> {
     let mut command = cargo();
-    command.args(["build", "--release", "--target", binaries::TARGET]);
-    for (package, _binary) in binaries::PRODUCTS {
+    command.args(["build", "--profile", profile, "--target", binaries::TARGET]);
+    for (package, _binary) in packages {
         command.args(["-p", package]);
     }
     // Static, and only what runs on the node: with --target given, RUSTFLAGS of

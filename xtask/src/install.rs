@@ -13,7 +13,7 @@ use crate::progress::{part, step};
 pub(crate) fn run(cni_bin_dir: &Path) -> Result<()> {
     let from = part("build the static binaries", products)?;
     fs::create_dir_all(cni_bin_dir).with_context(|| cni_bin_dir.display().to_string())?;
-    for plugin in binaries::CNI_PLUGINS {
+    for (_package, plugin) in binaries::CNI_PLUGINS {
         let target = cni_bin_dir.join(plugin);
         step(&format!("{}", target.display()), || replace(&from.join(plugin), &target))?;
     }

@@ -25,8 +25,8 @@ pub(super) struct Socket {
 impl Socket {
     /// In the calling thread's network namespace.
     pub(super) fn open() -> io::Result<Self> {
-        let mut inner = netlink_sys::Socket::new(NETLINK_ROUTE)?;
-        inner.bind_auto()?;
+        // Bound by the first message to the kernel (`netlink_autobind`).
+        let inner = netlink_sys::Socket::new(NETLINK_ROUTE)?;
         // Dumps then filter by what the request's header names; kernels before
         // 4.20 do not know the option and send all.
         drop(inner.set_netlink_get_strict_chk(true));
@@ -34,6 +34,7 @@ impl Socket {
     }
 
     pub(super) fn join(&mut self, group: u32) -> io::Result<()> {
+        self.inner.bind_auto()?;
         self.inner.add_membership(group)
     }
 
