@@ -17,6 +17,7 @@ pub mod netlink;
 pub mod node;
 mod process;
 pub mod sandbox;
+pub mod trace_calls;
 
 pub use eventually::{as_soon_as, eventually};
 pub use leaks::{Allowed, LeakCheck, Leaks};
