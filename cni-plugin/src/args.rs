@@ -30,7 +30,8 @@ pub fn parse<const N: usize>(text: &str, known: [&str; N]) -> Result<[Option<Str
 }
 
 fn boolean(pair: &str, value: &str) -> Result<bool, CniError> {
-    match value.to_ascii_lowercase().as_str() {
+    let value = value.to_lowercase();
+    match value.as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
         _ => Err(CniError::internal(format_args!(

@@ -1,20 +1,61 @@
-//! Reading JSON the way the reference does: keys match without regard to case,
-//! `null` is absent, unknown keys are tolerated, a later duplicate wins. A
-//! value of the wrong type is an error that names the key and the value.
+//! Reading the configuration the way the reference does: keys match without
+//! regard to case, `null` is absent, unknown keys are tolerated. A value of the
+//! wrong type is an error that names the key and the value; its code is the
+//! reference's, 999.
+//!
+//! Only the keys that are asked for are looked at, and [`KeysAsked`] can tell
+//! which: docs/CNI.md is held against it.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnetwork::IpNetwork;
 use serde_json::{Map, Value};
 
-use crate::{CniError, Version, code};
+use crate::{CniError, Version, code, json};
+
+/// Every key that was asked for, as a path: `ipam.ranges[][].subnet`.
+#[derive(Clone, Debug, Default)]
+pub struct KeysAsked(Arc<Mutex<BTreeSet<String>>>);
+
+impl KeysAsked {
+    fn note(&self, path: &str) {
+        let mut outside_index = true;
+        let places: String = path
+            .chars()
+            .filter(|c| {
+                outside_index |= *c == ']';
+                let keep = outside_index;
+                outside_index &= *c != '[';
+                keep
+            })
+            .collect();
+        self.all().insert(places);
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The keys with values of their own: not `ipam` where `ipam.type` was asked for.
+    pub fn leaves(&self) -> BTreeSet<String> {
+        let all = self.all();
+        let holds_another = |key: &str| {
+            all.iter().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with(['.', '['])))
+        };
+        all.iter().filter(|key| !holds_another(key)).cloned().collect()
+    }
+}
 
 /// An object within the configuration; knows where it stands (`ipam.ranges[0]`).
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
-    map: &'a Map<String, Value>,
+    /// `None`: `null`, which Go reads as an object without keys.
+    map: Option<&'a Map<String, Value>>,
     path: String,
+    asked: Option<KeysAsked>,
 }
 
 impl<'a> Fields<'a> {
@@ -22,7 +63,8 @@ impl<'a> Fields<'a> {
     pub fn of(value: &'a Value, path: impl Into<String>) -> Result<Self, CniError> {
         let path = path.into();
         match value {
-            Value::Object(map) => Ok(Self { map, path }),
+            Value::Object(map) => Ok(Self { map: Some(map), path, asked: None }),
+            Value::Null => Ok(Self { map: None, path, asked: None }),
             other => Err(wrong(&path, "an object", other)),
         }
     }
@@ -34,8 +76,11 @@ impl<'a> Fields<'a> {
 
     /// The value of `key` unless absent or `null`.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        let found = self.map.iter().rev().find(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v);
-        found.filter(|value| !value.is_null())
+        if let Some(asked) = &self.asked {
+            asked.note(&self.path_of(key));
+        }
+        let same = self.map?.iter().filter(|(written, _)| json::same_key(written, key));
+        same.map(|(_, value)| value).rfind(|value| !value.is_null())
     }
 
     pub fn string(&self, key: &str) -> Result<Option<String>, CniError> {
@@ -53,23 +98,30 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// Go's `int`: `1.0` and `1e3` are none.
     pub fn i64(&self, key: &str) -> Result<Option<i64>, CniError> {
         self.typed(key, "a whole number", Value::as_i64)
     }
 
-    /// An empty string counts as absent.
+    /// An empty string counts as absent; an IPv4 address in IPv6 form is the IPv4 address.
     pub fn ip(&self, key: &str) -> Result<Option<IpAddr>, CniError> {
-        Ok(self.typed(key, "an IP address", |v| optional(v, |text| text.parse().ok()))?.flatten())
+        let Some(text) = self.string(key)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+        match text.parse::<IpAddr>() {
+            Ok(ip) => Ok(Some(ip.to_canonical())),
+            Err(_) => Err(self.malformed(key, format_args!("invalid IP address: {text}"))),
+        }
     }
 
-    /// An address with its prefix length (`10.1.0.2/16`). An empty string
-    /// counts as absent.
+    /// An address with its prefix length (`10.1.0.2/16`); unlike an address, it
+    /// cannot be empty.
     pub fn cidr(&self, key: &str) -> Result<Option<IpNetwork>, CniError> {
-        Ok(self.typed(key, "an address in CIDR notation", |v| optional(v, parse_cidr))?.flatten())
+        let Some(text) = self.string(key)? else { return Ok(None) };
+        let malformed = || self.malformed(key, format_args!("invalid CIDR address: {text}"));
+        parse_cidr(&text).map(Some).ok_or_else(malformed)
     }
 
     pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, CniError> {
-        self.get(key).map(|value| Fields::of(value, self.path_of(key))).transpose()
+        self.get(key).map(|value| self.part(value, self.path_of(key))).transpose()
     }
 
     /// The elements with their places; absent counts as empty.
@@ -81,16 +133,30 @@ impl<'a> Fields<'a> {
     }
 
     pub fn objects(&self, key: &str) -> Result<Vec<Fields<'a>>, CniError> {
-        self.array(key)?.into_iter().map(|(path, value)| Fields::of(value, path)).collect()
+        self.array(key)?.into_iter().map(|(path, value)| self.part(value, path)).collect()
     }
 
+    /// A list of lists of objects.
+    pub fn object_lists(&self, key: &str) -> Result<Vec<Vec<Fields<'a>>>, CniError> {
+        let list = |(path, list): (String, &'a Value)| {
+            let items = elements(list, &path)?;
+            items.into_iter().map(|(path, value)| self.part(value, path)).collect()
+        };
+        self.array(key)?.into_iter().map(list).collect()
+    }
+
+    /// A `null` among them is an empty string.
     pub fn strings(&self, key: &str) -> Result<Vec<String>, CniError> {
-        self.array(key)?
-            .into_iter()
-            .map(|(path, value)| {
-                value.as_str().map(str::to_owned).ok_or_else(|| wrong(&path, "a string", value))
-            })
-            .collect()
+        let text = |(path, value): (String, &Value)| match value {
+            Value::String(text) => Ok(text.clone()),
+            Value::Null => Ok(String::new()),
+            other => Err(wrong(&path, "a string", other)),
+        };
+        self.array(key)?.into_iter().map(text).collect()
+    }
+
+    fn part(&self, value: &'a Value, path: String) -> Result<Fields<'a>, CniError> {
+        Ok(Fields { asked: self.asked.clone(), ..Fields::of(value, path)? })
     }
 
     fn typed<T>(
@@ -102,14 +168,20 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(key) else { return Ok(None) };
         read(value).map(Some).ok_or_else(|| wrong(&self.path_of(key), wanted, value))
     }
+
+    /// The reference's words; where it was found goes into the details.
+    fn malformed(&self, key: &str, msg: std::fmt::Arguments<'_>) -> CniError {
+        CniError::internal(msg).with_details(self.path_of(key))
+    }
 }
 
-/// The elements of an array with their places (`ranges[1]`).
+/// The elements of an array with their places (`ranges[1]`); `null` has none.
 pub fn elements<'a>(value: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, CniError> {
     match value {
         Value::Array(items) => {
             Ok(items.iter().enumerate().map(|(i, item)| (format!("{path}[{i}]"), item)).collect())
         }
+        Value::Null => Ok(Vec::new()),
         other => Err(wrong(path, "a list", other)),
     }
 }
@@ -121,16 +193,19 @@ pub fn parse_cidr(text: &str) -> Option<IpNetwork> {
     decimal.then(|| IpNetwork::from_str(text).ok()).flatten()
 }
 
-fn optional<T>(value: &Value, parse: impl FnOnce(&str) -> Option<T>) -> Option<Option<T>> {
-    match value.as_str()? {
-        "" => Some(None),
-        text => parse(text).map(Some),
-    }
-}
-
 fn wrong(path: &str, wanted: &str, found: &Value) -> CniError {
     let what = if path.is_empty() { "the document" } else { path };
-    CniError::config(format_args!("{what}: expected {wanted}, found {found}"))
+    CniError::internal(format_args!("{what}: expected {wanted}, found {}", shown(found)))
+}
+
+/// Enough of a value to recognise it by.
+fn shown(value: &Value) -> String {
+    const MOST: usize = 100;
+    let text = value.to_string();
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
 }
 
 /// The part of the configuration that is the same for all plugins, and the
@@ -143,17 +218,28 @@ pub struct NetConf {
     /// As received: delegates get the same bytes.
     pub stdin: Vec<u8>,
     document: Value,
+    asked: Option<KeysAsked>,
 }
 
 impl NetConf {
     /// Parses and checks what the protocol itself needs. The version comes
     /// last: it is the only thing wrong with a configuration of a newer one.
-    pub(crate) fn parse(stdin: Vec<u8>) -> Result<Self, CniError> {
+    pub fn parse(stdin: Vec<u8>) -> Result<Self, CniError> {
+        Self::read(stdin, None)
+    }
+
+    /// The same, and notes in `asked` which keys are asked for, from then on.
+    pub fn parse_noting(stdin: Vec<u8>, asked: KeysAsked) -> Result<Self, CniError> {
+        Self::read(stdin, Some(asked))
+    }
+
+    fn read(stdin: Vec<u8>, asked: Option<KeysAsked>) -> Result<Self, CniError> {
         let undecodable = |why: &dyn std::fmt::Display| {
             CniError::new(code::DECODING_FAILURE, format_args!("error unmarshall network config: {why}"))
         };
-        let document: Value = serde_json::from_slice(&stdin).map_err(|e| undecodable(&e))?;
-        let fields = Fields::of(&document, "").map_err(|e| undecodable(&e.msg))?;
+        let document = json::parse(&stdin).map_err(|e| undecodable(&e))?;
+        let mut fields = Fields::of(&document, "").map_err(|e| undecodable(&e.msg))?;
+        fields.asked.clone_from(&asked);
         let name = fields.string("name").map_err(|e| undecodable(&e.msg))?.unwrap_or_default();
         if name.is_empty() {
             return Err(CniError::config("missing network name"));
@@ -161,27 +247,24 @@ impl NetConf {
         if !crate::invocation::is_identifier(&name) {
             return Err(CniError::config("invalid characters found in network name").with_details(&name));
         }
-        let asked = fields.string("cniVersion").map_err(|e| {
+        let version = fields.string("cniVersion").map_err(|e| {
             CniError::new(
                 code::DECODING_FAILURE,
                 format_args!("decoding version from network config: {}", e.msg),
             )
         })?;
-        let asked =
-            asked.filter(|version| !version.is_empty()).unwrap_or_else(|| Version::V0_1_0.to_string());
-        let cni_version = Version::parse(&asked).ok_or_else(|| {
-            CniError::new(code::INCOMPATIBLE_CNI_VERSION, "incompatible CNI versions")
-                .with_details(format_args!("config is {asked:?}, plugin supports {}", quoted(&Version::ALL)))
+        let version = version.filter(|text| !text.is_empty()).unwrap_or_else(|| Version::V0_1_0.to_string());
+        let cni_version = Version::parse(&version).ok_or_else(|| {
+            CniError::new(code::INCOMPATIBLE_CNI_VERSION, "incompatible CNI versions").with_details(
+                format_args!("config is {version:?}, plugin supports {}", quoted(&Version::ALL)),
+            )
         })?;
-        Ok(Self { name, cni_version, stdin, document })
+        Ok(Self { name, cni_version, stdin, document, asked })
     }
 
     /// The whole configuration.
     pub fn fields(&self) -> Fields<'_> {
-        match &self.document {
-            Value::Object(map) => Fields { map, path: String::new() },
-            _ => unreachable!("parse() accepts objects only"),
-        }
+        Fields { map: self.document.as_object(), path: String::new(), asked: self.asked.clone() }
     }
 
     /// `ipam.type`; `None` when there is none, which means layer 2 only.
@@ -192,8 +275,8 @@ impl NetConf {
 
     /// The result of the plugins before this one in the chain.
     pub fn prev_result(&self) -> Result<Option<crate::CniResult>, CniError> {
-        let Some(value) = self.fields().get("prevResult") else { return Ok(None) };
-        crate::CniResult::from_json(value, self.cni_version).map(Some)
+        let Some(fields) = self.fields().object("prevResult")? else { return Ok(None) };
+        crate::CniResult::from_fields(&fields, self.cni_version).map(Some)
     }
 }
 
@@ -223,12 +306,61 @@ mod tests {
     fn a_wrong_type_names_key_and_value() {
         let conf = parse(r#"{"name":"n","ipam":{"ranges":[[{"subnet":7}]]}}"#).unwrap();
         let err = conf.fields().bool("name").unwrap_err();
-        assert_eq!((err.code, err.msg.as_str()), (7, r#"name: expected true or false, found "n""#));
+        assert_eq!((err.code, err.msg.as_str()), (999, r#"name: expected true or false, found "n""#));
         let ipam = conf.fields().object("ipam").unwrap().unwrap();
-        let (path, set) = ipam.array("ranges").unwrap().remove(0);
-        let (path, range) = elements(set, &path).unwrap().remove(0);
-        let err = Fields::of(range, path).unwrap().cidr("subnet").unwrap_err();
-        assert_eq!(err.msg, "ipam.ranges[0][0].subnet: expected an address in CIDR notation, found 7");
+        let range = ipam.object_lists("ranges").unwrap().remove(0).remove(0);
+        let err = range.cidr("subnet").unwrap_err();
+        assert_eq!(err.msg, "ipam.ranges[0][0].subnet: expected a string, found 7");
+    }
+
+    #[test]
+    fn malformed_addresses_have_the_references_words_and_the_place() {
+        let conf = parse(r#"{"name":"n","ipam":{"subnet":"10.1.2.0","gateway":"x","rangeEnd":""}}"#).unwrap();
+        let ipam = conf.fields().object("ipam").unwrap().unwrap();
+        let words = |err: CniError| (err.code, err.msg, err.details);
+        assert_eq!(
+            words(ipam.cidr("subnet").unwrap_err()),
+            (999, "invalid CIDR address: 10.1.2.0".into(), "ipam.subnet".into())
+        );
+        assert_eq!(
+            words(ipam.ip("gateway").unwrap_err()),
+            (999, "invalid IP address: x".into(), "ipam.gateway".into())
+        );
+        assert_eq!(ipam.ip("rangeEnd").unwrap(), None);
+        assert_eq!(ipam.cidr("rangeEnd").unwrap_err().msg, "invalid CIDR address: ");
+    }
+
+    #[test]
+    fn numbers_are_gos_ints() {
+        let conf = parse(r#"{"name":"n","a":-0,"b":1.0,"c":1e3,"d":9223372036854775808,"e":-7}"#).unwrap();
+        let fields = conf.fields();
+        assert_eq!((fields.i64("a").unwrap(), fields.i64("e").unwrap()), (Some(0), Some(-7)));
+        for key in ["b", "c", "d"] {
+            assert_eq!(fields.i64(key).unwrap_err().code, 999, "{key}");
+        }
+        assert_eq!(fields.i64("b").unwrap_err().msg, "b: expected a whole number, found 1.0");
+    }
+
+    #[test]
+    fn null_is_a_document_a_list_and_an_element_without_content() {
+        assert_eq!(parse("null").unwrap_err().msg, "missing network name");
+        let conf = parse(r#"{"name":"n","l":[null,"x"],"o":[null],"n":null}"#).unwrap();
+        assert_eq!(conf.fields().strings("l").unwrap(), ["", "x"]);
+        assert_eq!(conf.fields().objects("o").unwrap()[0].string("x").unwrap(), None);
+        assert!(conf.fields().array("n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_keys_asked_for_are_noted_without_indices() {
+        let asked = KeysAsked::default();
+        let text = r#"{"name":"n","ipam":{"ranges":[[{}],[{}]]}}"#;
+        let conf = NetConf::parse_noting(text.into(), asked.clone()).unwrap();
+        let ipam = conf.fields().object("ipam").unwrap().unwrap();
+        for range in ipam.object_lists("ranges").unwrap().iter().flatten() {
+            assert_eq!(range.cidr("subnet").unwrap(), None);
+        }
+        let leaves: Vec<String> = asked.leaves().into_iter().collect();
+        assert_eq!(leaves, ["cniVersion", "ipam.ranges[][].subnet", "name"]);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::conf::Fields;
 use crate::{CniError, NetConf};
 
 const KEY: &str = "cni.dev/valid-attachments";
@@ -26,8 +25,7 @@ impl ValidAttachments {
         let key = [KEY, OLD_KEY].into_iter().find(|key| fields.get(key).is_some());
         let key = key.ok_or_else(|| CniError::config(format_args!("{KEY}: missing; GC removes nothing")))?;
         let mut pairs = BTreeSet::new();
-        for (path, value) in fields.array(key)? {
-            let entry = Fields::of(value, path)?;
+        for entry in fields.objects(key)? {
             let required = |key: &str| {
                 let text = entry.string(key)?.filter(|text| !text.is_empty());
                 text.ok_or_else(|| CniError::config(format_args!("{}: missing", entry.path_of(key))))

@@ -26,6 +26,7 @@ mod error;
 mod gc;
 mod hash;
 mod invocation;
+mod json;
 mod result;
 mod skel;
 mod version;

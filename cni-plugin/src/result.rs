@@ -102,15 +102,18 @@ impl CniResult {
     /// Reads a result in the shape that its `cniVersion` says; a result without
     /// one has the version of the configuration, `asked`.
     pub fn from_json(value: &Value, asked: Version) -> Result<Self, CniError> {
-        let fields = Fields::of(value, "result")?;
+        Self::from_fields(&Fields::of(value, "result")?, asked)
+    }
+
+    pub(crate) fn from_fields(fields: &Fields<'_>, asked: Version) -> Result<Self, CniError> {
         let version = match fields.string("cniVersion")?.filter(|text| !text.is_empty()) {
             None => asked,
             Some(text) => Version::parse(&text)
                 .ok_or_else(|| CniError::internal(format_args!("unsupported CNI result version {text:?}")))?,
         };
         match Shape::of(version) {
-            Shape::PerFamily => from_per_family(&fields),
-            Shape::Lists | Shape::Alphabetical => from_lists(&fields),
+            Shape::PerFamily => from_per_family(fields),
+            Shape::Lists | Shape::Alphabetical => from_lists(fields),
         }
     }
 
