@@ -92,6 +92,8 @@ enum LauncherName {
 enum Bench {
     /// From the manifest's rename to the business program's first statement
     PodStart,
+    /// Our CNI plugins and the reference's in turn, and what the kernel itself needs
+    Cni,
 }
 
 fn main() -> ExitCode {
@@ -106,7 +108,8 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Conformance { name } => conformance::run(name),
-        Task::Bench { what: Bench::PodStart, runs } => bench::pod_start(runs),
+        Task::Bench { what: Bench::PodStart, runs } => bench::pod_start::run(runs),
+        Task::Bench { what: Bench::Cni, runs } => bench::cni::run(runs),
         Task::Install { cni_bin_dir } => install::run(&cni_bin_dir),
     };
     match done {

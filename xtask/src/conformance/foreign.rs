@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::build;
 
 /// The release of the reference plugins that ours must be replaceable by.
-pub(super) const REFERENCE_PLUGINS: &str = "v1.9.1";
+pub(crate) const REFERENCE_PLUGINS: &str = "v1.9.1";
 const GO_NEEDED: (u32, u32) = (1, 25);
 
 /// bridge, host-local, loopback and portmap as Go modules; built once.
-pub(super) fn reference_plugins() -> Result<PathBuf> {
+pub(crate) fn reference_plugins() -> Result<PathBuf> {
     let go = go()?;
     let dir = workspace_root().join("target/conformance").join(format!("cni-plugins-{REFERENCE_PLUGINS}"));
     for module in ["main/bridge", "main/loopback", "ipam/host-local", "meta/portmap"] {
@@ -55,7 +55,7 @@ fn go_release(version: &str) -> Option<(u32, u32)> {
 }
 
 /// A program of a Debian package, which is installed when it is not there.
-pub(super) fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
+pub(crate) fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
     if let Some(found) = find_program(program) {
         return Ok(found);
     }

@@ -6,6 +6,7 @@ use ::tests::{Network, Node, NodeOptions, Sandbox};
 use anyhow::{Context, Result, ensure};
 use trace::monotonic_ns;
 
+use super::statistics::median;
 use crate::build::{products, require_root};
 use crate::progress::{part, say, step};
 
@@ -38,7 +39,7 @@ impl Kind {
     }
 }
 
-pub(crate) fn pod_start(runs: usize) -> Result<()> {
+pub(crate) fn run(runs: usize) -> Result<()> {
     require_root("bench")?;
     ensure!(runs > 0, "--runs 0 measures nothing");
     part("build the static binaries", products)?;
@@ -122,7 +123,7 @@ fn table(rows: &[(Kind, Vec<f64>)]) -> String {
             "\n| {} | {} | {:.1} | {min:.1}..{max:.1} | {} |",
             kind.title(),
             samples.len(),
-            median(samples),
+            median(&mut samples.clone()),
             kind.direction()
         );
         text.push_str(&row);
@@ -130,24 +131,9 @@ fn table(rows: &[(Kind, Vec<f64>)]) -> String {
     text
 }
 
-/// Of sorted samples.
-fn median(samples: &[f64]) -> f64 {
-    match samples.len() {
-        0 => 0.0,
-        count if count % 2 == 1 => samples[count / 2],
-        count => f64::midpoint(samples[count / 2 - 1], samples[count / 2]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_of_an_even_number_lies_between_the_middle_two() {
-        assert!((median(&[1.0, 2.0, 4.0, 100.0]) - 3.0).abs() < f64::EPSILON);
-        assert!((median(&[1.0, 2.0, 100.0]) - 2.0).abs() < f64::EPSILON);
-    }
 
     #[test]
     fn the_table_has_a_row_of_figures_for_each_kind() {

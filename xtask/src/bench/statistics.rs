@@ -1,0 +1,22 @@
+//! What a bench prints of its samples.
+
+/// Sorts; the middle one, or the mean of the middle two.
+pub(super) fn median(samples: &mut [f64]) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    match samples.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => samples[count / 2],
+        count => f64::midpoint(samples[count / 2 - 1], samples[count / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_middle_two() {
+        assert!((median(&mut [100.0, 2.0, 1.0, 4.0]) - 3.0).abs() < f64::EPSILON);
+        assert!((median(&mut [2.0, 100.0, 1.0]) - 2.0).abs() < f64::EPSILON);
+    }
+}
