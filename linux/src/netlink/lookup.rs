@@ -1,0 +1,110 @@
+//! Questions to the routing tables that are about no link in particular.
+
+use std::net::IpAddr;
+
+use netlink_packet_core::NLM_F_REQUEST;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::Netlink;
+use crate::{Error, Result};
+
+impl Netlink {
+    /// The index of the link by which a packet of this host to `destination`
+    /// leaves; `None` when there is no route.
+    pub fn link_towards(&self, destination: IpAddr) -> Result<Option<u32>> {
+        let mut message = RouteMessage::default();
+        // The kernel's strict checks want the whole address as prefix.
+        let (family, prefix_len, address) = match destination {
+            IpAddr::V4(ip) => (AddressFamily::Inet, 32, RouteAddress::Inet(ip)),
+            IpAddr::V6(ip) => (AddressFamily::Inet6, 128, RouteAddress::Inet6(ip)),
+        };
+        message.header.address_family = family;
+        message.header.destination_prefix_length = prefix_len;
+        message.attributes.push(RouteAttribute::Destination(address));
+        let answers = match self.socket.request(RouteNetlinkMessage::GetRoute(message), NLM_F_REQUEST) {
+            Ok((answers, _)) => answers,
+            Err(e) if is_no_route(&e) => return Ok(None),
+            Err(e) => return Err(Error::new("look up route", destination, e)),
+        };
+        Ok(answers.into_iter().find_map(outgoing_link))
+    }
+
+    /// The addresses of all links, of both families.
+    pub fn local_addresses(&self) -> Result<Vec<IpAddr>> {
+        let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let answers = self.dump(request).map_err(|e| Error::new("list addresses", "all", e))?;
+        Ok(answers.into_iter().filter_map(local_address).collect())
+    }
+}
+
+/// What a lookup fails with where the table has nothing, or a route of type
+/// `unreachable`, `prohibit` or `blackhole`.
+fn is_no_route(error: &std::io::Error) -> bool {
+    use nix::libc::{EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH};
+    error.raw_os_error().is_some_and(|number| [EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH].contains(&number))
+}
+
+fn outgoing_link(answer: RouteNetlinkMessage) -> Option<u32> {
+    let RouteNetlinkMessage::NewRoute(message) = answer else { return None };
+    // IPv6 answers with such routes where IPv4 fails.
+    let refusing = [RouteType::Unreachable, RouteType::Prohibit, RouteType::BlackHole];
+    if refusing.contains(&message.header.kind) {
+        return None;
+    }
+    message.attributes.into_iter().find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(index),
+        _ => None,
+    })
+}
+
+fn local_address(answer: RouteNetlinkMessage) -> Option<IpAddr> {
+    let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
+    let (mut local, mut address) = (None, None);
+    for attribute in message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(ip),
+            AddressAttribute::Address(ip) => address = Some(ip),
+            _ => {}
+        }
+    }
+    // IFA_ADDRESS is the peer's on point-to-point links; IPv6 has no IFA_LOCAL.
+    local.or(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::{BridgeSpec, DuplicateDetection};
+    use crate::netns;
+
+    #[test]
+    fn the_link_towards_an_address_is_that_of_its_route() {
+        assert!(nix::unistd::geteuid().is_root(), "this test makes network namespaces: run it as root");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("host");
+        let netns = netns::create_persistent(&path).unwrap();
+        netns
+            .run(|| {
+                let host = Netlink::open().unwrap();
+                let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+                for target in ["10.1.0.2", "fd00::2"] {
+                    assert_eq!(host.link_towards(ip(target)).unwrap(), None);
+                }
+                host.create_bridge(&BridgeSpec { name: "br", mac: [2, 0, 0, 0, 0, 1], mtu: None }).unwrap();
+                let bridge = host.link_by_name("br").unwrap().unwrap().index;
+                host.set_up(bridge).unwrap();
+                for (own, prefix_len) in [("10.1.0.1", 24), ("fd00::1", 64)] {
+                    host.add_address(bridge, (ip(own), prefix_len), DuplicateDetection::Off).unwrap();
+                }
+                for target in ["10.1.0.2", "fd00::2"] {
+                    assert_eq!(host.link_towards(ip(target)).unwrap(), Some(bridge));
+                }
+                let local = host.local_addresses().unwrap();
+                assert!(local.contains(&ip("10.1.0.1")) && local.contains(&ip("fd00::1")), "{local:?}");
+            })
+            .unwrap();
+        netns::remove_persistent(&path).unwrap();
+    }
+}
