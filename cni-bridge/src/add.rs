@@ -3,18 +3,18 @@
 use cni_plugin::delegate::{Delegate, PendingAdd};
 use cni_plugin::{CniResult, Interface, Invocation};
 
-use crate::attach::{Connection, Ends, random_veth_name};
+use crate::attach::{Connection, Ends};
 use crate::config::{Config, Container};
 use crate::error::Error;
-use crate::gateway;
-use crate::plan::{Plan, host_interface};
+use crate::plan::{Plan, format_mac, host_interface};
 use crate::undo::{Step, Undo};
+use crate::{gateway, random, rules};
 
 pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
     let config = Config::read(call)?;
     let ends = Ends::open(call)?;
     // Before the IPAM plugin: a repeated ADD must not cost the first its lease.
-    ends.refuse_existing(call, &random_veth_name()?)?;
+    ends.refuse_existing(call, &random::veth_name()?)?;
     let mut undo = Undo::default();
     match try_add(&config, call, &ends, &mut undo) {
         Ok(result) => Ok(result),
@@ -26,19 +26,20 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
     // The IPAM plugin runs while the links are made; it has ended, one way or
     // the other, before anything is judged or rolled back.
     let pending = start_ipam(config, call, undo)?;
-    let connected = ends.connect(config, call, undo);
+    let connected = connect(config, call, ends, undo);
     let addresses = pending.map(|pending| pending.finish(call)).transpose();
     let (connection, addresses) = (connected?, addresses?);
 
     let result = match addresses {
         Some(addresses) => {
             let plan = Plan::new(config, addresses)?;
-            ends.configure(config, call, &plan, &connection.container_veth)?;
+            ends.configure(config, call, &plan, connection.container_veth)?;
             gateway::ensure(&ends.host, config, &plan, &connection, undo)?;
             plan.result
         }
         None => layer2(config, call, ends, &connection)?,
     };
+    rules::ensure(config, call, &connection, &result.ips, undo)?;
     let interfaces = interfaces(config, call, ends, &connection)?;
     let result = CniResult { interfaces, ..result };
     // What the asked version cannot express must fail here, where it is undone.
@@ -49,10 +50,18 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
 /// `None` without IPAM. The specification wants DEL of a delegate also when its
 /// ADD fails, so the step is recorded first.
 fn start_ipam(config: &Config, call: &Invocation, undo: &mut Undo) -> Result<Option<PendingAdd>, Error> {
-    let Container::Layer3 { ipam } = &config.container else { return Ok(None) };
+    let Some(ipam) = config.ipam() else { return Ok(None) };
     let ipam = Delegate::find(ipam, &call.path)?;
     undo.push(Step::ReleaseAddresses { ipam: ipam.clone() });
     Ok(Some(ipam.start_add(call)?))
+}
+
+fn connect(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> Result<Connection, Error> {
+    let connection = ends.connect(config, call, undo)?;
+    if config.ipam().is_some() {
+        ends.prepare(config, &call.ifname)?;
+    }
+    Ok(connection)
 }
 
 fn layer2(
@@ -62,7 +71,7 @@ fn layer2(
     connection: &Connection,
 ) -> Result<CniResult, Error> {
     if config.container != Container::Disabled {
-        ends.set_up(call, &connection.container_veth)?;
+        ends.set_up(call, connection.container_veth)?;
     }
     Ok(CniResult { dns: config.dns.clone().unwrap_or_default(), ..CniResult::default() })
 }
@@ -76,14 +85,15 @@ fn interfaces(
     connection: &Connection,
 ) -> Result<Vec<Interface>, Error> {
     let host_veth = match config.container {
-        Container::Disabled => ends.port(&connection.host_veth)?,
+        Container::Disabled => ends.link(&connection.host_veth)?,
         Container::Layer2 | Container::Layer3 { .. } => ends.port_when_up(&connection.host_veth)?,
     };
-    let bridge = ends.port(&connection.bridge)?;
+    let bridge = ends.link(&connection.bridge)?;
     let sandbox = call.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let mac = format_mac(Some(connection.container_veth.mac));
     Ok(vec![
         host_interface(&bridge.name, bridge.mac),
         host_interface(&host_veth.name, host_veth.mac),
-        Interface { sandbox, ..host_interface(&call.ifname, connection.container_veth.mac) },
+        Interface { name: call.ifname.clone(), mac, sandbox, ..Interface::default() },
     ])
 }

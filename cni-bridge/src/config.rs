@@ -1,8 +1,10 @@
 //! The plugin's configuration, checked. No I/O.
 
 use cni_plugin::conf::Fields;
-use cni_plugin::{CniError, Dns, Invocation};
-use linux::netlink::{DuplicateDetection, Mac};
+use cni_plugin::{CniError, Dns, Invocation, code};
+use linux::netlink::{DuplicateDetection, Mac, PortFlags};
+
+use crate::vlan;
 
 const DEFAULT_BRIDGE: &str = "cni0";
 
@@ -14,13 +16,16 @@ pub(crate) struct Config {
     /// `None`: the kernel's default.
     pub(crate) mtu: Option<u32>,
     pub(crate) promiscuous: bool,
-    pub(crate) hairpin: bool,
-    pub(crate) isolated: bool,
+    pub(crate) port: PortFlags,
     pub(crate) role: Role,
     /// Replace an address of the bridge that contradicts the gateway's.
     pub(crate) force_address: bool,
     pub(crate) duplicate_detection: DuplicateDetection,
     pub(crate) container_mac: Option<Mac>,
+    /// `None`: not asked for, or nothing to masquerade.
+    pub(crate) masquerade: Option<MasqueradeBackend>,
+    /// Drop frames of the container with another source MAC than its own.
+    pub(crate) spoof_check: bool,
     pub(crate) container: Container,
     /// Wins over the IPAM plugin's.
     pub(crate) dns: Option<Dns>,
@@ -48,18 +53,33 @@ pub(crate) enum Container {
     Disabled,
 }
 
+/// By what source addresses are masqueraded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MasqueradeBackend {
+    /// nf_tables when the kernel has it, the host's iptables otherwise.
+    Unset,
+    NfTables,
+    Iptables,
+}
+
 impl Config {
+    /// For ADD, CHECK and STATUS.
     pub(crate) fn read(call: &Invocation) -> Result<Self, CniError> {
         let fields = call.conf.fields();
-        check_vlans(&fields)?;
+        vlan::check(&fields).map_err(loading)?;
         let [mac_of_args] = cni_plugin::args::parse(&call.args, ["MAC"])?;
         let container = container(call, &fields)?;
+        let config = Self::of(&fields, container, mac_of_args).map_err(loading)?;
+        match vlan::unsupported(&fields) {
+            Some(refusal) => Err(refusal),
+            None => Ok(config),
+        }
+    }
+
+    fn of(fields: &Fields<'_>, container: Container, mac_of_args: Option<String>) -> Result<Self, CniError> {
         let (hairpin, promiscuous) = (fields.bool("hairpinMode")?, fields.bool("promiscMode")?);
         if hairpin && promiscuous {
             return Err(CniError::internal("cannot set hairpin mode and promiscuous mode at the same time"));
-        }
-        if let Some(refusal) = unsupported(&fields)?.into_iter().next() {
-            return Err(CniError::config(refusal));
         }
         let role = match (fields.bool("isDefaultGateway")?, fields.bool("isGateway")?) {
             (true, _) => Role::DefaultGateway,
@@ -69,45 +89,64 @@ impl Config {
         let duplicate_detection =
             if fields.bool("enabledad")? { DuplicateDetection::On } else { DuplicateDetection::Off };
         Ok(Self {
-            bridge: bridge_name(&fields)?,
-            mtu: fields.u32("mtu")?.filter(|mtu| *mtu > 0),
+            bridge: bridge_name(fields)?,
+            mtu: mtu(fields)?,
             promiscuous,
-            hairpin,
-            isolated: fields.bool("portIsolation")?,
+            port: PortFlags { hairpin, isolated: fields.bool("portIsolation")? },
             role,
             force_address: fields.bool("forceAddress")?,
             duplicate_detection,
-            container_mac: container_mac(&fields, mac_of_args)?,
+            container_mac: container_mac(fields, mac_of_args)?,
+            masquerade: masquerade(fields, &container)?,
+            spoof_check: fields.bool("macspoofchk")?,
             container,
-            dns: dns(&fields)?,
+            dns: dns(fields)?,
         })
     }
-}
 
-/// What the configuration asks for that this version does not do, one sentence
-/// per key. ADD refuses; DEL says so and removes the rest.
-pub(crate) fn unsupported(fields: &Fields<'_>) -> Result<Vec<String>, CniError> {
-    let mut asked = Vec::new();
-    for key in ["ipMasq", "macspoofchk"] {
-        if fields.bool(key)? {
-            asked.push(format!("{key}: true is not supported by this version of the bridge plugin"));
+    /// Whether the bridge gets the gateway's addresses.
+    pub(crate) fn is_gateway(&self) -> bool {
+        self.role != Role::Switch && self.ipam().is_some()
+    }
+
+    /// The IPAM plugin, if addresses come from one.
+    pub(crate) fn ipam(&self) -> Option<&str> {
+        match &self.container {
+            Container::Layer3 { ipam } => Some(ipam),
+            Container::Layer2 | Container::Disabled => None,
         }
     }
-    if let Some(vlan) = fields.i64("vlan")?.filter(|vlan| *vlan != 0) {
-        asked.push(format!("vlan: {vlan} is not supported by this version of the bridge plugin"));
-    }
-    if let Some(trunk) = fields.get("vlanTrunk") {
-        asked.push(format!("vlanTrunk: {trunk} is not supported by this version of the bridge plugin"));
-    }
-    Ok(asked)
 }
 
-fn check_vlans(fields: &Fields<'_>) -> Result<(), CniError> {
-    match fields.i64("vlan")? {
-        Some(vlan) if !(0..=4094).contains(&vlan) => {
-            Err(CniError::internal(format_args!("invalid VLAN ID {vlan} (must be between 0 and 4094)")))
-        }
-        _ => Ok(()),
+/// The reference's words around a value of the wrong type.
+fn loading(error: CniError) -> CniError {
+    if error.code != code::INVALID_NETWORK_CONFIG {
+        return error;
+    }
+    CniError { msg: format!("failed to load netconf: {}", error.msg), ..error }
+}
+
+/// Bytes. Like in the reference, what is not positive means the kernel's default.
+fn mtu(fields: &Fields<'_>) -> Result<Option<u32>, CniError> {
+    let mtu = fields.i64("mtu")?.filter(|mtu| *mtu > 0);
+    let checked = mtu.map(|mtu| {
+        u32::try_from(mtu)
+            .map_err(|_| CniError::config(format_args!("mtu: expected at most 4294967295, found {mtu}")))
+    });
+    checked.transpose()
+}
+
+/// Layer 2 has no addresses to masquerade; the backend's name counts only when
+/// it is used, as in the reference.
+fn masquerade(fields: &Fields<'_>, container: &Container) -> Result<Option<MasqueradeBackend>, CniError> {
+    let backend = fields.string("ipMasqBackend")?;
+    let wanted = fields.bool("ipMasq")? && matches!(container, Container::Layer3 { .. });
+    match backend.as_deref() {
+        _ if !wanted => Ok(None),
+        None | Some("") => Ok(Some(MasqueradeBackend::Unset)),
+        Some("nftables") => Ok(Some(MasqueradeBackend::NfTables)),
+        Some("iptables") => Ok(Some(MasqueradeBackend::Iptables)),
+        Some(other) => Err(CniError::internal(format_args!("unknown ipmasq backend {other:?}"))),
     }
 }
 
@@ -125,16 +164,20 @@ fn container(call: &Invocation, fields: &Fields<'_>) -> Result<Container, CniErr
 fn bridge_name(fields: &Fields<'_>) -> Result<String, CniError> {
     let name = fields.string("bridge")?.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned());
     // The kernel's own rules (dev_valid_name); the name goes into paths, too.
-    let valid = !name.is_empty()
-        && name.len() <= 15
-        && name != "."
-        && name != ".."
-        && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
-    if valid {
-        Ok(name)
+    let refusal = if name.is_empty() {
+        "name cannot be empty"
+    } else if name.len() > 15 {
+        "numerical result out of range"
+    } else if name == "."
+        || name == ".."
+        || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace())
+    {
+        "invalid argument"
     } else {
-        Err(CniError::config(format_args!("bridge: expected an interface name, found {name:?}")))
-    }
+        return Ok(name);
+    };
+    let msg = format_args!("failed to create bridge {name:?}: could not add {name:?}: {refusal}").to_string();
+    Err(CniError::internal(msg).with_details("bridge: expected an interface name"))
 }
 
 /// `CNI_ARGS` is overruled by `args.cni.mac`, that by `runtimeConfig.mac`.
@@ -150,7 +193,8 @@ fn container_mac(fields: &Fields<'_>, of_args: Option<String>) -> Result<Option<
     }
     let parsed = wanted.map(|(place, text)| {
         parse_mac(&text).ok_or_else(|| {
-            CniError::config(format_args!("{place}: expected a MAC address of 6 bytes, found {text:?}"))
+            CniError::internal(format_args!("failed to make veth pair: address {text}: invalid MAC address"))
+                .with_details(format_args!("{place}: expected a MAC address of 6 bytes"))
         })
     });
     parsed.transpose()

@@ -7,15 +7,10 @@ use linux::netlink::Netlink;
 use linux::netns::NetNs;
 
 use crate::attach::alias;
-use crate::config::unsupported;
 use crate::error::{Error, NetnsError};
 use crate::undo::delete;
 
 pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
-    for sentence in unsupported(&call.conf.fields())? {
-        // What only the reference can have made must not keep the rest.
-        cni_plugin::warn("bridge", format_args!("DEL leaves what belongs to {sentence}"));
-    }
     let ipam = call.conf.ipam_type()?;
     remove_link(call)?;
     // Only now: an address may be given to the next container once it is free.

@@ -22,6 +22,12 @@ pub(crate) enum Error {
         #[source]
         source: linux::Error,
     },
+    #[error("failed to create bridge {name:?}: could not add {name:?}")]
+    CreateBridge {
+        name: String,
+        #[source]
+        source: linux::Error,
+    },
     #[error("failed to create bridge {name:?}: {name:?} already exists but is not a bridge")]
     NotABridge { name: String },
     /// Callers match `already exists`.
@@ -102,6 +108,15 @@ pub(crate) enum Error {
     },
     #[error("bridge port in error state: {state}")]
     PortNotUp { state: OperState },
+    /// CHECK found another state than ADD left; the reference's sentences,
+    /// or ours where the reference does not look.
+    #[error("{0}")]
+    Differs(String),
+    #[error("Required prevResult missing")]
+    NoPrevResult,
+    /// What DEL or GC could not remove; the first is the answer.
+    #[error("{}", failures.first().map(ToString::to_string).unwrap_or_default())]
+    Several { failures: Vec<Error> },
     #[error(transparent)]
     Kernel(#[from] linux::Error),
     /// Of the configuration or of the IPAM plugin: passed on unchanged.
@@ -145,7 +160,15 @@ impl From<Error> for CniError {
                 let details = format!("{bridge} has {found}; remove it or set \"forceAddress\": true");
                 CniError::chain(&error).with_details(details)
             }
+            Error::Several { failures } => {
+                let mut failures = failures.into_iter().map(CniError::from);
+                let first = failures.next().unwrap_or_else(|| CniError::internal("unknown failure"));
+                failures.fold(first, |first, next| first.with_details(next.msg))
+            }
             Error::OpenNetns { .. }
+            | Error::CreateBridge { .. }
+            | Error::Differs(_)
+            | Error::NoPrevResult
             | Error::EnsureBridge { .. }
             | Error::NotABridge { .. }
             | Error::ContainerLinkExists { .. }

@@ -2,7 +2,7 @@
 
 use cni_plugin::CniResult;
 use ipnetwork::IpNetwork;
-use linux::netlink::{Link, Netlink};
+use linux::netlink::Netlink;
 use linux::sysctl;
 use nix::errno::Errno;
 
@@ -11,7 +11,7 @@ use crate::bridge_lock::BridgeLock;
 use crate::config::Config;
 use crate::error::Error;
 use crate::plan::{GatewayChange, Plan, gateway_change};
-use crate::undo::{Step, Undo};
+use crate::undo::{AddressChange, Step, Undo};
 
 /// Gives the bridge the plan's gateway addresses and lets the host forward
 /// their families.
@@ -22,47 +22,46 @@ pub(crate) fn ensure(
     connection: &Connection,
     undo: &mut Undo,
 ) -> Result<(), Error> {
-    if plan.gateways.is_empty() {
-        return Ok(());
-    }
-    {
+    let missing = |wanted: &&IpNetwork| {
+        gateway_change(&connection.bridge_addresses, **wanted, config.force_address)
+            != Ok(GatewayChange::None)
+    };
+    let missing: Vec<IpNetwork> = plan.gateways.iter().filter(missing).copied().collect();
+    if !missing.is_empty() {
         let _lock = BridgeLock::take(&config.bridge)?;
-        for wanted in &plan.gateways {
-            if ensure_address(host, config, &connection.bridge, *wanted)? == Ensured::Added {
-                undo.push(Step::RemoveGateway {
-                    bridge: connection.bridge.index,
-                    own_port: connection.host_veth.index,
-                    address: *wanted,
-                });
-            }
+        for wanted in missing {
+            ensure_address(host, config, connection, wanted, undo)?;
         }
     }
-    enable_forwarding(&plan.result)
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ensured {
-    Added,
-    AlreadyThere,
+    if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&plan.result) }
 }
 
 fn ensure_address(
     host: &Netlink,
     config: &Config,
-    bridge: &Link,
+    connection: &Connection,
     wanted: IpNetwork,
-) -> Result<Ensured, Error> {
+    undo: &mut Undo,
+) -> Result<(), Error> {
+    let bridge = &connection.bridge;
     let existing = host.addresses(bridge.index)?;
     let change = gateway_change(&existing, wanted, config.force_address)
         .map_err(|found| Error::BridgeHasOtherAddress { bridge: bridge.name.clone(), wanted, found })?;
-    let GatewayChange::Add { replacing } = change else { return Ok(Ensured::AlreadyThere) };
+    let GatewayChange::Add { replacing } = change else { return Ok(()) };
+    let step = |address, change| Step::BridgeAddress {
+        bridge: bridge.index,
+        own_port: connection.host_veth.index,
+        address,
+        change,
+    };
     for old in replacing {
         host.delete_address(bridge.index, (old.ip(), old.prefix()))?;
+        undo.push(step(old, AddressChange::Removed));
     }
     let address = (wanted.ip(), wanted.prefix());
     match host.add_address(bridge.index, address, config.duplicate_detection) {
-        Ok(()) => {}
-        Err(e) if e.errno() == Errno::EEXIST => return Ok(Ensured::AlreadyThere),
+        Ok(()) => undo.push(step(wanted, AddressChange::Added)),
+        Err(e) if e.errno() == Errno::EEXIST => return Ok(()),
         Err(source) => {
             return Err(Error::BridgeAddress { bridge: bridge.name.clone(), address: wanted, source });
         }
@@ -70,10 +69,10 @@ fn ensure_address(
     // A bridge made by others may still take its ports' lowest MAC; set once,
     // an address stays. (Ours were made with one.)
     let now = host.link_by_index(bridge.index)?;
-    if let Some(mac) = now.and_then(|link| link.mac) {
-        host.set_mac(bridge.index, mac).map_err(|source| Error::PinMac { source })?;
+    match now.and_then(|link| link.mac) {
+        Some(mac) => host.set_mac(bridge.index, mac).map_err(|source| Error::PinMac { source }),
+        None => Ok(()),
     }
-    Ok(Ensured::Added)
 }
 
 fn enable_forwarding(result: &CniResult) -> Result<(), Error> {

@@ -95,7 +95,7 @@ pub(crate) fn host_interface(name: &str, mac: Option<Mac>) -> Interface {
     Interface { name: name.to_owned(), mac: format_mac(mac), ..Interface::default() }
 }
 
-fn format_mac(mac: Option<Mac>) -> String {
+pub(crate) fn format_mac(mac: Option<Mac>) -> String {
     let Some(mac) = mac else { return String::new() };
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
@@ -116,7 +116,7 @@ fn first_host(address: &IpNetwork) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use cni_plugin::IpConfig;
-    use linux::netlink::DuplicateDetection;
+    use linux::netlink::{DuplicateDetection, PortFlags};
 
     use super::*;
     use crate::config::Container;
@@ -126,12 +126,13 @@ mod tests {
             bridge: "br".to_owned(),
             mtu: None,
             promiscuous: false,
-            hairpin: false,
-            isolated: false,
+            port: PortFlags::default(),
             role,
             force_address: false,
             duplicate_detection: DuplicateDetection::Off,
             container_mac: None,
+            masquerade: None,
+            spoof_check: false,
             container: Container::Layer3 { ipam: "host-local".to_owned() },
             dns: None,
         }

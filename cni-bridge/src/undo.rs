@@ -6,11 +6,12 @@
 use cni_plugin::Invocation;
 use cni_plugin::delegate::Delegate;
 use ipnetwork::IpNetwork;
-use linux::netlink::Netlink;
+use linux::netlink::{DuplicateDetection, Link, Netlink};
 use nix::errno::Errno;
 
 use crate::bridge_lock::BridgeLock;
 use crate::error::Error;
+use crate::rules;
 
 /// One thing that ADD has made.
 #[derive(Clone, Debug)]
@@ -21,8 +22,19 @@ pub(crate) enum Step {
     DeleteBridge { index: u32 },
     /// The host's end, and with it the container's.
     DeleteVeth { name: String },
+    /// A bridge of others was brought up or made promiscuous.
+    RestoreBridge { was: Link },
     /// An address of the bridge, unless containers beside ours may use it.
-    RemoveGateway { bridge: u32, own_port: u32, address: IpNetwork },
+    BridgeAddress { bridge: u32, own_port: u32, address: IpNetwork, change: AddressChange },
+    /// Masquerading and the spoof check.
+    RemoveRules,
+}
+
+/// What ADD did to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddressChange {
+    Added,
+    Removed,
 }
 
 #[derive(Debug, Default)]
@@ -67,16 +79,39 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
             }
             Ok(())
         }
-        Step::RemoveGateway { bridge, own_port, address } => {
+        Step::RestoreBridge { was } => restore_bridge(host, &was),
+        Step::BridgeAddress { bridge, own_port, address, change } => {
             if ports_of(host, bridge)?.iter().any(|port| *port != own_port) {
                 return Ok(());
             }
-            match host.delete_address(bridge, (address.ip(), address.prefix())) {
-                Err(e) if !matches!(e.errno(), Errno::EADDRNOTAVAIL | Errno::ENODEV) => Err(e.into()),
+            let pair = (address.ip(), address.prefix());
+            let outcome = match change {
+                AddressChange::Added => host.delete_address(bridge, pair),
+                AddressChange::Removed => host.add_address(bridge, pair, DuplicateDetection::Off),
+            };
+            match outcome {
+                Err(e) if !matches!(e.errno(), Errno::EADDRNOTAVAIL | Errno::EEXIST | Errno::ENODEV) => {
+                    Err(e.into())
+                }
                 _ => Ok(()),
             }
         }
+        Step::RemoveRules => rules::remove(call),
     }
+}
+
+/// Our own port is gone by now: it was made later.
+fn restore_bridge(host: &Netlink, was: &Link) -> Result<(), Error> {
+    if !ports_of(host, was.index)?.is_empty() {
+        return Ok(());
+    }
+    if !was.promiscuous {
+        host.set_promiscuous(was.index, false)?;
+    }
+    if !was.up {
+        host.set_down(was.index)?;
+    }
+    Ok(())
 }
 
 /// Deletes a link; absence is a success.
@@ -88,6 +123,5 @@ pub(crate) fn delete(host: &Netlink, index: u32) -> Result<(), Error> {
 }
 
 fn ports_of(host: &Netlink, bridge: u32) -> Result<Vec<u32>, Error> {
-    let links = host.links()?;
-    Ok(links.into_iter().filter(|link| link.master == Some(bridge)).map(|link| link.index).collect())
+    Ok(host.ports_of(bridge)?.into_iter().map(|link| link.index).collect())
 }

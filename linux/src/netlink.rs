@@ -12,19 +12,20 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST};
-use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
     InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask,
     LinkFlags, LinkInfo, LinkMessage,
 };
+use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::netns::NetNs;
 use crate::{Error, Result};
 
 pub use changes::{Changes, Watch};
-use messages::{address_message, address_of, broadcast, link_of, route_message, up_message};
+use messages::{address_message, address_of, broadcast, link_of, route_message, route_of, up_message};
 use socket::Socket;
 
 /// A dump during which the tables changed is repeated this often before it is
@@ -53,6 +54,19 @@ pub struct Link {
     pub master: Option<u32>,
     /// `IFLA_IFALIAS`.
     pub alias: Option<String>,
+    /// Index of the other end of a veth (`IFLA_LINK`), in that end's namespace.
+    pub peer: Option<u32>,
+    /// What it is set to as a port of a bridge.
+    pub port: Option<PortFlags>,
+}
+
+/// Settings of a bridge port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortFlags {
+    /// Frames may leave through the port they came from.
+    pub hairpin: bool,
+    /// No traffic between isolated ports.
+    pub isolated: bool,
 }
 
 /// Operational state (RFC 2863), printed with the kernel's words.
@@ -92,6 +106,17 @@ pub struct Address {
     pub dad_failed: bool,
 }
 
+/// A unicast route as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Destination network.
+    pub destination: (IpAddr, u8),
+    pub gateway: Option<IpAddr>,
+    /// `None`: a route of several next hops.
+    pub link: Option<u32>,
+    pub table: u32,
+}
+
 /// A bridge to be created, down.
 #[derive(Clone, Debug)]
 pub struct BridgeSpec<'a> {
@@ -120,10 +145,7 @@ pub struct PortSpec<'a> {
     pub index: u32,
     /// At most 255 bytes.
     pub alias: Option<&'a str>,
-    /// Frames may leave through the port they came from.
-    pub hairpin: bool,
-    /// No traffic between isolated ports.
-    pub isolated: bool,
+    pub flags: PortFlags,
 }
 
 /// Whether the kernel checks that nobody else uses an IPv6 address first.
@@ -196,19 +218,33 @@ impl Netlink {
         Ok(answers.into_iter().filter_map(link_of).collect())
     }
 
+    /// The ports of the bridge (or other master) `master`.
+    pub fn ports_of(&self, master: u32) -> Result<Vec<Link>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::Controller(master));
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let answers = self
+            .dump(RouteNetlinkMessage::GetLink(message))
+            .map_err(|e| Error::new("list ports of link", master, e))?;
+        // Without strict checking the kernel may send all.
+        let links = answers.into_iter().filter_map(link_of);
+        Ok(links.filter(|link| link.master == Some(master)).collect())
+    }
+
     /// `EEXIST` when there is a link of that name.
-    pub fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<()> {
+    pub fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<Link> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
         message.attributes.push(LinkAttribute::Address(want.mac.to_vec()));
         message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
         message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
-        self.change(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
-            .map_err(|e| Error::new("create bridge", want.name, e))
+        let created = self.create_link(message, want.name);
+        created.map_err(|e| Error::new("create bridge", want.name, e))
     }
 
+    /// The end in the socket's namespace, as it was made: without `master` yet.
     /// `EEXIST` when either name is taken in its namespace.
-    pub fn create_veth(&self, want: &VethSpec<'_>) -> Result<()> {
+    pub fn create_veth(&self, want: &VethSpec<'_>) -> Result<Link> {
         let mut peer = LinkMessage::default();
         peer.attributes.push(LinkAttribute::IfName(want.peer_name.to_owned()));
         peer.attributes.push(LinkAttribute::NetNsFd(want.peer_netns.as_raw_fd()));
@@ -223,8 +259,8 @@ impl Netlink {
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
         ]));
-        self.change(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
-            .map_err(|e| Error::new("create veth", format_args!("{} - {}", want.name, want.peer_name), e))
+        let created = self.create_link(message, want.name);
+        created.map_err(|e| Error::new("create veth", format_args!("{} - {}", want.name, want.peer_name), e))
     }
 
     /// Labels a bridge port, sets its flags and brings it up, in one request.
@@ -234,8 +270,8 @@ impl Netlink {
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::PortKind(InfoPortKind::Bridge),
             LinkInfo::PortData(InfoPortData::BridgePort(vec![
-                InfoBridgePort::HairpinMode(want.hairpin),
-                InfoBridgePort::Isolated(want.isolated),
+                InfoBridgePort::HairpinMode(want.flags.hairpin),
+                InfoBridgePort::Isolated(want.flags.isolated),
             ])),
         ]));
         // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the port's data.
@@ -254,10 +290,10 @@ impl Netlink {
         self.set_link("set link down", message)
     }
 
-    pub fn set_promiscuous(&self, index: u32) -> Result<()> {
+    pub fn set_promiscuous(&self, index: u32, on: bool) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = index;
-        message.header.flags = LinkFlags::Promisc;
+        message.header.flags = if on { LinkFlags::Promisc } else { LinkFlags::empty() };
         message.header.change_mask = LinkFlags::Promisc;
         self.set_link("set link promiscuous", message)
     }
@@ -324,6 +360,30 @@ impl Netlink {
         })
     }
 
+    /// The unicast routes of one family, of all tables.
+    pub fn routes(&self, is_v4: bool) -> Result<Vec<Route>> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = if is_v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let answers = self
+            .dump(RouteNetlinkMessage::GetRoute(message))
+            .map_err(|e| Error::new("list routes", if is_v4 { "IPv4" } else { "IPv6" }, e))?;
+        Ok(answers.into_iter().filter_map(route_of).collect())
+    }
+
+    /// Creates a link and returns it: the kernel echoes what it made (since
+    /// 6.2), or is asked.
+    fn create_link(&self, message: LinkMessage, name: &str) -> io::Result<Link> {
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO;
+        let (answers, _) = self.socket.request(RouteNetlinkMessage::NewLink(message), flags)?;
+        match answers.into_iter().filter_map(link_of).find(|link| link.name == name) {
+            Some(link) => Ok(link),
+            None => {
+                let found = self.link_by_name(name).map_err(|e| e.source)?;
+                found.ok_or_else(|| io::Error::from_raw_os_error(nix::libc::ENODEV))
+            }
+        }
+    }
+
     fn find_link(&self, mut message: LinkMessage, object: &str) -> Result<Option<Link>> {
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         match self.socket.request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST) {
@@ -388,10 +448,11 @@ mod tests {
             let inside = Netlink::open_in(&container).unwrap();
 
             let spec = BridgeSpec { name: "br", mac: MAC, mtu: Some(1400) };
-            host.create_bridge(&spec).unwrap();
+            let created = host.create_bridge(&spec).unwrap();
             assert_eq!(host.create_bridge(&spec).unwrap_err().errno(), Errno::EEXIST);
             let bridge = host.link_by_name("br").unwrap().unwrap();
             assert_eq!((bridge.mac, bridge.mtu, bridge.kind.as_deref()), (Some(MAC), 1400, Some("bridge")));
+            assert_eq!(created, bridge);
             host.set_up(bridge.index).unwrap();
 
             let veth = VethSpec {
@@ -402,12 +463,15 @@ mod tests {
                 peer_mac: Some([2, 9, 9, 9, 9, 9]),
                 peer_netns: container.as_fd(),
             };
-            host.create_veth(&veth).unwrap();
+            let created = host.create_veth(&veth).unwrap();
             let port = host.link_by_name("vethhost").unwrap().unwrap();
             assert_eq!((port.master, port.up), (Some(bridge.index), false));
+            assert_eq!((created.index, created.mac, created.peer), (port.index, port.mac, port.peer));
+            assert_eq!(port.peer, inside.link_by_name("eth0").unwrap().map(|link| link.index));
             let alias = Some("cni:net:id:eth0");
-            host.bring_port_up(&PortSpec { index: port.index, alias, hairpin: true, isolated: false })
-                .unwrap();
+            let flags = PortFlags { hairpin: true, isolated: false };
+            host.bring_port_up(&PortSpec { index: port.index, alias, flags }).unwrap();
+            assert_eq!(host.ports_of(bridge.index).unwrap()[0].port, Some(flags));
 
             let eth0 = inside.link_by_name("eth0").unwrap().unwrap();
             assert_eq!(eth0.mac, Some([2, 9, 9, 9, 9, 9]));
@@ -433,6 +497,12 @@ mod tests {
             inside.add_route(&route("0.0.0.0", "10.1.0.1")).unwrap();
             inside.add_route(&route("::", "fd00::1")).unwrap();
             assert_eq!(inside.add_route(&route("0.0.0.0", "10.1.0.1")).unwrap_err().errno(), Errno::EEXIST);
+            for (is_v4, gateway) in [(true, "10.1.0.1"), (false, "fd00::1")] {
+                let routes = inside.routes(is_v4).unwrap();
+                let added = routes.iter().find(|route| route.table == 300).unwrap();
+                assert_eq!((added.gateway, added.destination.1), (gateway.parse().ok(), 0));
+                assert_eq!(added.link, Some(eth0.index));
+            }
 
             let mut changes = Changes::watch(None, Watch::Links).unwrap();
             let up = changes.until(Duration::from_secs(5), || {

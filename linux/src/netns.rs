@@ -1,9 +1,9 @@
 //! Network namespaces: opened by path, entered on a thread of their own, kept
 //! alive by a bind-mounted file.
 //!
-//! Invariant: no function here changes the namespace of the calling thread.
-//! Whoever needs a socket of another namespace opens it inside [`NetNs::run`];
-//! the socket stays in that namespace, the short-lived thread ends.
+//! Invariant: the calling thread is in the same namespace after a call as
+//! before, but for [`NetNs::enter`]. Whoever needs a socket of another namespace
+//! opens it inside [`NetNs::run`] or [`NetNs::visit`]; the socket stays there.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -79,6 +79,17 @@ impl NetNs {
             .map_err(|e| Error::at("enter network namespace", &self.path, e))
     }
 
+    /// Runs `work` on the calling thread inside this namespace, and brings the
+    /// thread back to `home`, its own: cheaper than [`NetNs::run`] by a thread,
+    /// for programs of one thread that live about a millisecond. A thread that
+    /// cannot be brought back ends the process: nothing may go on in the wrong
+    /// namespace.
+    pub fn visit<T>(&self, home: &NetNs, work: impl FnOnce() -> T) -> Result<T> {
+        self.enter()?;
+        let _back = Return { home };
+        Ok(work())
+    }
+
     fn identity(&self) -> Result<(u64, u64)> {
         let stat = self.file.metadata().map_err(|e| Error::at("stat network namespace", &self.path, e))?;
         Ok((stat.dev(), stat.ino()))
@@ -88,6 +99,19 @@ impl NetNs {
 impl AsFd for NetNs {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// Brings the thread home, also from a panic.
+struct Return<'a> {
+    home: &'a NetNs,
+}
+
+impl Drop for Return<'_> {
+    fn drop(&mut self) {
+        if self.home.enter().is_err() {
+            std::process::abort();
+        }
     }
 }
 
@@ -170,6 +194,7 @@ mod tests {
         assert!(NetNs::open(&path).unwrap().same_as(&made).unwrap());
         assert!(made.run(|| made.is_current().unwrap()).unwrap());
         assert_eq!(made.run(links).unwrap(), ["lo"]);
+        assert!(made.visit(&before, || made.is_current().unwrap()).unwrap());
         assert!(before.is_current().unwrap(), "the caller's thread stayed at home");
 
         assert_eq!(create_persistent(&path).unwrap_err().errno(), Errno::EEXIST);

@@ -1,16 +1,18 @@
 //! Between rtnetlink's messages and our types. No I/O.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage, State};
+use netlink_packet_route::link::{
+    InfoBridgePort, InfoPortData, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, State,
+};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol, RouteScope,
     RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::{Address, Link, Mac, OperState, RouteSpec};
+use super::{Address, Link, Mac, OperState, PortFlags, Route, RouteSpec};
 
 pub(super) fn up_message(index: u32) -> LinkMessage {
     let mut message = LinkMessage::default();
@@ -93,6 +95,8 @@ pub(super) fn link_of(answer: RouteNetlinkMessage) -> Option<Link> {
         oper_state: OperState::Unknown,
         master: None,
         alias: None,
+        peer: None,
+        port: None,
     };
     for attribute in message.attributes {
         match attribute {
@@ -102,16 +106,34 @@ pub(super) fn link_of(answer: RouteNetlinkMessage) -> Option<Link> {
             LinkAttribute::OperState(state) => link.oper_state = oper_state(state),
             LinkAttribute::Controller(index) => link.master = Some(index),
             LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
+            LinkAttribute::Link(index) => link.peer = Some(index),
             LinkAttribute::LinkInfo(infos) => {
-                link.kind = infos.into_iter().find_map(|info| match info {
-                    LinkInfo::Kind(kind) => Some(kind.to_string()),
-                    _ => None,
-                });
+                for info in infos {
+                    match info {
+                        LinkInfo::Kind(kind) => link.kind = Some(kind.to_string()),
+                        LinkInfo::PortData(InfoPortData::BridgePort(settings)) => {
+                            link.port = Some(port_flags(&settings));
+                        }
+                        _ => {}
+                    }
+                }
             }
             _ => {}
         }
     }
     Some(link)
+}
+
+fn port_flags(settings: &[InfoBridgePort]) -> PortFlags {
+    let mut flags = PortFlags::default();
+    for setting in settings {
+        match setting {
+            InfoBridgePort::HairpinMode(on) => flags.hairpin = *on,
+            InfoBridgePort::Isolated(on) => flags.isolated = *on,
+            _ => {}
+        }
+    }
+    flags
 }
 
 fn oper_state(state: State) -> OperState {
@@ -148,6 +170,41 @@ pub(super) fn address_of(answer: RouteNetlinkMessage, index: u32) -> Option<Addr
         tentative: flags.contains(AddressFlags::Tentative),
         dad_failed: flags.contains(AddressFlags::Dadfailed),
     })
+}
+
+/// `None` for what is no unicast route.
+pub(super) fn route_of(answer: RouteNetlinkMessage) -> Option<Route> {
+    let RouteNetlinkMessage::NewRoute(message) = answer else { return None };
+    let header = &message.header;
+    if header.kind != RouteType::Unicast {
+        return None;
+    }
+    let any = match header.address_family {
+        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => return None,
+    };
+    let mut route = Route {
+        destination: (any, header.destination_prefix_length),
+        gateway: None,
+        link: None,
+        table: u32::from(header.table),
+    };
+    let address = |address| match address {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(v6)),
+        _ => None,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            RouteAttribute::Destination(found) => route.destination.0 = address(found)?,
+            RouteAttribute::Gateway(found) => route.gateway = address(found),
+            RouteAttribute::Oif(link) => route.link = Some(link),
+            RouteAttribute::Table(table) => route.table = table,
+            _ => {}
+        }
+    }
+    Some(route)
 }
 
 #[cfg(test)]

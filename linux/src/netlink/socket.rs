@@ -1,6 +1,6 @@
 //! One blocking routing socket: a request, its answers, in order.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell, RefMut};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -20,6 +20,8 @@ pub(super) struct Socket {
     inner: netlink_sys::Socket,
     /// Of the last request; answers with another one are not ours.
     sequence: Cell<u32>,
+    /// Where datagrams are received, one at a time.
+    buffer: RefCell<Vec<u8>>,
 }
 
 impl Socket {
@@ -30,7 +32,7 @@ impl Socket {
         // Dumps then filter by what the request's header names; kernels before
         // 4.20 do not know the option and send all.
         drop(inner.set_netlink_get_strict_chk(true));
-        Ok(Self { inner, sequence: Cell::new(0) })
+        Ok(Self { inner, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(DATAGRAM_MAX)) })
     }
 
     pub(super) fn join(&mut self, group: u32) -> io::Result<()> {
@@ -88,9 +90,12 @@ impl Socket {
         self.receive().map(drop)
     }
 
-    fn receive(&self) -> io::Result<Vec<u8>> {
-        let mut datagram = Vec::with_capacity(DATAGRAM_MAX);
-        retry(|| self.inner.recv(&mut datagram, 0))?;
+    fn receive(&self) -> io::Result<RefMut<'_, Vec<u8>>> {
+        let mut datagram = self.buffer.borrow_mut();
+        retry(|| {
+            datagram.clear();
+            self.inner.recv(&mut *datagram, 0)
+        })?;
         Ok(datagram)
     }
 }
