@@ -134,7 +134,7 @@ fn is_cgroup(dir: &Path, path: &Path) -> bool {
 const RTF_ANYCAST: u32 = 0x0010_0000;
 
 /// IPv4 and IPv6 routes; those of links that may stay are theirs.
-fn routes(links_that_stay: &[String]) -> Result<Vec<String>> {
+pub(crate) fn routes(links_that_stay: &[String]) -> Result<Vec<String>> {
     let mut routes = Vec::new();
     let v4 = read_table("/proc/thread-self/net/route")?;
     for columns in v4.iter().skip(1) {

@@ -7,6 +7,7 @@
 
 pub mod binaries;
 pub mod cgroups;
+pub mod cni;
 mod eventually;
 pub mod examples;
 mod fuse_guard;
@@ -14,6 +15,7 @@ pub mod image;
 mod leaks;
 pub mod manifests;
 pub mod netlink;
+pub mod network_state;
 pub mod node;
 mod process;
 pub mod sandbox;

@@ -3,7 +3,7 @@
 //!
 //! Everything here speaks of the calling *thread's* network namespace.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
@@ -27,12 +27,28 @@ const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const NFT_MSG_NEWTABLE: u16 = 10 << 8;
 const NFT_MSG_GETTABLE: u16 = (10 << 8) | 1;
+const NFT_MSG_NEWCHAIN: u16 = (10 << 8) | 3;
+const NFT_MSG_GETCHAIN: u16 = (10 << 8) | 4;
+const NFT_MSG_NEWRULE: u16 = (10 << 8) | 6;
+const NFT_MSG_GETRULE: u16 = (10 << 8) | 7;
+const RTM_GETADDR: u16 = 22;
 const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_IFALIAS: u16 = 20;
 const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_CHAIN_TABLE: u16 = 1;
+const NFTA_CHAIN_NAME: u16 = 3;
+const NFTA_RULE_TABLE: u16 = 1;
+const NFTA_RULE_CHAIN: u16 = 2;
+const NFTA_RULE_EXPRESSIONS: u16 = 4;
+const NFTA_RULE_USERDATA: u16 = 7;
+/// libnftnl's: the comment of a rule within its user data.
+const UDATA_RULE_COMMENT: u8 = 0;
+const IFA_ADDRESS: u16 = 1;
 const IFF_UP: u32 = 1;
 const AF_INET: u8 = 2;
 const NFPROTO_IPV4: u8 = 2;
@@ -45,6 +61,22 @@ pub struct Link {
     pub name: String,
     /// The bridge that it is a port of.
     pub master: Option<i32>,
+    pub mtu: u32,
+    /// IFLA_IFALIAS; empty when there is none.
+    pub alias: String,
+    pub is_up: bool,
+}
+
+/// A chain or a rule of nf_tables.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NftLine {
+    /// NFPROTO_*: 1 inet, 2 ip, 7 bridge, 10 ip6.
+    pub family: u8,
+    pub table: String,
+    pub chain: String,
+    /// `None` for a chain; for a rule its expressions as the kernel encodes them, in hex.
+    pub expressions: Option<String>,
+    pub comment: String,
 }
 
 pub fn links() -> Result<Vec<Link>> {
@@ -55,9 +87,75 @@ pub fn links() -> Result<Vec<Link>> {
         let value = |wanted| attributes.iter().find(|(kind, _)| *kind == wanted).map(|(_, value)| *value);
         let name = value(IFLA_IFNAME).map(text).with_context(|| format!("link {index} has no name"))?;
         let master = value(IFLA_MASTER).map(|raw| field(raw, 0)).transpose()?.map(i32::from_ne_bytes);
-        Ok(Link { index, name, master })
+        let mtu = value(IFLA_MTU).map(|raw| field(raw, 0)).transpose()?.map_or(0, u32::from_ne_bytes);
+        let alias = value(IFLA_IFALIAS).map(text).unwrap_or_default();
+        let is_up = u32::from_ne_bytes(field(&reply.body, 8)?) & IFF_UP != 0;
+        Ok(Link { index, name, master, mtu, alias, is_up })
     });
     links.collect()
+}
+
+/// Index of the link and address with prefix length, as `10.0.0.1/24`; IPv6 link-local ones excepted.
+pub fn addresses() -> Result<Vec<(i32, String)>> {
+    let replies = Netlink::open(SockProtocol::NetlinkRoute)?.dump(RTM_GETADDR, &[0; 8])?;
+    let mut found = Vec::new();
+    for reply in replies.iter().filter(|reply| reply.kind == RTM_NEWADDR) {
+        let length = reply.body.get(1).copied().context("an address without a prefix")?;
+        let index = i32::from_ne_bytes(field(&reply.body, 4)?);
+        let attributes = attributes(&reply.body, 8);
+        let raw = attributes.iter().find(|(kind, _)| *kind == IFA_ADDRESS).map(|(_, raw)| *raw);
+        let raw = raw.context("an address without its address")?;
+        let ip = match raw.len() {
+            4 => IpAddr::from(field::<4>(raw, 0)?),
+            _ => IpAddr::from(field::<16>(raw, 0)?),
+        };
+        if !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+            found.push((index, format!("{ip}/{length}")));
+        }
+    }
+    Ok(found)
+}
+
+/// Every chain and every rule of nf_tables, chains first.
+pub fn nft_chains_and_rules() -> Result<Vec<NftLine>> {
+    let netlink = Netlink::open(SockProtocol::NetlinkNetFilter)?;
+    let chains = netlink.dump(NFT_MSG_GETCHAIN, &[0; 4])?;
+    let rules = netlink.dump(NFT_MSG_GETRULE, &[0; 4])?;
+    let line = |reply: &Reply| {
+        let attributes = attributes(&reply.body, 4);
+        let value = |wanted| attributes.iter().find(|(kind, _)| *kind == wanted).map(|(_, value)| *value);
+        let name = |wanted| value(wanted).map(text).unwrap_or_default();
+        let family = reply.body.first().copied().unwrap_or_default();
+        if reply.kind == NFT_MSG_NEWCHAIN {
+            let (table, chain) = (name(NFTA_CHAIN_TABLE), name(NFTA_CHAIN_NAME));
+            return NftLine { family, table, chain, expressions: None, comment: String::new() };
+        }
+        NftLine {
+            family,
+            table: name(NFTA_RULE_TABLE),
+            chain: name(NFTA_RULE_CHAIN),
+            expressions: Some(hex(value(NFTA_RULE_EXPRESSIONS).unwrap_or_default())),
+            comment: value(NFTA_RULE_USERDATA).and_then(comment).unwrap_or_default(),
+        }
+    };
+    let wanted = chains.iter().chain(&rules);
+    Ok(wanted.filter(|r| matches!(r.kind, NFT_MSG_NEWCHAIN | NFT_MSG_NEWRULE)).map(line).collect())
+}
+
+/// User data is a list of (type, length, value), a byte each for the first two.
+fn comment(mut userdata: &[u8]) -> Option<String> {
+    while let [kind, length, rest @ ..] = userdata {
+        let value = rest.get(..usize::from(*length))?;
+        if *kind == UDATA_RULE_COMMENT {
+            return Some(text(value));
+        }
+        userdata = rest.get(usize::from(*length)..)?;
+    }
+    None
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Names of all nf_tables tables, each with its family number: `2 hawser`.

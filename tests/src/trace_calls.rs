@@ -9,6 +9,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,6 +94,7 @@ impl fmt::Display for Call {
 pub fn run(program: &Command, stdin: &[u8], fault: Option<(Point, Fault)>) -> Result<Run> {
     // Tracing begins before the first instruction of the program: a shell waits
     // for a line, and is seized meanwhile.
+    let file = fs::canonicalize(program.get_program()).context("the program's path")?;
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "read -r go; exec \"$0\""]).arg(program.get_program()).env_clear();
     command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -110,7 +112,7 @@ pub fn run(program: &Command, stdin: &[u8], fault: Option<(Point, Fault)>) -> Re
     pipe.write_all(b"go\n").and_then(|()| pipe.write_all(stdin)).context("write to the program")?;
     drop(pipe);
 
-    let mut tracer = Tracer::new(root, fault);
+    let mut tracer = Tracer::new(root, file, fault);
     let followed = tracer.follow();
     let hung = tracer.watchdog.finish();
     followed?;
@@ -137,6 +139,8 @@ fn read_all(pipe: Option<impl Read>, text: &mut String) -> Result<()> {
 
 struct Tracer {
     root: Pid,
+    /// Its file, by its true name.
+    program: PathBuf,
     fault: Option<(Point, Fault)>,
     watchdog: Watchdog,
     /// Every thread that is traced.
@@ -160,9 +164,10 @@ struct Traced {
 }
 
 impl Tracer {
-    fn new(root: Pid, fault: Option<(Point, Fault)>) -> Self {
+    fn new(root: Pid, program: PathBuf, fault: Option<(Point, Fault)>) -> Self {
         Self {
             root,
+            program,
             fault,
             watchdog: Watchdog::start(root),
             threads: HashMap::new(),
@@ -190,6 +195,9 @@ impl Tracer {
                     gone_is_fine(self.at_call(pid))?;
                     gone_is_fine(ptrace::syscall(pid, None))?;
                 }
+                Ok(WaitStatus::PtraceEvent(pid, ..)) if self.is_shell_still(pid) => {
+                    gone_is_fine(ptrace::cont(pid, None))?;
+                }
                 Ok(WaitStatus::PtraceEvent(pid, ..)) => {
                     self.register(pid);
                     gone_is_fine(ptrace::syscall(pid, None))?;
@@ -198,6 +206,13 @@ impl Tracer {
                 Ok(other) => anyhow::bail!("unexpected {other:?}"),
             }
         }
+    }
+
+    /// The end of the shell's own execve may be seen as well.
+    fn is_shell_still(&self, pid: Pid) -> bool {
+        self.threads.is_empty()
+            && pid == self.root
+            && fs::read_link(format!("/proc/{pid}/exe")).ok() != Some(self.program.clone())
     }
 
     fn ended(&mut self, pid: Pid, code: Option<i32>) {
