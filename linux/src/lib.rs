@@ -18,6 +18,8 @@ pub mod mountinfo;
 #[cfg(feature = "netlink")]
 pub mod netlink;
 pub mod netns;
+#[cfg(feature = "nftables")]
+pub mod nftables;
 pub mod process;
 pub mod rootfs;
 pub mod sysctl;

@@ -1,0 +1,79 @@
+//! What only the inside can show: commits that ignore the lock, as everybody
+//! else's do.
+
+use std::cell::Cell;
+
+use super::*;
+use crate::netns;
+
+/// Like `nft add table`: no lock, whatever the generation.
+fn interfere(nf: &NfTables, name: &str) {
+    let mut batch = Batch::new();
+    batch.add_table(Family::Ipv4, name, None);
+    nf.socket.transact(SUBSYSTEM, nf.generation().unwrap(), &batch.messages).unwrap();
+}
+
+fn in_a_namespace(test: impl FnOnce(NfTables, NfTables)) {
+    assert!(nix::unistd::geteuid().is_root(), "this test makes network namespaces: run it as root");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ns");
+    let netns = netns::create_persistent(&path).unwrap();
+    let open = || netns.run(NfTables::open).unwrap().unwrap();
+    test(open(), open());
+    netns::remove_persistent(&path).unwrap();
+}
+
+#[test]
+fn a_commit_in_between_makes_the_plan_start_over() {
+    in_a_namespace(|mut nf, other| {
+        let rounds = Cell::new(0);
+        let seen = nf
+            .update(|nf| {
+                let seen = nf.tables()?.len();
+                if rounds.replace(rounds.get() + 1) == 0 {
+                    interfere(&other, "theirs");
+                }
+                let mut batch = Batch::new();
+                batch.add_table(Family::Inet, "ours", None);
+                Result::Ok((batch, seen))
+            })
+            .unwrap();
+        assert_eq!((rounds.get(), seen), (2, 1), "the second round saw the other's table");
+        assert_eq!(nf.tables().unwrap().len(), 2);
+    });
+}
+
+#[test]
+fn an_empty_batch_too_was_read_in_one_state() {
+    in_a_namespace(|mut nf, other| {
+        let rounds = Cell::new(0);
+        let seen = nf.update(|nf| {
+            let seen = nf.tables()?.len();
+            if rounds.replace(rounds.get() + 1) == 0 {
+                interfere(&other, "theirs");
+            }
+            Result::Ok((Batch::new(), seen))
+        });
+        assert_eq!((rounds.get(), seen.unwrap()), (2, 1));
+    });
+}
+
+#[test]
+fn who_is_always_too_late_gives_up_and_says_how_often_it_tried() {
+    in_a_namespace(|mut nf, other| {
+        let rounds = Cell::new(0);
+        let error = nf
+            .update(|_| {
+                rounds.set(rounds.get() + 1);
+                // Another name each time: adding what is there is no change.
+                interfere(&other, &rounds.get().to_string());
+                let mut batch = Batch::new();
+                batch.add_table(Family::Inet, "ours", None);
+                Result::Ok((batch, ()))
+            })
+            .unwrap_err();
+        assert_eq!(rounds.get(), ATTEMPTS);
+        assert_eq!(error.errno(), Errno::ERESTART);
+        assert_eq!(error.to_string(), "commit nf_tables batch 50 times another change came first");
+    });
+}
