@@ -108,6 +108,8 @@ pub fn run(program: &Command, stdin: &[u8], fault: Option<(Point, Fault)>) -> Re
         | Options::PTRACE_O_TRACECLONE
         | Options::PTRACE_O_EXITKILL;
     ptrace::seize(root, options).context("seize")?;
+    // Otherwise tracing would begin at its next event, which may be before or after the shell's own start.
+    ptrace::interrupt(root).context("interrupt")?;
     let mut pipe = child.stdin.take().context("stdin is piped")?;
     pipe.write_all(b"go\n").and_then(|()| pipe.write_all(stdin)).context("write to the program")?;
     drop(pipe);
@@ -152,6 +154,8 @@ struct Tracer {
     calls: Vec<Call>,
     struck: Option<usize>,
     code: Option<i32>,
+    /// Whether the shell has become the program: its own calls do not count.
+    began: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -176,6 +180,7 @@ impl Tracer {
             calls: Vec::new(),
             struck: None,
             code: None,
+            began: false,
         }
     }
 
@@ -247,6 +252,10 @@ impl Tracer {
 
     fn enter(&mut self, pid: Pid, mut registers: user_regs_struct) -> nix::Result<()> {
         let Some(name) = name_of(registers.orig_rax.cast_signed()) else { return Ok(()) };
+        if !self.began {
+            self.began = name == "execve";
+            return Ok(());
+        }
         let Some(thread) = self.threads.get_mut(&pid) else { return Ok(()) };
         let made = &mut self.made[thread.process];
         let point = Point { process: thread.process, call: *made };
