@@ -54,10 +54,13 @@ enum Task {
         #[arg(long, default_value_t = 20)]
         runs: usize,
     },
-    /// Copy the CNI plugins into a node's plugin directory
+    /// Put the CNI plugins into a node's plugin directory; those that are there are kept beside them
     Install {
-        #[arg(long, value_name = "DIR")]
+        #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
         cni_bin_dir: PathBuf,
+        /// Undo it: restore what was there before
+        #[arg(long)]
+        put_back: bool,
     },
 }
 
@@ -110,7 +113,7 @@ fn main() -> ExitCode {
         Task::Conformance { name } => conformance::run(name),
         Task::Bench { what: Bench::PodStart, runs } => bench::pod_start::run(runs),
         Task::Bench { what: Bench::Cni, runs } => bench::cni::run(runs),
-        Task::Install { cni_bin_dir } => install::run(&cni_bin_dir),
+        Task::Install { cni_bin_dir, put_back } => install::run(&cni_bin_dir, put_back),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
