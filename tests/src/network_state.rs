@@ -100,9 +100,12 @@ fn network(whose: &str) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Link-local and multicast routes follow a link's state, some of them late.
+/// IPv6's link-local and multicast routes, those to an address itself and the
+/// one to nowhere follow a link's state and its addresses, some of them late.
 fn is_kernels_own(route: &str) -> bool {
-    route.starts_with("route fe80") || route.starts_with("route ff00") || route.contains("/00 via 0")
+    let prefixes = ["route fe80", "route ff00"];
+    prefixes.iter().any(|prefix| route.starts_with(prefix))
+        || ["/80 via 0", "/00 via 00000000000000000000000000000000"].iter().any(|part| route.contains(part))
 }
 
 fn collect_files(dir: &Path, changing: &[PathBuf], lines: &mut Vec<String>) {

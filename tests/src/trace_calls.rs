@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::libc::{self, c_long, user_regs_struct};
 use nix::sys::ptrace::{self, Options};
@@ -29,13 +29,22 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// `op` of struct ptrace_syscall_info (linux/ptrace.h).
 const SYSCALL_ENTRY: u8 = 1;
 
-/// A system call by its place: a run without a fault has the same ones.
+/// A system call by its place among those of an undisturbed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Point {
     /// 0 is the program, 1 the first process that it or its children start, and so on.
     pub process: usize,
     /// The how-manieth of the process's calls that [`name_of`] knows, from 0.
     pub call: usize,
+}
+
+/// A blow at the call at `point`, if it is called `name`, or at the process's
+/// next one of that name: waiting for others makes some runs a call longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strike {
+    pub point: Point,
+    pub name: &'static str,
+    pub fault: Fault,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +80,7 @@ pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
-    /// What the fault struck; `None` when the run never came there.
+    /// What was struck; `None` when the run never came there.
     pub struck: Option<Call>,
     /// It had to be killed, since it did not end.
     pub hung: bool,
@@ -88,10 +97,10 @@ impl fmt::Display for Call {
 }
 
 /// Runs `program`, whose path is absolute, with `stdin` (less than a pipe
-/// holds: 64 KiB) to its end, with at most one fault.
+/// holds: 64 KiB) to its end, struck at most once.
 ///
 /// Reaps whatever child of the calling thread ends meanwhile: there may be no other.
-pub fn run(program: &Command, stdin: &[u8], fault: Option<(Point, Fault)>) -> Result<Run> {
+pub fn run(program: &Command, stdin: &[u8], strike: Option<Strike>) -> Result<Run> {
     // Tracing begins before the first instruction of the program: a shell waits
     // for a line, and is seized meanwhile.
     let file = fs::canonicalize(program.get_program()).context("the program's path")?;
@@ -114,7 +123,7 @@ pub fn run(program: &Command, stdin: &[u8], fault: Option<(Point, Fault)>) -> Re
     pipe.write_all(b"go\n").and_then(|()| pipe.write_all(stdin)).context("write to the program")?;
     drop(pipe);
 
-    let mut tracer = Tracer::new(root, file, fault);
+    let mut tracer = Tracer::new(root, file, strike);
     let followed = tracer.follow();
     let hung = tracer.watchdog.finish();
     followed?;
@@ -143,7 +152,7 @@ struct Tracer {
     root: Pid,
     /// Its file, by its true name.
     program: PathBuf,
-    fault: Option<(Point, Fault)>,
+    strike: Option<Strike>,
     watchdog: Watchdog,
     /// Every thread that is traced.
     threads: HashMap<Pid, Traced>,
@@ -168,11 +177,11 @@ struct Traced {
 }
 
 impl Tracer {
-    fn new(root: Pid, program: PathBuf, fault: Option<(Point, Fault)>) -> Self {
+    fn new(root: Pid, program: PathBuf, strike: Option<Strike>) -> Self {
         Self {
             root,
             program,
-            fault,
+            strike,
             watchdog: Watchdog::start(root),
             threads: HashMap::new(),
             processes: Vec::new(),
@@ -262,12 +271,13 @@ impl Tracer {
         *made += 1;
         thread.within = Some(self.calls.len());
         self.calls.push(describe(pid, point, name, &registers));
-        let Some((at, fault)) = self.fault else { return Ok(()) };
-        if at != point {
+        let Some(strike) = self.strike.filter(|_| self.struck.is_none()) else { return Ok(()) };
+        let at = strike.point;
+        if at.process != point.process || at.call > point.call || strike.name != name {
             return Ok(());
         }
         self.struck = thread.within;
-        match fault {
+        match strike.fault {
             Fault::KillBefore => kill(self.processes[thread.process], Signal::SIGKILL),
             Fault::KillAfter => Ok(()),
             Fault::Fail(errno) => {
@@ -287,8 +297,8 @@ impl Tracer {
             ptrace::setregs(pid, registers)?;
         }
         self.calls[index].result = Some(registers.rax.cast_signed());
-        let point = self.calls[index].point;
-        if self.fault == Some((point, Fault::KillAfter)) {
+        let is_struck = self.struck == Some(index);
+        if is_struck && self.strike.is_some_and(|strike| strike.fault == Fault::KillAfter) {
             kill(self.processes[thread.process], Signal::SIGKILL)?;
         }
         Ok(())
@@ -461,10 +471,4 @@ impl Watchdog {
         drop(self.stop);
         self.watcher.join().unwrap_or(true)
     }
-}
-
-/// Fails unless the fault struck and the run ended by itself.
-pub fn ensure_struck(run: &Run) -> Result<&Call> {
-    ensure!(!run.hung, "the program hung and was killed after {PATIENCE:?}");
-    run.struck.as_ref().context("the run never came to the call that was to be struck")
 }
