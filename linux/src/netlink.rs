@@ -5,6 +5,7 @@
 //! thread uses it later.
 
 mod changes;
+mod lookup;
 mod messages;
 mod socket;
 

@@ -23,6 +23,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::{Error, Result};
 
+pub(crate) mod attributes;
 mod batch;
 mod body;
 mod expression;
@@ -117,6 +118,8 @@ pub struct Rule {
     /// nft's comment; where there is none, that of an xtables `comment` match,
     /// as iptables-nft writes it.
     pub comment: Option<String>,
+    /// What its maker kept with it beside the comment, invisible to nft.
+    pub tag: Option<Vec<u8>>,
     pub expressions: Vec<Expression>,
 }
 
@@ -419,12 +422,14 @@ fn decode_chain(attributes: &[u8]) -> io::Result<Chain> {
 }
 
 fn decode_rule(attributes: &[u8]) -> io::Result<Rule> {
-    let (mut chain, mut handle, mut comment, mut expressions) = (None, None, None, Vec::new());
+    let (mut chain, mut handle, mut comment, mut tag, mut expressions) = (None, None, None, None, Vec::new());
     for attribute in RuleAttrs::new(attributes).flatten() {
         match attribute {
             RuleAttrs::Chain(name) => chain = Some(name.to_string_lossy().into_owned()),
             RuleAttrs::Handle(number) => handle = Some(number),
-            RuleAttrs::Userdata(data) => comment = userdata::find_comment(data),
+            RuleAttrs::Userdata(data) => {
+                (comment, tag) = (userdata::find_comment(data), userdata::find_tag(data));
+            }
             RuleAttrs::Expressions(list) => expressions = expression::decode(list.get_buf()),
             _ => {}
         }
@@ -433,7 +438,7 @@ fn decode_rule(attributes: &[u8]) -> io::Result<Rule> {
         return Err(io::ErrorKind::InvalidData.into());
     };
     let comment = comment.or_else(|| expressions.iter().find_map(xt::comment));
-    Ok(Rule { chain, handle, comment, expressions })
+    Ok(Rule { chain, handle, comment, tag, expressions })
 }
 
 fn unexpected(_: netlink_bindings::utils::ErrorContext) -> io::Error {

@@ -96,7 +96,21 @@ impl Batch {
         expressions: &[Expression],
         comment: Option<&str>,
     ) -> &mut Self {
-        self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, comment)
+        self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, (comment, &[]))
+    }
+
+    /// The same with a [`Rule::tag`](super::Rule::tag). It and the comment
+    /// together are at most 251 bytes (`NFT_USERDATA_MAXLEN`).
+    pub fn append_tagged_rule(
+        &mut self,
+        family: Family,
+        table: &str,
+        chain: &str,
+        expressions: &[Expression],
+        comment: Option<&str>,
+        tag: &[u8],
+    ) -> &mut Self {
+        self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, (comment, tag))
     }
 
     /// At the head of the chain.
@@ -108,7 +122,7 @@ impl Batch {
         expressions: &[Expression],
         comment: Option<&str>,
     ) -> &mut Self {
-        self.rule(NLM_F_CREATE, family, table, chain, expressions, comment)
+        self.rule(NLM_F_CREATE, family, table, chain, expressions, (comment, &[]))
     }
 
     /// `ENOENT` when there is none of this handle.
@@ -162,9 +176,16 @@ impl Batch {
         table: &str,
         chain: &str,
         expressions: &[Expression],
-        comment: Option<&str>,
+        (comment, tag): (Option<&str>, &[u8]),
     ) -> &mut Self {
         self.check(&[table, chain], comment);
+        let mut data = comment.map(userdata::comment).unwrap_or_default();
+        if !tag.is_empty() {
+            data.extend(userdata::tag(tag));
+        }
+        if data.len() > userdata::MAX && self.too_long.is_none() {
+            self.too_long = comment.map(str::to_owned);
+        }
         self.messages.push(NEWRULE, flags, family.number(), |bytes| {
             PushRuleAttrs::new(&mut *bytes)
                 .push_table_bytes(kept(table).as_bytes())
@@ -172,8 +193,8 @@ impl Batch {
             let list = push_nested_header(bytes, RULE_EXPRESSIONS);
             expression::encode(expressions, bytes);
             finalize_nested_header(bytes, list);
-            if let Some(comment) = comment {
-                PushRuleAttrs::new(bytes).push_userdata(&userdata::comment(comment));
+            if !data.is_empty() {
+                PushRuleAttrs::new(bytes).push_userdata(&data);
             }
         });
         self

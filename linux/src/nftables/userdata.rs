@@ -3,9 +3,15 @@
 //! with a zero byte (libnftnl `udata.h`).
 
 const COMMENT: u8 = 0;
+/// Of our own, far from those that libnftnl numbers upwards: nft passes over
+/// types that it does not know.
+const TAG: u8 = 0xca;
 
 /// The length is one byte, and counts the final zero.
 pub(super) const COMMENT_MAX: usize = 254;
+
+/// Of everything together (`NFT_USERDATA_MAXLEN`).
+pub(super) const MAX: usize = 256;
 
 pub(super) fn comment(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
@@ -14,11 +20,25 @@ pub(super) fn comment(text: &str) -> Vec<u8> {
     [&[COMMENT, length], kept, &[0]].concat()
 }
 
-pub(super) fn find_comment(mut userdata: &[u8]) -> Option<String> {
+/// A tag of at most 255 bytes.
+pub(super) fn tag(bytes: &[u8]) -> Vec<u8> {
+    let kept = &bytes[..bytes.len().min(255)];
+    [&[TAG, u8::try_from(kept.len()).unwrap_or(u8::MAX)], kept].concat()
+}
+
+pub(super) fn find_comment(userdata: &[u8]) -> Option<String> {
+    find(userdata, COMMENT).map(super::expression::text)
+}
+
+pub(super) fn find_tag(userdata: &[u8]) -> Option<Vec<u8>> {
+    find(userdata, TAG).map(<[u8]>::to_vec)
+}
+
+fn find(mut userdata: &[u8], wanted: u8) -> Option<&[u8]> {
     while let [kind, length, rest @ ..] = userdata {
         let (value, rest) = rest.split_at_checked(usize::from(*length))?;
-        if *kind == COMMENT {
-            return Some(super::expression::text(value));
+        if *kind == wanted {
+            return Some(value);
         }
         userdata = rest;
     }
@@ -37,5 +57,13 @@ mod tests {
         assert_eq!(find_comment(b"\x01\x01x"), None);
         assert_eq!(find_comment(b"\x00\x09cid\x00"), None, "torn");
         assert_eq!(find_comment(&comment(&"x".repeat(300))), Some("x".repeat(COMMENT_MAX)));
+    }
+
+    #[test]
+    fn a_tag_stands_beside_the_comment() {
+        let both = [comment("cid"), tag(b"net eth0")].concat();
+        assert_eq!(find_comment(&both), Some("cid".to_owned()));
+        assert_eq!(find_tag(&both), Some(b"net eth0".to_vec()));
+        assert_eq!(find_tag(&comment("cid")), None);
     }
 }
