@@ -45,6 +45,8 @@ enum Error {
     Kernel(#[from] linux::Error),
     #[error(transparent)]
     Protocol(#[from] CniError),
+    #[error("{cause}")]
+    Rollback { cause: Box<Error>, undo: linux::Error },
 }
 
 /// A refusal of the protocol keeps its code; all others have the reference's 999.
@@ -52,6 +54,10 @@ impl From<Error> for CniError {
     fn from(error: Error) -> Self {
         match error {
             Error::Protocol(inner) => inner,
+            Error::Rollback { cause, undo } => {
+                let left = CniError::chain(&undo).msg;
+                CniError::from(*cause).with_details(format_args!("not rolled back: {left}"))
+            }
             Error::NetnsMissing { .. }
             | Error::NotANetns { .. }
             | Error::NotLoopback { .. }
@@ -66,12 +72,25 @@ fn add(call: &Invocation) -> Result<CniResult, Error> {
     let prev_result = call.conf.prev_result()?;
     let path = call.netns.as_deref().unwrap_or(Path::new(""));
     let netlink = open(path)?;
+    let was_up = is_up(&netlink)?;
+    match bring_up(&netlink) {
+        Ok(addresses) => Ok(prev_result.unwrap_or_else(|| result(path, &addresses))),
+        Err(cause) if was_up => Err(cause),
+        Err(cause) => Err(match netlink.set_down(LO) {
+            Ok(()) => cause,
+            Err(undo) => Error::Rollback { cause: Box::new(cause), undo },
+        }),
+    }
+}
+
+/// The addresses of `lo`.
+fn bring_up(netlink: &Netlink) -> Result<Vec<Address>, Error> {
     netlink.set_up(LO)?;
     let addresses = netlink.addresses(LO)?;
-    if let Some(foreign) = addresses.iter().find(|address| !address.ip.is_loopback()) {
-        return Err(Error::NotLoopback { ip: foreign.ip });
+    match addresses.iter().find(|address| !address.ip.is_loopback()) {
+        Some(foreign) => Err(Error::NotLoopback { ip: foreign.ip }),
+        None => Ok(addresses),
     }
-    Ok(prev_result.unwrap_or_else(|| result(path, &addresses)))
 }
 
 /// A namespace that is gone has no `lo` to bring down.
@@ -87,7 +106,11 @@ fn del(call: &Invocation) -> Result<(), Error> {
 
 fn check(call: &Invocation) -> Result<(), Error> {
     let netlink = open(call.netns.as_deref().unwrap_or(Path::new("")))?;
-    if netlink.link_by_index(LO)?.is_some_and(|lo| lo.up) { Ok(()) } else { Err(Error::Down) }
+    if is_up(&netlink)? { Ok(()) } else { Err(Error::Down) }
+}
+
+fn is_up(netlink: &Netlink) -> Result<bool, Error> {
+    Ok(netlink.link_by_index(LO)?.is_some_and(|lo| lo.up))
 }
 
 /// Moves the process into the namespace: there is nothing to do outside.

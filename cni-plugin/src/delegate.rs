@@ -1,10 +1,14 @@
 //! Calling another plugin (an IPAM plugin, mostly) by the exec protocol: same
 //! configuration bytes, same environment, another `CNI_COMMAND`.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 
 use crate::{CniError, CniResult, Command, Invocation};
@@ -110,14 +114,57 @@ struct Running {
 
 impl Running {
     /// stdout of a success; what a success wrote to stderr goes to ours.
-    fn output(self) -> Result<Vec<u8>, CniError> {
-        let output = self.child.wait_with_output().map_err(|e| failed(&self.binary, "wait for", &e))?;
-        if output.status.success() {
+    fn output(mut self) -> Result<Vec<u8>, CniError> {
+        let streams = read_both(&mut self.child).map_err(|e| failed(&self.binary, "read output of", &e));
+        // It ends, whether it was read to the end or its pipes are closed now.
+        let status = self.child.wait().map_err(|e| failed(&self.binary, "wait for", &e))?;
+        let (stdout, stderr) = streams?;
+        if status.success() {
             // Information only: a closed stderr is no reason to fail.
-            drop(std::io::stderr().write_all(&output.stderr));
-            return Ok(output.stdout);
+            drop(std::io::stderr().write_all(&stderr));
+            return Ok(stdout);
         }
-        Err(error_of(&output))
+        Err(error_of(&Output { status, stdout, stderr }))
+    }
+}
+
+/// stdout and stderr to their ends, each as it comes: a plugin that fills one
+/// must not wait for a reader of the other. (std's own panics when read(2) fails.)
+fn read_both(child: &mut Child) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut open: Vec<(File, &mut Vec<u8>)> = Vec::new();
+    open.extend(stdout.map(|pipe| (File::from(OwnedFd::from(pipe)), &mut out)));
+    open.extend(stderr.map(|pipe| (File::from(OwnedFd::from(pipe)), &mut err)));
+    while !open.is_empty() {
+        let mut fds: Vec<PollFd<'_>> =
+            open.iter().map(|(pipe, _)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
+        match poll(&mut fds, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            polled => polled?,
+        };
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+        for at in (0..ready.len()).rev().filter(|at| ready[*at]) {
+            let (pipe, bytes) = &mut open[at];
+            if read_some(pipe, bytes)? == 0 {
+                open.remove(at);
+            }
+        }
+    }
+    Ok((out, err))
+}
+
+fn read_some(pipe: &mut File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
+    let mut chunk = [0; 4096];
+    loop {
+        match pipe.read(&mut chunk) {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            read => {
+                let length = read?;
+                bytes.extend(chunk.iter().take(length));
+                return Ok(length);
+            }
+        }
     }
 }
 
@@ -125,21 +172,30 @@ fn error_of(output: &Output) -> CniError {
     if output.stdout.is_empty() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         return if stderr.is_empty() {
-            // "exit status: 1" and "signal: 9 (SIGKILL)".
-            CniError::internal(format_args!("netplugin failed with no error message: {}", output.status))
+            no_error_message(output)
         } else {
             CniError::internal(format_args!("netplugin failed: {stderr:?}"))
         };
     }
+    let stdout = String::from_utf8_lossy(&output.stdout);
     let parsed = serde_json::from_slice::<Value>(&output.stdout)
         .map_err(|e| e.to_string())
         .and_then(|value| CniError::from_json(&value).map_err(|e| e.msg));
-    parsed.unwrap_or_else(|e| {
-        let stdout = String::from_utf8_lossy(&output.stdout);
-        CniError::internal(format_args!(
+    match parsed {
+        // A result: the plugin was killed after it had written it.
+        Ok(error) if error.code == 0 && error.msg.is_empty() => {
+            no_error_message(output).with_details(format_args!("its output was {stdout:?}"))
+        }
+        Ok(error) => error,
+        Err(e) => CniError::internal(format_args!(
             "netplugin failed but error parsing its diagnostic message {stdout:?}: {e}"
-        ))
-    })
+        )),
+    }
+}
+
+/// `exit status: 1` or `signal: 9 (SIGKILL)`.
+fn no_error_message(output: &Output) -> CniError {
+    CniError::internal(format_args!("netplugin failed with no error message: {}", output.status))
 }
 
 fn failed(binary: &Path, what: &str, cause: &std::io::Error) -> CniError {
@@ -181,6 +237,20 @@ mod tests {
     }
 
     #[test]
+    fn both_streams_are_read_however_much_comes_on_either() {
+        let script = "head -c 300000 /dev/zero >&2; head -c 200000 /dev/zero; head -c 100000 /dev/zero >&2";
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (out, err) = read_both(&mut child).unwrap();
+        assert_eq!((out.len(), err.len()), (200_000, 400_000));
+        assert!(child.wait().unwrap().success());
+    }
+
+    #[test]
     fn a_delegates_error_keeps_code_message_and_details() {
         let err = error_of(&output(1, r#"{"code":11,"msg":"later","details":"busy"}"#, "noise"));
         assert_eq!(err, CniError::new(11, "later").with_details("busy"));
@@ -193,6 +263,9 @@ mod tests {
             error_of(&output(1, "", "")).msg,
             "netplugin failed with no error message: exit status: 1"
         );
+        let killed = error_of(&output(1, r#"{"cniVersion":"1.0.0"}"#, ""));
+        assert_eq!(killed.msg, "netplugin failed with no error message: exit status: 1");
+        assert_eq!(killed.code, 999);
         let err = error_of(&output(1, "not json", ""));
         assert!(
             err.msg.starts_with(r#"netplugin failed but error parsing its diagnostic message "not json": "#)

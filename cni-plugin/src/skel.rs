@@ -1,7 +1,9 @@
 //! From the process's environment and stdin to the verb's function and back to
 //! stdout: the only place that reads one and writes the other.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -29,49 +31,72 @@ pub struct Plugin {
 
 /// Serves the one call that this process was started for. Success is exit code
 /// 0, with the result of ADD on stdout; failure is exit code 1 with the error
-/// object on stdout.
+/// object on stdout. An ADD whose result nobody can read is undone by the
+/// plugin's own DEL.
 pub fn run(plugin: &Plugin) -> ExitCode {
     let environment = Environment::from_process();
     if environment.has_no_command() {
         about(plugin);
         return ExitCode::SUCCESS;
     }
-    let outcome = serve(plugin, &environment, std::io::stdin());
-    let (text, exit) = match outcome {
-        Ok(text) => (text, ExitCode::SUCCESS),
-        Err(error) => (pretty(&error.to_json()), ExitCode::FAILURE),
+    let (text, exit, added) = match serve(plugin, &environment, std::io::stdin()) {
+        Ok(answer) => (answer.text, ExitCode::SUCCESS, answer.added),
+        Err(error) => (pretty(&error.to_json()), ExitCode::FAILURE, None),
     };
-    match write_stdout(&text) {
-        Ok(()) => exit,
-        Err(e) => {
-            warn(plugin.name, format_args!("write stdout: {e}"));
-            ExitCode::FAILURE
-        }
+    let Err(e) = write_stdout(&text) else { return exit };
+    warn(plugin.name, format_args!("write stdout: {e}"));
+    if let Some(Err(e)) = added.map(|call| (plugin.del)(&call)) {
+        warn(plugin.name, format_args!("DEL of what the lost result described: {}", e.msg));
+    }
+    ExitCode::FAILURE
+}
+
+/// What a call that succeeded says.
+struct Answer {
+    text: String,
+    /// The ADD that stays to be undone unless the text reaches its reader.
+    added: Option<Invocation>,
+}
+
+impl Answer {
+    fn of(text: String) -> Self {
+        Self { text, added: None }
     }
 }
 
-/// What goes to stdout on success.
-fn serve(plugin: &Plugin, environment: &Environment, stdin: impl Read) -> Result<String, CniError> {
+fn serve(plugin: &Plugin, environment: &Environment, stdin: impl Read) -> Result<Answer, CniError> {
     let attachment = environment.check()?;
     if attachment.command == Command::Version {
-        return Ok(version_info());
+        return Ok(Answer::of(version_info()));
     }
     let conf = NetConf::parse(read(stdin)?)?;
     check_version(attachment.command, conf.cni_version)?;
     check_netns(&attachment)?;
     let call = Invocation::new(attachment, conf);
     match call.command {
-        Command::Add => (plugin.add)(&call)?.to_json(call.conf.cni_version).map(|result| pretty(&result)),
+        Command::Add => add(plugin, call),
         Command::Del => silent(Some(plugin.del), &call),
         Command::Check => silent(plugin.check, &call),
         Command::Status => silent(plugin.status, &call),
         Command::Gc => silent(plugin.gc, &call),
-        Command::Version => Ok(version_info()),
+        Command::Version => Ok(Answer::of(version_info())),
     }
 }
 
-fn silent(verb: Option<Verb>, call: &Invocation) -> Result<String, CniError> {
-    verb.map_or(Ok(()), |verb| verb(call)).map(|()| String::new())
+fn add(plugin: &Plugin, call: Invocation) -> Result<Answer, CniError> {
+    let result = (plugin.add)(&call)?;
+    match result.to_json(call.conf.cni_version) {
+        Ok(result) => Ok(Answer { text: pretty(&result), added: Some(call) }),
+        // What the asked version cannot express has been made all the same.
+        Err(cause) => Err(match (plugin.del)(&call) {
+            Ok(()) => cause,
+            Err(undo) => cause.with_details(format_args!("not rolled back: {}", undo.msg)),
+        }),
+    }
+}
+
+fn silent(verb: Option<Verb>, call: &Invocation) -> Result<Answer, CniError> {
+    verb.map_or(Ok(()), |verb| verb(call)).map(|()| Answer::of(String::new()))
 }
 
 fn read(mut stdin: impl Read) -> Result<Vec<u8>, CniError> {
@@ -131,10 +156,12 @@ fn pretty(value: &Value) -> String {
     String::from_utf8(text).expect("JSON is UTF-8")
 }
 
+/// By one write(2): a reader never sees half a document because of a kill.
 fn write_stdout(text: &str) -> std::io::Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
+    if text.is_empty() {
+        return Ok(());
+    }
+    File::from(std::io::stdout().as_fd().try_clone_to_owned()?).write_all(text.as_bytes())
 }
 
 /// Says on stderr what did not make the call fail. stdout is the protocol's.
@@ -178,7 +205,7 @@ mod tests {
             };
             Some(value.to_owned())
         };
-        serve(&PLUGIN, &Environment::from_lookup(lookup), stdin.as_bytes())
+        serve(&PLUGIN, &Environment::from_lookup(lookup), stdin.as_bytes()).map(|answer| answer.text)
     }
 
     #[test]
