@@ -3,7 +3,7 @@
 //! where it can be, or named as missing.
 
 mod cni;
-mod foreign;
+pub(crate) mod foreign;
 
 use std::path::Path;
 use std::process::Command;
@@ -26,14 +26,15 @@ pub(crate) enum Suite {
     Cni,
 }
 
-pub(crate) fn run(only: Option<Suite>) -> Result<()> {
+/// `scenario`: of suite `cni`, only what has this in its name.
+pub(crate) fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
     require_root("conformance")?;
     let suites = Suite::value_variants().iter().filter(|suite| only.is_none_or(|only| only == **suite));
     for suite in suites {
         match suite {
             Suite::Demo => demo()?,
             Suite::Registration => part("registration by a Go client", registration)?,
-            Suite::Cni => cni::run()?,
+            Suite::Cni => cni::run(scenario)?,
         }
     }
     Ok(())

@@ -46,6 +46,8 @@ enum Task {
     Conformance {
         /// Default: all
         name: Option<conformance::Suite>,
+        /// Of suite `cni`: only scenarios whose name contains this
+        scenario: Option<String>,
     },
     /// Measure
     Bench {
@@ -110,7 +112,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Check => check::run(),
         Task::Test { filter } => test::run(filter.as_deref()),
-        Task::Conformance { name } => conformance::run(name),
+        Task::Conformance { name, scenario } => conformance::run(name, scenario.as_deref()),
         Task::Bench { what: Bench::PodStart, runs } => bench::pod_start::run(runs),
         Task::Bench { what: Bench::Cni, runs } => bench::cni::run(runs),
         Task::Install { cni_bin_dir, put_back } => install::run(&cni_bin_dir, put_back),

@@ -1,28 +1,85 @@
 //! Suite `cni`: `bridge`, `host-local`, `loopback` and `portmap` of ours and of the reference.
 
-use std::path::PathBuf;
+mod attach;
+mod differences;
+mod names;
+mod observe;
+mod probe;
+mod scenario;
+mod scenarios;
+mod twin;
+mod world;
+
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::foreign::{REFERENCE_PLUGINS, reference_plugins};
+use super::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
 use crate::build;
 use crate::progress::{part, say};
 
-/// Where both sides' executables are.
+pub(super) const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "portmap"];
+
+/// Whose executables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Reference,
+    Ours,
+}
+
+/// What is installed on this machine for the suite.
 #[derive(Debug)]
-pub(super) struct Plugins {
-    pub(super) reference: PathBuf,
-    pub(super) ours: PathBuf,
+pub(super) struct Node {
+    reference: PathBuf,
+    ours: PathBuf,
+    programs: Programs,
+    /// Only scenarios whose name contains this.
+    only: Option<String>,
+}
+
+/// The witnesses, and what the reference's plugins start.
+#[derive(Debug)]
+struct Programs {
+    ip: PathBuf,
+    nft: PathBuf,
+    /// Where Debian's package iptables has its programs, of both variants.
+    iptables_dir: PathBuf,
+}
+
+impl Node {
+    pub(super) fn plugin_dir(&self, side: Side) -> &Path {
+        match side {
+            Side::Reference => &self.reference,
+            Side::Ours => &self.ours,
+        }
+    }
+}
+
+impl Programs {
+    fn find() -> Result<Self> {
+        let save = debian_program("iptables-nft-save", "iptables")?;
+        Ok(Self {
+            ip: debian_program("ip", "iproute2")?,
+            nft: debian_program("nft", "nftables")?,
+            iptables_dir: save.parent().map(Path::to_owned).unwrap_or_default(),
+        })
+    }
+
+    /// `iptables-legacy-save` and its like.
+    fn iptables(&self, name: &str) -> PathBuf {
+        self.iptables_dir.join(name)
+    }
 }
 
 /// What the suite consists of. A part ends with `N scenarios, N passed, N failed`, and fails when one failed.
-type Part = fn(&Plugins) -> Result<()>;
-const PARTS: [(&str, Part); 0] = [];
+type Part = fn(&Node) -> Result<()>;
+const PARTS: [(&str, Part); 1] = [("twin: each scenario by the reference and by ours", twin::run)];
 
-pub(super) fn run() -> Result<()> {
+pub(super) fn run(only: Option<&str>) -> Result<()> {
+    let programs = part("ip, nft, iptables", Programs::find)?;
     let reference = part(&format!("reference CNI plugins {REFERENCE_PLUGINS}"), reference_plugins)?;
     let ours = part("build the static binaries", build::products)?;
-    let plugins = Plugins { reference, ours };
-    say(&format!("ours: {}; reference: {}", plugins.ours.display(), plugins.reference.display()));
-    PARTS.iter().try_for_each(|(name, run)| part(name, || run(&plugins)))
+    let node = Node { reference, ours, programs, only: only.map(str::to_owned) };
+    say(&format!("ours: {}; reference: {}", node.ours.display(), node.reference.display()));
+    PARTS.iter().try_for_each(|(name, run)| part(name, || run(&node)))
 }

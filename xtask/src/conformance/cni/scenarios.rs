@@ -1,0 +1,49 @@
+//! The list of scenarios, and the differences that show everywhere.
+
+mod bridge;
+mod host_local;
+mod loopback;
+mod masquerade;
+mod networks;
+mod versions;
+
+use super::differences::Difference;
+use super::scenario::Scenario;
+
+/// All scenarios by what they are about, or those whose name contains `only`.
+pub(super) fn groups(only: Option<&str>) -> Vec<(&'static str, Vec<Scenario>)> {
+    let groups = [
+        ("bridge", bridge::scenarios()),
+        ("masquerade", masquerade::scenarios()),
+        ("host-local", host_local::scenarios()),
+        ("loopback", loopback::scenarios()),
+        ("versions", versions::scenarios()),
+    ];
+    let chosen = |scenario: &Scenario| only.is_none_or(|only| scenario.name.contains(only));
+    groups
+        .into_iter()
+        .map(|(name, scenarios)| (name, scenarios.into_iter().filter(chosen).collect::<Vec<_>>()))
+        .filter(|(_, scenarios)| !scenarios.is_empty())
+        .collect()
+}
+
+/// What differs wherever there is a link, an address or a lease.
+pub(super) fn everywhere() -> Vec<Difference> {
+    vec![
+        Difference::new("link-alias", "*/host/link/<veth *>.ifalias").ours("cni:net:*"),
+        Difference::new("host-veth-txqlen", "*/host/link/<veth *>.txqlen").ours("1000"),
+        Difference::new("address-nodad", "*/address/* *:*")
+            .reference("scope=global")
+            .ours("nodad=true scope=global"),
+        Difference::new("bridge-mac", "*/bridge/stdout.interfaces[0].mac")
+            .reference("<mac host.<veth *>>")
+            .ours("<mac host.*>"),
+        Difference::new("bridge-mac", "*/host/link/*.address")
+            .reference("<mac host.<veth *>>")
+            .ours("<mac host.*>"),
+        Difference::new("bridge-mac", "*/host/link/*.address")
+            .reference("00:00:00:00:00:00")
+            .ours("<mac host.*>"),
+        Difference::new("error-details", "*/stdout.details").ours("*"),
+    ]
+}
