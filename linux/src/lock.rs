@@ -2,50 +2,66 @@
 //! when the holder dies.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::{Error, Result};
 
-/// Held until dropped.
+/// Held until dropped: closing the file releases it. (nix's guard unlocks
+/// first, and panics when that fails.)
 #[derive(Debug)]
 pub struct FileLock {
-    _flock: Flock<File>,
+    file: File,
 }
 
 impl FileLock {
     /// Waits for the lock; creates the file with `mode` when it is missing.
     pub fn exclusive(path: &Path, mode: u32) -> Result<Self> {
-        lock(path, mode, FlockArg::LockExclusive)
+        Self::of(open(path, mode)?).map_err(|e| Error::at("lock", path, e))
     }
 
     /// `None` when another process (or another open of the file) holds it.
     pub fn try_exclusive(path: &Path, mode: u32) -> Result<Option<Self>> {
-        match lock(path, mode, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => Ok(Some(held)),
-            Err(e) if e.errno() == Errno::EWOULDBLOCK => Ok(None),
-            Err(e) => Err(e),
+        let file = open(path, mode)?;
+        match lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { file })),
+            Err(e) if e.raw_os_error() == Some(Errno::EWOULDBLOCK as i32) => Ok(None),
+            Err(e) => Err(Error::at("lock", path, e)),
         }
+    }
+
+    /// Waits for the lock of an open file.
+    pub fn of(file: File) -> io::Result<Self> {
+        lock(&file, FlockOperation::LockExclusive)?;
+        Ok(Self { file })
+    }
+
+    /// The locked file.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 }
 
-fn lock(path: &Path, mode: u32, how: FlockArg) -> Result<FileLock> {
-    let mut file = OpenOptions::new()
+fn open(path: &Path, mode: u32) -> Result<File> {
+    OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(mode)
         .open(path)
-        .map_err(|e| Error::at("open lock", path, e))?;
+        .map_err(|e| Error::at("open lock", path, e))
+}
+
+fn lock(file: &File, how: FlockOperation) -> io::Result<()> {
     loop {
-        match Flock::lock(file, how) {
-            Ok(flock) => return Ok(FileLock { _flock: flock }),
-            Err((back, Errno::EINTR)) => file = back,
-            Err((_, errno)) => return Err(Error::at("lock", path, errno)),
+        match flock(file, how) {
+            Err(rustix::io::Errno::INTR) => {}
+            done => return Ok(done?),
         }
     }
 }
