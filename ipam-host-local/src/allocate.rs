@@ -5,28 +5,30 @@ use std::net::IpAddr;
 use cni_plugin::IpConfig;
 use ipnetwork::IpNetwork;
 
+use crate::range::Segment;
 use crate::{Error, LockedStore, Owner, Range, RangeSet};
 
 /// Reserves for `owner` one address of each of `sets`, the `requested` ones
 /// where they fit. A failure gives back what this call had reserved, and only
 /// that.
 pub fn allocate(
-    store: &LockedStore<'_>,
+    store: &mut LockedStore<'_>,
     sets: &[RangeSet],
     requested: &[IpAddr],
     owner: &Owner,
 ) -> Result<Vec<IpConfig>, Error> {
     let mut reserved = Vec::new();
-    try_allocate(store, sets, requested, owner, &mut reserved).map_err(|cause| {
+    let outcome = try_allocate(store, sets, requested, owner, &mut reserved).map_err(|cause| {
         let rollback: Vec<Error> =
-            reserved.iter().rev().filter_map(|ip: &IpConfig| store.remove(ip.address.ip()).err()).collect();
+            reserved.iter().rev().filter_map(|ip| store.remove(ip.address.ip(), owner).err()).collect();
         if rollback.is_empty() { cause } else { Error::Rollback { cause: Box::new(cause), rollback } }
-    })?;
-    Ok(reserved)
+    });
+    store.finish();
+    outcome.map(|()| reserved)
 }
 
 fn try_allocate(
-    store: &LockedStore<'_>,
+    store: &mut LockedStore<'_>,
     sets: &[RangeSet],
     requested: &[IpAddr],
     owner: &Owner,
@@ -35,43 +37,63 @@ fn try_allocate(
     let mut requested = requested.to_vec();
     for (index, set) in sets.iter().enumerate() {
         let wanted = requested.iter().position(|ip| set.contains(*ip)).map(|at| requested.remove(at));
-        let (ip, range) = match wanted {
+        let ip = match wanted {
             Some(ip) => reserve_requested(store, set, ip, index, owner),
             None => reserve_next(store, set, index, owner),
         }
         .map_err(|cause| Error::Allocate { index, cause: Box::new(cause) })?;
-        let address = IpNetwork::new(ip, range.subnet.prefix()).expect("an address of the subnet's family");
-        reserved.push(IpConfig { interface: None, address, gateway: Some(range.gateway) });
+        reserved.extend(set.range_of(ip).map(|range| ip_config(ip, range)));
     }
     if requested.is_empty() { Ok(()) } else { Err(Error::RequestsLeft { ips: requested }) }
 }
 
-fn reserve_requested<'a>(
-    store: &LockedStore<'_>,
-    set: &'a RangeSet,
+fn reserve_requested(
+    store: &mut LockedStore<'_>,
+    set: &RangeSet,
     ip: IpAddr,
     index: usize,
     owner: &Owner,
-) -> Result<(IpAddr, &'a Range), Error> {
-    let range = set.range_of(ip).expect("requested addresses are matched to the set that contains them");
+) -> Result<IpAddr, Error> {
+    let taken = || Error::RequestedTaken { ip, set: set.clone() };
+    let range = set.range_of(ip).ok_or_else(taken)?;
     if ip == range.gateway {
         return Err(Error::RequestedGateway { ip });
     }
-    match store.reserve_first([(ip, range)].into_iter(), index, owner)? {
-        Some(reserved) => Ok(reserved),
-        None => Err(Error::RequestedTaken { ip, set: set.clone() }),
-    }
+    let only = [Segment { first: ip, last: ip, range }];
+    reserve(store, &only, index, owner)?.ok_or_else(taken)
 }
 
-fn reserve_next<'a>(
-    store: &LockedStore<'_>,
-    set: &'a RangeSet,
+fn reserve_next(
+    store: &mut LockedStore<'_>,
+    set: &RangeSet,
     index: usize,
     owner: &Owner,
-) -> Result<(IpAddr, &'a Range), Error> {
-    if let Some(ip) = store.held_by(owner)?.into_iter().find(|ip| set.contains(*ip)) {
+) -> Result<IpAddr, Error> {
+    // The first in the order of the files' names, as the reference comes across it.
+    let held = store.held_by(owner)?;
+    if let Some(ip) = held.all().filter(|ip| set.contains(*ip)).min_by_key(IpAddr::to_string) {
         return Err(Error::Duplicate { ip, container_id: owner.container_id.clone() });
     }
-    let candidates = set.candidates(store.last_reserved(index));
-    store.reserve_first(candidates, index, owner)?.ok_or_else(|| Error::Exhausted { set: set.clone() })
+    let round = set.round(store.last_reserved(index));
+    reserve(store, &round, index, owner)?.ok_or_else(|| Error::Exhausted { set: set.clone() })
+}
+
+/// The first free one, if need be of those that a reboot left behind.
+fn reserve(
+    store: &mut LockedStore<'_>,
+    segments: &[Segment<'_>],
+    index: usize,
+    owner: &Owner,
+) -> Result<Option<IpAddr>, Error> {
+    let reserved = store.reserve_first(segments, index, owner)?;
+    if reserved.is_some() || store.reclaim(segments)? == 0 {
+        return Ok(reserved);
+    }
+    store.reserve_first(segments, index, owner)
+}
+
+fn ip_config(ip: IpAddr, range: &Range) -> IpConfig {
+    let prefix = range.subnet.prefix();
+    let address = IpNetwork::new(ip, prefix).unwrap_or_else(|_| IpNetwork::from(ip));
+    IpConfig { interface: None, address, gateway: Some(range.gateway) }
 }

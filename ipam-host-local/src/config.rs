@@ -124,7 +124,9 @@ fn requested(
         let places = holder.array("ips")?;
         for ((path, _), text) in places.iter().zip(holder.strings("ips")?) {
             requested.push(parse_ip(&text).ok_or_else(|| {
-                CniError::config(format_args!("{path}: expected an IP address, found {text:?}"))
+                let wrong =
+                    if text.is_empty() { Error::NoRequestedIp } else { Error::InvalidRequestedIp { text } };
+                CniError::from(wrong).with_details(path)
             })?);
         }
     }

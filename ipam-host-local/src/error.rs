@@ -1,11 +1,12 @@
-//! What can go wrong, in the reference's words; all of it has its code 999.
+//! What can go wrong, in the reference's words; all of but STATUS's own answer has its code 999.
 
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use cni_plugin::CniError;
+use cni_plugin::{CniError, code};
 use ipnetwork::IpNetwork;
+use nix::errno::Errno;
 
 use crate::RangeSet;
 
@@ -43,11 +44,18 @@ pub enum Error {
     RequestsLeft { ips: Vec<IpAddr> },
     #[error("host-local: Failed to find address added by container {container_id}")]
     NothingHeld { container_id: String },
-    #[error("{op} {}", path.display())]
+    #[error("cannot understand ip: IP <nil> not v4 nor v6")]
+    NoRequestedIp,
+    #[error("invalid IP address {text}")]
+    InvalidRequestedIp { text: String },
+    /// STATUS.
+    #[error("no IP addresses available in range set: {set}")]
+    NoRoom { set: RangeSet },
+    #[error("{op} {}: {}", path.display(), sentence(cause))]
     Disk {
         op: &'static str,
         path: PathBuf,
-        #[source]
+        /// Shown in the message, in the reference's way.
         cause: io::Error,
     },
     #[error("{cause}; and undoing it: {}", separated(rollback, "; "))]
@@ -85,8 +93,22 @@ impl Error {
 
 impl From<Error> for CniError {
     fn from(error: Error) -> Self {
-        CniError::chain(&error)
+        let shown = CniError::chain(&error);
+        match error {
+            Error::NoRoom { .. } => CniError::new(code::PLUGIN_NOT_AVAILABLE, shown.msg),
+            _ => shown,
+        }
     }
+}
+
+/// `no such file or directory`: callers of the reference know the text so.
+fn sentence(cause: &io::Error) -> String {
+    let text = match cause.raw_os_error() {
+        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
+        None => cause.to_string(),
+    };
+    let mut characters = text.chars();
+    characters.next().map(|first| first.to_lowercase().chain(characters).collect()).unwrap_or_default()
 }
 
 fn separated<T: std::fmt::Display>(items: &[T], separator: &str) -> String {

@@ -2,49 +2,107 @@
 //! address, in the reference host-local's format, so that both can share a
 //! directory.
 //!
-//! `config` and `range` decide, `store` touches the disk, this file is the verbs.
+//! `config`, `range`, `lease` and `index::format` decide; `files`, `index` and
+//! `store` touch the disk; this file is the verbs.
 
 mod allocate;
 mod config;
 mod error;
+mod files;
+mod index;
+mod lease;
 mod range;
+mod reclaim;
 mod resolv_conf;
 mod store;
 
-use cni_plugin::{CniError, CniResult, Invocation};
+use std::net::IpAddr;
+
+use cni_plugin::{CniError, CniResult, Invocation, ValidAttachments};
 
 pub use allocate::allocate;
 pub use config::Config;
 pub use error::{Error, RangeError};
-pub use range::{Range, RangeSet, RawRange};
-pub use store::{LeaseStore, LockedStore, Owner};
+pub use lease::Owner;
+pub use range::{Range, RangeSet, RawRange, Segment};
+pub use store::{Held, LeaseStore, LockedStore};
+
+use lease::Holder;
 
 /// ADD: one address out of each range set.
 pub fn add(call: &Invocation) -> Result<CniResult, CniError> {
     let config = Config::read(&call.conf, &call.args)?;
     let dns = resolv_conf::read(config.resolv_conf.as_deref())?;
-    let store = LeaseStore::open(&config.data_dir, &call.conf.name)?;
-    let ips = allocate(&store.lock()?, &config.ranges, &config.requested, &owner(call))?;
+    let store = LeaseStore::create(&config.data_dir, &call.conf.name)?;
+    let ips = allocate(&mut store.lock()?, &config.ranges, &config.requested, &owner(call))?;
     Ok(CniResult { ips, routes: config.routes, dns, ..CniResult::default() })
 }
 
 /// DEL: releases what the attachment holds; nothing held is a success.
 pub fn del(call: &Invocation) -> Result<(), CniError> {
     let config = Config::read(&call.conf, &call.args)?;
-    let store = LeaseStore::open(&config.data_dir, &call.conf.name)?;
-    Ok(store.lock()?.release(&owner(call))?)
+    let Some(store) = LeaseStore::find(&config.data_dir, &call.conf.name)? else { return Ok(()) };
+    let mut store = store.lock()?;
+    // The reference goes over the leases once for each range set, and the
+    // second time finds none but those of the oldest format.
+    let every_format = config.ranges.len() > 1;
+    let released = store.release(&owner(call), every_format, &addresses_before(call));
+    store.finish();
+    Ok(released.map(drop)?)
 }
 
-/// CHECK: the attachment holds an address, whichever.
+/// CHECK: the attachment holds an address, and of those that it was given the
+/// ones that are of these ranges.
 pub fn check(call: &Invocation) -> Result<(), CniError> {
     let config = Config::read(&call.conf, &call.args)?;
-    let store = LeaseStore::open(&config.data_dir, &call.conf.name)?;
-    if store.lock()?.held_by(&owner(call))?.is_empty() {
-        return Err(Error::NothingHeld { container_id: call.container_id.clone() }.into());
+    let nothing = || CniError::from(Error::NothingHeld { container_id: call.container_id.clone() });
+    let store = LeaseStore::find(&config.data_dir, &call.conf.name)?.ok_or_else(nothing)?;
+    let mut store = store.lock()?;
+    let held = store.held_by(&owner(call))?;
+    store.finish();
+    if held.is_empty() {
+        return Err(nothing());
+    }
+    let of_ours = |ip: &IpAddr| config.ranges.iter().any(|set| set.contains(*ip));
+    match addresses_before(call).into_iter().filter(of_ours).find(|ip| !held.contains(*ip)) {
+        None => Ok(()),
+        Some(ip) => Err(nothing().with_details(format_args!("prevResult has {ip}, which it does not hold"))),
+    }
+}
+
+/// STATUS: whether ADD would find an address in every range set.
+pub fn status(call: &Invocation) -> Result<(), CniError> {
+    let config = Config::read(&call.conf, &call.args)?;
+    let Some(store) = LeaseStore::find(&config.data_dir, &call.conf.name)? else { return Ok(()) };
+    for (index, set) in config.ranges.iter().enumerate() {
+        if !self::store::has_room(&store, &set.round(store.last_reserved(index)))? {
+            return Err(Error::NoRoom { set: set.clone() }.into());
+        }
     }
     Ok(())
 }
 
+/// GC: removes the network's leases of attachments that are not in the list.
+pub fn gc(call: &Invocation) -> Result<(), CniError> {
+    let config = Config::read(&call.conf, &call.args)?;
+    let valid = ValidAttachments::read(&call.conf)?;
+    let Some(store) = LeaseStore::find(&config.data_dir, &call.conf.name)? else { return Ok(()) };
+    let mut store = store.lock()?;
+    let removed = store.remove_stale(|holder| match holder {
+        Holder::Attachment(owner) => !valid.contains(&owner.container_id, &owner.ifname),
+        Holder::Container(id) => !valid.contains_container(id),
+        Holder::Nobody | Holder::Other => false,
+    });
+    store.finish();
+    Ok(removed?)
+}
+
 fn owner(call: &Invocation) -> Owner {
     Owner { container_id: call.container_id.clone(), ifname: call.ifname.clone() }
+}
+
+/// What `prevResult` says, if it can be understood: the leases are the truth.
+fn addresses_before(call: &Invocation) -> Vec<IpAddr> {
+    let result = call.conf.prev_result().ok().flatten().unwrap_or_default();
+    result.ips.iter().map(|ip| ip.address.ip()).collect()
 }

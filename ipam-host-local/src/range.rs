@@ -48,15 +48,38 @@ impl Range {
         let start = bound("RangeStart", raw.start, first)?;
         let end = bound("RangeEnd", raw.end, last_host(&subnet))?;
         if number(end) < number(start) {
-            // The reference accepts this and hands out nothing, or addresses
-            // from outside the subnet.
-            return Err(RangeError::Outside { bound: "RangeEnd", ip: end, network: subnet });
+            // The reference blames the one that was given, the start first. A
+            // start beyond the default end it accepts, and gives away from there.
+            let (bound, ip) = if raw.start.is_some() { ("RangeStart", start) } else { ("RangeEnd", end) };
+            return Err(RangeError::Outside { bound, ip, network: subnet });
         }
         Ok(Self { subnet, start, end, gateway: raw.gateway.map_or(first, |ip| ip.to_canonical()) })
     }
 
     pub fn contains(&self, ip: IpAddr) -> bool {
         ip.is_ipv4() == self.start.is_ipv4() && (number(self.start)..=number(self.end)).contains(&number(ip))
+    }
+
+    fn whole(&self) -> Vec<Segment<'_>> {
+        self.between(self.start, self.end)
+    }
+
+    /// From `first` to `last`, both inclusive and of this range, but for the gateway.
+    fn between(&self, first: IpAddr, last: IpAddr) -> Vec<Segment<'_>> {
+        let mut segments = Vec::with_capacity(2);
+        let mut push = |first, last| segments.push(Segment { first, last, range: self });
+        let whole = Segment { first, last, range: self };
+        if !whole.contains(self.gateway) {
+            push(first, last);
+            return segments;
+        }
+        if self.gateway != first {
+            push(first, previous(self.gateway));
+        }
+        if self.gateway != last {
+            push(next(self.gateway), last);
+        }
+        segments
     }
 
     fn overlaps(&self, other: &Self) -> bool {
@@ -112,22 +135,16 @@ impl RangeSet {
 
     /// Every address once, gateways excepted: round robin from the one after
     /// `last`, or from the first when there is no `last` in this set.
-    pub fn candidates(&self, last: Option<IpAddr>) -> Candidates<'_> {
+    pub fn round(&self, last: Option<IpAddr>) -> Vec<Segment<'_>> {
         let position = last.and_then(|ip| Some((self.ranges.iter().position(|r| r.contains(ip))?, ip)));
-        let (range, ip) = match position {
-            Some(last) => self.after(last),
-            None => (0, self.ranges[0].start),
+        let Some((at, ip)) = position else {
+            return self.ranges.iter().flat_map(Range::whole).collect();
         };
-        Candidates { set: self, first: (range, ip), next: Some((range, ip)) }
-    }
-
-    fn after(&self, (range, ip): (usize, IpAddr)) -> (usize, IpAddr) {
-        if ip == self.ranges[range].end {
-            let range = (range + 1) % self.ranges.len();
-            (range, self.ranges[range].start)
-        } else {
-            (range, next(ip))
-        }
+        let (before, from_here) = self.ranges.split_at(at);
+        let (here, after) = (&from_here[0], &from_here[1..]);
+        let rest = if ip == here.end { Vec::new() } else { here.between(next(ip), here.end) };
+        let others = after.iter().chain(before).flat_map(Range::whole);
+        rest.into_iter().chain(others).chain(here.between(here.start, ip)).collect()
     }
 }
 
@@ -138,28 +155,24 @@ impl fmt::Display for RangeSet {
     }
 }
 
-/// See [`RangeSet::candidates`].
-#[derive(Clone, Debug)]
-pub struct Candidates<'a> {
-    set: &'a RangeSet,
-    first: (usize, IpAddr),
-    /// `None` after the round is complete.
-    next: Option<(usize, IpAddr)>,
+/// Neighbouring addresses of one range that may be given away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment<'a> {
+    pub first: IpAddr,
+    /// Not before `first`.
+    pub last: IpAddr,
+    pub range: &'a Range,
 }
 
-impl<'a> Iterator for Candidates<'a> {
-    type Item = (IpAddr, &'a Range);
+impl Segment<'_> {
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        ip.is_ipv4() == self.first.is_ipv4() && (number(self.first)..=number(self.last)).contains(&number(ip))
+    }
 
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let current = self.next?;
-            let following = self.set.after(current);
-            self.next = (following != self.first).then_some(following);
-            let range = &self.set.ranges[current.0];
-            if current.1 != range.gateway {
-                return Some((current.1, range));
-            }
-        }
+    /// In their order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let last = self.last;
+        std::iter::successors(Some(self.first), move |ip| (*ip != last).then(|| next(*ip)))
     }
 }
 
@@ -176,6 +189,14 @@ fn next(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from(u32::from(v4).wrapping_add(1))),
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6).wrapping_add(1))),
+    }
+}
+
+/// The preceding address of the same family.
+fn previous(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from(u32::from(v4).wrapping_sub(1))),
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6).wrapping_sub(1))),
     }
 }
 
@@ -206,7 +227,7 @@ mod tests {
 
     fn round(set: &RangeSet, last: Option<&str>) -> Vec<String> {
         let last = last.map(|ip| ip.parse().unwrap());
-        set.candidates(last).map(|(ip, _)| ip.to_string()).collect()
+        set.round(last).iter().flat_map(Segment::addresses).map(|ip| ip.to_string()).collect()
     }
 
     #[test]
@@ -237,7 +258,7 @@ mod tests {
         );
         assert_eq!(
             refused(raw("10.0.0.0/24", "10.0.0.9", "10.0.0.3", "")),
-            "RangeEnd 10.0.0.3 not in network 10.0.0.0/24"
+            "RangeStart 10.0.0.9 not in network 10.0.0.0/24"
         );
         assert_eq!(refused(raw("::ffff:10.0.0.0/120", "", "", "")), "IPNet IP and Mask version mismatch");
 
@@ -266,6 +287,17 @@ mod tests {
             raw("10.0.1.0/24", "10.0.1.5", "10.0.1.7", "10.0.1.6"),
         ]);
         assert_eq!(round(&two, Some("10.0.0.6")), ["10.0.1.5", "10.0.1.7", "10.0.0.5", "10.0.0.6"]);
+    }
+
+    #[test]
+    fn a_round_ends_where_all_addresses_end() {
+        let top = set(&[raw("ffff::/16", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe", "", "")]);
+        assert_eq!(
+            round(&top, None),
+            ["ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]
+        );
+        let v4 = set(&[raw("255.255.255.0/24", "255.255.255.254", "255.255.255.255", "")]);
+        assert_eq!(round(&v4, Some("255.255.255.255")), ["255.255.255.254", "255.255.255.255"]);
     }
 
     #[test]

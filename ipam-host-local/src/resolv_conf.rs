@@ -1,5 +1,7 @@
 //! DNS settings out of a `resolv.conf`.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use cni_plugin::Dns;
@@ -9,8 +11,10 @@ use crate::Error;
 /// `None`: no file, no settings.
 pub(crate) fn read(path: Option<&Path>) -> Result<Dns, Error> {
     let Some(path) = path else { return Ok(Dns::default()) };
-    let text = std::fs::read_to_string(path).map_err(|e| Error::disk("open", path, e))?;
-    Ok(parse(&text))
+    let mut file = File::open(path).map_err(|e| Error::disk("open", path, e))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|e| Error::disk("read", path, e))?;
+    Ok(parse(&String::from_utf8_lossy(&bytes)))
 }
 
 fn parse(text: &str) -> Dns {

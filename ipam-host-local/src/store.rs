@@ -1,349 +1,497 @@
-//! Leases of one network, one file per address, in the reference's format: the
-//! file's name is the address, its content `<container id>\r\n<ifname>`; beside
-//! them `lock` and `last_reserved_ip.<number of the range set>`.
+//! Leases of one network: the files, and the index that finds the way among
+//! them.
 //!
-//! Invariants: a lease appears with its whole content or not at all, and is
-//! only made or removed while [`LockedStore`] is held. The reference holds the
-//! same lock, so an empty lease seen under it is what a crash of the reference
-//! left, and is free.
+//! Invariants: leases are only made or removed while [`LockedStore`] is held,
+//! and the reference holds the same lock. What the index says is acted upon
+//! only when the directory is as the index knows it and the lease files agree;
+//! otherwise it is built anew from them, and when even that does not help, the
+//! files are asked one by one. So it may be lost, torn or wrong at any time.
+//!
+//! The index lies in `<data dir>/.hawser/<network>/` (the reference reads every
+//! file beside the leases) and goes away with the last lease. A directory's
+//! stamp tells of every name that came or went. What it cannot tell of is a
+//! lease overwritten in place, which neither implementation does; DEL and
+//! CHECK, who are told the addresses, look there too.
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::File;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
-use nix::unistd::linkat;
+use nix::fcntl::Flock;
 
-use crate::{Error, Range};
+use crate::files::LeaseFiles;
+use crate::index::format::{self, BootId, Entry, Stamp};
+use crate::index::{Contents, Index, Unusable};
+use crate::lease::{Holder, Owner};
+use crate::range::Segment;
+use crate::{Error, reclaim};
 
-/// Who holds an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
-    pub container_id: String,
-    pub ifname: String,
-}
+/// How often one call builds the index before it does without: it is built a
+/// second time when somebody without the lock changes the leases meanwhile.
+const BUILDS: u32 = 2;
 
-impl Owner {
-    fn content(&self) -> String {
-        format!("{}\r\n{}", self.container_id, self.ifname)
-    }
-}
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The directory of one network's leases.
 #[derive(Debug)]
 pub struct LeaseStore {
-    dir: PathBuf,
+    files: LeaseFiles,
+    network: String,
+    index_path: PathBuf,
 }
 
 impl LeaseStore {
     /// `<data_dir>/<network>`, made when missing. `network` is a checked name.
-    pub fn open(data_dir: &Path, network: &str) -> Result<Self, Error> {
-        let dir = data_dir.join(network);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&dir)
-            .map_err(|e| Error::disk("create directory", &dir, e))?;
-        Ok(Self { dir })
+    pub fn create(data_dir: &Path, network: &str) -> Result<Self, Error> {
+        let files = LeaseFiles::create(data_dir.join(network), own_dir(data_dir, network))?;
+        Ok(Self::of(files, data_dir, network))
+    }
+
+    /// `None`: there is no such directory, and so no lease.
+    pub fn find(data_dir: &Path, network: &str) -> Result<Option<Self>, Error> {
+        let files = LeaseFiles::open(data_dir.join(network), own_dir(data_dir, network))?;
+        Ok(files.map(|files| Self::of(files, data_dir, network)))
+    }
+
+    fn of(files: LeaseFiles, data_dir: &Path, network: &str) -> Self {
+        let index_path = own_dir(data_dir, network).join("index");
+        Self { files, network: network.to_owned(), index_path }
     }
 
     /// Waits for the lock that the reference takes, too.
     pub fn lock(&self) -> Result<LockedStore<'_>, Error> {
-        let path = self.dir.join("lock");
-        // As the reference opens it: for reading, mode 0750.
-        let mut file = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlag::O_CREAT.bits())
-            .mode(0o750)
-            .open(&path)
-            .map_err(|e| Error::disk("open", &path, e))?;
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusive) {
-                Ok(lock) => return Ok(LockedStore { dir: &self.dir, _lock: lock }),
-                Err((back, Errno::EINTR)) => file = back,
-                Err((_, errno)) => return Err(Error::disk("lock", &path, errno)),
-            }
+        Ok(LockedStore {
+            _lock: self.files.lock()?,
+            store: self,
+            index: None,
+            boot: None,
+            seen: Stamp::default(),
+            to_seal: false,
+            builds: 0,
+        })
+    }
+
+    /// Without waiting for the lock: whether one of `segments` has a free
+    /// address. `None`: not known.
+    pub(crate) fn glance(&self, segments: &[Segment<'_>]) -> Result<Option<bool>, Error> {
+        let stamp = self.files.stamp()?;
+        let index = Index::open(&self.index_path).filter(|index| index.describes(stamp, read_boot_id()));
+        let Some(index) = index else { return Ok(None) };
+        let Ok(free) = first_free(&index, segments) else { return Ok(None) };
+        // Whoever changes the index has changed the directory before.
+        if self.files.stamp()? != stamp {
+            return Ok(None);
         }
+        Ok(if free.is_some() { Some(true) } else { (index.earlier() == 0).then_some(false) })
+    }
+
+    /// Without waiting for the lock: whether nothing stands at `ip`.
+    pub(crate) fn is_free(&self, ip: IpAddr) -> Result<bool, Error> {
+        Ok(self.files.read(ip)?.is_none_or(|found| found.holder == Holder::Nobody))
+    }
+
+    pub(crate) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
+        self.files.last_reserved(set)
     }
 }
 
-/// The leases while nobody else changes them.
+/// How many addresses STATUS looks at before it asks for the lock.
+const LOOKS: usize = 16;
+
+/// Whether one of `segments`, of one range set's round, has a free address, or
+/// one to be reclaimed. Does not wait for the lock unless nearly all are taken.
+pub(crate) fn has_room(store: &LeaseStore, segments: &[Segment<'_>]) -> Result<bool, Error> {
+    for ip in segments.iter().flat_map(Segment::addresses).take(LOOKS) {
+        if store.is_free(ip)? {
+            return Ok(true);
+        }
+    }
+    match store.glance(segments)? {
+        Some(answer) => Ok(answer),
+        None => store.lock()?.has_room(segments),
+    }
+}
+
+/// What is ours beside the reference's directories; no network's name begins with a dot.
+fn own_dir(data_dir: &Path, network: &str) -> PathBuf {
+    data_dir.join(".hawser").join(network)
+}
+
+/// What an owner holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Leases of the attachment.
+    pub attachment: Vec<IpAddr>,
+    /// Leases of the oldest format, which every interface of the container holds.
+    pub container: Vec<IpAddr>,
+}
+
+impl Held {
+    pub fn is_empty(&self) -> bool {
+        self.attachment.is_empty() && self.container.is_empty()
+    }
+
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.all().any(|held| held == ip)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> {
+        self.attachment.iter().chain(&self.container).copied()
+    }
+
+    /// Takes note of a lease; `false` when it is somebody else's.
+    fn note(&mut self, ip: IpAddr, holder: &Holder, owner: &Owner) -> bool {
+        let list = match holder {
+            Holder::Attachment(found) if found == owner => &mut self.attachment,
+            Holder::Container(id) if *id == owner.container_id => &mut self.container,
+            _ => return false,
+        };
+        list.push(ip);
+        true
+    }
+}
+
+/// The leases while nobody else changes them. What was changed is in force at
+/// once; [`finish`](Self::finish) makes the index keep up.
 #[derive(Debug)]
 pub struct LockedStore<'a> {
-    dir: &'a Path,
     _lock: Flock<File>,
+    store: &'a LeaseStore,
+    /// Right about a directory that looks like `seen`.
+    index: Option<Index>,
+    boot: Option<BootId>,
+    seen: Stamp,
+    /// Whether `index` has been built or changed.
+    to_seal: bool,
+    builds: u32,
 }
 
 impl LockedStore<'_> {
-    /// Gives `owner` the first free one of `candidates` and remembers it as the
-    /// last one of range set `set`. `None` when all are taken.
-    pub fn reserve_first<'r>(
-        &self,
-        candidates: impl Iterator<Item = (IpAddr, &'r Range)>,
+    /// The addresses that `owner` holds.
+    pub fn held_by(&mut self, owner: &Owner) -> Result<Held, Error> {
+        match self.ask(|index, files| look_up(index, files, owner))? {
+            Some(held) => Ok(held),
+            None => self.search(owner),
+        }
+    }
+
+    /// Gives `owner` the first free address of `segments` and remembers it as
+    /// the last one of range set `set`. `None` when all are taken.
+    pub(crate) fn reserve_first(
+        &mut self,
+        segments: &[Segment<'_>],
         set: usize,
         owner: &Owner,
-    ) -> Result<Option<(IpAddr, &'r Range)>, Error> {
-        let lease = NewLease::write(self.dir, &owner.content())?;
-        for (ip, range) in candidates {
-            if !self.publish(&lease, ip)? {
-                continue;
+    ) -> Result<Option<IpAddr>, Error> {
+        let lease = self.store.files.new_lease(&owner.content())?;
+        while let Some(found) = self.ask(|index, _| Ok(first_free(index, segments)))? {
+            match found {
+                Some(ip) => {
+                    if let Some(life) = self.change(|files| files.publish(&lease, ip))? {
+                        return self.reserved(ip, life, set, owner).map(Some);
+                    }
+                    // Taken, and the index did not know.
+                    self.distrust();
+                }
+                None if self.builds > 0 => return Ok(None),
+                // "Full" is for the files to say.
+                None => self.distrust(),
             }
-            if let Err(cause) = self.remember(set, ip) {
-                return Err(match self.remove(ip) {
-                    Ok(()) => cause,
-                    Err(undo) => Error::Rollback { cause: Box::new(cause), rollback: vec![undo] },
-                });
+        }
+        for ip in segments.iter().flat_map(Segment::addresses) {
+            if let Some(life) = self.change(|files| files.publish(&lease, ip))? {
+                return self.reserved(ip, life, set, owner).map(Some);
             }
-            return Ok(Some((ip, range)));
         }
         Ok(None)
     }
 
-    /// The addresses that `owner` holds. The oldest format has no interface
-    /// name: such a lease is held by every interface of its container.
-    pub fn held_by(&self, owner: &Owner) -> Result<Vec<IpAddr>, Error> {
-        let (full, bare) = (owner.content(), owner.container_id.as_str());
-        let leases = self.leases()?;
-        Ok(leases.into_iter().filter(|l| l.content == full || l.content == bare).map(|l| l.ip).collect())
-    }
-
-    /// Removes what `owner` holds; only if that is nothing, leases of the
-    /// oldest format with its container id.
-    pub fn release(&self, owner: &Owner) -> Result<(), Error> {
-        let leases = self.leases()?;
-        let holding = |content: &str| leases.iter().filter(|l| l.content == content).map(|l| l.ip).collect();
-        let mut held: Vec<IpAddr> = holding(&owner.content());
-        if held.is_empty() {
-            held = holding(&owner.container_id);
+    /// Removes what `owner` holds and returns it. Leases of the oldest format
+    /// are only meant when there is no other, or for `every_format`. `expected`
+    /// are addresses that it should hold: there, the files are asked again.
+    pub fn release(&mut self, owner: &Owner, every_format: bool, expected: &[IpAddr]) -> Result<Held, Error> {
+        let mut held = self.held_by(owner)?;
+        for ip in expected {
+            let found = if held.contains(*ip) { None } else { self.store.files.read(*ip)? };
+            if found.is_some_and(|found| held.note(*ip, &found.holder, owner)) {
+                self.distrust();
+            }
         }
-        held.into_iter().try_for_each(|ip| self.remove(ip))
-    }
-
-    /// Removes the lease of `ip`; absence is a success.
-    pub fn remove(&self, ip: IpAddr) -> Result<(), Error> {
-        let path = self.dir.join(ip.to_string());
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::disk("remove", &path, e)),
-            _ => Ok(()),
+        if !held.attachment.is_empty() && !every_format {
+            held.container.clear();
         }
+        for ip in held.all() {
+            self.remove(ip, owner)?;
+        }
+        Ok(held)
     }
 
-    /// The address that range set `set` gave last; `None` when not known, which
-    /// only costs the round robin its place.
+    /// Removes the lease of `ip`, which `owner` holds; absence is a success.
+    pub fn remove(&mut self, ip: IpAddr, owner: &Owner) -> Result<(), Error> {
+        self.remove_of(ip, Some(&owner.container_id))
+    }
+
+    /// Removes the leases that `is_stale` says, and what a crash left of one.
+    pub(crate) fn remove_stale(&mut self, is_stale: impl Fn(&Holder) -> bool) -> Result<(), Error> {
+        let mut stale = Vec::new();
+        self.store.files.scan(|ip, found| {
+            if found.holder == Holder::Nobody || is_stale(&found.holder) {
+                stale.push((ip, found.holder));
+            }
+        })?;
+        // Opened before anything changes, so that it can be kept right.
+        self.ask(|_, _| Ok(Ok(())))?;
+        stale.into_iter().try_for_each(|(ip, holder)| self.remove_of(ip, holder.container_id()))
+    }
+
+    /// Removes leases of `segments` that are provably dead (`reclaim`); how many.
+    pub(crate) fn reclaim(&mut self, segments: &[Segment<'_>]) -> Result<usize, Error> {
+        let dead = self.dead(segments)?;
+        for (ip, holder) in &dead {
+            self.remove_of(*ip, holder.container_id())?;
+        }
+        Ok(dead.len())
+    }
+
+    fn has_room(&mut self, segments: &[Segment<'_>]) -> Result<bool, Error> {
+        let free = match self.ask(|index, _| Ok(first_free(index, segments)))? {
+            Some(free) => free,
+            None => {
+                let mut addresses = segments.iter().flat_map(Segment::addresses);
+                loop {
+                    match addresses.next() {
+                        None => break None,
+                        Some(ip) if self.store.is_free(ip)? => break Some(ip),
+                        Some(_) => {}
+                    }
+                }
+            }
+        };
+        let room = free.is_some() || !self.dead(segments)?.is_empty();
+        self.finish();
+        Ok(room)
+    }
+
+    fn dead(&mut self, segments: &[Segment<'_>]) -> Result<Vec<(IpAddr, Holder)>, Error> {
+        let boot = self.boot_id();
+        let mut dead = Vec::new();
+        let Some(evidence) = Index::open(&self.store.index_path) else { return Ok(dead) };
+        if evidence.earlier() == 0 || evidence.boot() != boot {
+            return Ok(dead);
+        }
+        self.store.files.scan(|ip, found| {
+            let Some(container_id) = found.holder.container_id() else { return };
+            let entry = entry_of(&evidence, ip, container_id);
+            let is_earlier = entry.is_some_and(|entry| entry.earlier && entry.life == found.life);
+            let is_wanted = segments.iter().any(|segment| segment.contains(ip));
+            if is_wanted && is_earlier && !reclaim::may_live(&self.store.network, &found.holder) {
+                dead.push((ip, found.holder));
+            }
+        })?;
+        Ok(dead)
+    }
+
+    /// The address that range set `set` gave last.
     pub fn last_reserved(&self, set: usize) -> Option<IpAddr> {
-        std::fs::read_to_string(self.last_path(set)).ok()?.trim().parse().ok()
+        self.store.files.last_reserved(set)
     }
 
-    fn remember(&self, set: usize, ip: IpAddr) -> Result<(), Error> {
-        // In place, as the reference does: a crash half-way leaves something
-        // that is no address, which `last_reserved` takes as not known.
-        let path = self.last_path(set);
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| file.write_all(ip.to_string().as_bytes()))
-            .map_err(|e| Error::disk("write", &path, e))
+    /// Lets the index describe the directory as it is now. Not called, or
+    /// without success: the next call builds it anew.
+    pub fn finish(&mut self) {
+        let Some(mut index) = self.index.take_if(|_| self.to_seal) else { return };
+        self.to_seal = false;
+        if index.leases() == 0 {
+            drop(index);
+            self.discard_index();
+            return;
+        }
+        // Changed by somebody without the lock: not known to the index.
+        if !self.store.files.stamp().is_ok_and(|stamp| stamp == self.seen) {
+            return;
+        }
+        let stamp = self.store.files.set_stamp().ok().flatten();
+        if stamp.is_none_or(|stamp| index.seal(stamp).is_err()) {
+            self.discard_index();
+        }
     }
 
-    fn last_path(&self, set: usize) -> PathBuf {
-        self.dir.join(format!("last_reserved_ip.{set}"))
+    /// Ends a reservation: the second file, and the index.
+    fn reserved(&mut self, ip: IpAddr, life: u64, set: usize, owner: &Owner) -> Result<IpAddr, Error> {
+        let entry = Entry {
+            container: format::digest(&owner.container_id),
+            ifname: format::digest(&owner.ifname),
+            address: format::number(ip),
+            life,
+            earlier: false,
+        };
+        self.update(|index| index.insert(entry));
+        // A first one is a new name in the directory.
+        match self.change(|files| files.set_last_reserved(set, ip)) {
+            Ok(()) => Ok(ip),
+            Err(cause) => Err(match self.remove(ip, owner) {
+                Ok(()) => cause,
+                Err(undo) => Error::Rollback { cause: Box::new(cause), rollback: vec![undo] },
+            }),
+        }
     }
 
-    /// Whether `ip` was free and is now the lease's.
-    fn publish(&self, lease: &NewLease, ip: IpAddr) -> Result<bool, Error> {
-        let path = self.dir.join(ip.to_string());
-        match lease.link(&path) {
-            Ok(()) => Ok(true),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                let crashed = std::fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == 0);
-                if !crashed {
-                    return Ok(false);
-                }
-                self.remove(ip)?;
-                lease.link(&path).map(|()| true).map_err(|e| Error::disk("create", &path, e))
+    fn remove_of(&mut self, ip: IpAddr, container_id: Option<&str>) -> Result<(), Error> {
+        self.change(|files| files.remove(ip))?;
+        if let Some(id) = container_id {
+            self.update(|index| index.remove(format::digest(id), format::number(ip)));
+        }
+        Ok(())
+    }
+
+    /// Asks the index; when it is of no use or the files contradict it, anew
+    /// built. `None`: the files have to be asked.
+    fn ask<T>(
+        &mut self,
+        question: impl Fn(&Index, &LeaseFiles) -> Result<Result<T, Unusable>, Error>,
+    ) -> Result<Option<T>, Error> {
+        loop {
+            if self.index.is_none() && !self.open_index()? {
+                return Ok(None);
             }
-            Err(e) => Err(Error::disk("create", &path, e)),
-        }
-    }
-
-    fn leases(&self) -> Result<Vec<Lease>, Error> {
-        let list = |e| Error::disk("list", self.dir, e);
-        let mut leases = Vec::new();
-        for entry in std::fs::read_dir(self.dir).map_err(list)? {
-            let entry = entry.map_err(list)?;
-            let Some(ip) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            match std::fs::read(entry.path()) {
-                Ok(bytes) => {
-                    leases.push(Lease { ip, content: String::from_utf8_lossy(&bytes).trim().to_owned() });
-                }
-                // Removed by hand meanwhile.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(Error::disk("read", &entry.path(), e)),
+            let Some(index) = &self.index else { return Ok(None) };
+            match question(index, &self.store.files)? {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(Unusable) => self.distrust(),
             }
         }
-        Ok(leases)
     }
-}
 
-struct Lease {
-    ip: IpAddr,
-    content: String,
-}
-
-/// A written lease that has no name yet, or only a temporary one.
-#[derive(Debug)]
-enum NewLease {
-    /// `O_TMPFILE`: vanishes with the process unless linked.
-    Nameless(File),
-    /// For file systems without `O_TMPFILE`.
-    Named(PathBuf),
-}
-
-impl NewLease {
-    fn write(dir: &Path, content: &str) -> Result<Self, Error> {
-        // No fsync: after a power failure no container of this lease lives, and
-        // a lease that came back empty counts as free.
-        let nameless = OpenOptions::new()
-            .write(true)
-            .custom_flags(OFlag::O_TMPFILE.bits())
-            .mode(0o600)
-            .open(dir)
-            .and_then(|mut file| file.write_all(content.as_bytes()).map(|()| file));
-        match nameless {
-            Ok(file) => Ok(Self::Nameless(file)),
-            // EISDIR: a kernel, EOPNOTSUPP: a file system that does not know the flag.
-            Err(e)
-                if matches!(
-                    e.raw_os_error().map(Errno::from_raw),
-                    Some(Errno::EISDIR | Errno::EOPNOTSUPP)
-                ) =>
-            {
-                Self::write_named(dir, content)
+    /// Opens or builds the index; `false` when there can be none.
+    fn open_index(&mut self) -> Result<bool, Error> {
+        let (files, boot) = (&self.store.files, self.boot_id());
+        let seen = files.stamp()?;
+        let former = Index::open(&self.store.index_path);
+        let trusted = self.builds == 0 && !self.to_seal;
+        let index = match former {
+            Some(index) if trusted && index.describes(seen, boot) => Some(index),
+            _ if self.builds == BUILDS => None,
+            former => {
+                self.builds += 1;
+                self.to_seal = true;
+                let contents = read_contents(files, former.as_ref(), boot)?;
+                Index::build(&self.store.index_path, boot, contents).ok()
             }
-            Err(e) => Err(Error::disk("create lease in", dir, e)),
+        };
+        self.seen = seen;
+        self.index = index;
+        Ok(self.index.is_some())
+    }
+
+    /// The index is wrong, or at least in doubt.
+    fn distrust(&mut self) {
+        self.index = None;
+        self.to_seal = true;
+    }
+
+    /// Changes the directory; nobody else's change may go unnoticed by that.
+    fn change<T>(&mut self, change: impl FnOnce(&LeaseFiles) -> Result<T, Error>) -> Result<T, Error> {
+        let files = &self.store.files;
+        if self.index.is_none() {
+            return change(files);
+        }
+        let undisturbed = files.stamp()? == self.seen;
+        let outcome = change(files);
+        match files.stamp() {
+            Ok(stamp) if undisturbed && outcome.is_ok() => self.seen = stamp,
+            _ => self.distrust(),
+        }
+        outcome
+    }
+
+    fn update(&mut self, update: impl FnOnce(&mut Index) -> Result<(), Unusable>) {
+        let Some(index) = &mut self.index else { return };
+        self.to_seal = true;
+        if update(index).is_err() {
+            self.distrust();
         }
     }
 
-    fn write_named(dir: &Path, content: &str) -> Result<Self, Error> {
-        // One name is enough: the lock is held, and a crash's leftover is replaced.
-        let path = dir.join(".new_lease");
-        let lease = Self::Named(path.clone());
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| file.write_all(content.as_bytes()))
-            .map_err(|e| Error::disk("write", &path, e))?;
-        Ok(lease)
+    fn search(&self, owner: &Owner) -> Result<Held, Error> {
+        let mut held = Held::default();
+        self.store.files.scan(|ip, found| {
+            held.note(ip, &found.holder, owner);
+        })?;
+        Ok(held)
     }
 
-    /// `AlreadyExists` when the name is taken.
-    fn link(&self, path: &Path) -> io::Result<()> {
-        match self {
-            Self::Nameless(file) => {
-                let source = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-                linkat(AT_FDCWD, &source, AT_FDCWD, path, AtFlags::AT_SYMLINK_FOLLOW).map_err(io::Error::from)
-            }
-            Self::Named(source) => std::fs::hard_link(source, path),
+    fn boot_id(&mut self) -> BootId {
+        *self.boot.get_or_insert_with(read_boot_id)
+    }
+
+    /// Best effort: an index that stays does not describe the directory.
+    fn discard_index(&self) {
+        let own = self.store.index_path.parent();
+        drop(std::fs::remove_file(&self.store.index_path));
+        // Succeeds for the last network's.
+        for dir in own.into_iter().chain(own.and_then(Path::parent)) {
+            drop(std::fs::remove_dir(dir));
         }
     }
 }
 
-impl Drop for NewLease {
-    fn drop(&mut self) {
-        if let Self::Named(path) = self {
-            // What stays is replaced by the next lease and read by nobody.
-            drop(std::fs::remove_file(path));
-        }
-    }
+/// Not known: zero, which is nobody's.
+fn read_boot_id() -> BootId {
+    std::fs::read_to_string(BOOT_ID).ok().and_then(|text| BootId::parse(&text)).unwrap_or_default()
 }
 
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::MetadataExt;
-
-    use super::*;
-    use crate::range::RawRange;
-    use crate::{RangeSet, allocate};
-
-    fn owner(id: &str) -> Owner {
-        Owner { container_id: id.to_owned(), ifname: "eth0".to_owned() }
+fn first_free(index: &Index, segments: &[Segment<'_>]) -> Result<Option<IpAddr>, Unusable> {
+    for segment in segments {
+        let free = index.first_free(format::number(segment.first), format::number(segment.last))?;
+        if let Some(free) = free {
+            return Ok(Some(format::address(free)));
+        }
     }
+    Ok(None)
+}
 
-    fn ranges() -> Vec<RangeSet> {
-        let subnet = cni_plugin::conf::parse_cidr("10.0.0.0/29");
-        vec![RangeSet::new(&[RawRange { subnet, ..RawRange::default() }]).unwrap()]
+/// `Unusable` when a file does not say what the index says.
+fn look_up(index: &Index, files: &LeaseFiles, owner: &Owner) -> Result<Result<Held, Unusable>, Error> {
+    let Ok(entries) = index.entries_of(format::digest(&owner.container_id)) else { return Ok(Err(Unusable)) };
+    let mut held = Held::default();
+    let ifname = format::digest(&owner.ifname);
+    for entry in entries.into_iter().filter(|entry| [0, ifname].contains(&entry.ifname)) {
+        let ip = format::address(entry.address);
+        let found = files.read(ip)?;
+        if !found.is_some_and(|found| held.note(ip, &found.holder, owner)) {
+            return Ok(Err(Unusable));
+        }
     }
+    Ok(Ok(held))
+}
 
-    fn add(store: &LeaseStore, id: &str) -> Result<String, String> {
-        let ips = allocate(&store.lock().unwrap(), &ranges(), &[], &owner(id));
-        ips.map(|ips| ips[0].address.ip().to_string()).map_err(|e| cni_plugin::CniError::from(e).msg)
-    }
+fn entry_of(index: &Index, ip: IpAddr, container_id: &str) -> Option<Entry> {
+    let entries = index.entries_of(format::digest(container_id)).ok()?;
+    entries.into_iter().find(|entry| entry.address == format::number(ip))
+}
 
-    #[test]
-    fn the_files_are_the_references() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = LeaseStore::open(dir.path(), "net").unwrap();
-        assert_eq!(add(&store, "a").unwrap(), "10.0.0.2");
-
-        let at = |name: &str| dir.path().join("net").join(name);
-        let mode = |name: &str| std::fs::metadata(at(name)).unwrap().mode() & 0o7777;
-        assert_eq!(std::fs::read(at("10.0.0.2")).unwrap(), b"a\r\neth0");
-        assert_eq!(std::fs::read(at("last_reserved_ip.0")).unwrap(), b"10.0.0.2");
-        assert_eq!(std::fs::read(at("lock")).unwrap(), b"");
-        assert_eq!((mode("10.0.0.2"), mode("last_reserved_ip.0"), mode("lock")), (0o600, 0o600, 0o750));
-        assert_eq!(std::fs::read_dir(dir.path().join("net")).unwrap().count(), 3);
-    }
-
-    #[test]
-    fn an_empty_lease_of_a_crashed_writer_is_free() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = LeaseStore::open(dir.path(), "net").unwrap();
-        std::fs::write(dir.path().join("net/10.0.0.2"), "").unwrap();
-        assert_eq!(add(&store, "a").unwrap(), "10.0.0.2");
-        assert_eq!(std::fs::read(dir.path().join("net/10.0.0.2")).unwrap(), b"a\r\neth0");
-    }
-
-    #[test]
-    fn a_lease_of_the_oldest_format_is_known_and_released() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = LeaseStore::open(dir.path(), "net").unwrap();
-        std::fs::write(dir.path().join("net/10.0.0.5"), "a\n").unwrap();
-        let refused = add(&store, "a").unwrap_err();
-        let expected = "failed to allocate for range 0: 10.0.0.5 has been allocated to a, duplicate allocation is not allowed";
-        assert_eq!(refused, expected);
-        store.lock().unwrap().release(&owner("a")).unwrap();
-        assert!(!dir.path().join("net/10.0.0.5").exists());
-    }
-
-    #[test]
-    fn a_lease_without_its_second_file_is_taken_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = LeaseStore::open(dir.path(), "net").unwrap();
-        // A directory in its place makes the write fail for root, too.
-        std::fs::create_dir(dir.path().join("net/last_reserved_ip.0")).unwrap();
-        assert!(add(&store, "a").unwrap_err().contains("write "));
-        assert!(!dir.path().join("net/10.0.0.2").exists());
-    }
-
-    #[test]
-    fn a_file_system_without_nameless_files_gets_the_same_lease() {
-        let dir = tempfile::tempdir().unwrap();
-        let lease = NewLease::write_named(dir.path(), "a\r\neth0").unwrap();
-        let path = dir.path().join("10.0.0.2");
-        lease.link(&path).unwrap();
-        assert_eq!(lease.link(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        drop(lease);
-        assert_eq!(std::fs::read(&path).unwrap(), b"a\r\neth0");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-    }
+/// Reads every lease. One that `former` knew, the very same file, in an earlier
+/// boot or as of an earlier one, is of an earlier one.
+fn read_contents(files: &LeaseFiles, former: Option<&Index>, boot: BootId) -> Result<Contents, Error> {
+    let evidence = former.filter(|former| {
+        let boots_known = boot.is_known() && former.boot().is_known();
+        boots_known && (former.boot() != boot || former.earlier() > 0)
+    });
+    let mut contents = Contents::default();
+    files.scan(|ip, found| {
+        let address = format::number(ip);
+        let (container_id, ifname) = match &found.holder {
+            Holder::Attachment(owner) => (owner.container_id.as_str(), format::digest(&owner.ifname)),
+            Holder::Container(id) => (id.as_str(), 0),
+            Holder::Other => return contents.others.push(address),
+            Holder::Nobody => return,
+        };
+        let earlier = evidence.is_some_and(|former| {
+            entry_of(former, ip, container_id)
+                .is_some_and(|entry| entry.life == found.life && (entry.earlier || former.boot() != boot))
+        });
+        let container = format::digest(container_id);
+        contents.leases.push(Entry { container, ifname, address, life: found.life, earlier });
+    })?;
+    Ok(contents)
 }

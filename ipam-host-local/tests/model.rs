@@ -49,9 +49,9 @@ fn owner(id: u8) -> Owner {
 
 /// Each call opens the store anew, as each process does.
 fn add(dir: &Path, id: u8, requested: &[IpAddr]) -> Result<IpAddr, String> {
-    let store = LeaseStore::open(dir, "net").map_err(|e| e.to_string())?;
-    let locked = store.lock().map_err(|e| e.to_string())?;
-    let ips = allocate(&locked, &pool(), requested, &owner(id));
+    let store = LeaseStore::create(dir, "net").map_err(|e| e.to_string())?;
+    let mut locked = store.lock().map_err(|e| e.to_string())?;
+    let ips = allocate(&mut locked, &pool(), requested, &owner(id));
     ips.map(|ips| ips[0].address.ip()).map_err(|e| cni_plugin::CniError::from(e).msg)
 }
 
@@ -92,19 +92,21 @@ proptest! {
                     }
                 }
                 Op::Del(id) => {
-                    let store = LeaseStore::open(temp.path(), "net").expect("the store opens");
-                    store.lock().expect("the lock").release(&owner(id)).expect("release");
+                    let store = LeaseStore::create(temp.path(), "net").expect("the store opens");
+                    let mut locked = store.lock().expect("the lock");
+                    locked.release(&owner(id), false, &[]).expect("release");
+                    locked.finish();
                     model.retain(|_, holder| *holder != id);
                 }
                 Op::EmptyLease(last) => {
                     let ip: IpAddr = format!("10.0.0.{last}").parse().expect("an address");
                     if !model.contains_key(&ip) {
-                        LeaseStore::open(temp.path(), "net").expect("the store opens");
+                        LeaseStore::create(temp.path(), "net").expect("the store opens");
                         std::fs::write(temp.path().join("net").join(ip.to_string()), "").expect("write");
                     }
                 }
                 Op::LosePlace(text) => {
-                    LeaseStore::open(temp.path(), "net").expect("the store opens");
+                    LeaseStore::create(temp.path(), "net").expect("the store opens");
                     std::fs::write(temp.path().join("net/last_reserved_ip.0"), text).expect("write");
                 }
             }
@@ -113,11 +115,11 @@ proptest! {
                 prop_assert_eq!(lease.expect("a lease file"), format!("c{id}\r\neth0"));
             }
         }
-        let store = LeaseStore::open(temp.path(), "net").expect("the store opens");
-        let locked = store.lock().expect("the lock");
+        let store = LeaseStore::create(temp.path(), "net").expect("the store opens");
+        let mut locked = store.lock().expect("the lock");
         for id in 0..12 {
-            let held: Vec<IpAddr> = locked.held_by(&owner(id)).expect("list");
-            prop_assert_eq!(held.len(), model.values().filter(|holder| **holder == id).count());
+            let held = locked.held_by(&owner(id)).expect("list");
+            prop_assert_eq!(held.all().count(), model.values().filter(|holder| **holder == id).count());
         }
     }
 }

@@ -1,0 +1,315 @@
+//! The lease files of one network, in the reference's format: one file per
+//! address (`lease`), beside them `lock` and `last_reserved_ip.<number of the
+//! range set>`. This is the truth; the index only knows the way to it.
+//!
+//! Invariant: a lease appears with its whole content or not at all.
+
+use std::fs::{DirBuilder, File, FileTimes, Metadata, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
+
+use crate::Error;
+use crate::index::format::{Stamp, life};
+use crate::lease::{self, Holder};
+
+/// Longer than any lease; what is longer is none.
+const LONGEST_LEASE: u64 = 4096;
+
+/// The network's directory.
+#[derive(Debug)]
+pub(crate) struct LeaseFiles {
+    path: PathBuf,
+    dir: File,
+    /// For the half-made lease, where the file system has no nameless files.
+    scratch: PathBuf,
+}
+
+/// A lease file as found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) holder: Holder,
+    /// See [`crate::index::format::Entry::life`].
+    pub(crate) life: u64,
+}
+
+impl LeaseFiles {
+    /// `path`, made when missing. `scratch` is a directory on the same file
+    /// system that need not exist.
+    pub(crate) fn create(path: PathBuf, scratch: PathBuf) -> Result<Self, Error> {
+        if let Ok(dir) = open_dir(&path) {
+            return Ok(Self { path, dir, scratch });
+        }
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&path)
+            .map_err(|e| Error::disk("mkdir", &path, e))?;
+        let dir = open_dir(&path).map_err(|e| Error::disk("open", &path, e))?;
+        Ok(Self { path, dir, scratch })
+    }
+
+    /// `None`: there is no such directory.
+    pub(crate) fn open(path: PathBuf, scratch: PathBuf) -> Result<Option<Self>, Error> {
+        match open_dir(&path) {
+            Ok(dir) => Ok(Some(Self { path, dir, scratch })),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::disk("open", &path, e)),
+        }
+    }
+
+    /// Waits for the lock that the reference takes, too.
+    pub(crate) fn lock(&self) -> Result<Flock<File>, Error> {
+        let failed = |op| move |e: io::Error| Error::disk(op, &self.path.join("lock"), e);
+        loop {
+            // As the reference opens it: for reading, mode 0750.
+            let file =
+                self.open_file("lock", OFlag::O_RDONLY | OFlag::O_CREAT, 0o750).map_err(failed("open"))?;
+            let lock = flock(file).map_err(failed("lock"))?;
+            // A lock file that was removed while we waited keeps nobody out.
+            if lock.metadata().map_err(failed("stat"))?.nlink() > 0 {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// The lease of `ip`, if there is one.
+    pub(crate) fn read(&self, ip: IpAddr) -> Result<Option<Found>, Error> {
+        self.read_named(&ip.to_string())
+    }
+
+    /// Calls `visit` with every lease.
+    pub(crate) fn scan(&self, mut visit: impl FnMut(IpAddr, Found)) -> Result<(), Error> {
+        let list = |e| Error::disk("readdir", &self.path, e);
+        for entry in std::fs::read_dir(&self.path).map_err(list)? {
+            let name = entry.map_err(list)?.file_name();
+            let Some((ip, name)) = name.to_str().and_then(|name| Some((lease::address(name)?, name))) else {
+                continue;
+            };
+            // Removed by hand meanwhile, perhaps.
+            if let Some(found) = self.read_named(name)? {
+                visit(ip, found);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the lease its name. `None` when the address is taken; otherwise
+    /// the file's life.
+    pub(crate) fn publish(&self, lease: &NewLease, ip: IpAddr) -> Result<Option<u64>, Error> {
+        let name = ip.to_string();
+        let linked = match lease.link(&self.dir, &name) {
+            Err(Errno::EEXIST) => match self.read_named(&name)? {
+                Some(Found { holder: Holder::Nobody, .. }) => {
+                    self.remove(ip)?;
+                    lease.link(&self.dir, &name)
+                }
+                _ => return Ok(None),
+            },
+            other => other,
+        };
+        match linked {
+            Ok(()) => {
+                let file = lease.metadata().map_err(|e| Error::disk("stat", &self.path.join(&name), e))?;
+                Ok(Some(life_of(&file)))
+            }
+            Err(Errno::EEXIST) => Ok(None),
+            Err(e) => Err(Error::disk("link", &self.path.join(&name), e)),
+        }
+    }
+
+    /// Removes the lease of `ip`; absence is a success.
+    pub(crate) fn remove(&self, ip: IpAddr) -> Result<(), Error> {
+        let name = ip.to_string();
+        match unlinkat(&self.dir, name.as_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(e) => Err(Error::disk("remove", &self.path.join(name), e)),
+        }
+    }
+
+    /// Writes `content` where nobody sees it.
+    pub(crate) fn new_lease(&self, content: &str) -> Result<NewLease, Error> {
+        // No fsync: after a power failure no container of this lease lives, and
+        // a lease that came back empty counts as free.
+        let nameless = OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlag::O_TMPFILE.bits())
+            .mode(0o600)
+            .open(&self.path)
+            .and_then(|mut file| file.write_all(content.as_bytes()).map(|()| file));
+        match nameless {
+            Ok(file) => Ok(NewLease::Nameless(file)),
+            // EISDIR: a kernel, EOPNOTSUPP: a file system that does not know the flag.
+            Err(e)
+                if matches!(
+                    e.raw_os_error().map(Errno::from_raw),
+                    Some(Errno::EISDIR | Errno::EOPNOTSUPP)
+                ) =>
+            {
+                self.new_named_lease(content)
+            }
+            Err(e) => Err(Error::disk("create lease in", &self.path, e)),
+        }
+    }
+
+    fn new_named_lease(&self, content: &str) -> Result<NewLease, Error> {
+        // One name is enough: the lock is held, and a crash's leftover is replaced.
+        let path = self.scratch.join("lease");
+        let written = DirBuilder::new().recursive(true).mode(0o700).create(&self.scratch).and_then(|()| {
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            // From here on, what fails is cleaned up by Drop.
+            let lease = NewLease::Named(path.clone());
+            file.write_all(content.as_bytes()).map(|()| lease)
+        });
+        written.map_err(|e| Error::disk("write", &path, e))
+    }
+
+    /// The address that range set `set` gave last; `None` when not known, which
+    /// only costs the round robin its place.
+    pub(crate) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
+        let file = self.open_file(&last_name(set), OFlag::O_RDONLY, 0).ok()?;
+        let mut text = String::new();
+        file.take(64).read_to_string(&mut text).ok()?;
+        text.parse().ok().map(|ip: IpAddr| ip.to_canonical())
+    }
+
+    /// In place, as the reference does, but never emptied first: an address
+    /// over an address needs no room on a full disk. A crash half-way leaves
+    /// another address, or none: the round goes on from elsewhere.
+    pub(crate) fn set_last_reserved(&self, set: usize, ip: IpAddr) -> Result<(), Error> {
+        let name = last_name(set);
+        let text = ip.to_string();
+        self.open_file(&name, OFlag::O_WRONLY | OFlag::O_CREAT, 0o600)
+            .and_then(|file| {
+                file.write_all_at(text.as_bytes(), 0)?;
+                if file.metadata()?.len() > text.len() as u64 {
+                    file.set_len(text.len() as u64)
+                } else {
+                    Ok(())
+                }
+            })
+            .map_err(|e| Error::disk("write", &self.path.join(name), e))
+    }
+
+    pub(crate) fn stamp(&self) -> Result<Stamp, Error> {
+        let metadata = self.dir.metadata().map_err(|e| Error::disk("stat", &self.path, e))?;
+        Ok(Stamp {
+            inode: metadata.ino(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    /// Gives the directory a time of modification that no change of it can give
+    /// it again, and returns how it looks then: different after any change,
+    /// however soon. The kernel's own times do not do that before Linux 6.13:
+    /// they are those of its last tick, up to 10 ms ago, so that two changes in
+    /// a tick look the same. A tick lies never a second back.
+    ///
+    /// `None` where the file system does not keep times to the nanosecond.
+    pub(crate) fn set_stamp(&self) -> Result<Option<Stamp>, Error> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // Odd: what is kept in micro- or milliseconds does not come back like that.
+        let time = Duration::new(now.as_secs().saturating_sub(1), now.subsec_nanos() | 1);
+        self.dir
+            .set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + time))
+            .map_err(|e| Error::disk("set time of", &self.path, e))?;
+        let wanted = (time.as_secs().cast_signed(), i64::from(time.subsec_nanos()));
+        Ok(Some(self.stamp()?).filter(|stamp| stamp.modified == wanted))
+    }
+
+    fn read_named(&self, name: &str) -> Result<Option<Found>, Error> {
+        let failed = |e| Error::disk("read", &self.path.join(name), e);
+        // Not to wait for a writer, should somebody have put a pipe there.
+        let file = match self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(failed(e)),
+        };
+        let metadata = file.metadata().map_err(failed)?;
+        let holder = if metadata.is_file() && metadata.len() <= LONGEST_LEASE {
+            let mut content = Vec::with_capacity(128);
+            (&file).read_to_end(&mut content).map_err(failed)?;
+            Holder::read(&content)
+        } else {
+            Holder::Other
+        };
+        Ok(Some(Found { holder, life: life_of(&metadata) }))
+    }
+
+    fn open_file(&self, name: &str, flags: OFlag, mode: u32) -> io::Result<File> {
+        let flags = flags | OFlag::O_CLOEXEC;
+        Ok(openat(&self.dir, name, flags, Mode::from_bits_truncate(mode)).map(File::from)?)
+    }
+}
+
+fn open_dir(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(path)
+}
+
+fn flock(mut file: File) -> io::Result<Flock<File>> {
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusive) {
+            Ok(lock) => return Ok(lock),
+            Err((back, Errno::EINTR)) => file = back,
+            Err((_, errno)) => return Err(errno.into()),
+        }
+    }
+}
+
+fn last_name(set: usize) -> String {
+    format!("last_reserved_ip.{set}")
+}
+
+fn life_of(file: &Metadata) -> u64 {
+    life(file.ino(), (file.ctime(), file.ctime_nsec()))
+}
+
+/// A written lease that has no name yet, or only a temporary one.
+#[derive(Debug)]
+pub(crate) enum NewLease {
+    /// `O_TMPFILE`: vanishes with the process unless linked.
+    Nameless(File),
+    /// For file systems without `O_TMPFILE`.
+    Named(PathBuf),
+}
+
+impl NewLease {
+    fn link(&self, dir: &File, name: &str) -> nix::Result<()> {
+        match self {
+            Self::Nameless(file) => {
+                let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+                linkat(AT_FDCWD, source.as_str(), dir, name, AtFlags::AT_SYMLINK_FOLLOW)
+            }
+            Self::Named(source) => linkat(AT_FDCWD, source, dir, name, AtFlags::empty()),
+        }
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
+        match self {
+            Self::Nameless(file) => file.metadata(),
+            Self::Named(path) => std::fs::metadata(path),
+        }
+    }
+}
+
+impl Drop for NewLease {
+    fn drop(&mut self) {
+        if let Self::Named(path) = self {
+            // What stays is replaced by the next lease and read by nobody.
+            drop(std::fs::remove_file(path));
+        }
+    }
+}

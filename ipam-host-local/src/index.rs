@@ -1,0 +1,276 @@
+//! The index: who holds what and which addresses are free, in a few reads at
+//! any number of leases. This file reads and changes its parts in place.
+//!
+//! It is never the truth. [`Index::describes`] says whether the directory still
+//! looks as it did when the index was sealed; what it names is checked against
+//! the lease files by whoever asks (`store`); and anything odd about it is
+//! [`Unusable`], upon which it is built anew from the lease files.
+//!
+//! A process may die between any two writes: the directory changed before the
+//! first of them, so that the index does not describe it any more.
+
+pub(crate) mod format;
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use format::{
+    BLOCK_BYTES, BUCKET_BYTES, BUCKET_ENTRIES, Block, BootId, Bucket, Entry, HEADER_BYTES, Header, Stamp,
+};
+
+/// Entries of a bucket when built: room for as many again, and four times as
+/// many in one of the luckless, before the index is built anew and larger.
+const ENTRIES_AT_FIRST: u64 = 5;
+const BUCKETS_AT_LEAST: u64 = 8;
+const SLOTS_AT_LEAST: u64 = 16;
+/// How often a build that does not fit is tried with twice the buckets.
+const BUILDS: u32 = 4;
+
+/// The index cannot be read, is not what it claims to be, or has no room left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unusable;
+
+impl From<io::Error> for Unusable {
+    fn from(_: io::Error) -> Self {
+        Self
+    }
+}
+
+/// An index file whose header is right.
+#[derive(Debug)]
+pub(crate) struct Index {
+    file: File,
+    header: Header,
+}
+
+/// What an index is built from.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    pub(crate) leases: Vec<Entry>,
+    /// Addresses that are taken by files which name no holder.
+    pub(crate) others: Vec<u128>,
+}
+
+impl Index {
+    /// `None`: there is none, or none to be believed.
+    pub(crate) fn open(path: &Path) -> Option<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+        let mut bytes = [0; HEADER_BYTES];
+        file.read_exact_at(&mut bytes, 0).ok()?;
+        let header = Header::decode(&bytes)?;
+        (file.metadata().ok()?.len() == header.file_bytes()).then_some(Self { file, header })
+    }
+
+    /// Replaces the index at `path`, making its directory. It describes no
+    /// directory before it is sealed.
+    pub(crate) fn build(path: &Path, boot: BootId, mut contents: Contents) -> Result<Self, Unusable> {
+        let parent = path.parent().ok_or(Unusable)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        let unfinished = path.with_extension("new");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&unfinished)?;
+        let mut index = Self { file, header: Header { boot, build: build_number(), ..Header::default() } };
+        index.write_all(&mut contents).and_then(|()| Ok(std::fs::rename(&unfinished, path)?)).inspect_err(
+            |_| {
+                // Best effort: the next build replaces what is left.
+                drop(std::fs::remove_file(&unfinished));
+            },
+        )?;
+        Ok(index)
+    }
+
+    /// Whether the directory is as it was when the index was sealed, in this boot.
+    pub(crate) fn describes(&self, directory: Stamp, boot: BootId) -> bool {
+        self.header.stamp == directory && self.header.boot == boot
+    }
+
+    /// From here on, the index describes a directory that looks like `directory`.
+    pub(crate) fn seal(&mut self, directory: Stamp) -> Result<(), Unusable> {
+        self.header.stamp = directory;
+        self.write_header()
+    }
+
+    pub(crate) fn boot(&self) -> BootId {
+        self.header.boot
+    }
+
+    pub(crate) fn leases(&self) -> u64 {
+        self.header.leases
+    }
+
+    /// How many leases are known to be of an earlier boot.
+    pub(crate) fn earlier(&self) -> u64 {
+        self.header.earlier
+    }
+
+    /// What a container holds, whatever the interface. `container` is a [`format::digest`].
+    pub(crate) fn entries_of(&self, container: u64) -> Result<Vec<Entry>, Unusable> {
+        let bucket = self.bucket(self.header.bucket_of(container))?;
+        Ok(bucket.entries.into_iter().filter(|entry| entry.container == container).collect())
+    }
+
+    /// The first free address from `from` to `last`, both inclusive.
+    pub(crate) fn first_free(&self, from: u128, last: u128) -> Result<Option<u128>, Unusable> {
+        let mut next = Some(from);
+        while let Some(address) = next.filter(|address| *address <= last) {
+            let (_, found) = self.find_block(Block::key_of(address))?;
+            let Some(block) = found else { return Ok(Some(address)) };
+            if let Some(free) = block.first_free(address, last) {
+                return Ok(Some(free));
+            }
+            next = block.last().checked_add(1);
+        }
+        Ok(None)
+    }
+
+    /// Adds a lease. The directory has it already.
+    pub(crate) fn insert(&mut self, entry: Entry) -> Result<(), Unusable> {
+        let at = self.header.bucket_of(entry.container);
+        let mut bucket = self.bucket(at)?;
+        if bucket.entries.len() >= BUCKET_ENTRIES {
+            return Err(Unusable);
+        }
+        bucket.entries.push(entry);
+        self.header.leases += 1;
+        self.header.earlier += u64::from(entry.earlier);
+        self.write_bucket(at, &bucket)?;
+        self.mark(entry.address, true)
+    }
+
+    /// Takes out the lease of `address`, which `container` held. The directory
+    /// has it no more.
+    pub(crate) fn remove(&mut self, container: u64, address: u128) -> Result<(), Unusable> {
+        let at = self.header.bucket_of(container);
+        let mut bucket = self.bucket(at)?;
+        let found = bucket.entries.iter().position(|e| e.container == container && e.address == address);
+        let entry = bucket.entries.swap_remove(found.ok_or(Unusable)?);
+        self.header.leases = self.header.leases.checked_sub(1).ok_or(Unusable)?;
+        self.header.earlier = self.header.earlier.checked_sub(entry.earlier.into()).ok_or(Unusable)?;
+        self.write_bucket(at, &bucket)?;
+        self.mark(address, false)
+    }
+
+    fn mark(&mut self, address: u128, taken: bool) -> Result<(), Unusable> {
+        let key = Block::key_of(address);
+        let (slot, found) = self.find_block(key)?;
+        if found.is_none() {
+            // A quarter stays empty, so that searches are short.
+            if (self.header.blocks + 1).saturating_mul(4) > self.header.slots.saturating_mul(3) {
+                return Err(Unusable);
+            }
+            self.header.blocks += 1;
+        }
+        let mut block = found.unwrap_or_else(|| Block::new(key));
+        block.set(address, taken);
+        let bytes = Block::encode_slot(Some(&block), slot, self.header.build);
+        Ok(self.file.write_all_at(&bytes, self.header.slot_offset(slot))?)
+    }
+
+    fn bucket(&self, at: u64) -> Result<Bucket, Unusable> {
+        let mut bytes = [0; BUCKET_BYTES];
+        self.file.read_exact_at(&mut bytes, self.header.bucket_offset(at))?;
+        Bucket::decode(&bytes, at, self.header.build).ok_or(Unusable)
+    }
+
+    fn write_bucket(&self, at: u64, bucket: &Bucket) -> Result<(), Unusable> {
+        let bytes = bucket.encode(at, self.header.build);
+        Ok(self.file.write_all_at(&bytes, self.header.bucket_offset(at))?)
+    }
+
+    /// The block and its slot, or the slot where it would be.
+    fn find_block(&self, key: u128) -> Result<(u64, Option<Block>), Unusable> {
+        let first = self.header.slot_of(key);
+        for step in 0..self.header.slots {
+            let slot = (first + step) % self.header.slots;
+            let mut bytes = [0; BLOCK_BYTES];
+            self.file.read_exact_at(&mut bytes, self.header.slot_offset(slot))?;
+            match Block::decode_slot(&bytes, slot, self.header.build).ok_or(Unusable)? {
+                Some(block) if block.key() != key => {}
+                found => return Ok((slot, found)),
+            }
+        }
+        Err(Unusable)
+    }
+
+    fn write_header(&self) -> Result<(), Unusable> {
+        Ok(self.file.write_all_at(&self.header.encode(), 0)?)
+    }
+
+    fn write_all(&mut self, contents: &mut Contents) -> Result<(), Unusable> {
+        let leases = &mut contents.leases;
+        let header = &mut self.header;
+        header.leases = leases.len() as u64;
+        header.earlier = leases.iter().filter(|entry| entry.earlier).count() as u64;
+        header.buckets = (header.leases / ENTRIES_AT_FIRST).max(BUCKETS_AT_LEAST);
+        let mut builds = 1;
+        loop {
+            leases.sort_unstable_by_key(|entry| header.bucket_of(entry.container));
+            let same_bucket =
+                |a: &Entry, b: &Entry| header.bucket_of(a.container) == header.bucket_of(b.container);
+            if leases.chunk_by(same_bucket).all(|chunk| chunk.len() <= BUCKET_ENTRIES) {
+                break;
+            }
+            if builds == BUILDS {
+                return Err(Unusable);
+            }
+            builds += 1;
+            header.buckets *= 2;
+        }
+
+        let mut addresses: Vec<u128> = leases.iter().map(|entry| entry.address).collect();
+        addresses.extend(&contents.others);
+        addresses.sort_unstable();
+        let blocks: Vec<Block> = addresses
+            .chunk_by(|a, b| Block::key_of(*a) == Block::key_of(*b))
+            .map(|neighbours| {
+                let mut block = Block::new(Block::key_of(neighbours[0]));
+                neighbours.iter().for_each(|address| block.set(*address, true));
+                block
+            })
+            .collect();
+        header.blocks = blocks.len() as u64;
+        header.slots = (header.blocks * 2).max(SLOTS_AT_LEAST);
+        self.write_parts(leases, &blocks)?;
+        self.write_header()
+    }
+
+    /// `leases` in the order of their buckets.
+    fn write_parts(&self, mut leases: &[Entry], blocks: &[Block]) -> Result<(), Unusable> {
+        let header = &self.header;
+        let mut out = BufWriter::with_capacity(1 << 16, &self.file);
+        // The header comes last: without it, there is no index.
+        out.write_all(&[0; HEADER_BYTES])?;
+        for at in 0..header.buckets {
+            let count = leases.iter().take_while(|entry| header.bucket_of(entry.container) == at).count();
+            let (entries, rest) = leases.split_at(count);
+            leases = rest;
+            out.write_all(&Bucket { entries: entries.to_vec() }.encode(at, header.build))?;
+        }
+        let slots = usize::try_from(header.slots).map_err(|_| Unusable)?;
+        let mut placed: Vec<Option<&Block>> = vec![None; slots];
+        for block in blocks {
+            let mut slot = usize::try_from(header.slot_of(block.key())).map_err(|_| Unusable)?;
+            while placed[slot].is_some() {
+                slot = (slot + 1) % slots;
+            }
+            placed[slot] = Some(block);
+        }
+        for (at, block) in (0..).zip(placed) {
+            out.write_all(&Block::encode_slot(block, at, header.build))?;
+        }
+        Ok(out.flush()?)
+    }
+}
+
+fn build_number() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_secs() << 30 ^ u64::from(now.subsec_nanos()) ^ u64::from(std::process::id()) << 44
+}

@@ -1,0 +1,54 @@
+//! Which leases a reboot left behind. They are given to others when, and only
+//! when, a range set is exhausted (or the one requested address is taken).
+//!
+//! A lease is dead when this boot's kernel cannot have its container: the index
+//! listed this very lease file (same inode, same time of change, which nobody
+//! can set; same content) in an earlier boot, by the kernel's boot id. Whoever
+//! wrote it: we only need to have run once between its making and the reboot.
+//! No network namespace outlives its kernel.
+//!
+//! What does not count, since it proves nothing: the file's times compared with
+//! the time of the boot (clocks are set); a lease that was never listed in an
+//! earlier boot, such as one that the reference made after our last call; an
+//! index that was lost. Such a lease stays until its DEL, until GC, or until
+//! the boot after the next, when it has been listed.
+//!
+//! One veto remains, for machines whose boot id is not the kernel's (a container
+//! with one of its own, over leases that it shares): the runtime's record of
+//! the attachment names a network namespace that exists.
+
+use std::path::{Path, PathBuf};
+
+use crate::lease::Holder;
+
+/// Where libcni keeps a record of each attachment, named
+/// `<network>-<container id>-<ifname>`; the second in the older kubelets' way.
+const RECORDS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
+
+/// Whether a record says that the holder's namespace is there.
+pub(crate) fn may_live(network: &str, holder: &Holder) -> bool {
+    RECORDS
+        .into_iter()
+        .any(|dir| records(Path::new(dir), network, holder).iter().any(|record| names_a_namespace(record)))
+}
+
+fn records(dir: &Path, network: &str, holder: &Holder) -> Vec<PathBuf> {
+    match holder {
+        Holder::Attachment(owner) => {
+            vec![dir.join(format!("{network}-{}-{}", owner.container_id, owner.ifname))]
+        }
+        Holder::Container(id) => {
+            let prefix = format!("{network}-{id}-");
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+            ours.map(|entry| entry.path()).collect()
+        }
+        Holder::Nobody | Holder::Other => Vec::new(),
+    }
+}
+
+fn names_a_namespace(record: &Path) -> bool {
+    let Ok(bytes) = std::fs::read(record) else { return false };
+    let Ok(text) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return false };
+    text["netns"].as_str().is_some_and(|path| !path.is_empty() && Path::new(path).exists())
+}
