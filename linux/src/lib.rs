@@ -8,10 +8,13 @@
 pub mod atomic_file;
 pub mod bare_start;
 pub mod cgroup;
+#[cfg(feature = "nftables")]
+pub mod conntrack;
 pub mod credentials;
 mod error;
 pub mod fd_passing;
 pub mod fs_at;
+pub mod iptables;
 pub mod lock;
 pub mod mount;
 pub mod mountinfo;

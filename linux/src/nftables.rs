@@ -5,19 +5,16 @@
 //! and commits it against the generation that was read, and starts over when
 //! somebody else committed in between. A batch is taken whole or not at all.
 //!
-//! Built on the attribute codecs of `netlink-bindings`, with a socket of our
-//! own: `netlink-socket2` 0.3 reads dumps through 8 KiB, passes over
-//! `NLM_F_DUMP_INTR`, cannot raise its send buffer (a batch of 2 000 rules does
-//! not fit into the default one) and makes its error of the wrong number when
-//! there is no socket. The bindings know `masq` only as attributes, not as an
-//! expression; so expressions are chosen by name here.
+//! Attributes are read and written here, without `netlink-bindings` and
+//! `netlink-socket2` 0.3.5: these know no `masq` expression, number the userdata
+//! of chains and the ids of rules wrongly (both tables leave out the padding
+//! attribute), read dumps through 8 KiB, pass over `NLM_F_DUMP_INTR`, ask for an
+//! answer to every message of a batch, and cannot raise the send buffer that a
+//! batch of 2 000 rules needs.
 
 use std::fs::File;
 use std::io;
 
-use netlink_bindings::nftables::{
-    ChainAttrs, PushChainAttrs, PushRuleAttrs, PushTableAttrs, RuleAttrs, TableAttrs,
-};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
@@ -37,6 +34,7 @@ pub use batch::Batch;
 pub use body::{Is, Protocol, RuleBody};
 pub use expression::{CmpOp, Expression, MetaKey, NatKind, PayloadBase, Verdict};
 
+use attributes::{each, find, find_text, find_u32, find_u64, put_text};
 use socket::{DUMP, ONE, Refusal, Socket};
 
 const SUBSYSTEM: u16 = 10;
@@ -48,8 +46,23 @@ const GETGEN: u16 = 0xa10;
 /// `NFTA_GEN_ID`.
 const GENERATION_ID: u16 = 1;
 
-/// `NFTA_CHAIN_USERDATA`; `netlink-bindings` counts one less, without `NFTA_CHAIN_PAD`.
+// NFTA_TABLE_*, NFTA_CHAIN_*, NFTA_HOOK_*, NFTA_RULE_*.
+const TABLE_NAME: u16 = 1;
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_HANDLE: u16 = 2;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_POLICY: u16 = 5;
+const CHAIN_USES: u16 = 6;
+const CHAIN_TYPE: u16 = 7;
 const CHAIN_USERDATA: u16 = 12;
+const HOOK_NUMBER: u16 = 1;
+const HOOK_PRIORITY: u16 = 2;
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_HANDLE: u16 = 3;
+const RULE_EXPRESSIONS: u16 = 4;
+const RULE_USERDATA: u16 = 7;
 
 /// How often [`NfTables::update`] starts over, and a read is read again.
 const ATTEMPTS: usize = 50;
@@ -167,15 +180,9 @@ impl NfTables {
     /// Of the four families.
     pub fn tables(&mut self) -> Result<Vec<(Family, String)>> {
         let query = Query { op: "list nf_tables tables", object: "", kind: GETTABLE, flags: DUMP, family: 0 };
-        self.read(
-            &query,
-            |_| {},
-            |family, attributes| {
-                let name =
-                    TableAttrs::new(attributes).get_name().map(|name| name.to_string_lossy().into_owned());
-                Ok(Family::from_number(family).zip(name.ok()))
-            },
-        )
+        self.read(&query, &[], |family, table| {
+            Ok(Family::from_number(family).zip(find_text(table, TABLE_NAME)))
+        })
     }
 
     pub fn has_table(&mut self, family: Family, table: &str) -> Result<bool> {
@@ -186,13 +193,7 @@ impl NfTables {
             flags: ONE,
             family: family.number(),
         };
-        let found = self.read(
-            &query,
-            |bytes| {
-                PushTableAttrs::new(bytes).push_name_bytes(kept(table).as_bytes());
-            },
-            |_, _| Ok(Some(())),
-        )?;
+        let found = self.read(&query, &[(TABLE_NAME, table)], |_, _| Ok(Some(())))?;
         Ok(!found.is_empty())
     }
 
@@ -206,17 +207,10 @@ impl NfTables {
             flags: DUMP,
             family: family.number(),
         };
-        self.read(
-            &query,
-            |bytes| {
-                PushChainAttrs::new(bytes).push_table_bytes(kept(table).as_bytes());
-            },
-            |_, attributes| {
-                let of =
-                    ChainAttrs::new(attributes).get_table().is_ok_and(|t| t.to_bytes() == table.as_bytes());
-                if of { decode_chain(attributes).map(Some) } else { Ok(None) }
-            },
-        )
+        self.read(&query, &[(CHAIN_TABLE, table)], |_, chain| {
+            let of = find_text(chain, CHAIN_TABLE);
+            if of.as_deref() == Some(table) { decode_chain(chain).map(Some) } else { Ok(None) }
+        })
     }
 
     pub fn chain(&mut self, family: Family, table: &str, name: &str) -> Result<Option<Chain>> {
@@ -227,15 +221,8 @@ impl NfTables {
             flags: ONE,
             family: family.number(),
         };
-        let found = self.read(
-            &query,
-            |bytes| {
-                PushChainAttrs::new(bytes)
-                    .push_table_bytes(kept(table).as_bytes())
-                    .push_name_bytes(kept(name).as_bytes());
-            },
-            |_, attributes| decode_chain(attributes).map(Some),
-        )?;
+        let which = [(CHAIN_TABLE, table), (CHAIN_NAME, name)];
+        let found = self.read(&query, &which, |_, chain| decode_chain(chain).map(Some))?;
         Ok(found.into_iter().next())
     }
 
@@ -260,16 +247,9 @@ impl NfTables {
             flags: DUMP,
             family: family.number(),
         };
-        self.read(
-            &query,
-            |bytes| {
-                let rule = PushRuleAttrs::new(bytes).push_table_bytes(kept(table).as_bytes());
-                if let Some(chain) = chain {
-                    rule.push_chain_bytes(kept(chain).as_bytes());
-                }
-            },
-            |_, attributes| Ok(Some(decode_rule(attributes)?).filter(&mut keep)),
-        )
+        let which = [(RULE_TABLE, table), (RULE_CHAIN, chain.unwrap_or_default())];
+        let which = if chain.is_some() { &which[..] } else { &which[..1] };
+        self.read(&query, which, |_, rule| Ok(Some(decode_rule(rule)?).filter(&mut keep)))
     }
 
     /// Reads with `plan`, commits its batch against the generation that was
@@ -323,9 +303,7 @@ impl NfTables {
                 0,
                 |_| {},
                 |_, attributes| {
-                    generation = netlink_bindings::utils::find_attr(attributes, GENERATION_ID)
-                        .and_then(|id| id.first_chunk())
-                        .map(|id| u32::from_be_bytes(*id));
+                    generation = find_u32(attributes, GENERATION_ID);
                     Ok(())
                 },
             )
@@ -333,18 +311,19 @@ impl NfTables {
         generation.ok_or_else(|| Error::new("read generation", "nf_tables", io::ErrorKind::InvalidData))
     }
 
-    /// All `each` made of the answers; read again when they were not one state.
+    /// All that `make` made of the answers; read again when they were not one state.
     fn read<T>(
         &self,
         query: &Query<'_>,
-        attributes: impl Fn(&mut Vec<u8>),
-        mut each: impl FnMut(u8, &[u8]) -> io::Result<Option<T>>,
+        which: &[(u16, &str)],
+        mut make: impl FnMut(u8, &[u8]) -> io::Result<Option<T>>,
     ) -> Result<Vec<T>> {
         let Query { op, object, kind, flags, family } = *query;
+        let ask = |bytes: &mut Vec<u8>| which.iter().for_each(|(kind, name)| put_text(bytes, *kind, name));
         for _ in 0..ATTEMPTS {
             let mut found = Vec::new();
-            let answered = self.socket.request(kind, flags, family, &attributes, |family, answer| {
-                found.extend(each(family, answer)?);
+            let answered = self.socket.request(kind, flags, family, ask, |family, answer| {
+                found.extend(make(family, answer)?);
                 Ok(())
             });
             match answered {
@@ -401,59 +380,48 @@ fn refused_change(batch: &Batch, refused: Refusal) -> Error {
     }
 }
 
-fn decode_chain(attributes: &[u8]) -> io::Result<Chain> {
-    let chain = ChainAttrs::new(attributes);
-    let base = chain.get_hook().ok().and_then(|hook| {
+fn decode_chain(chain: &[u8]) -> io::Result<Chain> {
+    let base = find(chain, CHAIN_HOOK).and_then(|hook| {
         Some(BaseChain {
-            kind: ChainKind::from_name(chain.get_type().ok()?.to_bytes())?,
-            hook: Hook::from_number(hook.get_num().ok()?),
-            priority: hook.get_priority().ok()?,
-            policy: Policy::from_number(chain.get_policy().unwrap_or(1)),
+            kind: ChainKind::from_name(&find_text(chain, CHAIN_TYPE)?)?,
+            hook: Hook::from_number(find_u32(hook, HOOK_NUMBER)?),
+            priority: find_u32(hook, HOOK_PRIORITY)?.cast_signed(),
+            policy: Policy::from_number(find_u32(chain, CHAIN_POLICY)?),
         })
     });
     Ok(Chain {
-        name: chain.get_name().map_err(unexpected)?.to_string_lossy().into_owned(),
-        handle: chain.get_handle().map_err(unexpected)?,
+        name: find_text(chain, CHAIN_NAME).ok_or(io::ErrorKind::InvalidData)?,
+        handle: find_u64(chain, CHAIN_HANDLE).ok_or(io::ErrorKind::InvalidData)?,
         base,
-        uses: chain.get_use().unwrap_or(0),
-        comment: netlink_bindings::utils::find_attr(attributes, CHAIN_USERDATA)
-            .and_then(userdata::find_comment),
+        uses: find_u32(chain, CHAIN_USES).unwrap_or(0),
+        comment: find(chain, CHAIN_USERDATA).and_then(userdata::find_comment),
     })
 }
 
-fn decode_rule(attributes: &[u8]) -> io::Result<Rule> {
-    let (mut chain, mut handle, mut comment, mut tag, mut expressions) = (None, None, None, None, Vec::new());
-    for attribute in RuleAttrs::new(attributes).flatten() {
-        match attribute {
-            RuleAttrs::Chain(name) => chain = Some(name.to_string_lossy().into_owned()),
-            RuleAttrs::Handle(number) => handle = Some(number),
-            RuleAttrs::Userdata(data) => {
-                (comment, tag) = (userdata::find_comment(data), userdata::find_tag(data));
+fn decode_rule(answer: &[u8]) -> io::Result<Rule> {
+    let mut rule =
+        Rule { chain: String::new(), handle: 0, comment: None, tag: None, expressions: Vec::new() };
+    for (kind, value) in each(answer) {
+        match kind {
+            RULE_CHAIN => rule.chain = attributes::text(value),
+            RULE_HANDLE => {
+                let handle = value.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
+                rule.handle = u64::from_be_bytes(*handle);
             }
-            RuleAttrs::Expressions(list) => expressions = expression::decode(list.get_buf()),
+            RULE_EXPRESSIONS => rule.expressions = expression::decode(value),
+            RULE_USERDATA => {
+                rule.comment = userdata::find_comment(value);
+                rule.tag = userdata::find_tag(value);
+            }
             _ => {}
         }
     }
-    let (Some(chain), Some(handle)) = (chain, handle) else {
+    // The kernel counts handles from 1.
+    if rule.handle == 0 {
         return Err(io::ErrorKind::InvalidData.into());
-    };
-    let comment = comment.or_else(|| expressions.iter().find_map(xt::comment));
-    Ok(Rule { chain, handle, comment, tag, expressions })
-}
-
-fn unexpected(_: netlink_bindings::utils::ErrorContext) -> io::Error {
-    io::ErrorKind::InvalidData.into()
-}
-
-/// Of what was checked, or cannot be longer: lengths on the wire have 16 bits.
-fn attribute_length(length: usize) -> u16 {
-    u16::try_from(length).unwrap_or(u16::MAX)
-}
-
-/// What is too long to be a name is refused before it is sent; until then it
-/// must not break the message.
-fn kept(name: &str) -> &str {
-    name.get(..NAME_MAX).unwrap_or(name)
+    }
+    rule.comment = rule.comment.or_else(|| rule.expressions.iter().find_map(xt::comment));
+    Ok(rule)
 }
 
 impl Family {
@@ -491,8 +459,8 @@ impl ChainKind {
         }
     }
 
-    fn from_name(name: &[u8]) -> Option<Self> {
-        [Self::Filter, Self::Nat, Self::Route].into_iter().find(|kind| kind.name().as_bytes() == name)
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Filter, Self::Nat, Self::Route].into_iter().find(|kind| kind.name() == name)
     }
 }
 

@@ -1,11 +1,13 @@
 //! Changes that the kernel takes all together or not at all.
 
-use netlink_bindings::nftables::{ChainAttrs, PushChainAttrs, PushRuleAttrs, PushTableAttrs, RuleAttrs};
-use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
-
-use super::expression::{self, Expression, text};
+use super::attributes::{find, find_text, find_u64, nest, put, put_text, put_u32, put_u64};
+use super::expression::{self, Expression};
 use super::socket::Messages;
-use super::{BaseChain, Family, kept, userdata};
+use super::{
+    BaseChain, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TABLE, CHAIN_TYPE, CHAIN_USERDATA, Family,
+    HOOK_NUMBER, HOOK_PRIORITY, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_TABLE, RULE_USERDATA,
+    TABLE_NAME, userdata,
+};
 
 const NEWTABLE: u16 = 0xa00;
 const DELTABLE: u16 = 0xa02;
@@ -17,8 +19,9 @@ const DELRULE: u16 = 0xa08;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
-/// `NFTA_RULE_EXPRESSIONS`.
-const RULE_EXPRESSIONS: u16 = 4;
+/// `NFTA_TABLE_FLAGS`, `NFTA_TABLE_USERDATA`.
+const TABLE_FLAGS: u16 = 2;
+const TABLE_USERDATA: u16 = 6;
 
 /// Changes in their order; committed by [`NfTables::update`](super::NfTables::update).
 ///
@@ -44,11 +47,9 @@ impl Batch {
     pub fn add_table(&mut self, family: Family, name: &str, comment: Option<&str>) -> &mut Self {
         self.check(&[name], comment);
         self.messages.push(NEWTABLE, NLM_F_CREATE, family.number(), |bytes| {
-            // The flags are there, and 0, as in nft's own message.
-            let table = PushTableAttrs::new(bytes).push_name_bytes(kept(name).as_bytes()).push_flags(0);
-            if let Some(comment) = comment {
-                table.push_userdata(&userdata::comment(comment));
-            }
+            put_text(bytes, TABLE_NAME, name);
+            put_u32(bytes, TABLE_FLAGS, 0);
+            put_userdata(bytes, TABLE_USERDATA, &comment.map(userdata::comment).unwrap_or_default());
         });
         self
     }
@@ -65,24 +66,17 @@ impl Batch {
     ) -> &mut Self {
         self.check(&[table, name], comment);
         self.messages.push(NEWCHAIN, NLM_F_CREATE, family.number(), |bytes| {
-            let mut chain = PushChainAttrs::new(&mut *bytes)
-                .push_table_bytes(kept(table).as_bytes())
-                .push_name_bytes(kept(name).as_bytes());
+            put_text(bytes, CHAIN_TABLE, table);
+            put_text(bytes, CHAIN_NAME, name);
             if let Some(base) = base {
-                chain = chain
-                    .nested_hook()
-                    .push_num(base.hook.number())
-                    .push_priority(base.priority)
-                    .end_nested()
-                    .push_policy(base.policy.number())
-                    .push_type_bytes(base.kind.name().as_bytes());
+                nest(bytes, CHAIN_HOOK, |bytes| {
+                    put_u32(bytes, HOOK_NUMBER, base.hook.number());
+                    put(bytes, HOOK_PRIORITY, &base.priority.to_be_bytes());
+                });
+                put_u32(bytes, CHAIN_POLICY, base.policy.number());
+                put_text(bytes, CHAIN_TYPE, base.kind.name());
             }
-            drop(chain);
-            if let Some(comment) = comment {
-                let data = userdata::comment(comment);
-                push_header(bytes, super::CHAIN_USERDATA, super::attribute_length(data.len()));
-                bytes.extend(data);
-            }
+            put_userdata(bytes, CHAIN_USERDATA, &comment.map(userdata::comment).unwrap_or_default());
         });
         self
     }
@@ -129,10 +123,9 @@ impl Batch {
     pub fn delete_rule(&mut self, family: Family, table: &str, chain: &str, handle: u64) -> &mut Self {
         self.check(&[table, chain], None);
         self.messages.push(DELRULE, 0, family.number(), |bytes| {
-            PushRuleAttrs::new(bytes)
-                .push_table_bytes(kept(table).as_bytes())
-                .push_chain_bytes(kept(chain).as_bytes())
-                .push_handle(handle);
+            put_text(bytes, RULE_TABLE, table);
+            put_text(bytes, RULE_CHAIN, chain);
+            put_u64(bytes, RULE_HANDLE, handle);
         });
         self
     }
@@ -141,9 +134,8 @@ impl Batch {
     pub fn flush_chain(&mut self, family: Family, table: &str, chain: &str) -> &mut Self {
         self.check(&[table, chain], None);
         self.messages.push(DELRULE, 0, family.number(), |bytes| {
-            PushRuleAttrs::new(bytes)
-                .push_table_bytes(kept(table).as_bytes())
-                .push_chain_bytes(kept(chain).as_bytes());
+            put_text(bytes, RULE_TABLE, table);
+            put_text(bytes, RULE_CHAIN, chain);
         });
         self
     }
@@ -153,9 +145,8 @@ impl Batch {
     pub fn delete_chain(&mut self, family: Family, table: &str, name: &str) -> &mut Self {
         self.check(&[table, name], None);
         self.messages.push(DELCHAIN, 0, family.number(), |bytes| {
-            PushChainAttrs::new(bytes)
-                .push_table_bytes(kept(table).as_bytes())
-                .push_name_bytes(kept(name).as_bytes());
+            put_text(bytes, CHAIN_TABLE, table);
+            put_text(bytes, CHAIN_NAME, name);
         });
         self
     }
@@ -164,7 +155,7 @@ impl Batch {
     pub fn delete_table(&mut self, family: Family, name: &str) -> &mut Self {
         self.check(&[name], None);
         self.messages.push(DELTABLE, 0, family.number(), |bytes| {
-            PushTableAttrs::new(bytes).push_name_bytes(kept(name).as_bytes());
+            put_text(bytes, TABLE_NAME, name);
         });
         self
     }
@@ -184,18 +175,13 @@ impl Batch {
             data.extend(userdata::tag(tag));
         }
         if data.len() > userdata::MAX && self.too_long.is_none() {
-            self.too_long = comment.map(str::to_owned);
+            self.too_long = Some(comment.unwrap_or("a tag").to_owned());
         }
         self.messages.push(NEWRULE, flags, family.number(), |bytes| {
-            PushRuleAttrs::new(&mut *bytes)
-                .push_table_bytes(kept(table).as_bytes())
-                .push_chain_bytes(kept(chain).as_bytes());
-            let list = push_nested_header(bytes, RULE_EXPRESSIONS);
-            expression::encode(expressions, bytes);
-            finalize_nested_header(bytes, list);
-            if !data.is_empty() {
-                PushRuleAttrs::new(bytes).push_userdata(&data);
-            }
+            put_text(bytes, RULE_TABLE, table);
+            put_text(bytes, RULE_CHAIN, chain);
+            nest(bytes, RULE_EXPRESSIONS, |bytes| expression::encode(expressions, bytes));
+            put_userdata(bytes, RULE_USERDATA, &data);
         });
         self
     }
@@ -214,35 +200,36 @@ impl Batch {
             return ("commit nf_tables batch", String::new());
         };
         let family = Family::from_number(family).map_or("?", Family::name);
-        let part =
-            |number| netlink_bindings::utils::find_attr(attributes, number).map(text).unwrap_or_default();
+        let part = |kind| find_text(attributes, kind).unwrap_or_default();
         match kind {
-            NEWTABLE | DELTABLE => {
-                let op = if kind == NEWTABLE { "add nf_tables table" } else { "delete nf_tables table" };
-                (op, format!("{family} {}", part(1)))
-            }
+            NEWTABLE => ("add nf_tables table", format!("{family} {}", part(TABLE_NAME))),
+            DELTABLE => ("delete nf_tables table", format!("{family} {}", part(TABLE_NAME))),
             NEWCHAIN | DELCHAIN => {
                 let op = if kind == NEWCHAIN { "add nf_tables chain" } else { "delete nf_tables chain" };
-                let chain = ChainAttrs::new(attributes);
-                let name = chain.get_name().map(|name| name.to_string_lossy().into_owned());
-                (op, format!("{family} {} {}", part(1), name.unwrap_or_default()))
+                (op, format!("{family} {} {}", part(CHAIN_TABLE), part(CHAIN_NAME)))
             }
             _ => {
-                let rule = RuleAttrs::new(attributes);
-                let op = match rule.get_handle() {
+                let handle = find_u64(attributes, RULE_HANDLE);
+                let op = match handle {
                     _ if kind == NEWRULE => "add nf_tables rule",
-                    Ok(_) => "delete nf_tables rule",
-                    Err(_) => "flush nf_tables chain",
+                    Some(_) => "delete nf_tables rule",
+                    None => "flush nf_tables chain",
                 };
-                let mut object = format!("{family} {} {}", part(1), part(2));
-                if let Ok(handle) = rule.get_handle() {
+                let mut object = format!("{family} {} {}", part(RULE_TABLE), part(RULE_CHAIN));
+                if let Some(handle) = handle {
                     object += &format!(" handle {handle}");
                 }
-                if let Some(comment) = rule.get_userdata().ok().and_then(userdata::find_comment) {
+                if let Some(comment) = find(attributes, RULE_USERDATA).and_then(userdata::find_comment) {
                     object += &format!(" comment {comment:?}");
                 }
                 (op, object)
             }
         }
+    }
+}
+
+fn put_userdata(bytes: &mut Vec<u8>, kind: u16, data: &[u8]) {
+    if !data.is_empty() {
+        put(bytes, kind, data);
     }
 }

@@ -232,7 +232,7 @@ impl RuleBody {
             register: 1,
             base: PayloadBase::Network,
             offset,
-            length: u32::from(super::attribute_length(length)),
+            length: u32::try_from(length).unwrap_or(u32::MAX),
         });
         if by_bytes {
             return self.compare(is, octets[..whole].to_vec());

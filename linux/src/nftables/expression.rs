@@ -3,25 +3,23 @@
 //!
 //! Source: `include/uapi/linux/netfilter/nf_tables.h`.
 
-use std::ffi::CStr;
-
-use netlink_bindings::nftables::{
-    BitwiseOps, CmpOps, CompatMatchAttrs, CompatTargetAttrs, ExprBitwiseAttrs, ExprCmpAttrs,
-    ExprCounterAttrs, ExprCtAttrs, ExprFibAttrs, ExprImmediateAttrs, ExprMasqAttrs, ExprMetaAttrs,
-    ExprNatAttrs, ExprPayloadAttrs, IterableDataAttrs, PushCompatMatchAttrs, PushCompatTargetAttrs,
-    PushExprBitwiseAttrs, PushExprCmpAttrs, PushExprCounterAttrs, PushExprCtAttrs, PushExprFibAttrs,
-    PushExprImmediateAttrs, PushExprMasqAttrs, PushExprMetaAttrs, PushExprNatAttrs, PushExprPayloadAttrs,
-    VerdictCode,
-};
-use netlink_bindings::utils::{
-    ErrorContext, chop_header, finalize_nested_header, find_attr, push_header, push_nested_header,
-};
+use super::attributes::{each, find, find_text, find_u32, find_u64, nest, put, put_text, put_u32, put_u64};
 
 /// Of an element in a list of expressions, and inside it (`NFTA_LIST_ELEM`,
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`).
 const ELEMENT: u16 = 1;
 const NAME: u16 = 1;
 const DATA: u16 = 2;
+
+/// Inside a value (`NFTA_DATA_VALUE`, `NFTA_DATA_VERDICT`), and inside a
+/// verdict (`NFTA_VERDICT_CODE`, `NFTA_VERDICT_CHAIN`).
+const VALUE: u16 = 1;
+const VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const VERDICT_CHAIN: u16 = 2;
+
+/// `NFT_BITWISE_MASK_XOR`, the only operation spoken here.
+const MASK_XOR: u32 = 0;
 
 /// Where verdicts go.
 const VERDICT_REGISTER: u32 = 0;
@@ -205,296 +203,239 @@ impl Expression {
 /// Writes the elements of `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn encode(expressions: &[Expression], bytes: &mut Vec<u8>) {
     for expression in expressions {
-        let element = push_nested_header(bytes, ELEMENT);
-        let name = expression.name();
-        push_header(bytes, NAME, super::attribute_length(name.len() + 1));
-        bytes.extend(name.as_bytes());
-        bytes.push(0);
-        let data = push_nested_header(bytes, DATA);
-        encode_data(expression, bytes);
-        finalize_nested_header(bytes, data);
-        finalize_nested_header(bytes, element);
+        nest(bytes, ELEMENT, |bytes| {
+            put_text(bytes, NAME, expression.name());
+            nest(bytes, DATA, |bytes| encode_data(expression, bytes));
+        });
     }
 }
 
+/// The numbers are the attributes of each expression, in the order of its
+/// `enum nft_*_attributes`.
 fn encode_data(expression: &Expression, bytes: &mut Vec<u8>) {
     match expression {
         Expression::Payload { register, base, offset, length } => {
-            PushExprPayloadAttrs::new(bytes)
-                .push_dreg(*register)
-                .push_base(base.number())
-                .push_offset(*offset)
-                .push_len(*length);
+            put_u32(bytes, 1, *register);
+            put_u32(bytes, 2, base.number());
+            put_u32(bytes, 3, *offset);
+            put_u32(bytes, 4, *length);
         }
         Expression::Meta { register, key } => {
-            PushExprMetaAttrs::new(bytes).push_dreg(*register).push_key(key.number());
+            put_u32(bytes, 1, *register);
+            put_u32(bytes, 2, key.number());
         }
         Expression::SetMeta { register, key } => {
-            PushExprMetaAttrs::new(bytes).push_sreg(*register).push_key(key.number());
+            put_u32(bytes, 2, key.number());
+            put_u32(bytes, 3, *register);
         }
         Expression::Cmp { register, op, value } => {
-            PushExprCmpAttrs::new(bytes)
-                .push_sreg(*register)
-                .push_op(op.number())
-                .nested_data()
-                .push_value(value);
+            put_u32(bytes, 1, *register);
+            put_u32(bytes, 2, op.number());
+            put_value(bytes, 3, value);
         }
         Expression::Bitwise { source, register, mask, xor } => {
-            PushExprBitwiseAttrs::new(bytes)
-                .push_sreg(*source)
-                .push_dreg(*register)
-                .push_len(u32::from(super::attribute_length(mask.len())))
-                .push_op(BitwiseOps::MaskXor as u32)
-                .nested_mask()
-                .push_value(mask)
-                .end_nested()
-                .nested_xor()
-                .push_value(xor);
+            put_u32(bytes, 1, *source);
+            put_u32(bytes, 2, *register);
+            put_u32(bytes, 3, u32::try_from(mask.len()).unwrap_or(u32::MAX));
+            put_value(bytes, 4, mask);
+            put_value(bytes, 5, xor);
+            put_u32(bytes, 6, MASK_XOR);
         }
         Expression::Fib { register, result, flags } => {
-            PushExprFibAttrs::new(bytes).push_dreg(*register).push_result(*result).push_flags(*flags);
+            put_u32(bytes, 1, *register);
+            put_u32(bytes, 2, *result);
+            put_u32(bytes, 3, *flags);
         }
         Expression::Ct { register, key, direction } => {
-            let ct = PushExprCtAttrs::new(bytes).push_dreg(*register).push_key(*key);
+            put_u32(bytes, 1, *register);
+            put_u32(bytes, 2, *key);
             if let Some(direction) = direction {
-                ct.push_direction(*direction);
+                put(bytes, 3, &[*direction]);
             }
         }
         Expression::Immediate { register, value } => {
-            PushExprImmediateAttrs::new(bytes).push_dreg(*register).nested_data().push_value(value);
+            put_u32(bytes, 1, *register);
+            put_value(bytes, 2, value);
         }
         Expression::Verdict(verdict) => {
-            let code = PushExprImmediateAttrs::new(bytes)
-                .push_dreg(VERDICT_REGISTER)
-                .nested_data()
-                .nested_verdict()
-                .push_code(verdict.number());
-            if let Verdict::Jump(chain) | Verdict::Goto(chain) = verdict {
-                code.push_chain_bytes(super::kept(chain).as_bytes());
-            }
+            put_u32(bytes, 1, VERDICT_REGISTER);
+            nest(bytes, 2, |bytes| nest(bytes, VERDICT, |bytes| verdict.encode(bytes)));
         }
         Expression::Masquerade { flags, ports } => {
-            let mut masquerade = PushExprMasqAttrs::new(bytes);
             if *flags != 0 {
-                masquerade = masquerade.push_flags(*flags);
+                put_u32(bytes, 1, *flags);
             }
-            if let Some((first, last)) = ports {
-                masquerade.push_reg_proto_min(*first).push_reg_proto_max(*last);
-            }
+            put_range(bytes, 2, *ports);
         }
         Expression::Nat { kind, family, addresses, ports, flags } => {
-            let mut nat = PushExprNatAttrs::new(bytes).push_type(*kind as u32).push_family(*family);
-            if let Some((first, last)) = addresses {
-                nat = nat.push_reg_addr_min(*first);
-                if first != last {
-                    nat = nat.push_reg_addr_max(*last);
-                }
-            }
-            if let Some((first, last)) = ports {
-                nat = nat.push_reg_proto_min(*first);
-                if first != last {
-                    nat = nat.push_reg_proto_max(*last);
-                }
-            }
+            put_u32(bytes, 1, kind.number());
+            put_u32(bytes, 2, *family);
+            put_range(bytes, 3, *addresses);
+            put_range(bytes, 5, *ports);
             if *flags != 0 {
-                nat.push_flags(*flags);
+                put_u32(bytes, 7, *flags);
             }
         }
         Expression::Counter { packets, bytes: counted } => {
-            PushExprCounterAttrs::new(bytes).push_bytes(*counted).push_packets(*packets);
+            put_u64(bytes, 1, *counted);
+            put_u64(bytes, 2, *packets);
         }
-        Expression::XtMatch { name, revision, info } => {
-            PushCompatMatchAttrs::new(bytes)
-                .push_name_bytes(super::kept(name).as_bytes())
-                .push_rev(*revision)
-                .push_info(info);
-        }
-        Expression::XtTarget { name, revision, info } => {
-            PushCompatTargetAttrs::new(bytes)
-                .push_name_bytes(super::kept(name).as_bytes())
-                .push_rev(*revision)
-                .push_info(info);
+        Expression::XtMatch { name, revision, info } | Expression::XtTarget { name, revision, info } => {
+            put_text(bytes, 1, name);
+            put_u32(bytes, 2, *revision);
+            put(bytes, 3, info);
         }
         Expression::Unknown { .. } => {}
+    }
+}
+
+fn put_value(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    nest(bytes, kind, |bytes| put(bytes, VALUE, value));
+}
+
+/// First and last register; the last one only where it is another.
+fn put_range(bytes: &mut Vec<u8>, kind: u16, range: Option<(u32, u32)>) {
+    let Some((first, last)) = range else { return };
+    put_u32(bytes, kind, first);
+    if first != last {
+        put_u32(bytes, kind + 1, last);
     }
 }
 
 /// Reads the elements of `NFTA_RULE_EXPRESSIONS`. What is not understood, or
 /// is torn, becomes [`Expression::Unknown`].
 pub(super) fn decode(list: &[u8]) -> Vec<Expression> {
-    let (mut expressions, mut at) = (Vec::new(), 0);
-    while let Some((header, element)) = chop_header(list, &mut at) {
-        if header.r#type != ELEMENT {
-            continue;
-        }
-        let name = find_attr(element, NAME).map(text).unwrap_or_default();
-        let data = find_attr(element, DATA).unwrap_or_default();
-        expressions.push(decode_data(&name, data).unwrap_or(Expression::Unknown { name }));
-    }
-    expressions
+    each(list)
+        .filter(|(kind, _)| *kind == ELEMENT)
+        .map(|(_, element)| {
+            let name = find_text(element, NAME).unwrap_or_default();
+            let data = find(element, DATA).unwrap_or_default();
+            decode_data(&name, data).unwrap_or(Expression::Unknown { name })
+        })
+        .collect()
 }
 
-/// `None`: not understood. (`netlink_bindings::nftables::ExprOps` would choose
-/// by name too, but it knows no `masq`.)
+/// `None`: not understood.
 fn decode_data(name: &str, data: &[u8]) -> Option<Expression> {
-    match name {
-        "payload" => {
-            let payload = ExprPayloadAttrs::new(data);
-            Some(Expression::Payload {
-                register: payload.get_dreg().ok()?,
-                base: PayloadBase::from_number(payload.get_base().ok()?),
-                offset: payload.get_offset().ok()?,
-                length: payload.get_len().ok()?,
-            })
-        }
+    let number = |kind| find_u32(data, kind);
+    Some(match name {
+        // The attribute 5 is the register that a payload is written from.
+        "payload" if find(data, 5).is_none() => Expression::Payload {
+            register: number(1)?,
+            base: PayloadBase::from_number(number(2)?),
+            offset: number(3)?,
+            length: number(4)?,
+        },
         "meta" => {
-            let meta = ExprMetaAttrs::new(data);
-            let key = MetaKey::from_number(meta.get_key().ok()?);
-            Some(match meta.get_dreg() {
-                Ok(register) => Expression::Meta { register, key },
-                Err(_) => Expression::SetMeta { register: meta.get_sreg().ok()?, key },
-            })
-        }
-        "cmp" => {
-            let cmp = ExprCmpAttrs::new(data);
-            Some(Expression::Cmp {
-                register: cmp.get_sreg().ok()?,
-                op: CmpOp::from_number(cmp.get_op().ok()?)?,
-                value: value(cmp.get_data())?,
-            })
-        }
-        "bitwise" => {
-            let bitwise = ExprBitwiseAttrs::new(data);
-            if bitwise.get_op().is_ok_and(|op| op != BitwiseOps::MaskXor as u32) {
-                return None;
+            let key = MetaKey::from_number(number(2)?);
+            match number(1) {
+                Some(register) => Expression::Meta { register, key },
+                None => Expression::SetMeta { register: number(3)?, key },
             }
-            Some(Expression::Bitwise {
-                source: bitwise.get_sreg().ok()?,
-                register: bitwise.get_dreg().ok()?,
-                mask: value(bitwise.get_mask())?,
-                xor: value(bitwise.get_xor())?,
-            })
         }
-        "fib" => {
-            let fib = ExprFibAttrs::new(data);
-            Some(Expression::Fib {
-                register: fib.get_dreg().ok()?,
-                result: fib.get_result().ok()?,
-                flags: fib.get_flags().ok()?,
-            })
-        }
-        "ct" => {
-            let ct = ExprCtAttrs::new(data);
-            Some(Expression::Ct {
-                register: ct.get_dreg().ok()?,
-                key: ct.get_key().ok()?,
-                direction: ct.get_direction().ok(),
-            })
-        }
-        "immediate" => {
-            let immediate = ExprImmediateAttrs::new(data);
-            let content = immediate.get_data().ok()?;
-            if let Ok(verdict) = content.get_verdict() {
-                return Some(Expression::Verdict(Verdict::decode(
-                    verdict.get_code().ok()?,
-                    verdict.get_chain().ok(),
-                )));
-            }
-            Some(Expression::Immediate {
-                register: immediate.get_dreg().ok()?,
-                value: content.get_value().ok()?.to_vec(),
-            })
-        }
-        "masq" => {
-            let masquerade = ExprMasqAttrs::new(data);
-            Some(Expression::Masquerade {
-                flags: masquerade.get_flags().unwrap_or(0),
-                ports: range(masquerade.get_reg_proto_min(), masquerade.get_reg_proto_max()),
-            })
-        }
-        "nat" => {
-            let nat = ExprNatAttrs::new(data);
-            Some(Expression::Nat {
-                kind: match nat.get_type().ok()? {
-                    0 => NatKind::Source,
-                    1 => NatKind::Destination,
-                    _ => return None,
-                },
-                family: nat.get_family().ok()?,
-                addresses: range(nat.get_reg_addr_min(), nat.get_reg_addr_max()),
-                ports: range(nat.get_reg_proto_min(), nat.get_reg_proto_max()),
-                flags: nat.get_flags().unwrap_or(0) & !NAT_DERIVED,
-            })
-        }
-        "counter" => {
-            let counter = ExprCounterAttrs::new(data);
-            Some(Expression::Counter {
-                packets: counter.get_packets().unwrap_or(0),
-                bytes: counter.get_bytes().unwrap_or(0),
-            })
-        }
-        "match" => {
-            let compat = CompatMatchAttrs::new(data);
-            Some(Expression::XtMatch {
-                name: string(compat.get_name().ok()?),
-                revision: compat.get_rev().ok()?,
-                info: compat.get_info().ok()?.to_vec(),
-            })
-        }
-        "target" => {
-            let compat = CompatTargetAttrs::new(data);
-            Some(Expression::XtTarget {
-                name: string(compat.get_name().ok()?),
-                revision: compat.get_rev().ok()?,
-                info: compat.get_info().ok()?.to_vec(),
-            })
-        }
-        _ => None,
-    }
+        "cmp" => Expression::Cmp {
+            register: number(1)?,
+            op: CmpOp::from_number(number(2)?)?,
+            value: find_value(data, 3)?,
+        },
+        "bitwise" if number(6).is_none_or(|op| op == MASK_XOR) => Expression::Bitwise {
+            source: number(1)?,
+            register: number(2)?,
+            mask: find_value(data, 4)?,
+            xor: find_value(data, 5)?,
+        },
+        "fib" => Expression::Fib { register: number(1)?, result: number(2)?, flags: number(3)? },
+        "ct" => Expression::Ct {
+            register: number(1)?,
+            key: number(2)?,
+            direction: find(data, 3).and_then(|direction| direction.first().copied()),
+        },
+        "immediate" => match find(find(data, 2)?, VERDICT) {
+            Some(verdict) => Expression::Verdict(Verdict::decode(verdict)?),
+            None => Expression::Immediate { register: number(1)?, value: find_value(data, 2)? },
+        },
+        "masq" => Expression::Masquerade { flags: number(1).unwrap_or(0), ports: find_range(data, 2) },
+        "nat" => Expression::Nat {
+            kind: NatKind::from_number(number(1)?)?,
+            family: number(2)?,
+            addresses: find_range(data, 3),
+            ports: find_range(data, 5),
+            flags: number(7).unwrap_or(0) & !NAT_DERIVED,
+        },
+        "counter" => Expression::Counter { packets: find_u64(data, 2)?, bytes: find_u64(data, 1)? },
+        "match" => Expression::XtMatch {
+            name: find_text(data, 1)?,
+            revision: number(2)?,
+            info: find(data, 3)?.to_vec(),
+        },
+        "target" => Expression::XtTarget {
+            name: find_text(data, 1)?,
+            revision: number(2)?,
+            info: find(data, 3)?.to_vec(),
+        },
+        _ => return None,
+    })
 }
 
-fn value(data: Result<IterableDataAttrs<'_>, ErrorContext>) -> Option<Vec<u8>> {
-    Some(data.ok()?.get_value().ok()?.to_vec())
+fn find_value(data: &[u8], kind: u16) -> Option<Vec<u8>> {
+    Some(find(find(data, kind)?, VALUE)?.to_vec())
 }
 
-fn range<E>(first: Result<u32, E>, last: Result<u32, E>) -> Option<(u32, u32)> {
-    let first = first.ok()?;
-    Some((first, last.unwrap_or(first)))
+fn find_range(data: &[u8], kind: u16) -> Option<(u32, u32)> {
+    let first = find_u32(data, kind)?;
+    Some((first, find_u32(data, kind + 1).unwrap_or(first)))
 }
 
-fn string(text: &CStr) -> String {
-    text.to_string_lossy().into_owned()
-}
-
-/// A string attribute, with or without its final zero.
-pub(super) fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
-}
+/// `NFT_*` verdicts below 0, and those of netfilter (`NF_*`).
+const VERDICT_JUMP: u32 = (-3_i32).cast_unsigned();
+const VERDICT_GOTO: u32 = (-4_i32).cast_unsigned();
+static PLAIN_VERDICTS: [(Verdict, u32); 4] = [
+    (Verdict::Drop, 0),
+    (Verdict::Accept, 1),
+    (Verdict::Continue, (-1_i32).cast_unsigned()),
+    (Verdict::Return, (-5_i32).cast_unsigned()),
+];
 
 impl Verdict {
-    fn number(&self) -> u32 {
-        match self {
-            Self::Accept => VerdictCode::Accept as u32,
-            Self::Drop => VerdictCode::Drop as u32,
-            Self::Return => VerdictCode::Return as u32,
-            Self::Continue => VerdictCode::Continue as u32,
-            Self::Jump(_) => VerdictCode::Jump as u32,
-            Self::Goto(_) => VerdictCode::Goto as u32,
-            Self::Other(number) => *number,
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        let (number, chain) = match self {
+            Self::Jump(chain) => (VERDICT_JUMP, Some(chain)),
+            Self::Goto(chain) => (VERDICT_GOTO, Some(chain)),
+            Self::Other(number) => (*number, None),
+            plain => {
+                let known = PLAIN_VERDICTS.iter().find(|(verdict, _)| verdict == plain);
+                (known.map_or(0, |(_, number)| *number), None)
+            }
+        };
+        put_u32(bytes, VERDICT_CODE, number);
+        if let Some(chain) = chain {
+            put_text(bytes, VERDICT_CHAIN, chain);
         }
     }
 
-    fn decode(number: u32, chain: Option<&CStr>) -> Self {
-        match (VerdictCode::from_value(u64::from(number)), chain) {
-            (Some(VerdictCode::Accept), _) => Self::Accept,
-            (Some(VerdictCode::Drop), _) => Self::Drop,
-            (Some(VerdictCode::Return), _) => Self::Return,
-            (Some(VerdictCode::Continue), _) => Self::Continue,
-            (Some(VerdictCode::Jump), Some(chain)) => Self::Jump(string(chain)),
-            (Some(VerdictCode::Goto), Some(chain)) => Self::Goto(string(chain)),
-            _ => Self::Other(number),
+    fn decode(attributes: &[u8]) -> Option<Self> {
+        let number = find_u32(attributes, VERDICT_CODE)?;
+        Some(match number {
+            VERDICT_JUMP => Self::Jump(find_text(attributes, VERDICT_CHAIN)?),
+            VERDICT_GOTO => Self::Goto(find_text(attributes, VERDICT_CHAIN)?),
+            _ => PLAIN_VERDICTS
+                .iter()
+                .find(|(_, known)| *known == number)
+                .map_or(Self::Other(number), |(verdict, _)| verdict.clone()),
+        })
+    }
+}
+
+impl NatKind {
+    fn number(self) -> u32 {
+        match self {
+            Self::Source => 0,
+            Self::Destination => 1,
         }
+    }
+
+    fn from_number(number: u32) -> Option<Self> {
+        [Self::Source, Self::Destination].into_iter().find(|kind| kind.number() == number)
     }
 }
 
@@ -544,25 +485,20 @@ impl MetaKey {
 }
 
 impl CmpOp {
+    const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
+
     fn number(self) -> u32 {
-        (match self {
-            Self::Eq => CmpOps::Eq,
-            Self::Ne => CmpOps::Neq,
-            Self::Lt => CmpOps::Lt,
-            Self::Le => CmpOps::Lte,
-            Self::Gt => CmpOps::Gt,
-            Self::Ge => CmpOps::Gte,
-        }) as u32
+        match self {
+            Self::Eq => 0,
+            Self::Ne => 1,
+            Self::Lt => 2,
+            Self::Le => 3,
+            Self::Gt => 4,
+            Self::Ge => 5,
+        }
     }
 
     fn from_number(number: u32) -> Option<Self> {
-        Some(match CmpOps::from_value(u64::from(number))? {
-            CmpOps::Eq => Self::Eq,
-            CmpOps::Neq => Self::Ne,
-            CmpOps::Lt => Self::Lt,
-            CmpOps::Lte => Self::Le,
-            CmpOps::Gt => Self::Gt,
-            CmpOps::Gte => Self::Ge,
-        })
+        Self::ALL.into_iter().find(|op| op.number() == number)
     }
 }

@@ -9,6 +9,8 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::attributes::{find_text, put_u32};
+
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`),
 /// and as much as it has seen a reader offer.
 const DATAGRAM_MAX: usize = 64 * 1024;
@@ -217,8 +219,7 @@ impl Socket {
     ) -> Result<(), Refusal> {
         let mut batch = Messages::default();
         batch.push_for(BATCH_BEGIN, 0, 0, subsystem, |bytes| {
-            netlink_bindings::utils::push_header(bytes, BATCH_GENERATION, 4);
-            bytes.extend(generation.to_be_bytes());
+            put_u32(bytes, BATCH_GENERATION, generation);
         });
         batch.append(messages);
         batch.push_for(BATCH_END, 0, 0, subsystem, |_| {});
@@ -365,8 +366,7 @@ fn words(answer: &Answer<'_>) -> Option<String> {
         let length = u32::from_ne_bytes(answer.body.get(4..8)?.try_into().ok()?);
         4 + usize::try_from(length).ok()?.next_multiple_of(4)
     };
-    let text = netlink_bindings::utils::find_attr(answer.body.get(behind..)?, NLMSGERR_ATTR_MSG)?;
-    Some(String::from_utf8_lossy(text).trim_end_matches('\0').to_owned())
+    find_text(answer.body.get(behind..)?, NLMSGERR_ATTR_MSG)
 }
 
 #[cfg(test)]

@@ -1,0 +1,206 @@
+//! Connection tracking of the calling thread's network namespace, by netlink.
+//!
+//! Source: `include/uapi/linux/netfilter/nfnetlink_conntrack.h`,
+//! `net/netfilter/nf_conntrack_netlink.c`.
+
+use std::io;
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+use crate::nftables::attributes::{find, find_u32, nest, put, put_u32};
+use crate::nftables::socket::{DUMP, ONE, Refusal, Socket};
+use crate::{Error, Result};
+
+/// `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`, of subsystem 1.
+const GET: u16 = 0x101;
+const DELETE: u16 = 0x102;
+
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+const CTA_FILTER: u16 = 25;
+const CTA_FILTER_ORIG_FLAGS: u16 = 1;
+const CTA_FILTER_REPLY_FLAGS: u16 = 2;
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_DST_PORT: u16 = 3;
+
+/// Which parts of a tuple a filter compares (`CTA_FILTER_F_*`, `nf_internals.h`).
+const FILTER_SOURCE: u32 = 1 << 0;
+const FILTER_DESTINATION: u32 = 1 << 1;
+const FILTER_PROTOCOL: u32 = 1 << 3;
+const FILTER_DESTINATION_PORT: u32 = 1 << 5;
+
+const UDP: u8 = 17;
+const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_IPV6: u8 = 10;
+
+/// Which UDP flows are meant: all conditions together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdpFlows {
+    /// Where the first packet was sent to, before any translation.
+    pub port: u16,
+    pub destination: Option<IpAddr>,
+    /// Where answers come from: behind a DNAT, the container's address.
+    pub reply_source: Option<IpAddr>,
+}
+
+/// Deletes the entries of all flows that any of `flows` means, IPv4 and IPv6
+/// (without an address: both), and says how many these were. The next packet of
+/// such a flow is translated by the rules of its time.
+///
+/// One dump per address family, however many `flows` there are; the kernel
+/// leaves out what all of them exclude (since 5.8, otherwise it is done here).
+pub fn delete_udp(flows: &[UdpFlows]) -> Result<usize> {
+    const OP: &str = "open netlink socket";
+    let mut socket = None;
+    let mut deleted = 0;
+    for family in [NFPROTO_IPV4, NFPROTO_IPV6] {
+        let flows: Vec<UdpFlows> = flows.iter().copied().filter(|flow| flow.may_be(family)).collect();
+        if flows.is_empty() {
+            continue;
+        }
+        let socket = match &socket {
+            Some(socket) => socket,
+            None => socket.insert(Socket::open().map_err(|e| Error::new(OP, "netfilter", e))?),
+        };
+        for entry in list(socket, family, &flows)? {
+            deleted += usize::from(delete(socket, family, &entry)?);
+        }
+    }
+    Ok(deleted)
+}
+
+/// What names one entry: its tuple and id, as attributes.
+type Name = Vec<u8>;
+
+fn list(socket: &Socket, family: u8, flows: &[UdpFlows]) -> Result<Vec<Name>> {
+    match list_by(socket, family, flows, |bytes| filter(bytes, flows)) {
+        // Kernels before 5.8 pass over a filter; some may refuse this one.
+        Err(refused) if matches!(refused.errno(), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) => {
+            list_by(socket, family, flows, |_| {})
+        }
+        answered => answered,
+    }
+    .map_err(|refused| Error::new("list connections", "udp", refused.error))
+}
+
+/// A dump that was disturbed may show an entry twice, or miss one that came
+/// meanwhile: either is as if asked a moment earlier or later.
+fn list_by(
+    socket: &Socket,
+    family: u8,
+    flows: &[UdpFlows],
+    filter: impl FnOnce(&mut Vec<u8>),
+) -> std::result::Result<Vec<Name>, Refusal> {
+    let mut found = Vec::new();
+    socket.request(GET, DUMP, family, filter, |_, entry| {
+        if flows.iter().any(|flow| flow.means(entry)) {
+            found.push(name(entry).ok_or(io::ErrorKind::InvalidData)?);
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Whether it was still there. Never sent without a tuple: that would delete
+/// every entry there is.
+fn delete(socket: &Socket, family: u8, name: &Name) -> Result<bool> {
+    match socket.request(DELETE, ONE, family, |bytes| bytes.extend(name), |_, _| Ok(())) {
+        Ok(_) => Ok(true),
+        Err(refused) if refused.errno() == Some(Errno::ENOENT) => Ok(false),
+        Err(refused) => Err(Error::new("delete connection", "udp", refused.error)),
+    }
+}
+
+fn name(entry: &[u8]) -> Option<Name> {
+    let mut name = Vec::new();
+    let tuple = find(entry, CTA_TUPLE_ORIG)?;
+    nest(&mut name, CTA_TUPLE_ORIG, |bytes| bytes.extend(tuple));
+    put_u32(&mut name, CTA_ID, find_u32(entry, CTA_ID)?);
+    if let Some(zone) = find(entry, CTA_ZONE) {
+        put(&mut name, CTA_ZONE, zone);
+    }
+    Some(name)
+}
+
+impl UdpFlows {
+    fn may_be(&self, family: u8) -> bool {
+        [self.destination, self.reply_source]
+            .iter()
+            .flatten()
+            .all(|address| address.is_ipv4() == (family == NFPROTO_IPV4))
+    }
+
+    fn means(&self, entry: &[u8]) -> bool {
+        let part = |tuple, part| find(find(entry, tuple)?, part);
+        let protocol = part(CTA_TUPLE_ORIG, CTA_TUPLE_PROTO).unwrap_or_default();
+        find(protocol, CTA_PROTO_NUM) == Some(&[UDP])
+            && find(protocol, CTA_PROTO_DST_PORT) == Some(&self.port.to_be_bytes())
+            && self.destination.is_none_or(|ip| {
+                let addresses = part(CTA_TUPLE_ORIG, CTA_TUPLE_IP).unwrap_or_default();
+                find(addresses, destination_kind(ip)) == Some(&octets(ip))
+            })
+            && self.reply_source.is_none_or(|ip| {
+                let addresses = part(CTA_TUPLE_REPLY, CTA_TUPLE_IP).unwrap_or_default();
+                find(addresses, source_kind(ip)) == Some(&octets(ip))
+            })
+    }
+}
+
+/// What all `flows` have in common, for the kernel to compare.
+fn filter(bytes: &mut Vec<u8>, flows: &[UdpFlows]) {
+    let port = common(flows, |flow| Some(flow.port));
+    let destination = common(flows, |flow| flow.destination);
+    let reply_source = common(flows, |flow| flow.reply_source);
+    let mut original = FILTER_PROTOCOL;
+    nest(bytes, CTA_TUPLE_ORIG, |bytes| {
+        if let Some(ip) = destination {
+            original |= FILTER_DESTINATION;
+            nest(bytes, CTA_TUPLE_IP, |bytes| put(bytes, destination_kind(ip), &octets(ip)));
+        }
+        nest(bytes, CTA_TUPLE_PROTO, |bytes| {
+            put(bytes, CTA_PROTO_NUM, &[UDP]);
+            if let Some(port) = port {
+                original |= FILTER_DESTINATION_PORT;
+                put(bytes, CTA_PROTO_DST_PORT, &port.to_be_bytes());
+            }
+        });
+    });
+    if let Some(ip) = reply_source {
+        nest(bytes, CTA_TUPLE_REPLY, |bytes| {
+            nest(bytes, CTA_TUPLE_IP, |bytes| put(bytes, source_kind(ip), &octets(ip)));
+        });
+    }
+    // The flags are in the machine's own order, unlike all else.
+    nest(bytes, CTA_FILTER, |bytes| {
+        put(bytes, CTA_FILTER_ORIG_FLAGS, &original.to_ne_bytes());
+        if reply_source.is_some() {
+            put(bytes, CTA_FILTER_REPLY_FLAGS, &FILTER_SOURCE.to_ne_bytes());
+        }
+    });
+}
+
+fn common<T: PartialEq>(flows: &[UdpFlows], part: impl Fn(&UdpFlows) -> Option<T>) -> Option<T> {
+    let (first, rest) = flows.split_first()?;
+    part(first).filter(|value| rest.iter().all(|flow| part(flow).as_ref() == Some(value)))
+}
+
+/// `CTA_IP_V4_SRC`, `CTA_IP_V6_SRC`.
+fn source_kind(ip: IpAddr) -> u16 {
+    if ip.is_ipv4() { 1 } else { 3 }
+}
+
+fn destination_kind(ip: IpAddr) -> u16 {
+    source_kind(ip) + 1
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}

@@ -1,0 +1,200 @@
+//! The host's iptables program, where a configuration asks for it by name.
+//!
+//! It is looked for, asked for its variant, and given a whole change at once.
+//! Programs run in the calling thread's network namespace.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output, Stdio};
+
+/// Where it is on the usual distributions; PATH of a runtime may be empty.
+const USUAL_PLACES: [&str; 6] =
+    ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IpVersion {
+    V4,
+    V6,
+}
+
+impl IpVersion {
+    /// The program's name.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::V4 => "iptables",
+            Self::V6 => "ip6tables",
+        }
+    }
+}
+
+/// What the program changes in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// Rules of nf_tables, with xtables matches in them: [`crate::nftables`] sees them.
+    NfTables,
+    /// Tables of their own.
+    Legacy,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{program} is not installed: it is neither in PATH nor in {}", USUAL_PLACES.join(", "))]
+    NotInstalled { program: &'static str },
+    #[error("run {command}")]
+    Run {
+        command: String,
+        #[source]
+        source: io::Error,
+    },
+    /// It ran, and said no.
+    #[error("{command}: {status}: {stderr}")]
+    Refused { command: String, status: ExitStatus, stderr: String },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The installed program of one IP version.
+#[derive(Debug, Clone)]
+pub struct IpTables {
+    version: IpVersion,
+    program: PathBuf,
+    variant: Variant,
+}
+
+impl IpTables {
+    /// Looks in PATH, then in the usual places, and asks `--version`: one
+    /// process, which touches no table.
+    pub fn find(version: IpVersion) -> Result<Self> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let places = std::env::split_paths(&path).chain(USUAL_PLACES.map(PathBuf::from));
+        Self::find_in(version, places)
+    }
+
+    fn find_in(version: IpVersion, places: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
+        let name = version.program();
+        let program = places
+            .into_iter()
+            .filter(|place| place.is_absolute())
+            .map(|place| place.join(name))
+            .find(|program| is_executable(program))
+            .ok_or(Error::NotInstalled { program: name })?;
+        let answer = run(Command::new(&program).arg("--version"), None)?;
+        Ok(Self { version, program, variant: variant(&answer) })
+    }
+
+    pub fn version(&self) -> IpVersion {
+        self.version
+    }
+
+    pub fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    /// The table's chains and rules as `-S` prints them (`-P`, `-N`, `-A`
+    /// lines). With the legacy variant this makes the table if it is missing:
+    /// ask [`legacy_tables`] first.
+    pub fn rules(&self, table: &str) -> Result<Vec<String>> {
+        let output = self.run(&["-t", table, "-S"])?;
+        Ok(output.lines().map(str::to_owned).collect())
+    }
+
+    /// Runs the program with `--wait` and `arguments`; what it printed.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        run(Command::new(&self.program).arg("--wait").args(arguments), None)
+    }
+
+    /// Takes all `commands` on one table or none: `-A`, `-I`, `-D`, `-F`, `-X`
+    /// as on the command line, without `-t`, an argument that has blanks in
+    /// double quotes ([`quote`]); `:CHAIN - [0:0]` makes a chain, or empties
+    /// the one that is there; `-N` refuses when it is there. One process; no
+    /// commands, no process.
+    pub fn apply<S: AsRef<str>>(&self, table: &str, commands: &[S]) -> Result<()> {
+        if commands.is_empty() {
+            return Ok(());
+        }
+        let mut script = format!("*{table}\n");
+        for command in commands {
+            script += command.as_ref();
+            script.push('\n');
+        }
+        script += "COMMIT\n";
+        let restore = self.program.with_file_name(format!("{}-restore", self.version.program()));
+        run(Command::new(restore).args(["--noflush", "--wait"]), Some(&script)).map(drop)
+    }
+}
+
+/// One argument of a restore command, quoted where it must be.
+pub fn quote(argument: &str) -> String {
+    let plain = |c: char| c.is_ascii_graphic() && !['"', '\\', '\'', '#'].contains(&c);
+    if !argument.is_empty() && argument.chars().all(plain) {
+        return argument.to_owned();
+    }
+    let mut quoted = String::from("\"");
+    for c in argument.chars() {
+        if ['"', '\\'].contains(&c) {
+            quoted.push('\\');
+        }
+        quoted.push(c);
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// The tables that the legacy variant has in this namespace; none where its
+/// module is not loaded. Reading the list makes no table and loads no module
+/// (`xt_proto_init`); every look with the legacy program itself does.
+pub fn legacy_tables(version: IpVersion) -> io::Result<Vec<String>> {
+    let list = match version {
+        IpVersion::V4 => "/proc/thread-self/net/ip_tables_names",
+        IpVersion::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    match std::fs::read_to_string(list) {
+        Ok(names) => Ok(names.lines().map(str::to_owned).collect()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
+    }
+}
+
+/// `iptables v1.8.9 (nf_tables)`; before 1.8 there was but one variant, and no
+/// word for it.
+fn variant(answer: &str) -> Variant {
+    if answer.contains("(nf_tables)") { Variant::NfTables } else { Variant::Legacy }
+}
+
+fn is_executable(program: &Path) -> bool {
+    program.is_file() && nix::unistd::access(program, nix::unistd::AccessFlags::X_OK).is_ok()
+}
+
+fn run(command: &mut Command, input: Option<&str>) -> Result<String> {
+    let words = words(command);
+    let refused = |source| Error::Run { command: words.clone(), source };
+    let Output { status, stdout, stderr } = output(command, input).map_err(refused)?;
+    if !status.success() {
+        let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
+        return Err(Error::Refused { command: words, status, stderr });
+    }
+    Ok(String::from_utf8_lossy(&stdout).into_owned())
+}
+
+fn output(command: &mut Command, input: Option<&str>) -> io::Result<Output> {
+    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
+        // Restore reads all before it prints anything but errors. Who died
+        // early (EPIPE) says why on stderr.
+        match stdin.write_all(input.as_bytes()) {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => return Err(e),
+            _ => {}
+        }
+    }
+    child.wait_with_output()
+}
+
+fn words(command: &Command) -> String {
+    let mut words = command.get_program().to_string_lossy().into_owned();
+    for argument in command.get_args() {
+        words.push(' ');
+        words += &argument.to_string_lossy();
+    }
+    words
+}
