@@ -24,20 +24,26 @@ pub struct Program<'a> {
 /// Writes an OCI image layout as a tar archive to `archive`, under a dot-name
 /// first: a node that watches the directory sees whole archives only.
 pub fn write_archive(program: &Program<'_>, archive: &Path) -> Result<()> {
+    write_archive_with_arguments(program, &[], archive)
+}
+
+/// The same; the image's program is started with `arguments` where its user gives none.
+pub fn write_archive_with_arguments(program: &Program<'_>, arguments: &[&str], archive: &Path) -> Result<()> {
     let unfinished =
         archive.with_file_name(format!(".{}", archive.file_name().unwrap_or_default().display()));
     let file = File::create(&unfinished).with_context(|| unfinished.display().to_string())?;
-    build(program, file).with_context(|| format!("image archive {}", archive.display()))?;
+    build(program, arguments, file).with_context(|| format!("image archive {}", archive.display()))?;
     std::fs::rename(&unfinished, archive).with_context(|| archive.display().to_string())
 }
 
-fn build(program: &Program<'_>, file: File) -> Result<()> {
+fn build(program: &Program<'_>, arguments: &[&str], file: File) -> Result<()> {
     let layer = layer(program)?;
     let layer_digest = digest(&layer);
+    let entrypoint = [format!("/{}", program.path)];
     let config = to_bytes(&json!({
         "architecture": "amd64",
         "os": "linux",
-        "config": { "Entrypoint": [format!("/{}", program.path)], "WorkingDir": "/", "Env": ["PATH=/"] },
+        "config": { "Entrypoint": entrypoint, "Cmd": arguments, "WorkingDir": "/", "Env": ["PATH=/"] },
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer_digest}")] },
         "history": [{ "created_by": "cargo xtask" }],
     }))?;

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::libc::{self, c_long, user_regs_struct};
 use nix::sys::ptrace::{self, Options};
@@ -105,7 +105,11 @@ pub fn run(program: &Command, stdin: &[u8], strike: Option<Strike>) -> Result<Ru
     // for a line, and is seized meanwhile.
     let file = fs::canonicalize(program.get_program()).context("the program's path")?;
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", "read -r go; exec \"$0\""]).arg(program.get_program()).env_clear();
+    command
+        .args(["-c", "read -r go; exec \"$0\" \"$@\""])
+        .arg(program.get_program())
+        .args(program.get_args());
+    command.env_clear();
     command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("start the shell that becomes the program")?;
@@ -471,4 +475,10 @@ impl Watchdog {
         drop(self.stop);
         self.watcher.join().unwrap_or(true)
     }
+}
+
+/// What was struck; an error when the run never came to it, or hung.
+pub fn ensure_struck(run: &Run) -> Result<&Call> {
+    ensure!(!run.hung, "the program hung and was killed after {PATIENCE:?}");
+    run.struck.as_ref().context("the run never came to the call that was to be struck")
 }

@@ -4,6 +4,7 @@
 
 mod cni;
 pub(crate) mod foreign;
+mod runtime;
 
 use std::path::Path;
 use std::process::Command;

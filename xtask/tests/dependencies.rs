@@ -26,7 +26,7 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("kubelet", &["linux", "proto", "runtime", "trace"], &["fuser", "rtnetlink"]),
     ("demo-app", &[], &["tonic", "tokio"]),
     ("tests", &["linux", "proto", "trace"], &[]),
-    ("xtask", &["tests", "trace", "linux"], &[]),
+    ("xtask", &["linux", "proto", "tests", "trace"], &[]),
 ];
 
 fn packages() -> Vec<Package> {

@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 use tests::binaries::{CNI_PLUGINS, PRODUCTS};
-use tests::trace_calls::{self, Call, Fault, Point, Run};
+use tests::trace_calls::{self, Call, Fault, Run, Strike};
 
 /// asm-generic/fcntl.h.
 const O_CREAT: u64 = 0o100;
@@ -87,14 +87,8 @@ impl Node {
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// The tracer gives no arguments: a shell reads the command and becomes it.
-    fn traced(&self, arguments: &[&str], fault: Option<(Point, Fault)>) -> Run {
-        let command = self.command(arguments);
-        let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
-        let line = words.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
-        let mut shell = Command::new("/bin/sh");
-        shell.env("HAWSER_BIN_DIR", self.ours());
-        trace_calls::run(&shell, format!("exec {line}\n").as_bytes(), fault).unwrap()
+    fn traced(&self, arguments: &[&str], strike: Option<Strike>) -> Run {
+        trace_calls::run(&self.command(arguments), b"", strike).unwrap()
     }
 
     fn seen(&self) -> BTreeMap<String, Seen> {
@@ -229,7 +223,8 @@ fn killed_at_any_moment_each_plugin_is_whole_and_both_directions_can_be_run_agai
         for change in changes {
             for again in [install, put_back] {
                 let (node, before) = prepared();
-                let run = node.traced(direction, Some((change.point, Fault::KillAfter)));
+                let strike = Strike { point: change.point, name: change.name, fault: Fault::KillAfter };
+                let run = node.traced(direction, Some(strike));
                 let struck = trace_calls::ensure_struck(&run).unwrap();
                 assert_eq!((place(struck), run.code), (place(change), None));
                 let now = node.seen();

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
+use super::runtime;
 use crate::build;
 use crate::progress::{part, say};
 
@@ -47,6 +48,11 @@ struct Programs {
 }
 
 impl Node {
+    /// Whether this part or scenario was asked for.
+    pub(super) fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| name.contains(only))
+    }
+
     pub(super) fn plugin_dir(&self, side: Side) -> &Path {
         match side {
             Side::Reference => &self.reference,
@@ -73,7 +79,10 @@ impl Programs {
 
 /// What the suite consists of. A part ends with `N scenarios, N passed, N failed`, and fails when one failed.
 type Part = fn(&Node) -> Result<()>;
-const PARTS: [(&str, Part); 1] = [("twin: each scenario by the reference and by ours", twin::run)];
+const PARTS: [(&str, Part); 2] = [
+    ("twin: each scenario by the reference and by ours", twin::run),
+    ("runtime: pods on containerd and runc", runtime::run),
+];
 
 pub(super) fn run(only: Option<&str>) -> Result<()> {
     let programs = part("ip, nft, iptables", Programs::find)?;
