@@ -7,6 +7,7 @@ use crate::attach::{Connection, Ends};
 use crate::config::{Config, Container};
 use crate::error::Error;
 use crate::plan::{Plan, format_mac, host_interface};
+use crate::rules::Port;
 use crate::undo::{Step, Undo};
 use crate::{gateway, random, rules};
 
@@ -39,7 +40,12 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
         }
         None => layer2(config, call, ends, &connection)?,
     };
-    rules::ensure(config, call, &connection, &result.ips, undo)?;
+    let port = Port {
+        host_veth: &connection.host_veth.name,
+        container_mac: connection.container_veth.mac,
+        ips: &result.ips,
+    };
+    rules::ensure(config, call, port, undo)?;
     let interfaces = interfaces(config, call, ends, &connection)?;
     let result = CniResult { interfaces, ..result };
     // What the asked version cannot express must fail here, where it is undone.

@@ -1,43 +1,88 @@
 //! DEL: removes whatever is left of an attachment, made by us or by the
-//! reference; what is gone already is a success.
+//! reference; what is gone already is a success. A part that fails does not
+//! keep the others from being done.
 
-use cni_plugin::Invocation;
+use std::net::IpAddr;
+
 use cni_plugin::delegate::Delegate;
-use linux::netlink::Netlink;
+use cni_plugin::{CniError, Invocation};
+use linux::netlink::{Link, Netlink};
 use linux::netns::NetNs;
 
 use crate::attach::alias;
-use crate::error::{Error, NetnsError};
+use crate::error::{Error, Failures, NetnsError};
+use crate::rules;
 use crate::undo::delete;
 
 pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
-    let ipam = call.conf.ipam_type()?;
-    remove_link(call)?;
+    let mut failures = Failures::default();
+    let ipam = failures.keep(find_ipam(call)).flatten();
+    let inside = failures.keep(Inside::open(call)).flatten();
+
+    // The rules first: what the kernel does afterwards to free them goes on
+    // while the link is deleted, and whoever closes the socket waits for it.
+    let known = addresses(call, inside.as_ref());
+    let freeing = failures.keep(rules::remove(call, &known));
+    failures.keep(remove_link(call, inside));
     // Only now: an address may be given to the next container once it is free.
-    if let Some(ipam) = ipam {
-        Delegate::find(&ipam, &call.path)?.del(call)?;
+    // After a failure it stays taken, and the runtime calls DEL again.
+    if let Some(ipam) = ipam
+        && failures.is_empty()
+    {
+        failures.keep(ipam.del(call));
     }
-    Ok(())
+    drop(freeing);
+    failures.into_result()
 }
 
-fn remove_link(call: &Invocation) -> Result<(), Error> {
-    if let Some(netns) = open(call)? {
-        let container = Netlink::open_in(&netns)?;
-        if let Some(link) = container.link_by_name(&call.ifname)? {
-            return delete(&container, link.index);
-        }
+/// A configuration that no ADD accepts has made nothing, but its IPAM plugin is
+/// still asked.
+fn find_ipam(call: &Invocation) -> Result<Option<Delegate>, CniError> {
+    let Some(ipam) = call.conf.ipam_type()? else { return Ok(None) };
+    Delegate::find(&ipam, &call.path).map(Some)
+}
+
+/// The container's interface, as long as there is one.
+struct Inside {
+    container: Netlink,
+    link: Link,
+}
+
+impl Inside {
+    fn open(call: &Invocation) -> Result<Option<Self>, Error> {
+        let Some(netns) = open_netns(call)? else { return Ok(None) };
+        let container = netns.visit(&NetNs::current()?, Netlink::open)??;
+        let link = container.link_by_name(&call.ifname)?;
+        Ok(link.map(|link| Self { container, link }))
     }
-    remove_by_alias(call)
 }
 
 /// `None` when there is none any more: an unset CNI_NETNS is legal for DEL
 /// (CNI specification, "DEL"), its path may be gone, or only its file be left.
-fn open(call: &Invocation) -> Result<Option<NetNs>, Error> {
+fn open_netns(call: &Invocation) -> Result<Option<NetNs>, Error> {
     let Some(path) = &call.netns else { return Ok(None) };
     match NetNs::open(path).map_err(|e| NetnsError::of(path, e)) {
         Ok(netns) => Ok(Some(netns)),
         Err(NetnsError::Missing { .. } | NetnsError::NotANamespace { .. }) => Ok(None),
         Err(cause) => Err(Error::OpenNetns { path: path.clone(), cause }),
+    }
+}
+
+/// Of this attachment, as far as they can be known: those the interface has,
+/// those the runtime remembers. They only tell two interfaces apart.
+fn addresses(call: &Invocation, inside: Option<&Inside>) -> Vec<IpAddr> {
+    let has = inside.and_then(|inside| inside.container.addresses(inside.link.index).ok());
+    let of_link = has.into_iter().flatten().map(|address| address.ip);
+    let remembered = call.conf.prev_result().ok().flatten().map(|result| result.ips);
+    let of_result = remembered.into_iter().flatten().map(|ip| ip.address.ip());
+    let all = of_link.chain(of_result);
+    all.filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())).collect()
+}
+
+fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
+    match inside {
+        Some(Inside { container, link }) => delete(&container, link.index),
+        None => remove_by_alias(call),
     }
 }
 

@@ -108,6 +108,11 @@ pub(crate) enum Error {
     },
     #[error("bridge port in error state: {state}")]
     PortNotUp { state: OperState },
+    #[error("failed to change the rules of nf_tables")]
+    Rules {
+        #[source]
+        source: linux::Error,
+    },
     /// CHECK found another state than ADD left; the reference's sentences,
     /// or ours where the reference does not look.
     #[error("{0}")]
@@ -117,6 +122,8 @@ pub(crate) enum Error {
     /// What DEL or GC could not remove; the first is the answer.
     #[error("{}", failures.first().map(ToString::to_string).unwrap_or_default())]
     Several { failures: Vec<Error> },
+    #[error(transparent)]
+    Iptables(#[from] linux::iptables::Error),
     #[error(transparent)]
     Kernel(#[from] linux::Error),
     /// Of the configuration or of the IPAM plugin: passed on unchanged.
@@ -148,6 +155,25 @@ impl NetnsError {
     }
 }
 
+/// What went wrong while the rest was still done.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(Vec<Error>);
+
+impl Failures {
+    /// The value, or the failure noted.
+    pub(crate) fn keep<T, E: Into<Error>>(&mut self, outcome: Result<T, E>) -> Option<T> {
+        outcome.map_err(|e| self.0.push(e.into())).ok()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn into_result(self) -> Result<(), Error> {
+        if self.0.is_empty() { Ok(()) } else { Err(Error::Several { failures: self.0 }) }
+    }
+}
+
 impl From<Error> for CniError {
     fn from(error: Error) -> Self {
         match error {
@@ -168,6 +194,8 @@ impl From<Error> for CniError {
             Error::OpenNetns { .. }
             | Error::CreateBridge { .. }
             | Error::Differs(_)
+            | Error::Rules { .. }
+            | Error::Iptables(_)
             | Error::NoPrevResult
             | Error::EnsureBridge { .. }
             | Error::NotABridge { .. }

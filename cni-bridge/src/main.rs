@@ -1,21 +1,29 @@
 //! CNI plugin `bridge`: joins a container to a Linux bridge by a veth pair.
 //!
-//! `config` and `plan` decide, `attach`, `gateway` and `undo` touch the kernel,
-//! `add` and `del` are the verbs.
+//! `add`, `del`, `check`, `status` and `gc` are the verbs. `config`, `vlan`,
+//! `plan`, `masquerade`, `spoof` and `iptables_chain` decide; `attach`,
+//! `container`, `gateway`, `rules`, `legacy` and `undo` touch the kernel.
 
 #![cfg_attr(not(test), no_main)]
 
 mod add;
 mod attach;
 mod bridge_lock;
+mod check;
 mod config;
 mod container;
 mod del;
 mod error;
 mod gateway;
+mod gc;
+mod iptables_chain;
+mod legacy;
+mod masquerade;
 mod plan;
 mod random;
 mod rules;
+mod spoof;
+mod status;
 mod undo;
 mod vlan;
 
@@ -31,8 +39,8 @@ fn serve() -> ExitCode {
         version: env!("CARGO_PKG_VERSION"),
         add: |call| Ok(add::add(call)?),
         del: |call| Ok(del::del(call)?),
-        check: None,
-        status: None,
-        gc: None,
+        check: Some(|call| Ok(check::check(call)?)),
+        status: Some(|call| Ok(status::status(call)?)),
+        gc: Some(|call| Ok(gc::gc(call)?)),
     })
 }

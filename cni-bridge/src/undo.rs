@@ -3,6 +3,8 @@
 //! A process killed half-way rolls nothing back: the runtime then calls DEL,
 //! which copes with any prefix of these steps.
 
+use std::net::IpAddr;
+
 use cni_plugin::Invocation;
 use cni_plugin::delegate::Delegate;
 use ipnetwork::IpNetwork;
@@ -26,8 +28,8 @@ pub(crate) enum Step {
     RestoreBridge { was: Link },
     /// An address of the bridge, unless containers beside ours may use it.
     BridgeAddress { bridge: u32, own_port: u32, address: IpNetwork, change: AddressChange },
-    /// Masquerading and the spoof check.
-    RemoveRules,
+    /// Masquerading of these addresses, and the spoof check.
+    RemoveRules { addresses: Vec<IpAddr> },
 }
 
 /// What ADD did to an address.
@@ -96,7 +98,7 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
                 _ => Ok(()),
             }
         }
-        Step::RemoveRules => rules::remove(call),
+        Step::RemoveRules { addresses } => rules::remove(call, &addresses).map(drop),
     }
 }
 

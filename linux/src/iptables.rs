@@ -25,6 +25,13 @@ impl IpVersion {
             Self::V6 => "ip6tables",
         }
     }
+
+    fn legacy_program(self) -> &'static str {
+        match self {
+            Self::V4 => "iptables-legacy",
+            Self::V6 => "ip6tables-legacy",
+        }
+    }
 }
 
 /// What the program changes in the kernel.
@@ -65,13 +72,30 @@ impl IpTables {
     /// Looks in PATH, then in the usual places, and asks `--version`: one
     /// process, which touches no table.
     pub fn find(version: IpVersion) -> Result<Self> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let places = std::env::split_paths(&path).chain(USUAL_PLACES.map(PathBuf::from));
-        Self::find_in(version, places)
+        Self::find_in(version, places())
+    }
+
+    /// The program for the legacy tables: the usual one where it is of that
+    /// variant, the one with `-legacy` in its name otherwise.
+    pub fn find_legacy(version: IpVersion) -> Result<Self> {
+        match Self::find(version) {
+            Ok(usual) if usual.variant == Variant::Legacy => Ok(usual),
+            Ok(_) | Err(Error::NotInstalled { .. }) => {
+                Self::find_named(version, version.legacy_program(), places())
+            }
+            Err(e) => Err(e),
+        }
     }
 
     fn find_in(version: IpVersion, places: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
-        let name = version.program();
+        Self::find_named(version, version.program(), places)
+    }
+
+    fn find_named(
+        version: IpVersion,
+        name: &'static str,
+        places: impl IntoIterator<Item = PathBuf>,
+    ) -> Result<Self> {
         let program = places
             .into_iter()
             .filter(|place| place.is_absolute())
@@ -118,7 +142,8 @@ impl IpTables {
             script.push('\n');
         }
         script += "COMMIT\n";
-        let restore = self.program.with_file_name(format!("{}-restore", self.version.program()));
+        let mut restore = self.program.clone().into_os_string();
+        restore.push("-restore");
         run(Command::new(restore).args(["--noflush", "--wait"]), Some(&script)).map(drop)
     }
 }
@@ -159,6 +184,11 @@ pub fn legacy_tables(version: IpVersion) -> io::Result<Vec<String>> {
 /// word for it.
 fn variant(answer: &str) -> Variant {
     if answer.contains("(nf_tables)") { Variant::NfTables } else { Variant::Legacy }
+}
+
+fn places() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).chain(USUAL_PLACES.map(PathBuf::from)).collect()
 }
 
 fn is_executable(program: &Path) -> bool {

@@ -1,0 +1,40 @@
+//! GC: removes what is left of attachments of this network that nobody uses any
+//! more, ours and, where it can be told whose it is, the reference's.
+
+use cni_plugin::delegate::Delegate;
+use cni_plugin::{Invocation, ValidAttachments};
+use linux::netlink::Netlink;
+
+use crate::attach::alias_prefix;
+use crate::error::{Error, Failures};
+use crate::rules;
+use crate::undo::delete;
+
+pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
+    let valid = ValidAttachments::read(&call.conf)?;
+    let host = Netlink::open()?;
+    let mut failures = Failures::default();
+    // In the order of DEL, and for its reasons.
+    let freeing = failures.keep(rules::collect(call, &valid, &host));
+    failures.keep(delete_stale_links(&host, &call.conf.name, &valid));
+    if let Some(ipam) = failures.keep(call.conf.ipam_type()).flatten() {
+        let forwarded = Delegate::find(&ipam, &call.path).and_then(|ipam| ipam.gc(call));
+        failures.keep(forwarded);
+    }
+    drop(freeing);
+    failures.into_result()
+}
+
+/// Ports that carry our alias; the container's end goes with its port.
+fn delete_stale_links(host: &Netlink, network: &str, valid: &ValidAttachments) -> Result<(), Error> {
+    let prefix = alias_prefix(network);
+    let mut failures = Failures::default();
+    for link in host.links()? {
+        let attachment = link.alias.as_deref().and_then(|alias| alias.strip_prefix(&prefix));
+        let Some((container_id, ifname)) = attachment.and_then(|rest| rest.split_once(':')) else { continue };
+        if !valid.contains(container_id, ifname) {
+            failures.keep(delete(host, link.index));
+        }
+    }
+    failures.into_result()
+}

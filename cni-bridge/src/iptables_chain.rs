@@ -1,0 +1,106 @@
+//! What the iptables backend makes for a container, as iptables(8) words and
+//! as nf_tables shows it. No I/O.
+//!
+//! One chain for all interfaces of a container in a network: the reference
+//! names it by these two only.
+
+use std::net::IpAddr;
+
+use cni_plugin::{ValidAttachments, sha512_hex};
+use ipnetwork::IpNetwork;
+use linux::nftables::{Batch, CmpOp, Expression, Family, Rule};
+
+/// Of the tables that iptables and ip6tables call so.
+pub(crate) const TABLE: &str = "nat";
+pub(crate) const POSTROUTING: &str = "POSTROUTING";
+pub(crate) const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+
+/// `CNI-` and 24 digits: iptables allows 28 bytes.
+pub(crate) fn chain_name(network: &str, container_id: &str) -> String {
+    format!("CNI-{}", sha512_hex(&format!("{network}{container_id}"), 24))
+}
+
+pub(crate) fn comment(network: &str, container_id: &str) -> String {
+    format!("{}{container_id}\"", comment_prefix(network))
+}
+
+fn comment_prefix(network: &str) -> String {
+    format!("name: \"{network}\" id: \"")
+}
+
+/// The rules that masquerade one address: chain, and the words after it.
+pub(crate) fn rules_of(address: &IpNetwork, chain: &str, comment: &str) -> [(String, Vec<String>); 3] {
+    let multicast = if address.is_ipv4() { "224.0.0.0/4" } else { "ff00::/8" };
+    let network = format!("{}/{}", address.network(), address.prefix());
+    let host = format!("{}/{}", address.ip(), if address.is_ipv4() { 32 } else { 128 });
+    let words = |matched: &[&str], target: &str| {
+        let rest = ["-m", "comment", "--comment", comment, "-j", target];
+        matched.iter().copied().chain(rest).map(str::to_owned).collect::<Vec<String>>()
+    };
+    [
+        (chain.to_owned(), words(&["-d", &network], "ACCEPT")),
+        (chain.to_owned(), words(&["!", "-d", multicast], "MASQUERADE")),
+        (POSTROUTING.to_owned(), words(&["-s", &host], chain)),
+    ]
+}
+
+/// Takes away the jumps to `chain` and, when none is left, the chain. With
+/// `addresses`, only their jumps: another interface of the container may have
+/// the others. `rules` are those of the chain and the jumps to it.
+pub(crate) fn plan_removal(
+    family: Family,
+    chain: &str,
+    addresses: &[IpAddr],
+    rules: &[Rule],
+    batch: &mut Batch,
+) {
+    let jumps = rules.iter().filter(|rule| rule.chain != chain && rule.target_chain() == Some(chain));
+    let is_ours =
+        |rule: &&Rule| addresses.is_empty() || addresses.iter().any(|address| compares_with(rule, *address));
+    let (ours, others): (Vec<&Rule>, Vec<&Rule>) = jumps.partition(is_ours);
+    for rule in ours {
+        batch.delete_rule(family, TABLE, &rule.chain, rule.handle);
+    }
+    if others.is_empty() {
+        batch.flush_chain(family, TABLE, chain).delete_chain(family, TABLE, chain);
+    }
+}
+
+/// Whether a jump to `chain` for each address of the family is there, and the
+/// chain masquerades.
+pub(crate) fn is_complete(chain: &str, addresses: &[IpNetwork], rules: &[Rule]) -> bool {
+    let jumps = |address: &IpNetwork| {
+        let mut to_chain = rules.iter().filter(|rule| rule.target_chain() == Some(chain));
+        to_chain.any(|rule| rule.chain == POSTROUTING && compares_with(rule, address.ip()))
+    };
+    let masquerades = |rule: &Rule| rule.chain == chain && rule.expressions.iter().any(is_masquerade);
+    addresses.iter().all(jumps) && rules.iter().any(masquerades)
+}
+
+fn is_masquerade(expression: &Expression) -> bool {
+    match expression {
+        Expression::Masquerade { .. } => true,
+        Expression::XtTarget { name, .. } => name == "MASQUERADE",
+        _ => false,
+    }
+}
+
+fn compares_with(rule: &Rule, address: IpAddr) -> bool {
+    let octets = match address {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let same = |e: &Expression| matches!(e, Expression::Cmp { op: CmpOp::Eq, value, .. } if *value == octets);
+    rule.expressions.iter().any(same)
+}
+
+/// The chains of containers of `network` of which no interface is valid.
+pub(crate) fn stale_chains(network: &str, valid: &ValidAttachments, rules: &[Rule]) -> Vec<String> {
+    let prefix = comment_prefix(network);
+    let ids = rules.iter().filter_map(|rule| rule.comment.as_ref()?.strip_prefix(&prefix)?.strip_suffix('"'));
+    let stale = ids.filter(|id| !valid.contains_container(id)).map(|id| chain_name(network, id));
+    let mut chains: Vec<String> = stale.filter(|name| rules.iter().any(|rule| rule.chain == *name)).collect();
+    chains.sort();
+    chains.dedup();
+    chains
+}

@@ -1,0 +1,139 @@
+//! The host's iptables program: run where a configuration asks for it by name,
+//! or where the kernel's old tables hold rules that nf_tables does not show.
+
+use std::net::IpAddr;
+
+use cni_plugin::Invocation;
+use ipnetwork::IpNetwork;
+use linux::iptables::{IpTables, IpVersion, legacy_tables, quote};
+
+use crate::error::Error;
+use crate::iptables_chain::{TABLE, chain_name, comment, rules_of};
+
+const VERSIONS: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
+
+/// Adds the rules that are missing: one reading and one writing process for
+/// each IP version among `addresses`.
+pub(crate) fn ensure(call: &Invocation, addresses: &[IpNetwork]) -> Result<(), Error> {
+    for version in VERSIONS {
+        let addresses = of_version(addresses, version);
+        if addresses.is_empty() {
+            continue;
+        }
+        let tool = IpTables::find(version)?;
+        let there = tool.rules(TABLE)?;
+        let commands = missing(call, &addresses, &there);
+        tool.apply(TABLE, &commands)?;
+    }
+    Ok(())
+}
+
+/// Removes the jumps to `chain` (with `addresses`: those of them) and, when
+/// none is left, the chain from the legacy tables.
+pub(crate) fn remove(call: &Invocation, addresses: &[IpAddr]) -> Result<(), Error> {
+    let chain = chain_name(&call.conf.name, &call.container_id);
+    for version in VERSIONS {
+        let Some(tool) = legacy_tool(version, call)? else { continue };
+        let there = tool.rules(TABLE)?;
+        tool.apply(TABLE, &removal(&chain, addresses, &there))?;
+    }
+    Ok(())
+}
+
+/// Whether the legacy tables have all rules for `addresses`.
+pub(crate) fn is_complete(call: &Invocation, addresses: &[IpNetwork]) -> Result<bool, Error> {
+    for version in VERSIONS {
+        let addresses = of_version(addresses, version);
+        if addresses.is_empty() {
+            continue;
+        }
+        let Some(tool) = legacy_tool(version, call)? else { return Ok(false) };
+        if !missing(call, &addresses, &tool.rules(TABLE)?).is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// `None` where the kernel has no legacy table, which no program must make by
+/// looking, and where there is a table but no program for it.
+fn legacy_tool(version: IpVersion, call: &Invocation) -> Result<Option<IpTables>, Error> {
+    let tables = legacy_tables(version)
+        .map_err(|source| linux::Error::new("list legacy tables", version.program(), source))?;
+    if !tables.iter().any(|table| table == TABLE) {
+        return Ok(None);
+    }
+    match IpTables::find_legacy(version) {
+        Ok(tool) => Ok(Some(tool)),
+        Err(e) => {
+            let asked = call.conf.fields().bool("ipMasq").unwrap_or(true);
+            if asked {
+                let what = format!("the legacy table {TABLE} of {} is left as it is", version.program());
+                cni_plugin::warn("bridge", format_args!("{what}: {e}"));
+            }
+            Ok(None)
+        }
+    }
+}
+
+fn of_version(addresses: &[IpNetwork], version: IpVersion) -> Vec<IpNetwork> {
+    addresses.iter().filter(|address| address.is_ipv4() == (version == IpVersion::V4)).copied().collect()
+}
+
+/// Restore commands for what `there` (lines of `-S`) lacks.
+fn missing(call: &Invocation, addresses: &[IpNetwork], there: &[String]) -> Vec<String> {
+    let chain = chain_name(&call.conf.name, &call.container_id);
+    let comment = comment(&call.conf.name, &call.container_id);
+    let is_there = |line: &String| there.contains(line);
+    let mut commands = Vec::new();
+    if !is_there(&format!("-N {chain}")) {
+        commands.push(format!(":{chain} - [0:0]"));
+    }
+    for (chain, words) in addresses.iter().flat_map(|address| rules_of(address, &chain, &comment)) {
+        let words: Vec<String> = words.iter().map(|word| quote(word)).collect();
+        let line = format!("-A {chain} {}", words.join(" "));
+        if !is_there(&line) && !commands.contains(&line) {
+            commands.push(line);
+        }
+    }
+    commands
+}
+
+fn removal(chain: &str, addresses: &[IpAddr], there: &[String]) -> Vec<String> {
+    let target = format!("-j {chain}");
+    let is_ours = |line: &str| {
+        let source = |address: &IpAddr| {
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            line.contains(&format!(" -s {address}/{bits} "))
+        };
+        addresses.is_empty() || addresses.iter().any(source)
+    };
+    let jumps = there.iter().filter(|line| line.ends_with(&target) && line.starts_with("-A "));
+    let (ours, others): (Vec<&String>, Vec<&String>) = jumps.partition(|line| is_ours(line));
+    let mut commands: Vec<String> = ours.iter().map(|line| line.replacen("-A ", "-D ", 1)).collect();
+    if others.is_empty() && there.contains(&format!("-N {chain}")) {
+        commands.extend([format!("-F {chain}"), format!("-X {chain}")]);
+    }
+    commands
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removal_takes_the_jumps_of_the_known_addresses_and_the_last_one_takes_the_chain() {
+        let there: Vec<String> = [
+            "-N CNI-x",
+            "-A POSTROUTING -s 10.0.0.2/32 -m comment --comment \"a b\" -j CNI-x",
+            "-A POSTROUTING -s 10.0.0.3/32 -j CNI-x",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let first: IpAddr = "10.0.0.2".parse().unwrap();
+        let delete = "-D POSTROUTING -s 10.0.0.2/32 -m comment --comment \"a b\" -j CNI-x";
+        assert_eq!(removal("CNI-x", &[first], &there), [delete]);
+        assert_eq!(removal("CNI-x", &[], &there)[2..], ["-F CNI-x", "-X CNI-x"]);
+        assert_eq!(removal("CNI-y", &[], &there), [""; 0]);
+    }
+}

@@ -1,0 +1,166 @@
+//! Which nf_tables rules masquerade an attachment, in the table that the
+//! reference's nftables backend keeps. No I/O.
+//!
+//! Two hashes at the head of a rule's comment say whose it is, so that it is
+//! found without knowing any address; what follows is for people, and cut off
+//! at 128 bytes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use cni_plugin::{Invocation, ValidAttachments, sha512_hex};
+use ipnetwork::IpNetwork;
+use linux::nftables::{BaseChain, Batch, ChainKind, Expression, Family, Hook, Is, Policy, Rule, RuleBody};
+
+pub(crate) const FAMILY: Family = Family::Inet;
+pub(crate) const TABLE: &str = "cni_plugins_masquerade";
+pub(crate) const CHECKS: &str = "masq_checks";
+const POSTROUTING: &str = "postrouting";
+
+const TABLE_COMMENT: &str = "Masquerading for plugins from github.com/containernetworking/plugins";
+const CHECKS_COMMENT: &str =
+    "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet";
+
+/// `postrouting`: nat, hook postrouting, priority srcnat.
+const BASE: BaseChain =
+    BaseChain { kind: ChainKind::Nat, hook: Hook::Postrouting, priority: 100, policy: Policy::Accept };
+
+const COMMENT_MAX: usize = 128;
+const HASH_DIGITS: usize = 16;
+
+/// What all rules of an attachment's comments begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    network: String,
+    interface: String,
+}
+
+impl Owner {
+    pub(crate) fn of(call: &Invocation) -> Self {
+        Self::new(&call.conf.name, &call.container_id, &call.ifname)
+    }
+
+    fn new(network: &str, container_id: &str, ifname: &str) -> Self {
+        Self {
+            network: sha512_hex(network, HASH_DIGITS),
+            interface: sha512_hex(&format!("{ifname}:{container_id}"), HASH_DIGITS),
+        }
+    }
+
+    fn read(comment: &str) -> Option<Self> {
+        let (network, rest) = comment.split_once('-')?;
+        let (interface, _) = rest.split_once(',')?;
+        let hash = |text: &str| text.len() == HASH_DIGITS && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let both = hash(network) && hash(interface);
+        both.then(|| Self { network: network.to_owned(), interface: interface.to_owned() })
+    }
+
+    pub(crate) fn owns(&self, rule: &Rule) -> bool {
+        rule.comment.as_deref().and_then(Self::read).as_ref() == Some(self)
+    }
+}
+
+/// Whether a rule belongs to an attachment of `network` that is not in `valid`.
+pub(crate) fn is_stale<'a>(network: &'a str, valid: &ValidAttachments) -> impl Fn(&Rule) -> bool + use<'a> {
+    let in_use: Vec<Owner> = valid.iter().map(|(id, ifname)| Owner::new(network, id, ifname)).collect();
+    let network = sha512_hex(network, HASH_DIGITS);
+    move |rule| {
+        let owner = rule.comment.as_deref().and_then(Owner::read);
+        owner.is_some_and(|owner| owner.network == network && !in_use.contains(&owner))
+    }
+}
+
+fn comment(call: &Invocation) -> String {
+    let Owner { network, interface } = Owner::of(call);
+    let (name, ifname, id) = (&call.conf.name, &call.ifname, &call.container_id);
+    let mut comment = format!("{network}-{interface}, net: {name}, if: {ifname}, id: {id}");
+    // Interface names may be any bytes but for a few: cut between characters.
+    let end = (0..=COMMENT_MAX.min(comment.len())).rev().find(|at| comment.is_char_boundary(*at));
+    comment.truncate(end.unwrap_or(0));
+    comment
+}
+
+/// Whether [`plan`] wants to see the rule.
+pub(crate) fn concerns(call: &Invocation) -> impl Fn(&Rule) -> bool + use<> {
+    let owner = Owner::of(call);
+    move |rule| rule.chain == POSTROUTING || rule.chain == CHECKS && owner.owns(rule)
+}
+
+/// Adds to `batch` what `found` lacks so that `addresses` (with their networks'
+/// prefix lengths) are masqueraded, and takes away this attachment's other rules.
+pub(crate) fn plan(call: &Invocation, addresses: &[IpNetwork], found: &[Rule], batch: &mut Batch) {
+    plan_base(found, batch);
+    let comment = comment(call);
+    let mut stale: Vec<&Rule> = found.iter().filter(|rule| rule.chain == CHECKS).collect();
+    for address in addresses {
+        let wanted = rule_of(address);
+        match stale.iter().position(|rule| rule.does(&wanted)) {
+            Some(at) => drop(stale.swap_remove(at)),
+            None => drop(batch.append_rule(FAMILY, TABLE, CHECKS, &wanted, Some(&comment))),
+        }
+    }
+    for rule in stale {
+        batch.delete_rule(FAMILY, TABLE, CHECKS, rule.handle);
+    }
+}
+
+/// The chains, and the three rules that lead to the per-address ones. Rules of
+/// others in the base chain stay.
+fn plan_base(found: &[Rule], batch: &mut Batch) {
+    let wanted = base_rules();
+    let ours: Vec<&Rule> = found
+        .iter()
+        .filter(|rule| rule.chain == POSTROUTING && wanted.iter().any(|body| rule.does(body)))
+        .collect();
+    if leads_to_checks(&ours, &wanted) {
+        return;
+    }
+    batch
+        .add_table(FAMILY, TABLE, Some(TABLE_COMMENT))
+        .add_chain(FAMILY, TABLE, CHECKS, None, Some(CHECKS_COMMENT))
+        .add_chain(FAMILY, TABLE, POSTROUTING, Some(&BASE), None);
+    for rule in ours {
+        batch.delete_rule(FAMILY, TABLE, POSTROUTING, rule.handle);
+    }
+    for body in &wanted {
+        batch.append_rule(FAMILY, TABLE, POSTROUTING, body, None);
+    }
+}
+
+fn leads_to_checks(ours: &[&Rule], wanted: &[Vec<Expression>]) -> bool {
+    ours.len() >= wanted.len() && wanted.iter().zip(ours).all(|(body, rule)| rule.does(body))
+}
+
+/// Whether the rules masquerade all `addresses`.
+pub(crate) fn is_complete(addresses: &[IpNetwork], found: &[Rule]) -> bool {
+    let base: Vec<&Rule> = found.iter().filter(|rule| rule.chain == POSTROUTING).collect();
+    let wanted = base_rules();
+    let base: Vec<&Rule> =
+        base.into_iter().filter(|rule| wanted.iter().any(|body| rule.does(body))).collect();
+    let has = |address: &IpNetwork| {
+        let body = rule_of(address);
+        found.iter().any(|rule| rule.chain == CHECKS && rule.does(&body))
+    };
+    leads_to_checks(&base, &wanted) && addresses.iter().all(has)
+}
+
+/// `ip daddr 224.0.0.0/4 return`, `ip6 daddr ff00::/8 return`, `goto masq_checks`.
+fn base_rules() -> [Vec<Expression>; 3] {
+    let multicast_v4 = IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0));
+    let multicast_v6 = IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0));
+    let body = || RuleBody::new(FAMILY);
+    [
+        body().daddr(Is::Equal, multicast_v4, 4).ret().build(),
+        body().daddr(Is::Equal, multicast_v6, 8).ret().build(),
+        body().goto(CHECKS).build(),
+    ]
+}
+
+/// `ip saddr ADDRESS ip daddr != NETWORK masquerade`.
+fn rule_of(address: &IpNetwork) -> Vec<Expression> {
+    let whole = if address.is_ipv4() { 32 } else { 128 };
+    RuleBody::new(FAMILY)
+        .saddr(Is::Equal, address.ip(), whole)
+        .daddr(Is::Not, address.network(), address.prefix())
+        .masquerade()
+        .build()
+}

@@ -1,0 +1,136 @@
+//! Which nf_tables rules drop frames of a container with another source MAC
+//! than its own (`macspoofchk`): chains and comments are the reference's. No I/O.
+
+use cni_plugin::{Invocation, ValidAttachments};
+use linux::netlink::Mac;
+use linux::nftables::{
+    BaseChain, Batch, ChainKind, CmpOp, Expression, Family, Hook, Is, MetaKey, Policy, Rule, RuleBody,
+};
+
+pub(crate) const FAMILY: Family = Family::Bridge;
+pub(crate) const TABLE: &str = "nat";
+const PREROUTING: &str = "PREROUTING";
+const CHAIN_PREFIX: &str = "cni-br-iface-";
+const COMMENT_PREFIX: &str = "macspoofchk-";
+
+/// `PREROUTING`: filter, hook prerouting, priority dstnat of the bridge family.
+const BASE: BaseChain =
+    BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: -300, policy: Policy::Accept };
+
+/// The names of one attachment's part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// Of the chain that the port's frames go through.
+    pub(crate) interface: String,
+    /// Of the chain that judges their source.
+    pub(crate) mac: String,
+    comment: String,
+}
+
+impl Names {
+    pub(crate) fn of(call: &Invocation) -> Self {
+        Self::new(&format!("{}-{}", call.container_id, call.ifname))
+    }
+
+    fn new(attachment: &str) -> Self {
+        let interface = format!("{CHAIN_PREFIX}{attachment}");
+        Self { mac: format!("{interface}-mac"), interface, comment: format!("{COMMENT_PREFIX}{attachment}") }
+    }
+
+    /// Whether the rule is in these chains, leads to them, or says it is theirs.
+    pub(crate) fn own(&self, rule: &Rule) -> bool {
+        rule.chain == self.interface
+            || rule.chain == self.mac
+            || rule.target_chain() == Some(&self.interface)
+            || rule.comment.as_ref() == Some(&self.comment)
+    }
+}
+
+/// Adds to `batch` what `found` (the rules that [`Names::own`]) lacks so that
+/// only `mac` may send through the port `host_veth`, and takes away what else
+/// is there.
+pub(crate) fn plan(names: &Names, host_veth: &str, mac: Mac, found: &[Rule], batch: &mut Batch) {
+    let wanted = wanted(names, host_veth, mac);
+    if found.len() == wanted.len() && is_complete(names, host_veth, mac, found) {
+        return;
+    }
+    batch
+        .add_table(FAMILY, TABLE, None)
+        .add_chain(FAMILY, TABLE, PREROUTING, Some(&BASE), None)
+        .add_chain(FAMILY, TABLE, &names.interface, None, None)
+        .add_chain(FAMILY, TABLE, &names.mac, None, None);
+    for rule in found {
+        batch.delete_rule(FAMILY, TABLE, &rule.chain, rule.handle);
+    }
+    for (chain, body) in &wanted {
+        batch.append_rule(FAMILY, TABLE, chain, body, Some(&names.comment));
+    }
+}
+
+/// Whether the rules are in force: in their chains, in their order.
+pub(crate) fn is_complete(names: &Names, host_veth: &str, mac: Mac, found: &[Rule]) -> bool {
+    let wanted = wanted(names, host_veth, mac);
+    [PREROUTING, &names.interface, &names.mac].into_iter().all(|chain| {
+        let there = found.iter().filter(|rule| rule.chain == chain);
+        let due: Vec<&Vec<Expression>> = wanted.iter().filter(|(c, _)| *c == chain).map(|(_, b)| b).collect();
+        let there: Vec<&Rule> = there.collect();
+        there.len() == due.len() && there.iter().zip(due).all(|(rule, body)| rule.does(body))
+    })
+}
+
+/// Chain and body of each rule.
+fn wanted<'a>(names: &'a Names, host_veth: &str, mac: Mac) -> [(&'a str, Vec<Expression>); 4] {
+    let body = || RuleBody::new(FAMILY);
+    [
+        (PREROUTING, body().iifname(Is::Equal, host_veth).jump(&names.interface).build()),
+        (&names.interface, body().jump(&names.mac).build()),
+        (&names.mac, body().ether_saddr(Is::Equal, mac).ret().build()),
+        (&names.mac, body().drop().build()),
+    ]
+}
+
+/// Takes the attachment's rules and chains away, as far as they are there.
+pub(crate) fn plan_removal(found: &[Rule], chains: &[&str], batch: &mut Batch) {
+    for rule in found {
+        batch.delete_rule(FAMILY, TABLE, &rule.chain, rule.handle);
+    }
+    for chain in chains {
+        batch.delete_chain(FAMILY, TABLE, chain);
+    }
+}
+
+/// An attachment whose spoof check was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Checked {
+    pub(crate) names: Names,
+    /// The port whose frames are judged.
+    pub(crate) host_veth: String,
+}
+
+/// The attachments of `rules` that are in no list of valid ones. Their network
+/// is not known here: an attachment's name holds container id and interface.
+pub(crate) fn checked_but_not(valid: &ValidAttachments, rules: &[Rule]) -> Vec<Checked> {
+    let in_use: Vec<Names> = valid.iter().map(|(id, ifname)| Names::new(&format!("{id}-{ifname}"))).collect();
+    let entries = rules.iter().filter(|rule| rule.chain == PREROUTING);
+    let checked = entries.filter_map(|rule| {
+        let attachment = rule.comment.as_ref()?.strip_prefix(COMMENT_PREFIX)?;
+        Some(Checked { names: Names::new(attachment), host_veth: input_interface(rule)? })
+    });
+    checked.filter(|checked| !in_use.contains(&checked.names)).collect()
+}
+
+/// The name that `iifname` is compared with.
+fn input_interface(rule: &Rule) -> Option<String> {
+    let mut loaded = false;
+    for expression in &rule.expressions {
+        match expression {
+            Expression::Meta { key: MetaKey::IifName, .. } => loaded = true,
+            Expression::Cmp { op: CmpOp::Eq, value, .. } if loaded => {
+                let name: Vec<u8> = value.iter().copied().take_while(|byte| *byte != 0).collect();
+                return String::from_utf8(name).ok();
+            }
+            _ => {}
+        }
+    }
+    None
+}

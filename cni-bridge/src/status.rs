@@ -1,0 +1,37 @@
+//! STATUS: whether ADD could be served now.
+
+use cni_plugin::delegate::Delegate;
+use cni_plugin::{CniError, Invocation, code};
+use linux::iptables::{IpTables, IpVersion};
+use linux::nftables;
+
+use crate::config::{Config, MasqueradeBackend};
+use crate::error::Error;
+use crate::rules;
+
+pub(crate) fn status(call: &Invocation) -> Result<(), Error> {
+    let config = Config::read(call)?;
+    if let Some(ipam) = config.ipam() {
+        Delegate::find(ipam, &call.path)?.status(call)?;
+    }
+    match config.masquerade.map(rules::in_force).transpose()? {
+        Some(MasqueradeBackend::Iptables) => {
+            // Which family addresses will have, only the IPAM plugin knows.
+            IpTables::find(IpVersion::V4).map_err(|e| unavailable("ipMasq", &e))?;
+        }
+        Some(MasqueradeBackend::NfTables | MasqueradeBackend::Unset) => need_nf_tables("ipMasq")?,
+        None => {}
+    }
+    if config.spoof_check { need_nf_tables("macspoofchk") } else { Ok(()) }
+}
+
+fn need_nf_tables(key: &str) -> Result<(), Error> {
+    if nftables::is_available()? {
+        return Ok(());
+    }
+    Err(unavailable(key, &"the kernel has no nf_tables"))
+}
+
+fn unavailable(key: &str, why: &dyn std::fmt::Display) -> Error {
+    CniError::new(code::PLUGIN_NOT_AVAILABLE, format_args!("{key} cannot be served: {why}")).into()
+}
