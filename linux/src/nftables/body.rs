@@ -12,7 +12,7 @@ const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 
 /// `NFT_FIB_RESULT_ADDRTYPE`, `NFTA_FIB_F_DADDR`, `RTN_LOCAL`.
-const FIB_ADDRESS_TYPE: u32 = 2;
+const FIB_ADDRESS_TYPE: u32 = 3;
 const FIB_DADDR: u32 = 2;
 const LOCAL: u32 = 2;
 
