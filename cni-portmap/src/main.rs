@@ -1,17 +1,42 @@
 //! CNI plugin `portmap`: ports of the host lead to the container.
+//!
+//! `config`, `conditions`, `mapping` and the `rules` and `plan` of both
+//! backends decide; `nftables`, `iptables`, `localnet` and `flows` touch the
+//! kernel; `add`, `del`, `check`, `status` and `gc` are the verbs.
+
+#![cfg_attr(not(test), no_main)]
+
+mod add;
+mod check;
+mod conditions;
+mod config;
+mod del;
+mod error;
+mod flows;
+mod gc;
+mod iptables;
+mod localnet;
+mod mapping;
+mod nftables;
+mod status;
 
 use std::process::ExitCode;
 
-use cni_plugin::{CniError, Plugin};
+use cni_plugin::Plugin;
 
-fn main() -> ExitCode {
+/// As runtimes know this plugin.
+const NAME: &str = "portmap";
+
+linux::bare_main!(serve);
+
+fn serve() -> ExitCode {
     cni_plugin::run(&Plugin {
-        name: "portmap",
+        name: NAME,
         version: env!("CARGO_PKG_VERSION"),
-        add: |_| Err(CniError::internal("must be called as chained plugin")),
-        del: |_| Ok(()),
-        check: None,
-        status: None,
-        gc: None,
+        add: |call| Ok(add::add(call)?),
+        del: |call| Ok(del::del(call)?),
+        check: Some(|call| Ok(check::check(call)?)),
+        status: Some(|call| Ok(status::status(call)?)),
+        gc: Some(|call| Ok(gc::gc(call)?)),
     })
 }

@@ -1,0 +1,63 @@
+//! ADD: all rules of the attachment, or none.
+
+use cni_plugin::{CniResult, Invocation, warn};
+
+use crate::config::{Backend, Config, Purpose};
+use crate::error::Error;
+use crate::iptables::rules::Owner as IptablesOwner;
+use crate::localnet::Localnet;
+use crate::nftables::Owner;
+use crate::{NAME, del, flows, iptables, nftables};
+
+/// The result is that of the plugins before this one, unchanged.
+pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
+    let config = Config::read(call, Purpose::Keep).map_err(|cause| Error::Config { cause })?;
+    let result = config.prev_result.clone().ok_or(Error::NotChained)?;
+    // Most pods have no host ports: nothing is opened for them.
+    if config.entries.is_empty() {
+        return Ok(result);
+    }
+    // What the asked version cannot express must fail before anything is done.
+    result.to_json(call.conf.cni_version)?;
+
+    let localnet = Localnet::wanted(&config)?;
+    add_rules(&config, call)?;
+    // Last, since it is not taken back: others may have come to rely on it.
+    if let Err(cause) = localnet.map_or(Ok(()), |localnet| localnet.enable()) {
+        return Err(roll_back(call, &config, cause));
+    }
+    // Flows from before the rules would go on to where they went.
+    if let Err(e) = flows::forget_of_host(&config) {
+        warn(
+            NAME,
+            format_args!(
+                "failed to delete stale UDP conntrack entries: {}",
+                cni_plugin::CniError::chain(&e).msg
+            ),
+        );
+    }
+    Ok(result)
+}
+
+fn add_rules(config: &Config, call: &Invocation) -> Result<(), Error> {
+    match resolved(config)? {
+        Backend::Iptables => iptables::add(config, &IptablesOwner::of(call)),
+        Backend::Nftables | Backend::Unset => nftables::add(config, &Owner::of(call)),
+    }
+}
+
+/// The backend that a call uses where the configuration leaves it open.
+pub(crate) fn resolved(config: &Config) -> Result<Backend, Error> {
+    match config.backend {
+        Backend::Unset if !linux::nftables::is_available()? => Ok(Backend::Iptables),
+        Backend::Unset => Ok(Backend::Nftables),
+        asked => Ok(asked),
+    }
+}
+
+fn roll_back(call: &Invocation, config: &Config, cause: Error) -> Error {
+    match del::remove(call, config) {
+        Ok(()) => cause,
+        Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+    }
+}

@@ -1,0 +1,37 @@
+//! CHECK: every rule that ADD makes is there, in whichever backend, by
+//! whichever implementation.
+
+use cni_plugin::Invocation;
+
+use crate::config::{Backend, Config, Purpose};
+use crate::error::Error;
+use crate::iptables::rules::Owner as IptablesOwner;
+use crate::nftables::Owner;
+use crate::{iptables, nftables};
+
+pub(crate) fn check(call: &Invocation) -> Result<(), Error> {
+    let config = Config::read(call, Purpose::Keep)?;
+    if config.prev_result.is_none() {
+        return Err(Error::NoPrevResult);
+    }
+    if config.entries.is_empty() {
+        return Ok(());
+    }
+    let by_iptables = || iptables::check(&config, &IptablesOwner::of(call));
+    let missing = match config.backend {
+        Backend::Iptables => return by_iptables(),
+        Backend::Nftables => nftables::missing(&config, &Owner::of(call))?,
+        // The reference takes iptables by itself: its rules are as good.
+        Backend::Unset if !linux::nftables::is_available()? => return by_iptables(),
+        Backend::Unset => match nftables::missing(&config, &Owner::of(call))? {
+            Some(missing) if iptables::visible::has_chain(&IptablesOwner::of(call))? => {
+                return by_iptables().map_err(|by_iptables| Error::Several {
+                    first: Box::new(by_iptables),
+                    others: vec![missing],
+                });
+            }
+            missing => missing,
+        },
+    };
+    missing.map_or(Ok(()), Err)
+}

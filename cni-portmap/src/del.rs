@@ -1,0 +1,53 @@
+//! DEL: removes what either backend, and either implementation, left of the
+//! attachment. Needs neither namespace nor result nor mappings.
+
+use cni_plugin::{Invocation, warn};
+use linux::nftables::{Batch, NfTables};
+
+use crate::config::{Config, Purpose};
+use crate::error::Error;
+use crate::iptables::rules::Owner as IptablesOwner;
+use crate::nftables::{Deed, Owner};
+use crate::{NAME, flows, iptables, nftables};
+
+pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
+    let config = Config::read(call, Purpose::Remove).map_err(|cause| Error::Config { cause })?;
+    remove(call, &config)
+}
+
+/// Goes on after a failure, and reports all.
+pub(crate) fn remove(call: &Invocation, config: &Config) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    let deeds = remove_visible(call, config).unwrap_or_else(|e| {
+        errors.push(e);
+        Vec::new()
+    });
+    // A program is started only for pods that have ports.
+    if !config.entries.is_empty() {
+        errors.extend(iptables::legacy::remove(&IptablesOwner::of(call)).err());
+    }
+    if let Err(e) = flows::forget_of_container(config, &deeds) {
+        let words = cni_plugin::CniError::chain(&e).msg;
+        warn(NAME, format_args!("failed to delete UDP conntrack entries of the container: {words}"));
+    }
+    Error::all(errors)
+}
+
+/// The rules of both backends that nf_tables shows, in one transaction; gives
+/// what they did.
+fn remove_visible(call: &Invocation, config: &Config) -> Result<Vec<Deed>, Error> {
+    let (owner, known) = (Owner::of(call), config.known_addresses());
+    let removed = NfTables::open().and_then(|mut kernel| {
+        kernel.update(|kernel| {
+            let mut batch = Batch::new();
+            let mut deeds = nftables::remove(kernel, &mut batch, &owner, &known)?;
+            deeds.extend(iptables::visible::remove(kernel, &mut batch, &IptablesOwner::of(call))?);
+            Ok((batch, deeds))
+        })
+    });
+    match removed {
+        Ok(deeds) => Ok(deeds),
+        Err(e) if nftables::is_absent(&e) => Ok(Vec::new()),
+        Err(source) => Err(Error::DeleteNftables { source }),
+    }
+}

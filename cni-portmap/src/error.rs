@@ -1,0 +1,133 @@
+//! What can go wrong, in the reference's words, and its CNI codes.
+
+use cni_plugin::{CniError, code};
+
+use crate::mapping::Family;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// Of ADD and DEL; CHECK has the cause alone.
+    #[error("failed to parse config: {}", cause.msg)]
+    Config { cause: CniError },
+    #[error("must be called as chained plugin")]
+    NotChained,
+    #[error("Required prevResult missing")]
+    NoPrevResult,
+    #[error("protocol {name:?} has no ports to map")]
+    UnknownProtocol { name: String },
+    #[error("hostIP {text:?} is no IP address")]
+    HostIp { text: String },
+    #[error("unable to set up nftables rules for port mappings")]
+    SetUpNftables {
+        #[source]
+        source: linux::Error,
+    },
+    #[error("unable to set up nftables rules for port mappings: {words}")]
+    NftRefused { words: String },
+    #[error("could not list rules in table {}", crate::nftables::TABLE)]
+    ListNftables {
+        #[source]
+        source: linux::Error,
+    },
+    #[error("error deleting nftables rules")]
+    DeleteNftables {
+        #[source]
+        source: linux::Error,
+    },
+    #[error("missing hostport rules in {chain:?} chain")]
+    MissingRules { chain: &'static str, missing: String },
+    #[error("failed to open iptables")]
+    OpenIptables {
+        #[source]
+        source: linux::iptables::Error,
+    },
+    #[error("unable to setup DNAT")]
+    SetUpIptables {
+        #[source]
+        source: linux::iptables::Error,
+    },
+    #[error("could not teardown {family} dnat")]
+    TearDownIptables {
+        family: Family,
+        #[source]
+        source: linux::iptables::Error,
+    },
+    #[error("could not check {family} dnat: chain {chain} not found in iptables table nat")]
+    MissingChain { family: Family, chain: String },
+    #[error("could not check {family} dnat: rule {rule} in chain {chain} not found in table nat")]
+    MissingRule { family: Family, chain: String, rule: String },
+    #[error("could not check {family} dnat")]
+    CheckIptables {
+        family: Family,
+        #[source]
+        source: linux::iptables::Error,
+    },
+    #[error("unable to enable route_localnet")]
+    RouteLocalnet {
+        #[source]
+        source: linux::Error,
+    },
+    /// Of STATUS.
+    #[error("neither nf_tables nor iptables can be used")]
+    NoBackend { details: String },
+    #[error(transparent)]
+    Kernel(#[from] linux::Error),
+    /// Passed on unchanged.
+    #[error(transparent)]
+    Protocol(#[from] CniError),
+    #[error("{cause}")]
+    Rollback { cause: Box<Error>, rollback: Box<Error> },
+    /// Of a removal, which goes on after a failure; the first is the answer.
+    #[error("{first}")]
+    Several { first: Box<Error>, others: Vec<Error> },
+}
+
+impl Error {
+    /// `Ok` for none.
+    pub(crate) fn all(errors: Vec<Error>) -> Result<(), Error> {
+        let mut errors = errors.into_iter();
+        let Some(first) = errors.next() else { return Ok(()) };
+        let others: Vec<Error> = errors.collect();
+        Err(if others.is_empty() { first } else { Error::Several { first: Box::new(first), others } })
+    }
+}
+
+impl From<Error> for CniError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Protocol(inner) => inner,
+            Error::Config { ref cause } => Self::chain(&error).with_details(&cause.details),
+            Error::Rollback { cause, rollback } => {
+                let left = Self::from(*rollback).msg;
+                Self::from(*cause).with_details(format_args!("not rolled back: {left}"))
+            }
+            Error::Several { first, others } => {
+                let others: Vec<String> = others.into_iter().map(|e| Self::from(e).msg).collect();
+                Self::from(*first).with_details(others.join("; "))
+            }
+            Error::MissingRules { ref missing, .. } => {
+                let details = format!("no rule for {missing}");
+                Self::chain(&error).with_details(details)
+            }
+            Error::NoBackend { ref details } => {
+                Self { code: code::PLUGIN_NOT_AVAILABLE, ..Self::chain(&error) }.with_details(details)
+            }
+            Error::NotChained
+            | Error::NoPrevResult
+            | Error::UnknownProtocol { .. }
+            | Error::HostIp { .. }
+            | Error::SetUpNftables { .. }
+            | Error::NftRefused { .. }
+            | Error::ListNftables { .. }
+            | Error::DeleteNftables { .. }
+            | Error::OpenIptables { .. }
+            | Error::SetUpIptables { .. }
+            | Error::TearDownIptables { .. }
+            | Error::MissingChain { .. }
+            | Error::MissingRule { .. }
+            | Error::CheckIptables { .. }
+            | Error::RouteLocalnet { .. }
+            | Error::Kernel(_) => Self::chain(&error),
+        }
+    }
+}

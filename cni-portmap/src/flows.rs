@@ -1,0 +1,70 @@
+//! UDP flows that connection tracking remembers: they go on to where they went
+//! before the rules changed, as long as packets keep coming.
+
+use std::net::IpAddr;
+
+use linux::conntrack::{UdpFlows, delete_udp};
+use linux::netlink::Netlink;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::mapping::{Mapping, Protocol, in_family};
+use crate::nftables::Deed;
+
+/// ADD: flows to the mapped ports of this host, whoever answers them now. Those
+/// to the same port of other hosts, which this one only forwards, go on.
+pub(crate) fn forget_of_host(config: &Config) -> Result<(), Error> {
+    let mappings = udp_mappings(config)?;
+    if mappings.is_empty() {
+        return Ok(());
+    }
+    let local = Netlink::open()?.local_addresses()?;
+    let mut flows = Vec::new();
+    for (mapping, container) in &mappings {
+        let of_family = |ip: &IpAddr| ip.is_ipv4() == container.is_ipv4();
+        let destinations: Vec<IpAddr> =
+            mapping.host_ip.map_or_else(|| local.iter().copied().filter(of_family).collect(), |ip| vec![ip]);
+        flows.extend(destinations.into_iter().map(|destination| UdpFlows {
+            port: mapping.host_port,
+            destination: Some(destination),
+            reply_source: None,
+        }));
+    }
+    delete_udp(&flows)?;
+    Ok(())
+}
+
+/// DEL: flows that the container answers through its ports: those that the
+/// removed rules (`deeds`) made, and those of the configuration.
+pub(crate) fn forget_of_container(config: &Config, deeds: &[Deed]) -> Result<(), Error> {
+    let of_rules = deeds.iter().filter_map(|deed| match deed {
+        Deed::Forward { protocol: Protocol::Udp, host_ip, host_port, to } => {
+            Some(UdpFlows { port: *host_port, destination: *host_ip, reply_source: Some(to.ip()) })
+        }
+        Deed::Forward { .. } | Deed::Masquerade { .. } => None,
+    });
+    let mut flows: Vec<UdpFlows> = of_rules.collect();
+    // What cannot be understood was never mapped.
+    for (mapping, container) in udp_mappings(config).unwrap_or_default() {
+        let flow =
+            UdpFlows { port: mapping.host_port, destination: mapping.host_ip, reply_source: Some(container) };
+        if !flows.contains(&flow) {
+            flows.push(flow);
+        }
+    }
+    if !flows.is_empty() {
+        delete_udp(&flows)?;
+    }
+    Ok(())
+}
+
+/// With the container's address of their family.
+fn udp_mappings(config: &Config) -> Result<Vec<(Mapping, IpAddr)>, Error> {
+    let mut found = Vec::new();
+    for (family, container) in config.container.each() {
+        let mappings = in_family(&config.entries, family)?;
+        let udp = mappings.into_iter().filter(|mapping| mapping.protocol == Protocol::Udp);
+        found.extend(udp.map(|mapping| (mapping, container.ip())));
+    }
+    Ok(found)
+}

@@ -1,0 +1,33 @@
+//! GC: removes the rules of this network's attachments that are not in use any
+//! more, and nothing else.
+
+use cni_plugin::{Invocation, ValidAttachments};
+use linux::nftables::{Batch, NfTables};
+
+use crate::config::{Config, Purpose};
+use crate::error::Error;
+use crate::{flows, iptables, nftables};
+
+pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
+    let config = Config::read(call, Purpose::Remove)?;
+    let valid = ValidAttachments::read(&call.conf)?;
+    let network = call.conf.name.as_str();
+    let removed = NfTables::open().and_then(|mut kernel| {
+        kernel.update(|kernel| {
+            let mut batch = Batch::new();
+            let is_valid = |container_id: &str, ifname: &str| valid.contains(container_id, ifname);
+            let mut deeds = nftables::remove_stale(kernel, &mut batch, network, is_valid)?;
+            // Their rules do not tell the interface.
+            let is_valid = |container_id: &str| valid.contains_container(container_id);
+            deeds.extend(iptables::visible::remove_stale(kernel, &mut batch, network, is_valid)?);
+            Ok((batch, deeds))
+        })
+    });
+    let deeds = match removed {
+        Ok(deeds) => deeds,
+        Err(e) if nftables::is_absent(&e) => Vec::new(),
+        Err(source) => return Err(Error::DeleteNftables { source }),
+    };
+    flows::forget_of_container(&config, &deeds)?;
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! The iptables backend: the host's own program reads the rules and takes the
+//! change as a whole, once for each IP version.
+
+pub(crate) mod legacy;
+mod plan;
+pub(crate) mod rules;
+pub(crate) mod visible;
+
+use std::fs::File;
+
+use linux::iptables::{IpTables, IpVersion, Variant, legacy_tables};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::mapping::Family;
+use plan::{Change, Listing, Missing};
+use rules::{Owner, TABLE, Wanted};
+
+/// All rules of the attachment are there afterwards, or nothing has changed.
+pub(crate) fn add(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
+    let mut parts = Vec::new();
+    for (family, container) in config.container.each() {
+        let wanted = Wanted::new(config, owner, family, container)?;
+        let iptables = IpTables::find(version(family)).map_err(|source| Error::OpenIptables { source })?;
+        parts.push((iptables, wanted));
+    }
+    // Two calls that both miss a shared rule would both add it.
+    let _lock = lock();
+    let mut done: Vec<(&IpTables, Change)> = Vec::new();
+    for (iptables, wanted) in &parts {
+        let added = list(iptables).and_then(|listing| {
+            let change = plan::add(wanted, &listing);
+            iptables.apply(TABLE, &change.commands)?;
+            Ok(change)
+        });
+        match added {
+            Ok(change) => done.push((iptables, change)),
+            Err(source) => return Err(roll_back(&done, Error::SetUpIptables { source })),
+        }
+    }
+    Ok(())
+}
+
+fn roll_back(done: &[(&IpTables, Change)], cause: Error) -> Error {
+    let undone = done.iter().rev().map(|(iptables, change)| {
+        iptables.apply(TABLE, &change.undo).map_err(|source| Error::SetUpIptables { source })
+    });
+    match Error::all(undone.filter_map(Result::err).collect()) {
+        Ok(()) => cause,
+        Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+    }
+}
+
+pub(crate) fn check(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
+    for (family, container) in config.container.each() {
+        let wanted = Wanted::new(config, owner, family, container)?;
+        let failed = |source| Error::CheckIptables { family, source };
+        let iptables = IpTables::find(version(family)).map_err(failed)?;
+        let listing = list(&iptables).map_err(failed)?;
+        match plan::missing(&wanted, &listing) {
+            None => {}
+            Some(Missing::Chain(chain)) => return Err(Error::MissingChain { family, chain }),
+            Some(Missing::Rule { chain, rule }) => return Err(Error::MissingRule { family, chain, rule }),
+        }
+    }
+    Ok(())
+}
+
+/// One process, which touches no table. A host may do without IPv6.
+pub(crate) fn status() -> Result<(), Error> {
+    let found = IpTables::find(IpVersion::V4).or_else(|_| IpTables::find(IpVersion::V6));
+    let missing = |e| Error::NoBackend { details: cni_plugin::CniError::chain(&e).msg };
+    found.map(drop).map_err(missing)
+}
+
+fn list(iptables: &IpTables) -> Result<Listing, linux::iptables::Error> {
+    // A look with the legacy program would make the table.
+    let absent = iptables.variant() == Variant::Legacy
+        && legacy_tables(iptables.version()).is_ok_and(|tables| !tables.iter().any(|table| table == TABLE));
+    if absent {
+        return Ok(Listing::default());
+    }
+    Ok(Listing::read(&iptables.rules(TABLE)?))
+}
+
+fn version(family: Family) -> IpVersion {
+    match family {
+        Family::V4 => IpVersion::V4,
+        Family::V6 => IpVersion::V6,
+    }
+}
+
+/// flock(2) on the namespace itself, as [`linux::nftables::NfTables::update`]
+/// takes it too: no file on disk. Without one, calls only race as those of the
+/// reference do.
+fn lock() -> Option<Flock<File>> {
+    let mut file = File::open("/proc/thread-self/ns/net").ok()?;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusive) {
+            Ok(lock) => return Some(lock),
+            Err((back, Errno::EINTR)) => file = back,
+            Err(_) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+//! What the iptables backend left in the tables of iptables-legacy, which no
+//! netlink shows: only its own program can look.
+
+use cni_plugin::warn;
+use linux::iptables::{IpTables, IpVersion, legacy_tables};
+
+use super::plan::{self, Listing};
+use super::rules::{Owner, TABLE};
+use crate::NAME;
+use crate::error::Error;
+use crate::mapping::Family;
+
+/// Starts a program only where this namespace has such tables already: looking
+/// for them would make them.
+pub(crate) fn remove(owner: &Owner<'_>) -> Result<(), Error> {
+    let both = [(Family::V4, IpVersion::V4), (Family::V6, IpVersion::V6)];
+    let errors = both.into_iter().filter_map(|(family, version)| remove_of(owner, family, version).err());
+    Error::all(errors.collect())
+}
+
+fn remove_of(owner: &Owner<'_>, family: Family, version: IpVersion) -> Result<(), Error> {
+    let tables = legacy_tables(version).unwrap_or_default();
+    if !tables.iter().any(|table| table == TABLE) {
+        return Ok(());
+    }
+    let failed = |source| Error::TearDownIptables { family, source };
+    let iptables = match IpTables::find_legacy(version) {
+        Err(why @ linux::iptables::Error::NotInstalled { .. }) => {
+            warn(NAME, format_args!("rules in legacy tables may be left: {why}"));
+            return Ok(());
+        }
+        found => found.map_err(failed)?,
+    };
+    let listing = Listing::read(&iptables.rules(TABLE).map_err(failed)?);
+    iptables.apply(TABLE, &plan::remove(owner, &listing)).map_err(failed)
+}

@@ -1,0 +1,262 @@
+//! The rules of the iptables backend: chains, order, words and comments are
+//! the reference's, so that either side finds the other's. No I/O.
+//!
+//! The entry rules of all containers stand in one chain, which PREROUTING and
+//! OUTPUT jump to; each leads to a chain of the container. There, the packets
+//! that have to be masqueraded on their way out get a mark first.
+
+use std::collections::BTreeMap;
+
+use cni_plugin::Invocation;
+use ipnetwork::IpNetwork;
+
+use crate::config::{Config, Mark};
+use crate::error::Error;
+use crate::mapping::{Family, Protocol, in_family};
+
+/// All that is here is in this table.
+pub(crate) const TABLE: &str = "nat";
+/// Where the entry rules stand.
+pub(crate) const DNAT_CHAIN: &str = "CNI-HOSTPORT-DNAT";
+/// Where the reference had entry rules for masquerading in old times.
+pub(crate) const OLD_SNAT_CHAIN: &str = "CNI-HOSTPORT-SNAT";
+const SET_MARK_CHAIN: &str = "CNI-HOSTPORT-SETMARK";
+const MASQUERADE_CHAIN: &str = "CNI-HOSTPORT-MASQ";
+/// `multiport` takes so many.
+const PORTS_PER_RULE: usize = 15;
+/// What the comment match holds without the final zero.
+const COMMENT_MAX: usize = 255;
+
+/// One attachment's container in one network, as the reference names it: the
+/// interface's name is no part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner<'a> {
+    pub(crate) network: &'a str,
+    pub(crate) container_id: &'a str,
+}
+
+impl<'a> Owner<'a> {
+    pub(crate) fn of(call: &'a Invocation) -> Self {
+        Self { network: &call.conf.name, container_id: &call.container_id }
+    }
+
+    /// The container's chain.
+    pub(crate) fn chain(&self) -> String {
+        self.named("CNI-DN-")
+    }
+
+    /// The chain that old versions made beside it.
+    pub(crate) fn old_snat_chain(&self) -> String {
+        self.named("CNI-SN-")
+    }
+
+    fn named(&self, prefix: &str) -> String {
+        let text = format!("{}{}", self.network, self.container_id);
+        format!("{prefix}{}", cni_plugin::sha512_hex(&text, 21))
+    }
+
+    pub(super) fn comment(&self) -> String {
+        let comment = format!(r#"dnat name: "{}" id: "{}""#, self.network, self.container_id);
+        // Both parts are ASCII: see the rules for network names and container ids.
+        // (The reference cuts one later, and iptables refuses.)
+        if comment.len() <= COMMENT_MAX { comment } else { format!("{}...", &comment[..COMMENT_MAX - 3]) }
+    }
+}
+
+/// Network and container id of an entry rule's comment. `None` for other
+/// comments and for cut ones.
+pub(crate) fn owner_of_comment(comment: &str) -> Option<Owner<'_>> {
+    let rest = comment.strip_prefix(r#"dnat name: ""#)?;
+    let (network, rest) = rest.split_once(r#"" id: ""#)?;
+    Some(Owner { network, container_id: rest.strip_suffix('"')? })
+}
+
+/// A rule in iptables' words, and where it goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) chain: String,
+    pub(crate) place: Place,
+    pub(crate) words: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    First,
+    Last,
+}
+
+/// What one family needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Of the container; see [`Owner::chain`].
+    pub(crate) chain: String,
+    /// Chains and rules that all containers share.
+    pub(crate) shared_chains: Vec<&'static str>,
+    pub(crate) shared: Vec<Rule>,
+    /// Into the container's chain.
+    pub(crate) entries: Vec<Rule>,
+    /// In the container's chain; their order counts.
+    pub(crate) forwards: Vec<Rule>,
+}
+
+impl Wanted {
+    /// `container`: its address with the prefix length of its network.
+    pub(crate) fn new(
+        config: &Config,
+        owner: &Owner<'_>,
+        family: Family,
+        container: IpNetwork,
+    ) -> Result<Self, Error> {
+        let chain = owner.chain();
+        let mut wanted = Self {
+            shared_chains: Vec::new(),
+            shared: Vec::new(),
+            entries: entries(config, owner, family, &chain)?,
+            forwards: forwards(config, family, container, &chain)?,
+            chain,
+        };
+        if let (true, Mark::Bit(_)) = (config.snat, &config.mark) {
+            wanted.add_masquerade(config.mark.value());
+        }
+        wanted.shared_chains.push(DNAT_CHAIN);
+        for hook in ["PREROUTING", "OUTPUT"] {
+            wanted.shared.push(rule(hook, &["-m", "addrtype", "--dst-type", "LOCAL", "-j", DNAT_CHAIN]));
+        }
+        Ok(wanted)
+    }
+
+    fn add_masquerade(&mut self, mark: u32) {
+        let mark = format!("{mark:#x}/{mark:#x}");
+        self.shared_chains.extend([SET_MARK_CHAIN, MASQUERADE_CHAIN]);
+        let comment = ["-m", "comment", "--comment"];
+        let set = [&comment[..], &["CNI portfwd masquerade mark", "-j", "MARK", "--set-xmark", &mark]];
+        self.shared.push(rule(SET_MARK_CHAIN, &set.concat()));
+        let masquerade = ["-m", "mark", "--mark", &mark, "-j", "MASQUERADE"];
+        self.shared.push(rule(MASQUERADE_CHAIN, &masquerade));
+        let enter = [&comment[..], &["CNI portfwd requiring masquerade", "-j", MASQUERADE_CHAIN]];
+        // First: the masquerading of other plugins would end the search.
+        self.shared.push(Rule { place: Place::First, ..rule("POSTROUTING", &enter.concat()) });
+    }
+}
+
+/// One rule per protocol and 15 ports. As in the reference, ports whose host
+/// address is of the other family are among them.
+fn entries(config: &Config, owner: &Owner<'_>, family: Family, chain: &str) -> Result<Vec<Rule>, Error> {
+    let mut ports: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for entry in &config.entries {
+        ports.entry(entry.protocol()?.name()).or_default().push(entry.host_port.to_string());
+    }
+    let mut rules = Vec::new();
+    for (protocol, ports) in ports {
+        for group in ports.chunks(PORTS_PER_RULE) {
+            let (comment, ports) = (owner.comment(), group.join(","));
+            let head = ["-m", "comment", "--comment", &comment, "-m", "multiport", "-p", protocol];
+            let mut rule = rule(DNAT_CHAIN, &head);
+            rule.words.extend(["--destination-ports".to_owned(), ports]);
+            rule.words.extend(config.conditions(family).iter().cloned());
+            rule.words.extend(["-j".to_owned(), chain.to_owned()]);
+            rules.push(rule);
+        }
+    }
+    Ok(rules)
+}
+
+fn forwards(config: &Config, family: Family, container: IpNetwork, chain: &str) -> Result<Vec<Rule>, Error> {
+    let set_mark = match &config.mark {
+        Mark::Bit(_) => SET_MARK_CHAIN,
+        Mark::ExternalChain(chain) => chain,
+    };
+    let sources = match (config.masq_all, family) {
+        (true, Family::V4) => vec!["0.0.0.0/0".to_owned()],
+        (true, Family::V6) => vec!["::/0".to_owned()],
+        // The container itself and its neighbours, whose answers would not
+        // come back through the host; and the host's own 127.0.0.1.
+        (false, Family::V4) => vec![container.to_string(), "127.0.0.1".to_owned()],
+        (false, Family::V6) => vec![container.to_string()],
+    };
+    let mut rules = Vec::new();
+    for mapping in in_family(&config.entries, family)? {
+        let host_port = mapping.host_port.to_string();
+        let mut packet = vec!["-p", mapping.protocol.name(), "--dport", &host_port];
+        let host_ip = mapping.host_ip.map(|ip| ip.to_string());
+        packet.extend(host_ip.iter().flat_map(|ip| ["-d", ip]));
+        if config.snat {
+            for source in &sources {
+                rules.push(rule(chain, &[&packet[..], &["-s", source, "-j", set_mark]].concat()));
+            }
+        }
+        let destination = std::net::SocketAddr::new(container.ip(), mapping.container_port).to_string();
+        let rewrite = ["-j", "DNAT", "--to-destination", &destination];
+        rules.push(rule(chain, &[&packet[..], &rewrite].concat()));
+    }
+    Ok(rules)
+}
+
+fn rule(chain: &str, words: &[&str]) -> Rule {
+    Rule {
+        chain: chain.to_owned(),
+        place: Place::Last,
+        words: words.iter().map(|word| (*word).to_owned()).collect(),
+    }
+}
+
+/// What a rule says, however it is written: as we hand it to iptables or as
+/// iptables prints it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gist {
+    /// `None`: any.
+    source: Option<IpNetwork>,
+    destination: Option<IpNetwork>,
+    protocol: Option<Protocol>,
+    ports: Vec<u16>,
+    /// A chain, or `DNAT` and the like.
+    pub(crate) target: String,
+    /// Everything else but the names of matches and comments.
+    rest: Vec<String>,
+}
+
+impl Gist {
+    /// `words`: without the `-A CHAIN` before them.
+    pub(crate) fn of(words: &[String]) -> Self {
+        let mut gist = Self::default();
+        let mut words = words.iter().map(String::as_str);
+        let mut negated = false;
+        while let Some(word) = words.next() {
+            if word == "!" {
+                negated = true;
+                continue;
+            }
+            match (word, negated) {
+                ("-m" | "--match" | "--comment", _) => drop(words.next()),
+                ("-s" | "--source", false) => gist.source = words.next().and_then(network),
+                ("-d" | "--destination", false) => gist.destination = words.next().and_then(network),
+                ("-p" | "--protocol", false) => gist.protocol = words.next().and_then(protocol),
+                ("--dport" | "--dports" | "--destination-port" | "--destination-ports", false) => {
+                    let ports = words.next().unwrap_or_default().split(',');
+                    gist.ports = ports.filter_map(|port| port.parse().ok()).collect();
+                }
+                ("-j" | "--jump", _) => gist.target = words.next().unwrap_or_default().to_owned(),
+                (other, negated) => gist.rest.push(format!("{}{other}", if negated { "! " } else { "" })),
+            }
+            negated = false;
+        }
+        gist
+    }
+
+    /// Whether both lead the same ports into the same chain. What conditions
+    /// they have is nothing that can be compared: iptables prints them its own way.
+    pub(crate) fn enters_like(&self, other: &Self) -> bool {
+        (&self.target, &self.protocol, &self.ports) == (&other.target, &other.protocol, &other.ports)
+    }
+}
+
+/// Without host bits, as iptables prints it; `None` for all addresses, which it omits.
+fn network(text: &str) -> Option<IpNetwork> {
+    let network: IpNetwork = text.parse().ok()?;
+    IpNetwork::new(network.network(), network.prefix()).ok().filter(|network| network.prefix() > 0)
+}
+
+/// A name, or a number where the host knows no name.
+fn protocol(text: &str) -> Option<Protocol> {
+    Protocol::parse(text).or_else(|| Protocol::from_number(text.parse().ok()?))
+}

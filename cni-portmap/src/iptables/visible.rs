@@ -1,0 +1,84 @@
+//! What the iptables backend left in nf_tables (the program `iptables-nft`
+//! writes there), found and removed by netlink, without the program.
+
+use linux::nftables::{Batch, Family, NfTables, Rule};
+
+use super::rules::{DNAT_CHAIN, OLD_SNAT_CHAIN, Owner, TABLE, owner_of_comment};
+use crate::nftables::Deed;
+
+const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+
+/// Appends to `batch` the removal of the container's chains and of what leads
+/// into them; gives what the rules did.
+pub(crate) fn remove(
+    kernel: &mut NfTables,
+    batch: &mut Batch,
+    owner: &Owner<'_>,
+) -> Result<Vec<Deed>, linux::Error> {
+    let mut deeds = Vec::new();
+    let chains = [(owner.chain(), DNAT_CHAIN), (owner.old_snat_chain(), OLD_SNAT_CHAIN)];
+    for family in FAMILIES {
+        for (chain, entrance) in &chains {
+            deeds.extend(remove_chain(kernel, batch, family, chain, entrance)?);
+        }
+    }
+    Ok(deeds)
+}
+
+/// The same for all containers of `network` that are not in use.
+pub(crate) fn remove_stale(
+    kernel: &mut NfTables,
+    batch: &mut Batch,
+    network: &str,
+    is_valid: impl Fn(&str) -> bool,
+) -> Result<Vec<Deed>, linux::Error> {
+    let mut deeds = Vec::new();
+    for family in FAMILIES {
+        let mut chains = Vec::new();
+        for rule in kernel.rules_where(family, TABLE, Some(DNAT_CHAIN), |_| true)? {
+            if let Some(chain) = stale_chain(&rule, network, &is_valid).filter(|c| !chains.contains(c)) {
+                deeds.extend(remove_chain(kernel, batch, family, &chain, DNAT_CHAIN)?);
+                chains.push(chain);
+            }
+        }
+    }
+    Ok(deeds)
+}
+
+/// The comment tells network and container; the chain's name must agree.
+fn stale_chain(rule: &Rule, network: &str, is_valid: impl Fn(&str) -> bool) -> Option<String> {
+    let owner = owner_of_comment(rule.comment.as_deref()?)?;
+    let chain = owner.chain();
+    let stale = owner.network == network && !is_valid(owner.container_id);
+    (stale && rule.target_chain() == Some(&chain)).then_some(chain)
+}
+
+fn remove_chain(
+    kernel: &mut NfTables,
+    batch: &mut Batch,
+    family: Family,
+    chain: &str,
+    entrance: &str,
+) -> Result<Vec<Deed>, linux::Error> {
+    if kernel.chain(family, TABLE, chain)?.is_none() {
+        return Ok(Vec::new());
+    }
+    let leads_there = |rule: &Rule| rule.target_chain() == Some(chain);
+    for rule in kernel.rules_where(family, TABLE, Some(entrance), leads_there)? {
+        batch.delete_rule(family, TABLE, entrance, rule.handle);
+    }
+    let rules = kernel.rules(family, TABLE, Some(chain))?;
+    batch.flush_chain(family, TABLE, chain).delete_chain(family, TABLE, chain);
+    Ok(rules.iter().filter_map(|rule| Deed::of(&rule.expressions)).collect())
+}
+
+/// Whether the container has a chain, in either family.
+pub(crate) fn has_chain(owner: &Owner<'_>) -> Result<bool, linux::Error> {
+    let mut kernel = NfTables::open()?;
+    for family in FAMILIES {
+        if kernel.chain(family, TABLE, &owner.chain())?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,132 @@
+//! The nftables backend: reads and commits, by netlink, in one transaction for
+//! both families. Only conditions that are not understood here go through the
+//! host's `nft`.
+
+mod plan;
+mod rules;
+mod script;
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use linux::nftables::{Batch, NfTables};
+
+use crate::conditions;
+use crate::config::Config;
+use crate::error::Error;
+use crate::mapping::Family;
+use plan::Found;
+use rules::{Wanted, container_rules, family_of, hook_rules};
+
+pub(crate) use rules::{Deed, Owner, TABLE};
+
+/// What ADD wants of one family.
+struct Part {
+    family: Family,
+    wanted: Vec<Wanted>,
+    /// `None`: only nft understands the conditions.
+    hook_rules: Option<Vec<Vec<linux::nftables::Expression>>>,
+}
+
+impl Part {
+    fn new(config: &Config, (family, container): (Family, IpNetwork)) -> Result<Self, Error> {
+        let parsed = conditions::parse(config.conditions(family), family);
+        Ok(Self {
+            family,
+            wanted: container_rules(config, family, container)?,
+            hook_rules: parsed.map(|conditions| hook_rules(&conditions, family)),
+        })
+    }
+}
+
+/// All rules of the attachment are there afterwards, or nothing has changed.
+pub(crate) fn add(config: &Config, owner: &Owner) -> Result<(), Error> {
+    let parts = config.container.each().map(|each| Part::new(config, each));
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
+    let failed = |source| Error::SetUpNftables { source };
+    let mut kernel = NfTables::open().map_err(failed)?;
+    if parts.iter().any(|part| part.hook_rules.is_none()) {
+        return script::add(&mut kernel, config, owner, &parts);
+    }
+    kernel
+        .update(|kernel| {
+            let mut batch = Batch::new();
+            for part in &parts {
+                let found = find(kernel, part.family, owner)?;
+                let hook_rules = part.hook_rules.as_deref().unwrap_or_default();
+                plan::add(&mut batch, part.family, &found, owner, hook_rules, &part.wanted);
+            }
+            Ok((batch, ()))
+        })
+        .map_err(failed)
+}
+
+fn find(kernel: &mut NfTables, family: Family, owner: &Owner) -> Result<Found, linux::Error> {
+    let mut found = Found::default();
+    let rules = kernel.rules_where(family_of(family), TABLE, None, |rule| found.keep(owner, rule))?;
+    Ok(Found { rules, ..found })
+}
+
+/// Appends to `batch` the removal of the attachment's rules; gives what they did.
+pub(crate) fn remove(
+    kernel: &mut NfTables,
+    batch: &mut Batch,
+    owner: &Owner,
+    known_addresses: &[IpAddr],
+) -> Result<Vec<Deed>, linux::Error> {
+    remove_where(kernel, batch, |rule| plan::is_removed(owner, known_addresses, rule))
+}
+
+/// The same for all attachments of a network that `is_valid` does not know.
+pub(crate) fn remove_stale(
+    kernel: &mut NfTables,
+    batch: &mut Batch,
+    network: &str,
+    is_valid: impl Fn(&str, &str) -> bool,
+) -> Result<Vec<Deed>, linux::Error> {
+    remove_where(kernel, batch, |rule| plan::is_stale(network, &is_valid, rule))
+}
+
+fn remove_where(
+    kernel: &mut NfTables,
+    batch: &mut Batch,
+    condemned: impl Fn(&linux::nftables::Rule) -> bool,
+) -> Result<Vec<Deed>, linux::Error> {
+    let mut deeds = Vec::new();
+    for family in Family::BOTH.map(family_of) {
+        for rule in kernel.rules_where(family, TABLE, None, &condemned)? {
+            batch.delete_rule(family, TABLE, &rule.chain, rule.handle);
+            deeds.extend(Deed::of(&rule.expressions));
+        }
+    }
+    Ok(deeds)
+}
+
+/// What CHECK misses; `None` when all is there. Which conditions lead to the
+/// rules is not judged: the last ADD of any network decides them.
+pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, Error> {
+    let mut kernel = NfTables::open().map_err(|source| Error::ListNftables { source })?;
+    for (family, container) in config.container.each() {
+        let found = find(&mut kernel, family, owner).map_err(|source| Error::ListNftables { source })?;
+        // The reference's rules of the same attachment are good, too.
+        let wanted = container_rules(config, family, container)?;
+        let missing = wanted.iter().find(|wanted| wanted.common && !found.has(owner, wanted));
+        if let Some(wanted) = missing {
+            return Ok(Some(Error::MissingRules { chain: wanted.chain, missing: wanted.text.clone() }));
+        }
+        if let Some((chain, missing)) = found.broken_path().filter(|_| !wanted.is_empty()) {
+            return Ok(Some(Error::MissingRules { chain, missing: missing.to_owned() }));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether this error means that the kernel has no nf_tables, and so no rules.
+pub(crate) fn is_absent(error: &linux::Error) -> bool {
+    use nix::errno::Errno;
+    // No netfilter netlink at all; no such subsystem in it.
+    [Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::EOPNOTSUPP].contains(&error.errno())
+}
+
+#[cfg(test)]
+mod tests;

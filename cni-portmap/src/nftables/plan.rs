@@ -1,0 +1,147 @@
+//! From what is there and what is wanted to what has to be changed. No I/O.
+
+use std::net::IpAddr;
+
+use linux::nftables::{Batch, Expression, Rule};
+
+use super::rules::{
+    CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, Owner,
+    PREROUTING, TABLE, TABLE_COMMENT, Wanted, all_rules, base, family_of, interface_in,
+};
+use crate::mapping::Family;
+
+/// The tables' rules as far as they concern a call: all of the shared chains,
+/// the container's own.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found {
+    pub(super) rules: Vec<Rule>,
+    /// A rule of any container proves that the chain is there.
+    pub(super) has_masquerading: bool,
+}
+
+impl Found {
+    /// Whether a rule that the kernel lists is to be remembered.
+    pub(super) fn keep(&mut self, owner: &Owner, rule: &Rule) -> bool {
+        self.has_masquerading |= rule.chain == MASQUERADING;
+        !CONTAINER_CHAINS.contains(&rule.chain.as_str()) || owner.owns(rule) != Some(false)
+    }
+
+    pub(super) fn in_chain(&self, chain: &str) -> impl Iterator<Item = &Rule> {
+        self.rules.iter().filter(move |rule| rule.chain == chain)
+    }
+
+    /// Whether a rule of this container does it, its own or the reference's.
+    pub(super) fn has(&self, owner: &Owner, wanted: &Wanted) -> bool {
+        let of_owner = |rule: &&Rule| owner.owns(rule) != Some(false);
+        self.in_chain(wanted.chain).filter(of_owner).any(|rule| does(rule, &wanted.expressions))
+    }
+
+    /// Own rules that are not wanted any more: those of an ADD that no DEL
+    /// followed, with another address.
+    pub(super) fn outdated(&self, owner: &Owner, wanted: &[Wanted]) -> impl Iterator<Item = &Rule> {
+        let unwanted = move |rule: &&Rule| {
+            !wanted.iter().any(|want| want.chain == rule.chain && does(rule, &want.expressions))
+        };
+        self.rules.iter().filter(|rule| owner.owns(rule) == Some(true)).filter(unwanted)
+    }
+}
+
+/// Bytecode may differ between versions of nft where the meaning does not.
+fn does(rule: &Rule, expressions: &[Expression]) -> bool {
+    let forwards = |deed: &Deed| matches!(deed, Deed::Forward { .. });
+    rule.does(expressions)
+        || Deed::of(expressions)
+            .filter(forwards)
+            .is_some_and(|deed| Deed::of(&rule.expressions) == Some(deed))
+}
+
+/// Everything of one family that ADD wants and that is not there.
+pub(super) fn add(
+    batch: &mut Batch,
+    family: Family,
+    found: &Found,
+    owner: &Owner,
+    hook_rules: &[Vec<Expression>],
+    wanted: &[Wanted],
+) {
+    let nf_family = family_of(family);
+    for rule in found.outdated(owner, wanted) {
+        batch.delete_rule(nf_family, TABLE, &rule.chain, rule.handle);
+    }
+    add_skeleton(batch, family, found, hook_rules);
+    let missing: Vec<&Wanted> = wanted.iter().filter(|wanted| !found.has(owner, wanted)).collect();
+    if !found.has_masquerading && missing.iter().any(|wanted| wanted.chain == MASQUERADING) {
+        batch.add_chain(nf_family, TABLE, MASQUERADING, base(MASQUERADING).as_ref(), None);
+    }
+    for wanted in missing {
+        let (chain, comment) = (wanted.chain, Some(owner.container_id.as_str()));
+        batch.append_tagged_rule(nf_family, TABLE, chain, &wanted.expressions, comment, &owner.tag);
+    }
+}
+
+/// What all containers share. Rules are replaced only where they differ: an
+/// unneeded deletion would make the caller wait for the kernel.
+fn add_skeleton(batch: &mut Batch, family: Family, found: &Found, hook_rules: &[Vec<Expression>]) {
+    let nf_family = family_of(family);
+    let jumps = all_rules();
+    let jumps_missing: Vec<&Vec<Expression>> =
+        jumps.iter().filter(|jump| !found.in_chain(HOSTPORTS_ALL).any(|rule| rule.does(jump))).collect();
+    let hooks: Vec<&str> =
+        [PREROUTING, OUTPUT].into_iter().filter(|chain| !found.is(chain, hook_rules)).collect();
+    // Rules prove the chains that they are in and those that they lead to.
+    if !jumps_missing.is_empty() || hooks.iter().any(|chain| found.in_chain(chain).next().is_none()) {
+        batch.add_table(nf_family, TABLE, Some(TABLE_COMMENT));
+        for chain in [HOSTPORTS, HOSTIP_HOSTPORTS, HOSTPORTS_ALL, PREROUTING, OUTPUT] {
+            let known = found.in_chain(chain).next().is_some();
+            batch.add_chain(nf_family, TABLE, chain, base(chain).filter(|_| !known).as_ref(), None);
+        }
+    }
+    for jump in jumps_missing {
+        batch.append_rule(nf_family, TABLE, HOSTPORTS_ALL, jump, None);
+    }
+    for chain in hooks {
+        if found.in_chain(chain).next().is_some() {
+            batch.flush_chain(nf_family, TABLE, chain);
+        }
+        for rule in hook_rules {
+            batch.append_rule(nf_family, TABLE, chain, rule, None);
+        }
+    }
+}
+
+impl Found {
+    /// Whether the chain holds just these rules.
+    fn is(&self, chain: &str, rules: &[Vec<Expression>]) -> bool {
+        let mut there = self.in_chain(chain);
+        rules.iter().all(|rule| there.next().is_some_and(|found| found.does(rule))) && there.next().is_none()
+    }
+}
+
+/// Whether DEL of `owner` takes `rule`. Rules of the reference do not tell
+/// their network: where the attachment's addresses are known, they decide.
+pub(super) fn is_removed(owner: &Owner, known_addresses: &[IpAddr], rule: &Rule) -> bool {
+    let by_address = || {
+        let deed = Deed::of(&rule.expressions);
+        known_addresses.is_empty() || deed.is_none_or(|deed| known_addresses.contains(&deed.container()))
+    };
+    CONTAINER_CHAINS.contains(&rule.chain.as_str()) && owner.owns(rule).unwrap_or_else(by_address)
+}
+
+/// Whether GC for `network` takes `rule`, where `is_valid` knows the
+/// attachments in use. Rules of the reference stay: nothing tells their network.
+pub(super) fn is_stale(network: &str, is_valid: impl Fn(&str, &str) -> bool, rule: &Rule) -> bool {
+    let Some(container_id) = &rule.comment else { return false };
+    let ifname = rule.tag.as_deref().and_then(|tag| interface_in(tag, network));
+    CONTAINER_CHAINS.contains(&rule.chain.as_str())
+        && ifname.is_some_and(|ifname| !is_valid(container_id, ifname))
+}
+
+impl Found {
+    /// A chain from which packets do not get on to `hostports`, and where they
+    /// should go.
+    pub(super) fn broken_path(&self) -> Option<(&'static str, &'static str)> {
+        let path = [(PREROUTING, HOSTPORTS_ALL), (OUTPUT, HOSTPORTS_ALL), (HOSTPORTS_ALL, HOSTPORTS)];
+        path.into_iter()
+            .find(|(chain, next)| !self.in_chain(chain).any(|rule| rule.target_chain() == Some(next)))
+    }
+}

@@ -1,0 +1,330 @@
+//! The rules of the nftables backend: tables, chains, rules and comments are
+//! the reference's, so that either side finds the other's. No I/O.
+//!
+//! ```text
+//! prerouting, output   <conditions> fib daddr type local jump hostports_all
+//! hostports_all        jump hostip_hostports, jump hostports
+//! hostports            [ip daddr H] tcp dport P dnat to C:p        comment = container id
+//! masquerading         ip saddr C ip daddr C masquerade            comment = container id
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use cni_plugin::Invocation;
+use ipnetwork::IpNetwork;
+use linux::nftables as nf;
+use linux::nftables::{
+    BaseChain, ChainKind, CmpOp, Expression, Hook, Is, NatKind, PayloadBase, Policy, Rule, RuleBody,
+};
+
+use crate::conditions::{Direction, InterfaceName, Match, Side, Subject};
+use crate::config::Config;
+use crate::error::Error;
+use crate::mapping::{Family, Mapping, Protocol, in_family};
+
+pub(crate) const TABLE: &str = "cni_hostport";
+pub(super) const TABLE_COMMENT: &str = "CNI portmap plugin";
+
+pub(super) const HOSTPORTS: &str = "hostports";
+/// Of old versions of the reference, for rules with a host address. Ours are
+/// in `hostports`, but theirs have to be found here.
+pub(super) const HOSTIP_HOSTPORTS: &str = "hostip_hostports";
+pub(super) const HOSTPORTS_ALL: &str = "hostports_all";
+pub(super) const MASQUERADING: &str = "masquerading";
+pub(super) const PREROUTING: &str = "prerouting";
+pub(super) const OUTPUT: &str = "output";
+
+/// Where containers have rules.
+pub(super) const CONTAINER_CHAINS: [&str; 3] = [HOSTPORTS, HOSTIP_HOSTPORTS, MASQUERADING];
+
+/// `NFT_CT_STATUS`, and of it `IPS_DST_NAT`.
+const CT_STATUS: u32 = 2;
+const DESTINATION_REWRITTEN: u32 = 1 << 5;
+
+pub(super) fn family_of(family: Family) -> nf::Family {
+    match family {
+        Family::V4 => nf::Family::Ipv4,
+        Family::V6 => nf::Family::Ipv6,
+    }
+}
+
+/// A chain of the kernel's nat path, where nft's names for priorities put it.
+pub(super) fn base(chain: &str) -> Option<BaseChain> {
+    let (hook, priority) = match chain {
+        PREROUTING => (Hook::Prerouting, -100),
+        OUTPUT => (Hook::Output, -100),
+        MASQUERADING => (Hook::Postrouting, 100),
+        _ => return None,
+    };
+    Some(BaseChain { kind: ChainKind::Nat, hook, priority, policy: Policy::Accept })
+}
+
+/// What an attachment is known by in its rules: the container id in the
+/// comment, as in the reference; network and interface in a part of the rule
+/// that nft does not show. The reference's own rules have no such part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) container_id: String,
+    pub(crate) tag: Vec<u8>,
+}
+
+impl Owner {
+    pub(crate) fn of(call: &Invocation) -> Self {
+        Self { container_id: call.container_id.clone(), tag: tag(&call.conf.name, &call.ifname) }
+    }
+
+    /// `None` where the rule does not tell.
+    pub(super) fn owns(&self, rule: &Rule) -> Option<bool> {
+        if rule.comment.as_deref() != Some(&self.container_id) {
+            return Some(false);
+        }
+        rule.tag.as_ref().map(|tag| *tag == self.tag)
+    }
+}
+
+/// 16 digits of the network's hash, and the interface name.
+pub(super) fn tag(network: &str, ifname: &str) -> Vec<u8> {
+    [network_tag(network).as_bytes(), ifname.as_bytes()].concat()
+}
+
+pub(super) fn network_tag(network: &str) -> String {
+    cni_plugin::sha512_hex(network, 16)
+}
+
+/// The interface name, if the tag is of `network`.
+pub(super) fn interface_in<'a>(tag: &'a [u8], network: &str) -> Option<&'a str> {
+    std::str::from_utf8(tag.strip_prefix(network_tag(network).as_bytes())?).ok()
+}
+
+/// A rule of one container, still without owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) chain: &'static str,
+    pub(super) expressions: Vec<Expression>,
+    /// As a person would write it; nft takes it so.
+    pub(super) text: String,
+    /// Whether the reference makes it too.
+    pub(super) common: bool,
+}
+
+/// The rules of the container with this address and its network's prefix length.
+pub(super) fn container_rules(
+    config: &Config,
+    family: Family,
+    container: IpNetwork,
+) -> Result<Vec<Wanted>, Error> {
+    let mappings = in_family(&config.entries, family)?;
+    let mut rules: Vec<Wanted> =
+        mappings.iter().map(|mapping| forward(mapping, family, container.ip())).collect();
+    if config.snat {
+        rules.extend(masquerades(config, family, container));
+    }
+    Ok(rules)
+}
+
+fn forward(mapping: &Mapping, family: Family, container: IpAddr) -> Wanted {
+    let to = SocketAddr::new(container, mapping.container_port);
+    let mut body = RuleBody::new(family_of(family));
+    let mut text = String::new();
+    if let Some(host_ip) = mapping.host_ip {
+        body = body.daddr(Is::Equal, host_ip, full(host_ip));
+        text = format!("{} daddr {host_ip} ", family_of(family).name());
+    }
+    let body = body.dport(transport(mapping.protocol), Is::Equal, mapping.host_port).dnat(to);
+    text += &format!("{} dport {} dnat to {to}", mapping.protocol.name(), mapping.host_port);
+    Wanted { chain: HOSTPORTS, expressions: body.build(), text, common: true }
+}
+
+/// Connections whose answers would not come back through the host: from the
+/// container to itself, from the host's 127.0.0.1, and (which the reference
+/// has in its iptables backend only) from the container's neighbours; with
+/// `masqAll`, from anywhere.
+fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wanted> {
+    let ip = container.ip();
+    let name = family_of(family).name();
+    let from = |source: IpAddr| {
+        let body = RuleBody::new(family_of(family));
+        let body = body.saddr(Is::Equal, source, full(source)).daddr(Is::Equal, ip, full(ip));
+        Wanted {
+            chain: MASQUERADING,
+            expressions: body.masquerade().build(),
+            text: format!("{name} saddr {source} {name} daddr {ip} masquerade"),
+            common: true,
+        }
+    };
+    let mut rules = vec![from(ip)];
+    if family == Family::V4 {
+        rules.push(from(Ipv4Addr::LOCALHOST.into()));
+    }
+    // Only what came through a host port: neighbours that talk to the container
+    // directly are none of this plugin's business.
+    if config.masq_all {
+        let head = RuleBody::new(family_of(family)).daddr(Is::Equal, ip, full(ip));
+        rules.push(masquerade_rewritten(head, format!("{name} daddr {ip}"), family));
+    } else if container.prefix() < full(ip) {
+        let head = RuleBody::new(family_of(family));
+        let head = head.saddr(Is::Equal, ip, container.prefix()).daddr(Is::Equal, ip, full(ip));
+        let network = format!("{}/{}", container.network(), container.prefix());
+        rules.push(masquerade_rewritten(head, format!("{name} saddr {network} {name} daddr {ip}"), family));
+    }
+    rules
+}
+
+fn masquerade_rewritten(head: RuleBody, text: String, family: Family) -> Wanted {
+    let mut expressions = head.build();
+    let bytes = |number: u32| number.to_ne_bytes().to_vec();
+    expressions.extend([
+        Expression::Ct { register: 1, key: CT_STATUS, direction: None },
+        Expression::Bitwise { source: 1, register: 1, mask: bytes(DESTINATION_REWRITTEN), xor: bytes(0) },
+        Expression::Cmp { register: 1, op: CmpOp::Ne, value: bytes(0) },
+    ]);
+    expressions.extend(RuleBody::new(family_of(family)).masquerade().build());
+    Wanted {
+        chain: MASQUERADING,
+        expressions,
+        text: format!("{text} ct status dnat masquerade"),
+        common: false,
+    }
+}
+
+/// The rules of `prerouting` and `output`; `conditions` as parsed.
+pub(super) fn hook_rules(conditions: &[Vec<Match>], family: Family) -> Vec<Vec<Expression>> {
+    let rule = |matches: &Vec<Match>| {
+        let body = matches.iter().fold(RuleBody::new(family_of(family)), add_match);
+        body.fib_daddr_type_local().jump(HOSTPORTS_ALL).build()
+    };
+    conditions.iter().map(rule).collect()
+}
+
+fn add_match(body: RuleBody, one: &Match) -> RuleBody {
+    let is = if one.negated { Is::Not } else { Is::Equal };
+    match &one.subject {
+        Subject::Address(Side::Source, network) => body.saddr(is, network.ip(), network.prefix()),
+        Subject::Address(Side::Destination, network) => body.daddr(is, network.ip(), network.prefix()),
+        Subject::Interface(direction, name) => {
+            let name = match name {
+                InterfaceName::Exact(name) => name.clone(),
+                InterfaceName::StartsWith(name) => format!("{name}*"),
+            };
+            match direction {
+                Direction::In => body.iifname(is, &name),
+                Direction::Out => body.oifname(is, &name),
+            }
+        }
+        Subject::Mark(value) => body.mark(is, *value, u32::MAX),
+        Subject::L4Protocol(number) => body.l4proto(is, *number),
+        Subject::Port(protocol, Side::Source, port) => body.sport(transport(*protocol), is, *port),
+        Subject::Port(protocol, Side::Destination, port) => body.dport(transport(*protocol), is, *port),
+    }
+}
+
+/// The rules of `hostports_all`.
+pub(super) fn all_rules() -> [Vec<Expression>; 2] {
+    [HOSTIP_HOSTPORTS, HOSTPORTS].map(|chain| RuleBody::new(nf::Family::Ipv4).jump(chain).build())
+}
+
+/// What a rule of a container does, read from its bytecode, whoever wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    Forward {
+        protocol: Protocol,
+        host_ip: Option<IpAddr>,
+        host_port: u16,
+        to: SocketAddr,
+    },
+    /// Of packets to this address.
+    Masquerade {
+        to: IpAddr,
+    },
+}
+
+impl Deed {
+    /// The container's address.
+    pub(crate) fn container(&self) -> IpAddr {
+        match self {
+            Self::Forward { to, .. } => to.ip(),
+            Self::Masquerade { to } => *to,
+        }
+    }
+
+    /// `None` for rules that are none of either sort.
+    pub(crate) fn of(expressions: &[Expression]) -> Option<Self> {
+        let nat = expressions.iter().find_map(|expression| match expression {
+            Expression::Nat { kind: NatKind::Destination, addresses, ports, .. } => {
+                Some((*addresses, *ports))
+            }
+            _ => None,
+        });
+        let host_ip = compared(expressions, |base, offset, length| {
+            base == PayloadBase::Network && matches!((offset, length), (16, 4) | (24, 16))
+        });
+        let host_ip = host_ip.and_then(address);
+        match nat {
+            Some((addresses, ports)) => {
+                let immediate = |register: Option<(u32, u32)>| {
+                    let (first, _) = register?;
+                    expressions.iter().find_map(|expression| match expression {
+                        Expression::Immediate { register, value } if *register == first => {
+                            Some(value.as_slice())
+                        }
+                        _ => None,
+                    })
+                };
+                let to = SocketAddr::new(address(immediate(addresses)?)?, port(immediate(ports)?)?);
+                let host_port = compared(expressions, |base, offset, length| {
+                    (base, offset, length) == (PayloadBase::Transport, 2, 2)
+                })?;
+                let protocol = transport_of(expressions)?;
+                Some(Self::Forward { protocol, host_ip, host_port: port(host_port)?, to })
+            }
+            None if expressions.iter().any(|e| matches!(e, Expression::Masquerade { .. })) => {
+                Some(Self::Masquerade { to: host_ip? })
+            }
+            None => None,
+        }
+    }
+}
+
+/// The value that the wanted part of a packet must be equal to.
+fn compared(expressions: &[Expression], wanted: impl Fn(PayloadBase, u32, u32) -> bool) -> Option<&[u8]> {
+    expressions.windows(2).find_map(|pair| match pair {
+        [Expression::Payload { base, offset, length, .. }, Expression::Cmp { op: CmpOp::Eq, value, .. }] => {
+            wanted(*base, *offset, *length).then_some(value.as_slice())
+        }
+        _ => None,
+    })
+}
+
+fn transport_of(expressions: &[Expression]) -> Option<Protocol> {
+    expressions.windows(2).find_map(|pair| match pair {
+        [
+            Expression::Meta { key: nf::MetaKey::L4Proto, .. },
+            Expression::Cmp { op: CmpOp::Eq, value, .. },
+        ] => Protocol::from_number(*value.first()?),
+        _ => None,
+    })
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
+        _ => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+    }
+}
+
+fn port(bytes: &[u8]) -> Option<u16> {
+    bytes.try_into().ok().map(u16::from_be_bytes)
+}
+
+fn transport(protocol: Protocol) -> nf::Protocol {
+    match protocol {
+        Protocol::Sctp => nf::Protocol::Sctp,
+        Protocol::Tcp => nf::Protocol::Tcp,
+        Protocol::Udp => nf::Protocol::Udp,
+    }
+}
+
+/// The prefix length of one address alone.
+fn full(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { 32 } else { 128 }
+}
