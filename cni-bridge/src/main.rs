@@ -13,6 +13,8 @@ mod check;
 mod config;
 mod container;
 mod del;
+#[cfg(test)]
+mod documented_keys;
 mod error;
 mod gateway;
 mod gc;

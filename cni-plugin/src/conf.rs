@@ -176,7 +176,7 @@ impl<'a> Fields<'a> {
 }
 
 /// The elements of an array with their places (`ranges[1]`); `null` has none.
-pub fn elements<'a>(value: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, CniError> {
+fn elements<'a>(value: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, CniError> {
     match value {
         Value::Array(items) => {
             Ok(items.iter().enumerate().map(|(i, item)| (format!("{path}[{i}]"), item)).collect())

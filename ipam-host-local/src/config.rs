@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni_plugin::conf::{Fields, elements, parse_cidr};
+use cni_plugin::conf::{Fields, parse_cidr};
 use cni_plugin::{CniError, NetConf, Route, Version};
 
 use crate::range::RawRange;
@@ -83,16 +83,7 @@ fn range_sets(
 }
 
 fn raw_sets(fields: &Fields<'_>, key: &str) -> Result<Vec<Vec<RawRange>>, CniError> {
-    fields
-        .array(key)?
-        .into_iter()
-        .map(|(path, set)| {
-            elements(set, &path)?
-                .into_iter()
-                .map(|(path, range)| raw_range(&Fields::of(range, path)?))
-                .collect()
-        })
-        .collect()
+    fields.object_lists(key)?.iter().map(|set| set.iter().map(raw_range).collect()).collect()
 }
 
 fn raw_range(fields: &Fields<'_>) -> Result<RawRange, CniError> {
