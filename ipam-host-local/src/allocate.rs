@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use cni_plugin::IpConfig;
 use ipnetwork::IpNetwork;
 
+use crate::files::Place;
 use crate::range::Segment;
 use crate::{Error, LockedStore, Owner, Range, RangeSet};
 
@@ -60,7 +61,8 @@ fn reserve_requested(
         return Err(Error::RequestedGateway { ip });
     }
     let only = [Segment { first: ip, last: ip, range }];
-    reserve(store, &only, index, owner)?.ok_or_else(taken)
+    let mut place = store.place(index);
+    reserve(store, &only, &mut place, owner)?.ok_or_else(taken)
 }
 
 fn reserve_next(
@@ -74,22 +76,23 @@ fn reserve_next(
     if let Some(ip) = held.all().filter(|ip| set.contains(*ip)).min_by_key(IpAddr::to_string) {
         return Err(Error::Duplicate { ip, container_id: owner.container_id.clone() });
     }
-    let round = set.round(store.last_reserved(index));
-    reserve(store, &round, index, owner)?.ok_or_else(|| Error::Exhausted { set: set.clone() })
+    let mut place = store.place(index);
+    let round = set.round(place.last());
+    reserve(store, &round, &mut place, owner)?.ok_or_else(|| Error::Exhausted { set: set.clone() })
 }
 
 /// The first free one, if need be of those that a reboot left behind.
 fn reserve(
     store: &mut LockedStore<'_>,
     segments: &[Segment<'_>],
-    index: usize,
+    place: &mut Place,
     owner: &Owner,
 ) -> Result<Option<IpAddr>, Error> {
-    let reserved = store.reserve_first(segments, index, owner)?;
+    let reserved = store.reserve_first(segments, place, owner)?;
     if reserved.is_some() || store.reclaim(segments)? == 0 {
         return Ok(reserved);
     }
-    store.reserve_first(segments, index, owner)
+    store.reserve_first(segments, place, owner)
 }
 
 fn ip_config(ip: IpAddr, range: &Range) -> IpConfig {

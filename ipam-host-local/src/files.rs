@@ -21,8 +21,8 @@ use crate::Error;
 use crate::index::format::{Stamp, life};
 use crate::lease::{self, Holder};
 
-/// Longer than any lease; what is longer is none.
-const LONGEST_LEASE: u64 = 4096;
+/// Bytes. Container ids have 64 characters, an interface's name has up to 15.
+const LONGEST_LEASE: usize = 1024;
 
 /// The network's directory.
 #[derive(Debug)]
@@ -31,6 +31,28 @@ pub(crate) struct LeaseFiles {
     dir: File,
     /// For the half-made lease, where the file system has no nameless files.
     scratch: PathBuf,
+}
+
+/// `last_reserved_ip.<number of the range set>`, opened.
+#[derive(Debug)]
+pub(crate) struct Place {
+    name: String,
+    /// `None`: not there yet.
+    file: Option<File>,
+    /// Bytes.
+    length: usize,
+    /// The address that was given last, if that is known.
+    last: Option<IpAddr>,
+}
+
+impl Place {
+    pub(crate) fn last(&self) -> Option<IpAddr> {
+        self.last
+    }
+
+    pub(crate) fn is_new(&self) -> bool {
+        self.file.is_none()
+    }
 }
 
 /// A lease file as found.
@@ -176,31 +198,41 @@ impl LeaseFiles {
         written.map_err(|e| Error::disk("write", &path, e))
     }
 
-    /// The address that range set `set` gave last; `None` when not known, which
-    /// only costs the round robin its place.
-    pub(crate) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
-        let file = self.open_file(&last_name(set), OFlag::O_RDONLY, 0).ok()?;
-        let mut text = String::new();
-        file.take(64).read_to_string(&mut text).ok()?;
-        text.parse().ok().map(|ip: IpAddr| ip.to_canonical())
+    /// What keeps the round robin's place in range set `set`.
+    pub(crate) fn place(&self, set: usize) -> Place {
+        let name = format!("last_reserved_ip.{set}");
+        let mut place = Place { name, file: None, length: 0, last: None };
+        // Whatever is wrong with it only costs the round its place, for now.
+        let Ok(mut file) = self.open_file(&place.name, OFlag::O_RDWR, 0) else { return place };
+        let mut buffer = [0; 64];
+        if let Ok(content) = read_some(&mut file, &mut buffer) {
+            place.length = content.len();
+            place.last = str::from_utf8(content).ok().and_then(|text| text.parse().ok());
+            place.last = place.last.map(|ip| ip.to_canonical());
+        }
+        place.file = Some(file);
+        place
     }
 
-    /// In place, as the reference does, but never emptied first: an address
-    /// over an address needs no room on a full disk. A crash half-way leaves
-    /// another address, or none: the round goes on from elsewhere.
-    pub(crate) fn set_last_reserved(&self, set: usize, ip: IpAddr) -> Result<(), Error> {
-        let name = last_name(set);
+    /// Notes that `ip` was the last one. In place, as the reference does, but
+    /// never emptied first: an address over an address needs no room on a full
+    /// disk. A crash half-way leaves another address, or none: the round goes
+    /// on from elsewhere.
+    pub(crate) fn note_last(&self, place: &mut Place, ip: IpAddr) -> Result<(), Error> {
+        let failed = |e| Error::disk("write", &self.path.join(&place.name), e);
         let text = ip.to_string();
-        self.open_file(&name, OFlag::O_WRONLY | OFlag::O_CREAT, 0o600)
-            .and_then(|file| {
-                file.write_all_at(text.as_bytes(), 0)?;
-                if file.metadata()?.len() > text.len() as u64 {
-                    file.set_len(text.len() as u64)
-                } else {
-                    Ok(())
-                }
-            })
-            .map_err(|e| Error::disk("write", &self.path.join(name), e))
+        if place.file.is_none() {
+            let flags = OFlag::O_RDWR | OFlag::O_CREAT;
+            place.file = Some(self.open_file(&place.name, flags, 0o600).map_err(failed)?);
+        }
+        let Some(file) = &place.file else { return Ok(()) };
+        file.write_all_at(text.as_bytes(), 0).map_err(failed)?;
+        if place.length > text.len() {
+            file.set_len(text.len() as u64).map_err(failed)?;
+        }
+        place.length = text.len();
+        place.last = Some(ip);
+        Ok(())
     }
 
     pub(crate) fn stamp(&self) -> Result<Stamp, Error> {
@@ -233,16 +265,18 @@ impl LeaseFiles {
     fn read_named(&self, name: &str) -> Result<Option<Found>, Error> {
         let failed = |e| Error::disk("read", &self.path.join(name), e);
         // Not to wait for a writer, should somebody have put a pipe there.
-        let file = match self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0) {
+        let mut file = match self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(failed(e)),
         };
         let metadata = file.metadata().map_err(failed)?;
-        let holder = if metadata.is_file() && metadata.len() <= LONGEST_LEASE {
-            let mut content = Vec::with_capacity(128);
-            (&file).read_to_end(&mut content).map_err(failed)?;
-            Holder::read(&content)
+        let holder = if metadata.is_file() {
+            let mut buffer = [0; LONGEST_LEASE + 1];
+            match read_some(&mut file, &mut buffer).map_err(failed)? {
+                content if content.len() > LONGEST_LEASE => Holder::Other,
+                content => Holder::read(content),
+            }
         } else {
             Holder::Other
         };
@@ -252,6 +286,17 @@ impl LeaseFiles {
     fn open_file(&self, name: &str, flags: OFlag, mode: u32) -> io::Result<File> {
         let flags = flags | OFlag::O_CLOEXEC;
         Ok(openat(&self.dir, name, flags, Mode::from_bits_truncate(mode)).map(File::from)?)
+    }
+}
+
+/// One read: regular files give all that fits.
+fn read_some<'b>(file: &mut File, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> {
+    loop {
+        match file.read(buffer) {
+            Ok(length) => return Ok(&buffer[..length]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
     }
 }
 
@@ -267,10 +312,6 @@ fn flock(mut file: File) -> io::Result<Flock<File>> {
             Err((_, errno)) => return Err(errno.into()),
         }
     }
-}
-
-fn last_name(set: usize) -> String {
-    format!("last_reserved_ip.{set}")
 }
 
 fn life_of(file: &Metadata) -> u64 {

@@ -106,6 +106,11 @@ impl Index {
         self.header.leases
     }
 
+    /// Whether it takes more room than an index of few leases needs.
+    pub(crate) fn is_large(&self) -> bool {
+        self.header.buckets > 8 * BUCKETS_AT_LEAST || self.header.slots > 8 * SLOTS_AT_LEAST
+    }
+
     /// How many leases are known to be of an earlier boot.
     pub(crate) fn earlier(&self) -> u64 {
         self.header.earlier

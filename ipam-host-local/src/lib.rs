@@ -75,7 +75,7 @@ pub fn status(call: &Invocation) -> Result<(), CniError> {
     let config = Config::read(&call.conf, &call.args)?;
     let Some(store) = LeaseStore::find(&config.data_dir, &call.conf.name)? else { return Ok(()) };
     for (index, set) in config.ranges.iter().enumerate() {
-        if !self::store::has_room(&store, &set.round(store.last_reserved(index)))? {
+        if !self::store::has_room(&store, &set.round(store.place(index).last()))? {
             return Err(Error::NoRoom { set: set.clone() }.into());
         }
     }

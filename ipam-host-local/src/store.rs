@@ -8,18 +8,20 @@
 //! files are asked one by one. So it may be lost, torn or wrong at any time.
 //!
 //! The index lies in `<data dir>/.hawser/<network>/` (the reference reads every
-//! file beside the leases) and goes away with the last lease. A directory's
+//! file beside the leases) and stays, small, when the last lease is gone, like the
+//! reference's own `lock`: rmdir(2) costs milliseconds. A directory's
 //! stamp tells of every name that came or went. What it cannot tell of is a
 //! lease overwritten in place, which neither implementation does; DEL and
 //! CHECK, who are told the addresses, look there too.
 
 use std::fs::File;
+use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::Flock;
 
-use crate::files::LeaseFiles;
+use crate::files::{LeaseFiles, Place};
 use crate::index::format::{self, BootId, Entry, Stamp};
 use crate::index::{Contents, Index, Unusable};
 use crate::lease::{Holder, Owner};
@@ -90,8 +92,9 @@ impl LeaseStore {
         Ok(self.files.read(ip)?.is_none_or(|found| found.holder == Holder::Nobody))
     }
 
-    pub(crate) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
-        self.files.last_reserved(set)
+    /// What keeps the round robin's place in range set `set`.
+    pub(crate) fn place(&self, set: usize) -> Place {
+        self.files.place(set)
     }
 }
 
@@ -175,12 +178,12 @@ impl LockedStore<'_> {
         }
     }
 
-    /// Gives `owner` the first free address of `segments` and remembers it as
-    /// the last one of range set `set`. `None` when all are taken.
+    /// Gives `owner` the first free address of `segments` and notes it in
+    /// `place`. `None` when all are taken.
     pub(crate) fn reserve_first(
         &mut self,
         segments: &[Segment<'_>],
-        set: usize,
+        place: &mut Place,
         owner: &Owner,
     ) -> Result<Option<IpAddr>, Error> {
         let lease = self.store.files.new_lease(&owner.content())?;
@@ -188,7 +191,7 @@ impl LockedStore<'_> {
             match found {
                 Some(ip) => {
                     if let Some(life) = self.change(|files| files.publish(&lease, ip))? {
-                        return self.reserved(ip, life, set, owner).map(Some);
+                        return self.reserved(ip, life, place, owner).map(Some);
                     }
                     // Taken, and the index did not know.
                     self.distrust();
@@ -200,7 +203,7 @@ impl LockedStore<'_> {
         }
         for ip in segments.iter().flat_map(Segment::addresses) {
             if let Some(life) = self.change(|files| files.publish(&lease, ip))? {
-                return self.reserved(ip, life, set, owner).map(Some);
+                return self.reserved(ip, life, place, owner).map(Some);
             }
         }
         Ok(None)
@@ -291,9 +294,9 @@ impl LockedStore<'_> {
         Ok(dead)
     }
 
-    /// The address that range set `set` gave last.
-    pub fn last_reserved(&self, set: usize) -> Option<IpAddr> {
-        self.store.files.last_reserved(set)
+    /// What keeps the round robin's place in range set `set`.
+    pub(crate) fn place(&self, set: usize) -> Place {
+        self.store.files.place(set)
     }
 
     /// Lets the index describe the directory as it is now. Not called, or
@@ -301,8 +304,7 @@ impl LockedStore<'_> {
     pub fn finish(&mut self) {
         let Some(mut index) = self.index.take_if(|_| self.to_seal) else { return };
         self.to_seal = false;
-        if index.leases() == 0 {
-            drop(index);
+        if index.leases() == 0 && index.is_large() {
             self.discard_index();
             return;
         }
@@ -317,7 +319,7 @@ impl LockedStore<'_> {
     }
 
     /// Ends a reservation: the second file, and the index.
-    fn reserved(&mut self, ip: IpAddr, life: u64, set: usize, owner: &Owner) -> Result<IpAddr, Error> {
+    fn reserved(&mut self, ip: IpAddr, life: u64, place: &mut Place, owner: &Owner) -> Result<IpAddr, Error> {
         let entry = Entry {
             container: format::digest(&owner.container_id),
             ifname: format::digest(&owner.ifname),
@@ -326,8 +328,12 @@ impl LockedStore<'_> {
             earlier: false,
         };
         self.update(|index| index.insert(entry));
-        // A first one is a new name in the directory.
-        match self.change(|files| files.set_last_reserved(set, ip)) {
+        let noted = if place.is_new() {
+            self.change(|files| files.note_last(place, ip))
+        } else {
+            self.store.files.note_last(place, ip)
+        };
+        match noted {
             Ok(()) => Ok(ip),
             Err(cause) => Err(match self.remove(ip, owner) {
                 Ok(()) => cause,
@@ -426,18 +432,15 @@ impl LockedStore<'_> {
 
     /// Best effort: an index that stays does not describe the directory.
     fn discard_index(&self) {
-        let own = self.store.index_path.parent();
         drop(std::fs::remove_file(&self.store.index_path));
-        // Succeeds for the last network's.
-        for dir in own.into_iter().chain(own.and_then(Path::parent)) {
-            drop(std::fs::remove_dir(dir));
-        }
     }
 }
 
 /// Not known: zero, which is nobody's.
 fn read_boot_id() -> BootId {
-    std::fs::read_to_string(BOOT_ID).ok().and_then(|text| BootId::parse(&text)).unwrap_or_default()
+    let mut text = [0; 64];
+    let length = File::open(BOOT_ID).and_then(|mut file| file.read(&mut text)).unwrap_or(0);
+    str::from_utf8(&text[..length]).ok().and_then(BootId::parse).unwrap_or_default()
 }
 
 fn first_free(index: &Index, segments: &[Segment<'_>]) -> Result<Option<IpAddr>, Unusable> {
