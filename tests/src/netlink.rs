@@ -3,6 +3,7 @@
 //!
 //! Everything here speaks of the calling *thread's* network namespace.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -46,6 +47,8 @@ const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
 const NFTA_RULE_USERDATA: u16 = 7;
+const NFTA_EXPR_NAME: u16 = 1;
+const NFTA_EXPR_DATA: u16 = 2;
 /// libnftnl's: the comment of a rule within its user data.
 const UDATA_RULE_COMMENT: u8 = 0;
 const IFA_ADDRESS: u16 = 1;
@@ -74,7 +77,8 @@ pub struct NftLine {
     pub family: u8,
     pub table: String,
     pub chain: String,
-    /// `None` for a chain; for a rule its expressions as the kernel encodes them, in hex.
+    /// `None` for a chain; for a rule the name of each expression with a digest of
+    /// what the kernel says about it, counters' counts excepted.
     pub expressions: Option<String>,
     pub comment: String,
 }
@@ -134,7 +138,7 @@ pub fn nft_chains_and_rules() -> Result<Vec<NftLine>> {
             family,
             table: name(NFTA_RULE_TABLE),
             chain: name(NFTA_RULE_CHAIN),
-            expressions: Some(hex(value(NFTA_RULE_EXPRESSIONS).unwrap_or_default())),
+            expressions: Some(expressions(value(NFTA_RULE_EXPRESSIONS).unwrap_or_default())),
             comment: value(NFTA_RULE_USERDATA).and_then(comment).unwrap_or_default(),
         }
     };
@@ -154,8 +158,19 @@ fn comment(mut userdata: &[u8]) -> Option<String> {
     None
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+fn expressions(list: &[u8]) -> String {
+    let words = attributes(list, 0).into_iter().map(|(_, expression)| {
+        let parts = attributes(expression, 0);
+        let part = |wanted| parts.iter().find(|(kind, _)| *kind == wanted).map(|(_, value)| *value);
+        let name = part(NFTA_EXPR_NAME).map(text).unwrap_or_default();
+        if name == "counter" {
+            return name;
+        }
+        let mut digest = DefaultHasher::new();
+        part(NFTA_EXPR_DATA).hash(&mut digest);
+        format!("{name}:{:08x}", digest.finish() & 0xffff_ffff)
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Names of all nf_tables tables, each with its family number: `2 hawser`.

@@ -167,8 +167,6 @@ struct Tracer {
     calls: Vec<Call>,
     struck: Option<usize>,
     code: Option<i32>,
-    /// Whether the shell has become the program: its own calls do not count.
-    began: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -193,7 +191,6 @@ impl Tracer {
             calls: Vec::new(),
             struck: None,
             code: None,
-            began: false,
         }
     }
 
@@ -265,10 +262,6 @@ impl Tracer {
 
     fn enter(&mut self, pid: Pid, mut registers: user_regs_struct) -> nix::Result<()> {
         let Some(name) = name_of(registers.orig_rax.cast_signed()) else { return Ok(()) };
-        if !self.began {
-            self.began = name == "execve";
-            return Ok(());
-        }
         let Some(thread) = self.threads.get_mut(&pid) else { return Ok(()) };
         let made = &mut self.made[thread.process];
         let point = Point { process: thread.process, call: *made };
