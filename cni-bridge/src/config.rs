@@ -1,9 +1,9 @@
 //! The plugin's configuration, checked. No I/O.
 
-use cni_plugin::conf::Fields;
-use cni_plugin::{CniError, Dns, Invocation, code};
+use cni_plugin::{CniError, Dns, Invocation};
 use linux::netlink::{DuplicateDetection, Mac, PortFlags};
 
+use crate::keys::Keys;
 use crate::vlan;
 
 const DEFAULT_BRIDGE: &str = "cni0";
@@ -65,42 +65,48 @@ pub(crate) enum MasqueradeBackend {
 impl Config {
     /// For ADD, CHECK and STATUS.
     pub(crate) fn read(call: &Invocation) -> Result<Self, CniError> {
-        let fields = call.conf.fields();
-        vlan::check(&fields).map_err(loading)?;
+        let keys = Keys::read(&call.conf)?;
+        vlan::check(&keys)?;
         let [mac_of_args] = cni_plugin::args::parse(&call.args, ["MAC"])?;
-        let container = container(call, &fields)?;
-        let config = Self::of(&fields, container, mac_of_args).map_err(loading)?;
-        match vlan::unsupported(&fields) {
-            Some(refusal) => Err(refusal),
-            None => Ok(config),
-        }
+        let config = Self::new(keys.clone(), mac_of_args)?;
+        vlan::refuse(&keys)?;
+        Ok(config)
     }
 
-    fn of(fields: &Fields<'_>, container: Container, mac_of_args: Option<String>) -> Result<Self, CniError> {
-        let (hairpin, promiscuous) = (fields.bool("hairpinMode")?, fields.bool("promiscMode")?);
-        if hairpin && promiscuous {
+    /// `mac_of_args`: the `MAC` of `CNI_ARGS`.
+    fn new(keys: Keys, mac_of_args: Option<String>) -> Result<Self, CniError> {
+        let container = match (&keys.ipam, keys.disable_container_interface) {
+            (Some(_), true) => {
+                let msg = "cannot use IPAM when DisableContainerInterface flag is set";
+                return Err(CniError::internal(msg));
+            }
+            (Some(ipam), false) => Container::Layer3 { ipam: ipam.clone() },
+            (None, false) => Container::Layer2,
+            (None, true) => Container::Disabled,
+        };
+        if keys.hairpin_mode && keys.promisc_mode {
             return Err(CniError::internal("cannot set hairpin mode and promiscuous mode at the same time"));
         }
-        let role = match (fields.bool("isDefaultGateway")?, fields.bool("isGateway")?) {
+        let role = match (keys.is_default_gateway, keys.is_gateway) {
             (true, _) => Role::DefaultGateway,
             (false, true) => Role::Gateway,
             (false, false) => Role::Switch,
         };
         let duplicate_detection =
-            if fields.bool("enabledad")? { DuplicateDetection::On } else { DuplicateDetection::Off };
+            if keys.enable_dad { DuplicateDetection::On } else { DuplicateDetection::Off };
         Ok(Self {
-            bridge: bridge_name(fields)?,
-            mtu: mtu(fields)?,
-            promiscuous,
-            port: PortFlags { hairpin, isolated: fields.bool("portIsolation")? },
+            mtu: mtu(keys.mtu, &keys)?,
+            promiscuous: keys.promisc_mode,
+            port: PortFlags { hairpin: keys.hairpin_mode, isolated: keys.port_isolation },
             role,
-            force_address: fields.bool("forceAddress")?,
+            force_address: keys.force_address,
             duplicate_detection,
-            container_mac: container_mac(fields, mac_of_args)?,
-            masquerade: masquerade(fields, &container)?,
-            spoof_check: fields.bool("macspoofchk")?,
+            container_mac: container_mac(&keys, mac_of_args)?,
+            masquerade: masquerade(&keys, &container)?,
+            spoof_check: keys.mac_spoof_check,
             container,
-            dns: dns(fields)?,
+            bridge: bridge_name(keys.bridge)?,
+            dns: keys.dns,
         })
     }
 
@@ -118,31 +124,26 @@ impl Config {
     }
 }
 
-/// The reference's words around a value of the wrong type.
-fn loading(error: CniError) -> CniError {
-    if error.code != code::INVALID_NETWORK_CONFIG {
-        return error;
-    }
-    CniError { msg: format!("failed to load netconf: {}", error.msg), ..error }
-}
-
 /// Bytes. Like in the reference, what is not positive means the kernel's default.
-fn mtu(fields: &Fields<'_>) -> Result<Option<u32>, CniError> {
-    let mtu = fields.i64("mtu")?.filter(|mtu| *mtu > 0);
-    let checked = mtu.map(|mtu| {
-        u32::try_from(mtu)
-            .map_err(|_| CniError::config(format_args!("mtu: expected at most 4294967295, found {mtu}")))
-    });
-    checked.transpose()
+fn mtu(written: Option<i64>, keys: &Keys) -> Result<Option<u32>, CniError> {
+    let Some(mtu) = written.filter(|mtu| *mtu > 0) else { return Ok(None) };
+    u32::try_from(mtu).map(Some).map_err(|_| {
+        let name = keys.bridge.as_deref().unwrap_or(DEFAULT_BRIDGE);
+        refused_bridge(
+            name,
+            "invalid argument",
+            format_args!("mtu: expected at most {}, found {mtu}", u32::MAX),
+        )
+    })
 }
 
 /// Layer 2 has no addresses to masquerade; the backend's name counts only when
 /// it is used, as in the reference.
-fn masquerade(fields: &Fields<'_>, container: &Container) -> Result<Option<MasqueradeBackend>, CniError> {
-    let backend = fields.string("ipMasqBackend")?;
-    let wanted = fields.bool("ipMasq")? && matches!(container, Container::Layer3 { .. });
-    match backend.as_deref() {
-        _ if !wanted => Ok(None),
+fn masquerade(keys: &Keys, container: &Container) -> Result<Option<MasqueradeBackend>, CniError> {
+    if !keys.ip_masq || !matches!(container, Container::Layer3 { .. }) {
+        return Ok(None);
+    }
+    match keys.ip_masq_backend.as_deref() {
         None | Some("") => Ok(Some(MasqueradeBackend::Unset)),
         Some("nftables") => Ok(Some(MasqueradeBackend::NfTables)),
         Some("iptables") => Ok(Some(MasqueradeBackend::Iptables)),
@@ -150,54 +151,41 @@ fn masquerade(fields: &Fields<'_>, container: &Container) -> Result<Option<Masqu
     }
 }
 
-fn container(call: &Invocation, fields: &Fields<'_>) -> Result<Container, CniError> {
-    match (call.conf.ipam_type()?, fields.bool("disableContainerInterface")?) {
-        (Some(_), true) => {
-            Err(CniError::internal("cannot use IPAM when DisableContainerInterface flag is set"))
-        }
-        (Some(ipam), false) => Ok(Container::Layer3 { ipam }),
-        (None, false) => Ok(Container::Layer2),
-        (None, true) => Ok(Container::Disabled),
-    }
-}
-
-fn bridge_name(fields: &Fields<'_>) -> Result<String, CniError> {
-    let name = fields.string("bridge")?.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned());
+fn bridge_name(written: Option<String>) -> Result<String, CniError> {
+    let name = written.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned());
     // The kernel's own rules (dev_valid_name); the name goes into paths, too.
-    let refusal = if name.is_empty() {
+    let has_other = || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0');
+    let reason = if name.is_empty() {
         "name cannot be empty"
     } else if name.len() > 15 {
         "numerical result out of range"
-    } else if name == "."
-        || name == ".."
-        || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace())
-    {
+    } else if name == "." || name == ".." || has_other() {
         "invalid argument"
     } else {
         return Ok(name);
     };
-    let msg = format_args!("failed to create bridge {name:?}: could not add {name:?}: {refusal}").to_string();
-    Err(CniError::internal(msg).with_details("bridge: expected an interface name"))
+    Err(refused_bridge(&name, reason, "bridge: expected an interface name"))
+}
+
+/// In the words that the reference has when the kernel refuses.
+fn refused_bridge(name: &str, reason: &str, details: impl std::fmt::Display) -> CniError {
+    let msg = format!("failed to create bridge {name:?}: could not add {name:?}: {reason}");
+    CniError::internal(msg).with_details(details)
 }
 
 /// `CNI_ARGS` is overruled by `args.cni.mac`, that by `runtimeConfig.mac`.
-fn container_mac(fields: &Fields<'_>, of_args: Option<String>) -> Result<Option<Mac>, CniError> {
-    let mut wanted = of_args.filter(|mac| !mac.is_empty()).map(|mac| ("CNI_ARGS MAC", mac));
-    let args = fields.object("args")?;
-    let cni = args.as_ref().map(|args| args.object("cni")).transpose()?.flatten();
-    for (place, holder) in [("args.cni.mac", cni), ("runtimeConfig.mac", fields.object("runtimeConfig")?)] {
-        let mac = holder.as_ref().map(|holder| holder.string("mac")).transpose()?.flatten();
-        if let Some(mac) = mac.filter(|mac| !mac.is_empty()) {
-            wanted = Some((place, mac));
-        }
-    }
-    let parsed = wanted.map(|(place, text)| {
-        parse_mac(&text).ok_or_else(|| {
-            CniError::internal(format_args!("failed to make veth pair: address {text}: invalid MAC address"))
-                .with_details(format_args!("{place}: expected a MAC address of 6 bytes"))
-        })
-    });
-    parsed.transpose()
+fn container_mac(keys: &Keys, of_args: Option<String>) -> Result<Option<Mac>, CniError> {
+    let places = [
+        ("runtimeConfig.mac", keys.runtime_mac.as_ref()),
+        ("args.cni.mac", keys.args_mac.as_ref()),
+        ("CNI_ARGS MAC", of_args.as_ref()),
+    ];
+    let written = places.into_iter().find_map(|(place, mac)| Some((place, mac.filter(|m| !m.is_empty())?)));
+    let Some((place, text)) = written else { return Ok(None) };
+    parse_mac(text).map(Some).ok_or_else(|| {
+        CniError::internal(format_args!("failed to make veth pair: address {text}: invalid MAC address"))
+            .with_details(format_args!("{place}: expected a MAC address of 6 bytes"))
+    })
 }
 
 /// `02:00:5e:10:00:01`, with dashes, or `0200.5e10.0001`.
@@ -221,14 +209,6 @@ fn parse_mac(text: &str) -> Option<Mac> {
         *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
     }
     Some(mac)
-}
-
-fn dns(fields: &Fields<'_>) -> Result<Option<Dns>, CniError> {
-    let Some(dns) = fields.object("dns")? else { return Ok(None) };
-    // An empty list counts as set, as in the reference.
-    let set = ["nameservers", "search", "options"].iter().any(|key| dns.get(key).is_some());
-    let dns = Dns::read(&dns)?;
-    Ok((set || !dns.domain.is_empty()).then_some(dns))
 }
 
 #[cfg(test)]

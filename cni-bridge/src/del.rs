@@ -11,6 +11,7 @@ use linux::netns::NetNs;
 
 use crate::attach::alias;
 use crate::error::{Error, Failures, NetnsError};
+use crate::plan::format_mac;
 use crate::rules;
 use crate::undo::delete;
 
@@ -82,19 +83,34 @@ fn addresses(call: &Invocation, inside: Option<&Inside>) -> Vec<IpAddr> {
 fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
     match inside {
         Some(Inside { container, link }) => delete(&container, link.index),
-        None => remove_by_alias(call),
+        None => remove_host_end(call),
     }
 }
 
 /// Without the namespace the kernel removes the veth, but only once nothing
-/// holds the namespace: the host's end is found by its alias.
-fn remove_by_alias(call: &Invocation) -> Result<(), Error> {
-    let Some(alias) = alias(call) else { return Ok(()) };
-    let host = Netlink::open()?;
-    for link in host.links()? {
-        if link.alias.as_deref() == Some(&alias) {
-            delete(&host, link.index)?;
+/// holds the namespace: the host's end is found by its alias, the reference's
+/// by what the runtime remembers of it.
+fn remove_host_end(call: &Invocation) -> Result<(), Error> {
+    let alias = alias(call);
+    let remembered = remembered_ports(call);
+    let is_ours = |link: &Link| match &link.alias {
+        Some(found) => alias.as_ref() == Some(found),
+        None => {
+            let found = (link.name.clone(), format_mac(link.mac));
+            link.kind.as_deref() == Some("veth") && link.master.is_some() && remembered.contains(&found)
         }
+    };
+    let host = Netlink::open()?;
+    for link in host.links()?.iter().filter(|link| is_ours(link)) {
+        delete(&host, link.index)?;
     }
     Ok(())
+}
+
+/// Name and MAC of the host's interfaces in prevResult: the name is random, so
+/// that no other link has both.
+fn remembered_ports(call: &Invocation) -> Vec<(String, String)> {
+    let result = call.conf.prev_result().ok().flatten().unwrap_or_default();
+    let of_host = result.interfaces.into_iter().filter(|interface| interface.sandbox.is_empty());
+    of_host.map(|interface| (interface.name, interface.mac)).collect()
 }

@@ -191,31 +191,39 @@ impl From<Error> for CniError {
                 let first = failures.next().unwrap_or_else(|| CniError::internal("unknown failure"));
                 failures.fold(first, |first, next| first.with_details(next.msg))
             }
+            Error::EnsureBridge { ref source, .. }
+            | Error::CreateBridge { ref source, .. }
+            | Error::CreateVeth { ref source }
+            | Error::ConnectPort { ref source, .. }
+            | Error::EnableIpv6 { ref source, .. }
+            | Error::AddAddress { ref source, .. }
+            | Error::SetUp { ref source, .. }
+            | Error::AddRoute { ref source, .. }
+            | Error::BridgeAddress { ref source, .. }
+            | Error::PinMac { ref source }
+            | Error::Forwarding { ref source }
+            | Error::Rules { ref source } => refused(&error, source),
             Error::OpenNetns { .. }
-            | Error::CreateBridge { .. }
-            | Error::Differs(_)
-            | Error::Rules { .. }
-            | Error::Iptables(_)
-            | Error::NoPrevResult
-            | Error::EnsureBridge { .. }
             | Error::NotABridge { .. }
             | Error::ContainerLinkExists { .. }
-            | Error::CreateVeth { .. }
             | Error::NoVethName
             | Error::LinkVanished { .. }
-            | Error::ConnectPort { .. }
             | Error::NoAddresses
-            | Error::EnableIpv6 { .. }
-            | Error::AddAddress { .. }
-            | Error::SetUp { .. }
             | Error::DuplicateAddress { .. }
             | Error::AddressesUnsettled { .. }
-            | Error::AddRoute { .. }
-            | Error::BridgeAddress { .. }
-            | Error::PinMac { .. }
-            | Error::Forwarding { .. }
             | Error::PortNotUp { .. }
+            | Error::Differs(_)
+            | Error::NoPrevResult
+            | Error::Iptables(_)
             | Error::Kernel(_) => CniError::chain(&error),
         }
     }
+}
+
+/// The sentence and the kernel's reason, written as the reference's runtime
+/// writes it; which call it was goes into the details.
+fn refused(error: &Error, source: &linux::Error) -> CniError {
+    let reason = source.source.to_string();
+    let reason = reason.split(" (os error").next().unwrap_or_default().to_lowercase();
+    CniError::internal(format_args!("{error}: {reason}")).with_details(source)
 }

@@ -1,6 +1,6 @@
 //! CNI plugin `bridge`: joins a container to a Linux bridge by a veth pair.
 //!
-//! `add`, `del`, `check`, `status` and `gc` are the verbs. `config`, `vlan`,
+//! `add`, `del`, `check`, `status` and `gc` are the verbs. `keys` reads; `config`, `vlan`,
 //! `plan`, `masquerade`, `spoof` and `iptables_chain` decide; `attach`,
 //! `container`, `gateway`, `rules`, `legacy` and `undo` touch the kernel.
 
@@ -19,6 +19,7 @@ mod error;
 mod gateway;
 mod gc;
 mod iptables_chain;
+mod keys;
 mod legacy;
 mod masquerade;
 mod plan;

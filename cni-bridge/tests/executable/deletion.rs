@@ -1,0 +1,157 @@
+//! DEL: whatever is left of an attachment goes, however much is known of it.
+
+use serde_json::json;
+
+use crate::sandbox::{Attachment, DUAL, Sandbox};
+
+/// With everything that leaves rules.
+fn attachment<'a>(sandbox: &'a Sandbox, backend: &str) -> Attachment<'a> {
+    let mut attachment = sandbox.attachment("c1", DUAL);
+    attachment.conf["ipMasq"] = json!(true);
+    attachment.conf["ipMasqBackend"] = json!(backend);
+    attachment.conf["macspoofchk"] = json!(true);
+    attachment
+}
+
+#[test]
+fn rules_go_without_namespace_and_without_result() {
+    for backend in ["", "nftables", "iptables"] {
+        for netns in ["", "/gone/netns"] {
+            let mut sandbox = Sandbox::new().with_host_local();
+            attachment(&sandbox, backend).add();
+            sandbox.remove_container("c1");
+            let mut attachment = attachment(&sandbox, backend);
+            attachment.netns = netns.to_owned();
+            attachment.del();
+            attachment.del();
+            sandbox.assert_detached();
+        }
+    }
+}
+
+#[test]
+fn rules_go_whatever_the_configuration_says_now() {
+    let sandbox = Sandbox::new().with_host_local();
+    for backend in ["nftables", "iptables"] {
+        attachment(&sandbox, backend).add();
+        // No ipMasq, no macspoofchk.
+        sandbox.attachment("c1", DUAL).del();
+        sandbox.assert_detached();
+    }
+}
+
+#[test]
+fn a_link_of_the_reference_goes_by_what_the_runtime_remembers() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut attachment = sandbox.attachment("c1", DUAL).added();
+    attachment.netns = String::new();
+    let set_alias = |alias: &str| {
+        let veth = attachment.host_veth();
+        let words = ["link", "set", "dev", &veth, "alias", alias];
+        let done = sandbox.host.run(|| std::process::Command::new("ip").args(words).status().unwrap());
+        assert!(done.unwrap().success());
+    };
+    set_alias("somebody else's");
+    attachment.del();
+    assert_eq!(Sandbox::links(&sandbox.netns("c1")), ["eth0", "lo"], "an alias of others protects");
+    // The reference sets none.
+    set_alias("");
+    attachment.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn parallel_dels_of_one_attachment_all_succeed() {
+    let sandbox = Sandbox::new().with_host_local();
+    attachment(&sandbox, "").add();
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| attachment(&sandbox, "").del());
+        }
+    });
+    sandbox.assert_detached();
+}
+
+#[test]
+fn two_interfaces_of_one_container_share_a_chain_and_each_goes_alone() {
+    let sandbox = Sandbox::new().with_host_local();
+    let first = attachment(&sandbox, "iptables").added();
+    let mut second = attachment(&sandbox, "iptables");
+    second.ifname = "eth1".to_owned();
+    second.conf["isDefaultGateway"] = json!(false);
+    second.conf["isGateway"] = json!(true);
+    let second = second.added();
+    first.del();
+    second.is_fine("CHECK");
+    first.del();
+    second.is_fine("CHECK");
+    second.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn a_failing_ipam_plugin_does_not_keep_the_rest() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut attachment = attachment(&sandbox, "");
+    attachment.add();
+    attachment.conf["ipam"]["type"] = json!("no-such-ipam");
+    assert!(attachment.fails("DEL").1.starts_with(r#"failed to find plugin "no-such-ipam""#));
+    assert_eq!(Sandbox::links(&sandbox.netns("c1")), ["lo"]);
+    assert_eq!(sandbox.rules_with("c1"), [""; 0]);
+    attachment.conf["ipam"]["type"] = json!("host-local");
+    attachment.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn del_with_nothing_to_delete_makes_nothing() {
+    let sandbox = Sandbox::new().with_host_local();
+    attachment(&sandbox, "").del();
+    attachment(&sandbox, "iptables").del();
+    assert_eq!(sandbox.rules(), [""; 0], "no table was made by looking");
+    sandbox.assert_untouched();
+}
+
+#[test]
+fn del_copes_with_a_namespace_that_is_gone() {
+    for netns in ["", "/gone/netns", "/etc/hostname"] {
+        let mut sandbox = Sandbox::new().with_host_local();
+        sandbox.attachment("c1", DUAL).add();
+        sandbox.remove_container("c1");
+        let mut attachment = sandbox.attachment("c1", DUAL);
+        attachment.netns = netns.to_owned();
+        attachment.del();
+        attachment.del();
+        assert_eq!(sandbox.leases(), [""; 0], "CNI_NETNS={netns:?}");
+    }
+}
+
+#[test]
+fn del_without_the_path_of_a_living_namespace_still_removes_the_veth() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut attachment = sandbox.attachment("c1", DUAL);
+    attachment.add();
+    attachment.netns = String::new();
+    attachment.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn del_and_a_retry_heal_after_kill_9_in_the_middle_of_add() {
+    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]});
+    let sandbox = Sandbox::new().with_scripted_ipam(&result);
+    let gate = sandbox.dir.path().join("bin/gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let attachment = sandbox.attachment("c1", r#"{"isGateway": true, "ipam": {"type": "scripted-ipam"}}"#);
+    let mut killed = attachment.spawn("ADD");
+    // Opening returns when the IPAM plugin reads: the links are made meanwhile.
+    let open_gate = std::fs::OpenOptions::new().write(true).open(&gate).unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    drop(open_gate);
+    std::fs::remove_file(&gate).unwrap();
+    attachment.del();
+    attachment.add();
+    attachment.del();
+    sandbox.assert_detached();
+}

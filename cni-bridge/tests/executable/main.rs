@@ -1,0 +1,14 @@
+//! The executable against the kernel, one file a topic: every test has fresh
+//! network namespaces, one in the host's place, one for each container.
+
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
+
+mod check;
+mod collection;
+mod configuration;
+mod deletion;
+mod links;
+mod masquerade;
+mod rollback;
+mod sandbox;
+mod spoof;

@@ -1,0 +1,223 @@
+//! ipMasq: what the far end sees, and which rules make it so.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use linux::netns::NetNs;
+use serde_json::json;
+
+use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+fn masqueraded<'a>(sandbox: &'a Sandbox, id: &str) -> Attachment<'a> {
+    let mut attachment = sandbox.attachment(id, DUAL);
+    attachment.conf["ipMasq"] = json!(true);
+    attachment
+}
+
+/// The address that a server in `server` sees of a client in `client`.
+fn seen_by(server: &NetNs, client: &NetNs, address: &str) -> IpAddr {
+    let address: SocketAddr = address.parse().unwrap();
+    let listener = server.run(|| TcpListener::bind(address).unwrap()).unwrap();
+    let stream = client.run(|| TcpStream::connect_timeout(&address, TIMEOUT).unwrap()).unwrap();
+    drop(stream);
+    listener.accept().unwrap().1.ip()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+const WORLD: [&str; 2] = ["198.51.100.2:80", "[2001:db8::2]:80"];
+const HOST: [&str; 2] = ["198.51.100.1", "2001:db8::1"];
+
+#[test]
+fn the_world_sees_the_host_and_a_neighbour_sees_the_container() {
+    for backend in ["", "nftables", "iptables"] {
+        let mut sandbox = Sandbox::new().with_host_local().with_world();
+        sandbox.add_container("c2");
+        let mut first = masqueraded(&sandbox, "c1");
+        let mut second = masqueraded(&sandbox, "c2");
+        first.conf["ipMasqBackend"] = json!(backend);
+        second.conf["ipMasqBackend"] = json!(backend);
+        let (first, second) = (first.added(), second.added());
+        let (c1, c2, world) = (sandbox.netns("c1"), sandbox.netns("c2"), sandbox.netns("world"));
+        for (address, host) in WORLD.iter().zip(HOST) {
+            assert_eq!(seen_by(&world, &c1, address), ip(host), "{backend}");
+        }
+        assert_eq!(seen_by(&c2, &c1, "10.1.0.3:80"), ip("10.1.0.2"), "{backend}");
+        assert_eq!(seen_by(&c2, &c1, "[fd00:1::3]:80"), ip("fd00:1::2"), "{backend}");
+        first.is_fine("CHECK");
+        first.del();
+        second.is_fine("CHECK");
+        assert_eq!(seen_by(&world, &c2, WORLD[0]), ip(HOST[0]), "the other one's rules stay");
+        second.del();
+        sandbox.assert_detached();
+    }
+}
+
+#[test]
+fn multicast_keeps_its_source() {
+    let sandbox = Sandbox::new().with_host_local().with_world();
+    let attachment = masqueraded(&sandbox, "c1").added();
+    // The host speaks with the container's address: bridges do not route multicast.
+    run_in(&sandbox.netns("c1"), "ip link del eth0");
+    run_in(&sandbox.host, "ip addr add 10.1.0.2/32 dev lo");
+    // A source without a way back would be dropped as forged.
+    run_in(&sandbox.netns("world"), "ip route add 10.1.0.0/24 via 198.51.100.1");
+    let world = sandbox.netns("world").run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:5000").unwrap();
+        socket.join_multicast_v4(&"239.1.2.3".parse().unwrap(), &"198.51.100.2".parse().unwrap()).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket
+    });
+    let world = world.unwrap();
+    run_in(&sandbox.host, "ip route add 239.0.0.0/8 dev up0");
+    let host = sandbox.host.run(|| UdpSocket::bind("10.1.0.2:0").unwrap()).unwrap();
+    for (destination, source) in [("239.1.2.3:5000", "10.1.0.2"), ("198.51.100.2:5000", HOST[0])] {
+        host.send_to(b"ahoy", destination).unwrap();
+        let (_, from) = world.recv_from(&mut [0; 8]).unwrap();
+        assert_eq!(from.ip(), ip(source), "{destination}");
+    }
+    attachment.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn the_rules_are_the_references_and_a_second_attachment_adds_only_its_own() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    masqueraded(&sandbox, "c1").add();
+    let expected = r#"table inet cni_plugins_masquerade {
+comment "Masquerading for plugins from github.com/containernetworking/plugins"
+chain masq_checks {
+comment "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet"
+ip saddr 10.1.0.2 ip daddr != 10.1.0.0/24 masquerade comment "a4861f4ae9f7d238-f4d01f2ef4b92245, net: net, if: eth0, id: c1"
+ip6 saddr fd00:1::2 ip6 daddr != fd00:1::/64 masquerade comment "a4861f4ae9f7d238-f4d01f2ef4b92245, net: net, if: eth0, id: c1"
+}
+chain postrouting {
+type nat hook postrouting priority srcnat; policy accept;
+ip daddr 224.0.0.0/4 return
+ip6 daddr ff00::/8 return
+goto masq_checks
+}
+}"#;
+    let expected: Vec<&str> = expected.lines().collect();
+    assert_eq!(sandbox.rules(), expected);
+    masqueraded(&sandbox, "c2").add();
+    let rules = sandbox.rules();
+    assert_eq!(rules.iter().filter(|line| !line.contains("id: c2")).collect::<Vec<_>>(), expected);
+    assert_eq!(rules.len(), expected.len() + 2);
+    for id in ["c1", "c2"] {
+        masqueraded(&sandbox, id).del();
+    }
+    sandbox.assert_detached();
+    assert_eq!(sandbox.rules().len(), expected.len() - 2, "the table stays for the next one");
+}
+
+#[test]
+fn stale_rules_of_the_same_attachment_are_replaced_and_foreign_ones_stay() {
+    let sandbox = Sandbox::new().with_host_local();
+    sandbox.nft(
+        r#"table inet cni_plugins_masquerade {
+            chain masq_checks {
+                ip saddr 10.9.9.9 ip daddr != 10.9.9.0/24 masquerade comment "a4861f4ae9f7d238-f4d01f2ef4b92245, net: net, if: eth0, id: c1"
+                ip saddr 10.9.9.8 ip daddr != 10.9.9.0/24 masquerade comment "a4861f4ae9f7d238-0000000000000000, net: net, if: eth0, id: other"
+            }
+            chain postrouting {
+                type nat hook postrouting priority srcnat; policy accept;
+                ip daddr 203.0.113.1 return comment "by the administrator"
+            }
+        }"#,
+    );
+    let attachment = masqueraded(&sandbox, "c1");
+    attachment.add();
+    let rules = sandbox.rules();
+    let has = |part: &str| rules.iter().any(|line| line.contains(part));
+    assert!(!has("10.9.9.9") && has("10.9.9.8") && has("by the administrator"), "{rules:#?}");
+    assert!(has("ip saddr 10.1.0.2 ") && has("goto masq_checks"), "{rules:#?}");
+    attachment.del();
+    assert_eq!(sandbox.rules_with("masquerade comment").len(), 1);
+}
+
+#[test]
+fn comments_are_cut_and_their_rules_still_found() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut attachment = masqueraded(&sandbox, "c1");
+    attachment.id = "c".repeat(200);
+    attachment.conf["name"] = json!("n".repeat(60));
+    let attachment = attachment.added();
+    let rules = sandbox.rules_with("masquerade comment");
+    let comments: Vec<&str> = rules.iter().filter_map(|line| line.split('"').nth(1)).collect();
+    assert_eq!(comments.iter().map(|comment| comment.len()).collect::<Vec<_>>(), [128, 128]);
+    attachment.is_fine("CHECK");
+    attachment.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn parallel_adds_and_dels_keep_one_set_of_rules() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    ["c2", "c3", "c4", "c5", "c6"].into_iter().for_each(|id| sandbox.add_container(id));
+    let each = |verb: fn(&Attachment<'_>)| {
+        std::thread::scope(|scope| {
+            for id in &sandbox.containers {
+                let mut attachment = masqueraded(&sandbox, id);
+                attachment.conf["macspoofchk"] = json!(true);
+                scope.spawn(move || verb(&attachment));
+            }
+        });
+    };
+    each(|attachment| drop(attachment.add()));
+    assert_eq!(sandbox.rules_with("goto masq_checks").len(), 1);
+    assert_eq!(sandbox.rules_with("masquerade comment").len(), 12);
+    each(|attachment| attachment.del());
+    sandbox.assert_detached();
+}
+
+#[test]
+fn the_iptables_backend_makes_the_references_rules_once() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut attachment = masqueraded(&sandbox, "c1");
+    attachment.conf["ipMasqBackend"] = json!("iptables");
+    let attachment = attachment.added();
+    let saved = run_in(&sandbox.host, "iptables -t nat -S");
+    let lines: Vec<&str> = saved.lines().filter(|line| line.contains("CNI-")).collect();
+    let chain = lines[0].strip_prefix("-N ").unwrap();
+    assert_eq!(chain.len(), 28);
+    let comment = r#"-m comment --comment "name: \"net\" id: \"c1\"""#;
+    let expected = [
+        format!("-N {chain}"),
+        format!("-A POSTROUTING -s 10.1.0.2/32 {comment} -j {chain}"),
+        format!("-A {chain} -d 10.1.0.0/24 {comment} -j ACCEPT"),
+        format!("-A {chain} ! -d 224.0.0.0/4 {comment} -j MASQUERADE"),
+    ];
+    assert_eq!(lines, expected);
+    attachment.is_fine("CHECK");
+    attachment.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn a_container_reads_what_it_asked_for_over_a_masqueraded_connection() {
+    let sandbox = Sandbox::new().with_host_local().with_world();
+    let attachment = masqueraded(&sandbox, "c1");
+    attachment.add();
+    let address: SocketAddr = WORLD[0].parse().unwrap();
+    let listener = sandbox.netns("world").run(|| TcpListener::bind(address).unwrap()).unwrap();
+    let connect = || TcpStream::connect_timeout(&address, TIMEOUT).unwrap();
+    let mut client = sandbox.netns("c1").run(connect).unwrap();
+    client.write_all(b"ship").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    std::io::copy(&mut server.try_clone().unwrap(), &mut server).unwrap();
+    drop(server);
+    let mut echo = String::new();
+    client.read_to_string(&mut echo).unwrap();
+    assert_eq!(echo, "ship");
+    drop((client, listener));
+    attachment.del();
+    sandbox.assert_detached();
+}

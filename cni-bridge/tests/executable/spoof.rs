@@ -1,0 +1,96 @@
+//! macspoofchk: frames with a foreign source address do not pass.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
+
+fn checked<'a>(sandbox: &'a Sandbox, id: &str) -> Attachment<'a> {
+    let mut attachment = sandbox.attachment(id, DUAL);
+    attachment.conf["macspoofchk"] = json!(true);
+    attachment
+}
+
+#[test]
+fn a_container_that_changes_its_mac_is_not_heard_until_it_is_itself_again() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let (first, second) = (checked(&sandbox, "c1").added(), checked(&sandbox, "c2").added());
+    let (c1, c2) = (sandbox.netns("c1"), sandbox.netns("c2"));
+    let own = first.conf["prevResult"]["interfaces"][2]["mac"].as_str().unwrap();
+    let other = second.conf["prevResult"]["interfaces"][2]["mac"].as_str().unwrap();
+    // No address resolution: its frames would be dropped just as well.
+    run_in(&c1, &format!("ip neigh add 10.1.0.3 lladdr {other} dev eth0"));
+    let server = c2.run(|| UdpSocket::bind("10.1.0.3:5000").unwrap()).unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let send = |text: &[u8]| {
+        let client = c1.run(|| UdpSocket::bind("10.1.0.2:0").unwrap()).unwrap();
+        client.send_to(text, "10.1.0.3:5000").unwrap();
+    };
+    run_in(&c1, "ip link set eth0 address 02:66:66:66:66:66");
+    run_in(&c1, &format!("ip neigh replace 10.1.0.3 lladdr {other} dev eth0"));
+    send(b"spoofed");
+    run_in(&c1, &format!("ip link set eth0 address {own}"));
+    run_in(&c1, &format!("ip neigh replace 10.1.0.3 lladdr {other} dev eth0"));
+    send(b"honest");
+    let mut bytes = [0; 16];
+    let (length, _) = server.recv_from(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], b"honest", "the first that arrives");
+    first.del();
+    second.is_fine("CHECK");
+    second.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn the_rules_are_the_references_and_layer_2_has_them_too() {
+    let sandbox = Sandbox::new();
+    let attachment = sandbox.attachment("c1", r#"{"macspoofchk": true}"#).added();
+    let (veth, mac) = (attachment.host_veth(), &attachment.conf["prevResult"]["interfaces"][2]["mac"]);
+    let expected = format!(
+        r#"table bridge nat {{
+chain PREROUTING {{
+type filter hook prerouting priority dstnat; policy accept;
+iifname "{veth}" jump cni-br-iface-c1-eth0 comment "macspoofchk-c1-eth0"
+}}
+chain cni-br-iface-c1-eth0 {{
+jump cni-br-iface-c1-eth0-mac comment "macspoofchk-c1-eth0"
+}}
+chain cni-br-iface-c1-eth0-mac {{
+ether saddr {} return comment "macspoofchk-c1-eth0"
+drop comment "macspoofchk-c1-eth0"
+}}
+}}"#,
+        mac.as_str().unwrap()
+    );
+    assert_eq!(sandbox.rules(), expected.lines().collect::<Vec<_>>());
+    attachment.is_fine("CHECK");
+    attachment.del();
+    assert_eq!(sandbox.rules().len(), 5, "the empty base chain stays");
+    sandbox.assert_detached();
+}
+
+#[test]
+fn leftovers_under_the_same_names_are_replaced() {
+    let sandbox = Sandbox::new();
+    sandbox.nft(
+        r#"table bridge nat {
+            chain cni-br-iface-c1-eth0-mac { ether saddr 02:00:00:00:00:07 return; drop; }
+            chain cni-br-iface-c1-eth0 { jump cni-br-iface-c1-eth0-mac; }
+            chain PREROUTING {
+                type filter hook prerouting priority -300;
+                iifname "vethgone" jump cni-br-iface-c1-eth0 comment "macspoofchk-c1-eth0"
+                iifname "foreign" accept
+            }
+        }"#,
+    );
+    let attachment = sandbox.attachment("c1", r#"{"macspoofchk": true}"#).added();
+    attachment.is_fine("CHECK");
+    assert_eq!(sandbox.rules_with("vethgone"), [""; 0]);
+    assert_eq!(sandbox.rules_with("02:00:00:00:00:07"), [""; 0]);
+    attachment.del();
+    assert_eq!(sandbox.rules_with("foreign").len(), 1);
+    sandbox.assert_detached();
+}
