@@ -1,7 +1,7 @@
 //! ipMasq: what the far end sees, and which rules make it so.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use linux::netns::NetNs;
@@ -58,26 +58,31 @@ fn the_world_sees_the_host_and_a_neighbour_sees_the_container() {
     }
 }
 
+/// IPv6: a kernel may be built without multicast of IPv4.
 #[test]
 fn multicast_keeps_its_source() {
     let sandbox = Sandbox::new().with_host_local().with_world();
     let attachment = masqueraded(&sandbox, "c1").added();
     // The host speaks with the container's address: bridges do not route multicast.
     run_in(&sandbox.netns("c1"), "ip link del eth0");
-    run_in(&sandbox.host, "ip addr add 10.1.0.2/32 dev lo");
-    // A source without a way back would be dropped as forged.
-    run_in(&sandbox.netns("world"), "ip route add 10.1.0.0/24 via 198.51.100.1");
+    run_in(&sandbox.host, "ip addr add fd00:1::2/128 dev up0 nodad");
+    let index = |netns: &NetNs, name: &str| {
+        let link = &Sandbox::ip(netns, &format!("link show dev {name}"))[0];
+        u32::try_from(link["ifindex"].as_u64().unwrap()).unwrap()
+    };
+    let group = "ff0e::1234".parse().unwrap();
+    let (up0, up1) = (index(&sandbox.host, "up0"), index(&sandbox.netns("world"), "up1"));
     let world = sandbox.netns("world").run(|| {
-        let socket = UdpSocket::bind("0.0.0.0:5000").unwrap();
-        socket.join_multicast_v4(&"239.1.2.3".parse().unwrap(), &"198.51.100.2".parse().unwrap()).unwrap();
+        let socket = UdpSocket::bind("[::]:5000").unwrap();
+        socket.join_multicast_v6(&group, up1).unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket
     });
     let world = world.unwrap();
-    run_in(&sandbox.host, "ip route add 239.0.0.0/8 dev up0");
-    let host = sandbox.host.run(|| UdpSocket::bind("10.1.0.2:0").unwrap()).unwrap();
-    for (destination, source) in [("239.1.2.3:5000", "10.1.0.2"), ("198.51.100.2:5000", HOST[0])] {
-        host.send_to(b"ahoy", destination).unwrap();
+    let host = sandbox.host.run(|| UdpSocket::bind("[fd00:1::2]:0").unwrap()).unwrap();
+    let far = "2001:db8::2".parse().unwrap();
+    for (destination, source) in [(group, "fd00:1::2"), (far, HOST[1])] {
+        host.send_to(b"ahoy", SocketAddrV6::new(destination, 5000, 0, up0)).unwrap();
         let (_, from) = world.recv_from(&mut [0; 8]).unwrap();
         assert_eq!(from.ip(), ip(source), "{destination}");
     }
