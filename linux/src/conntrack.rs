@@ -78,7 +78,7 @@ pub fn delete_udp(flows: &[UdpFlows]) -> Result<usize> {
 type Name = Vec<u8>;
 
 fn list(socket: &Socket, family: u8, flows: &[UdpFlows]) -> Result<Vec<Name>> {
-    match list_by(socket, family, flows, |bytes| filter(bytes, flows)) {
+    match list_by(socket, family, flows, |bytes| filter(bytes, family, flows)) {
         // Kernels before 5.8 pass over a filter; some may refuse this one.
         Err(refused) if matches!(refused.errno(), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) => {
             list_by(socket, family, flows, |_| {})
@@ -151,11 +151,13 @@ impl UdpFlows {
     }
 }
 
-/// What all `flows` have in common, for the kernel to compare.
-fn filter(bytes: &mut Vec<u8>, flows: &[UdpFlows]) {
+/// What all `flows` have in common, for the kernel to compare. Of IPv6 no
+/// addresses: it takes those for a match that differ
+/// (`ctnetlink_filter_match_tuple`, seen on 6.18).
+fn filter(bytes: &mut Vec<u8>, family: u8, flows: &[UdpFlows]) {
     let port = common(flows, |flow| Some(flow.port));
-    let destination = common(flows, |flow| flow.destination);
-    let reply_source = common(flows, |flow| flow.reply_source);
+    let destination = common(flows, |flow| flow.destination).filter(|_| family == NFPROTO_IPV4);
+    let reply_source = common(flows, |flow| flow.reply_source).filter(|_| family == NFPROTO_IPV4);
     let mut original = FILTER_PROTOCOL;
     nest(bytes, CTA_TUPLE_ORIG, |bytes| {
         if let Some(ip) = destination {

@@ -305,6 +305,14 @@ mod tests {
         assert_eq!(prefix_mask(62, 16)[..9], [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfc, 0]);
     }
 
+    /// As `nft --debug=netlink` shows `fib daddr type local`, and `strace -e sendmsg` its numbers.
+    #[test]
+    fn the_routing_table_is_asked_for_the_type_of_the_destination() {
+        let local = RuleBody::new(Family::Ipv4).fib_daddr_type_local().build();
+        assert_eq!(local[0], Expression::Fib { register: 1, result: 3, flags: 2 });
+        assert_eq!(local[1], Expression::Cmp { register: 1, op: CmpOp::Eq, value: vec![2, 0, 0, 0] });
+    }
+
     #[test]
     fn interface_names_are_padded_but_for_wildcards() {
         assert_eq!(interface_name("eth0"), *b"eth0\0\0\0\0\0\0\0\0\0\0\0\0");

@@ -1,13 +1,27 @@
 //! One blocking netfilter socket: a request with its answers, or a batch that
 //! the kernel takes as a whole.
+//!
+//! Closing such a socket waits until nf_tables has freed whatever anybody
+//! deleted in the namespace, which takes a grace period of RCU or two
+//! (`nft_rcv_nl_event`, `synchronize_rcu`). Measured on Linux 6.18, two
+//! processors: 5 to 16 ms after a deletion, 7 to 11 ms after adding a chain that
+//! was there already (the kernel frees its note of the change in the same way),
+//! 9 µs otherwise; waiting 5 ms before closing left 7 to 11. No flag avoids it.
+//! So the last reference is left to the kernel: the socket is put into a queue
+//! that only itself refers to, and the collector of such garbage
+//! (`net/unix/garbage.c`, a worker since 6.8) closes it. That takes 15 to 50 µs.
+//! Before 6.8 the collector is the closing process, which waits as ever. The
+//! rules themselves are out of the packets' way when the commit returns.
 
 use std::cell::Cell;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::errno::Errno;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, setsockopt, socketpair, sockopt,
+};
 
 use super::attributes::{find_text, put_u32};
 
@@ -143,6 +157,8 @@ pub(crate) struct Socket {
     inner: netlink_sys::Socket,
     /// Of the last message sent; answers to earlier ones are not ours.
     sequence: Cell<u32>,
+    /// Closed after `inner`: then nobody but the kernel has it.
+    grave: Option<OwnedFd>,
 }
 
 impl Socket {
@@ -153,7 +169,7 @@ impl Socket {
         // Comfort only: without, errors come without words, and longer.
         drop(inner.set_ext_ack(true));
         drop(inner.set_cap_ack(true));
-        Ok(Self { inner, sequence: Cell::new(0) })
+        Ok(Self { inner, sequence: Cell::new(0), grave: None })
     }
 
     /// Sends one request, gives the attributes of every answer to `each` (with
@@ -299,16 +315,21 @@ impl Socket {
     }
 }
 
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.as_fd()
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Where it cannot be buried it is closed as any other.
+        self.grave = bury(self.inner.as_fd()).ok();
     }
 }
 
-impl AsRawFd for Socket {
-    fn as_raw_fd(&self) -> i32 {
-        self.inner.as_raw_fd()
-    }
+/// Puts `fd` and one end of a pair into the queue of that end. When `fd` and
+/// the other end, which is returned, are closed, all that is garbage.
+fn bury(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+    let (open, buried) = socketpair(AddressFamily::Unix, SockType::Datagram, None, SockFlag::SOCK_CLOEXEC)?;
+    let fds = [fd.as_raw_fd(), buried.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&fds)];
+    sendmsg::<()>(open.as_raw_fd(), &[IoSlice::new(&[0])], &rights, MsgFlags::MSG_DONTWAIT, None)?;
+    Ok(open)
 }
 
 struct Answer<'a> {
@@ -395,5 +416,28 @@ mod tests {
             assert_eq!(Answers(&messages.bytes[..length]).count(), 0, "{length} bytes");
         }
         assert_eq!(Answers(&[0; 64]).take(100).count(), 0, "a length of 0 is no message");
+    }
+
+    #[test]
+    fn a_dropped_socket_is_closed_soon() {
+        let socket = Socket::open().unwrap();
+        let mut address = netlink_sys::SocketAddr::new(0, 0);
+        socket.inner.get_address(&mut address).unwrap();
+        let port = address.port_number().to_string();
+        // Columns: kernel address, protocol, port.
+        let is_open = || {
+            let sockets = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+            sockets.lines().any(|line| {
+                let mut columns = line.split_whitespace().skip(1);
+                columns.next() == Some("12") && columns.next() == Some(&port)
+            })
+        };
+        assert!(is_open());
+        drop(socket);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while is_open() {
+            assert!(std::time::Instant::now() < deadline, "port {port} is still open");
+            std::thread::yield_now();
+        }
     }
 }
