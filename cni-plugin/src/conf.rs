@@ -273,10 +273,13 @@ impl NetConf {
         Ok(ipam.string("type")?.filter(|kind| !kind.is_empty()))
     }
 
-    /// The result of the plugins before this one in the chain.
+    /// The result of the plugins before this one in the chain. It has the shape
+    /// that belongs to the configuration's version.
     pub fn prev_result(&self) -> Result<Option<crate::CniResult>, CniError> {
-        let Some(fields) = self.fields().object("prevResult")? else { return Ok(None) };
-        crate::CniResult::from_fields(&fields, self.cni_version).map(Some)
+        let unreadable =
+            |e: CniError| CniError { msg: format!("could not parse prevResult: {}", e.msg), ..e };
+        let Some(fields) = self.fields().object("prevResult").map_err(unreadable)? else { return Ok(None) };
+        crate::CniResult::from_prev_result(&fields, self.cni_version).map(Some).map_err(unreadable)
     }
 }
 
@@ -348,6 +351,26 @@ mod tests {
         assert_eq!(conf.fields().strings("l").unwrap(), ["", "x"]);
         assert_eq!(conf.fields().objects("o").unwrap()[0].string("x").unwrap(), None);
         assert!(conf.fields().array("n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_prev_result_has_the_shape_of_the_configurations_version() {
+        let prev_result = |version: &str, prev: &str| {
+            let text = format!(r#"{{"name":"n","cniVersion":"{version}","prevResult":{prev}}}"#);
+            parse(&text).unwrap().prev_result().map(|result| result.unwrap().ips.len()).map_err(|e| e.msg)
+        };
+        let newest = r#"{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.2/24"}]}"#;
+        assert_eq!(prev_result("1.0.0", newest), Ok(1));
+        assert_eq!(prev_result("0.2.0", r#"{"cniVersion":"","ip4":{"ip":"10.0.0.2/24"}}"#), Ok(1));
+        assert_eq!(
+            prev_result("0.4.0", newest).unwrap_err(),
+            "could not parse prevResult: result type supports [0.3.0 0.3.1 0.4.0] but unmarshalled CNIVersion is \"1.1.0\""
+        );
+        assert_eq!(
+            prev_result("0.2.0", newest).unwrap_err(),
+            "could not parse prevResult: result type supports [ 0.1.0 0.2.0] but unmarshalled CNIVersion is \"1.1.0\""
+        );
+        assert_eq!(prev_result("1.1.0", "{}"), Ok(0));
     }
 
     #[test]

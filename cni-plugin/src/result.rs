@@ -69,6 +69,7 @@ pub struct Dns {
 }
 
 /// The three shapes a result has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// 0.1.0, 0.2.0: one address per family.
     PerFamily,
@@ -85,6 +86,13 @@ impl Shape {
             Version::V0_3_0 | Version::V0_3_1 | Version::V0_4_0 => Self::Lists,
             Version::V1_0_0 | Version::V1_1_0 => Self::Alphabetical,
         }
+    }
+
+    /// The texts in `cniVersion` that say it, as the reference lists them.
+    fn versions(self) -> Vec<&'static str> {
+        let unversioned = (self == Self::PerFamily).then_some("");
+        let of_shape = Version::ALL.into_iter().filter(|version| Self::of(*version) == self);
+        unversioned.into_iter().chain(of_shape.map(Version::as_str)).collect()
     }
 }
 
@@ -105,13 +113,30 @@ impl CniResult {
         Self::from_fields(&Fields::of(value, "result")?, asked)
     }
 
-    pub(crate) fn from_fields(fields: &Fields<'_>, asked: Version) -> Result<Self, CniError> {
+    /// The same of a `prevResult`, which has to have the shape of `asked`.
+    pub(crate) fn from_prev_result(fields: &Fields<'_>, asked: Version) -> Result<Self, CniError> {
+        let shape = Shape::of(asked);
+        let known = shape.versions();
+        match fields.string("cniVersion")? {
+            Some(version) if !known.contains(&version.as_str()) => Err(CniError::internal(format_args!(
+                "result type supports [{}] but unmarshalled CNIVersion is {version:?}",
+                known.join(" ")
+            ))),
+            _ => Self::from_shape(fields, shape),
+        }
+    }
+
+    fn from_fields(fields: &Fields<'_>, asked: Version) -> Result<Self, CniError> {
         let version = match fields.string("cniVersion")?.filter(|text| !text.is_empty()) {
             None => asked,
             Some(text) => Version::parse(&text)
                 .ok_or_else(|| CniError::internal(format_args!("unsupported CNI result version {text:?}")))?,
         };
-        match Shape::of(version) {
+        Self::from_shape(fields, Shape::of(version))
+    }
+
+    fn from_shape(fields: &Fields<'_>, shape: Shape) -> Result<Self, CniError> {
+        match shape {
             Shape::PerFamily => from_per_family(fields),
             Shape::Lists | Shape::Alphabetical => from_lists(fields),
         }
@@ -297,12 +322,10 @@ fn from_per_family(fields: &Fields<'_>) -> Result<CniResult, CniError> {
     let mut result = CniResult { dns: read_dns(fields)?, ..CniResult::default() };
     for key in ["ip4", "ip6"] {
         let Some(family) = fields.object(key)? else { continue };
-        let gateway = family.ip("gateway")?;
-        result.ips.push(IpConfig { interface: None, address: required(&family, "ip")?, gateway });
+        let (address, gateway) = (required(&family, "ip")?, family.ip("gateway")?);
+        result.ips.push(IpConfig { interface: None, address, gateway });
         for route in family.objects("routes")? {
-            let route = Route::read(&route)?;
-            // In these versions a route without gateway used the address's.
-            result.routes.push(Route { gw: route.gw.or(gateway), ..route });
+            result.routes.push(Route::read(&route)?);
         }
     }
     Ok(result)
@@ -423,7 +446,7 @@ mod tests {
         let old = serde_json::json!({"ip4": {"ip": "10.1.0.2/24", "gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0"}]}});
         let result = CniResult::from_json(&old, Version::V0_2_0).unwrap();
         assert_eq!(result.ips[0].address.to_string(), "10.1.0.2/24");
-        assert_eq!(result.routes[0].gw, Some("10.1.0.1".parse().unwrap()));
+        assert_eq!(result.routes[0], Route::new("0.0.0.0/0".parse().unwrap(), None));
         let err = CniResult::from_json(&serde_json::json!({"cniVersion": "7"}), Version::V0_2_0).unwrap_err();
         assert_eq!(err.msg, r#"unsupported CNI result version "7""#);
     }
