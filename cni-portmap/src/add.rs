@@ -40,18 +40,14 @@ pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
 }
 
 fn add_rules(config: &Config, call: &Invocation) -> Result<(), Error> {
-    match resolved(config)? {
-        Backend::Iptables => iptables::add(config, &IptablesOwner::of(call)),
-        Backend::Nftables | Backend::Unset => nftables::add(config, &Owner::of(call)),
-    }
-}
-
-/// The backend that a call uses where the configuration leaves it open.
-pub(crate) fn resolved(config: &Config) -> Result<Backend, Error> {
+    let by_iptables = || iptables::add(config, &IptablesOwner::of(call));
     match config.backend {
-        Backend::Unset if !linux::nftables::is_available()? => Ok(Backend::Iptables),
-        Backend::Unset => Ok(Backend::Nftables),
-        asked => Ok(asked),
+        Backend::Iptables => by_iptables(),
+        Backend::Nftables => nftables::add(config, &Owner::of(call)),
+        Backend::Unset => match nftables::add(config, &Owner::of(call)) {
+            Err(Error::NoNftables { .. }) => by_iptables(),
+            done => done,
+        },
     }
 }
 

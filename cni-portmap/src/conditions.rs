@@ -68,7 +68,7 @@ pub(crate) fn parse(conditions: &[String], family: Family) -> Option<Vec<Vec<Mat
                 .iter()
                 .flat_map(|subject| {
                     let one = Match { subject: subject.clone(), negated };
-                    rules.iter().map(move |rule| [rule.as_slice(), &[one.clone()]].concat())
+                    rules.iter().map(move |rule| [rule.as_slice(), std::slice::from_ref(&one)].concat())
                 })
                 .collect();
         }

@@ -22,6 +22,12 @@ pub(crate) enum Error {
         #[source]
         source: linux::Error,
     },
+    /// The kernel has no nf_tables.
+    #[error("unable to set up nftables rules for port mappings")]
+    NoNftables {
+        #[source]
+        source: linux::Error,
+    },
     #[error("unable to set up nftables rules for port mappings: {words}")]
     NftRefused { words: String },
     #[error("could not list rules in table {}", crate::nftables::TABLE)]
@@ -117,6 +123,7 @@ impl From<Error> for CniError {
             | Error::UnknownProtocol { .. }
             | Error::HostIp { .. }
             | Error::SetUpNftables { .. }
+            | Error::NoNftables { .. }
             | Error::NftRefused { .. }
             | Error::ListNftables { .. }
             | Error::DeleteNftables { .. }

@@ -11,6 +11,8 @@ mod check;
 mod conditions;
 mod config;
 mod del;
+#[cfg(test)]
+mod documented_keys;
 mod error;
 mod flows;
 mod gc;

@@ -43,22 +43,27 @@ impl Part {
 pub(crate) fn add(config: &Config, owner: &Owner) -> Result<(), Error> {
     let parts = config.container.each().map(|each| Part::new(config, each));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
-    let failed = |source| Error::SetUpNftables { source };
-    let mut kernel = NfTables::open().map_err(failed)?;
+    let mut kernel = NfTables::open().map_err(without_any)?;
     if parts.iter().any(|part| part.hook_rules.is_none()) {
         return script::add(&mut kernel, config, owner, &parts);
     }
-    kernel
-        .update(|kernel| {
-            let mut batch = Batch::new();
-            for part in &parts {
-                let found = find(kernel, part.family, owner)?;
-                let hook_rules = part.hook_rules.as_deref().unwrap_or_default();
-                plan::add(&mut batch, part.family, &found, owner, hook_rules, &part.wanted);
-            }
-            Ok((batch, ()))
-        })
-        .map_err(failed)
+    let mut answered = false;
+    let added = kernel.update(|kernel| {
+        answered = true;
+        let mut batch = Batch::new();
+        for part in &parts {
+            let found = find(kernel, part.family, owner)?;
+            let hook_rules = part.hook_rules.as_deref().unwrap_or_default();
+            plan::add(&mut batch, part.family, &found, owner, hook_rules, &part.wanted);
+        }
+        Ok((batch, ()))
+    });
+    added.map_err(|source| if answered { Error::SetUpNftables { source } } else { without_any(source) })
+}
+
+/// Of a failure before the first answer of nf_tables.
+fn without_any(source: linux::Error) -> Error {
+    if is_absent(&source) { Error::NoNftables { source } } else { Error::SetUpNftables { source } }
 }
 
 fn find(kernel: &mut NfTables, family: Family, owner: &Owner) -> Result<Found, linux::Error> {

@@ -133,7 +133,7 @@ proptest! {
             "mark", "0x1", "iifname", "\"a\"", "eth*", "tcp", "dport", "80", "l4proto", "udp",
         ]), 0..12)) {
         for family in Family::BOTH {
-            parse(&[text.clone()], family);
+            parse(std::slice::from_ref(&text), family);
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             for rule in parse(&words, family).into_iter().flatten() {
                 for one in rule {

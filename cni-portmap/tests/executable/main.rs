@@ -1,0 +1,10 @@
+//! The executable against the kernel: every test has network namespaces of its
+//! own, for the host, its pods and the world outside.
+
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
+
+mod iptables;
+mod packets;
+mod rules;
+mod sandbox;
+mod udp;

@@ -1,0 +1,105 @@
+//! UDP flows that connection tracking remembers from before.
+
+use std::net::UdpSocket;
+
+use crate::sandbox::{A, B, HOST, OUTSIDE, Sandbox, udp};
+
+const DNS: &str = r#"{"runtimeConfig": {"portMappings": [
+    {"hostPort": 53, "containerPort": 5353, "protocol": "udp"}
+]}}"#;
+
+fn hears(pod: &UdpSocket, client: &UdpSocket, text: &str) {
+    client.send(text.as_bytes()).unwrap();
+    let mut buffer = [0; 64];
+    let (length, sender) = pod.recv_from(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], text.as_bytes());
+    assert_eq!(sender.ip().to_string(), OUTSIDE);
+    pod.send_to(b"yes", sender).unwrap();
+    let length = client.recv(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"yes");
+}
+
+/// The client keeps its port: for the kernel it is one flow all the time.
+fn client(sandbox: &Sandbox) -> UdpSocket {
+    let client = udp(&sandbox.outside, &format!("{OUTSIDE}:40000"));
+    client.connect(format!("{HOST}:53")).unwrap();
+    client
+}
+
+fn tracked(sandbox: &Sandbox) -> String {
+    sandbox.host_output("conntrack", "-L -p udp")
+}
+
+#[test]
+fn a_flow_from_before_the_pod_reaches_it() {
+    let sandbox = Sandbox::connected();
+    // Something has to be tracked: rules of another pod switch tracking on.
+    sandbox.attachment("other", B, &DNS.replace("53,", "54,")).add();
+    let (client, pod) = (client(&sandbox), udp(&sandbox.pod(A), "0.0.0.0:5353"));
+    client.send(b"too early").unwrap();
+    assert!(client.recv(&mut [0; 8]).is_err(), "the host refuses");
+    assert!(tracked(&sandbox).contains("dport=53 "), "{}", tracked(&sandbox));
+    sandbox.attachment("cid", A, DNS).add();
+    hears(&pod, &client, "in time");
+}
+
+#[test]
+fn a_flow_of_a_pod_that_was_replaced_reaches_the_new_one() {
+    let sandbox = Sandbox::connected();
+    let [old, new] = [A, B].map(|pod| udp(&sandbox.pod(pod), "0.0.0.0:5353"));
+    let client = client(&sandbox);
+    let first = sandbox.attachment("cida", A, DNS);
+    first.add();
+    hears(&old, &client, "old");
+    first.del();
+    assert!(!tracked(&sandbox).contains("10.7.2.4"), "DEL forgets: {}", tracked(&sandbox));
+    sandbox.attachment("cidb", B, DNS).add();
+    hears(&new, &client, "new");
+}
+
+#[test]
+fn a_flow_of_a_pod_that_vanished_without_del_reaches_the_new_one() {
+    let sandbox = Sandbox::connected();
+    let [old, new] = [A, B].map(|pod| udp(&sandbox.pod(pod), "0.0.0.0:5353"));
+    let client = client(&sandbox);
+    sandbox.attachment("cida", A, DNS).add();
+    hears(&old, &client, "old");
+    sandbox.host_output("nft", "flush chain ip cni_hostport hostports");
+    sandbox.attachment("cidb", B, DNS).add();
+    hears(&new, &client, "new");
+}
+
+#[test]
+fn a_del_that_knows_nothing_but_the_id_forgets_the_flows_too() {
+    let sandbox = Sandbox::connected();
+    let pod = udp(&sandbox.pod(A), "0.0.0.0:5353");
+    let client = client(&sandbox);
+    sandbox.attachment("cid", A, DNS).add();
+    hears(&pod, &client, "hello");
+    let mut del = sandbox.attachment("cid", A, "{}");
+    del.conf.as_object_mut().unwrap().remove("prevResult");
+    del.del();
+    assert!(!tracked(&sandbox).contains("10.7.2.4"), "{}", tracked(&sandbox));
+}
+
+#[test]
+fn flows_of_other_hosts_and_other_pods_go_on() {
+    let sandbox = Sandbox::connected();
+    let (resolver, asking) =
+        (udp(&sandbox.outside, &format!("{OUTSIDE}:53")), udp(&sandbox.pod(B), "0.0.0.0:41000"));
+    // From pod to outside, forwarded: the same port, but not of this host.
+    crate::sandbox::ip(&sandbox.outside, &format!("route add 10.7.2.0/24 via {HOST}"));
+    sandbox.attachment("other", B, &DNS.replace("53,", "54,")).add();
+    asking.send_to(b"question", format!("{OUTSIDE}:53")).unwrap();
+    resolver.recv_from(&mut [0; 16]).unwrap();
+    let attachment = sandbox.attachment("cid", A, DNS);
+    let forwarded = |when: &str| {
+        let tracked = tracked(&sandbox);
+        assert!(tracked.contains("src=10.7.2.5"), "{when}: {tracked}");
+    };
+    forwarded("before");
+    attachment.add();
+    forwarded("after ADD");
+    attachment.del();
+    forwarded("after DEL");
+}
