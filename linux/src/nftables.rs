@@ -137,6 +137,12 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Reads the attributes of one rule as the kernel sends them (`NFTA_RULE_*`).
+    /// What is in it and not understood becomes [`Expression::Unknown`].
+    pub fn decode(attributes: &[u8]) -> io::Result<Self> {
+        decode_rule(attributes)
+    }
+
     /// The chain that it jumps or goes to.
     pub fn target_chain(&self) -> Option<&str> {
         self.expressions.iter().find_map(Expression::target_chain)
