@@ -12,9 +12,13 @@ use std::path::Path;
 
 use linux::netlink::{BridgeSpec, DuplicateDetection, Netlink, PortFlags, PortSpec, RouteSpec, VethSpec};
 use linux::netns::NetNs;
+use linux::nftables::{Batch, Family, Is, NfTables, RuleBody};
 
 const BRIDGE: &str = "bench0";
 const IFNAME: &str = "eth0";
+const TABLE: &str = "netlink_floor";
+const CHAIN: &str = "masquerade";
+const COMMENT: &str = "netlink_floor";
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 type Address = (IpAddr, u8);
@@ -29,10 +33,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             let host = Netlink::open()?;
             let bridge = host.create_bridge(&BridgeSpec { name: BRIDGE, mac: MAC, mtu: None })?;
             host.set_up(bridge.index)?;
+            let mut batch = Batch::new();
+            batch.add_table(Family::Inet, TABLE, None).add_chain(Family::Inet, TABLE, CHAIN, None, None);
+            NfTables::open()?.update(|_| Ok::<_, linux::Error>((std::mem::take(&mut batch), ())))?;
             add(&container, what)
         }
         "add" => add(&container, what),
         "del" => {
+            if what.contains(&"nft") {
+                remove_rules()?;
+            }
             container.enter()?;
             let inside = Netlink::open()?;
             let link = inside.link_by_name(IFNAME)?.ok_or("no link")?;
@@ -44,6 +54,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn add(container: &NetNs, what: &[&str]) -> Result<(), Box<dyn Error>> {
     let host = Netlink::open()?;
+    if what.contains(&"nft") {
+        add_rules(what)?;
+    }
     let bridge = host.link_by_name(BRIDGE)?.ok_or("no bridge")?;
     let name = format!("veth{:08x}", std::process::id());
     let spec = VethSpec {
@@ -89,4 +102,40 @@ fn add(container: &NetNs, what: &[&str]) -> Result<(), Box<dyn Error>> {
         })?;
     }
     Ok(())
+}
+
+/// One masquerading rule for each family.
+fn add_rules(what: &[&str]) -> Result<(), linux::Error> {
+    let rule = |address: IpAddr, prefix| {
+        let to_others = RuleBody::new(Family::Inet).saddr(Is::Equal, address, 8 * octets(address));
+        to_others.daddr(Is::Not, address, prefix).masquerade().build()
+    };
+    NfTables::open()?.update(|_| {
+        let mut batch = Batch::new();
+        if what.contains(&"v4") {
+            let body = rule([10, 77, 0, 9].into(), 16);
+            batch.append_rule(Family::Inet, TABLE, CHAIN, &body, Some(COMMENT));
+        }
+        if what.contains(&"v6") {
+            let body = rule([0xfd77, 0, 0, 0, 0, 0, 0, 9].into(), 64);
+            batch.append_rule(Family::Inet, TABLE, CHAIN, &body, Some(COMMENT));
+        }
+        Ok((batch, ()))
+    })
+}
+
+fn octets(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 4 } else { 16 }
+}
+
+fn remove_rules() -> Result<(), linux::Error> {
+    NfTables::open()?.update(|nftables| {
+        let mut batch = Batch::new();
+        for rule in nftables.rules(Family::Inet, TABLE, Some(CHAIN))? {
+            if rule.comment.as_deref() == Some(COMMENT) {
+                batch.delete_rule(Family::Inet, TABLE, CHAIN, rule.handle);
+            }
+        }
+        Ok((batch, ()))
+    })
 }

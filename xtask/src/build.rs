@@ -44,11 +44,19 @@ pub(crate) fn products() -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// Builds the CNI plugins only; the directory.
+pub(crate) fn plugins() -> Result<PathBuf> {
+    if std::env::var_os("HAWSER_BIN_DIR").is_some() {
+        return products();
+    }
+    build_static("plugin", &binaries::CNI_PLUGINS)?;
+    Ok(binaries::workspace_root().join("target").join(binaries::TARGET).join("plugin"))
+}
+
 fn build_products() -> Result<()> {
     build_static("release", &binaries::PRODUCTS)?;
-    build_static("plugin", &binaries::CNI_PLUGINS)?;
     // Beside the others, where everyone looks for them.
-    let built = binaries::workspace_root().join("target").join(binaries::TARGET).join("plugin");
+    let built = plugins()?;
     for (_package, plugin) in binaries::CNI_PLUGINS {
         let (from, to) = (built.join(plugin), binaries::dir().join(plugin));
         replace(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;

@@ -22,7 +22,7 @@ use ::tests::binaries;
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::build::products;
+use crate::build::plugins;
 use crate::progress::{part, say};
 
 const RECORD: &str = ".hawser-installed";
@@ -31,7 +31,7 @@ pub(crate) fn run(cni_bin_dir: &Path, put_back: bool) -> Result<()> {
     if put_back {
         return Directory::open(cni_bin_dir)?.put_back_all();
     }
-    let from = part("build the static binaries", products)?;
+    let from = part("build the static plugins", plugins)?;
     fs::create_dir_all(cni_bin_dir).with_context(|| cni_bin_dir.display().to_string())?;
     Directory::open(cni_bin_dir)?.install_all(&from)
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::observe::{Observed, observe};
 use super::statistics::median;
-use crate::build::{self, products, require_root};
+use crate::build::{self, plugins, require_root};
 use crate::conformance::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
 use crate::progress::{part, say, step};
 
@@ -31,7 +31,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 pub(crate) fn run(runs: usize) -> Result<()> {
     require_root("bench")?;
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} pairs are needed");
-    let ours = part("build the static binaries", products)?;
+    let ours = part("build the static plugins", plugins)?;
     let floor = part("build the bare netlink program", floor_program)?;
     let reference = part(&format!("reference CNI plugins {REFERENCE_PLUGINS}"), reference_plugins)?;
     // What the reference starts.

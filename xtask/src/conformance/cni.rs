@@ -87,7 +87,7 @@ const PARTS: [(&str, Part); 2] = [
 pub(super) fn run(only: Option<&str>) -> Result<()> {
     let programs = part("ip, nft, iptables", Programs::find)?;
     let reference = part(&format!("reference CNI plugins {REFERENCE_PLUGINS}"), reference_plugins)?;
-    let ours = part("build the static binaries", build::products)?;
+    let ours = part("build the static plugins", build::plugins)?;
     let node = Node { reference, ours, programs, only: only.map(str::to_owned) };
     say(&format!("ours: {}; reference: {}", node.ours.display(), node.reference.display()));
     PARTS.iter().try_for_each(|(name, run)| part(name, || run(&node)))
