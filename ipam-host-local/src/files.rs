@@ -182,7 +182,7 @@ impl LeaseFiles {
         }
     }
 
-    fn new_named_lease(&self, content: &str) -> Result<NewLease, Error> {
+    pub(crate) fn new_named_lease(&self, content: &str) -> Result<NewLease, Error> {
         // One name is enough: the lock is held, and a crash's leftover is replaced.
         let path = self.scratch.join("lease");
         let written = DirBuilder::new().recursive(true).mode(0o700).create(&self.scratch).and_then(|()| {

@@ -279,3 +279,6 @@ fn build_number() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs() << 30 ^ u64::from(now.subsec_nanos()) ^ u64::from(std::process::id()) << 44
 }
+
+#[cfg(test)]
+mod tests;

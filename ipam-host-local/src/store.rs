@@ -498,3 +498,6 @@ fn read_contents(files: &LeaseFiles, former: Option<&Index>, boot: BootId) -> Re
     })?;
     Ok(contents)
 }
+
+#[cfg(test)]
+mod tests;

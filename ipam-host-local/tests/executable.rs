@@ -33,14 +33,17 @@ impl Network {
     }
 
     fn call(&self, command: &str, id: &str) -> Answer {
-        let mut child = self.command(command, id).spawn().unwrap();
+        self.run(&mut Command::new(env!("CARGO_BIN_EXE_host-local")), command, id)
+    }
+
+    fn run(&self, process: &mut Command, command: &str, id: &str) -> Answer {
+        let mut child = self.prepare(process, command, id).spawn().unwrap();
         child.stdin.take().unwrap().write_all(self.conf.to_string().as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         Answer { code: output.status.code(), stdout: String::from_utf8(output.stdout).unwrap() }
     }
 
-    fn command(&self, command: &str, id: &str) -> Command {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_host-local"));
+    fn prepare<'c>(&self, process: &'c mut Command, command: &str, id: &str) -> &'c mut Command {
         process
             .env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", id)
@@ -49,8 +52,7 @@ impl Network {
             .env("CNI_PATH", "/dummy")
             .env("CNI_ARGS", self.args)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        process
+            .stdout(Stdio::piped())
     }
 
     fn add(&self, id: &str) -> Value {
@@ -253,6 +255,112 @@ fn check_says_whether_an_address_is_held() {
     let answer = net.call("CHECK", "b");
     assert_eq!(answer.code, Some(1));
     assert!(answer.stdout.contains("host-local: Failed to find address added by container b"));
+}
+
+#[test]
+fn check_compares_what_is_held_with_what_was_given() {
+    let mut net = Network::new("1.0.0", DUAL);
+    let result = net.add("a");
+    net.conf["prevResult"] = result.clone();
+    assert_eq!(net.call("CHECK", "a").code, Some(0));
+    // An address of another plugin's ranges is none of ours.
+    net.conf["prevResult"]["ips"][0]["address"] = json!("192.0.2.7/24");
+    assert_eq!(net.call("CHECK", "a").code, Some(0));
+    net.conf["prevResult"]["ips"][0]["address"] = json!("10.1.0.3/24");
+    let answer = net.call("CHECK", "a");
+    let error: Value = serde_json::from_str(&answer.stdout).unwrap();
+    assert_eq!(error["msg"], "host-local: Failed to find address added by container a");
+    assert_eq!(error["details"], "prevResult has 10.1.0.3, which it does not hold");
+    net.conf["prevResult"] = result;
+    std::fs::remove_file(net.dir.path().join("net/fd00:1::2")).unwrap();
+    assert_eq!(net.call("CHECK", "a").code, Some(1));
+}
+
+#[test]
+fn del_finds_a_lease_that_was_overwritten_in_place() {
+    let mut net = Network::new("1.0.0", r#"{"subnet": "10.1.0.0/24"}"#);
+    net.conf["prevResult"] = net.add("a");
+    net.add("b");
+    std::fs::write(net.dir.path().join("net/10.1.0.2"), "c\r\neth0").unwrap();
+    net.del("c");
+    assert_eq!(net.files(), ["10.1.0.3", "last_reserved_ip.0", "lock"]);
+}
+
+#[test]
+fn status_says_when_a_range_set_is_exhausted() {
+    let two = r#"{"ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "10.67.0.0/30"}]]}"#;
+    let net = Network::new("1.1.0", two);
+    let ready = |net: &Network| {
+        let answer = net.call("STATUS", "");
+        (answer.code, answer.stdout)
+    };
+    assert_eq!(ready(&net), (Some(0), String::new()));
+    assert!(!net.dir.path().join("net").exists(), "a question makes nothing");
+    net.add("a");
+    let exhausted = "{\n    \"code\": 50,\n    \"msg\": \"no IP addresses available in range set: 10.67.0.1-10.67.0.2\"\n}";
+    assert_eq!(ready(&net), (Some(1), exhausted.to_owned()));
+    // Nobody has to wait for the lock to learn that.
+    let held = linux::lock::FileLock::exclusive(&net.dir.path().join("net/lock"), 0o750).unwrap();
+    assert_eq!(ready(&net).0, Some(1));
+    drop(held);
+    net.del("a");
+    assert_eq!(ready(&net), (Some(0), String::new()));
+    let wrong = Network::new("1.1.0", "{}").call("STATUS", "");
+    assert!(wrong.stdout.contains(r#""msg": "no IP ranges specified""#), "{}", wrong.stdout);
+}
+
+#[test]
+fn gc_removes_what_is_not_in_the_list_and_nothing_else() {
+    let mut net = Network::new("1.1.0", r#"{"subnet": "10.1.0.0/24"}"#);
+    let gc = |net: &Network| net.call("GC", "");
+    net.conf["cni.dev/valid-attachments"] = json!([]);
+    assert_eq!((gc(&net).code, net.dir.path().join("net").exists()), (Some(0), false));
+    for id in ["a", "b", "c"] {
+        net.add(id);
+    }
+    let dir = net.dir.path().join("net");
+    for (name, content) in [
+        ("10.1.0.5", "a\r\neth1"),
+        ("10.1.0.6", "a"),
+        ("10.1.0.7", "gone"),
+        ("10.1.0.8", ""),
+        ("10.1.0.9", "kept for the printer"),
+        ("notes", "gone\r\neth0"),
+    ] {
+        std::fs::write(dir.join(name), content).unwrap();
+    }
+    std::fs::create_dir(dir.join("10.1.0.10")).unwrap();
+
+    net.conf.as_object_mut().unwrap().remove("cni.dev/valid-attachments");
+    assert_eq!(gc(&net).code, Some(1), "a missing list is no empty list");
+    net.conf["cni.dev/valid-attachments"] =
+        json!([{"containerID": "a", "ifname": "eth0"}, {"containerID": "c", "ifname": "eth0"}]);
+    assert_eq!(gc(&net).stdout, "");
+    let rest =
+        ["10.1.0.10", "10.1.0.2", "10.1.0.4", "10.1.0.6", "10.1.0.9", "last_reserved_ip.0", "lock", "notes"];
+    assert_eq!(net.files(), rest);
+    assert_eq!(net.add("d")["ips"][0]["address"], "10.1.0.5/24");
+}
+
+/// The boot id of another machine, in a mount namespace of the call's own.
+#[test]
+fn a_reboots_leases_make_room() {
+    let net = Network::new("1.0.0", r#"{"subnet": "10.67.0.0/29"}"#);
+    let other_boot = net.dir.path().join("boot_id");
+    std::fs::write(&other_boot, "11111111-2222-3333-4444-555555555555\n").unwrap();
+    for id in ["a", "b", "c", "d", "e"] {
+        net.add(id);
+    }
+    assert!(net.refused("f").1.contains("no IP addresses available"));
+    let mut rebooted = Command::new("unshare");
+    rebooted.args(["-m", "sh", "-c", "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$1\""]);
+    rebooted.arg(&other_boot).arg(env!("CARGO_BIN_EXE_host-local"));
+    for (id, ip) in [("f", "10.67.0.2"), ("g", "10.67.0.3")] {
+        let answer = net.run(&mut rebooted, "ADD", id);
+        assert_eq!(answer.code, Some(0), "{}", answer.stdout);
+        assert!(answer.stdout.contains(ip), "{}", answer.stdout);
+    }
+    assert_eq!(net.files(), ["10.67.0.2", "10.67.0.3", "last_reserved_ip.0", "lock"]);
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl BootId {
     /// As `/proc/sys/kernel/random/boot_id` has it: 32 hexadecimal digits and hyphens.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
-        if digits.len() != 32 {
+        if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
         }
         let number = u128::from_str_radix(&digits, 16).ok()?;
