@@ -7,6 +7,7 @@ mod observe;
 mod probe;
 mod scenario;
 mod scenarios;
+mod switch;
 mod twin;
 mod world;
 
@@ -79,8 +80,9 @@ impl Programs {
 
 /// What the suite consists of. A part ends with `N scenarios, N passed, N failed`, and fails when one failed.
 type Part = fn(&Node) -> Result<()>;
-const PARTS: [(&str, Part); 2] = [
+const PARTS: [(&str, Part); 3] = [
     ("twin: each scenario by the reference and by ours", twin::run),
+    ("switch: a node in place, and back, as docs/CNI.md says", switch::run),
     ("runtime: pods on containerd and runc", runtime::run),
 ];
 
