@@ -14,6 +14,7 @@
 
 use std::fs::File;
 use std::io;
+use std::net::SocketAddr;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -35,7 +36,7 @@ pub use body::{Is, Protocol, RuleBody};
 pub use expression::{CmpOp, Expression, MetaKey, NatKind, PayloadBase, Verdict};
 
 use attributes::{each, find, find_text, find_u32, find_u64, put_text};
-use socket::{DUMP, ONE, Refusal, Socket};
+use socket::{DUMP, Messages, ONE, Refusal, Socket};
 
 const SUBSYSTEM: u16 = 10;
 const GETTABLE: u16 = 0xa01;
@@ -148,6 +149,13 @@ impl Rule {
         self.expressions.iter().find_map(Expression::target_chain)
     }
 
+    /// Where it sends packets, when it is a DNAT to one address and port: nft's,
+    /// or the xtables target `DNAT` of iptables-nft.
+    pub fn dnat_target(&self) -> Option<SocketAddr> {
+        let native = || expression::dnat_target(&self.expressions);
+        native().or_else(|| self.expressions.iter().find_map(xt::dnat_target))
+    }
+
     /// Whether it does what `expressions` do; counters do not matter.
     pub fn does(&self, expressions: &[Expression]) -> bool {
         let counts = |e: &&Expression| !matches!(e, Expression::Counter { .. });
@@ -155,17 +163,9 @@ impl Rule {
     }
 }
 
-/// Whether the kernel has nf_tables, and this process may use it. Changes
-/// nothing (where nf_tables is a module, the kernel loads it).
+/// Whether [`NfTables::open_if_available`] would open anything.
 pub fn is_available() -> Result<bool> {
-    match NfTables::open().and_then(|nf| nf.generation()) {
-        Ok(_) => Ok(true),
-        // No netfilter netlink at all; no such subsystem in it.
-        Err(e) if [Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::EOPNOTSUPP].contains(&e.errno()) => {
-            Ok(false)
-        }
-        Err(e) => Err(e),
-    }
+    Ok(NfTables::open_if_available()?.is_some())
 }
 
 /// One socket. `ENOENT` never comes of reading: what is missing is empty.
@@ -177,6 +177,26 @@ pub struct NfTables {
 }
 
 impl NfTables {
+    /// `None` where the kernel has no nf_tables. Changes nothing (where it is a
+    /// module, the kernel loads it).
+    pub fn open_if_available() -> Result<Option<Self>> {
+        const ABSENT: [Errno; 3] = [
+            // No netfilter in netlink; no nf_tables in netfilter.
+            Errno::EPROTONOSUPPORT,
+            Errno::EINVAL,
+            Errno::EOPNOTSUPP,
+        ];
+        let opened = Self::open().and_then(|nf| {
+            nf.generation()?;
+            Ok(nf)
+        });
+        match opened {
+            Ok(nf) => Ok(Some(nf)),
+            Err(e) if ABSENT.contains(&e.errno()) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
     /// In the calling thread's network namespace, for good.
     pub fn open() -> Result<Self> {
         let socket = Socket::open().map_err(|e| Error::new("open netlink socket", "netfilter", e))?;
@@ -286,17 +306,32 @@ impl NfTables {
     ) -> std::result::Result<Option<T>, E> {
         let generation = self.generation()?;
         let (batch, value) = plan(self)?;
-        if batch.is_empty() {
-            return Ok((self.generation()? == generation).then_some(value));
-        }
         if let Some(text) = &batch.too_long {
             return Err(Error::new("commit nf_tables batch", text, Errno::ENAMETOOLONG).into());
         }
-        match self.socket.transact(SUBSYSTEM, generation, &batch.messages) {
+        let messages = self.needed(batch)?;
+        if messages.is_empty() {
+            return Ok((self.generation()? == generation).then_some(value));
+        }
+        match self.socket.transact(SUBSYSTEM, generation, &messages) {
             Ok(()) => Ok(Some(value)),
             Err(refused) if refused.message.is_none() && refused.errno() == Some(Errno::ERESTART) => Ok(None),
-            Err(refused) => Err(refused_change(&batch, refused).into()),
+            Err(refused) => Err(refused_change(&messages, refused).into()),
         }
+    }
+
+    /// Without the chains that are there already.
+    fn needed(&mut self, batch: Batch) -> Result<Messages> {
+        let mut known = Vec::new();
+        if !batch.deletes_chains {
+            for wanted in &batch.added {
+                let there = self.chain(wanted.family, &wanted.table, &wanted.name)?;
+                if there.is_some_and(|there| wanted.base.is_none() || wanted.base == there.base) {
+                    known.push(wanted.message);
+                }
+            }
+        }
+        Ok(if known.is_empty() { batch.messages } else { batch.messages.without(&known) })
     }
 
     /// Counts the commits to this namespace's rule set.
@@ -376,10 +411,10 @@ fn refused_read(op: &'static str, object: &str, refused: Refusal) -> Error {
     }
 }
 
-fn refused_change(batch: &Batch, refused: Refusal) -> Error {
+fn refused_change(messages: &Messages, refused: Refusal) -> Error {
     match refused.message {
         Some(index) => {
-            let (op, object) = batch.describe(index);
+            let (op, object) = batch::describe(messages, index);
             refused_read(op, &object, refused)
         }
         None => refused_read("commit nf_tables batch", "as a whole", refused),

@@ -32,6 +32,19 @@ pub struct Batch {
     pub(super) messages: Messages,
     /// The first text that is too long, and what it is of.
     pub(super) too_long: Option<String>,
+    /// Chains to add, and whether any is deleted: then they may be the same.
+    pub(super) added: Vec<AddedChain>,
+    pub(super) deletes_chains: bool,
+}
+
+/// What [`Batch::add_chain`] was asked for, in which message.
+#[derive(Debug, Clone)]
+pub(super) struct AddedChain {
+    pub(super) message: usize,
+    pub(super) family: Family,
+    pub(super) table: String,
+    pub(super) name: String,
+    pub(super) base: Option<BaseChain>,
 }
 
 impl Batch {
@@ -55,7 +68,9 @@ impl Batch {
     }
 
     /// Makes the chain if it is missing. An existing one keeps its comment; it
-    /// must hook in as `base` says (`EEXIST`), if that says anything.
+    /// must hook in as `base` says (`EEXIST`), if that says anything. That it is
+    /// there is found out by the commit, which does not send what it need not:
+    /// to the kernel adding a chain that exists is a change, as slow as a deletion.
     pub fn add_chain(
         &mut self,
         family: Family,
@@ -65,6 +80,13 @@ impl Batch {
         comment: Option<&str>,
     ) -> &mut Self {
         self.check(&[table, name], comment);
+        self.added.push(AddedChain {
+            message: self.messages.len(),
+            family,
+            table: table.to_owned(),
+            name: name.to_owned(),
+            base: base.copied(),
+        });
         self.messages.push(NEWCHAIN, NLM_F_CREATE, family.number(), |bytes| {
             put_text(bytes, CHAIN_TABLE, table);
             put_text(bytes, CHAIN_NAME, name);
@@ -144,6 +166,7 @@ impl Batch {
     /// that the batch has reached here), `ENOENT` when it is missing.
     pub fn delete_chain(&mut self, family: Family, table: &str, name: &str) -> &mut Self {
         self.check(&[table, name], None);
+        self.deletes_chains = true;
         self.messages.push(DELCHAIN, 0, family.number(), |bytes| {
             put_text(bytes, CHAIN_TABLE, table);
             put_text(bytes, CHAIN_NAME, name);
@@ -154,6 +177,7 @@ impl Batch {
     /// With all that is in it; `ENOENT` when it is missing.
     pub fn delete_table(&mut self, family: Family, name: &str) -> &mut Self {
         self.check(&[name], None);
+        self.deletes_chains = true;
         self.messages.push(DELTABLE, 0, family.number(), |bytes| {
             put_text(bytes, TABLE_NAME, name);
         });
@@ -193,37 +217,37 @@ impl Batch {
             self.too_long = Some(text.to_owned());
         }
     }
+}
 
-    /// What the `index`th message is to do, on what.
-    pub(super) fn describe(&self, index: usize) -> (&'static str, String) {
-        let Some((kind, family, attributes)) = self.messages.get(index) else {
-            return ("commit nf_tables batch", String::new());
-        };
-        let family = Family::from_number(family).map_or("?", Family::name);
-        let part = |kind| find_text(attributes, kind).unwrap_or_default();
-        match kind {
-            NEWTABLE => ("add nf_tables table", format!("{family} {}", part(TABLE_NAME))),
-            DELTABLE => ("delete nf_tables table", format!("{family} {}", part(TABLE_NAME))),
-            NEWCHAIN | DELCHAIN => {
-                let op = if kind == NEWCHAIN { "add nf_tables chain" } else { "delete nf_tables chain" };
-                (op, format!("{family} {} {}", part(CHAIN_TABLE), part(CHAIN_NAME)))
+/// What the `index`th message is to do, on what.
+pub(super) fn describe(messages: &Messages, index: usize) -> (&'static str, String) {
+    let Some((kind, family, attributes)) = messages.get(index) else {
+        return ("commit nf_tables batch", String::new());
+    };
+    let family = Family::from_number(family).map_or("?", Family::name);
+    let part = |kind| find_text(attributes, kind).unwrap_or_default();
+    match kind {
+        NEWTABLE => ("add nf_tables table", format!("{family} {}", part(TABLE_NAME))),
+        DELTABLE => ("delete nf_tables table", format!("{family} {}", part(TABLE_NAME))),
+        NEWCHAIN | DELCHAIN => {
+            let op = if kind == NEWCHAIN { "add nf_tables chain" } else { "delete nf_tables chain" };
+            (op, format!("{family} {} {}", part(CHAIN_TABLE), part(CHAIN_NAME)))
+        }
+        _ => {
+            let handle = find_u64(attributes, RULE_HANDLE);
+            let op = match handle {
+                _ if kind == NEWRULE => "add nf_tables rule",
+                Some(_) => "delete nf_tables rule",
+                None => "flush nf_tables chain",
+            };
+            let mut object = format!("{family} {} {}", part(RULE_TABLE), part(RULE_CHAIN));
+            if let Some(handle) = handle {
+                object += &format!(" handle {handle}");
             }
-            _ => {
-                let handle = find_u64(attributes, RULE_HANDLE);
-                let op = match handle {
-                    _ if kind == NEWRULE => "add nf_tables rule",
-                    Some(_) => "delete nf_tables rule",
-                    None => "flush nf_tables chain",
-                };
-                let mut object = format!("{family} {} {}", part(RULE_TABLE), part(RULE_CHAIN));
-                if let Some(handle) = handle {
-                    object += &format!(" handle {handle}");
-                }
-                if let Some(comment) = find(attributes, RULE_USERDATA).and_then(userdata::find_comment) {
-                    object += &format!(" comment {comment:?}");
-                }
-                (op, object)
+            if let Some(comment) = find(attributes, RULE_USERDATA).and_then(userdata::find_comment) {
+                object += &format!(" comment {comment:?}");
             }
+            (op, object)
         }
     }
 }

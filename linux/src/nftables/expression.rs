@@ -3,6 +3,8 @@
 //!
 //! Source: `include/uapi/linux/netfilter/nf_tables.h`.
 
+use std::net::{IpAddr, SocketAddr};
+
 use super::attributes::{each, find, find_text, find_u32, find_u64, nest, put, put_text, put_u32, put_u64};
 
 /// Of an element in a list of expressions, and inside it (`NFTA_LIST_ELEM`,
@@ -313,6 +315,28 @@ pub(super) fn decode(list: &[u8]) -> Vec<Expression> {
             decode_data(&name, data).unwrap_or(Expression::Unknown { name })
         })
         .collect()
+}
+
+/// Of nft's `dnat to address:port`: both are constants, in registers.
+pub(super) fn dnat_target(expressions: &[Expression]) -> Option<SocketAddr> {
+    let constant = |(first, last): (u32, u32)| {
+        expressions.iter().find_map(|expression| match expression {
+            Expression::Immediate { register, value } if *register == first && first == last => Some(value),
+            _ => None,
+        })
+    };
+    expressions.iter().find_map(|expression| match expression {
+        Expression::Nat { kind: NatKind::Destination, addresses, ports, .. } => {
+            let address = constant((*addresses)?)?;
+            let port = u16::from_be_bytes(constant((*ports)?)?.as_slice().try_into().ok()?);
+            let ip: IpAddr = match <[u8; 4]>::try_from(address.as_slice()) {
+                Ok(v4) => v4.into(),
+                Err(_) => <[u8; 16]>::try_from(address.as_slice()).ok()?.into(),
+            };
+            Some(SocketAddr::new(ip, port))
+        }
+        _ => None,
+    })
 }
 
 /// `None`: not understood.

@@ -144,6 +144,23 @@ impl Messages {
         }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// All but the `left_out`th.
+    pub(crate) fn without(&self, left_out: &[usize]) -> Self {
+        let mut kept = Self::default();
+        for (index, start) in self.starts.iter().enumerate() {
+            if !left_out.contains(&index) {
+                let end = self.starts.get(index + 1).copied().unwrap_or(self.bytes.len());
+                kept.starts.push(kept.bytes.len());
+                kept.bytes.extend_from_slice(&self.bytes[*start..end]);
+            }
+        }
+        kept
+    }
+
     fn append(&mut self, other: &Self) {
         let offset = self.bytes.len();
         self.bytes.extend_from_slice(&other.bytes);
@@ -404,6 +421,8 @@ mod tests {
         assert_eq!(messages.get(0).map(|(.., attributes)| attributes), Some(&b"abcde\0\0\0"[..]));
         assert_eq!(messages.get(1), Some((9, 10, &[][..])));
         assert_eq!(messages.get(2), None);
+        assert_eq!(messages.without(&[0]).get(0), Some((9, 10, &[][..])));
+        assert_eq!(messages.without(&[1]).get(0), messages.get(0));
         let numbers: Vec<u32> = Answers(&messages.bytes).map(|m| m.sequence).collect();
         assert_eq!(numbers, [u32::MAX, 0]);
     }

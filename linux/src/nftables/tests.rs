@@ -77,3 +77,36 @@ fn who_is_always_too_late_gives_up_and_says_how_often_it_tried() {
         assert_eq!(error.to_string(), "commit nf_tables batch 50 times another change came first");
     });
 }
+
+#[test]
+fn chains_that_are_there_are_no_change() {
+    in_a_namespace(|mut nf, _| {
+        let base =
+            BaseChain { kind: ChainKind::Nat, hook: Hook::Output, priority: 0, policy: Policy::Accept };
+        let mut batch = Batch::new();
+        batch.add_table(Family::Inet, "t", None).add_chain(Family::Inet, "t", "c", None, None).add_chain(
+            Family::Inet,
+            "t",
+            "b",
+            Some(&base),
+            None,
+        );
+        let mut commit = |batch: &Batch| {
+            let before = nf.generation().unwrap();
+            nf.update(|_| Result::Ok((batch.clone(), ()))).map(|()| nf.generation().unwrap() != before)
+        };
+        assert!(commit(&batch).unwrap());
+        assert!(!commit(&batch).unwrap());
+
+        let mut other = Batch::new();
+        other.add_chain(Family::Inet, "t", "b", Some(&BaseChain { priority: 1, ..base }), None);
+        let refused = commit(&other).unwrap_err();
+        assert_eq!((refused.op, refused.object.as_str()), ("add nf_tables chain", "inet t b"));
+
+        let mut again = Batch::new();
+        again.delete_chain(Family::Inet, "t", "c").add_chain(Family::Inet, "t", "c", None, Some("new"));
+        assert!(commit(&again).unwrap());
+        let chain = nf.chain(Family::Inet, "t", "c").unwrap().unwrap();
+        assert_eq!(chain.comment.as_deref(), Some("new"));
+    });
+}
