@@ -410,6 +410,9 @@ fn describe(pid: Pid, point: Point, name: &'static str, registers: &user_regs_st
 fn descriptor(pid: Pid, fd: u64) -> Option<String> {
     let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
     let name = link.display().to_string();
+    if name.starts_with("pipe:") && fs::read_link(format!("/proc/{pid}/fd/1")).ok() == Some(link) {
+        return Some("stdout".to_owned());
+    }
     // Inode numbers differ from run to run.
     Some(format!("fd {fd} {}", name.split('[').next().unwrap_or_default().trim_end_matches(':')))
 }
