@@ -216,6 +216,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn of_three_macs_the_runtimes_wins_and_empty_ones_do_not_count() {
+        let mac = |keys: Keys, args: &str| Config::new(keys, Some(args.to_owned())).map(|c| c.container_mac);
+        let (args, args_cni, runtime) = ("02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03");
+        let keys = |args_mac: &str, runtime_mac: &str| Keys {
+            args_mac: Some(args_mac.to_owned()),
+            runtime_mac: Some(runtime_mac.to_owned()),
+            ..Keys::default()
+        };
+        assert_eq!(mac(keys("", ""), ""), Ok(None));
+        assert_eq!(mac(keys("", ""), args), Ok(parse_mac(args)));
+        assert_eq!(mac(keys(args_cni, ""), args), Ok(parse_mac(args_cni)));
+        assert_eq!(mac(keys(args_cni, runtime), args), Ok(parse_mac(runtime)));
+        assert_eq!(
+            mac(keys("", "x"), args).unwrap_err().details,
+            "runtimeConfig.mac: expected a MAC address of 6 bytes"
+        );
+    }
+
+    #[test]
     fn macs_are_read_in_three_notations() {
         let mac = Some([0x02, 0x00, 0x5e, 0x10, 0x00, 0xff]);
         assert_eq!(parse_mac("02:00:5e:10:00:ff"), mac);

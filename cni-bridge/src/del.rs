@@ -20,10 +20,8 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     let ipam = failures.keep(find_ipam(call)).flatten();
     let inside = failures.keep(Inside::open(call)).flatten();
 
-    // The rules first: what the kernel does afterwards to free them goes on
-    // while the link is deleted, and whoever closes the socket waits for it.
-    let known = addresses(call, inside.as_ref());
-    let freeing = failures.keep(rules::remove(call, &known));
+    // The rules first: the kernel frees them while it deletes the link.
+    failures.keep(rules::remove(call, &|| addresses(call, inside.as_ref())));
     failures.keep(remove_link(call, inside));
     // Only now: an address may be given to the next container once it is free.
     // After a failure it stays taken, and the runtime calls DEL again.
@@ -32,7 +30,6 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     {
         failures.keep(ipam.del(call));
     }
-    drop(freeing);
     failures.into_result()
 }
 

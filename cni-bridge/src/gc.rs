@@ -15,13 +15,12 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     let host = Netlink::open()?;
     let mut failures = Failures::default();
     // In the order of DEL, and for its reasons.
-    let freeing = failures.keep(rules::collect(call, &valid, &host));
+    failures.keep(rules::collect(call, &valid, &host));
     failures.keep(delete_stale_links(&host, &call.conf.name, &valid));
     if let Some(ipam) = failures.keep(call.conf.ipam_type()).flatten() {
         let forwarded = Delegate::find(&ipam, &call.path).and_then(|ipam| ipam.gc(call));
         failures.keep(forwarded);
     }
-    drop(freeing);
     failures.into_result()
 }
 

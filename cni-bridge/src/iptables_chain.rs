@@ -104,3 +104,37 @@ pub(crate) fn stale_chains(network: &str, valid: &ValidAttachments, rules: &[Rul
     chains.dedup();
     chains
 }
+
+#[cfg(test)]
+mod tests {
+    use linux::nftables::Verdict;
+
+    use super::*;
+
+    fn rule(chain: &str, comment: &str, target: &str) -> Rule {
+        Rule {
+            chain: chain.to_owned(),
+            handle: 1,
+            comment: Some(comment.to_owned()),
+            tag: None,
+            expressions: vec![Expression::Verdict(Verdict::Jump(target.to_owned()))],
+        }
+    }
+
+    #[test]
+    fn a_chain_is_stale_when_its_comment_names_this_network_and_no_valid_container() {
+        let conf = r#"{"name":"net","cniVersion":"1.1.0",
+            "cni.dev/valid-attachments":[{"containerID":"valid","ifname":"eth3"}]}"#;
+        let conf = cni_plugin::NetConf::parse(conf.into()).unwrap();
+        let valid = ValidAttachments::read(&conf).unwrap();
+        let mut rules = Vec::new();
+        for (network, id) in [("net", "valid"), ("net", "stale"), ("net2", "stale")] {
+            let chain = chain_name(network, id);
+            rules.push(rule(&chain, &comment(network, id), "x"));
+            rules.push(rule(POSTROUTING, &comment(network, id), &chain));
+        }
+        // Of the port mappings, which are not ours.
+        rules.push(rule("CNI-DN-x", &format!("dnat {}", comment("net", "stale")), "x"));
+        assert_eq!(stale_chains("net", &valid, &rules), [chain_name("net", "stale")]);
+    }
+}

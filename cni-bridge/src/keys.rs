@@ -57,7 +57,8 @@ impl Keys {
         let fields = conf.fields();
         // Without bridge VLANs it has nothing to say.
         fields.bool("preserveDefaultVlan")?;
-        conf.prev_result()?;
+        // ADD does not read it.
+        fields.object("prevResult")?;
         let args = fields.object("args")?.map(|args| args.object("cni")).transpose()?.flatten();
         Ok(Self {
             bridge: fields.string("bridge")?,
@@ -106,4 +107,105 @@ fn dns(fields: &Fields<'_>) -> Result<Option<Dns>, CniError> {
     let set = ["nameservers", "search", "options"].iter().any(|key| dns.get(key).is_some());
     let dns = Dns::read(&dns)?;
     Ok((set || !dns.domain.is_empty()).then_some(dns))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use cni_plugin::{Command, Invocation};
+    use proptest::prelude::*;
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::config::Config;
+
+    /// An ADD; `conf` lacks name and version.
+    pub(crate) fn call(network: &str, container_id: &str, ifname: &str, conf: &str) -> Invocation {
+        let mut conf: Value = serde_json::from_str(conf).unwrap();
+        conf["name"] = json!(network);
+        conf["cniVersion"] = json!("1.1.0");
+        Invocation {
+            command: Command::Add,
+            container_id: container_id.to_owned(),
+            netns: Some("/run/netns/c".into()),
+            ifname: ifname.to_owned(),
+            args: String::new(),
+            path: Vec::new(),
+            conf: NetConf::parse(conf.to_string().into_bytes()).unwrap(),
+        }
+    }
+
+    const SWITCHES: [&str; 10] = [
+        "isGateway",
+        "isDefaultGateway",
+        "forceAddress",
+        "ipMasq",
+        "hairpinMode",
+        "promiscMode",
+        "macspoofchk",
+        "enabledad",
+        "disableContainerInterface",
+        "portIsolation",
+    ];
+
+    fn value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            any::<bool>().prop_map(|b| json!(b)),
+            any::<i64>().prop_map(|n| json!(n)),
+            (0_i64..5000).prop_map(|n| json!(n)),
+            ".{0,20}".prop_map(|text| json!(text)),
+            Just(Value::Null),
+            Just(json!([{"id": 5}, {"minID": 1, "maxID": 0}])),
+            Just(json!({"type": "host-local", "mac": "02:00:00:00:00:01", "cni": {"mac": "x"}})),
+        ]
+    }
+
+    fn key() -> impl Strategy<Value = &'static str> {
+        let others = [
+            "bridge",
+            "mtu",
+            "vlan",
+            "vlanTrunk",
+            "preserveDefaultVlan",
+            "ipMasqBackend",
+            "ipam",
+            "args",
+            "runtimeConfig",
+            "dns",
+            "prevResult",
+        ];
+        proptest::sample::select([SWITCHES.as_slice(), &others].concat())
+    }
+
+    proptest! {
+        #[test]
+        fn any_configuration_is_accepted_or_refused_in_words(
+            keys in proptest::collection::vec((key(), value()), 0..8),
+        ) {
+            let conf: Map<String, Value> = keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            match Config::read(&call("n", "c", "eth0", &Value::Object(conf).to_string())) {
+                Ok(config) => {
+                    prop_assert!((1..=15).contains(&config.bridge.len()));
+                    prop_assert!(!(config.promiscuous && config.port.hairpin));
+                    prop_assert!(config.masquerade.is_none() || config.ipam().is_some());
+                }
+                Err(error) => prop_assert!([2, 999].contains(&error.code) && !error.msg.is_empty()),
+            }
+        }
+
+        #[test]
+        fn switches_are_read_whatever_the_case(on in proptest::collection::vec(any::<bool>(), 10), upper in any::<bool>()) {
+            let pairs = SWITCHES.iter().zip(&on).map(|(key, on)| {
+                let key = if upper { key.to_uppercase() } else { (*key).to_owned() };
+                (key, json!(on))
+            });
+            let conf = Value::Object(pairs.collect());
+            let keys = Keys::read(&call("n", "c", "e", &conf.to_string()).conf).unwrap();
+            let read = [
+                keys.is_gateway, keys.is_default_gateway, keys.force_address, keys.ip_masq, keys.hairpin_mode,
+                keys.promisc_mode, keys.mac_spoof_check, keys.enable_dad, keys.disable_container_interface,
+                keys.port_isolation,
+            ];
+            prop_assert_eq!(read.to_vec(), on);
+        }
+    }
 }

@@ -30,12 +30,12 @@ pub(crate) fn ensure(call: &Invocation, addresses: &[IpNetwork]) -> Result<(), E
 
 /// Removes the jumps to `chain` (with `addresses`: those of them) and, when
 /// none is left, the chain from the legacy tables.
-pub(crate) fn remove(call: &Invocation, addresses: &[IpAddr]) -> Result<(), Error> {
+pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
     let chain = chain_name(&call.conf.name, &call.container_id);
     for version in VERSIONS {
         let Some(tool) = legacy_tool(version, call)? else { continue };
         let there = tool.rules(TABLE)?;
-        tool.apply(TABLE, &removal(&chain, addresses, &there))?;
+        tool.apply(TABLE, &removal(&chain, &addresses(), &there))?;
     }
     Ok(())
 }

@@ -164,3 +164,38 @@ fn rule_of(address: &IpNetwork) -> Vec<Expression> {
         .masquerade()
         .build()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::keys::tests::call;
+
+    #[test]
+    fn a_comment_is_the_references() {
+        let call = call("n", "cid1", "eth0", "{}");
+        assert_eq!(comment(&call), "917148ec47923f2e-0b65a318f52e521b, net: n, if: eth0, id: cid1");
+    }
+
+    proptest! {
+        #[test]
+        fn a_comment_is_short_and_names_its_owner(
+            network in "[a-z0-9][a-zA-Z0-9_.-]{0,80}",
+            id in "[a-z0-9][a-zA-Z0-9_.-]{0,200}",
+            ifname in "[^/:\\s\0]{1,5}",
+        ) {
+            let call = call(&network, &id, &ifname, "{}");
+            let comment = comment(&call);
+            prop_assert!(comment.len() <= COMMENT_MAX);
+            prop_assert_eq!(Owner::read(&comment), Some(Owner::of(&call)));
+        }
+
+        #[test]
+        fn foreign_comments_have_no_owner_or_any_but_do_not_stop_us(comment in ".*") {
+            if let Some(owner) = Owner::read(&comment) {
+                prop_assert_eq!(owner.network.len(), HASH_DIGITS);
+            }
+        }
+    }
+}

@@ -14,14 +14,6 @@ use crate::error::Error;
 use crate::undo::{Step, Undo};
 use crate::{iptables_chain, legacy, masquerade, spoof};
 
-/// The socket of a transaction that has deleted rules. The kernel frees them
-/// only when no packet can be among them any more, and closing the socket waits
-/// for that, 5 to 13 ms: whoever has other work does it before dropping this.
-#[derive(Debug, Default)]
-pub(crate) struct Freeing {
-    _socket: Option<NfTables>,
-}
-
 /// What rules are made for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port<'a> {
@@ -43,51 +35,59 @@ pub(crate) fn ensure(
     port: Port<'_>,
     undo: &mut Undo,
 ) -> Result<(), Error> {
-    let backend = config.masquerade.map(in_force).transpose()?;
-    if backend.is_none() && !config.spoof_check {
+    if config.masquerade.is_none() && !config.spoof_check {
         return Ok(());
     }
     let addresses = port.addresses();
     undo.push(Step::RemoveRules { addresses: addresses.iter().map(IpNetwork::ip).collect() });
-    let by_nf_tables = backend == Some(MasqueradeBackend::NfTables);
-    if by_nf_tables || config.spoof_check {
-        let concerns = masquerade::concerns(call);
-        let names = spoof::Names::of(call);
-        let planned = NfTables::open()?.update(|nf| {
-            let mut batch = Batch::new();
-            if by_nf_tables {
-                let found = nf.rules_where(masquerade::FAMILY, masquerade::TABLE, None, &concerns)?;
-                masquerade::plan(call, &addresses, &found, &mut batch);
-            }
+    match config.masquerade {
+        None => ensure_nf_tables(config, call, port, &[]),
+        Some(MasqueradeBackend::NfTables) => ensure_nf_tables(config, call, port, &addresses),
+        Some(MasqueradeBackend::Unset) => match ensure_nf_tables(config, call, port, &addresses) {
+            // Asked only after a failure: that is a question less elsewhere.
+            Err(_) if !config.spoof_check && !nftables::is_available()? => legacy::ensure(call, &addresses),
+            outcome => outcome,
+        },
+        Some(MasqueradeBackend::Iptables) => {
             if config.spoof_check {
-                let found = nf.rules_where(spoof::FAMILY, spoof::TABLE, None, |rule| names.own(rule))?;
-                spoof::plan(&names, port.host_veth, port.container_mac, &found, &mut batch);
+                ensure_nf_tables(config, call, port, &[])?;
             }
-            Ok::<_, linux::Error>((batch, ()))
-        });
-        planned.map_err(|source| Error::Rules { source })?;
+            legacy::ensure(call, &addresses)
+        }
     }
-    if backend == Some(MasqueradeBackend::Iptables) {
-        legacy::ensure(call, &addresses)?;
-    }
-    Ok(())
 }
 
-/// Never [`MasqueradeBackend::Unset`].
-pub(crate) fn in_force(asked: MasqueradeBackend) -> Result<MasqueradeBackend, Error> {
-    match asked {
-        MasqueradeBackend::Unset if nftables::is_available()? => Ok(MasqueradeBackend::NfTables),
-        MasqueradeBackend::Unset => Ok(MasqueradeBackend::Iptables),
-        named => Ok(named),
-    }
+/// `addresses`: those to masquerade.
+fn ensure_nf_tables(
+    config: &Config,
+    call: &Invocation,
+    port: Port<'_>,
+    addresses: &[IpNetwork],
+) -> Result<(), Error> {
+    let concerns = masquerade::concerns(call);
+    let names = spoof::Names::of(call);
+    let plan = |nf: &mut NfTables| {
+        let mut batch = Batch::new();
+        if !addresses.is_empty() {
+            let found = nf.rules_where(masquerade::FAMILY, masquerade::TABLE, None, &concerns)?;
+            masquerade::plan(call, addresses, &found, &mut batch);
+        }
+        if config.spoof_check {
+            let found = nf.rules_where(spoof::FAMILY, spoof::TABLE, None, |rule| names.own(rule))?;
+            spoof::plan(&names, port.host_veth, port.container_mac, &found, &mut batch);
+        }
+        Ok::<_, linux::Error>((batch, ()))
+    };
+    let planned = NfTables::open().and_then(|mut nf| nf.update(plan));
+    planned.map_err(|source| Error::Rules { source })
 }
 
 /// Removes the attachment's rules, whoever made them: ours, the reference's,
 /// of any backend. `addresses` tells which of a container's are of this
 /// interface, where the rules do not say; none of them known means all.
-pub(crate) fn remove(call: &Invocation, addresses: &[IpAddr]) -> Result<Freeing, Error> {
+pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
     let chain = iptables_chain::chain_name(&call.conf.name, &call.container_id);
-    let freeing = change(|nf, tables, batch| {
+    change(|nf, tables, batch| {
         if tables.contains(&(masquerade::FAMILY, masquerade::TABLE.to_owned())) {
             let owner = masquerade::Owner::of(call);
             remove_masquerade(nf, |rule| owner.owns(rule), batch)?;
@@ -102,12 +102,11 @@ pub(crate) fn remove(call: &Invocation, addresses: &[IpAddr]) -> Result<Freeing,
         }
         Ok(())
     })?;
-    legacy::remove(call, addresses)?;
-    Ok(freeing)
+    legacy::remove(call, addresses)
 }
 
 /// Removes the rules of attachments of this network that are not valid.
-pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlink) -> Result<Freeing, Error> {
+pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlink) -> Result<(), Error> {
     let network = &call.conf.name;
     change(|nf, tables, batch| {
         if tables.contains(&(masquerade::FAMILY, masquerade::TABLE.to_owned())) {
@@ -125,7 +124,7 @@ pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlin
             if tables.contains(&(family, iptables_chain::TABLE.to_owned())) {
                 let rules = nf.rules(family, iptables_chain::TABLE, None)?;
                 for chain in iptables_chain::stale_chains(network, valid, &rules) {
-                    remove_iptables_chain(nf, family, &chain, &[], batch)?;
+                    remove_iptables_chain(nf, family, &chain, &Vec::new, batch)?;
                 }
             }
         }
@@ -191,20 +190,17 @@ fn is_masqueraded(call: &Invocation, addresses: &[IpNetwork]) -> Result<bool, Er
 /// kernel without nf_tables has no rules.
 fn change(
     mut plan: impl FnMut(&mut NfTables, &[(Family, String)], &mut Batch) -> Result<(), linux::Error>,
-) -> Result<Freeing, Error> {
-    if !nftables::is_available()? {
-        return Ok(Freeing::default());
-    }
-    let mut nf = NfTables::open()?;
-    let committed = nf.update(|nf| {
+) -> Result<(), Error> {
+    let plan = |nf: &mut NfTables| {
         let mut batch = Batch::new();
         let tables = nf.tables()?;
         plan(nf, &tables, &mut batch)?;
-        let committed = !batch.is_empty();
-        Ok::<_, linux::Error>((batch, committed))
-    });
-    let committed = committed.map_err(|source| Error::Rules { source })?;
-    Ok(Freeing { _socket: committed.then_some(nf) })
+        Ok::<_, linux::Error>((batch, ()))
+    };
+    match NfTables::open().and_then(|mut nf| nf.update(plan)) {
+        Err(_) if !nftables::is_available()? => Ok(()),
+        outcome => outcome.map_err(|source| Error::Rules { source }),
+    }
 }
 
 fn remove_masquerade(
@@ -240,12 +236,12 @@ fn remove_iptables_chain(
     nf: &mut NfTables,
     family: Family,
     chain: &str,
-    addresses: &[IpAddr],
+    addresses: &dyn Fn() -> Vec<IpAddr>,
     batch: &mut Batch,
 ) -> Result<(), linux::Error> {
     if nf.chain(family, iptables_chain::TABLE, chain)?.is_some() {
         let rules = rules_of_chain(nf, family, chain)?;
-        iptables_chain::plan_removal(family, chain, addresses, &rules, batch);
+        iptables_chain::plan_removal(family, chain, &addresses(), &rules, batch);
     }
     Ok(())
 }

@@ -7,20 +7,21 @@ use linux::nftables;
 
 use crate::config::{Config, MasqueradeBackend};
 use crate::error::Error;
-use crate::rules;
 
 pub(crate) fn status(call: &Invocation) -> Result<(), Error> {
     let config = Config::read(call)?;
     if let Some(ipam) = config.ipam() {
         Delegate::find(ipam, &call.path)?.status(call)?;
     }
-    match config.masquerade.map(rules::in_force).transpose()? {
-        Some(MasqueradeBackend::Iptables) => {
+    match config.masquerade {
+        None => {}
+        Some(MasqueradeBackend::NfTables) => need_nf_tables("ipMasq")?,
+        // Either will do.
+        Some(MasqueradeBackend::Unset) if nftables::is_available()? => {}
+        Some(MasqueradeBackend::Unset | MasqueradeBackend::Iptables) => {
             // Which family addresses will have, only the IPAM plugin knows.
             IpTables::find(IpVersion::V4).map_err(|e| unavailable("ipMasq", &e))?;
         }
-        Some(MasqueradeBackend::NfTables | MasqueradeBackend::Unset) => need_nf_tables("ipMasq")?,
-        None => {}
     }
     if config.spoof_check { need_nf_tables("macspoofchk") } else { Ok(()) }
 }

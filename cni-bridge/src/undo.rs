@@ -98,7 +98,7 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
                 _ => Ok(()),
             }
         }
-        Step::RemoveRules { addresses } => rules::remove(call, &addresses).map(drop),
+        Step::RemoveRules { addresses } => rules::remove(call, &|| addresses.clone()),
     }
 }
 
