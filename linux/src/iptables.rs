@@ -228,3 +228,92 @@ fn words(command: &Command) -> String {
     }
     words
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A directory with these programs in it: links to one script that is never
+    /// written (ETXTBSY), which does what the file beside the link says.
+    fn host(programs: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, says) in programs {
+            let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/scripted");
+            symlink(program, dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(format!("{name}.says")), says).unwrap();
+        }
+        dir
+    }
+
+    fn find(version: IpVersion, dir: &tempfile::TempDir) -> Result<IpTables> {
+        IpTables::find_in(version, [PathBuf::from("relative"), dir.path().to_owned()])
+    }
+
+    #[test]
+    fn the_variant_is_told_by_the_version() {
+        for (answer, expected) in [
+            ("iptables v1.8.9 (nf_tables)", Variant::NfTables),
+            ("iptables v1.8.9 (legacy)", Variant::Legacy),
+            ("iptables v1.6.1", Variant::Legacy),
+        ] {
+            let dir = host(&[("ip6tables", &format!("echo '{answer}'"))]);
+            assert_eq!(find(IpVersion::V6, &dir).unwrap().variant(), expected);
+        }
+    }
+
+    #[test]
+    fn a_missing_program_and_a_file_that_is_none_are_not_installed() {
+        let dir = host(&[]);
+        assert!(matches!(find(IpVersion::V4, &dir), Err(Error::NotInstalled { program: "iptables" })));
+        std::fs::write(dir.path().join("iptables"), "no program").unwrap();
+        assert!(matches!(find(IpVersion::V4, &dir), Err(Error::NotInstalled { .. })));
+    }
+
+    #[test]
+    fn a_change_goes_to_restore_as_one_table() {
+        let dir = host(&[
+            ("iptables", "echo 'iptables v1.8.9 (nf_tables)'"),
+            ("iptables-restore", "echo \"$@\" > \"$0.seen\"; cat >> \"$0.seen\""),
+        ]);
+        let iptables = find(IpVersion::V4, &dir).unwrap();
+        let seen = dir.path().join("iptables-restore.seen");
+        iptables.apply::<&str>("nat", &[]).unwrap();
+        assert!(!seen.exists(), "no commands, no process");
+        iptables.apply("nat", &[":C - [0:0]", "-A C -j ACCEPT"]).unwrap();
+        let expected = "--noflush --wait\n*nat\n:C - [0:0]\n-A C -j ACCEPT\nCOMMIT\n";
+        assert_eq!(std::fs::read_to_string(seen).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_refusal_has_the_programs_own_words() {
+        let dir = host(&[
+            (
+                "iptables",
+                "[ \"$1\" = --version ] && exit; echo 'No chain/target/match by that name.' >&2; exit 1",
+            ),
+            // Does not even read.
+            ("iptables-restore", "echo 'line 2 failed' >&2; exit 2"),
+        ]);
+        let iptables = find(IpVersion::V4, &dir).unwrap();
+        let refused = iptables.rules("nat").unwrap_err().to_string();
+        let path = dir.path().join("iptables").display().to_string();
+        assert_eq!(
+            refused,
+            format!("{path} --wait -t nat -S: exit status: 1: No chain/target/match by that name.")
+        );
+        let long = vec!["-A C -j ACCEPT"; 20_000];
+        let refused = iptables.apply("nat", &long).unwrap_err();
+        assert!(matches!(&refused, Error::Refused { stderr, .. } if stderr == "line 2 failed"), "{refused}");
+    }
+
+    #[test]
+    fn what_restore_would_take_apart_is_quoted() {
+        assert_eq!(quote("10.0.0.0/8"), "10.0.0.0/8");
+        assert_eq!(quote("two words"), "\"two words\"");
+        assert_eq!(quote("name: \"net\" \\"), r#""name: \"net\" \\""#);
+        assert_eq!(quote(""), "\"\"");
+        assert_eq!(quote("#1"), "\"#1\"");
+    }
+}
