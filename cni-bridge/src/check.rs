@@ -26,7 +26,7 @@ pub(crate) fn check(call: &Invocation) -> Result<(), Error> {
     let mac = check_container_link(expected.container, &inside)?;
     let port = check_port(&config, &ends, &expected, &bridge, &inside)?;
     check_addresses(&call.ifname, &expected.ips, &ends.container.addresses(inside.index)?)?;
-    check_routes(&ends, &result.routes, &inside)?;
+    check_routes(&ends, &expected.ips, &result.routes, &inside)?;
     let ips: Vec<IpConfig> = expected.ips.into_iter().cloned().collect();
     let port = Port { host_veth: &port.name, container_mac: mac, ips: &ips };
     rules::missing(&config, call, port)?.map_or(Ok(()), |sentence| Err(Error::Differs(sentence)))
@@ -158,26 +158,26 @@ fn check_addresses(ifname: &str, expected: &[&IpConfig], found: &[Address]) -> R
     Ok(())
 }
 
-fn check_routes(ends: &Ends, expected: &[Route], inside: &Link) -> Result<(), Error> {
+/// The networks of the addresses and the routes of the result, each through
+/// the container's interface.
+fn check_routes(ends: &Ends, ips: &[&IpConfig], expected: &[Route], inside: &Link) -> Result<(), Error> {
     for is_v4 in [true, false] {
+        let ips: Vec<&&IpConfig> = ips.iter().filter(|ip| ip.address.is_ipv4() == is_v4).collect();
         let expected: Vec<&Route> = expected.iter().filter(|route| route.dst.is_ipv4() == is_v4).collect();
-        if expected.is_empty() {
+        if ips.is_empty() && expected.is_empty() {
             continue;
         }
-        let found = ends.container.routes(is_v4)?;
-        let through_us: Vec<_> =
-            found.iter().filter(|route| route.link.is_none_or(|link| link == inside.index)).collect();
+        let mut found = ends.container.routes(is_v4)?;
+        // One with several next hops shows no link.
+        found.retain(|route| route.link.is_none_or(|link| link == inside.index));
+        for ip in ips {
+            if !leads_to_network(ip, &found) {
+                let gateway = ip.gateway.map_or_else(nil, |gateway| gateway.to_string());
+                return differs(format!("Failed to find Gateway {gateway} for interface {}", inside.name));
+            }
+        }
         for route in expected {
-            let wanted = (route.dst.network(), route.dst.prefix());
-            // Of a default route the reference compares no gateway; one with
-            // several next hops shows none.
-            let gateway = route.gw.filter(|_| route.dst.prefix() > 0);
-            let is_it = |found: &&&linux::netlink::Route| {
-                found.destination == wanted
-                    && (gateway.is_none() || found.link.is_none() || found.gateway == gateway)
-                    && route.table.is_none_or(|table| table == found.table)
-            };
-            if !through_us.iter().any(|found| is_it(&found)) {
+            if !found.iter().any(|found| is_route(route, found)) {
                 return differs(format!("Expected Route {} not found in routing table", shown(route)));
             }
         }
@@ -185,9 +185,27 @@ fn check_routes(ends: &Ends, expected: &[Route], inside: &Link) -> Result<(), Er
     Ok(())
 }
 
+/// An address that is its whole network has no route to it.
+fn leads_to_network(ip: &IpConfig, found: &[linux::netlink::Route]) -> bool {
+    let network = (ip.address.network(), ip.address.prefix());
+    let whole = if ip.address.is_ipv4() { 32 } else { 128 };
+    network.1 == whole || found.iter().any(|route| route.destination == network)
+}
+
+fn is_route(expected: &Route, found: &linux::netlink::Route) -> bool {
+    // Of a default route the reference compares no gateway.
+    let gateway = expected.gw.filter(|_| expected.dst.prefix() > 0);
+    found.destination == (expected.dst.network(), expected.dst.prefix())
+        && (gateway.is_none() || found.link.is_none() || found.gateway == gateway)
+        && expected.table.is_none_or(|table| table == found.table)
+}
+
+fn nil() -> String {
+    "<nil>".to_owned()
+}
+
 /// As the reference prints it: `{Dst:{IP:10.8.0.0 Mask:ffff0000} GW:<nil> MTU:0 ...}`.
 fn shown(route: &Route) -> String {
-    let nil = || "<nil>".to_owned();
     let mask: String = match route.dst.mask() {
         std::net::IpAddr::V4(mask) => mask.octets().iter().map(|byte| format!("{byte:02x}")).collect(),
         std::net::IpAddr::V6(mask) => mask.octets().iter().map(|byte| format!("{byte:02x}")).collect(),

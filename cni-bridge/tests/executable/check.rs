@@ -67,6 +67,8 @@ fn a_missing_address_or_route_is_named() {
     let route = "Expected Route {Dst:{IP:0.0.0.0 Mask:00000000} GW:10.1.0.1 MTU:0 AdvMSS:0 Priority:0 \
                  Table:<nil> Scope:<nil>} not found in routing table";
     assert_eq!(complaint_after("container", "ip route del default"), route);
+    let gateway = "Failed to find Gateway 10.1.0.1 for interface eth0";
+    assert_eq!(complaint_after("container", "ip route del 10.1.0.0/24"), gateway);
     let complaint = complaint_after("container", "ip -6 route del fd08::/64");
     assert!(complaint.contains("{Dst:{IP:fd08:: Mask:ffffffffffffffff0000000000000000}"), "{complaint}");
 }
