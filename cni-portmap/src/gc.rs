@@ -23,11 +23,17 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
             Ok((batch, deeds))
         })
     });
+    let mut errors = Vec::new();
     let deeds = match removed {
         Ok(deeds) => deeds,
         Err(e) if nftables::is_absent(&e) => Vec::new(),
-        Err(source) => return Err(Error::DeleteNftables { source }),
+        Err(source) => {
+            errors.push(Error::DeleteNftables { source });
+            Vec::new()
+        }
     };
-    flows::forget_of_container(&config, &deeds)?;
-    Ok(())
+    let is_valid = |container_id: &str| valid.contains_container(container_id);
+    errors.extend(iptables::legacy::remove_stale(network, is_valid).err());
+    errors.extend(flows::forget_of_container(&config, &deeds).err());
+    Error::all(errors)
 }

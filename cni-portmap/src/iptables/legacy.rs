@@ -10,15 +10,29 @@ use crate::NAME;
 use crate::error::Error;
 use crate::mapping::Family;
 
-/// Starts a program only where this namespace has such tables already: looking
-/// for them would make them.
+/// Removes what belongs to the container.
 pub(crate) fn remove(owner: &Owner<'_>) -> Result<(), Error> {
-    let both = [(Family::V4, IpVersion::V4), (Family::V6, IpVersion::V6)];
-    let errors = both.into_iter().filter_map(|(family, version)| remove_of(owner, family, version).err());
-    Error::all(errors.collect())
+    change(|listing| plan::remove(owner, listing))
 }
 
-fn remove_of(owner: &Owner<'_>, family: Family, version: IpVersion) -> Result<(), Error> {
+/// The same for all containers of `network` that are not in use.
+pub(crate) fn remove_stale(network: &str, is_valid: impl Fn(&str) -> bool) -> Result<(), Error> {
+    change(|listing| plan::remove_stale(network, &is_valid, listing))
+}
+
+/// Starts a program only where this namespace has such tables already: looking
+/// for them would make them.
+fn change(plan: impl Fn(&Listing) -> Vec<String>) -> Result<(), Error> {
+    let both = [(Family::V4, IpVersion::V4), (Family::V6, IpVersion::V6)];
+    let changed = both.into_iter().map(|(family, version)| change_one(&plan, family, version));
+    Error::all(changed.filter_map(Result::err).collect())
+}
+
+fn change_one(
+    plan: impl Fn(&Listing) -> Vec<String>,
+    family: Family,
+    version: IpVersion,
+) -> Result<(), Error> {
     let tables = legacy_tables(version).unwrap_or_default();
     if !tables.iter().any(|table| table == TABLE) {
         return Ok(());
@@ -32,5 +46,5 @@ fn remove_of(owner: &Owner<'_>, family: Family, version: IpVersion) -> Result<()
         found => found.map_err(failed)?,
     };
     let listing = Listing::read(&iptables.rules(TABLE).map_err(failed)?);
-    iptables.apply(TABLE, &plan::remove(owner, &listing)).map_err(failed)
+    iptables.apply(TABLE, &plan(&listing)).map_err(failed)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use linux::iptables::quote;
 
-use super::rules::{DNAT_CHAIN, Gist, OLD_SNAT_CHAIN, Owner, Place, Rule, Wanted};
+use super::rules::{DNAT_CHAIN, Gist, OLD_SNAT_CHAIN, Owner, Place, Rule, Wanted, owner_of_comment};
 
 /// A table as `iptables -S` prints it.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ impl Listing {
 
     fn has(&self, rule: &Rule) -> bool {
         let gist = Gist::of(&rule.words);
-        self.in_chain(&rule.chain).any(|listed| listed.gist == gist)
+        self.in_chain(&rule.chain).any(|listed| listed.gist.does_like(&gist))
     }
 
     fn has_entry(&self, rule: &Rule) -> bool {
@@ -87,8 +87,10 @@ pub(crate) fn add(wanted: &Wanted, listing: &Listing) -> Change {
         change.undo.push(format!("-A {stale}"));
     }
     let is_there = listing.chains.contains(&wanted.chain);
-    let there = listing.in_chain(&wanted.chain).map(|listed| listed.gist.clone());
-    if !is_there || !there.eq(wanted.forwards.iter().map(|rule| Gist::of(&rule.words))) {
+    let there: Vec<&Gist> = listing.in_chain(&wanted.chain).map(|listed| &listed.gist).collect();
+    let forwards: Vec<Gist> = wanted.forwards.iter().map(|rule| Gist::of(&rule.words)).collect();
+    let same = there.len() == forwards.len() && there.iter().zip(&forwards).all(|(a, b)| a.does_like(b));
+    if !is_there || !same {
         // Makes the chain, or empties what an ADD with another address left.
         change.commands.push(format!(":{} - [0:0]", wanted.chain));
         if is_there {
@@ -128,6 +130,20 @@ fn outdated_entries(wanted: &Wanted, listing: &Listing) -> Vec<String> {
     let there = listing.leading_to(&wanted.chain).filter(|listed| listed.chain == DNAT_CHAIN);
     let outdated = there.filter(|listed| !entries.iter().any(|entry| listed.gist.enters_like(entry)));
     outdated.map(|listed| listed.text.clone()).collect()
+}
+
+/// Everything that is listed of containers of `network` that are not in use.
+pub(crate) fn remove_stale(network: &str, is_valid: impl Fn(&str) -> bool, listing: &Listing) -> Vec<String> {
+    let mut commands = Vec::new();
+    let mut chains = BTreeSet::new();
+    for entry in listing.in_chain(DNAT_CHAIN) {
+        let owner = entry.gist.comment.as_deref().and_then(owner_of_comment);
+        let owner = owner.filter(|owner| owner.is_stale(network, &is_valid, &entry.gist.target));
+        if let Some(owner) = owner.filter(|owner| chains.insert(owner.chain())) {
+            commands.extend(remove(&owner, listing));
+        }
+    }
+    commands
 }
 
 /// Everything that is listed of the container.

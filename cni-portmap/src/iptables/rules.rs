@@ -55,6 +55,12 @@ impl<'a> Owner<'a> {
         format!("{prefix}{}", cni_plugin::sha512_hex(&text, 21))
     }
 
+    /// Whether an entry rule to `target` with this owner in its comment is to be
+    /// removed by GC for `network`: the chain's name must agree with the comment.
+    pub(super) fn is_stale(&self, network: &str, is_valid: impl Fn(&str) -> bool, target: &str) -> bool {
+        self.network == network && !is_valid(self.container_id) && target == self.chain()
+    }
+
     pub(super) fn comment(&self) -> String {
         let comment = format!(r#"dnat name: "{}" id: "{}""#, self.network, self.container_id);
         // Both parts are ASCII: see the rules for network names and container ids.
@@ -211,8 +217,9 @@ pub(crate) struct Gist {
     ports: Vec<u16>,
     /// A chain, or `DNAT` and the like.
     pub(crate) target: String,
-    /// Everything else but the names of matches and comments.
+    /// Everything else but the names of matches.
     rest: Vec<String>,
+    pub(crate) comment: Option<String>,
 }
 
 impl Gist {
@@ -227,7 +234,8 @@ impl Gist {
                 continue;
             }
             match (word, negated) {
-                ("-m" | "--match" | "--comment", _) => drop(words.next()),
+                ("-m" | "--match", _) => _ = words.next(),
+                ("--comment", _) => gist.comment = words.next().map(str::to_owned),
                 ("-s" | "--source", false) => gist.source = words.next().and_then(network),
                 ("-d" | "--destination", false) => gist.destination = words.next().and_then(network),
                 ("-p" | "--protocol", false) => gist.protocol = words.next().and_then(protocol),
@@ -241,6 +249,12 @@ impl Gist {
             negated = false;
         }
         gist
+    }
+
+    /// Whether both do the same, whatever they are commented with.
+    pub(crate) fn does_like(&self, other: &Self) -> bool {
+        let deed = |gist: &Self| Self { comment: None, ..gist.clone() };
+        deed(self) == deed(other)
     }
 
     /// Whether both lead the same ports into the same chain. What conditions

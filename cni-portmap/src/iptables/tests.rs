@@ -1,5 +1,6 @@
 use serde_json::{Value, json};
 
+use super::plan::{self, Listing};
 use super::rules::*;
 use crate::config::Config;
 use crate::mapping::Family;
@@ -138,4 +139,38 @@ fn a_rule_is_recognised_as_iptables_prints_it() {
         gist("-m mark --mark 0x20/0x20 -j MASQUERADE")
     );
     assert_ne!(gist("! -s 10.0.0.1 -j X"), gist("-s 10.0.0.1 -j X"));
+    assert!(gist("-m comment --comment a -j X").does_like(&gist("-j X")));
+}
+
+fn listed(network: &str, id: &str) -> Vec<String> {
+    let owner = Owner { network, container_id: id };
+    let chain = owner.chain();
+    let comment = linux::iptables::quote(&owner.comment());
+    vec![
+        format!("-N {chain}"),
+        format!("-A {chain} -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.7.2.4:80"),
+        format!(
+            "-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment {comment} -m multiport --dports 80 -j {chain}"
+        ),
+    ]
+}
+
+#[test]
+fn gc_takes_chains_that_their_comments_give_to_the_network() {
+    let lines = [listed("net1", "cid1"), listed("net1", "cid2"), listed("net2", "cid1")].concat();
+    let listing = Listing::read(&lines);
+    let commands = plan::remove_stale("net1", |id| id == "cid2", &listing);
+    let entry = lines[2].strip_prefix("-A ").unwrap();
+    assert_eq!(commands, [format!("-D {entry}"), format!("-F {CHAIN}"), format!("-X {CHAIN}")]);
+}
+
+#[test]
+fn an_add_is_taken_back_by_its_undo() {
+    let wanted = wanted(json!({}), two_ports(), Family::V4);
+    let change = plan::add(&wanted, &Listing::default());
+    let count = |commands: &[String], verb: &str| commands.iter().filter(|c| c.starts_with(verb)).count();
+    assert_eq!(count(&change.commands, ":"), count(&change.undo, "-X "));
+    assert_eq!(count(&change.commands, "-A ") + count(&change.commands, "-I "), count(&change.undo, "-D "));
+    let chains = change.undo.iter().position(|command| command.starts_with("-X ")).unwrap();
+    assert_eq!(chains, count(&change.undo, "-D "), "rules first, then the chains that they are in");
 }

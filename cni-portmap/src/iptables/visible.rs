@@ -45,12 +45,9 @@ pub(crate) fn remove_stale(
     Ok(deeds)
 }
 
-/// The comment tells network and container; the chain's name must agree.
 fn stale_chain(rule: &Rule, network: &str, is_valid: impl Fn(&str) -> bool) -> Option<String> {
     let owner = owner_of_comment(rule.comment.as_deref()?)?;
-    let chain = owner.chain();
-    let stale = owner.network == network && !is_valid(owner.container_id);
-    (stale && rule.target_chain() == Some(&chain)).then_some(chain)
+    owner.is_stale(network, is_valid, rule.target_chain()?).then(|| owner.chain())
 }
 
 fn remove_chain(

@@ -153,6 +153,27 @@ fn del_cleans_legacy_tables_where_there_are_any() {
     assert!(!left.contains("CNI-DN-") && left.contains("-N CNI-HOSTPORT-DNAT"), "{left}");
 }
 
+#[test]
+fn gc_cleans_legacy_tables_where_there_are_any() {
+    let sandbox = Sandbox::bare();
+    let legacy = |arguments: &[&str]| {
+        let run = || Command::new("iptables-legacy").args(["-t", "nat"]).args(arguments).status().unwrap();
+        assert!(sandbox.host.run(run).unwrap().success(), "{arguments:?}");
+    };
+    legacy(&["-N", "CNI-HOSTPORT-DNAT"]);
+    for id in ["keeps", "stale"] {
+        let (chain, comment) = (chain_of("net", id), format!("dnat name: \"net\" id: \"{id}\""));
+        legacy(&["-N", &chain]);
+        legacy(&["-A", "CNI-HOSTPORT-DNAT", "-m", "comment", "--comment", &comment, "-j", &chain]);
+    }
+    let valid = json!([{"containerID": "keeps", "ifname": "eth0"}]);
+    let gc = json!({"prevResult": null, "cni.dev/valid-attachments": valid});
+    sandbox.attachment("unused", A, "{}").with(gc).succeeds("GC");
+    let left = sandbox.host_output("iptables-legacy", "-t nat -S");
+    let chains = ["keeps", "stale"].map(|id| left.contains(&chain_of("net", id)));
+    assert_eq!(chains, [true, false], "{left}");
+}
+
 /// The name that the kernel's tools would compute, too.
 fn chain_of(network: &str, id: &str) -> String {
     let mut sha = Command::new("sha512sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

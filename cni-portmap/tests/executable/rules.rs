@@ -188,6 +188,37 @@ fn check_misses_every_rule_that_is_taken_away() {
     assert_eq!(none.refused("CHECK").1, "Required prevResult missing");
 }
 
+/// nft shows the rule as it shows its own, so the bytecode is the same or means the same.
+#[test]
+fn conditions_are_compiled_as_nft_does() {
+    let sandbox = Sandbox::bare();
+    let hook = "{ type nat hook prerouting priority -100 ; }";
+    for (family, key, condition) in [
+        ("ip", "conditionsV4", "ip saddr 192.0.2.2"),
+        ("ip", "conditionsV4", "ip saddr != 192.168.0.0/20 iifname \"eth0\""),
+        ("ip", "conditionsV4", "ip daddr 10.0.0.0/8 oifname != \"veth*\""),
+        ("ip", "conditionsV4", "ip daddr 10.128.0.0/9"),
+        ("ip", "conditionsV4", "tcp dport 80 tcp sport != 1024"),
+        ("ip", "conditionsV4", "meta l4proto udp"),
+        ("ip", "conditionsV4", "udp dport != 53"),
+        ("ip", "conditionsV4", "meta mark 0x10"),
+        ("ip", "conditionsV4", "mark != 7 sctp dport 5"),
+        ("ip6", "conditionsV6", "ip6 saddr fd00::/8 ip6 daddr != fd00:1::/61"),
+        ("ip6", "conditionsV6", "ip6 saddr fd00::1 meta l4proto != tcp"),
+    ] {
+        let attachment = sandbox.attachment("cid", A, PORTS).with(json!({ key: [condition] }));
+        attachment.add();
+        let list = format!("--stateless list chain {family} cni_hostport");
+        let ours = sandbox.host_output("nft", &format!("{list} prerouting"));
+        sandbox.host_output("nft", &format!("add chain {family} cni_hostport nfts {hook}"));
+        let rule = format!("{condition} fib daddr type local jump hostports_all");
+        sandbox.host_output("nft", &format!("add rule {family} cni_hostport nfts {rule}"));
+        let nfts = sandbox.host_output("nft", &format!("{list} nfts"));
+        assert_eq!(ours.replace("chain prerouting", "chain nfts"), nfts, "{condition}");
+        sandbox.host_output("nft", "flush ruleset");
+    }
+}
+
 fn gc_of(sandbox: &Sandbox, network: &str, valid: Value) {
     let conf = json!({"name": network, "prevResult": null, "cni.dev/valid-attachments": valid});
     sandbox.attachment("unused", A, "{}").with(conf).succeeds("GC");

@@ -45,7 +45,12 @@ impl Sandbox {
     pub(crate) fn bare() -> Self {
         assert!(nix::unistd::geteuid().is_root(), "this test makes network namespaces: run it as root");
         let dir = tempfile::tempdir().unwrap();
-        let make = |name: &str| netns::create_persistent(&dir.path().join(name)).unwrap();
+        let make = |name: &str| {
+            let netns = netns::create_persistent(&dir.path().join(name)).unwrap();
+            // A link-local address is of use at once, not a second later.
+            netns.run(|| linux::sysctl::write("net/ipv6/conf/default/accept_dad", "0").unwrap()).unwrap();
+            netns
+        };
         let (host, outside) = (make("host"), make("outside"));
         make(A.name);
         make(B.name);
