@@ -4,13 +4,12 @@
 //! it. Whoever gets the lock of a file that has been removed meanwhile starts
 //! over, so two never hold it at once.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use linux::Error;
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use linux::lock::FileLock;
 
 /// Writable by root only: nobody else can hold up an ADD.
 const DIR: &str = "/run";
@@ -19,7 +18,7 @@ const DIR: &str = "/run";
 #[derive(Debug)]
 pub(crate) struct BridgeLock {
     path: PathBuf,
-    _lock: Flock<File>,
+    _lock: FileLock,
 }
 
 impl BridgeLock {
@@ -27,8 +26,8 @@ impl BridgeLock {
     pub(crate) fn take(bridge: &str) -> Result<Self, Error> {
         let path = Path::new(DIR).join(format!("hawser-bridge-{bridge}.lock"));
         loop {
-            let lock = lock(&path)?;
-            if is_at(&lock, &path)? {
+            let lock = FileLock::exclusive(&path, 0o600)?;
+            if is_at(lock.file(), &path)? {
                 return Ok(Self { path, _lock: lock });
             }
         }
@@ -39,24 +38,6 @@ impl Drop for BridgeLock {
     fn drop(&mut self) {
         // A file that stays is the next holder's.
         drop(std::fs::remove_file(&self.path));
-    }
-}
-
-fn lock(path: &Path) -> Result<Flock<File>, Error> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(|e| Error::at("open lock", path, e))?;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusive) {
-            Ok(lock) => return Ok(lock),
-            Err((back, Errno::EINTR)) => file = back,
-            Err((_, errno)) => return Err(Error::at("lock", path, errno)),
-        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! The host's iptables program: run where a configuration asks for it by name,
 //! or where the kernel's old tables hold rules that nf_tables does not show.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni_plugin::Invocation;
+use cni_plugin::{Invocation, ValidAttachments};
 use ipnetwork::IpNetwork;
 use linux::iptables::{IpTables, IpVersion, legacy_tables, quote};
 
@@ -36,6 +37,19 @@ pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Vec<IpAddr>) -> 
         let Some(tool) = legacy_tool(version, call)? else { continue };
         let there = tool.rules(TABLE)?;
         tool.apply(TABLE, &removal(&chain, &addresses(), &there))?;
+    }
+    Ok(())
+}
+
+/// Removes the legacy chains of containers of this network of which no
+/// interface is valid.
+pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments) -> Result<(), Error> {
+    for version in VERSIONS {
+        let Some(tool) = legacy_tool(version, call)? else { continue };
+        let there = tool.rules(TABLE)?;
+        for chain in stale_chains(&call.conf.name, valid, &there) {
+            tool.apply(TABLE, &removal(&chain, &[], &there))?;
+        }
     }
     Ok(())
 }
@@ -99,6 +113,16 @@ fn missing(call: &Invocation, addresses: &[IpNetwork], there: &[String]) -> Vec<
     commands
 }
 
+/// By the comments of the rules in them, which are quoted in the lines.
+fn stale_chains(network: &str, valid: &ValidAttachments, there: &[String]) -> BTreeSet<String> {
+    let before = quote(&comment(network, ""));
+    // Without the quotes after the id, both of them escaped or escaping.
+    let before = before.strip_suffix("\\\"\"").unwrap_or(&before);
+    let ids = there.iter().filter_map(|line| line.split_once(before)?.1.split_once('\\').map(|(id, _)| id));
+    let stale = ids.filter(|id| !valid.contains_container(id));
+    stale.map(|id| chain_name(network, id)).filter(|chain| there.contains(&format!("-N {chain}"))).collect()
+}
+
 fn removal(chain: &str, addresses: &[IpAddr], there: &[String]) -> Vec<String> {
     let target = format!("-j {chain}");
     let is_ours = |line: &str| {
@@ -120,6 +144,21 @@ fn removal(chain: &str, addresses: &[IpAddr], there: &[String]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stale_chains_are_those_of_this_network_without_a_valid_interface() {
+        let conf = r#"{"name":"net","cniVersion":"1.1.0",
+            "cni.dev/valid-attachments":[{"containerID":"valid","ifname":"eth3"}]}"#;
+        let conf = cni_plugin::NetConf::parse(conf.into()).unwrap();
+        let valid = ValidAttachments::read(&conf).unwrap();
+        let mut there = Vec::new();
+        for (network, id) in [("net", "valid"), ("net", "stale"), ("net2", "stale")] {
+            let (chain, comment) = (chain_name(network, id), quote(&comment(network, id)));
+            there.push(format!("-N {chain}"));
+            there.push(format!("-A POSTROUTING -m comment --comment {comment} -j {chain}"));
+        }
+        assert_eq!(stale_chains("net", &valid, &there), BTreeSet::from([chain_name("net", "stale")]));
+    }
 
     #[test]
     fn removal_takes_the_jumps_of_the_known_addresses_and_the_last_one_takes_the_chain() {

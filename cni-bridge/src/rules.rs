@@ -129,7 +129,8 @@ pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlin
             }
         }
         Ok(())
-    })
+    })?;
+    legacy::collect(call, valid)
 }
 
 /// Rules of a port name no network. A port that is gone has no use for them,

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::sandbox::{Attachment, DUAL, Sandbox};
+use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
 
 /// With everything that leaves rules.
 fn attachment<'a>(sandbox: &'a Sandbox, backend: &str) -> Attachment<'a> {
@@ -153,5 +153,43 @@ fn del_and_a_retry_heal_after_kill_9_in_the_middle_of_add() {
     attachment.del();
     attachment.add();
     attachment.del();
+    sandbox.assert_detached();
+}
+
+/// The kernel's old tables, which nf_tables does not show.
+#[test]
+fn legacy_rules_are_checked_and_deleted_and_collected() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut attachment = attachment(&sandbox, "iptables");
+    attachment.conf["macspoofchk"] = json!(false);
+    let attachment = attachment.added();
+    let moved = |program: &str| {
+        let rules = run_in(&sandbox.host, &format!("{program}-nft -t nat -S"));
+        let rules = rules.lines().filter(|line| line.contains("CNI-"));
+        let script = rules.fold(String::from("*nat\n"), |script, line| script + line + "\n") + "COMMIT\n";
+        run_in(&sandbox.host, &format!("{program}-nft -t nat -F"));
+        run_in(&sandbox.host, &format!("{program}-nft -t nat -X"));
+        let file = sandbox.dir.path().join("rules");
+        std::fs::write(&file, script).unwrap();
+        run_in(&sandbox.host, &format!("{program}-legacy-restore --noflush {}", file.display()));
+    };
+    let left = || {
+        let programs = ["iptables", "ip6tables"];
+        let rules = programs.map(|program| run_in(&sandbox.host, &format!("{program}-legacy -t nat -S")));
+        rules.concat().matches("CNI-").count()
+    };
+    let programs = ["iptables", "ip6tables"];
+    programs.iter().for_each(|program| moved(program));
+    assert!(left() > 0);
+    attachment.is_fine("CHECK");
+    attachment.collect(&[("c1", "eth0")]);
+    attachment.is_fine("CHECK");
+    attachment.del();
+    assert_eq!(left(), 0);
+
+    attachment.add();
+    programs.iter().for_each(|program| moved(program));
+    attachment.collect(&[]);
+    assert_eq!(left(), 0);
     sandbox.assert_detached();
 }
