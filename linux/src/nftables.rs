@@ -24,6 +24,8 @@ use crate::{Error, Result};
 pub(crate) mod attributes;
 mod batch;
 mod body;
+#[cfg(test)]
+mod codec_tests;
 mod expression;
 pub(crate) mod socket;
 #[cfg(test)]

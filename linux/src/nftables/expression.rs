@@ -503,13 +503,13 @@ impl MetaKey {
         }
     }
 
-    fn from_number(number: u32) -> Self {
+    pub(super) fn from_number(number: u32) -> Self {
         META_KEYS.iter().find(|(_, known)| *known == number).map_or(Self::Other(number), |(key, _)| *key)
     }
 }
 
 impl CmpOp {
-    const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
+    pub(super) const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
 
     fn number(self) -> u32 {
         match self {
