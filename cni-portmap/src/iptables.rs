@@ -9,8 +9,7 @@ pub(crate) mod visible;
 use std::fs::File;
 
 use linux::iptables::{IpTables, IpVersion, Variant, legacy_tables};
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use linux::lock::FileLock;
 
 use crate::config::Config;
 use crate::error::Error;
@@ -95,15 +94,8 @@ fn version(family: Family) -> IpVersion {
 /// flock(2) on the namespace itself, as [`linux::nftables::NfTables::update`]
 /// takes it too: no file on disk. Without one, calls only race as those of the
 /// reference do.
-fn lock() -> Option<Flock<File>> {
-    let mut file = File::open("/proc/thread-self/ns/net").ok()?;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusive) {
-            Ok(lock) => return Some(lock),
-            Err((back, Errno::EINTR)) => file = back,
-            Err(_) => return None,
-        }
-    }
+fn lock() -> Option<FileLock> {
+    File::open("/proc/thread-self/ns/net").and_then(FileLock::of).ok()
 }
 
 #[cfg(test)]
