@@ -45,7 +45,7 @@ fn add_rules(config: &Config, call: &Invocation) -> Result<(), Error> {
         Backend::Iptables => by_iptables(),
         Backend::Nftables => nftables::add(config, &Owner::of(call)),
         Backend::Unset => match nftables::add(config, &Owner::of(call)) {
-            Err(Error::NoNftables { .. }) => by_iptables(),
+            Err(Error::NoNftables) => by_iptables(),
             done => done,
         },
     }

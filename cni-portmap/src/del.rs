@@ -18,8 +18,8 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
 /// Goes on after a failure, and reports all.
 pub(crate) fn remove(call: &Invocation, config: &Config) -> Result<(), Error> {
     let mut errors = Vec::new();
-    let deeds = remove_visible(call, config).unwrap_or_else(|e| {
-        errors.push(e);
+    let deeds = remove_visible(call, config).unwrap_or_else(|source| {
+        errors.push(Error::DeleteNftables { source });
         Vec::new()
     });
     // A program is started only for pods that have ports.
@@ -35,19 +35,13 @@ pub(crate) fn remove(call: &Invocation, config: &Config) -> Result<(), Error> {
 
 /// The rules of both backends that nf_tables shows, in one transaction; gives
 /// what they did.
-fn remove_visible(call: &Invocation, config: &Config) -> Result<Vec<Deed>, Error> {
+fn remove_visible(call: &Invocation, config: &Config) -> Result<Vec<Deed>, linux::Error> {
+    let Some(mut kernel) = NfTables::open_if_available()? else { return Ok(Vec::new()) };
     let (owner, known) = (Owner::of(call), config.known_addresses());
-    let removed = NfTables::open().and_then(|mut kernel| {
-        kernel.update(|kernel| {
-            let mut batch = Batch::new();
-            let mut deeds = nftables::remove(kernel, &mut batch, &owner, &known)?;
-            deeds.extend(iptables::visible::remove(kernel, &mut batch, &IptablesOwner::of(call))?);
-            Ok((batch, deeds))
-        })
-    });
-    match removed {
-        Ok(deeds) => Ok(deeds),
-        Err(e) if nftables::is_absent(&e) => Ok(Vec::new()),
-        Err(source) => Err(Error::DeleteNftables { source }),
-    }
+    kernel.update(|kernel| {
+        let mut batch = Batch::new();
+        let mut deeds = nftables::remove(kernel, &mut batch, &owner, &known)?;
+        deeds.extend(iptables::visible::remove(kernel, &mut batch, &IptablesOwner::of(call))?);
+        Ok((batch, deeds))
+    })
 }

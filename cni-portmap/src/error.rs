@@ -22,12 +22,8 @@ pub(crate) enum Error {
         #[source]
         source: linux::Error,
     },
-    /// The kernel has no nf_tables.
-    #[error("unable to set up nftables rules for port mappings")]
-    NoNftables {
-        #[source]
-        source: linux::Error,
-    },
+    #[error("unable to set up nftables rules for port mappings: the kernel has no nf_tables")]
+    NoNftables,
     #[error("unable to set up nftables rules for port mappings: {words}")]
     NftRefused { words: String },
     #[error("could not list rules in table {}", crate::nftables::TABLE)]
@@ -123,7 +119,7 @@ impl From<Error> for CniError {
             | Error::UnknownProtocol { .. }
             | Error::HostIp { .. }
             | Error::SetUpNftables { .. }
-            | Error::NoNftables { .. }
+            | Error::NoNftables
             | Error::NftRefused { .. }
             | Error::ListNftables { .. }
             | Error::DeleteNftables { .. }

@@ -6,34 +6,33 @@ use linux::nftables::{Batch, NfTables};
 
 use crate::config::{Config, Purpose};
 use crate::error::Error;
+use crate::nftables::Deed;
 use crate::{flows, iptables, nftables};
 
 pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     let config = Config::read(call, Purpose::Remove)?;
     let valid = ValidAttachments::read(&call.conf)?;
     let network = call.conf.name.as_str();
-    let removed = NfTables::open().and_then(|mut kernel| {
-        kernel.update(|kernel| {
-            let mut batch = Batch::new();
-            let is_valid = |container_id: &str, ifname: &str| valid.contains(container_id, ifname);
-            let mut deeds = nftables::remove_stale(kernel, &mut batch, network, is_valid)?;
-            // Their rules do not tell the interface.
-            let is_valid = |container_id: &str| valid.contains_container(container_id);
-            deeds.extend(iptables::visible::remove_stale(kernel, &mut batch, network, is_valid)?);
-            Ok((batch, deeds))
-        })
-    });
     let mut errors = Vec::new();
-    let deeds = match removed {
-        Ok(deeds) => deeds,
-        Err(e) if nftables::is_absent(&e) => Vec::new(),
-        Err(source) => {
-            errors.push(Error::DeleteNftables { source });
-            Vec::new()
-        }
-    };
+    let deeds = remove_visible(network, &valid).unwrap_or_else(|source| {
+        errors.push(Error::DeleteNftables { source });
+        Vec::new()
+    });
     let is_valid = |container_id: &str| valid.contains_container(container_id);
     errors.extend(iptables::legacy::remove_stale(network, is_valid).err());
     errors.extend(flows::forget_of_container(&config, &deeds).err());
     Error::all(errors)
+}
+
+fn remove_visible(network: &str, valid: &ValidAttachments) -> Result<Vec<Deed>, linux::Error> {
+    let Some(mut kernel) = NfTables::open_if_available()? else { return Ok(Vec::new()) };
+    kernel.update(|kernel| {
+        let mut batch = Batch::new();
+        let is_valid = |container_id: &str, ifname: &str| valid.contains(container_id, ifname);
+        let mut deeds = nftables::remove_stale(kernel, &mut batch, network, is_valid)?;
+        // Their rules do not tell the interface.
+        let is_valid = |container_id: &str| valid.contains_container(container_id);
+        deeds.extend(iptables::visible::remove_stale(kernel, &mut batch, network, is_valid)?);
+        Ok((batch, deeds))
+    })
 }

@@ -43,27 +43,22 @@ impl Part {
 pub(crate) fn add(config: &Config, owner: &Owner) -> Result<(), Error> {
     let parts = config.container.each().map(|each| Part::new(config, each));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
-    let mut kernel = NfTables::open().map_err(without_any)?;
+    let failed = |source| Error::SetUpNftables { source };
+    let mut kernel = NfTables::open_if_available().map_err(failed)?.ok_or(Error::NoNftables)?;
     if parts.iter().any(|part| part.hook_rules.is_none()) {
         return script::add(&mut kernel, config, owner, &parts);
     }
-    let mut answered = false;
-    let added = kernel.update(|kernel| {
-        answered = true;
-        let mut batch = Batch::new();
-        for part in &parts {
-            let found = find(kernel, part.family, owner)?;
-            let hook_rules = part.hook_rules.as_deref().unwrap_or_default();
-            plan::add(&mut batch, part.family, &found, owner, hook_rules, &part.wanted);
-        }
-        Ok((batch, ()))
-    });
-    added.map_err(|source| if answered { Error::SetUpNftables { source } } else { without_any(source) })
-}
-
-/// Of a failure before the first answer of nf_tables.
-fn without_any(source: linux::Error) -> Error {
-    if is_absent(&source) { Error::NoNftables { source } } else { Error::SetUpNftables { source } }
+    kernel
+        .update(|kernel| {
+            let mut batch = Batch::new();
+            for part in &parts {
+                let found = find(kernel, part.family, owner)?;
+                let hook_rules = part.hook_rules.as_deref().unwrap_or_default();
+                plan::add(&mut batch, part.family, &found, owner, hook_rules, &part.wanted);
+            }
+            Ok((batch, ()))
+        })
+        .map_err(failed)
 }
 
 fn find(kernel: &mut NfTables, family: Family, owner: &Owner) -> Result<Found, linux::Error> {
@@ -101,7 +96,7 @@ fn remove_where(
     for family in Family::BOTH.map(family_of) {
         for rule in kernel.rules_where(family, TABLE, None, &condemned)? {
             batch.delete_rule(family, TABLE, &rule.chain, rule.handle);
-            deeds.extend(Deed::of(&rule.expressions));
+            deeds.extend(Deed::of(&rule));
         }
     }
     Ok(deeds)
@@ -124,13 +119,6 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
         }
     }
     Ok(None)
-}
-
-/// Whether this error means that the kernel has no nf_tables, and so no rules.
-pub(crate) fn is_absent(error: &linux::Error) -> bool {
-    use nix::errno::Errno;
-    // No netfilter netlink at all; no such subsystem in it.
-    [Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::EOPNOTSUPP].contains(&error.errno())
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ fn remove_chain(
     }
     let rules = kernel.rules(family, TABLE, Some(chain))?;
     batch.flush_chain(family, TABLE, chain).delete_chain(family, TABLE, chain);
-    Ok(rules.iter().filter_map(|rule| Deed::of(&rule.expressions)).collect())
+    Ok(rules.iter().filter_map(Deed::of).collect())
 }
 
 /// Whether the container has a chain, in either family.

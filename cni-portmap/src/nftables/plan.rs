@@ -33,26 +33,22 @@ impl Found {
     /// Whether a rule of this container does it, its own or the reference's.
     pub(super) fn has(&self, owner: &Owner, wanted: &Wanted) -> bool {
         let of_owner = |rule: &&Rule| owner.owns(rule) != Some(false);
-        self.in_chain(wanted.chain).filter(of_owner).any(|rule| does(rule, &wanted.expressions))
+        self.in_chain(wanted.chain).filter(of_owner).any(|rule| does(rule, wanted))
     }
 
     /// Own rules that are not wanted any more: those of an ADD that no DEL
     /// followed, with another address.
     pub(super) fn outdated(&self, owner: &Owner, wanted: &[Wanted]) -> impl Iterator<Item = &Rule> {
-        let unwanted = move |rule: &&Rule| {
-            !wanted.iter().any(|want| want.chain == rule.chain && does(rule, &want.expressions))
-        };
+        let unwanted =
+            move |rule: &&Rule| !wanted.iter().any(|want| want.chain == rule.chain && does(rule, want));
         self.rules.iter().filter(|rule| owner.owns(rule) == Some(true)).filter(unwanted)
     }
 }
 
 /// Bytecode may differ between versions of nft where the meaning does not.
-fn does(rule: &Rule, expressions: &[Expression]) -> bool {
-    let forwards = |deed: &Deed| matches!(deed, Deed::Forward { .. });
-    rule.does(expressions)
-        || Deed::of(expressions)
-            .filter(forwards)
-            .is_some_and(|deed| Deed::of(&rule.expressions) == Some(deed))
+fn does(rule: &Rule, wanted: &Wanted) -> bool {
+    let same_port = || matches!(wanted.deed, Deed::Forward { .. }) && Deed::of(rule) == Some(wanted.deed);
+    rule.does(&wanted.expressions) || same_port()
 }
 
 /// Everything of one family that ADD wants and that is not there.
@@ -121,7 +117,7 @@ impl Found {
 /// their network: where the attachment's addresses are known, they decide.
 pub(super) fn is_removed(owner: &Owner, known_addresses: &[IpAddr], rule: &Rule) -> bool {
     let by_address = || {
-        let deed = Deed::of(&rule.expressions);
+        let deed = Deed::of(rule);
         known_addresses.is_empty() || deed.is_none_or(|deed| known_addresses.contains(&deed.container()))
     };
     CONTAINER_CHAINS.contains(&rule.chain.as_str()) && owner.owns(rule).unwrap_or_else(by_address)

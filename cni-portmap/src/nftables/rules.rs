@@ -14,7 +14,7 @@ use cni_plugin::Invocation;
 use ipnetwork::IpNetwork;
 use linux::nftables as nf;
 use linux::nftables::{
-    BaseChain, ChainKind, CmpOp, Expression, Hook, Is, NatKind, PayloadBase, Policy, Rule, RuleBody,
+    BaseChain, ChainKind, CmpOp, Expression, Hook, Is, PayloadBase, Policy, Rule, RuleBody,
 };
 
 use crate::conditions::{Direction, InterfaceName, Match, Side, Subject};
@@ -101,6 +101,7 @@ pub(super) fn interface_in<'a>(tag: &'a [u8], network: &str) -> Option<&'a str> 
 pub(super) struct Wanted {
     pub(super) chain: &'static str,
     pub(super) expressions: Vec<Expression>,
+    pub(super) deed: Deed,
     /// As a person would write it; nft takes it so.
     pub(super) text: String,
     /// Whether the reference makes it too.
@@ -132,7 +133,9 @@ fn forward(mapping: &Mapping, family: Family, container: IpAddr) -> Wanted {
     }
     let body = body.dport(transport(mapping.protocol), Is::Equal, mapping.host_port).dnat(to);
     text += &format!("{} dport {} dnat to {to}", mapping.protocol.name(), mapping.host_port);
-    Wanted { chain: HOSTPORTS, expressions: body.build(), text, common: true }
+    let Mapping { protocol, host_ip, host_port, container_port: _ } = *mapping;
+    let deed = Deed::Forward { protocol, host_ip, host_port, to };
+    Wanted { chain: HOSTPORTS, expressions: body.build(), deed, text, common: true }
 }
 
 /// Connections whose answers would not come back through the host: from the
@@ -148,6 +151,7 @@ fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wan
         Wanted {
             chain: MASQUERADING,
             expressions: body.masquerade().build(),
+            deed: Deed::Masquerade { to: ip },
             text: format!("{name} saddr {source} {name} daddr {ip} masquerade"),
             common: true,
         }
@@ -160,17 +164,23 @@ fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wan
     // directly are none of this plugin's business.
     if config.masq_all {
         let head = RuleBody::new(family_of(family)).daddr(Is::Equal, ip, full(ip));
-        rules.push(masquerade_rewritten(head, format!("{name} daddr {ip}"), family));
+        rules.push(masquerade_rewritten(head, format!("{name} daddr {ip}"), family, ip));
     } else if container.prefix() < full(ip) {
         let head = RuleBody::new(family_of(family));
         let head = head.saddr(Is::Equal, ip, container.prefix()).daddr(Is::Equal, ip, full(ip));
         let network = format!("{}/{}", container.network(), container.prefix());
-        rules.push(masquerade_rewritten(head, format!("{name} saddr {network} {name} daddr {ip}"), family));
+        rules.push(masquerade_rewritten(
+            head,
+            format!("{name} saddr {network} {name} daddr {ip}"),
+            family,
+            ip,
+        ));
     }
     rules
 }
 
-fn masquerade_rewritten(head: RuleBody, text: String, family: Family) -> Wanted {
+/// Of packets that `head` means, on connections that came through a host port.
+fn masquerade_rewritten(head: RuleBody, text: String, family: Family, to: IpAddr) -> Wanted {
     let mut expressions = head.build();
     let bytes = |number: u32| number.to_ne_bytes().to_vec();
     expressions.extend([
@@ -179,12 +189,8 @@ fn masquerade_rewritten(head: RuleBody, text: String, family: Family) -> Wanted 
         Expression::Cmp { register: 1, op: CmpOp::Ne, value: bytes(0) },
     ]);
     expressions.extend(RuleBody::new(family_of(family)).masquerade().build());
-    Wanted {
-        chain: MASQUERADING,
-        expressions,
-        text: format!("{text} ct status dnat masquerade"),
-        common: false,
-    }
+    let text = format!("{text} ct status dnat masquerade");
+    Wanted { chain: MASQUERADING, expressions, deed: Deed::Masquerade { to }, text, common: false }
 }
 
 /// The rules of `prerouting` and `output`; `conditions` as parsed.
@@ -247,41 +253,23 @@ impl Deed {
         }
     }
 
-    /// `None` for rules that are none of either sort.
-    pub(crate) fn of(expressions: &[Expression]) -> Option<Self> {
-        let nat = expressions.iter().find_map(|expression| match expression {
-            Expression::Nat { kind: NatKind::Destination, addresses, ports, .. } => {
-                Some((*addresses, *ports))
-            }
-            _ => None,
-        });
+    /// `None` for rules that are none of either sort. Rules of iptables-nft are
+    /// understood, too, as far as it writes them in the kernel's own terms.
+    pub(crate) fn of(rule: &Rule) -> Option<Self> {
+        let expressions = &rule.expressions;
         let host_ip = compared(expressions, |base, offset, length| {
             base == PayloadBase::Network && matches!((offset, length), (16, 4) | (24, 16))
         });
         let host_ip = host_ip.and_then(address);
-        match nat {
-            Some((addresses, ports)) => {
-                let immediate = |register: Option<(u32, u32)>| {
-                    let (first, _) = register?;
-                    expressions.iter().find_map(|expression| match expression {
-                        Expression::Immediate { register, value } if *register == first => {
-                            Some(value.as_slice())
-                        }
-                        _ => None,
-                    })
-                };
-                let to = SocketAddr::new(address(immediate(addresses)?)?, port(immediate(ports)?)?);
-                let host_port = compared(expressions, |base, offset, length| {
-                    (base, offset, length) == (PayloadBase::Transport, 2, 2)
-                })?;
-                let protocol = transport_of(expressions)?;
-                Some(Self::Forward { protocol, host_ip, host_port: port(host_port)?, to })
-            }
-            None if expressions.iter().any(|e| matches!(e, Expression::Masquerade { .. })) => {
-                Some(Self::Masquerade { to: host_ip? })
-            }
-            None => None,
+        if let Some(to) = rule.dnat_target() {
+            let host_port = compared(expressions, |base, offset, length| {
+                (base, offset, length) == (PayloadBase::Transport, 2, 2)
+            });
+            let host_port = u16::from_be_bytes(host_port?.try_into().ok()?);
+            return Some(Self::Forward { protocol: transport_of(expressions)?, host_ip, host_port, to });
         }
+        let masquerades = expressions.iter().any(|e| matches!(e, Expression::Masquerade { .. }));
+        host_ip.filter(|_| masquerades).map(|to| Self::Masquerade { to })
     }
 }
 
@@ -310,10 +298,6 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
         4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
         _ => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
     }
-}
-
-fn port(bytes: &[u8]) -> Option<u16> {
-    bytes.try_into().ok().map(u16::from_be_bytes)
 }
 
 fn transport(protocol: Protocol) -> nf::Protocol {

@@ -96,7 +96,8 @@ fn masq_all_replaces_the_neighbours_and_snat_off_all_masquerading() {
 #[test]
 fn a_deed_is_read_back_from_the_bytecode() {
     let wanted = container_rules(&two_ports(), Family::V4, CONTAINER.parse().unwrap()).unwrap();
-    let deeds: Vec<Option<Deed>> = wanted.iter().map(|wanted| Deed::of(&wanted.expressions)).collect();
+    let deeds: Vec<Option<Deed>> =
+        wanted.iter().map(|wanted| Deed::of(&listed(wanted.chain, None, &wanted.expressions))).collect();
     let container = "10.7.2.4".parse().unwrap();
     let forward = |protocol, host_ip: Option<&str>, host_port, port| {
         let host_ip = host_ip.map(|ip| ip.parse().unwrap());
@@ -106,7 +107,8 @@ fn a_deed_is_read_back_from_the_bytecode() {
     assert_eq!(deeds[0], forward(Protocol::Tcp, None, 8080, 80));
     assert_eq!(deeds[1], forward(Protocol::Udp, Some("10.9.9.9"), 53, 5353));
     assert!(deeds[2..].iter().all(|deed| *deed == Some(Deed::Masquerade { to: container })), "{deeds:?}");
-    assert_eq!(Deed::of(&unconditional()[0]), None);
+    assert_eq!(Deed::of(&listed(PREROUTING, None, &unconditional()[0])), None);
+    assert!(wanted.iter().zip(deeds).all(|(wanted, deed)| Some(wanted.deed) == deed));
 }
 
 #[test]

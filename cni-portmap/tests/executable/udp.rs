@@ -2,6 +2,8 @@
 
 use std::net::UdpSocket;
 
+use serde_json::json;
+
 use crate::sandbox::{A, B, HOST, OUTSIDE, Sandbox, udp};
 
 const DNS: &str = r#"{"runtimeConfig": {"portMappings": [
@@ -71,15 +73,15 @@ fn a_flow_of_a_pod_that_vanished_without_del_reaches_the_new_one() {
 
 #[test]
 fn a_del_that_knows_nothing_but_the_id_forgets_the_flows_too() {
-    let sandbox = Sandbox::connected();
-    let pod = udp(&sandbox.pod(A), "0.0.0.0:5353");
-    let client = client(&sandbox);
-    sandbox.attachment("cid", A, DNS).add();
-    hears(&pod, &client, "hello");
-    let mut del = sandbox.attachment("cid", A, "{}");
-    del.conf.as_object_mut().unwrap().remove("prevResult");
-    del.del();
-    assert!(!tracked(&sandbox).contains("10.7.2.4"), "{}", tracked(&sandbox));
+    for backend in ["nftables", "iptables"] {
+        let sandbox = Sandbox::connected();
+        let pod = udp(&sandbox.pod(A), "0.0.0.0:5353");
+        let client = client(&sandbox);
+        sandbox.attachment("cid", A, DNS).with(json!({"backend": backend})).add();
+        hears(&pod, &client, "hello");
+        sandbox.attachment("cid", A, "{}").with(json!({"prevResult": null})).del();
+        assert!(!tracked(&sandbox).contains("10.7.2.4"), "{backend}: {}", tracked(&sandbox));
+    }
 }
 
 #[test]
