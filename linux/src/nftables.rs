@@ -17,7 +17,6 @@ use std::io;
 use std::net::SocketAddr;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 
 use crate::{Error, Result};
 
@@ -27,6 +26,7 @@ mod body;
 #[cfg(test)]
 mod codec_tests;
 mod expression;
+mod lock;
 pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
@@ -36,6 +36,7 @@ mod xt;
 pub use batch::Batch;
 pub use body::{Is, Protocol, RuleBody};
 pub use expression::{CmpOp, Expression, MetaKey, NatKind, PayloadBase, Verdict};
+pub use lock::NamespaceLock;
 
 use attributes::{each, find, find_text, find_u32, find_u64, put_text};
 use socket::{DUMP, Messages, ONE, Refusal, Socket};
@@ -202,7 +203,7 @@ impl NfTables {
     /// In the calling thread's network namespace, for good.
     pub fn open() -> Result<Self> {
         let socket = Socket::open().map_err(|e| Error::new("open netlink socket", "netfilter", e))?;
-        Ok(Self { socket, namespace: File::open("/proc/thread-self/ns/net").ok() })
+        Ok(Self { socket, namespace: lock::open() })
     }
 
     /// Of the four families.
@@ -292,7 +293,7 @@ impl NfTables {
         &mut self,
         mut plan: impl FnMut(&mut Self) -> std::result::Result<(Batch, T), E>,
     ) -> std::result::Result<T, E> {
-        let lock = self.lock();
+        let lock = self.namespace.as_ref().and_then(NamespaceLock::of);
         let done = (0..ATTEMPTS).find_map(|_| self.attempt(&mut plan).transpose());
         drop(lock);
         done.unwrap_or_else(|| {
@@ -379,20 +380,6 @@ impl NfTables {
         }
         let object = format!("{object}: it changed {ATTEMPTS} times while being read");
         Err(Error::new(op, object, Errno::EINTR))
-    }
-
-    /// flock(2) on the namespace's own inode: no file on disk, and the kernel
-    /// releases it when the holder dies. Without /proc there is none, and
-    /// commits only conflict more often.
-    fn lock(&self) -> Option<Flock<File>> {
-        let mut file = self.namespace.as_ref()?.try_clone().ok()?;
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusive) {
-                Ok(lock) => return Some(lock),
-                Err((back, Errno::EINTR)) => file = back,
-                Err(_) => return None,
-            }
-        }
     }
 }
 

@@ -1,0 +1,114 @@
+//! One writer of rules at a time, among those who ask.
+//!
+//! flock(2) on the network namespace's own inode: no file on disk, and the
+//! kernel releases it when the holder dies. Everybody who can open the
+//! namespace's file can lock it, also who should not; so nobody waits for it
+//! without end, and it only keeps commits from conflicting, never decides
+//! what is right.
+
+use std::fs::File;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+/// Two hundred others may be before us, with some milliseconds each.
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(5) };
+
+/// Held until dropped.
+#[derive(Debug)]
+pub struct NamespaceLock {
+    _flock: Flock<File>,
+}
+
+impl NamespaceLock {
+    /// Of the calling thread's network namespace, which
+    /// [`NfTables::update`](super::NfTables::update) locks too. `None` where
+    /// there is no /proc, and after five seconds.
+    pub fn take() -> Option<Self> {
+        Self::of(&open()?)
+    }
+
+    pub(super) fn of(namespace: &File) -> Option<Self> {
+        let file = namespace.try_clone().ok()?;
+        match lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(flock) => Some(Self { _flock: flock }),
+            Err((file, Errno::EWOULDBLOCK)) => wait(file),
+            Err(_) => None,
+        }
+    }
+}
+
+pub(super) fn open() -> Option<File> {
+    File::open("/proc/thread-self/ns/net").ok()
+}
+
+/// flock(2) knows no time limit: another thread waits, and what it gets too
+/// late it gives back.
+fn wait(file: File) -> Option<NamespaceLock> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let waiter = std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
+        if let Ok(flock) = lock(file, FlockArg::LockExclusive) {
+            drop(sender.send(NamespaceLock { _flock: flock }));
+        }
+    });
+    waiter.ok()?;
+    receiver.recv_timeout(PATIENCE).ok()
+}
+
+fn lock(mut file: File, how: FlockArg) -> Result<Flock<File>, (File, Errno)> {
+    loop {
+        match Flock::lock(file, how) {
+            Err((back, Errno::EINTR)) => file = back,
+            done => return done,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns;
+
+    /// A namespace of its own.
+    fn run(test: impl FnOnce() + Send) {
+        assert!(nix::unistd::geteuid().is_root(), "this test makes network namespaces: run it as root");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ns");
+        netns::create_persistent(&path).unwrap().run(test).unwrap();
+        netns::remove_persistent(&path).unwrap();
+    }
+
+    #[test]
+    fn who_waits_gets_it_from_who_drops_it() {
+        run(|| {
+            let namespace = open().unwrap();
+            let (other, third) = (open().unwrap(), open().unwrap());
+            let held = NamespaceLock::of(&namespace).unwrap();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| {
+                    // As often as it takes: patience is short in tests.
+                    std::iter::repeat_with(|| NamespaceLock::of(&other)).flatten().next()
+                });
+                drop(held);
+                assert!(waiting.join().unwrap().is_some());
+            });
+            assert!(std::iter::repeat_with(|| NamespaceLock::of(&third)).flatten().next().is_some());
+        });
+    }
+
+    #[test]
+    fn who_keeps_it_keeps_nobody_from_working() {
+        run(|| {
+            let held = NamespaceLock::take().unwrap();
+            assert!(NamespaceLock::take().is_none());
+            let mut nf = crate::nftables::NfTables::open().unwrap();
+            let mut batch = crate::nftables::Batch::new();
+            batch.add_table(crate::nftables::Family::Inet, "t", None);
+            nf.update(|_| crate::Result::Ok((batch.clone(), ()))).unwrap();
+            assert_eq!(nf.tables().unwrap().len(), 1);
+            drop(held);
+        });
+    }
+}
