@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use cni_plugin::{CniError, code};
 use ipnetwork::IpNetwork;
-use nix::errno::Errno;
 
 use crate::RangeSet;
 
@@ -103,10 +102,10 @@ impl From<Error> for CniError {
 
 /// `no such file or directory`: callers of the reference know the text so.
 fn sentence(cause: &io::Error) -> String {
-    let text = match cause.raw_os_error() {
-        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
-        None => cause.to_string(),
-    };
+    let mut text = cause.to_string();
+    if let Some(number) = cause.raw_os_error() {
+        text = text.trim_end_matches(&format!(" (os error {number})")).to_owned();
+    }
     let mut characters = text.chars();
     characters.next().map(|first| first.to_lowercase().chain(characters).collect()).unwrap_or_default()
 }

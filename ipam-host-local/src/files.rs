@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag, openat};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
@@ -88,17 +88,21 @@ impl LeaseFiles {
         }
     }
 
-    /// Waits for the lock that the reference takes, too.
-    pub(crate) fn lock(&self) -> Result<Flock<File>, Error> {
+    /// Waits for the lock that the reference takes, too (flock(2)); it is held
+    /// until the file is closed.
+    pub(crate) fn lock(&self) -> Result<File, Error> {
         let failed = |op| move |e: io::Error| Error::disk(op, &self.path.join("lock"), e);
         loop {
             // As the reference opens it: for reading, mode 0750.
             let file =
                 self.open_file("lock", OFlag::O_RDONLY | OFlag::O_CREAT, 0o750).map_err(failed("open"))?;
-            let lock = flock(file).map_err(failed("lock"))?;
+            match file.lock() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                outcome => outcome.map_err(failed("lock"))?,
+            }
             // A lock file that was removed while we waited keeps nobody out.
-            if lock.metadata().map_err(failed("stat"))?.nlink() > 0 {
-                return Ok(lock);
+            if file.metadata().map_err(failed("stat"))?.nlink() > 0 {
+                return Ok(file);
             }
         }
     }
@@ -139,10 +143,8 @@ impl LeaseFiles {
             other => other,
         };
         match linked {
-            Ok(()) => {
-                let file = lease.metadata().map_err(|e| Error::disk("stat", &self.path.join(&name), e))?;
-                Ok(Some(life_of(&file)))
-            }
+            // The lease is made, whatever else fails: 0 is no file's life.
+            Ok(()) => Ok(Some(lease.metadata().map_or(0, |file| life_of(&file)))),
             Err(Errno::EEXIST) => Ok(None),
             Err(e) => Err(Error::disk("link", &self.path.join(&name), e)),
         }
@@ -302,16 +304,6 @@ fn read_some<'b>(file: &mut File, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> 
 
 fn open_dir(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(path)
-}
-
-fn flock(mut file: File) -> io::Result<Flock<File>> {
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusive) {
-            Ok(lock) => return Ok(lock),
-            Err((back, Errno::EINTR)) => file = back,
-            Err((_, errno)) => return Err(errno.into()),
-        }
-    }
 }
 
 fn life_of(file: &Metadata) -> u64 {

@@ -19,8 +19,6 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::Flock;
-
 use crate::files::{LeaseFiles, Place};
 use crate::index::format::{self, BootId, Entry, Stamp};
 use crate::index::{Contents, Index, Unusable};
@@ -158,7 +156,7 @@ impl Held {
 /// once; [`finish`](Self::finish) makes the index keep up.
 #[derive(Debug)]
 pub struct LockedStore<'a> {
-    _lock: Flock<File>,
+    _lock: File,
     store: &'a LeaseStore,
     /// Right about a directory that looks like `seen`.
     index: Option<Index>,
@@ -371,7 +369,7 @@ impl LockedStore<'_> {
     /// Opens or builds the index; `false` when there can be none.
     fn open_index(&mut self) -> Result<bool, Error> {
         let (files, boot) = (&self.store.files, self.boot_id());
-        let seen = files.stamp()?;
+        let mut seen = files.stamp()?;
         let former = Index::open(&self.store.index_path);
         let trusted = self.builds == 0 && !self.to_seal;
         let index = match former {
@@ -380,7 +378,13 @@ impl LockedStore<'_> {
             former => {
                 self.builds += 1;
                 self.to_seal = true;
-                let contents = read_contents(files, former.as_ref(), boot)?;
+                let (contents, torn) = read_contents(files, former.as_ref(), boot)?;
+                if !torn.is_empty() && files.stamp()? == seen {
+                    // To be filled in place is all that could still come of
+                    // them, and that would not show.
+                    torn.into_iter().try_for_each(|ip| files.remove(ip))?;
+                    seen = files.stamp()?;
+                }
                 Index::build(&self.store.index_path, boot, contents).ok()
             }
         };
@@ -474,20 +478,26 @@ fn entry_of(index: &Index, ip: IpAddr, container_id: &str) -> Option<Entry> {
 }
 
 /// Reads every lease. One that `former` knew, the very same file, in an earlier
-/// boot or as of an earlier one, is of an earlier one.
-fn read_contents(files: &LeaseFiles, former: Option<&Index>, boot: BootId) -> Result<Contents, Error> {
+/// boot or as of an earlier one, is of an earlier one. Beside the contents:
+/// where a crash left a file of nobody.
+fn read_contents(
+    files: &LeaseFiles,
+    former: Option<&Index>,
+    boot: BootId,
+) -> Result<(Contents, Vec<IpAddr>), Error> {
     let evidence = former.filter(|former| {
         let boots_known = boot.is_known() && former.boot().is_known();
         boots_known && (former.boot() != boot || former.earlier() > 0)
     });
     let mut contents = Contents::default();
+    let mut torn = Vec::new();
     files.scan(|ip, found| {
         let address = format::number(ip);
         let (container_id, ifname) = match &found.holder {
             Holder::Attachment(owner) => (owner.container_id.as_str(), format::digest(&owner.ifname)),
             Holder::Container(id) => (id.as_str(), 0),
             Holder::Other => return contents.others.push(address),
-            Holder::Nobody => return,
+            Holder::Nobody => return torn.push(ip),
         };
         let earlier = evidence.is_some_and(|former| {
             entry_of(former, ip, container_id)
@@ -496,7 +506,7 @@ fn read_contents(files: &LeaseFiles, former: Option<&Index>, boot: BootId) -> Re
         let container = format::digest(container_id);
         contents.leases.push(Entry { container, ifname, address, life: found.life, earlier });
     })?;
-    Ok(contents)
+    Ok((contents, torn))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::format::{address, digest, number};
 use super::*;
 
 fn entry(owner: u64, address: u128) -> Entry {
-    Entry { container: owner, ifname: 7, address, life: 9, earlier: owner % 2 == 0 }
+    Entry { container: owner, ifname: 7, address, life: 9, earlier: owner.is_multiple_of(2) }
 }
 
 fn any_entry() -> impl Strategy<Value = Entry> {
