@@ -2,6 +2,7 @@
 
 mod attach;
 mod differences;
+mod mixed;
 mod names;
 mod observe;
 mod probe;
@@ -48,6 +49,22 @@ struct Programs {
     iptables_dir: PathBuf,
 }
 
+impl Side {
+    fn other(self) -> Self {
+        match self {
+            Self::Reference => Self::Ours,
+            Self::Ours => Self::Reference,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Reference => "the reference",
+            Self::Ours => "Hawser",
+        }
+    }
+}
+
 impl Node {
     /// Whether this part or scenario was asked for.
     pub(super) fn wants(&self, name: &str) -> bool {
@@ -80,9 +97,10 @@ impl Programs {
 
 /// What the suite consists of. A part ends with `N scenarios, N passed, N failed`, and fails when one failed.
 type Part = fn(&Node) -> Result<()>;
-const PARTS: [(&str, Part); 3] = [
+const PARTS: [(&str, Part); 4] = [
     ("twin: each scenario by the reference and by ours", twin::run),
     ("switch: a node in place, and back, as docs/CNI.md says", switch::run),
+    ("mixed: both on one node", mixed::run),
     ("runtime: pods on containerd and runc", runtime::run),
 ];
 
@@ -92,5 +110,6 @@ pub(super) fn run(only: Option<&str>) -> Result<()> {
     let ours = part("build the static plugins", build::plugins)?;
     let node = Node { reference, ours, programs, only: only.map(str::to_owned) };
     say(&format!("ours: {}; reference: {}", node.ours.display(), node.reference.display()));
-    PARTS.iter().try_for_each(|(name, run)| part(name, || run(&node)))
+    let done: Vec<Result<()>> = PARTS.iter().map(|(name, run)| part(name, || run(&node))).collect();
+    done.into_iter().collect()
 }

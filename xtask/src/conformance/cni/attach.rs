@@ -26,6 +26,18 @@ pub(super) struct Answer {
 #[derive(Debug, Default, Clone)]
 pub(super) struct Results(BTreeMap<(String, String), Value>);
 
+impl Results {
+    /// What the ADD of this attachment ended with.
+    pub(super) fn of(&self, container: &str, ifname: &str) -> Option<&Value> {
+        self.0.get(&(container.to_owned(), ifname.to_owned()))
+    }
+
+    /// Adds what another cache has.
+    pub(super) fn take(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+}
+
 /// One executable as it is about to be started.
 #[derive(Debug)]
 pub(super) struct Execution {
@@ -34,28 +46,23 @@ pub(super) struct Execution {
     pub(super) stdin: String,
 }
 
-/// Calls every plugin of `network` in the order of the verb, until one fails.
+/// Calls every plugin of `network` in the order of the verb, until one fails,
+/// in the calling thread's world.
 pub(super) fn call(
-    world: &mut World<'_>,
     bin_dir: &Path,
     network: &Value,
     call: &Call,
     results: &mut Results,
 ) -> Result<Vec<Answer>> {
-    // A namespace that a scenario names is its own business.
-    if call.netns.is_none() && call.verb == Verb::Add {
-        world.container(call.container)?;
-    }
-    let network = overlaid(network, call.network.as_ref());
-    let key = (call.container.to_owned(), call.ifname.to_owned());
+    let key = (call.container.clone(), call.ifname.to_owned());
     let mut prev_result = match (&call.prev_result, call.verb) {
         (PrevResult::Given(value), _) => Some(value.clone()),
         (PrevResult::Cached, Verb::Check | Verb::Del) => results.0.get(&key).cloned(),
         _ => None,
     };
     let mut answers = Vec::new();
-    for plugin in plugins(&network, call.verb)? {
-        let execution = execution(bin_dir, &network, plugin, call, prev_result.as_ref());
+    for plugin in plugins(network, call.verb)? {
+        let execution = execution(bin_dir, network, plugin, call, prev_result.as_ref());
         let output = world::finish(execution.command, execution.stdin.as_bytes())?;
         let answer = Answer {
             plugin: execution.plugin,
@@ -100,7 +107,7 @@ pub(super) fn execution(
     let netns = call.netns.map_or_else(|| format!("{NETNS_DIR}/{}", call.container), str::to_owned);
     command
         .env("CNI_COMMAND", call.verb.word())
-        .env("CNI_CONTAINERID", call.container)
+        .env("CNI_CONTAINERID", &call.container)
         .env("CNI_NETNS", netns)
         .env("CNI_IFNAME", call.ifname)
         .env("CNI_PATH", bin_dir)
@@ -140,23 +147,4 @@ fn configuration(network: &Value, plugin: &Value, call: &Call, prev_result: Opti
         conf["cni.dev/attachments"] = valid.clone();
     }
     conf.to_string()
-}
-
-/// `base` with the keys of `over` laid over it, object by object, list element by list element.
-pub(super) fn overlaid(base: &Value, over: Option<&Value>) -> Value {
-    match (base, over) {
-        (_, None) => base.clone(),
-        (Value::Object(base), Some(Value::Object(over))) => {
-            let mut merged = base.clone();
-            for (key, value) in over {
-                let value = overlaid(base.get(key).unwrap_or(&Value::Null), Some(value));
-                merged.insert(key.clone(), value);
-            }
-            Value::Object(merged)
-        }
-        (Value::Array(base), Some(Value::Array(over))) if base.len() == over.len() => {
-            Value::Array(base.iter().zip(over).map(|(base, over)| overlaid(base, Some(over))).collect())
-        }
-        (_, Some(over)) => over.clone(),
-    }
 }

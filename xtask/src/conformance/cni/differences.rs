@@ -20,11 +20,13 @@ pub(super) struct Difference {
     /// `None`: nothing is there.
     pub(super) reference: Option<String>,
     pub(super) ours: Option<String>,
+    /// Instead: what both give is the same but for lines of ours like this.
+    pub(super) extra_lines: Option<String>,
 }
 
 impl Difference {
     pub(super) fn new(id: &'static str, at: impl Into<String>) -> Self {
-        Self { id, at: at.into(), reference: None, ours: None }
+        Self { id, at: at.into(), reference: None, ours: None, extra_lines: None }
     }
 
     pub(super) fn reference(self, gives: impl Into<String>) -> Self {
@@ -35,6 +37,10 @@ impl Difference {
         Self { ours: Some(gives.into()), ..self }
     }
 
+    pub(super) fn extra_lines(self, like: impl Into<String>) -> Self {
+        Self { extra_lines: Some(like.into()), ..self }
+    }
+
     /// Whether this is the difference that was found.
     pub(super) fn covers(&self, at: &str, reference: Option<&str>, ours: Option<&str>) -> bool {
         let given = |wanted: &Option<String>, found: Option<&str>| match (wanted, found) {
@@ -42,7 +48,14 @@ impl Difference {
             (None, None) => true,
             _ => false,
         };
-        matches(&self.at, at) && given(&self.reference, reference) && given(&self.ours, ours)
+        if !matches(&self.at, at) {
+            return false;
+        }
+        if let Some(like) = &self.extra_lines {
+            let (Some(reference), Some(ours)) = (reference, ours) else { return false };
+            return ours.lines().filter(|line| !matches(like, line)).eq(reference.lines());
+        }
+        given(&self.reference, reference) && given(&self.ours, ours)
     }
 }
 

@@ -16,13 +16,11 @@ use super::world::{Filters, HIDDEN, NETNS_DIR, OWN, World};
 /// One moment of a world: each thing by its place.
 pub(super) type Observation = BTreeMap<String, String>;
 
-/// Counters and timers, numbers that the kernel gives in order of creation, and
-/// what follows from another field.
-const VOLATILE: [&str; 19] = [
+/// Numbers that the kernel gives in order of creation, timers, and what follows from another field.
+const VOLATILE: [&str; 20] = [
     "ifindex",
     "link_index",
     "link_netnsid",
-    "addr_info",
     "bridge_id",
     "root_id",
     "hello_timer",
@@ -38,7 +36,14 @@ const VOLATILE: [&str; 19] = [
     "topology_change",
     "topology_change_detected",
     "topology_change_ack",
+    "info_kind",
+    "info_slave_kind",
 ];
+/// What is compared one by one; the rest is one line.
+const PROPERTIES: [&str; 7] = ["address", "ifalias", "master", "mtu", "promiscuity", "txqlen", "operstate"];
+/// The tables of nf_tables that the iptables programs write.
+const IPTABLES_TABLES: [&str; 6] =
+    ["ip nat", "ip filter", "ip mangle", "ip6 nat", "ip6 filter", "ip6 mangle"];
 /// Files of the programs that plugins start.
 const NOT_OF_PLUGINS: [&str; 1] = ["/run/xtables.lock"];
 
@@ -72,17 +77,37 @@ pub(super) fn observe(world: &World<'_>, names: &mut Names, fixed: &str) -> Resu
 fn describe_links(place: &str, links: &Value, into: &mut Observation) {
     for link in links.as_array().into_iter().flatten() {
         let name = link["ifname"].as_str().unwrap_or_default();
-        flatten(&format!("{place}/link/{name}"), link, &mut |path, value| {
-            let key = path.rsplit('.').next().unwrap_or_default();
-            if !VOLATILE.iter().any(|volatile| key == *volatile || path.contains(&format!(".{volatile}["))) {
-                into.insert(path, value);
+        let place_of = |what: &str| format!("{place}/link/{name}{what}");
+        let kind = plain(&link["linkinfo"]["info_kind"]);
+        into.insert(place_of(""), kind.clone());
+        for property in PROPERTIES.iter().filter(|property| !link[**property].is_null()) {
+            // A bridge follows its ports a little later.
+            if !(kind == "bridge" && *property == "operstate") {
+                // `UNKNOWN` is up, and not yet told by the kernel's own worker.
+                into.insert(
+                    place_of(&format!("/{property}")),
+                    plain(&link[*property]).replace("UNKNOWN", "UP"),
+                );
             }
-        });
+        }
+        let flags = link["flags"].as_array().into_iter().flatten().map(plain);
+        let flags = flags.filter(|flag| !["NO-CARRIER", "LOWER_UP"].contains(&flag.as_str()));
+        into.insert(place_of("/flags"), flags.collect::<Vec<_>>().join(","));
+        for (what, data) in [("/of-kind", "info_data"), ("/as-port", "info_slave_data")] {
+            if !link["linkinfo"][data].is_null() {
+                into.insert(place_of(what), compact(&link["linkinfo"][data], &VOLATILE));
+            }
+        }
+        let others =
+            PROPERTIES.into_iter().chain(VOLATILE).chain(["addr_info", "linkinfo", "flags", "ifname"]);
+        into.insert(place_of("/rest"), compact(link, &others.collect::<Vec<_>>()));
         for address in link["addr_info"].as_array().into_iter().flatten() {
             let local = plain(&address["local"]);
             // What the kernel makes out of the hardware address comes when it comes.
             if !local.starts_with("fe80:") {
-                let without = ["family", "local", "prefixlen", "valid_life_time", "preferred_life_time"];
+                // Whether duplicates were looked for is `nodad`; when that ends is the kernel's.
+                let without =
+                    ["family", "local", "prefixlen", "valid_life_time", "preferred_life_time", "tentative"];
                 let local = format!("{local}/{}", address["prefixlen"]);
                 into.insert(format!("{place}/address/{name} {local}"), compact(address, &without));
             }
@@ -115,7 +140,7 @@ fn describe_routes(world: &World<'_>, place: &str, netns: &NetNs, into: &mut Obs
     Ok(())
 }
 
-/// Every setting of every link, and forwarding.
+/// Forwarding, and the settings of each link that are not what a new link has.
 fn describe_sysctls(place: &str, netns: &NetNs, into: &mut Observation) -> Result<()> {
     let found = netns.run(|| -> Result<Observation> {
         let mut found = Observation::new();
@@ -123,14 +148,14 @@ fn describe_sysctls(place: &str, netns: &NetNs, into: &mut Observation) -> Resul
         let forward = fs::read_to_string(base.join("ipv4/ip_forward"))?;
         found.insert("ipv4/ip_forward".to_owned(), forward.trim().to_owned());
         for family in ["ipv4/conf", "ipv6/conf"] {
+            let new = settings(&base.join(family).join("default"))?;
             for link in fs::read_dir(base.join(family))? {
-                let link = link?.path();
-                for setting in fs::read_dir(&link).with_context(|| link.display().to_string())? {
-                    let path = setting?.path();
-                    // Some are write-only, some have no value yet.
-                    let Ok(value) = fs::read_to_string(&path) else { continue };
-                    let name = path.strip_prefix(base)?.display().to_string();
-                    found.insert(name, value.trim().to_owned());
+                let link = link?;
+                let link_name = link.file_name().to_string_lossy().into_owned();
+                for (name, value) in settings(&link.path())? {
+                    if ["all", "default"].contains(&link_name.as_str()) || new.get(&name) != Some(&value) {
+                        found.insert(format!("{family}/{link_name}/{name}"), value);
+                    }
                 }
             }
         }
@@ -138,6 +163,18 @@ fn describe_sysctls(place: &str, netns: &NetNs, into: &mut Observation) -> Resul
     })??;
     into.extend(found.into_iter().map(|(name, value)| (format!("{place}/sysctl/{name}"), value)));
     Ok(())
+}
+
+fn settings(dir: &Path) -> Result<Observation> {
+    let mut found = Observation::new();
+    for setting in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let path = setting?.path();
+        // Some are write-only, some have no value yet.
+        let Ok(value) = fs::read_to_string(&path) else { continue };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        found.insert(name, value.trim().to_owned());
+    }
+    Ok(found)
 }
 
 /// Of nft's listing, every chain, set and map with its lines; handles and counters are left out by `-s`.
@@ -149,6 +186,7 @@ fn describe_nftables(world: &World<'_>, into: &mut Observation) -> Result<()> {
         if let Some(name) = line.strip_prefix("table ").and_then(|rest| rest.strip_suffix(" {")) {
             name.clone_into(&mut table);
             into.insert(format!("nft/{table}"), String::new());
+            block = None;
         } else if line == "}" {
             if let Some((name, lines)) = block.take() {
                 into.insert(format!("nft/{table}/{name}"), lines.join("\n"));
@@ -161,6 +199,8 @@ fn describe_nftables(world: &World<'_>, into: &mut Observation) -> Result<()> {
             into.insert(format!("nft/{table}"), line.to_owned());
         }
     }
+    // Those are told by iptables-save, in its own words.
+    into.retain(|place, _| !IPTABLES_TABLES.iter().any(|table| place.starts_with(&format!("nft/{table}"))));
     Ok(())
 }
 
@@ -173,20 +213,30 @@ fn describe_iptables(world: &World<'_>, into: &mut Observation) -> Result<()> {
         let program = world.programs().iptables(&format!("{family}-{variant}-save"));
         let text = World::ask(&world.host, &program, &[])?;
         let mut table = "";
+        let mut chains: BTreeMap<String, String> = BTreeMap::new();
         for line in text.lines() {
             if let Some(name) = line.strip_prefix('*') {
                 table = name;
             } else if let Some(chain) = line.strip_prefix(':') {
                 let (name, rest) = chain.split_once(' ').unwrap_or((chain, ""));
                 let policy = rest.split(' ').next().unwrap_or_default();
-                into.insert(format!("{family}/{table}/{name}"), format!("policy {policy}"));
+                chains.insert(format!("{family}/{table}/{name}"), format!("policy {policy}"));
             } else if let Some(rule) = line.strip_prefix("-A ") {
                 let (chain, rule) = rule.split_once(' ').unwrap_or((rule, ""));
-                let lines = into.entry(format!("{family}/{table}/{chain}")).or_default();
+                let lines = chains.entry(format!("{family}/{table}/{chain}")).or_default();
                 lines.push('\n');
                 lines.push_str(rule);
             }
         }
+        // Looking is enough for the programs to make the chains of the kernel's hooks.
+        chains.retain(|_, lines| lines != "policy ACCEPT");
+        for place in chains.keys() {
+            into.insert(
+                place.rsplit_once('/').map(|(table, _)| table.to_owned()).unwrap_or_default(),
+                String::new(),
+            );
+        }
+        into.extend(chains);
     }
     Ok(())
 }
@@ -205,11 +255,31 @@ fn describe_files(dir: &Path, into: &mut Observation) -> Result<()> {
             describe_files(&path, into)?;
         } else {
             let content = fs::read(&path).with_context(|| name.clone())?;
-            let content = String::from_utf8_lossy(&content);
-            into.insert(format!("file{name}"), format!("{mode:04o} {content:?}"));
+            // What is not for the other side to read has no form to compare.
+            let content = match String::from_utf8(content) {
+                Ok(text) if !name.contains("/.hawser/") => format!("{text:?}"),
+                _ => "of its own".to_owned(),
+            };
+            into.insert(format!("file{name}"), format!("{mode:04o} {content}"));
         }
     }
     Ok(())
+}
+
+/// The thing that `place` is a part of, where that is a place too: a property,
+/// setting, address or route is of a link, a chain of a table, a field of an answer.
+pub(super) fn whole_of(place: &str) -> Option<String> {
+    let parts: Vec<&str> = place.splitn(3, '/').collect();
+    match *parts.as_slice() {
+        ["nft", table, _chain] => Some(format!("nft/{table}")),
+        [family @ ("iptables" | "ip6tables"), table, _chain] => Some(format!("{family}/{table}")),
+        [netns, "link", property] => Some(format!("{netns}/link/{}", property.split_once('/')?.0)),
+        [netns, "sysctl", setting] => Some(format!("{netns}/link/{}", setting.split('/').nth(2)?)),
+        [netns, "address", address] => Some(format!("{netns}/link/{}", address.rsplit_once(' ')?.0)),
+        [netns, "route", route] => Some(format!("{netns}/link/{}", route.rsplit_once(" dev ")?.1)),
+        [plugin, field] if field.starts_with("stdout") => Some(format!("{plugin}/answer")),
+        _ => None,
+    }
 }
 
 /// Every leaf of `value` with its path: `prefix.key[0].key`.
@@ -237,6 +307,6 @@ fn compact(object: &Value, without: &[&str]) -> String {
 }
 
 /// A text without its quotes.
-fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

@@ -70,7 +70,7 @@ impl Verb {
 pub(super) struct Call {
     pub(super) verb: Verb,
     /// The container's name; its id and the name of its namespace too.
-    pub(super) container: &'static str,
+    pub(super) container: String,
     pub(super) ifname: &'static str,
     /// `CNI_ARGS`
     pub(super) args: &'static str,
@@ -78,8 +78,6 @@ pub(super) struct Call {
     pub(super) netns: Option<&'static str>,
     /// What the runtime offers for capabilities: `portMappings`, `ips`, `mac` and so on.
     pub(super) runtime: Value,
-    /// Keys laid over the network's configuration, or over its plugins, for this call.
-    pub(super) network: Option<Value>,
     /// Attachments still in use, for GC.
     pub(super) valid: Option<Value>,
     pub(super) prev_result: PrevResult,
@@ -99,15 +97,14 @@ pub(super) enum PrevResult {
 }
 
 impl Call {
-    pub(super) fn new(verb: Verb, container: &'static str) -> Self {
+    pub(super) fn new(verb: Verb, container: impl Into<String>) -> Self {
         Self {
             verb,
-            container,
+            container: container.into(),
             ifname: "eth0",
             args: "",
             netns: None,
             runtime: json!({}),
-            network: None,
             valid: None,
             prev_result: PrevResult::Cached,
             environment: Vec::new(),
@@ -131,10 +128,6 @@ impl Call {
         Self { runtime, ..self }
     }
 
-    pub(super) fn network(self, network: Value) -> Self {
-        Self { network: Some(network), ..self }
-    }
-
     pub(super) fn valid(self, valid: Value) -> Self {
         Self { valid: Some(valid), ..self }
     }
@@ -153,15 +146,15 @@ impl Call {
     }
 }
 
-pub(super) fn add(container: &'static str) -> Call {
+pub(super) fn add(container: impl Into<String>) -> Call {
     Call::new(Verb::Add, container)
 }
 
-pub(super) fn check(container: &'static str) -> Call {
+pub(super) fn check(container: impl Into<String>) -> Call {
     Call::new(Verb::Check, container)
 }
 
-pub(super) fn del(container: &'static str) -> Call {
+pub(super) fn del(container: impl Into<String>) -> Call {
     Call::new(Verb::Del, container)
 }
 

@@ -1,14 +1,20 @@
 //! The list of scenarios, and the differences that show everywhere.
 
 mod bridge;
+mod expected;
+mod failures;
 mod host_local;
 mod loopback;
 mod masquerade;
 mod networks;
+mod portmap;
+mod shared;
 mod versions;
 
 use super::differences::Difference;
 use super::scenario::Scenario;
+
+pub(super) use shared::shared;
 
 /// All scenarios by what they are about, or those whose name contains `only`.
 pub(super) fn groups(only: Option<&str>) -> Vec<(&'static str, Vec<Scenario>)> {
@@ -17,7 +23,9 @@ pub(super) fn groups(only: Option<&str>) -> Vec<(&'static str, Vec<Scenario>)> {
         ("masquerade", masquerade::scenarios()),
         ("host-local", host_local::scenarios()),
         ("loopback", loopback::scenarios()),
+        ("portmap", portmap::scenarios()),
         ("versions", versions::scenarios()),
+        ("failures", failures::scenarios()),
     ];
     let chosen = |scenario: &Scenario| only.is_none_or(|only| scenario.name.contains(only));
     groups
@@ -30,20 +38,30 @@ pub(super) fn groups(only: Option<&str>) -> Vec<(&'static str, Vec<Scenario>)> {
 /// What differs wherever there is a link, an address or a lease.
 pub(super) fn everywhere() -> Vec<Difference> {
     vec![
-        Difference::new("link-alias", "*/host/link/<veth *>.ifalias").ours("cni:net:*"),
-        Difference::new("host-veth-txqlen", "*/host/link/<veth *>.txqlen").ours("1000"),
+        Difference::new("link-alias", "*/host/link/<veth *>/ifalias").ours("cni:net:*"),
+        Difference::new("host-veth-txqlen", "*/host/link/<veth *>/txqlen").ours("1000"),
         Difference::new("address-nodad", "*/address/* *:*")
             .reference("scope=global")
             .ours("nodad=true scope=global"),
         Difference::new("bridge-mac", "*/bridge/stdout.interfaces[0].mac")
             .reference("<mac host.<veth *>>")
             .ours("<mac host.*>"),
-        Difference::new("bridge-mac", "*/host/link/*.address")
+        Difference::new("bridge-mac", "*/host/link/*/address")
             .reference("<mac host.<veth *>>")
             .ours("<mac host.*>"),
-        Difference::new("bridge-mac", "*/host/link/*.address")
+        Difference::new("bridge-mac", "*/host/link/*/address")
             .reference("00:00:00:00:00:00")
             .ours("<mac host.*>"),
+        // DEL and CHECK of what is not there.
+        Difference::new("no-empty-directories", "*/file/var/lib/cni/").reference("0755"),
+        Difference::new("no-empty-directories", "*/file/var/lib/cni/networks/").reference("0755"),
+        Difference::new("no-empty-directories", "*/file/var/lib/cni/networks/net/").reference("0755"),
+        Difference::new("no-empty-directories", "*/file/var/lib/cni/networks/net/lock")
+            .reference(r#"0750 """#),
+        Difference::new("own-files", "*/file*/.hawser/").ours("07*"),
+        Difference::new("own-files", "*/file*/.hawser/*").ours("0*"),
+        Difference::new("portmap-hairpin", "*/nft/ip* cni_hostport/chain masquerading")
+            .extra_lines("ip* saddr * ip* daddr * ct status dnat masquerade comment \"*\""),
         Difference::new("error-details", "*/stdout.details").ours("*"),
     ]
 }

@@ -13,7 +13,7 @@ use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
 use super::attach::{self, Results};
-use super::scenario::{Call, add, check, del, list};
+use super::scenario::{Call, Verb, add, check, del, list};
 use super::world::{self, Filters, OWN, World};
 use super::{Node, PLUGINS, Side};
 use crate::progress::step;
@@ -148,7 +148,10 @@ struct Pods<'w, 'n> {
 impl Pods<'_, '_> {
     fn call(&mut self, call: &Call) -> Result<()> {
         let bin_dir = Path::new(CNI_BIN_DIR);
-        let answers = attach::call(self.world, bin_dir, &network(), call, &mut self.results)?;
+        if call.verb == Verb::Add {
+            self.world.container(&call.container)?;
+        }
+        let answers = attach::call(bin_dir, &network(), call, &mut self.results)?;
         match answers.iter().find(|answer| !answer.success) {
             None => Ok(()),
             Some(failed) => anyhow::bail!("{} {}: {failed:?}", call.verb.word(), call.container),

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::attach::{self, Answer, Results};
 use super::differences::{self, Difference};
 use super::names::Names;
-use super::observe::{flatten, observe};
-use super::scenario::{Scenario, Step};
+use super::observe::{flatten, observe, plain, whole_of};
+use super::scenario::{Scenario, Step, Verb};
 use super::world::{self, BIN_DIR, World};
 use super::{Node, Side, scenarios};
 use crate::progress::{say, step};
@@ -116,7 +116,7 @@ fn compare(
     for at in places {
         let (theirs, own) =
             (reference.seen.get(at).map(String::as_str), ours.seen.get(at).map(String::as_str));
-        if theirs == own {
+        if theirs == own || is_part_of_another(at, reference, ours) {
             continue;
         }
         if let Some((difference, found)) = declared.iter_mut().find(|(d, _)| d.covers(at, theirs, own)) {
@@ -148,6 +148,17 @@ fn compare(
     comparison
 }
 
+/// Whether the sides differ in the whole that `at` is a part of: that is said
+/// once, for the whole. (A link's name and an answer's kind are such.)
+fn is_part_of_another(at: &str, reference: &Record, ours: &Record) -> bool {
+    let Some((step, place)) = at.split_once('/') else { return false };
+    whole_of(place).is_some_and(|whole| {
+        let whole = format!("{step}/{whole}");
+        let (reference, ours) = (reference.seen.get(&whole), ours.seen.get(&whole));
+        if whole.ends_with("/answer") { reference != ours } else { reference.is_some() != ours.is_some() }
+    })
+}
+
 /// All steps of the scenario in this world.
 fn play(world: &mut World<'_>, scenario: &Scenario) -> Result<Record> {
     let fixed = format!("{scenario:?}");
@@ -157,7 +168,11 @@ fn play(world: &mut World<'_>, scenario: &Scenario) -> Result<Record> {
         match step {
             Step::Call(call) => {
                 let label = format!("{number} {} {}", call.verb.word(), call.container);
-                let answers = attach::call(world, Path::new(BIN_DIR), &scenario.network, call, &mut results)
+                // A namespace that a scenario names is its own business.
+                if call.netns.is_none() && call.verb == Verb::Add {
+                    world.container(&call.container)?;
+                }
+                let answers = attach::call(Path::new(BIN_DIR), &scenario.network, call, &mut results)
                     .with_context(|| label.clone())?;
                 for (place, what) in observe(world, &mut names, &fixed).with_context(|| label.clone())? {
                     record.seen.insert(format!("{label}/{place}"), what);
@@ -213,14 +228,19 @@ fn record_answers(label: &str, answers: &[Answer], names: &Names, record: &mut R
         // The same plugin may be twice in a list.
         let twice = answers.iter().take(index).any(|earlier| earlier.plugin == answer.plugin);
         let place = if twice { format!("{place} again") } else { place };
-        record.seen.insert(format!("{place}/exit"), answer.exit.clone());
-        match serde_json::from_str::<Value>(&answer.stdout) {
-            _ if answer.stdout.is_empty() => {}
-            Ok(value) => flatten(&format!("{place}/stdout"), &value, &mut |path, text| {
+        let parsed = serde_json::from_str::<Value>(&answer.stdout).ok();
+        let kind = match &parsed {
+            _ if answer.stdout.is_empty() => "nothing".to_owned(),
+            None => format!("no JSON: {}", answer.stdout),
+            Some(error) if !answer.success => format!("error {}: {}", error["code"], plain(&error["msg"])),
+            Some(_) => "a result".to_owned(),
+        };
+        record.seen.insert(format!("{place}/answer"), names.apply(&format!("{}, {kind}", answer.exit)));
+        flatten(&format!("{place}/stdout"), &parsed.unwrap_or_default(), &mut |path, text| {
+            if !path.ends_with("/stdout") && !path.ends_with("stdout.code") && !path.ends_with("stdout.msg") {
                 record.seen.insert(path, names.apply(&text));
-            }),
-            Err(_) => drop(record.seen.insert(format!("{place}/stdout"), names.apply(&answer.stdout))),
-        }
+            }
+        });
         if !answer.stderr.is_empty() {
             record.stderr.push_str(&format!("{place}: {}\n", answer.stderr.trim_end()));
         }

@@ -6,17 +6,20 @@
 //! whatever happened. Paths are the same in every world, so that what two sides
 //! print can be compared.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
+use ::tests::{eventually, netlink};
 use anyhow::{Context, Result, ensure};
 use linux::netns::{self, NetNs};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use serde_json::Value;
 
 use super::{Node, Side};
 
@@ -147,10 +150,19 @@ impl<'n> World<'n> {
         Ok(path)
     }
 
-    /// The container dies without a DEL.
+    /// The container dies without a DEL; the host's ends of its links are gone when this returns.
     pub(super) fn remove_container(&mut self, name: &str) -> Result<()> {
+        let links = Self::ask(self.existing(name)?, &self.node.programs.ip, &["-j", "link"])?;
+        let links: Value = serde_json::from_str(&links)?;
+        let ends: BTreeSet<i64> =
+            links.as_array().into_iter().flatten().filter_map(|link| link["link_index"].as_i64()).collect();
         self.containers.remove(name);
-        Ok(netns::remove_persistent(&Path::new(NETNS_DIR).join(name))?)
+        netns::remove_persistent(&Path::new(NETNS_DIR).join(name))?;
+        eventually("the kernel takes the namespace apart", Duration::from_secs(10), || {
+            let left = netlink::links()?.into_iter().find(|link| ends.contains(&link.index.into()));
+            ensure!(left.is_none(), "{left:?}");
+            Ok(())
+        })
     }
 
     /// The containers, without the neighbour.

@@ -2,8 +2,12 @@
 
 use serde_json::json;
 
+use super::super::differences::Difference;
 use super::super::probe::Probe;
 use super::super::scenario::{Scenario, Step, add, check, del, network};
+use super::expected::{
+    asked_ipam, del_leaves_veth, leaves_bridge, leaves_links, leaves_veth, says, succeeds,
+};
 use super::networks::{bridge, dual, v4, v6, with};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -20,9 +24,15 @@ fn links() -> Vec<Scenario> {
             .del("c1")
             .del("c1")
             .check("c2")
-            .del("c2"),
+            .del("c2")
+            .differs([succeeds(
+                "bridge-mac",
+                "6 CHECK c2/bridge",
+                "999: Bridge interface cni0 Mac doesn't match: <mac host.<veth c1.eth0>>",
+            )]),
         Scenario::new("bridge: another name", bridge(&json!({ "bridge": "other0" }), &v4())).add("c1").del("c1"),
-        Scenario::new("bridge: layer 2", network(json!({ "type": "bridge" }))).add("c1").check("c1").del("c1"),
+        Scenario::new("bridge: layer 2", network(json!({ "type": "bridge" }))).add("c1").check("c1").del("c1")
+            .differs([succeeds("check-layer-2", "2 CHECK c1/bridge", "999: no plugin name provided")]),
         Scenario::new("bridge: mtu", bridge(&json!({ "mtu": 1400, "isGateway": true }), &dual()))
             .add("c1")
             .check("c1")
@@ -50,7 +60,8 @@ fn links() -> Vec<Scenario> {
         Scenario::new("bridge: the name is taken by no bridge", bridge(&json!({}), &v4()))
             .ip("host", "link add cni0 type veth peer name peer0")
             .add("c1")
-            .del("c1"),
+            .del("c1")
+            .differs(asked_ipam()),
         Scenario::new("bridge: a second interface", bridge(&json!({ "isGateway": true }), &dual()))
             .add("c1")
             .call(add("c1").ifname("net1"))
@@ -62,7 +73,8 @@ fn links() -> Vec<Scenario> {
         Scenario::new("bridge: an interface of that name exists", bridge(&json!({}), &v4()))
             .ip("c1", "link add eth0 type veth peer name peer0")
             .add("c1")
-            .del("c1"),
+            .del("c1")
+            .differs([leaves_bridge("cni0")]),
         Scenario::new("bridge: ADD twice", bridge(&json!({ "isGateway": true }), &v4())).add("c1").add("c1").del("c1"),
         Scenario::new("bridge: args.cni.mac", bridge(&json!({ "args": { "cni": { "mac": "c2:11:22:33:44:01" } } }), &v4()))
             .add("c1")
@@ -73,7 +85,8 @@ fn links() -> Vec<Scenario> {
             .call(del("c1").args("MAC=c2:11:22:33:44:02")),
         Scenario::new("bridge: MAC of CNI_ARGS, unknown to host-local", bridge(&json!({}), &v4()))
             .call(add("c1").args("MAC=c2:11:22:33:44:02"))
-            .call(del("c1").args("MAC=c2:11:22:33:44:02")),
+            .call(del("c1").args("MAC=c2:11:22:33:44:02"))
+            .differs(leaves_links()),
         Scenario::new("bridge: MAC of CNI_ARGS, IgnoreUnknown", bridge(&json!({}), &v4()))
             .call(add("c1").args("IgnoreUnknown=1;MAC=c2:11:22:33:44:02;K8S_POD_NAME=web"))
             .check("c1")
@@ -88,7 +101,8 @@ fn links() -> Vec<Scenario> {
         .del("c2"),
         Scenario::new("bridge: a mac that is none", bridge(&json!({ "args": { "cni": { "mac": "c2:11" } } }), &v4()))
             .add("c1")
-            .del("c1"),
+            .del("c1")
+            .differs([leaves_bridge("cni0")]),
         Scenario::new("bridge: enabledad", bridge(&json!({ "enabledad": true, "isGateway": true }), &v6()))
             .add("c1")
             .check("c1")
@@ -157,7 +171,13 @@ fn gateways() -> Vec<Scenario> {
         ))
         .add("c1")
         .check("c1")
-        .del("c1"),
+        .del("c1")
+            .differs(leaves_links()).differs([says(
+                "own-words",
+                "1 ADD c1/bridge",
+                "999: failed to add route '{0.0.0.0 00000000000000000000ffff00000000} via 10.1.0.1 dev eth0 metric 0 (Scope: universe, Table: 0)': file exists",
+                "999: failed to add route '0.0.0.0/0 via 10.1.0.1 dev eth0': file exists",
+            )]),
         Scenario::new("bridge: a gateway of ipam", bridge(
             &json!({ "isGateway": true }),
             &with(&v4(), &json!({ "gateway": "10.1.0.254" })),
@@ -172,7 +192,8 @@ fn gateways() -> Vec<Scenario> {
         Scenario::new("bridge: another address in the way", bridge(&json!({ "isGateway": true }), &v4()))
             .ip("host", "link add cni0 type bridge\naddr add 10.9.0.1/24 dev cni0\nlink set cni0 up")
             .add("c1")
-            .del("c1"),
+            .del("c1")
+            .differs(leaves_veth("c1")).differs([Difference::new("atomic-add", "2 ADD c1/host/link/cni0/address").reference("<mac host.<veth c1.eth0>>").ours("00:00:00:00:00:00")]),
         Scenario::new("bridge: forceAddress", bridge(&json!({ "isGateway": true, "forceAddress": true }), &v4()))
             .ip("host", "link add cni0 type bridge\naddr add 10.9.0.1/24 dev cni0\nlink set cni0 up")
             .add("c1")
@@ -185,7 +206,8 @@ fn gateways() -> Vec<Scenario> {
         Scenario::new("bridge: an overlapping v6 network in the way", bridge(&json!({ "isGateway": true }), &v6()))
             .ip("host", "link add cni0 type bridge\naddr add fd00:1::9/64 dev cni0 nodad\nlink set cni0 up")
             .add("c1")
-            .del("c1"),
+            .del("c1")
+            .differs(leaves_veth("c1")).differs([Difference::new("atomic-add", "2 ADD c1/host/link/cni0/address").reference("<mac host.<veth c1.eth0>>").ours("00:00:00:00:00:00")]),
         Scenario::new("bridge: forceAddress v6", bridge(&json!({ "isGateway": true, "forceAddress": true }), &v6()))
             .ip("host", "link add cni0 type bridge\naddr add fd00:1::9/64 dev cni0 nodad\naddr add fd00:9::1/64 dev cni0 nodad\nlink set cni0 up")
             .add("c1")
@@ -206,7 +228,8 @@ fn addresses() -> Vec<Scenario> {
             &json!({ "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "10.1.1.0/24" }]] }),
         ))
         .add("c1")
-        .del("c1"),
+        .del("c1")
+            .differs(leaves_links()),
         Scenario::new("bridge: a requested address", bridge(&json!({}), &v4()))
             .call(add("c1").args("IgnoreUnknown=1;IP=10.1.0.77"))
             .check("c1")
@@ -217,14 +240,17 @@ fn addresses() -> Vec<Scenario> {
             .del("c2")
             .del("c1")
             .add("c2")
-            .del("c2"),
+            .del("c2")
+            .differs(leaves_veth("c2")),
         Scenario::new("bridge: an ipam plugin that is not there", bridge(&json!({}), &json!({ "type": "absent" })))
             .add("c1")
             .check("c1")
-            .del("c1"),
+            .del("c1")
+            .differs(leaves_links()),
         Scenario::new("bridge: an ipam plugin with an error", bridge(&json!({}), &json!({ "type": "host-local", "subnet": "10.1.0.1/24" })))
             .add("c1")
-            .del("c1"),
+            .del("c1")
+            .differs(leaves_links()),
         Scenario::new("bridge: an address is missing at CHECK", bridge(&json!({ "isGateway": true }), &dual()))
             .add("c1")
             .ip("c1", "addr del 10.1.0.2/24 dev eth0")
@@ -234,7 +260,13 @@ fn addresses() -> Vec<Scenario> {
             .add("c1")
             .ip("c1", "link del eth0")
             .check("c1")
-            .del("c1"),
+            .del("c1")
+            .differs([says(
+                "bridge-mac",
+                "3 CHECK c1/bridge",
+                "999: Bridge interface cni0 Mac doesn't match: <mac host.<veth c1.eth0>>",
+                "999: Interface name eth0 not found",
+            )]),
         Scenario::new("bridge: the lease is missing at CHECK", bridge(&json!({}), &v4()))
             .add("c1")
             .step(Step::Remove("/var/lib/cni/networks/net/10.1.0.2".to_owned()))
@@ -249,7 +281,8 @@ fn addresses() -> Vec<Scenario> {
             .call(del("c1").netns(""))
             .add("c1")
             .call(del("c1").netns(""))
-            .del("c1"),
+            .del("c1")
+            .differs(del_leaves_veth("3 DEL c1")),
     ]
 }
 
@@ -268,15 +301,24 @@ fn routes() -> Vec<Scenario> {
         .ip("c1", "route del 192.0.2.0/24")
         .check("c1")
         .del("c1"),
+        Scenario::new("bridge: routes with priority", routes(json!([{ "dst": "192.0.2.0/24", "priority": 7 }])))
+            .add("c1")
+            .check("c1")
+            .del("c1"),
+        Scenario::new("bridge: routes with a table", routes(json!([{ "dst": "198.51.100.0/24", "table": 100 }])))
+            .add("c1")
+            .check("c1")
+            .del("c1")
+            .differs([succeeds(
+                "check-other-tables",
+                "2 CHECK c1/bridge",
+                "999: Expected Route {Dst:{IP:198.51.100.0 Mask:ffffff00} GW:<nil> MTU:0 AdvMSS:0 Priority:0 Table:100 Scope:<nil>} not found in routing table",
+            )]),
         Scenario::new(
-            "bridge: routes with priority, table and scope",
-            routes(json!([
-                { "dst": "192.0.2.0/24", "priority": 7 }, { "dst": "198.51.100.0/24", "table": 100 },
-                { "dst": "192.168.9.0/24", "scope": 253, "gw": "0.0.0.0" }
-            ])),
+            "bridge: routes with a scope",
+            routes(json!([{ "dst": "192.168.9.0/24", "scope": 253, "gw": "0.0.0.0" }])),
         )
         .add("c1")
-        .check("c1")
         .del("c1"),
         Scenario::new(
             "bridge: routes with mtu and advmss",
@@ -286,7 +328,10 @@ fn routes() -> Vec<Scenario> {
         )
         .add("c1")
         .check("c1")
-        .del("c1"),
+        .del("c1")
+            .differs([Difference::new("route-metrics", "*/c1/route/main 192.0.2.0/24 dev eth0")
+                .reference("dev=eth0 flags=[] gateway=10.1.0.1 protocol=boot scope=global type=unicast")
+                .ours(r#"dev=eth0 flags=[] gateway=10.1.0.1 metrics=[{"advmss":1200,"mtu":1300}] protocol=boot scope=global type=unicast"#)]),
         Scenario::new(
             "bridge: a route through a gateway that is not reachable",
             routes(json!([
@@ -294,13 +339,25 @@ fn routes() -> Vec<Scenario> {
             ])),
         )
         .add("c1")
-        .del("c1"),
+        .del("c1")
+            .differs(leaves_links()).differs([says(
+                "own-words",
+                "1 ADD c1/bridge",
+                "999: failed to add route '{192.0.2.0 ffffff00} via 172.31.0.1 dev eth0 metric 0 (Scope: universe, Table: 0)': network is unreachable",
+                "999: failed to add route '192.0.2.0/24 via 172.31.0.1 dev eth0': network is unreachable",
+            )]),
         Scenario::new(
             "bridge: one route twice",
             routes(json!([{ "dst": "192.0.2.0/24" }, { "dst": "192.0.2.0/24" }])),
         )
         .add("c1")
-        .del("c1"),
+        .del("c1")
+            .differs(leaves_links()).differs([says(
+                "own-words",
+                "1 ADD c1/bridge",
+                "999: failed to add route '{192.0.2.0 ffffff00} via 10.1.0.1 dev eth0 metric 0 (Scope: universe, Table: 0)': file exists",
+                "999: failed to add route '192.0.2.0/24 via 10.1.0.1 dev eth0': file exists",
+            )]),
     ]
 }
 
@@ -345,14 +402,25 @@ fn isolation() -> Vec<Scenario> {
         )
         .add("c1")
         .step(Step::Vanish("c1"))
-        .del("c1"),
-        Scenario::new("bridge: vlan", bridge(&json!({ "vlan": 100 }), &v4())).add("c1").del("c1"),
+        .del("c1")
+            .differs([
+                Difference::new("del-cleans-up", "3 DEL c1/nft/bridge nat/chain PREROUTING")
+                    .reference("type filter hook prerouting priority dstnat; policy accept;\niifname \"<veth c1.eth0>\" jump cni-br-iface-c1-eth0 comment \"macspoofchk-c1-eth0\"")
+                    .ours("type filter hook prerouting priority dstnat; policy accept;"),
+                Difference::new("del-cleans-up", "3 DEL c1/nft/bridge nat/chain cni-br-iface-c1-eth0")
+                    .reference("jump cni-br-iface-c1-eth0-mac comment \"macspoofchk-c1-eth0\""),
+                Difference::new("del-cleans-up", "3 DEL c1/nft/bridge nat/chain cni-br-iface-c1-eth0-mac")
+                    .reference("ether saddr <mac c1.eth0> return comment \"macspoofchk-c1-eth0\"\ndrop comment \"macspoofchk-c1-eth0\""),
+            ]),
+        Scenario::new("bridge: vlan", bridge(&json!({ "vlan": 100 }), &v4())).add("c1").del("c1")
+            .differs([says("no-vlan-yet", "1 ADD c1/bridge", "999: failed to create bridge \"cni0\": could not add \"cni0\": operation not supported", "2: vlan: 100 is not supported: this bridge plugin has no VLANs yet")]),
         Scenario::new(
             "bridge: vlanTrunk",
             bridge(&json!({ "vlanTrunk": [{ "minID": 5, "maxID": 7 }, { "id": 9 }] }), &v4()),
         )
         .add("c1")
-        .del("c1"),
+        .del("c1")
+            .differs([says("no-vlan-yet", "1 ADD c1/bridge", "999: failed to create bridge \"cni0\": could not add \"cni0\": operation not supported", "2: vlanTrunk: [{\"maxID\":7,\"minID\":5},{\"id\":9}] is not supported: this bridge plugin has no VLANs yet")]),
         Scenario::new(
             "bridge: preserveDefaultVlan alone",
             bridge(&json!({ "preserveDefaultVlan": true }), &v4()),
