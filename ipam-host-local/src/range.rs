@@ -210,6 +210,8 @@ fn last_host(subnet: &IpNetwork) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn raw(subnet: &str, start: &str, end: &str, gateway: &str) -> RawRange {
@@ -298,6 +300,56 @@ mod tests {
         );
         let v4 = set(&[raw("255.255.255.0/24", "255.255.255.254", "255.255.255.255", "")]);
         assert_eq!(round(&v4, Some("255.255.255.255")), ["255.255.255.254", "255.255.255.255"]);
+    }
+
+    fn any_ip() -> impl Strategy<Value = Option<IpAddr>> {
+        let near = |offset: u8| IpAddr::from([10, 0, 0, offset]);
+        prop_oneof![
+            3 => (0..32u8).prop_map(move |offset| Some(near(offset))),
+            3 => Just(None),
+            1 => any::<[u8; 4]>().prop_map(|bytes| Some(bytes.into())),
+            1 => any::<[u8; 16]>().prop_map(|bytes| Some(bytes.into())),
+        ]
+    }
+
+    proptest! {
+        /// Whatever a configuration says: a set that is accepted has every
+        /// address once a round, all of its subnets, never a gateway.
+        #[test]
+        fn a_round_has_every_address_once(
+            raws in proptest::collection::vec(
+                (any_ip(), 24..34u8, any_ip(), any_ip(), any_ip()).prop_map(|(ip, prefix, start, end, gateway)| RawRange {
+                    subnet: ip.and_then(|ip| IpNetwork::new(ip, prefix).ok()),
+                    start,
+                    end,
+                    gateway,
+                }),
+                0..4,
+            ),
+            last in any_ip(),
+        ) {
+            let Ok(set) = RangeSet::new(&raws) else { return Ok(()) };
+            let segments = set.round(last);
+            // The large ones of IPv6 have too many to count.
+            let few = set.ranges.iter().all(|range| number(range.end) - number(range.start) < 300);
+            prop_assume!(few);
+            let round: Vec<IpAddr> = segments.iter().flat_map(Segment::addresses).collect();
+            for segment in &segments {
+                prop_assert!(segment.addresses().all(|ip| segment.contains(ip) && segment.range.subnet.contains(ip)));
+            }
+            let mut expected: Vec<IpAddr> = Vec::new();
+            for range in &set.ranges {
+                let whole = Segment { first: range.start, last: range.end, range };
+                expected.extend(whole.addresses().filter(|ip| *ip != range.gateway));
+            }
+            if let Some(last) = last.filter(|last| expected.contains(last)) {
+                prop_assert_eq!(round.last(), Some(&last), "its turn comes at the end");
+            }
+            let mut sorted = round;
+            sorted.sort();
+            expected.sort();
+            prop_assert_eq!(sorted, expected);
+        }
     }
 
     #[test]

@@ -27,9 +27,11 @@ const RECORDS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"
 
 /// Whether a record says that the holder's namespace is there.
 pub(crate) fn may_live(network: &str, holder: &Holder) -> bool {
-    RECORDS
-        .into_iter()
-        .any(|dir| records(Path::new(dir), network, holder).iter().any(|record| names_a_namespace(record)))
+    RECORDS.into_iter().any(|dir| is_on_record(Path::new(dir), network, holder))
+}
+
+fn is_on_record(dir: &Path, network: &str, holder: &Holder) -> bool {
+    records(dir, network, holder).iter().any(|record| names_a_namespace(record))
 }
 
 fn records(dir: &Path, network: &str, holder: &Holder) -> Vec<PathBuf> {
@@ -51,4 +53,27 @@ fn names_a_namespace(record: &Path) -> bool {
     let Ok(bytes) = std::fs::read(record) else { return false };
     let Ok(text) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return false };
     text["netns"].as_str().is_some_and(|path| !path.is_empty() && Path::new(path).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Owner;
+
+    #[test]
+    fn a_record_with_a_namespace_that_exists_is_a_veto() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = Owner { container_id: "a".to_owned(), ifname: "eth0".to_owned() };
+        let (attachment, container) = (Holder::Attachment(owner), Holder::Container("a".to_owned()));
+        let vetoed = |content: &str| {
+            std::fs::write(dir.path().join("net-a-eth0"), content).unwrap();
+            [&attachment, &container].map(|holder| is_on_record(dir.path(), "net", holder))
+        };
+        assert_eq!(vetoed(r#"{"kind": "cniCacheV1", "netns": "/proc/self/ns/net"}"#), [true, true]);
+        assert_eq!(vetoed(r#"{"kind": "cniCacheV1", "netns": "/var/run/netns/gone-4711"}"#), [false, false]);
+        assert_eq!(vetoed(r#"{"netns": ""}"#), [false, false]);
+        assert_eq!(vetoed("torn {"), [false, false]);
+        assert!(!is_on_record(dir.path(), "other", &attachment));
+        assert!(!is_on_record(&dir.path().join("missing"), "net", &container));
+    }
 }

@@ -38,6 +38,8 @@ fn parse(text: &str) -> Dns {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -47,5 +49,16 @@ mod tests {
         );
         assert_eq!(dns.nameservers, ["10.0.0.1", "::1"]);
         assert_eq!((dns.search.len(), dns.options.len(), dns.domain.as_str()), (2, 1, "d"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_resolv_conf(text in "(nameserver|search|options|domain|#|;|x| |\t|\r|\n|\\PC)*") {
+            let dns = parse(&text);
+            let words = dns.nameservers.iter().chain(&dns.search).chain(&dns.options).chain([&dns.domain]);
+            for word in words {
+                prop_assert!(!word.contains(char::is_whitespace) && text.contains(word.as_str()));
+            }
+        }
     }
 }

@@ -5,10 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use ipam_host_local::{Error, LeaseStore, LockedStore, Owner, RangeSet, RawRange, allocate};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 use tests::trace_calls::{self, Call, Fault, Run, Strike};
@@ -38,7 +38,7 @@ impl Network {
             return net;
         }
         for id in ["a", "b"] {
-            assert_eq!(net.call("ADD", id).0, Some(0));
+            net.add(id).unwrap();
         }
         match before {
             Before::Nothing | Before::Leases => {}
@@ -87,11 +87,21 @@ impl Network {
         run
     }
 
-    fn call(&self, verb: &str, id: &str) -> (Option<i32>, Value) {
-        let mut child = Self::command(verb, id).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(&self.conf()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default())
+    /// What comes before and after the blow, without a process.
+    fn locked<T>(&self, work: impl FnOnce(&mut LockedStore<'_>) -> Result<T, Error>) -> Result<T, Error> {
+        let store = LeaseStore::create(self.dir.path(), "net")?;
+        let mut locked = store.lock()?;
+        let outcome = work(&mut locked);
+        locked.finish();
+        outcome
+    }
+
+    fn add(&self, id: &str) -> Result<(), Error> {
+        self.locked(|store| allocate(store, &ranges(), &[], &owner(id)).map(drop))
+    }
+
+    fn del(&self, id: &str) {
+        self.locked(|store| store.release(&owner(id), true, &[]).map(drop)).unwrap();
     }
 
     /// Address: content, of every lease.
@@ -127,28 +137,39 @@ impl Network {
             let known = ["a\r\neth0", "b\r\neth0", "c\r\neth0", ""].contains(&content.as_str());
             assert!(known, "{when}: {ip} holds {content:?}");
         }
-        assert_eq!(self.call("DEL", "c").0, Some(0), "{when}");
+        self.del("c");
         assert_eq!(self.held_by("c"), 0, "{when}");
         for id in ["a", "b"] {
-            let held = self.held_by(id);
-            assert_eq!(self.call("CHECK", id).0, Some(i32::from(held == 0)), "{when}: CHECK of {id}");
-            if held < 2 {
-                self.call("DEL", id);
-                let (code, result) = self.call("ADD", id);
-                assert_eq!(code, Some(0), "{when}: ADD of {id}: {result}");
+            let held = self.locked(|store| store.held_by(&owner(id))).unwrap();
+            assert_eq!(held.all().count(), self.held_by(id), "{when}: {id}");
+            if held.all().count() < 2 {
+                self.del(id);
+                self.add(id).unwrap_or_else(|e| panic!("{when}: ADD of {id}: {e:?}"));
             }
         }
-        let (code, result) = self.call("ADD", "c");
-        assert_eq!(code, Some(0), "{when}: ADD of c: {result}");
+        self.add("c").unwrap_or_else(|e| panic!("{when}: ADD of c: {e:?}"));
         assert_eq!(self.leases().len(), 6, "{when}: {:?}", self.leases());
-        let (code, error) = self.call("ADD", "d");
-        assert_eq!(code, Some(1), "{when}");
-        assert!(error["msg"].as_str().unwrap().contains("no IP addresses available"), "{when}: {error}");
+        let refused = cni_plugin::CniError::from(self.add("d").unwrap_err());
+        assert!(refused.msg.contains("no IP addresses available"), "{when}: {refused}");
         for id in ["a", "b", "c"] {
-            assert_eq!(self.call("DEL", id).0, Some(0), "{when}");
+            self.del(id);
         }
         assert_eq!(self.leases().len(), 0, "{when}");
     }
+}
+
+fn owner(id: &str) -> Owner {
+    Owner { container_id: id.to_owned(), ifname: "eth0".to_owned() }
+}
+
+/// As in [`Network::conf`].
+fn ranges() -> Vec<RangeSet> {
+    [("10.1.0.0/29", "10.1.0.4"), ("fd00::/125", "fd00::4")]
+        .map(|(subnet, end)| {
+            let subnet = cni_plugin::conf::parse_cidr(subnet);
+            RangeSet::new(&[RawRange { subnet, end: end.parse().ok(), ..RawRange::default() }]).unwrap()
+        })
+        .to_vec()
 }
 
 /// `verb` of container `id`, struck with each of `faults` at each of its calls.
@@ -162,8 +183,8 @@ fn strike_everywhere(
     for call in &calls(before, verb, id) {
         for fault in faults {
             let net = Network::new(before);
-            let run =
-                net.traced(verb, id, Some(Strike { point: call.point, name: call.name, fault: *fault }));
+            let strike = Strike { point: call.point, name: call.name, fault: *fault };
+            let run = net.traced(verb, id, Some(strike));
             let when = format!("{verb} with {before:?}, {fault:?} at {call}");
             check(&net, &run, &when);
             net.assert_sound(&when);

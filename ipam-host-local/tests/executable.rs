@@ -235,16 +235,32 @@ fn wrong_configurations_are_refused_in_the_references_words() {
 }
 
 #[test]
-fn parallel_adds_get_different_addresses() {
-    let net = Network::new("1.0.0", r#"{"subnet": "10.1.0.0/24"}"#);
-    let mut addresses: Vec<String> = std::thread::scope(|scope| {
-        let net = &net;
-        let calls: Vec<_> = (0..20).map(|i| scope.spawn(move || net.add(&format!("c{i}")))).collect();
-        calls.into_iter().map(|call| call.join().unwrap()["ips"][0]["address"].to_string()).collect()
+fn calls_in_parallel_never_share_an_address() {
+    let net =
+        Network::new("1.0.0", r#"{"ranges": [[{"subnet": "10.1.0.0/26"}], [{"subnet": "fd00::/122"}]]}"#);
+    // Eight at a time, each with two addresses of 61 and 62; who holds one finds it held by nobody else.
+    std::thread::scope(|scope| {
+        for worker in 0..8 {
+            let net = &net;
+            scope.spawn(move || {
+                for round in 0..8 {
+                    let id = format!("w{worker}-{round}");
+                    let result = net.add(&id);
+                    for ip in result["ips"].as_array().unwrap() {
+                        let ip = ip["address"].as_str().unwrap().split('/').next().unwrap();
+                        let lease = std::fs::read_to_string(net.dir.path().join("net").join(ip)).unwrap();
+                        assert_eq!(lease, format!("{id}\r\neth0"));
+                    }
+                    assert_eq!(net.call("CHECK", &id).code, Some(0));
+                    if round % 2 == 0 {
+                        net.del(&id);
+                    }
+                }
+            });
+        }
     });
-    addresses.sort();
-    addresses.dedup();
-    assert_eq!(addresses.len(), 20);
+    let leases = net.files().iter().filter(|name| name.parse::<std::net::IpAddr>().is_ok()).count();
+    assert_eq!(leases, 8 * 4 * 2);
 }
 
 #[test]
