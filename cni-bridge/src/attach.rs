@@ -128,7 +128,11 @@ impl Ends {
                 let found = self.host.link_by_name(&config.bridge)?;
                 found.ok_or_else(|| Error::LinkVanished { name: config.bridge.clone() })
             }
-            Err(source) => Err(Error::CreateBridge { name: config.bridge.clone(), source }),
+            Err(source) => {
+                // It may have been made, and only the kernel's answer be lost.
+                undo.push(Step::DeleteBridgeOfMac { name: config.bridge.clone(), mac: spec.mac });
+                Err(Error::CreateBridge { name: config.bridge.clone(), source })
+            }
         }
     }
 
@@ -159,7 +163,11 @@ impl Ends {
                 Err(e) if e.errno() == Errno::EEXIST => {
                     self.refuse_existing(call, &name)?;
                 }
-                Err(source) => return Err(Error::CreateVeth { source }),
+                Err(source) => {
+                    // It may have been made, and only the kernel's answer be lost.
+                    undo.push(Step::DeleteVeth { name });
+                    return Err(Error::CreateVeth { source });
+                }
             }
         }
         Err(Error::NoVethName)

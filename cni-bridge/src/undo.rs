@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use cni_plugin::Invocation;
 use cni_plugin::delegate::Delegate;
 use ipnetwork::IpNetwork;
-use linux::netlink::{DuplicateDetection, Link, Netlink};
+use linux::netlink::{DuplicateDetection, Link, Mac, Netlink};
 use nix::errno::Errno;
 
 use crate::bridge_lock::BridgeLock;
@@ -22,6 +22,8 @@ pub(crate) enum Step {
     ReleaseAddresses { ipam: Delegate },
     /// The bridge, unless others have joined it meanwhile.
     DeleteBridge { index: u32 },
+    /// The bridge of that name, if it is the one that was to have this random MAC.
+    DeleteBridgeOfMac { name: String, mac: Mac },
     /// The host's end, and with it the container's.
     DeleteVeth { name: String },
     /// A bridge of others was brought up or made promiscuous.
@@ -75,12 +77,11 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
             Some(link) => delete(host, link.index),
             None => Ok(()),
         },
-        Step::DeleteBridge { index } => {
-            if ports_of(host, index)?.is_empty() {
-                delete(host, index)?;
-            }
-            Ok(())
-        }
+        Step::DeleteBridge { index } => delete_bridge(host, index),
+        Step::DeleteBridgeOfMac { name, mac } => match host.link_by_name(&name)? {
+            Some(link) if link.mac == Some(mac) => delete_bridge(host, link.index),
+            _ => Ok(()),
+        },
         Step::RestoreBridge { was } => restore_bridge(host, &was),
         Step::BridgeAddress { bridge, own_port, address, change } => {
             if ports_of(host, bridge)?.iter().any(|port| *port != own_port) {
@@ -100,6 +101,13 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
         }
         Step::RemoveRules { addresses } => rules::remove(call, &|| addresses.clone()),
     }
+}
+
+fn delete_bridge(host: &Netlink, index: u32) -> Result<(), Error> {
+    if ports_of(host, index)?.is_empty() {
+        delete(host, index)?;
+    }
+    Ok(())
 }
 
 /// Our own port is gone by now: it was made later.
