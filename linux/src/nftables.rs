@@ -5,6 +5,14 @@
 //! and commits it against the generation that was read, and starts over when
 //! somebody else committed in between. A batch is taken whole or not at all.
 //!
+//! What it costs, on Linux 6.18: a read of few rules and a commit 60 µs; the
+//! kernel frees what was deleted 5 to 16 ms later, which closing any netfilter
+//! socket of the namespace waits for, and other commits behind that. Dropping a
+//! [`NfTables`] does not wait (the kernel closes it: `socket.rs` says how);
+//! adding what is there already is a change to be freed too, so that chains
+//! which exist are not sent. A dump of 20 000 rules takes 230 ms, most of it in
+//! the kernel, which walks the chain anew for every 32 KiB.
+//!
 //! Attributes are read and written here, without `netlink-bindings` and
 //! `netlink-socket2` 0.3.5: these know no `masq` expression, number the userdata
 //! of chains and the ids of rules wrongly (both tables leave out the padding
@@ -70,6 +78,10 @@ const RULE_USERDATA: u16 = 7;
 
 /// How often [`NfTables::update`] starts over, and a read is read again.
 const ATTEMPTS: usize = 50;
+
+/// How many of them go without the lock: a wait for it is longer than a read
+/// of few rules and a commit, some 60 µs together.
+const UNLOCKED_ATTEMPTS: usize = 3;
 
 /// `NFT_NAME_MAXLEN`, without the final zero.
 const NAME_MAX: usize = 255;
@@ -286,15 +298,20 @@ impl NfTables {
     /// 50 times (`ERESTART`). An empty batch commits nothing; then too,
     /// what was read is one state.
     ///
-    /// `plan` and commit run under a lock on the namespace that all users of
-    /// this function share, so that only others' commits can come in between.
-    /// `plan` should do nothing but read and decide.
+    /// Whoever was too late a few times takes a lock on the namespace, so that
+    /// those who need long for reading do not lose against each other without
+    /// end. `plan` should do nothing but read and decide.
     pub fn update<T, E: From<Error>>(
         &mut self,
         mut plan: impl FnMut(&mut Self) -> std::result::Result<(Batch, T), E>,
     ) -> std::result::Result<T, E> {
-        let lock = self.namespace.as_ref().and_then(NamespaceLock::of);
-        let done = (0..ATTEMPTS).find_map(|_| self.attempt(&mut plan).transpose());
+        let mut lock = None;
+        let done = (0..ATTEMPTS).find_map(|tried| {
+            if tried == UNLOCKED_ATTEMPTS {
+                lock = self.namespace.as_ref().and_then(NamespaceLock::of);
+            }
+            self.attempt(&mut plan).transpose()
+        });
         drop(lock);
         done.unwrap_or_else(|| {
             let rounds = format!("{ATTEMPTS} times another change came first");

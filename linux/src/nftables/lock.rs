@@ -24,7 +24,8 @@ pub struct NamespaceLock {
 
 impl NamespaceLock {
     /// Of the calling thread's network namespace, which
-    /// [`NfTables::update`](super::NfTables::update) locks too. `None` where
+    /// [`NfTables::update`](super::NfTables::update) locks too when others keep
+    /// coming first. `None` where
     /// there is no /proc, and after five seconds.
     pub fn take() -> Option<Self> {
         Self::of(&open()?)
@@ -70,6 +71,7 @@ fn lock(mut file: File, how: FlockArg) -> Result<Flock<File>, (File, Errno)> {
 mod tests {
     use super::*;
     use crate::netns;
+    use crate::nftables::{Batch, Family, NfTables};
 
     /// A namespace of its own.
     fn run(test: impl FnOnce() + Send) {
@@ -103,11 +105,22 @@ mod tests {
         run(|| {
             let held = NamespaceLock::take().unwrap();
             assert!(NamespaceLock::take().is_none());
-            let mut nf = crate::nftables::NfTables::open().unwrap();
-            let mut batch = crate::nftables::Batch::new();
-            batch.add_table(crate::nftables::Family::Inet, "t", None);
-            nf.update(|_| crate::Result::Ok((batch.clone(), ()))).unwrap();
-            assert_eq!(nf.tables().unwrap().len(), 1);
+            let (mut late, mut others) = (NfTables::open().unwrap(), NfTables::open().unwrap());
+            let mut rounds = 0;
+            let table = |name: &str| {
+                let mut batch = Batch::new();
+                batch.add_table(Family::Inet, name, None);
+                batch
+            };
+            let done = late.update(|_| {
+                rounds += 1;
+                if rounds < 6 {
+                    others.update(|_| crate::Result::Ok((table(&rounds.to_string()), ())))?;
+                }
+                crate::Result::Ok((table("late"), ()))
+            });
+            done.unwrap();
+            assert_eq!((rounds, late.tables().unwrap().len()), (6, 6));
             drop(held);
         });
     }
