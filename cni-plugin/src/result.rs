@@ -252,7 +252,7 @@ impl Route {
             table: fields.u32("table")?,
             scope: scope.map(u8::try_from).transpose().map_err(|_| {
                 let path = fields.path_of("scope");
-                CniError::config(format_args!(
+                CniError::internal(format_args!(
                     "{path}: expected a number from 0 to 255, found {}",
                     scope.unwrap_or(0)
                 ))
@@ -336,7 +336,7 @@ fn read_dns(fields: &Fields<'_>) -> Result<Dns, CniError> {
 }
 
 fn required(fields: &Fields<'_>, key: &str) -> Result<IpNetwork, CniError> {
-    fields.cidr(key)?.ok_or_else(|| CniError::config(format_args!("{}: missing", fields.path_of(key))))
+    fields.cidr(key)?.ok_or_else(|| CniError::internal(format_args!("{}: missing", fields.path_of(key))))
 }
 
 /// Go's `omitempty`, for each sort of value.

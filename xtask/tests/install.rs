@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 use tests::binaries::{CNI_PLUGINS, PRODUCTS};
@@ -192,14 +192,15 @@ fn a_plugin_that_runs_is_replaced() {
     let node = Node::new();
     // A program and not a script: the kernel refuses to open a running one for writing.
     fs::remove_file(node.bin().join("bridge")).unwrap();
-    fs::copy("/bin/sleep", node.bin().join("bridge")).unwrap();
+    fs::copy("/bin/cat", node.bin().join("bridge")).unwrap();
     let before = fs::read(node.bin().join("bridge")).unwrap();
-    let mut running = Command::new(node.bin().join("bridge")).arg("600").spawn().unwrap();
+    // Ends with its stdin, and so with this test.
+    let mut running = Command::new(node.bin().join("bridge")).stdin(Stdio::piped()).spawn().unwrap();
     node.succeed(&[]);
     node.assert_ours("1");
     node.succeed(&["--put-back"]);
-    running.kill().unwrap();
-    running.wait().unwrap();
+    assert!(running.try_wait().unwrap().is_none());
+    assert!(running.wait().unwrap().success());
     assert_eq!(fs::read(node.bin().join("bridge")).unwrap(), before);
 }
 
