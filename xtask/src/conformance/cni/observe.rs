@@ -81,8 +81,8 @@ fn describe_links(place: &str, links: &Value, into: &mut Observation) {
         let kind = plain(&link["linkinfo"]["info_kind"]);
         into.insert(place_of(""), kind.clone());
         for property in PROPERTIES.iter().filter(|property| !link[**property].is_null()) {
-            // A bridge follows its ports a little later.
-            if !(kind == "bridge" && *property == "operstate") {
+            // A bridge follows its ports a little later; `out0` is the suite's own.
+            if !(*property == "operstate" && (kind == "bridge" || name == "out0")) {
                 // `UNKNOWN` is up, and not yet told by the kernel's own worker.
                 into.insert(
                     place_of(&format!("/{property}")),

@@ -38,16 +38,16 @@ pub(super) fn groups(only: Option<&str>) -> Vec<(&'static str, Vec<Scenario>)> {
 /// What differs wherever there is a link, an address or a lease.
 pub(super) fn everywhere() -> Vec<Difference> {
     vec![
-        Difference::new("link-alias", "*/host/link/<veth *>/ifalias").ours("cni:net:*"),
-        Difference::new("host-veth-txqlen", "*/host/link/<veth *>/txqlen").ours("1000"),
+        Difference::new("link-alias", "*/host/link/<*veth*>/ifalias").ours("cni:net:*"),
+        Difference::new("host-veth-txqlen", "*/host/link/<*veth*>/txqlen").ours("1000"),
         Difference::new("address-nodad", "*/address/* *:*")
             .reference("scope=global")
             .ours("nodad=true scope=global"),
         Difference::new("bridge-mac", "*/bridge/stdout.interfaces[0].mac")
-            .reference("<mac host.<veth *>>")
+            .reference("<mac host.<*veth*>>")
             .ours("<mac host.*>"),
         Difference::new("bridge-mac", "*/host/link/*/address")
-            .reference("<mac host.<veth *>>")
+            .reference("<mac host.<*veth*>>")
             .ours("<mac host.*>"),
         Difference::new("bridge-mac", "*/host/link/*/address")
             .reference("00:00:00:00:00:00")

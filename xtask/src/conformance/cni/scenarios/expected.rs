@@ -63,3 +63,44 @@ pub(super) fn del_leaves_veth(step: &str) -> Vec<Difference> {
         Difference::new("del-cleans-up", format!("{step}/host/link/<veth c1.eth0>")).reference("veth"),
     ]
 }
+
+/// Only the reference has this, whatever exactly is in it.
+pub(super) fn reference_has(id: &'static str, at: &str) -> Difference {
+    Difference::new(id, at).reference("*")
+}
+
+/// Only ours has this, whatever exactly is in it.
+pub(super) fn ours_has(id: &'static str, at: &str) -> Difference {
+    Difference::new(id, at).ours("*")
+}
+
+/// A call that fails at the reference and ends with a result of ours.
+pub(super) fn answers(id: &'static str, at: &str, reference: &str) -> Difference {
+    Difference::new(id, format!("{at}/answer"))
+        .reference(format!("exit status: 1, error {reference}"))
+        .ours("exit status: 0, a result")
+}
+
+/// After an ADD of `portmap` that fails at the reference there is no result for
+/// CHECK, and each of `dels` stops at `portmap`, which fails again: all stays.
+pub(super) fn never_attached<const N: usize>(
+    id: &'static str,
+    check: &str,
+    dels: [&str; N],
+) -> Vec<Difference> {
+    let mut differences = vec![
+        succeeds(id, &format!("{check}/bridge"), "999: Required prevResult missing"),
+        Difference::new(id, format!("{check}/portmap/answer")).ours("exit status: 0, nothing"),
+        Difference::new(id, "*/host/sysctl/ipv4/conf/cni0/route_localnet").ours("1"),
+    ];
+    for del in dels {
+        differences.extend([
+            Difference::new(id, format!("{del}/bridge/answer")).ours("exit status: 0, nothing"),
+            Difference::new(id, format!("{del}/c1/link/eth0")).reference("veth"),
+            Difference::new(id, format!("{del}/host/link/<veth c1.eth0>")).reference("veth"),
+            Difference::new(id, format!("{del}/file/var/lib/cni/networks/net/10.1.0.2"))
+                .reference(r#"0600 "c1\r\neth0""#),
+        ]);
+    }
+    differences
+}

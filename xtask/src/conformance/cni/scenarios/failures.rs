@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::super::differences::Difference;
 use super::super::scenario::{Call, Scenario, Verb, add, check, del, network};
+use super::expected::{self, asked_ipam, leaves_bridge, ours_has, says, succeeds};
 use super::networks::{bridge_plugin, v4};
 
 /// The four plugins, each alone.
@@ -20,7 +22,204 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         plugins().into_iter().flat_map(|(name, plugin)| of_plugin(name, &plugin)).collect();
     scenarios.extend(of_configuration());
     scenarios.extend(of_names());
-    scenarios
+    let with_differences = |scenario: Scenario| {
+        let differences = differences(&scenario.name);
+        scenario.differs(differences)
+    };
+    scenarios.into_iter().map(with_differences).collect()
+}
+
+/// What differs on purpose in the scenario of this name.
+fn differences(name: &str) -> Vec<Difference> {
+    let what = name.trim_start_matches("failure: ");
+    match what.split_once(", ") {
+        Some((plugin @ ("bridge" | "host-local" | "loopback" | "portmap"), what)) => {
+            of_any_plugin(plugin, what)
+        }
+        _ => of_bridge(what),
+    }
+}
+
+/// Differences that all plugins have in common, and what follows from them.
+fn of_any_plugin(plugin: &str, what: &str) -> Vec<Difference> {
+    let says = |step: &str, reference: &str, ours: &str| {
+        let text = "6: error unmarshall network config: ";
+        says(
+            "own-words",
+            &format!("{step}/{plugin}"),
+            &format!("{text}{reference}"),
+            &format!("{text}{ours}"),
+        )
+    };
+    match what {
+        "no configuration" => {
+            vec![says("* c1", "unexpected end of JSON input", "EOF while parsing a value at line 1 column 0")]
+        }
+        "a configuration that is no JSON" => vec![
+            says(
+                "1 ADD c1",
+                "unexpected end of JSON input",
+                "EOF while parsing an object at line 1 column 1",
+            ),
+            says(
+                "2 DEL c1",
+                "invalid character 'o' in literal null (expecting 'u')",
+                "expected ident at line 1 column 2",
+            ),
+        ],
+        "a configuration of another kind" => vec![
+            says(
+                "1 ADD c1",
+                "json: cannot unmarshal array into Go value of type *",
+                "the document: expected an object, found []",
+            ),
+            says(
+                "2 ADD c1",
+                "json: cannot unmarshal string into Go value of type *",
+                "the document: expected an object, found \"net\"",
+            ),
+        ],
+        "a name of another kind" => vec![says(
+            "1 ADD c1",
+            "json: cannot unmarshal number into Go struct field .name of type string",
+            "name: expected a string, found 7",
+        )],
+        "a version of another kind" => vec![expected::says(
+            "own-words",
+            &format!("1 ADD c1/{plugin}"),
+            "*: decoding version from network config: json: cannot unmarshal number into Go struct field .cniVersion of type string",
+            "*: decoding version from network config: cniVersion: expected a string, found 1",
+        )],
+        "a namespace that is not there" if plugin == "bridge" => vec![leaves_bridge("cni0")],
+        "the host's own namespace" => own_namespace(plugin),
+        _ => Vec::new(),
+    }
+}
+
+/// The reference sees only after ADD that it worked on the host, and prints the
+/// error behind the result.
+fn own_namespace(plugin: &str) -> Vec<Difference> {
+    let id = "own-namespace-first";
+    let refused = "exit status: 1, error 8: plugin's netns and netns from CNI_NETNS should not be the same";
+    let answer = Difference::new(id, format!("1 ADD c1/{plugin}/answer")).ours(refused);
+    let lease = [
+        Difference::new(id, "1 ADD c1/file/var/lib/cni/networks/net/10.1.0.2")
+            .reference(r#"0600 "c1\r\neth0""#),
+        Difference::new(id, "*/file/var/lib/cni/networks/net/last_reserved_ip.0")
+            .reference(r#"0600 "10.1.0.2""#),
+    ];
+    match plugin {
+        "bridge" => {
+            let mut differences = vec![
+                answer.reference(
+                    "exit status: 1, error 0: netplugin failed but error parsing its diagnostic message *",
+                ),
+                Difference::new(id, "1 ADD c1/host/link/eth0").reference("veth"),
+                Difference::new(id, "1 ADD c1/host/link/<a veth>").reference("veth"),
+                Difference::new(id, "*/host/link/cni0").reference("bridge"),
+            ];
+            differences.extend(lease);
+            differences
+        }
+        "host-local" => {
+            let mut differences = vec![answer.reference("exit status: 1, no JSON: {\n*}{\n*\"code\": 8,*")];
+            differences.extend(lease);
+            differences
+        }
+        // DEL took the host's own `lo` down.
+        "loopback" => vec![
+            answer.reference("exit status: 1, no JSON: {\n*}{\n*\"code\": 8,*"),
+            Difference::new(id, "2 DEL c1/host/link/lo/flags").reference("LOOPBACK").ours("LOOPBACK,UP"),
+            Difference::new(id, "2 DEL c1/host/link/lo/operstate").reference("DOWN").ours("UP"),
+            ours_has(id, "2 DEL c1/host/address/lo ::1/128"),
+            ours_has(id, "2 DEL c1/host/route/local * dev lo"),
+        ],
+        _ => vec![answer.reference("exit status: 1, error 999: must be called as chained plugin")],
+    }
+}
+
+/// Configurations of `bridge`.
+fn of_bridge(what: &str) -> Vec<Difference> {
+    // ADD refuses in other words; DEL does not need what is wrong.
+    let refused = |reference: &str, ours: &str| {
+        let netconf = "999: failed to load netconf: ";
+        vec![
+            says(
+                "own-words",
+                "1 ADD c1/bridge",
+                &format!("{netconf}{reference}"),
+                &format!("{netconf}{ours}"),
+            ),
+            succeeds("del-cleans-up", "2 DEL c1/bridge", &format!("{netconf}{reference}")),
+        ]
+    };
+    let only_at_add = |reference: &str| vec![succeeds("del-cleans-up", "2 DEL c1/bridge", reference)];
+    match what {
+        "a key of another kind" => refused(
+            "json: cannot unmarshal string into Go struct field NetConf.isGateway of type bool",
+            "isGateway: expected true or false, found \"yes\"",
+        ),
+        "a number of another kind" => refused(
+            "json: cannot unmarshal string into Go struct field NetConf.mtu of type int",
+            "mtu: expected a whole number, found \"big\"",
+        ),
+        "a mtu that is no integer" => refused(
+            "json: cannot unmarshal number 1400.5 into Go struct field NetConf.mtu of type int",
+            "mtu: expected a whole number, found 1400.5",
+        ),
+        "prevResult of another kind" => refused(
+            "json: cannot unmarshal number into Go struct field NetConf.NetConf.prevResult of type map[string]interface {}",
+            "prevResult: expected an object, found 7",
+        ),
+        "ipam of another kind" => vec![
+            says(
+                "own-words",
+                "1 ADD c1/bridge",
+                "999: failed to load netconf: json: cannot unmarshal string into Go struct field *",
+                "999: failed to load netconf: ipam: expected an object, found \"host-local\"",
+            ),
+            says(
+                "own-words",
+                "2 DEL c1/bridge",
+                "999: failed to load netconf: json: cannot unmarshal string into Go struct field *",
+                "999: ipam: expected an object, found \"host-local\"",
+            ),
+        ],
+        "text behind the configuration" => vec![says(
+            "own-words",
+            "* c1/bridge",
+            "6: error unmarshall network config: invalid character 'a' after top-level value",
+            "6: error unmarshall network config: trailing characters at line 1 column 53",
+        )],
+        "an empty bridge name" => vec![says(
+            "own-words",
+            "1 ADD c1/bridge",
+            "999: failed to create bridge \"\": could not add \"\": LinkAttrs.Name cannot be empty",
+            "999: failed to create bridge \"\": could not add \"\": name cannot be empty",
+        )],
+        "a mtu that is too small" => asked_ipam(),
+        "vlan too big" => only_at_add("999: invalid VLAN ID 4095 (must be between 0 and 4094)"),
+        "vlan negative" => only_at_add("999: invalid VLAN ID -1 (must be between 0 and 4094)"),
+        "a trunk with minID alone" => {
+            only_at_add("999: minID and maxID should be configured simultaneously, maxID is missing")
+        }
+        "a trunk with maxID alone" => {
+            only_at_add("999: minID and maxID should be configured simultaneously, minID is missing")
+        }
+        "a trunk upside down" => only_at_add("999: minID is greater than maxID in trunk parameter"),
+        "a trunk with minID too big" => only_at_add("999: incorrect trunk minID parameter"),
+        "a trunk with maxID too big" => only_at_add("999: incorrect trunk maxID parameter"),
+        "a trunk with id too big" => only_at_add("999: incorrect trunk id parameter"),
+        "an empty trunk" => vec![says(
+            "no-vlan-yet",
+            "1 ADD c1/bridge",
+            "999: failed to create bridge \"cni0\": could not add \"cni0\": operation not supported",
+            "2: vlanTrunk: [{}] is not supported: this bridge plugin has no VLANs yet",
+        )],
+        "ipam without a type" => vec![leaves_bridge("cni0")],
+        "interface names" => vec![leaves_bridge("cni0")],
+        _ => Vec::new(),
+    }
 }
 
 fn of_plugin(name: &str, plugin: &Value) -> Vec<Scenario> {
@@ -81,7 +280,7 @@ fn of_configuration() -> Vec<Scenario> {
     let raw = |name: &str, text: &str| {
         let call = |verb| Call::new(verb, "c1").stdin(text);
         Scenario::new(format!("failure: {name}"), network(bridge_plugin(&json!({}), &v4())))
-            .call(call(Verb::Add).netns("/run/netns/c1"))
+            .call(call(Verb::Add))
             .call(call(Verb::Del))
     };
     let plugin = |name: &str, keys: Value| {

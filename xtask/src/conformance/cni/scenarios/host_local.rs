@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::super::differences::Difference;
 use super::super::scenario::{Scenario, Step, add, check, del, list};
+use super::expected::says;
 use super::networks::{at_version, host_local, v4, with};
 
 const LEASES: &str = "/var/lib/cni/networks/net";
@@ -170,11 +172,21 @@ fn directory() -> Vec<Scenario> {
             .del("c1")
             .del("c1"),
         plain("a lease outside the range").step(file("10.9.0.2", "c1\r\neth0")).add("c1").del("c1"),
-        plain("files that are no leases").step(file("notes", "c1\r\neth0")).add("c1").del("c1"),
+        plain("files that are no leases")
+            .step(file("notes", "c1\r\neth0"))
+            .add("c1")
+            .del("c1")
+            .differs([Difference::new("only-leases", "3 DEL c1/file/var/lib/cni/networks/net/notes")
+                .ours(r#"0644 "c1\r\neth0""#)]),
         plain("last_reserved_ip of elsewhere").step(file("last_reserved_ip.0", "10.9.0.2")).add("c1"),
         plain("last_reserved_ip that is none").step(file("last_reserved_ip.0", "last")).add("c1"),
         plain("last_reserved_ip at the end").step(file("last_reserved_ip.0", "10.1.0.6")).add("c1"),
-        plain("an empty lease").step(file("10.1.0.2", "")).add("c1").add("c2").del("c1"),
+        plain("an empty lease")
+            .step(file("10.1.0.2", ""))
+            .add("c1")
+            .add("c2")
+            .del("c1")
+            .differs(empty_lease()),
         plain("CHECK of nothing").check("c1"),
         plain("DEL of nothing").del("c1"),
         plain("CHECK after the lease is gone")
@@ -185,7 +197,21 @@ fn directory() -> Vec<Scenario> {
         plain("dataDir is a file")
             .step(Step::File("/var/lib/cni".to_owned(), String::new()))
             .add("c1")
-            .del("c1"),
+            .del("c1")
+            .differs([
+                says(
+                    "own-words",
+                    "2 ADD c1/host-local",
+                    "999: mkdir /var/lib/cni: not a directory",
+                    "999: mkdir /var/lib/cni/networks/net: not a directory",
+                ),
+                says(
+                    "own-words",
+                    "3 DEL c1/host-local",
+                    "999: mkdir /var/lib/cni: not a directory",
+                    "999: open /var/lib/cni/networks/net: not a directory",
+                ),
+            ]),
     ]
 }
 
@@ -216,7 +242,13 @@ fn refused() -> Vec<Scenario> {
         bad("a v6 subnet of one address", &json!({ "subnet": "fd00::1/128" })),
         bad("a subnet that is none", &json!({ "subnet": "10.1.0.0" })),
         bad("a subnet with a bad prefix", &json!({ "subnet": "10.1.0.0/33" })),
-        bad("a subnet of another kind", &json!({ "subnet": 10 })),
+        bad("a subnet of another kind", &json!({ "subnet": 10 }))
+            .differs([says(
+                "own-words",
+                "*/host-local",
+                "999: json: cannot unmarshal number into Go struct field IPAMConfig.ipam.Range.subnet of type string",
+                "999: ipam.subnet: expected a string, found 10",
+            )]),
         bad("rangeStart elsewhere", &json!({ "subnet": "10.1.0.0/24", "rangeStart": "10.2.0.1" })),
         bad("rangeEnd elsewhere", &json!({ "subnet": "10.1.0.0/24", "rangeEnd": "10.2.0.1" })),
         bad(
@@ -238,7 +270,16 @@ fn refused() -> Vec<Scenario> {
             "sets overlap",
             &json!({ "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "10.1.0.0/16" }]] }),
         ),
-        bad("a route without dst", &json!({ "subnet": "10.1.0.0/24", "routes": [{ "gw": "10.1.0.1" }] })),
+        bad("a route without dst", &json!({ "subnet": "10.1.0.0/24", "routes": [{ "gw": "10.1.0.1" }] }))
+            .differs([
+                Difference::new("route-without-dst", "1 ADD c1/host-local/answer")
+                    .reference("exit status: 0, a result")
+                    .ours("exit status: 1, error 7: ipam.routes[0].dst: missing"),
+                Difference::new("route-without-dst", "1 ADD c1/file/var/lib/cni/networks/net/10.1.0.2")
+                    .reference(r#"0600 "c1\r\neth0""#),
+                Difference::new("route-without-dst", "*/file/var/lib/cni/networks/net/last_reserved_ip.0")
+                    .reference(r#"0600 "10.1.0.2""#),
+            ]),
         bad(
             "a route whose dst is none",
             &json!({ "subnet": "10.1.0.0/24", "routes": [{ "dst": "default" }] }),
@@ -255,5 +296,28 @@ fn refused() -> Vec<Scenario> {
         )
         .add("c1")
         .del("c1"),
+    ]
+}
+
+/// A crash of the reference between creating and writing a lease: it never gives
+/// the address again, ours does at once.
+fn empty_lease() -> Vec<Difference> {
+    let of = |step: &str, name: &str| {
+        Difference::new("empty-lease", format!("{step}/file/var/lib/cni/networks/net/{name}"))
+    };
+    let lease = |id: &str| format!("0600 \"{id}\\r\\neth0\"");
+    let address =
+        |step: &str| Difference::new("empty-lease", format!("{step}/host-local/stdout.ips[0].address"));
+    vec![
+        address("2 ADD c1").reference("10.1.0.3/29").ours("10.1.0.2/29"),
+        address("3 ADD c2").reference("10.1.0.4/29").ours("10.1.0.3/29"),
+        of("* ADD c*", "10.1.0.2").reference("0644 \"\"").ours(lease("c1")),
+        of("2 ADD c1", "10.1.0.3").reference(lease("c1")),
+        of("3 ADD c2", "10.1.0.3").reference(lease("c1")).ours(lease("c2")),
+        of("*", "10.1.0.4").reference(lease("c2")),
+        of("4 DEL c1", "10.1.0.2").reference("0644 \"\""),
+        of("4 DEL c1", "10.1.0.3").ours(lease("c2")),
+        of("2 ADD c1", "last_reserved_ip.0").reference("0600 \"10.1.0.3\"").ours("0600 \"10.1.0.2\""),
+        of("*", "last_reserved_ip.0").reference("0600 \"10.1.0.4\"").ours("0600 \"10.1.0.3\""),
     ]
 }

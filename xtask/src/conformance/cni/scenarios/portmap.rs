@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 
+use super::super::differences::Difference;
 use super::super::probe::Probe;
 use super::super::scenario::{Call, PrevResult, Scenario, Step, Verb, add, check, del, list, network};
 use super::super::world::Filters;
+use super::expected::{answers, del_leaves_veth, never_attached, ours_has, reference_has, says, succeeds};
 use super::networks::{bridge_plugin, dual, v4, v6, with};
 
 /// A bridge with its default gateway, and behind it `portmap` with `keys`.
@@ -48,7 +50,127 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         scenarios.extend(of_backend(backend));
     }
     scenarios.extend(choice_of_backend());
-    scenarios
+    let with_differences = |scenario: Scenario| {
+        let differences = differences(&scenario.name);
+        scenario.differs(differences)
+    };
+    scenarios.into_iter().map(with_differences).collect()
+}
+
+/// What differs on purpose in the scenario of this name.
+fn differences(name: &str) -> Vec<Difference> {
+    let by_nft = "999: unable to set up nftables rules for port mappings: /dev/stdin:*";
+    let by_iptables = "999: unable to setup DNAT: running [*";
+    let failed_late = |ours: &str| {
+        vec![
+            says("own-words", "2 ADD c1/portmap", by_iptables, ours),
+            // Half of the rules are there when iptables refuses the rest.
+            reference_has("atomic-add", "*/iptables/nat"),
+        ]
+    };
+    let seen = |id, probe: &str, reference: &str| {
+        Difference::new(id, probe).reference(format!("from {reference}")).ours("as it should be")
+    };
+    match name {
+        "portmap: conditions that nft does not know" => {
+            vec![says("own-words", "1 ADD c1/portmap", by_nft, by_nft)]
+        }
+        "portmap: host port too big" => vec![says(
+            "own-words",
+            "1 ADD c1/portmap",
+            by_nft,
+            "999: failed to parse config: Invalid host port number: 65536",
+        )],
+        "portmap: a port that is no number" => vec![says(
+            "own-words",
+            "* c1/portmap",
+            "999: failed to parse config: failed to parse network configuration: json: cannot unmarshal string *",
+            "999: failed to parse config: failed to parse network configuration: \
+             runtimeConfig.portMappings[0].hostPort: expected a whole number, found \"8080\"",
+        )],
+        "portmap nftables: the protocol in capitals" => {
+            let mut differences = never_attached("portmap-capitals", "3 CHECK c1", []);
+            differences.extend([
+                answers("portmap-capitals", "2 ADD c1/portmap", by_nft),
+                ours_has("portmap-capitals", "*/nft/ip cni_hostport"),
+            ]);
+            differences
+        }
+        "portmap nftables: an unknown protocol" => {
+            vec![says("own-words", "2 ADD c1/portmap", by_nft, "999: protocol \"icmp\" has no ports to map")]
+        }
+        "portmap nftables: no protocol" => {
+            vec![says("own-words", "2 ADD c1/portmap", by_nft, "999: protocol \"\" has no ports to map")]
+        }
+        "portmap iptables: an unknown protocol" => failed_late("999: protocol \"icmp\" has no ports to map"),
+        "portmap iptables: no protocol" => failed_late("999: protocol \"\" has no ports to map"),
+        "portmap nftables: masqAll" => vec![
+            seen("portmap-masq-all", "4 tcp outside -> 203.0.113.1:8080 (c1:80)", "203.0.113.2"),
+            seen("portmap-masq-all", "5 tcp host -> 203.0.113.1:8080 (c1:80)", "203.0.113.1"),
+            Difference::new("portmap-masq-all", "*/nft/ip cni_hostport/chain masquerading")
+                .extra_lines("ip daddr 10.1.0.2 ct status dnat masquerade comment \"c1\""),
+        ],
+        "portmap nftables: two containers" => {
+            vec![seen("portmap-hairpin", "5 tcp c1 -> 203.0.113.1:8081 (c2:80)", "10.1.0.2")]
+        }
+        "portmap nftables: DEL without a result" | "portmap iptables: DEL without a result" => {
+            del_leaves_veth("3 DEL c1")
+        }
+        "portmap iptables: a datagram before ADD" => vec![
+            Difference::new("portmap-conntrack", "7 udp outside -> 203.0.113.1:8080 (host:8080)")
+                .reference("nothing arrives")
+                .ours("as it should be"),
+        ],
+        "portmap iptables: a rule is gone at CHECK" => vec![says(
+            "own-words",
+            "4 CHECK c1/portmap",
+            "999: could not check ipv4 dnat: rule [[-m comment --comment dnat name: \"net\" id: \"c1\" *",
+            "999: could not check ipv4 dnat: rule -m comment --comment dnat name: \"net\" id: \"c1\" *",
+        )],
+        "portmap: no backend named" => vec![
+            reference_has("default-backend", "*/iptables/nat"),
+            ours_has("default-backend", "*/nft/ip cni_hostport"),
+        ],
+        "portmap: iptables, without iptables" => {
+            let id = "iptables-beyond-path";
+            let mut differences = never_attached(id, "2 CHECK c1", ["3 DEL c1", "4 DEL c1"]);
+            differences.extend([
+                answers(
+                    id,
+                    "1 ADD c1/portmap",
+                    "999: failed to open iptables: exec: \"iptables\": executable file not found in $PATH",
+                ),
+                succeeds(id, "* DEL c1/portmap", "999: neither iptables nor ip6tables is usable, *"),
+                ours_has(id, "*/iptables/nat"),
+            ]);
+            differences
+        }
+        "portmap: externalSetMarkChain, no backend named" => vec![
+            says(
+                "own-words",
+                "1 ADD c1/portmap",
+                by_iptables,
+                "999: unable to setup DNAT: *Chain 'KUBE-MARK-MASQ' does not exist*",
+            ),
+            reference_has("atomic-add", "*/iptables/nat"),
+        ],
+        "portmap: conditions of nftables, no backend named" => {
+            let id = "default-backend";
+            let refused = "999: failed to parse config: iptables backend was requested but configuration contains \
+                           nftables-specific options [conditionsV4]";
+            let mut differences = never_attached(id, "2 CHECK c1", ["4 DEL c1", "5 DEL c1"]);
+            differences.extend([
+                Difference::new(id, "3 tcp outside -> 203.0.113.1:8080 (c1:80)")
+                    .reference("nothing arrives")
+                    .ours("as it should be"),
+                answers(id, "1 ADD c1/portmap", refused),
+                succeeds(id, "* DEL c1/portmap", refused),
+                ours_has(id, "*/nft/ip cni_hostport"),
+            ]);
+            differences
+        }
+        _ => Vec::new(),
+    }
 }
 
 fn of_backend(backend: &'static str) -> Vec<Scenario> {

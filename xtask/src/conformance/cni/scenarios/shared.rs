@@ -26,7 +26,7 @@ pub(in super::super) fn shared() -> Vec<Shared> {
     vec![
         of("mixed: addresses alone", vec![bridge_plugin(&json!({ "isGateway": true }), &v4())]),
         Shared {
-            // "no plugin name provided"
+            // "no plugin name provided"; and its bridge changes its hardware address with its ports.
             reference_checks: false,
             ..of("mixed: layer 2", vec![json!({ "type": "bridge" })])
         },
