@@ -156,7 +156,7 @@ fn bridge_name(written: Option<String>) -> Result<String, CniError> {
     // The kernel's own rules (dev_valid_name); the name goes into paths, too.
     let has_other = || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0');
     let reason = if name.is_empty() {
-        "name cannot be empty"
+        "LinkAttrs.Name cannot be empty"
     } else if name.len() > 15 {
         "numerical result out of range"
     } else if name == "." || name == ".." || has_other() {
