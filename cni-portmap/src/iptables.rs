@@ -6,10 +6,8 @@ mod plan;
 pub(crate) mod rules;
 pub(crate) mod visible;
 
-use std::fs::File;
-
 use linux::iptables::{IpTables, IpVersion, Variant, legacy_tables};
-use linux::lock::FileLock;
+use linux::nftables::NamespaceLock;
 
 use crate::config::Config;
 use crate::error::Error;
@@ -26,7 +24,7 @@ pub(crate) fn add(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
         parts.push((iptables, wanted));
     }
     // Two calls that both miss a shared rule would both add it.
-    let _lock = lock();
+    let _lock = NamespaceLock::take();
     let mut done: Vec<(&IpTables, Change)> = Vec::new();
     for (iptables, wanted) in &parts {
         let added = list(iptables).and_then(|listing| {
@@ -89,13 +87,6 @@ fn version(family: Family) -> IpVersion {
         Family::V4 => IpVersion::V4,
         Family::V6 => IpVersion::V6,
     }
-}
-
-/// flock(2) on the namespace itself, as [`linux::nftables::NfTables::update`]
-/// takes it too: no file on disk. Without one, calls only race as those of the
-/// reference do.
-fn lock() -> Option<FileLock> {
-    File::open("/proc/thread-self/ns/net").and_then(FileLock::of).ok()
 }
 
 #[cfg(test)]

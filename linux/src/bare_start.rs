@@ -3,7 +3,7 @@
 //! Before `main` std reads `/proc/self/maps`, maps a signal stack and installs
 //! handlers that report a stack overflow: an eighth of a millisecond, a tenth
 //! of what a small plugin's whole call takes. What such a program needs of it
-//! is [`prepare`].
+//! [`run`] does.
 
 #![expect(unsafe_code, reason = "signal dispositions are set before any thread exists")]
 

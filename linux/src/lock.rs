@@ -11,8 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::{Error, Result};
 
-/// Held until dropped: closing the file releases it. (nix's guard unlocks
-/// first, and panics when that fails.)
+/// Held until dropped. (nix's guard panics when the release fails; closing the
+/// file releases the lock all the same.)
 #[derive(Debug)]
 pub struct FileLock {
     file: File,
@@ -26,11 +26,15 @@ impl FileLock {
 
     /// `None` when another process (or another open of the file) holds it.
     pub fn try_exclusive(path: &Path, mode: u32) -> Result<Option<Self>> {
-        let file = open(path, mode)?;
+        Self::try_of(open(path, mode)?).map_err(|e| Error::at("lock", path, e))
+    }
+
+    /// The lock of an open file; `None` when another open of it holds the lock.
+    pub fn try_of(file: File) -> io::Result<Option<Self>> {
         match lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self { file })),
             Err(e) if e.raw_os_error() == Some(Errno::EWOULDBLOCK as i32) => Ok(None),
-            Err(e) => Err(Error::at("lock", path, e)),
+            Err(e) => Err(e),
         }
     }
 
@@ -43,6 +47,13 @@ impl FileLock {
     /// The locked file.
     pub fn file(&self) -> &File {
         &self.file
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Now, even if a child that has not yet called exec holds the file, too.
+        let _closing_releases_it = lock(&self.file, FlockOperation::Unlock);
     }
 }
 

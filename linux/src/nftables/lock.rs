@@ -10,8 +10,7 @@ use std::fs::File;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use crate::lock::FileLock;
 
 /// Two hundred others may be before us, with some milliseconds each.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(5) };
@@ -19,7 +18,7 @@ const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Du
 /// Held until dropped.
 #[derive(Debug)]
 pub struct NamespaceLock {
-    _flock: Flock<File>,
+    _lock: FileLock,
 }
 
 impl NamespaceLock {
@@ -32,11 +31,9 @@ impl NamespaceLock {
     }
 
     pub(super) fn of(namespace: &File) -> Option<Self> {
-        let file = namespace.try_clone().ok()?;
-        match lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(flock) => Some(Self { _flock: flock }),
-            Err((file, Errno::EWOULDBLOCK)) => wait(file),
-            Err(_) => None,
+        match FileLock::try_of(namespace.try_clone().ok()?).ok()? {
+            Some(lock) => Some(Self { _lock: lock }),
+            None => wait(namespace.try_clone().ok()?),
         }
     }
 }
@@ -50,21 +47,12 @@ pub(super) fn open() -> Option<File> {
 fn wait(file: File) -> Option<NamespaceLock> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let waiter = std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
-        if let Ok(flock) = lock(file, FlockArg::LockExclusive) {
-            drop(sender.send(NamespaceLock { _flock: flock }));
+        if let Ok(lock) = FileLock::of(file) {
+            drop(sender.send(NamespaceLock { _lock: lock }));
         }
     });
     waiter.ok()?;
     receiver.recv_timeout(PATIENCE).ok()
-}
-
-fn lock(mut file: File, how: FlockArg) -> Result<Flock<File>, (File, Errno)> {
-    loop {
-        match Flock::lock(file, how) {
-            Err((back, Errno::EINTR)) => file = back,
-            done => return done,
-        }
-    }
 }
 
 #[cfg(test)]
