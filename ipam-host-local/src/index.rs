@@ -210,8 +210,11 @@ impl Index {
     }
 
     fn write_all(&mut self, contents: &mut Contents) -> Result<(), Unusable> {
+        let blocks = blocks_of(contents);
         let leases = &mut contents.leases;
         let header = &mut self.header;
+        header.blocks = blocks.len() as u64;
+        header.slots = (header.blocks * 2).max(SLOTS_AT_LEAST);
         header.leases = leases.len() as u64;
         header.earlier = leases.iter().filter(|entry| entry.earlier).count() as u64;
         header.buckets = (header.leases / ENTRIES_AT_FIRST).max(BUCKETS_AT_LEAST);
@@ -229,20 +232,6 @@ impl Index {
             builds += 1;
             header.buckets *= 2;
         }
-
-        let mut addresses: Vec<u128> = leases.iter().map(|entry| entry.address).collect();
-        addresses.extend(&contents.others);
-        addresses.sort_unstable();
-        let blocks: Vec<Block> = addresses
-            .chunk_by(|a, b| Block::key_of(*a) == Block::key_of(*b))
-            .map(|neighbours| {
-                let mut block = Block::new(Block::key_of(neighbours[0]));
-                neighbours.iter().for_each(|address| block.set(*address, true));
-                block
-            })
-            .collect();
-        header.blocks = blocks.len() as u64;
-        header.slots = (header.blocks * 2).max(SLOTS_AT_LEAST);
         self.write_parts(leases, &blocks)?;
         self.write_header()
     }
@@ -273,6 +262,31 @@ impl Index {
         }
         Ok(out.flush()?)
     }
+}
+
+/// In the order of their addresses.
+fn blocks_of(contents: &mut Contents) -> Vec<Block> {
+    contents.leases.sort_unstable_by_key(|entry| entry.address);
+    contents.others.sort_unstable();
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut take = |address: u128| {
+        let key = Block::key_of(address);
+        if blocks.last().is_none_or(|block| block.key() != key) {
+            blocks.push(Block::new(key));
+        }
+        if let Some(block) = blocks.last_mut() {
+            block.set(address, true);
+        }
+    };
+    let mut others = contents.others.iter().copied().peekable();
+    for entry in &contents.leases {
+        while let Some(other) = others.next_if(|other| *other < entry.address) {
+            take(other);
+        }
+        take(entry.address);
+    }
+    others.for_each(take);
+    blocks
 }
 
 fn build_number() -> u64 {

@@ -89,6 +89,19 @@ fn a_container_with_more_interfaces_than_a_bucket_holds_has_no_index() {
     assert_eq!(std::fs::read_dir(dir.path().join("own")).unwrap().count(), 0, "nothing half-made stays");
 }
 
+#[test]
+fn leases_and_others_share_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |offset: u128| number("10.0.0.0".parse().unwrap()) + offset;
+    let leases = [3, 9000, 1, 5000].map(|offset| entry(offset, at(u128::from(offset)))).to_vec();
+    let others = vec![at(2), at(9001), at(0), at(7000)];
+    let contents = Contents { leases, others };
+    let index = Index::build(&dir.path().join("index"), BootId([1, 1]), contents).unwrap();
+    let free = |from: u128| index.first_free(at(from), at(20_000)).unwrap().map(|free| free - at(0));
+    assert_eq!([0, 2, 5000, 7000, 9000, 8999].map(free), [4, 4, 5001, 7001, 9002, 8999].map(Some));
+    assert_eq!(index.first_free(at(0), at(3)), Ok(None));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
