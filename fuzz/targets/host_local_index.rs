@@ -7,26 +7,22 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::sync::LazyLock;
 
 use ipam_host_local::{LeaseStore, Owner, RangeSet, RawRange, allocate};
 
-static DIR: LazyLock<PathBuf> =
-    LazyLock::new(|| tempfile::tempdir_in("/dev/shm").expect("a directory in memory").keep());
-
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let (leases, index) = (DIR.join("n"), DIR.join(".hawser/n/index"));
-    for dir in [&leases, &DIR.join(".hawser")] {
-        drop(fs::remove_dir_all(dir));
-    }
-    let set = RangeSet::new(&[RawRange { subnet: cni_plugin::conf::parse_cidr("10.0.0.0/28"), ..RawRange::default() }])
-        .expect("a sound range");
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+    let (leases, index) = (dir.path().join("n"), dir.path().join(".hawser/n/index"));
+    let set = RangeSet::new(&[RawRange {
+        subnet: cni_plugin::conf::parse_cidr("10.0.0.0/28"),
+        ..RawRange::default()
+    }])
+    .expect("a sound range");
     let sets = [set];
     let owner = |number: u8| Owner { container_id: format!("c{}", number % 6), ifname: "eth0".to_owned() };
     let mut model: BTreeMap<IpAddr, u8> = BTreeMap::new();
     let mut old_index = None;
-    let store = LeaseStore::create(&DIR, "n").expect("a store");
+    let store = LeaseStore::create(dir.path(), "n").expect("a store");
     let mut bytes = input.iter().copied();
     while let (Some(deed), Some(number)) = (bytes.next(), bytes.next()) {
         let holds = |model: &BTreeMap<IpAddr, u8>| model.values().any(|held| *held == number % 6);
@@ -55,7 +51,8 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
                 let holder = number / 16 % 6;
                 if !model.contains_key(&ip) && !model.values().any(|held| *held == holder) {
                     let Owner { container_id, ifname } = owner(holder);
-                    fs::write(leases.join(ip.to_string()), format!("{container_id}\r\n{ifname}")).expect("write");
+                    fs::write(leases.join(ip.to_string()), format!("{container_id}\r\n{ifname}"))
+                        .expect("write");
                     model.insert(ip, holder);
                 }
                 drop(lock);
@@ -87,7 +84,8 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let mut locked = store.lock().expect("the lock");
     for number in 0..6 {
         let held = locked.held_by(&owner(number)).expect("an answer");
-        let expected: Vec<IpAddr> = model.iter().filter(|(_, held)| **held == number).map(|(ip, _)| *ip).collect();
+        let expected: Vec<IpAddr> =
+            model.iter().filter(|(_, held)| **held == number).map(|(ip, _)| *ip).collect();
         assert_eq!(held.all().collect::<Vec<_>>(), expected);
     }
 });

@@ -27,8 +27,10 @@ fn folds_together(value: &Value) -> bool {
     match value {
         Value::Object(map) => {
             let keys: Vec<&String> = map.keys().collect();
-            let twice =
-                keys.iter().enumerate().any(|(at, key)| keys[at + 1..].iter().any(|k| json::same_key(k, key)));
+            let twice = keys
+                .iter()
+                .enumerate()
+                .any(|(at, key)| keys[at + 1..].iter().any(|k| json::same_key(k, key)));
             twice || map.values().any(folds_together)
         }
         Value::Array(items) => items.iter().any(folds_together),
