@@ -7,6 +7,7 @@
 //! what is right.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -31,15 +32,21 @@ impl NamespaceLock {
     }
 
     pub(super) fn of(namespace: &File) -> Option<Self> {
-        match FileLock::try_of(namespace.try_clone().ok()?).ok()? {
+        match FileLock::try_of(reopen(namespace)?).ok()? {
             Some(lock) => Some(Self { _lock: lock }),
-            None => wait(namespace.try_clone().ok()?),
+            None => wait(reopen(namespace)?),
         }
     }
 }
 
 pub(super) fn open() -> Option<File> {
     File::open("/proc/thread-self/ns/net").ok()
+}
+
+/// An open file of its own: a duplicate would share the lock with `namespace`
+/// and hold it until both are closed.
+fn reopen(namespace: &File) -> Option<File> {
+    File::open(format!("/proc/self/fd/{}", namespace.as_raw_fd())).ok()
 }
 
 /// flock(2) knows no time limit: another thread waits, and what it gets too
