@@ -2,7 +2,7 @@
 
 use cni_plugin::CniResult;
 use ipnetwork::IpNetwork;
-use linux::netlink::Netlink;
+use linux::netlink::{Mac, Netlink};
 use linux::sysctl;
 use nix::errno::Errno;
 
@@ -36,6 +36,9 @@ pub(crate) fn ensure(
     if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&plan.result) }
 }
 
+/// Of a bridge that has lost its last port.
+const NO_MAC: Mac = [0; 6];
+
 fn ensure_address(
     host: &Netlink,
     config: &Config,
@@ -66,10 +69,15 @@ fn ensure_address(
             return Err(Error::BridgeAddress { bridge: bridge.name.clone(), address: wanted, source });
         }
     }
-    // A bridge made by others may still take its ports' lowest MAC; set once,
-    // an address stays. (Ours were made with one.)
-    let now = host.link_by_index(bridge.index)?;
-    match now.and_then(|link| link.mac) {
+    // A bridge made by others may still take its ports' lowest MAC; set once, an
+    // address stays. (Ours were made with one.) It is the one from before our
+    // port joined: a port's dies with its container.
+    let before = connection.bridge.mac.filter(|mac| *mac != NO_MAC);
+    let mac = match before {
+        Some(mac) => Some(mac),
+        None => host.link_by_index(bridge.index)?.and_then(|link| link.mac),
+    };
+    match mac {
         Some(mac) => host.set_mac(bridge.index, mac).map_err(|source| Error::PinMac { source }),
         None => Ok(()),
     }

@@ -1,6 +1,7 @@
 //! Suite `cni`: `bridge`, `host-local`, `loopback` and `portmap` of ours and of the reference.
 
 mod attach;
+mod crew;
 mod differences;
 mod mixed;
 mod names;

@@ -17,7 +17,7 @@ use super::names::Names;
 use super::observe::{Observation, observe};
 use super::scenario::{Call, PrevResult, Verb};
 use super::world::{BIN_DIR, World};
-use super::{Node, Side, scenarios};
+use super::{Node, Side, crew, scenarios};
 use crate::progress::{say, step};
 
 /// A network that both sides serve.
@@ -62,19 +62,19 @@ pub(super) fn run(node: &Node) -> Result<()> {
             continue;
         }
         count += of_network.len();
-        failed += step(&format!("{}: {} scenarios", shared.name, of_network.len()), || {
-            let mut failed = 0;
-            for (name, first, run) in &of_network {
-                let done = World::with(node, *first, shared.filters, |world| {
+        let done = step(&format!("{}: {} scenarios", shared.name, of_network.len()), || {
+            Ok(crew::each(&of_network, |(_, first, run)| {
+                World::with(node, *first, shared.filters, |world| {
                     run(&mut Stage::new(node, world, &shared, *first)?)
-                });
-                if let Err(error) = done {
-                    failed += 1;
-                    say(&format!("FAILED {name}\n  {}", format!("{error:#}").replace('\n', "\n  ")));
-                }
-            }
-            Ok(failed)
+                })
+            }))
         })?;
+        for ((name, _, _), done) in of_network.iter().zip(done) {
+            if let Err(error) = done {
+                failed += 1;
+                say(&format!("FAILED {name}\n  {}", format!("{error:#}").replace('\n', "\n  ")));
+            }
+        }
     }
     say(&format!("mixed: {count} scenarios, {} passed, {failed} failed", count - failed));
     ensure!(failed == 0, "{failed} scenarios of the mixed suite failed");

@@ -77,12 +77,16 @@ pub(super) fn observe(world: &World<'_>, names: &mut Names, fixed: &str) -> Resu
 fn describe_links(place: &str, links: &Value, into: &mut Observation) {
     for link in links.as_array().into_iter().flatten() {
         let name = link["ifname"].as_str().unwrap_or_default();
+        // The suite's own.
+        if name == "out0" {
+            continue;
+        }
         let place_of = |what: &str| format!("{place}/link/{name}{what}");
         let kind = plain(&link["linkinfo"]["info_kind"]);
         into.insert(place_of(""), kind.clone());
         for property in PROPERTIES.iter().filter(|property| !link[**property].is_null()) {
-            // A bridge follows its ports a little later; `out0` is the suite's own.
-            if !(*property == "operstate" && (kind == "bridge" || name == "out0")) {
+            // The kernel tells it when it comes to it; ADD waits for the host's end alone.
+            if *property != "operstate" || (kind == "veth" && place == "host") {
                 // `UNKNOWN` is up, and not yet told by the kernel's own worker.
                 into.insert(
                     place_of(&format!("/{property}")),
@@ -122,8 +126,9 @@ fn describe_routes(world: &World<'_>, place: &str, netns: &NetNs, into: &mut Obs
         let routes: Value = if text.trim().is_empty() { Value::Null } else { serde_json::from_str(&text)? };
         for route in routes.as_array().into_iter().flatten() {
             let to = plain(&route["dst"]);
-            // What comes with a link of IPv6, at some time after it is up.
-            if to.starts_with("fe80:") || to == "ff00::/8" {
+            // What comes with a link or an address of IPv6, at some time after it.
+            let of_address = family == "-6" && route["type"] == "local";
+            if to.starts_with("fe80:") || to == "ff00::/8" || of_address || route["dev"] == "out0" {
                 continue;
             }
             let table = if route["table"].is_null() { "main".to_owned() } else { plain(&route["table"]) };

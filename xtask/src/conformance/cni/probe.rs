@@ -104,8 +104,14 @@ impl Probe {
         SocketAddr::new(any, self.port)
     }
 
+    /// A socket of the last try is still held, for a moment, by whatever process
+    /// another thread was about to start just then.
+    fn bind<T>(&self, bind: impl FnMut() -> Result<T>) -> Result<T> {
+        eventually(&format!("bind for {}", self.label()), PATIENCE, bind)
+    }
+
     fn tcp_once(&self, client: &NetNs, server: &NetNs, patience: Duration) -> Result<Option<IpAddr>> {
-        let listener = server.run(|| TcpListener::bind(self.listen_on()))?.context("listen")?;
+        let listener = self.bind(|| Ok(server.run(|| TcpListener::bind(self.listen_on()))??))?;
         let stream = match client.run(|| TcpStream::connect_timeout(&self.to, patience))? {
             Ok(stream) => stream,
             Err(e) if is_silence(&e) => return Ok(None),
@@ -128,9 +134,9 @@ impl Probe {
     }
 
     fn udp_once(&self, client: &NetNs, server: &NetNs, patience: Duration) -> Result<Option<IpAddr>> {
-        let listening = server.run(|| UdpSocket::bind(self.listen_on()))?.context("listen")?;
+        let listening = self.bind(|| Ok(server.run(|| UdpSocket::bind(self.listen_on()))??))?;
         let local = SocketAddr::new(self.listen_on().ip(), self.from_port);
-        let socket = client.run(|| UdpSocket::bind(local))?.context("bind")?;
+        let socket = self.bind(|| Ok(client.run(|| UdpSocket::bind(local))??))?;
         let mut buffer = [0; 16];
         let sent = client.run(|| {
             socket.connect(self.to)?;

@@ -14,7 +14,7 @@ use super::names::Names;
 use super::observe::{flatten, observe, plain, whole_of};
 use super::scenario::{Scenario, Step, Verb};
 use super::world::{self, BIN_DIR, World};
-use super::{Node, Side, scenarios};
+use super::{Node, Side, crew, scenarios};
 use crate::progress::{say, step};
 
 /// What one side did, by place; what it wrote to stderr beside it.
@@ -31,41 +31,40 @@ struct Comparison {
     complaints: Vec<String>,
     /// Rows of the table that were met.
     met: BTreeSet<&'static str>,
+    /// Which of the differences that show everywhere were met.
+    met_everywhere: BTreeSet<usize>,
 }
 
 pub(super) fn run(node: &Node) -> Result<()> {
     let everywhere = scenarios::everywhere();
     let (mut count, mut failed) = (0, 0);
-    let mut met = BTreeSet::new();
-    let mut unmet: Vec<bool> = vec![true; everywhere.len()];
+    let (mut met, mut met_everywhere) = (BTreeSet::new(), BTreeSet::new());
     for (group, scenarios) in scenarios::groups(node.only.as_deref()) {
-        let total = scenarios.len();
-        let group_failed = step(&format!("{group}: {total} scenarios"), || {
-            let mut group_failed = 0;
-            for scenario in &scenarios {
-                let comparison =
-                    compare_sides(node, scenario, &everywhere, &mut unmet).unwrap_or_else(|error| {
-                        Comparison { complaints: vec![format!("  {error:#}")], ..Comparison::default() }
-                    });
-                met.extend(comparison.met);
-                if !comparison.complaints.is_empty() {
-                    group_failed += 1;
-                    say(&format!("FAILED {}", scenario.name));
-                    comparison.complaints.iter().for_each(|complaint| say(complaint));
-                }
-            }
-            Ok(group_failed)
+        let comparisons = step(&format!("{group}: {} scenarios", scenarios.len()), || {
+            Ok(crew::each(&scenarios, |scenario| compare_sides(node, scenario, &everywhere)))
         })?;
-        count += total;
-        failed += group_failed;
+        for (scenario, comparison) in scenarios.iter().zip(comparisons) {
+            count += 1;
+            let comparison = comparison.unwrap_or_else(|error| Comparison {
+                complaints: vec![format!("  {error:#}")],
+                ..Comparison::default()
+            });
+            met.extend(comparison.met);
+            met_everywhere.extend(comparison.met_everywhere);
+            if !comparison.complaints.is_empty() {
+                failed += 1;
+                say(&format!("FAILED {}", scenario.name));
+                comparison.complaints.iter().for_each(|complaint| say(complaint));
+            }
+        }
     }
     say(&format!("twin: {count} scenarios, {} passed, {failed} failed", count - failed));
     ensure!(failed == 0, "{failed} scenarios of the twin suite failed");
     // Part of the list says nothing about all of the table.
     if node.only.is_none() {
         check_table(&met)?;
-        let dead = everywhere.iter().zip(unmet).find(|(_, unmet)| *unmet);
-        ensure!(dead.is_none(), "no scenario meets the difference {:?}", dead.map(|(dead, _)| dead));
+        let dead = everywhere.iter().enumerate().find(|(index, _)| !met_everywhere.contains(index));
+        ensure!(dead.is_none(), "no scenario meets the difference {:?}", dead.map(|(_, dead)| dead));
     }
     Ok(())
 }
@@ -81,12 +80,7 @@ fn check_table(met: &BTreeSet<&'static str>) -> Result<()> {
     Ok(())
 }
 
-fn compare_sides(
-    node: &Node,
-    scenario: &Scenario,
-    everywhere: &[Difference],
-    unmet: &mut [bool],
-) -> Result<Comparison> {
+fn compare_sides(node: &Node, scenario: &Scenario, everywhere: &[Difference]) -> Result<Comparison> {
     let on = |side| {
         move || {
             World::with(node, side, scenario.filters, |world| play(world, scenario))
@@ -98,16 +92,10 @@ fn compare_sides(
         let ours = on(Side::Ours)();
         (reference.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), ours)
     });
-    Ok(compare(scenario, &reference?, &ours?, everywhere, unmet))
+    Ok(compare(scenario, &reference?, &ours?, everywhere))
 }
 
-fn compare(
-    scenario: &Scenario,
-    reference: &Record,
-    ours: &Record,
-    everywhere: &[Difference],
-    unmet: &mut [bool],
-) -> Comparison {
+fn compare(scenario: &Scenario, reference: &Record, ours: &Record, everywhere: &[Difference]) -> Comparison {
     let mut comparison = Comparison::default();
     let mut declared: Vec<(&Difference, bool)> = scenario.differences.iter().map(|d| (d, false)).collect();
     // What shows again after later steps is one difference to whoever reads it.
@@ -123,7 +111,7 @@ fn compare(
             *found = true;
             comparison.met.insert(difference.id);
         } else if let Some(index) = everywhere.iter().position(|d| d.covers(at, theirs, own)) {
-            unmet[index] = false;
+            comparison.met_everywhere.insert(index);
             comparison.met.insert(everywhere[index].id);
         } else {
             let (step, place) = at.split_once('/').unwrap_or((at, ""));

@@ -274,7 +274,16 @@ fn refused() -> Vec<Scenario> {
             .differs([
                 Difference::new("route-without-dst", "1 ADD c1/host-local/answer")
                     .reference("exit status: 0, a result")
-                    .ours("exit status: 1, error 7: ipam.routes[0].dst: missing"),
+                    .ours("exit status: 1, error 999: ipam.routes[0].dst: missing"),
+                Difference::new("route-without-dst", "2 DEL c1/host-local/answer")
+                    .reference("exit status: 0, nothing")
+                    .ours("exit status: 1, error 999: ipam.routes[0].dst: missing"),
+                says(
+                    "route-without-dst",
+                    "3 CHECK c1/host-local",
+                    "999: host-local: Failed to find address added by container c1",
+                    "999: ipam.routes[0].dst: missing",
+                ),
                 Difference::new("route-without-dst", "1 ADD c1/file/var/lib/cni/networks/net/10.1.0.2")
                     .reference(r#"0600 "c1\r\neth0""#),
                 Difference::new("route-without-dst", "*/file/var/lib/cni/networks/net/last_reserved_ip.0")
