@@ -1,14 +1,10 @@
 //! Calling another plugin (an IPAM plugin, mostly) by the exec protocol: same
 //! configuration bytes, same environment, another `CNI_COMMAND`.
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 
 use crate::{CniError, CniResult, Command, Invocation};
@@ -115,56 +111,18 @@ struct Running {
 impl Running {
     /// stdout of a success; what a success wrote to stderr goes to ours.
     fn output(mut self) -> Result<Vec<u8>, CniError> {
-        let streams = read_both(&mut self.child).map_err(|e| failed(&self.binary, "read output of", &e));
+        let stdout = self.child.stdout.take().expect("stdout was asked to be piped");
+        let stderr = self.child.stderr.take().expect("stderr was asked to be piped");
+        let streams = linux::pipes::read_to_ends([stdout.into(), stderr.into()]);
         // It ends, whether it was read to the end or its pipes are closed now.
         let status = self.child.wait().map_err(|e| failed(&self.binary, "wait for", &e))?;
-        let (stdout, stderr) = streams?;
+        let [stdout, stderr] = streams.map_err(|e| failed(&self.binary, "read output of", &e))?;
         if status.success() {
             // Information only: a closed stderr is no reason to fail.
             drop(std::io::stderr().write_all(&stderr));
             return Ok(stdout);
         }
         Err(error_of(&Output { status, stdout, stderr }))
-    }
-}
-
-/// stdout and stderr to their ends, each as it comes: a plugin that fills one
-/// must not wait for a reader of the other. (std's own panics when read(2) fails.)
-fn read_both(child: &mut Child) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut open: Vec<(File, &mut Vec<u8>)> = Vec::new();
-    open.extend(stdout.map(|pipe| (File::from(OwnedFd::from(pipe)), &mut out)));
-    open.extend(stderr.map(|pipe| (File::from(OwnedFd::from(pipe)), &mut err)));
-    while !open.is_empty() {
-        let mut fds: Vec<PollFd<'_>> =
-            open.iter().map(|(pipe, _)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
-        match poll(&mut fds, PollTimeout::NONE) {
-            Err(Errno::EINTR) => continue,
-            polled => polled?,
-        };
-        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
-        for at in (0..ready.len()).rev().filter(|at| ready[*at]) {
-            let (pipe, bytes) = &mut open[at];
-            if read_some(pipe, bytes)? == 0 {
-                open.remove(at);
-            }
-        }
-    }
-    Ok((out, err))
-}
-
-fn read_some(pipe: &mut File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
-    let mut chunk = [0; 4096];
-    loop {
-        match pipe.read(&mut chunk) {
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            read => {
-                let length = read?;
-                bytes.extend(chunk.iter().take(length));
-                return Ok(length);
-            }
-        }
     }
 }
 
@@ -234,20 +192,6 @@ mod tests {
 
         std::fs::write(second.path().join("host-local"), "").unwrap();
         assert_eq!(Delegate::find("host-local", &path).unwrap().binary, second.path().join("host-local"));
-    }
-
-    #[test]
-    fn both_streams_are_read_however_much_comes_on_either() {
-        let script = "head -c 300000 /dev/zero >&2; head -c 200000 /dev/zero; head -c 100000 /dev/zero >&2";
-        let mut child = std::process::Command::new("/bin/sh")
-            .args(["-c", script])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (out, err) = read_both(&mut child).unwrap();
-        assert_eq!((out.len(), err.len()), (200_000, 400_000));
-        assert!(child.wait().unwrap().success());
     }
 
     #[test]

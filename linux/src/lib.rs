@@ -23,6 +23,7 @@ pub mod netlink;
 pub mod netns;
 #[cfg(feature = "nftables")]
 pub mod nftables;
+pub mod pipes;
 pub mod process;
 pub mod rootfs;
 pub mod sysctl;

@@ -34,20 +34,24 @@ pub(crate) fn products() -> Result<PathBuf> {
     if std::env::var_os("HAWSER_BIN_DIR").is_none() {
         build_products()?;
     }
-    for (package, binary) in binaries::PRODUCTS.into_iter().chain(binaries::CNI_PLUGINS) {
-        ensure!(
-            dir.join(binary).is_file(),
-            "no {}, which package {package} builds",
-            dir.join(binary).display()
-        );
-    }
+    expect_all(&binaries::PRODUCTS, &dir)?;
+    expect_all(&binaries::CNI_PLUGINS, &dir)?;
     Ok(dir)
+}
+
+fn expect_all(packages: &[(&str, &str)], dir: &Path) -> Result<()> {
+    for (package, binary) in packages {
+        let path = dir.join(binary);
+        ensure!(path.is_file(), "no {}, which package {package} builds", path.display());
+    }
+    Ok(())
 }
 
 /// Builds the CNI plugins only; the directory.
 pub(crate) fn plugins() -> Result<PathBuf> {
     if std::env::var_os("HAWSER_BIN_DIR").is_some() {
-        return products();
+        let dir = binaries::dir();
+        return expect_all(&binaries::CNI_PLUGINS, &dir).map(|()| dir);
     }
     build_static("plugin", &binaries::CNI_PLUGINS)?;
     Ok(binaries::workspace_root().join("target").join(binaries::TARGET).join("plugin"))

@@ -13,17 +13,18 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("linux", &[], &["tonic", "prost", "serde_json"]),
     ("trace", &[], &["tonic"]),
     // The CNI contract has no hands.
-    ("cni-plugin", &["trace", "linux"], &["rtnetlink", "netlink-packet-route", "tonic", "nix", "rustix"]),
+    ("cni-plugin", &["trace", "linux"], &["netlink-sys", "netlink-packet-route", "tonic", "nix", "rustix"]),
     // Plugins do not import each other, nor gRPC.
     ("cni-bridge", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
     ("cni-loopback", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
+    ("cni-portmap", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
     ("ipam-host-local", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
     // The daemon in the mount pod knows neither CSI nor Kubernetes: of `proto` it takes the hand-over only.
     ("volume-fs", &["linux", "proto", "trace"], &["tonic", "tokio", "serde_yaml_ng"]),
     ("csi-driver", &["linux", "proto", "trace"], &["fuser"]),
     ("runtime", &["linux", "proto", "trace"], &["fuser"]),
     // The kubelet reaches plugins and drivers by exec and by socket.
-    ("kubelet", &["linux", "proto", "runtime", "trace"], &["fuser", "rtnetlink"]),
+    ("kubelet", &["linux", "proto", "runtime", "trace"], &["fuser", "netlink-sys"]),
     ("demo-app", &[], &["tonic", "tokio"]),
     ("tests", &["linux", "proto", "trace"], &[]),
     ("xtask", &["linux", "proto", "tests", "trace"], &[]),
