@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use cni_plugin::CniError;
 use ipnetwork::IpNetwork;
 use linux::netlink::OperState;
+use linux::netns::filesystem_magic;
 use nix::errno::Errno;
 
 #[derive(Debug, thiserror::Error)]
@@ -139,8 +140,8 @@ pub(crate) enum NetnsError {
     /// Callers match `no such file or directory`.
     #[error("failed to Statfs {path:?}: no such file or directory")]
     Missing { path: PathBuf },
-    #[error("unknown FS magic on {path:?}: not a namespace")]
-    NotANamespace { path: PathBuf },
+    #[error("unknown FS magic on {path:?}: {magic:x}")]
+    NotANamespace { path: PathBuf, magic: i64 },
     #[error(transparent)]
     Kernel(linux::Error),
 }
@@ -149,7 +150,10 @@ impl NetnsError {
     pub(crate) fn of(path: &Path, error: linux::Error) -> Self {
         match error.errno() {
             Errno::ENOENT => Self::Missing { path: path.to_owned() },
-            Errno::EINVAL => Self::NotANamespace { path: path.to_owned() },
+            Errno::EINVAL => Self::NotANamespace {
+                path: path.to_owned(),
+                magic: filesystem_magic(path).unwrap_or_default(),
+            },
             _ => Self::Kernel(error),
         }
     }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use cni_plugin::{CniError, CniResult, Interface, Invocation, IpConfig, Plugin};
 use ipnetwork::IpNetwork;
 use linux::netlink::{Address, Netlink};
-use linux::netns::NetNs;
+use linux::netns::{NetNs, filesystem_magic};
 use nix::errno::Errno;
 
 /// Of `lo`, the first link of every namespace (`LOOPBACK_IFINDEX`).
@@ -35,8 +35,8 @@ enum Error {
     /// Callers match the end of the first of these.
     #[error("failed to Statfs {path:?}: no such file or directory")]
     NetnsMissing { path: String },
-    #[error("unknown FS magic on {path:?}: not a namespace")]
-    NotANetns { path: String },
+    #[error("unknown FS magic on {path:?}: {magic:x}")]
+    NotANetns { path: String, magic: i64 },
     #[error("loopback interface found with non-loopback address {:?}", ip.to_string())]
     NotLoopback { ip: IpAddr },
     #[error("loopback interface is down")]
@@ -117,7 +117,10 @@ fn is_up(netlink: &Netlink) -> Result<bool, Error> {
 fn open(path: &Path) -> Result<Netlink, Error> {
     let netns = NetNs::open(path).map_err(|e| match e.errno() {
         Errno::ENOENT => Error::NetnsMissing { path: path.display().to_string() },
-        Errno::EINVAL => Error::NotANetns { path: path.display().to_string() },
+        Errno::EINVAL => Error::NotANetns {
+            path: path.display().to_string(),
+            magic: filesystem_magic(path).unwrap_or_default(),
+        },
         _ => Error::Kernel(e),
     })?;
     netns.enter()?;

@@ -100,7 +100,8 @@ fn silent(verb: Option<Verb>, call: &Invocation) -> Result<Answer, CniError> {
 }
 
 fn read(mut stdin: impl Read) -> Result<Vec<u8>, CniError> {
-    let mut bytes = Vec::new();
+    // Most configurations come by one read(2).
+    let mut bytes = Vec::with_capacity(8 * 1024);
     stdin
         .read_to_end(&mut bytes)
         .map_err(|e| CniError::new(code::IO_FAILURE, format_args!("error reading from stdin: {e}")))?;

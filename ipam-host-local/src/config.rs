@@ -19,7 +19,6 @@ pub struct Config {
     /// Addresses asked for, without duplicates: `CNI_ARGS`, then `args.cni.ips`,
     /// then `runtimeConfig.ips`.
     pub requested: Vec<IpAddr>,
-    pub routes: Vec<Route>,
     /// Leases are in `<data_dir>/<network name>`.
     pub data_dir: PathBuf,
     pub resolv_conf: Option<PathBuf>,
@@ -35,15 +34,19 @@ impl Config {
         let path = |key| -> Result<Option<PathBuf>, CniError> {
             Ok(ipam.string(key)?.filter(|text| !text.is_empty()).map(PathBuf::from))
         };
-        let routes = ipam.objects("routes")?;
         Ok(Self {
             requested: requested(from_args, &document, runtime.as_ref())?,
             ranges: range_sets(&ipam, runtime.as_ref(), conf.cni_version)?,
-            routes: routes.iter().map(Route::read).collect::<Result<_, _>>()?,
             data_dir: path("dataDir")?.unwrap_or_else(|| PathBuf::from(DEFAULT_DATA_DIR)),
             resolv_conf: path("resolvConf")?,
         })
     }
+}
+
+/// `ipam.routes`, which only ADD needs: a wrong one keeps no lease from its release.
+pub fn routes(conf: &NetConf) -> Result<Vec<Route>, CniError> {
+    let ipam = conf.fields().object("ipam")?.ok_or(Error::NoIpam)?;
+    ipam.objects("routes")?.iter().map(Route::read).collect()
 }
 
 /// In the order that gives `last_reserved_ip.N` its number: the runtime's

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use cni_plugin::{CniError, CniResult, Invocation, ValidAttachments};
 
 pub use allocate::allocate;
-pub use config::Config;
+pub use config::{Config, routes};
 pub use error::{Error, RangeError};
 pub use lease::Owner;
 pub use range::{Range, RangeSet, RawRange, Segment};
@@ -32,10 +32,11 @@ use lease::Holder;
 /// ADD: one address out of each range set.
 pub fn add(call: &Invocation) -> Result<CniResult, CniError> {
     let config = Config::read(&call.conf, &call.args)?;
+    let routes = config::routes(&call.conf)?;
     let dns = resolv_conf::read(config.resolv_conf.as_deref())?;
     let store = LeaseStore::create(&config.data_dir, &call.conf.name)?;
     let ips = allocate(&mut store.lock()?, &config.ranges, &config.requested, &owner(call))?;
-    Ok(CniResult { ips, routes: config.routes, dns, ..CniResult::default() })
+    Ok(CniResult { ips, routes, dns, ..CniResult::default() })
 }
 
 /// DEL: releases what the attachment holds; nothing held is a success.

@@ -4,7 +4,7 @@
 mod documents;
 
 use cni_plugin::conf::KeysAsked;
-use ipam_host_local::Config;
+use ipam_host_local::{Config, routes};
 
 #[test]
 fn the_document_has_the_keys_of_host_local() {
@@ -24,5 +24,6 @@ fn the_document_has_the_keys_of_host_local() {
         }"#,
     );
     Config::read(&call.conf, &call.args).unwrap();
+    routes(&call.conf).unwrap();
     documents::assert_section("host-local", &asked);
 }

@@ -120,6 +120,12 @@ impl Drop for Return<'_> {
     }
 }
 
+/// What `path` is instead when [`NetNs::open`] says `EINVAL`: the magic number of
+/// its file system (statfs(2), `f_type`); `None` when it is gone meanwhile.
+pub fn filesystem_magic(path: &Path) -> Option<i64> {
+    nix::sys::statfs::statfs(path).ok().map(|stat| stat.filesystem_type().0)
+}
+
 /// Makes a new network namespace (only `lo`, down) and binds it to `path`, a
 /// file that must not exist yet (`EEXIST`). The namespace then outlives every
 /// process in it, until [`remove_persistent`]. A failure leaves no file.

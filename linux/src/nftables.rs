@@ -81,7 +81,7 @@ const ATTEMPTS: usize = 50;
 
 /// How many of them go without the lock: a wait for it is longer than a read
 /// of few rules and a commit, some 60 µs together.
-const UNLOCKED_ATTEMPTS: usize = 3;
+const UNLOCKED_ATTEMPTS: usize = 0;
 
 /// `NFT_NAME_MAXLEN`, without the final zero.
 const NAME_MAX: usize = 255;
