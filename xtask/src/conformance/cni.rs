@@ -15,12 +15,12 @@ mod world;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
 use super::runtime;
 use crate::build;
-use crate::progress::{part, say};
+use crate::progress::{complain, part, say};
 
 pub(super) const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "portmap"];
 
@@ -111,6 +111,13 @@ pub(super) fn run(only: Option<&str>) -> Result<()> {
     let ours = part("build the static plugins", build::plugins)?;
     let node = Node { reference, ours, programs, only: only.map(str::to_owned) };
     say(&format!("ours: {}; reference: {}", node.ours.display(), node.reference.display()));
-    let done: Vec<Result<()>> = PARTS.iter().map(|(name, run)| part(name, || run(&node))).collect();
-    done.into_iter().collect()
+    let mut failed = Vec::new();
+    for (name, run) in PARTS {
+        if let Err(error) = part(name, || run(&node)) {
+            complain(&format!("error: {error:#}"));
+            failed.push(name);
+        }
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    Ok(())
 }

@@ -148,7 +148,13 @@ impl Probe {
             Err(e) => return Err(e).context("send"),
         }
         listening.set_read_timeout(Some(patience))?;
-        let peer = match listening.recv_from(&mut buffer) {
+        let received = loop {
+            match listening.recv_from(&mut buffer) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                received => break received,
+            }
+        };
+        let peer = match received {
             Ok((_, peer)) => peer,
             Err(e) if is_silence(&e) => return Ok(None),
             Err(e) => return Err(e).context("receive"),

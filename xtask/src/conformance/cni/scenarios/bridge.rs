@@ -23,13 +23,26 @@ fn links() -> Vec<Scenario> {
             .add("c2")
             .del("c1")
             .del("c1")
-            .check("c2")
-            .del("c2")
-            .differs([succeeds(
-                "bridge-mac",
-                "6 CHECK c2/bridge",
-                "999: Bridge interface cni0 Mac doesn't match: <mac host.<veth c1.eth0>>",
-            )]),
+            .del("c2"),
+        // The reference's bridge has the lowest hardware address of its ports.
+        Scenario::new("bridge: CHECK after another port came", bridge(&json!({}), &v4()))
+            .add("c1")
+            .ip(
+                "host",
+                "link add low0 address 02:00:00:00:00:01 type veth peer name low1\nlink set low0 master cni0 up",
+            )
+            .check("c1")
+            .del("c1")
+            .differs([
+                succeeds(
+                    "bridge-mac",
+                    "3 CHECK c1/bridge",
+                    "999: Bridge interface cni0 Mac doesn't match: <mac host.<veth c1.eth0>>",
+                ),
+                Difference::new("bridge-mac", "* c1/host/link/cni0/address")
+                    .reference("02:00:00:00:00:01")
+                    .ours("<mac host.cni0>"),
+            ]),
         Scenario::new("bridge: another name", bridge(&json!({ "bridge": "other0" }), &v4())).add("c1").del("c1"),
         Scenario::new("bridge: layer 2", network(json!({ "type": "bridge" }))).add("c1").check("c1").del("c1")
             .differs([succeeds("check-layer-2", "2 CHECK c1/bridge", "999: no plugin name provided")]),
