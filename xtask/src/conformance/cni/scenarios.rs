@@ -9,6 +9,7 @@ mod masquerade;
 mod networks;
 mod portmap;
 mod shared;
+mod upkeep;
 mod versions;
 
 use super::differences::Difference;
@@ -26,6 +27,7 @@ pub(super) fn groups(only: Option<&str>) -> Vec<(&'static str, Vec<Scenario>)> {
         ("portmap", portmap::scenarios()),
         ("versions", versions::scenarios()),
         ("failures", failures::scenarios()),
+        ("upkeep", upkeep::scenarios()),
     ];
     let chosen = |scenario: &Scenario| only.is_none_or(|only| scenario.name.contains(only));
     groups
