@@ -24,8 +24,7 @@ pub struct NamespaceLock {
 
 impl NamespaceLock {
     /// Of the calling thread's network namespace, which
-    /// [`NfTables::update`](super::NfTables::update) locks too when others keep
-    /// coming first. `None` where
+    /// [`NfTables::update`](super::NfTables::update) locks too. `None` where
     /// there is no /proc, and after five seconds.
     pub fn take() -> Option<Self> {
         Self::of(&open()?)

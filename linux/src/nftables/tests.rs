@@ -72,7 +72,7 @@ fn who_is_always_too_late_gives_up_and_says_how_often_it_tried() {
                 Result::Ok((batch, ()))
             })
             .unwrap_err();
-        assert_eq!(rounds.get(), ATTEMPTS);
+        assert_eq!(rounds.get(), UPDATE_ATTEMPTS);
         assert_eq!(error.errno(), Errno::ERESTART);
         assert_eq!(error.to_string(), "commit nf_tables batch 50 times another change came first");
     });
