@@ -57,7 +57,9 @@ fn follow(root: Pid) -> Result<Observed> {
     let mut programs = 0;
     let mut peaks: BTreeMap<i32, u64> = BTreeMap::new();
     loop {
-        let status = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::__WALL)) {
+        // This thread's children and tracees only: others have theirs.
+        let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
+        let status = match waitpid(Pid::from_raw(-1), Some(flags)) {
             Err(Errno::EINTR) => continue,
             status => status.context("wait for the program")?,
         };
@@ -69,7 +71,10 @@ fn follow(root: Pid) -> Result<Observed> {
             }
             WaitStatus::Signaled(pid, signal, _) if pid == root => bail!("the program was killed: {signal}"),
             WaitStatus::PtraceEvent(pid, signal, event) => {
-                programs += usize::from(event == libc::PTRACE_EVENT_EXEC);
+                if event == libc::PTRACE_EVENT_EXEC {
+                    // The shell's own start may be seen or not; the program's comes last of this process.
+                    programs = if pid == root { 1 } else { programs + 1 };
+                }
                 if event == libc::PTRACE_EVENT_EXIT {
                     peaks.insert(pid.as_raw(), resident_peak(pid)?);
                 }
