@@ -1,7 +1,6 @@
 //! One call of a plugin: the environment variables of the protocol, checked,
 //! and the configuration.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 
 use crate::{CniError, NetConf, code};
@@ -39,7 +38,7 @@ impl Command {
 
 /// The variables of the protocol; an unset one is empty, as in the reference.
 #[derive(Clone, Debug, Default)]
-pub struct Environment(HashMap<&'static str, String>);
+pub struct Environment(Vec<(&'static str, String)>);
 
 const NAMES: [&str; 7] = [
     "CNI_COMMAND",
@@ -61,7 +60,7 @@ impl Environment {
     }
 
     fn get(&self, name: &str) -> &str {
-        self.0.get(name).map_or("", String::as_str)
+        self.0.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
     /// Whether the program was called by a person rather than by a runtime.

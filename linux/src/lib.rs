@@ -14,6 +14,7 @@ pub mod credentials;
 mod error;
 pub mod fd_passing;
 pub mod fs_at;
+pub mod interface;
 pub mod iptables;
 pub mod lock;
 pub mod mount;
