@@ -2,6 +2,7 @@
 
 use cni_plugin::delegate::{Delegate, PendingAdd};
 use cni_plugin::{CniResult, Interface, Invocation};
+use linux::interface::Interfaces;
 
 use crate::attach::{Connection, Ends};
 use crate::config::{Config, Container};
@@ -24,11 +25,11 @@ pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
 }
 
 fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> Result<CniResult, Error> {
-    // The IPAM plugin runs while the links are made; it has ended, one way or
-    // the other, before anything is judged or rolled back.
-    let pending = start_ipam(config, call, undo)?;
+    // The IPAM plugin runs while the links are made, and ends while they get its
+    // addresses; it has ended, one way or the other, before anything is rolled back.
+    let mut pending = start_ipam(config, call, undo)?;
     let connected = connect(config, call, ends, undo);
-    let addresses = pending.map(|pending| pending.finish(call)).transpose();
+    let addresses = pending.as_mut().map(|pending| pending.result(call)).transpose();
     let (connection, addresses) = (connected?, addresses?);
 
     let result = match addresses {
@@ -46,6 +47,7 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
         ips: &result.ips,
     };
     rules::ensure(config, call, port, undo)?;
+    pending.map_or(Ok(()), PendingAdd::confirm)?;
     let interfaces = interfaces(config, call, ends, &connection)?;
     let result = CniResult { interfaces, ..result };
     // What the asked version cannot express must fail here, where it is undone.
@@ -94,11 +96,12 @@ fn interfaces(
         Container::Disabled => ends.link(&connection.host_veth)?,
         Container::Layer2 | Container::Layer3 { .. } => ends.port_when_up(&connection.host_veth)?,
     };
-    let bridge = ends.link(&connection.bridge)?;
+    let bridge = &connection.bridge.name;
+    let bridge_mac = Interfaces::open()?.mac(bridge)?;
     let sandbox = call.netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let mac = format_mac(Some(connection.container_veth.mac));
     Ok(vec![
-        host_interface(&bridge.name, bridge.mac),
+        host_interface(bridge, Some(bridge_mac)),
         host_interface(&host_veth.name, host_veth.mac),
         Interface { name: call.ifname.clone(), mac, sandbox, ..Interface::default() },
     ])

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use cni_plugin::Invocation;
+use linux::interface::Interfaces;
 use linux::netlink::{
     Address, BridgeSpec, Changes, Link, Mac, Netlink, OperState, PortSpec, VethSpec, Watch,
 };
@@ -30,6 +31,7 @@ const ALIAS_MAX: usize = 255;
 pub(crate) struct Ends {
     pub(crate) host: Netlink,
     pub(crate) container: Netlink,
+    pub(crate) container_interfaces: Interfaces,
     pub(crate) netns: NetNs,
     /// The host's: where this process was started.
     pub(crate) home: NetNs,
@@ -61,8 +63,8 @@ impl Ends {
             .map_err(|e| Error::OpenNetns { cause: NetnsError::of(&path, e), path: path.clone() })?;
         let home = NetNs::current()?;
         let host = Netlink::open()?;
-        let container = netns.visit(&home, Netlink::open)??;
-        Ok(Self { host, container, netns, home })
+        let (container, interfaces) = netns.visit(&home, || (Netlink::open(), Interfaces::open()))?;
+        Ok(Self { host, container: container?, container_interfaces: interfaces?, netns, home })
     }
 
     /// The bridge, and a port of it whose other end is the container's
@@ -183,10 +185,10 @@ impl Ends {
 
     /// An error when the container already has an interface of that name.
     pub(crate) fn refuse_existing(&self, call: &Invocation, peer: &str) -> Result<(), Error> {
-        match self.container.link_by_name(&call.ifname)? {
-            Some(_) => Err(Error::ContainerLinkExists { ifname: call.ifname.clone(), peer: peer.to_owned() }),
-            None => Ok(()),
+        if self.container_interfaces.exists(&call.ifname)? {
+            return Err(Error::ContainerLinkExists { ifname: call.ifname.clone(), peer: peer.to_owned() });
         }
+        Ok(())
     }
 
     /// The port once it forwards. Asking makes new kernels settle the state at

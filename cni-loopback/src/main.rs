@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use cni_plugin::{CniError, CniResult, Interface, Invocation, IpConfig, Plugin};
 use ipnetwork::IpNetwork;
-use linux::interface;
+use linux::interface::Interfaces;
 use linux::netlink::{Address, Netlink};
 use linux::netns::{NetNs, filesystem_magic};
 use nix::errno::Errno;
@@ -73,7 +73,7 @@ fn add(call: &Invocation) -> Result<CniResult, Error> {
     let prev_result = call.conf.prev_result()?;
     let path = call.netns.as_deref().unwrap_or(Path::new(""));
     let netlink = open(path)?;
-    let was_up = interface::is_up("lo")?;
+    let was_up = Interfaces::open()?.is_up("lo")?;
     match bring_up(&netlink) {
         Ok(addresses) => Ok(prev_result.unwrap_or_else(|| result(path, &addresses))),
         Err(cause) if was_up => Err(cause),
@@ -107,7 +107,7 @@ fn del(call: &Invocation) -> Result<(), Error> {
 
 fn check(call: &Invocation) -> Result<(), Error> {
     open(call.netns.as_deref().unwrap_or(Path::new("")))?;
-    if interface::is_up("lo")? { Ok(()) } else { Err(Error::Down) }
+    if Interfaces::open()?.is_up("lo")? { Ok(()) } else { Err(Error::Down) }
 }
 
 /// Moves the process into the namespace: there is nothing to do outside.

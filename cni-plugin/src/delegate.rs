@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 
+use linux::pipes::Pipes;
 use serde_json::Value;
 
 use crate::{CniError, CniResult, Command, Invocation};
@@ -41,22 +42,22 @@ impl Delegate {
 
     /// Runs DEL to its end.
     pub fn del(&self, call: &Invocation) -> Result<(), CniError> {
-        self.start(Command::Del, call)?.output().map(drop)
+        self.start(Command::Del, call)?.end()
     }
 
     /// Runs CHECK to its end.
     pub fn check(&self, call: &Invocation) -> Result<(), CniError> {
-        self.start(Command::Check, call)?.output().map(drop)
+        self.start(Command::Check, call)?.end()
     }
 
     /// Runs STATUS to its end.
     pub fn status(&self, call: &Invocation) -> Result<(), CniError> {
-        self.start(Command::Status, call)?.output().map(drop)
+        self.start(Command::Status, call)?.end()
     }
 
     /// Runs GC to its end.
     pub fn gc(&self, call: &Invocation) -> Result<(), CniError> {
-        self.start(Command::Gc, call)?.output().map(drop)
+        self.start(Command::Gc, call)?.end()
     }
 
     fn start(&self, command: Command, call: &Invocation) -> Result<Running, CniError> {
@@ -67,20 +68,21 @@ impl Delegate {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|e| failed(&self.binary, "start", &e))?;
-        let mut stdin = child.stdin.take().expect("stdin was asked to be piped");
+        let stdin = child.stdin.take();
+        let running = Running::new(child, self.binary.clone());
         // A plugin reads its whole stdin before it writes anything; one that
         // does not read it ends, and how it ended says more than EPIPE.
-        match stdin.write_all(&call.conf.stdin) {
+        match stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&call.conf.stdin)) {
             Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-                return Err(failed(&self.binary, "write configuration to", &e));
+                Err(failed(&self.binary, "write configuration to", &e))
             }
-            _ => drop(stdin),
+            _ => Ok(running),
         }
-        Ok(Running { child, binary: self.binary.clone() })
     }
 }
 
-/// An ADD under way; dropping it without [`PendingAdd::finish`] leaves it running.
+/// An ADD under way. Dropped without [`PendingAdd::confirm`], it has ended all
+/// the same: its output is closed, and it is waited for.
 #[derive(Debug)]
 #[must_use]
 pub struct PendingAdd {
@@ -88,41 +90,98 @@ pub struct PendingAdd {
 }
 
 impl PendingAdd {
-    /// Waits for the end. A failed plugin's error comes back unchanged.
-    pub fn finish(self, call: &Invocation) -> Result<CniResult, CniError> {
-        let binary = self.running.binary.clone();
-        let stdout = self.running.output()?;
-        let value: Value = serde_json::from_slice(&stdout).map_err(|e| {
+    /// The result as soon as it is there; whether the plugin succeeds is known
+    /// only from [`PendingAdd::confirm`]. A failed plugin's error comes back
+    /// unchanged.
+    pub fn result(&mut self, call: &Invocation) -> Result<CniResult, CniError> {
+        self.running.read_until(is_result)?;
+        if !is_result(self.running.stdout()) {
+            self.running.end()?;
+        }
+        let value: Value = serde_json::from_slice(self.running.stdout()).map_err(|e| {
             CniError::internal(format_args!("failed to unmarshal raw result: {e}"))
-                .with_details(binary.display())
+                .with_details(self.running.binary.display())
         })?;
         // The reference takes "null" as an empty result.
         let value = if value.is_null() { Value::Object(serde_json::Map::new()) } else { value };
         CniResult::from_json(&value, call.conf.cni_version)
     }
+
+    /// Waits for the end, which must be a success and add nothing to the result.
+    pub fn confirm(mut self) -> Result<(), CniError> {
+        let length = self.running.stdout().len();
+        self.running.end()?;
+        let more = self.running.stdout().get(length..).unwrap_or_default();
+        if more.iter().all(u8::is_ascii_whitespace) {
+            return Ok(());
+        }
+        let more = String::from_utf8_lossy(more);
+        Err(CniError::internal(format_args!("failed to unmarshal raw result: {more:?} after its end"))
+            .with_details(self.running.binary.display()))
+    }
+}
+
+/// Whether it is a whole document and no error object.
+fn is_result(stdout: &[u8]) -> bool {
+    let document = serde_json::from_slice::<Value>(stdout);
+    document.is_ok_and(|value| value.as_object().is_some_and(|object| !object.contains_key("code")))
 }
 
 #[derive(Debug)]
 struct Running {
     child: Child,
+    /// stdout and stderr; `None` when the child has been waited for.
+    outputs: Option<Pipes<2>>,
+    /// What they were.
+    texts: [Vec<u8>; 2],
     binary: PathBuf,
 }
 
 impl Running {
-    /// stdout of a success; what a success wrote to stderr goes to ours.
-    fn output(mut self) -> Result<Vec<u8>, CniError> {
-        let stdout = self.child.stdout.take().expect("stdout was asked to be piped");
-        let stderr = self.child.stderr.take().expect("stderr was asked to be piped");
-        let streams = linux::pipes::read_to_ends([stdout.into(), stderr.into()]);
+    fn new(mut child: Child, binary: PathBuf) -> Self {
+        let stdout = child.stdout.take().expect("stdout was asked to be piped");
+        let stderr = child.stderr.take().expect("stderr was asked to be piped");
+        let outputs = Some(Pipes::new([stdout.into(), stderr.into()]));
+        Self { child, outputs, texts: [const { Vec::new() }; 2], binary }
+    }
+
+    fn stdout(&self) -> &[u8] {
+        let [stdout, _] = self.outputs.as_ref().map_or(&self.texts, Pipes::texts);
+        stdout
+    }
+
+    fn read_until(&mut self, enough: fn(&[u8]) -> bool) -> Result<(), CniError> {
+        let Some(outputs) = &mut self.outputs else { return Ok(()) };
+        let read = outputs.read_until(|[stdout, _]| enough(stdout));
+        read.map_err(|e| failed(&self.binary, "read output of", &e))
+    }
+
+    /// Waits for the end; what a success wrote to stderr goes to ours.
+    fn end(&mut self) -> Result<(), CniError> {
+        let Some(mut outputs) = self.outputs.take() else { return Ok(()) };
+        let read = outputs.read_until(|_| false);
+        self.texts = outputs.texts().clone();
         // It ends, whether it was read to the end or its pipes are closed now.
+        drop(outputs);
         let status = self.child.wait().map_err(|e| failed(&self.binary, "wait for", &e))?;
-        let [stdout, stderr] = streams.map_err(|e| failed(&self.binary, "read output of", &e))?;
+        read.map_err(|e| failed(&self.binary, "read output of", &e))?;
+        let [stdout, stderr] = &self.texts;
         if status.success() {
             // Information only: a closed stderr is no reason to fail.
-            drop(std::io::stderr().write_all(&stderr));
-            return Ok(stdout);
+            drop(std::io::stderr().write_all(stderr));
+            return Ok(());
         }
-        Err(error_of(&Output { status, stdout, stderr }))
+        Err(error_of(&Output { status, stdout: stdout.clone(), stderr: stderr.clone() }))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(outputs) = self.outputs.take() {
+            drop(outputs);
+            // Nobody is left to tell.
+            drop(self.child.wait());
+        }
     }
 }
 

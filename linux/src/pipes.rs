@@ -1,6 +1,6 @@
-//! Several pipes read to their ends at once, so that whoever fills one never
-//! waits for the reader of another. (std's own way for a child's two outputs
-//! panics when read(2) fails.)
+//! Several pipes read at once, so that whoever fills one never waits for the
+//! reader of another. (std's own way for a child's two outputs panics when
+//! read(2) fails.)
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,26 +9,44 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// What comes out of each of `pipes` until its last writer closes it.
-pub fn read_to_ends<const N: usize>(pipes: [OwnedFd; N]) -> io::Result<[Vec<u8>; N]> {
-    let mut texts = [const { Vec::new() }; N];
-    let mut open: Vec<(usize, File)> = pipes.into_iter().map(File::from).enumerate().collect();
-    while !open.is_empty() {
-        let mut fds: Vec<PollFd<'_>> =
-            open.iter().map(|(_, pipe)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
-        match poll(&mut fds, PollTimeout::NONE) {
-            Err(Errno::EINTR) => continue,
-            polled => polled?,
-        };
-        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
-        for at in (0..ready.len()).rev().filter(|at| ready[*at]) {
-            let (number, pipe) = &mut open[at];
-            if read_some(pipe, &mut texts[*number])? == 0 {
-                open.remove(at);
+/// The reading ends of `N` pipes, and what has come out of each.
+#[derive(Debug)]
+pub struct Pipes<const N: usize> {
+    open: Vec<(usize, File)>,
+    texts: [Vec<u8>; N],
+}
+
+impl<const N: usize> Pipes<N> {
+    pub fn new(pipes: [OwnedFd; N]) -> Self {
+        let open = pipes.into_iter().map(File::from).enumerate().collect();
+        Self { open, texts: [const { Vec::new() }; N] }
+    }
+
+    /// Reads until `enough` says so of what came out, or every pipe's last
+    /// writer has closed it.
+    pub fn read_until(&mut self, mut enough: impl FnMut(&[Vec<u8>; N]) -> bool) -> io::Result<()> {
+        while !self.open.is_empty() && !enough(&self.texts) {
+            let mut fds: Vec<PollFd<'_>> =
+                self.open.iter().map(|(_, pipe)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
+            match poll(&mut fds, PollTimeout::NONE) {
+                Err(Errno::EINTR) => continue,
+                polled => polled?,
+            };
+            let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+            for at in (0..ready.len()).rev().filter(|at| ready[*at]) {
+                let (number, pipe) = &mut self.open[at];
+                if read_some(pipe, &mut self.texts[*number])? == 0 {
+                    self.open.remove(at);
+                }
             }
         }
+        Ok(())
     }
-    Ok(texts)
+
+    /// What has come out so far.
+    pub fn texts(&self) -> &[Vec<u8>; N] {
+        &self.texts
+    }
 }
 
 /// At least one byte, or the end.
@@ -48,22 +66,39 @@ fn read_some(pipe: &mut File, text: &mut Vec<u8>) -> io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
-    #[test]
-    fn both_outputs_are_read_however_much_comes_on_either() {
-        let script = "head -c 300000 /dev/zero >&2; head -c 200000 /dev/zero; head -c 100000 /dev/zero >&2";
+    fn shell(script: &str) -> (Child, Pipes<2>) {
         let mut child = Command::new("/bin/sh")
             .args(["-c", script])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let pipes = [child.stdout.take().unwrap().into(), child.stderr.take().unwrap().into()];
-        let [out, err] = read_to_ends(pipes).unwrap();
-        assert_eq!((out.len(), err.len()), (200_000, 400_000));
+        let pipes = Pipes::new([child.stdout.take().unwrap().into(), child.stderr.take().unwrap().into()]);
+        (child, pipes)
+    }
+
+    #[test]
+    fn both_outputs_are_read_however_much_comes_on_either() {
+        let (mut child, mut pipes) =
+            shell("head -c 300000 /dev/zero >&2; head -c 200000 /dev/zero; head -c 100000 /dev/zero >&2");
+        pipes.read_until(|_| false).unwrap();
+        assert_eq!(pipes.texts().each_ref().map(Vec::len), [200_000, 400_000]);
+        assert!(child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn reading_stops_when_there_is_enough_and_goes_on_later() {
+        let (mut child, mut pipes) = shell("printf first; read _go; printf ' second'");
+        pipes.read_until(|[out, _]| out.len() >= 5).unwrap();
+        assert_eq!(pipes.texts()[0], b"first");
+        drop(child.stdin.take());
+        pipes.read_until(|_| false).unwrap();
+        assert_eq!(pipes.texts()[0], b"first second");
         assert!(child.wait().unwrap().success());
     }
 }
