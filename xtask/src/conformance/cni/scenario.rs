@@ -18,7 +18,7 @@ pub(super) struct Scenario {
 
 #[derive(Debug, Clone)]
 pub(super) enum Step {
-    Call(Call),
+    Call(Box<Call>),
     /// Lines as `ip -batch` reads them, in a namespace.
     Ip {
         netns: &'static str,
@@ -168,7 +168,7 @@ impl Scenario {
     }
 
     pub(super) fn call(self, call: Call) -> Self {
-        self.step(Step::Call(call))
+        self.step(Step::Call(Box::new(call)))
     }
 
     pub(super) fn add(self, container: &'static str) -> Self {
