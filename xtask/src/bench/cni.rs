@@ -40,7 +40,7 @@ pub(crate) fn run(runs: usize) -> Result<()> {
     debian_program("nft", "nftables")?;
     let sandbox = Sandbox::enter(Network::Own)?;
     let bench = Bench { sandbox: &sandbox, runs, ours, reference, floor };
-    let mut rows = Vec::new();
+    let mut rows = step("VERSION: nothing but the start", || bench.starts())?;
     for case in cases() {
         rows.extend(step(&case.title, || bench.measure(&case))?);
     }
@@ -301,6 +301,45 @@ impl Bench<'_> {
             }
         });
         Ok(rows.collect())
+    }
+
+    /// What a call takes that does nothing.
+    fn starts(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for (_package, plugin) in ::tests::binaries::CNI_PLUGINS {
+            let case = Case {
+                title: format!("{plugin}, nothing but the start"),
+                plugin,
+                conf: [json!({}), json!({})],
+                setup: Setup::Nothing,
+                floor: None,
+                add_bar: None,
+                del_bar: None,
+            };
+            let worlds = [World::new(self, Side::Ours, &case)?, World::new(self, Side::Reference, &case)?];
+            let mut samples = [Vec::new(), Vec::new()];
+            for run in 0..=self.runs {
+                for at in if run % 2 == 0 { [0, 1] } else { [1, 0] } {
+                    let (took, _) = worlds[at].plugin(&case, "VERSION", "start", "container", None)?;
+                    if run > 0 {
+                        samples[at].push(took);
+                    }
+                }
+            }
+            worlds.into_iter().try_for_each(World::remove)?;
+            let [mut ours, mut reference] = samples;
+            rows.push(Row {
+                title: case.title,
+                verb: "VERSION",
+                ours: median(&mut ours),
+                reference: median(&mut reference),
+                floor: None,
+                over_floor: None,
+                bars: Vec::new(),
+                observed: None,
+            });
+        }
+        Ok(rows)
     }
 
     /// All at once, until the last has ended.
