@@ -36,6 +36,8 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
         Some(addresses) => {
             let plan = Plan::new(config, addresses)?;
             ends.configure(config, call, &plan, connection.container_veth)?;
+            // Whoever fails now must not have touched what other containers use.
+            pending.map_or(Ok(()), PendingAdd::confirm)?;
             gateway::ensure(&ends.host, config, &plan, &connection, undo)?;
             plan.result
         }
@@ -47,7 +49,6 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
         ips: &result.ips,
     };
     rules::ensure(config, call, port, undo)?;
-    pending.map_or(Ok(()), PendingAdd::confirm)?;
     let interfaces = interfaces(config, call, ends, &connection)?;
     let result = CniResult { interfaces, ..result };
     // What the asked version cannot express must fail here, where it is undone.

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use cni_plugin::Invocation;
+use cni_plugin::{Invocation, sha512_hex};
 use linux::interface::Interfaces;
 use linux::netlink::{
     Address, BridgeSpec, Changes, Link, Mac, Netlink, OperState, PortSpec, VethSpec, Watch,
@@ -25,6 +25,8 @@ const VETH_NAME_ATTEMPTS: usize = 10;
 const PORT_UP_TIMEOUT: Duration = Duration::from_millis(2550);
 /// IFALIASZ without the final zero.
 const ALIAS_MAX: usize = 255;
+/// Of each digest in an alias: 128 bits.
+const ALIAS_DIGITS: usize = 32;
 
 /// The two ends of the work; both sockets are open before anything is changed.
 #[derive(Debug)]
@@ -81,7 +83,7 @@ impl Ends {
 
         ignore_router_advertisements(&host_veth.name);
         let alias = alias(call);
-        let port = PortSpec { index: host_veth.index, alias: alias.as_deref(), flags: config.port };
+        let port = PortSpec { index: host_veth.index, alias: Some(&alias), flags: config.port };
         self.host.bring_port_up(&port).map_err(|source| Error::ConnectPort {
             veth: host_veth.name.clone(),
             bridge: bridge.name.clone(),
@@ -216,17 +218,30 @@ impl Ends {
     }
 }
 
-/// `cni:<network>:<container id>:<ifname>` marks a veth as ours and says whose
-/// it is. `None` when it does not fit: such a veth is found by its namespace
-/// only.
-pub(crate) fn alias(call: &Invocation) -> Option<String> {
-    let alias = format!("{}{}:{}", alias_prefix(&call.conf.name), call.container_id, call.ifname);
-    (alias.len() <= ALIAS_MAX).then_some(alias)
+/// What marks the veth of a call as ours and says whose it is.
+pub(crate) fn alias(call: &Invocation) -> String {
+    alias_of(&call.conf.name, &call.container_id, &call.ifname)
 }
 
-/// How the aliases of a network's veths begin. Neither names nor ids contain a colon.
-pub(crate) fn alias_prefix(network: &str) -> String {
-    format!("cni:{network}:")
+/// `cni:<network>:<container id>:<ifname>`; where that is longer than an alias
+/// may be, digests in the place of the names, behind a `~` that no name has.
+pub(crate) fn alias_of(network: &str, container_id: &str, ifname: &str) -> String {
+    let alias = format!("cni:{network}:{container_id}:{ifname}");
+    if alias.len() <= ALIAS_MAX {
+        return alias;
+    }
+    let attachment = sha512_hex(&format!("{container_id}:{ifname}"), ALIAS_DIGITS);
+    format!("{}{attachment}", digest_prefix(network))
+}
+
+/// Whether the alias marks a veth of ours in the network. Neither names nor ids
+/// contain a colon.
+pub(crate) fn is_of_network(alias: &str, network: &str) -> bool {
+    alias.starts_with(&format!("cni:{network}:")) || alias.starts_with(&digest_prefix(network))
+}
+
+fn digest_prefix(network: &str) -> String {
+    format!("cni:~{}:", sha512_hex(network, ALIAS_DIGITS))
 }
 
 /// Routes of our links are ours to set, not a router's.
@@ -241,5 +256,22 @@ pub(crate) fn tolerate(outcome: linux::Result<()>) {
         && e.errno() != Errno::ENOENT
     {
         cni_plugin::warn("bridge", format_args!("{e}: {}", e.source));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alias_too_long_for_the_kernel_is_digests_of_the_same_network() {
+        let network = "n".repeat(200);
+        let (id, other) = ("ab".repeat(32), "cd".repeat(32));
+        let alias = alias_of(&network, &id, "eth0");
+        assert!(alias.len() <= ALIAS_MAX && is_of_network(&alias, &network));
+        assert!(!is_of_network(&alias, "n"));
+        assert_ne!(alias, alias_of(&network, &other, "eth0"));
+        assert_eq!(alias_of("net", "id", "eth0"), "cni:net:id:eth0");
+        assert!(is_of_network("cni:net:id:eth0", "net") && !is_of_network("cni:net2:id:eth0", "net"));
     }
 }

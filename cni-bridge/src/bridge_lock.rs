@@ -18,7 +18,7 @@ const DIR: &str = "/run";
 #[derive(Debug)]
 pub(crate) struct BridgeLock {
     path: PathBuf,
-    _lock: FileLock,
+    lock: FileLock,
 }
 
 impl BridgeLock {
@@ -28,7 +28,7 @@ impl BridgeLock {
         loop {
             let lock = FileLock::exclusive(&path, 0o600)?;
             if is_at(lock.file(), &path)? {
-                return Ok(Self { path, _lock: lock });
+                return Ok(Self { path, lock });
             }
         }
     }
@@ -36,8 +36,10 @@ impl BridgeLock {
 
 impl Drop for BridgeLock {
     fn drop(&mut self) {
-        // A file that stays is the next holder's.
-        drop(std::fs::remove_file(&self.path));
+        // A file that stays is the next holder's, and so is one that replaced ours.
+        if is_at(self.lock.file(), &self.path).unwrap_or(false) {
+            drop(std::fs::remove_file(&self.path));
+        }
     }
 }
 

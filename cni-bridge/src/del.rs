@@ -91,7 +91,7 @@ fn remove_host_end(call: &Invocation) -> Result<(), Error> {
     let alias = alias(call);
     let remembered = remembered_ports(call);
     let is_ours = |link: &Link| match &link.alias {
-        Some(found) => alias.as_ref() == Some(found),
+        Some(found) => *found == alias,
         None => {
             let found = (link.name.clone(), format_mac(link.mac));
             link.kind.as_deref() == Some("veth") && link.master.is_some() && remembered.contains(&found)

@@ -57,13 +57,18 @@ fn ensure_address(
         address,
         change,
     };
-    for old in replacing {
-        host.delete_address(bridge.index, (old.ip(), old.prefix()))?;
+    let added = if replacing.is_empty() { AddressChange::Added } else { AddressChange::AddedInstead };
+    // The last ones first: the kernel may take an address's secondaries along.
+    for old in replacing.into_iter().rev() {
         undo.push(step(old, AddressChange::Removed));
+        match host.delete_address(bridge.index, (old.ip(), old.prefix())) {
+            Err(e) if e.errno() != Errno::EADDRNOTAVAIL => return Err(e.into()),
+            _ => {}
+        }
     }
     let address = (wanted.ip(), wanted.prefix());
     match host.add_address(bridge.index, address, config.duplicate_detection) {
-        Ok(()) => undo.push(step(wanted, AddressChange::Added)),
+        Ok(()) => undo.push(step(wanted, added)),
         Err(e) if e.errno() == Errno::EEXIST => return Ok(()),
         Err(source) => {
             return Err(Error::BridgeAddress { bridge: bridge.name.clone(), address: wanted, source });

@@ -5,7 +5,7 @@ use cni_plugin::delegate::Delegate;
 use cni_plugin::{Invocation, ValidAttachments};
 use linux::netlink::Netlink;
 
-use crate::attach::alias_prefix;
+use crate::attach::{alias_of, is_of_network};
 use crate::error::{Error, Failures};
 use crate::rules;
 use crate::undo::delete;
@@ -17,7 +17,9 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     // In the order of DEL, and for its reasons.
     failures.keep(rules::collect(call, &valid, &host));
     failures.keep(delete_stale_links(&host, &call.conf.name, &valid));
-    if let Some(ipam) = failures.keep(call.conf.ipam_type()).flatten() {
+    if let Some(ipam) = failures.keep(call.conf.ipam_type()).flatten()
+        && failures.is_empty()
+    {
         let forwarded = Delegate::find(&ipam, &call.path).and_then(|ipam| ipam.gc(call));
         failures.keep(forwarded);
     }
@@ -26,12 +28,11 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
 
 /// Ports that carry our alias; the container's end goes with its port.
 fn delete_stale_links(host: &Netlink, network: &str, valid: &ValidAttachments) -> Result<(), Error> {
-    let prefix = alias_prefix(network);
+    let in_use: Vec<String> = valid.iter().map(|(id, ifname)| alias_of(network, id, ifname)).collect();
     let mut failures = Failures::default();
     for link in host.links()? {
-        let attachment = link.alias.as_deref().and_then(|alias| alias.strip_prefix(&prefix));
-        let Some((container_id, ifname)) = attachment.and_then(|rest| rest.split_once(':')) else { continue };
-        if !valid.contains(container_id, ifname) {
+        let stale = |alias: &String| is_of_network(alias, network) && !in_use.contains(alias);
+        if link.alias.as_ref().is_some_and(stale) {
             failures.keep(delete(host, link.index));
         }
     }

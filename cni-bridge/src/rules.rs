@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 use linux::netlink::{Mac, Netlink};
 use linux::nftables::{self, Batch, Family, NfTables, Rule};
 
-use crate::attach::alias_prefix;
+use crate::attach::is_of_network;
 use crate::config::{Config, MasqueradeBackend};
 use crate::error::Error;
 use crate::undo::{Step, Undo};
@@ -115,7 +115,11 @@ pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlin
         if tables.contains(&(spoof::FAMILY, spoof::TABLE.to_owned())) {
             let rules = nf.rules(spoof::FAMILY, spoof::TABLE, None)?;
             for checked in spoof::checked_but_not(valid, &rules) {
-                if is_of_network_or_nobody(host, &checked.host_veth, network)? {
+                let mut ours = true;
+                for host_veth in &checked.host_veths {
+                    ours &= is_of_network_or_nobody(host, host_veth, network)?;
+                }
+                if ours {
                     remove_spoof_check(nf, &checked.names, batch)?;
                 }
             }
@@ -138,7 +142,7 @@ pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlin
 fn is_of_network_or_nobody(host: &Netlink, host_veth: &str, network: &str) -> Result<bool, linux::Error> {
     // Asked after the rules were read: a port is made before its rules.
     let Some(link) = host.link_by_name(host_veth)? else { return Ok(true) };
-    Ok(link.alias.is_some_and(|alias| alias.starts_with(&alias_prefix(network))))
+    Ok(link.alias.is_some_and(|alias| is_of_network(&alias, network)))
 }
 
 /// What of the attachment's rules is missing, as a sentence; `None` when

@@ -103,8 +103,9 @@ pub(crate) fn plan_removal(found: &[Rule], chains: &[&str], batch: &mut Batch) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Checked {
     pub(crate) names: Names,
-    /// The port whose frames are judged.
-    pub(crate) host_veth: String,
+    /// The ports whose frames are judged: more than one where an attachment was
+    /// made again under the same name.
+    pub(crate) host_veths: Vec<String>,
 }
 
 /// The attachments of `rules` that are in no list of valid ones. Their network
@@ -112,11 +113,18 @@ pub(crate) struct Checked {
 pub(crate) fn checked_but_not(valid: &ValidAttachments, rules: &[Rule]) -> Vec<Checked> {
     let in_use: Vec<Names> = valid.iter().map(|(id, ifname)| Names::new(&format!("{id}-{ifname}"))).collect();
     let entries = rules.iter().filter(|rule| rule.chain == PREROUTING);
-    let checked = entries.filter_map(|rule| {
+    let named = entries.filter_map(|rule| {
         let attachment = rule.comment.as_ref()?.strip_prefix(COMMENT_PREFIX)?;
-        Some(Checked { names: Names::new(attachment), host_veth: input_interface(rule)? })
+        Some((Names::new(attachment), input_interface(rule)?))
     });
-    checked.filter(|checked| !in_use.contains(&checked.names)).collect()
+    let mut checked: Vec<Checked> = Vec::new();
+    for (names, host_veth) in named.filter(|(names, _)| !in_use.contains(names)) {
+        match checked.iter_mut().find(|known| known.names == names) {
+            Some(known) => known.host_veths.push(host_veth),
+            None => checked.push(Checked { names, host_veths: vec![host_veth] }),
+        }
+    }
+    checked
 }
 
 /// The name that `iifname` is compared with.

@@ -37,7 +37,10 @@ pub(crate) enum Step {
 /// What ADD did to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressChange {
+    /// Containers beside ours may use it by now.
     Added,
+    /// In the place of removed ones, which come back.
+    AddedInstead,
     Removed,
 }
 
@@ -56,8 +59,12 @@ impl Undo {
     pub(crate) fn roll_back(self, host: &Netlink, call: &Invocation, bridge: &str, cause: Error) -> Error {
         let mut rollback = Vec::new();
         // Ports and addresses of the bridge stay as they are while we look.
-        let _lock = BridgeLock::take(bridge).map_err(|e| rollback.push(e.into())).ok();
+        let mut lock = BridgeLock::take(bridge).map_err(|e| rollback.push(e.into())).ok();
         for step in self.steps.into_iter().rev() {
+            if matches!(step, Step::ReleaseAddresses { .. }) {
+                // The first step of all: nobody waits for a slow IPAM plugin of ours.
+                lock = None;
+            }
             match take_back(step, host, call) {
                 Ok(()) => {}
                 // An IPAM plugin that refuses the configuration says so twice.
@@ -66,6 +73,7 @@ impl Undo {
                 Err(e) => rollback.push(e),
             }
         }
+        drop(lock);
         if rollback.is_empty() { cause } else { Error::Rollback { cause: Box::new(cause), rollback } }
     }
 }
@@ -84,12 +92,13 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
         },
         Step::RestoreBridge { was } => restore_bridge(host, &was),
         Step::BridgeAddress { bridge, own_port, address, change } => {
-            if ports_of(host, bridge)?.iter().any(|port| *port != own_port) {
+            let others = || Ok::<_, Error>(ports_of(host, bridge)?.iter().any(|port| *port != own_port));
+            if change == AddressChange::Added && others()? {
                 return Ok(());
             }
             let pair = (address.ip(), address.prefix());
             let outcome = match change {
-                AddressChange::Added => host.delete_address(bridge, pair),
+                AddressChange::Added | AddressChange::AddedInstead => host.delete_address(bridge, pair),
                 AddressChange::Removed => host.add_address(bridge, pair, DuplicateDetection::Off),
             };
             match outcome {

@@ -41,6 +41,27 @@ fn only_what_is_not_listed_of_this_network_goes() {
 }
 
 #[test]
+fn names_too_long_for_an_alias_are_collected_and_deleted_all_the_same() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let network = "n".repeat(200);
+    let long = |sandbox, id: &str| {
+        let mut attachment = attachment(sandbox, &network, id);
+        attachment.id = format!("{id}{}", "ab".repeat(31));
+        attachment
+    };
+    let (stale, valid) = (long(&sandbox, "c1").added(), long(&sandbox, "c2").added());
+    valid.collect(&[(&valid.id, "eth0")]);
+    assert_eq!(Sandbox::links(&sandbox.netns("c1")), ["lo"], "no link keeps an address that is free again");
+    valid.is_fine("CHECK");
+    stale.del();
+    let mut without_netns = valid;
+    without_netns.netns = String::new();
+    without_netns.del();
+    sandbox.assert_detached();
+}
+
+#[test]
 fn rules_are_collected_after_their_container_died_without_del() {
     let mut sandbox = Sandbox::new().with_host_local();
     let dead = attachment(&sandbox, "net", "c1").added();

@@ -58,6 +58,25 @@ fn a_bridge_address_in_the_way_is_refused_and_replaced_by_force() {
 }
 
 #[test]
+fn an_ipam_plugin_that_fails_after_its_result_leaves_the_gateway_of_others() {
+    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.99.0.5/24"}]});
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let first = sandbox.attachment("c1", DUAL).added();
+    let before = Sandbox::addresses(&sandbox.host, &sandbox.bridge);
+    let program = format!("#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\necho '{result}'\nexit 1\n");
+    sandbox.add_plugin("fails-late", &program);
+    let second = sandbox
+        .attachment("c2", r#"{"isGateway": true, "forceAddress": true, "ipam": {"type": "fails-late"}}"#);
+    let (code, msg) = second.refused();
+    assert_eq!((code, msg.as_str()), (999, "netplugin failed with no error message: exit status: 1"));
+    assert_eq!(Sandbox::addresses(&sandbox.host, &sandbox.bridge), before);
+    first.is_fine("CHECK");
+    first.del();
+    sandbox.assert_detached();
+}
+
+#[test]
 fn a_late_failure_takes_everything_back_and_a_retry_works() {
     let sandbox = Sandbox::new().with_host_local();
     let mut attachment = sandbox.attachment("c1", DUAL);

@@ -86,6 +86,13 @@ impl Sandbox {
         std::fs::write(self.bin().join("result"), result.to_string()).unwrap();
     }
 
+    /// A program beside the plugins.
+    pub(crate) fn add_plugin(&self, name: &str, script: &str) {
+        let path = self.bin().join(name);
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
     pub(crate) fn bin(&self) -> PathBuf {
         self.dir.path().join("bin")
     }
