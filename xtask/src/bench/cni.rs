@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ::tests::{Network, Sandbox};
 use anyhow::{Context, Result, ensure};
@@ -26,7 +26,6 @@ use crate::progress::{part, say, step};
 /// Fewer say nothing about a median.
 const RUNS_MIN: usize = 20;
 const PARALLEL: usize = 50;
-const SETTLE: Duration = Duration::from_millis(50);
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub(crate) fn run(runs: usize) -> Result<()> {
@@ -264,7 +263,6 @@ impl Bench<'_> {
                 order.reverse();
             }
             for verb in [0, 1] {
-                settle();
                 for at in &order {
                     let took = worlds[*at].one(case, run, ["ADD", "DEL"][verb])?;
                     // The first pair fills caches.
@@ -528,13 +526,6 @@ impl<'a> World<'a> {
         }
         Ok(took)
     }
-}
-
-/// What the kernel put off in the last calls (it frees links and rules when all
-/// processors have passed by) is not the next one's.
-#[expect(clippy::disallowed_methods, reason = "the kernel does not say when it has freed what was deleted")]
-fn settle() {
-    std::thread::sleep(SETTLE);
 }
 
 fn start(call: &mut Command, stdin: &[u8]) -> Result<std::process::Child> {
