@@ -23,6 +23,7 @@
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -45,6 +46,7 @@ pub use batch::Batch;
 pub use body::{Is, Protocol, RuleBody};
 pub use expression::{CmpOp, Expression, MetaKey, NatKind, PayloadBase, Verdict};
 pub use lock::NamespaceLock;
+use lock::PATIENCE;
 
 use attributes::{each, find, find_text, find_u32, find_u64, put_text};
 use socket::{DUMP, Messages, ONE, Refusal, Socket};
@@ -82,7 +84,7 @@ const ATTEMPTS: usize = 50;
 /// How often [`NfTables::update`] starts over. Of n writers at once one wins a
 /// round, and on a loaded node others keep coming: the unlucky one needs many
 /// times n.
-const UPDATE_ATTEMPTS: usize = if cfg!(test) { 50 } else { 2000 };
+const UPDATE_ATTEMPTS: usize = 2000;
 
 /// `NFT_NAME_MAXLEN`, without the final zero.
 const NAME_MAX: usize = 255;
@@ -190,6 +192,9 @@ pub struct NfTables {
     socket: Socket,
     /// The namespace itself, to lock; `None` where there is no /proc.
     namespace: Option<File>,
+    /// How long to wait for the lock, and how often to start over.
+    patience: Duration,
+    attempts: usize,
 }
 
 impl NfTables {
@@ -216,7 +221,7 @@ impl NfTables {
     /// In the calling thread's network namespace, for good.
     pub fn open() -> Result<Self> {
         let socket = Socket::open().map_err(|e| Error::new("open netlink socket", "netfilter", e))?;
-        Ok(Self { socket, namespace: lock::open() })
+        Ok(Self { socket, namespace: lock::open(), patience: PATIENCE, attempts: UPDATE_ATTEMPTS })
     }
 
     /// Of the four families.
@@ -306,11 +311,11 @@ impl NfTables {
         &mut self,
         mut plan: impl FnMut(&mut Self) -> std::result::Result<(Batch, T), E>,
     ) -> std::result::Result<T, E> {
-        let lock = self.namespace.as_ref().and_then(NamespaceLock::of);
-        let done = (0..UPDATE_ATTEMPTS).find_map(|_| self.attempt(&mut plan).transpose());
+        let lock = self.namespace.as_ref().and_then(|namespace| NamespaceLock::of(namespace, self.patience));
+        let done = (0..self.attempts).find_map(|_| self.attempt(&mut plan).transpose());
         drop(lock);
         done.unwrap_or_else(|| {
-            let rounds = format!("{UPDATE_ATTEMPTS} times another change came first");
+            let rounds = format!("{} times another change came first", self.attempts);
             Err(Error::new("commit nf_tables batch", rounds, Errno::ERESTART).into())
         })
     }

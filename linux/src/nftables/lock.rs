@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::lock::FileLock;
 
 /// Two hundred others may be before us, with some milliseconds each.
-const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(5) };
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Held until dropped.
 #[derive(Debug)]
@@ -27,13 +27,13 @@ impl NamespaceLock {
     /// [`NfTables::update`](super::NfTables::update) locks too. `None` where
     /// there is no /proc, and after five seconds.
     pub fn take() -> Option<Self> {
-        Self::of(&open()?)
+        Self::of(&open()?, PATIENCE)
     }
 
-    pub(super) fn of(namespace: &File) -> Option<Self> {
+    pub(super) fn of(namespace: &File, patience: Duration) -> Option<Self> {
         match FileLock::try_of(reopen(namespace)?).ok()? {
             Some(lock) => Some(Self { _lock: lock }),
-            None => wait(reopen(namespace)?),
+            None => wait(reopen(namespace)?, patience),
         }
     }
 }
@@ -50,7 +50,7 @@ fn reopen(namespace: &File) -> Option<File> {
 
 /// flock(2) knows no time limit: another thread waits, and what it gets too
 /// late it gives back.
-fn wait(file: File) -> Option<NamespaceLock> {
+fn wait(file: File, patience: Duration) -> Option<NamespaceLock> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let waiter = std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
         if let Ok(lock) = FileLock::of(file) {
@@ -58,7 +58,7 @@ fn wait(file: File) -> Option<NamespaceLock> {
         }
     });
     waiter.ok()?;
-    receiver.recv_timeout(PATIENCE).ok()
+    receiver.recv_timeout(patience).ok()
 }
 
 #[cfg(test)]
@@ -66,6 +66,8 @@ mod tests {
     use super::*;
     use crate::netns;
     use crate::nftables::{Batch, Family, NfTables};
+
+    const IMPATIENT: Duration = Duration::from_millis(50);
 
     /// A namespace of its own.
     fn run(test: impl FnOnce() + Send) {
@@ -81,16 +83,13 @@ mod tests {
         run(|| {
             let namespace = open().unwrap();
             let (other, third) = (open().unwrap(), open().unwrap());
-            let held = NamespaceLock::of(&namespace).unwrap();
+            let held = NamespaceLock::of(&namespace, PATIENCE).unwrap();
             std::thread::scope(|scope| {
-                let waiting = scope.spawn(|| {
-                    // As often as it takes: patience is short in tests.
-                    std::iter::repeat_with(|| NamespaceLock::of(&other)).flatten().next()
-                });
+                let waiting = scope.spawn(|| NamespaceLock::of(&other, PATIENCE));
                 drop(held);
                 assert!(waiting.join().unwrap().is_some());
             });
-            assert!(std::iter::repeat_with(|| NamespaceLock::of(&third)).flatten().next().is_some());
+            assert!(NamespaceLock::of(&third, PATIENCE).is_some());
         });
     }
 
@@ -98,8 +97,10 @@ mod tests {
     fn who_keeps_it_keeps_nobody_from_working() {
         run(|| {
             let held = NamespaceLock::take().unwrap();
-            assert!(NamespaceLock::take().is_none());
+            assert!(NamespaceLock::of(&open().unwrap(), IMPATIENT).is_none());
             let (mut late, mut others) = (NfTables::open().unwrap(), NfTables::open().unwrap());
+            late.patience = IMPATIENT;
+            others.patience = IMPATIENT;
             let mut rounds = 0;
             let table = |name: &str| {
                 let mut batch = Batch::new();
