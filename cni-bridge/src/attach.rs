@@ -21,6 +21,7 @@ use crate::undo::{Step, Undo};
 
 /// As often as the reference tries.
 const VETH_NAME_ATTEMPTS: usize = 10;
+const VETH_NAME_DIGITS: usize = 8;
 /// The sum of the reference's sleeps.
 const PORT_UP_TIMEOUT: Duration = Duration::from_millis(2550);
 /// IFALIASZ without the final zero.
@@ -148,8 +149,8 @@ impl Ends {
         undo: &mut Undo,
     ) -> Result<(Link, ContainerVeth), Error> {
         let mac = config.container_mac.map_or_else(random::mac, Ok)?;
-        for _ in 0..VETH_NAME_ATTEMPTS {
-            let name = random::veth_name()?;
+        for attempt in 0..VETH_NAME_ATTEMPTS {
+            let name = if attempt == 0 { veth_name(call) } else { random::veth_name()? };
             let spec = VethSpec {
                 name: &name,
                 master: bridge.index,
@@ -169,7 +170,7 @@ impl Ends {
                 }
                 Err(source) => {
                     // It may have been made, and only the kernel's answer be lost.
-                    undo.push(Step::DeleteVeth { name });
+                    undo.push(Step::DeleteUnfinishedVeth { name });
                     return Err(Error::CreateVeth { source });
                 }
             }
@@ -223,6 +224,14 @@ pub(crate) fn alias(call: &Invocation) -> String {
     alias_of(&call.conf.name, &call.container_id, &call.ifname)
 }
 
+/// What the host's end is called unless another link has the name: `veth` and
+/// eight hexadecimal digits, as the reference has it, but of a digest. An ADD
+/// killed before the alias is set leaves nothing else to know its port by.
+pub(crate) fn veth_name(call: &Invocation) -> String {
+    let attachment = format!("{}:{}:{}", call.conf.name, call.container_id, call.ifname);
+    format!("veth{}", sha512_hex(&attachment, VETH_NAME_DIGITS))
+}
+
 /// `cni:<network>:<container id>:<ifname>`; where that is longer than an alias
 /// may be, digests in the place of the names, behind a `~` that no name has.
 pub(crate) fn alias_of(network: &str, container_id: &str, ifname: &str) -> String {
@@ -255,7 +264,7 @@ pub(crate) fn tolerate(outcome: linux::Result<()>) {
     if let Err(e) = outcome
         && e.errno() != Errno::ENOENT
     {
-        cni_plugin::warn("bridge", format_args!("{e}: {}", e.source));
+        cni_plugin::warn("bridge", format_args!("{e}: {}", e.reason()));
     }
 }
 

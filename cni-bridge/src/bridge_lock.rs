@@ -1,50 +1,84 @@
 //! One ADD at a time changes a bridge and its ports.
-//!
-//! Invariant: the lock file exists only while somebody holds it or waits for
-//! it. Whoever gets the lock of a file that has been removed meanwhile starts
-//! over, so two never hold it at once.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use linux::Error;
-use linux::lock::FileLock;
+use linux::lock::TransientLock;
 
-/// Writable by root only: nobody else can hold up an ADD.
-const DIR: &str = "/run";
+/// A call may wait three times: for its links, its gateways, and to roll back.
+/// All of it stays within the two minutes that the kubelet gives a pod's network.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Held until dropped.
 #[derive(Debug)]
 pub(crate) struct BridgeLock {
-    path: PathBuf,
-    lock: FileLock,
+    _lock: TransientLock,
 }
 
 impl BridgeLock {
-    /// Waits until the bridge called `bridge` (a valid interface name) is ours.
+    /// Waits until the bridge called `bridge` (a valid interface name) is ours,
+    /// and no longer than half a minute. Where /run takes no files, all bridges
+    /// of the network namespace have one lock.
     pub(crate) fn take(bridge: &str) -> Result<Self, Error> {
-        let path = Path::new(DIR).join(format!("hawser-bridge-{bridge}.lock"));
-        loop {
-            let lock = FileLock::exclusive(&path, 0o600)?;
-            if is_at(lock.file(), &path)? {
-                return Ok(Self { path, lock });
-            }
-        }
+        Self::within(PATIENCE, bridge)
+    }
+
+    fn within(patience: Duration, bridge: &str) -> Result<Self, Error> {
+        let taken = TransientLock::take_or_of_namespace(&path(bridge), patience);
+        let named = |Error { op, object, source }| {
+            let waited = source.kind() == ErrorKind::TimedOut;
+            let op = if waited { "wait for other calls that change bridge" } else { op };
+            let object = if waited { format!("{bridge} ({object})") } else { object };
+            Error { op, object, source }
+        };
+        Ok(Self { _lock: taken.map_err(named)? })
     }
 }
 
-impl Drop for BridgeLock {
-    fn drop(&mut self) {
-        // A file that stays is the next holder's, and so is one that replaced ours.
-        if is_at(self.lock.file(), &self.path).unwrap_or(false) {
-            drop(std::fs::remove_file(&self.path));
-        }
-    }
+fn path(bridge: &str) -> PathBuf {
+    TransientLock::path(&format!("bridge-{bridge}"))
 }
 
-fn is_at(file: &File, path: &Path) -> Result<bool, Error> {
-    let locked = file.metadata().map_err(|e| Error::at("stat lock", path, e))?;
-    let named = std::fs::metadata(path);
-    Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (locked.dev(), locked.ino())))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_nobody_does_not_say_so() {
+        assert!(nix::unistd::geteuid().is_root(), "lock files lie in /run: run it as root");
+        let bridge = format!("t{}dir", std::process::id());
+        let path = path(&bridge);
+        std::fs::create_dir(&path).unwrap();
+        let refused = BridgeLock::take(&bridge).unwrap_err();
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(refused.to_string(), format!("open lock {}", path.display()));
+        assert_eq!(refused.errno(), nix::errno::Errno::EISDIR);
+    }
+
+    #[test]
+    fn who_waits_too_long_hears_for_whom() {
+        assert!(nix::unistd::geteuid().is_root(), "lock files lie in /run: run it as root");
+        let bridge = format!("t{}lock", std::process::id());
+        let held = BridgeLock::take(&bridge).unwrap();
+        let refused =
+            cni_plugin::CniError::chain(&BridgeLock::within(Duration::from_millis(20), &bridge).unwrap_err());
+        let (path, pid) = (path(&bridge), std::process::id());
+        assert_eq!(
+            refused.msg,
+            format!(
+                "wait for other calls that change bridge {bridge} ({}): process {pid} still holds it after 20ms",
+                path.display()
+            )
+        );
+        drop(held);
+        drop(BridgeLock::take(&bridge).unwrap());
+        // Who came too late gets it in the end, and gives it back.
+        let before = std::time::Instant::now();
+        while path.exists() {
+            assert!(before.elapsed() < PATIENCE);
+            std::thread::yield_now();
+        }
+    }
 }

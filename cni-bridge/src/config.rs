@@ -155,16 +155,21 @@ fn bridge_name(written: Option<String>) -> Result<String, CniError> {
     let name = written.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned());
     // The kernel's own rules (dev_valid_name); the name goes into paths, too.
     let has_other = || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0');
+    let mut expected = "bridge: expected an interface name".to_owned();
     let reason = if name.is_empty() {
         "LinkAttrs.Name cannot be empty"
     } else if name.len() > 15 {
         "numerical result out of range"
     } else if name == "." || name == ".." || has_other() {
         "invalid argument"
+    } else if name.contains('%') {
+        // Of `br%d` the kernel makes `br0`, `br1`, and any other `%` it refuses (dev_alloc_name).
+        expected = format!("{expected} without %, found {name:?}");
+        "invalid argument"
     } else {
         return Ok(name);
     };
-    Err(refused_bridge(&name, reason, "bridge: expected an interface name"))
+    Err(refused_bridge(&name, reason, expected))
 }
 
 /// In the words that the reference has when the kernel refuses.
@@ -232,6 +237,18 @@ mod tests {
             mac(keys("", "x"), args).unwrap_err().details,
             "runtimeConfig.mac: expected a MAC address of 6 bytes"
         );
+    }
+
+    #[test]
+    fn a_template_of_names_is_no_bridges_name() {
+        for name in ["br%d", "%", "50%"] {
+            let keys = Keys { bridge: Some(name.to_owned()), ..Keys::default() };
+            let refused = Config::new(keys, None).unwrap_err();
+            let msg = format!("failed to create bridge {name:?}: could not add {name:?}: invalid argument");
+            assert_eq!(refused.msg, msg);
+            let details = format!("bridge: expected an interface name without %, found {name:?}");
+            assert_eq!(refused.details, details);
+        }
     }
 
     #[test]

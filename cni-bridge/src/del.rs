@@ -9,8 +9,10 @@ use cni_plugin::{CniError, Invocation};
 use linux::netlink::{Link, Netlink};
 use linux::netns::NetNs;
 
-use crate::attach::alias;
+use crate::attach::{alias, veth_name};
+use crate::config::Config;
 use crate::error::{Error, Failures, NetnsError};
+use crate::iptables_chain::Addresses;
 use crate::plan::format_mac;
 use crate::rules;
 use crate::undo::delete;
@@ -67,14 +69,16 @@ fn open_netns(call: &Invocation) -> Result<Option<NetNs>, Error> {
 }
 
 /// Of this attachment, as far as they can be known: those the interface has,
-/// those the runtime remembers. They only tell two interfaces apart.
-fn addresses(call: &Invocation, inside: Option<&Inside>) -> Vec<IpAddr> {
+/// those the runtime remembers, which are all. They only tell two interfaces apart.
+fn addresses(call: &Invocation, inside: Option<&Inside>) -> Addresses {
     let has = inside.and_then(|inside| inside.container.addresses(inside.link.index).ok());
     let of_link = has.into_iter().flatten().map(|address| address.ip);
     let remembered = call.conf.prev_result().ok().flatten().map(|result| result.ips);
+    let complete = remembered.is_some();
     let of_result = remembered.into_iter().flatten().map(|ip| ip.address.ip());
     let all = of_link.chain(of_result);
-    all.filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())).collect()
+    let known = all.filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())).collect();
+    Addresses { known, complete }
 }
 
 fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
@@ -85,27 +89,37 @@ fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
 }
 
 /// Without the namespace the kernel removes the veth, but only once nothing
-/// holds the namespace: the host's end is found by its alias, the reference's
-/// by what the runtime remembers of it.
+/// holds the namespace: the host's end is found by its alias; that of a killed
+/// ADD, which has none yet, by its name; the reference's by what the runtime
+/// remembers of it.
 fn remove_host_end(call: &Invocation) -> Result<(), Error> {
-    let alias = alias(call);
+    let (alias, unfinished) = (alias(call), veth_name(call));
     let remembered = remembered_ports(call);
+    let host = Netlink::open()?;
+    let bridge = bridge(call, &host)?;
     let is_ours = |link: &Link| match &link.alias {
         Some(found) => *found == alias,
         None => {
             let found = (link.name.clone(), format_mac(link.mac));
-            link.kind.as_deref() == Some("veth") && link.master.is_some() && remembered.contains(&found)
+            let is_port = link.kind.as_deref() == Some("veth") && link.master.is_some();
+            let is_unfinished = link.name == unfinished && link.master == bridge;
+            is_port && (is_unfinished || remembered.contains(&found))
         }
     };
-    let host = Netlink::open()?;
     for link in host.links()?.iter().filter(|link| is_ours(link)) {
         delete(&host, link.index)?;
     }
     Ok(())
 }
 
-/// Name and MAC of the host's interfaces in prevResult: the name is random, so
-/// that no other link has both.
+/// The index of the configuration's bridge, if there is one.
+fn bridge(call: &Invocation, host: &Netlink) -> Result<Option<u32>, Error> {
+    // A configuration that no ADD accepts has made nothing.
+    let Ok(config) = Config::read(call) else { return Ok(None) };
+    Ok(host.link_by_name(&config.bridge)?.map(|link| link.index))
+}
+
+/// Name and MAC of the host's interfaces in prevResult: no other link has both.
 fn remembered_ports(call: &Invocation) -> Vec<(String, String)> {
     let result = call.conf.prev_result().ok().flatten().unwrap_or_default();
     let of_host = result.interfaces.into_iter().filter(|interface| interface.sandbox.is_empty());

@@ -7,6 +7,7 @@ use cni_plugin::CniError;
 use ipnetwork::IpNetwork;
 use linux::netlink::OperState;
 use linux::netns::filesystem_magic;
+use linux::nftables;
 use nix::errno::Errno;
 
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +121,8 @@ pub(crate) enum Error {
     Differs(String),
     #[error("Required prevResult missing")]
     NoPrevResult,
-    /// What DEL or GC could not remove; the first is the answer.
+    /// What DEL or GC could not remove, or why no backend could be used; the
+    /// first is the answer.
     #[error("{}", failures.first().map(ToString::to_string).unwrap_or_default())]
     Several { failures: Vec<Error> },
     #[error(transparent)]
@@ -142,8 +144,8 @@ pub(crate) enum NetnsError {
     Missing { path: PathBuf },
     #[error("unknown FS magic on {path:?}: {magic:x}")]
     NotANamespace { path: PathBuf, magic: i64 },
-    #[error(transparent)]
-    Kernel(linux::Error),
+    #[error("failed to Statfs {path:?}: {}", cause.reason())]
+    Refused { path: PathBuf, cause: linux::Error },
 }
 
 impl NetnsError {
@@ -154,7 +156,7 @@ impl NetnsError {
                 path: path.to_owned(),
                 magic: filesystem_magic(path).unwrap_or_default(),
             },
-            _ => Self::Kernel(error),
+            _ => Self::Refused { path: path.to_owned(), cause: error },
         }
     }
 }
@@ -225,9 +227,14 @@ impl From<Error> for CniError {
 }
 
 /// The sentence and the kernel's reason, written as the reference's runtime
-/// writes it; which call it was goes into the details.
+/// writes it; which call it was goes into the details, and what to do.
 fn refused(error: &Error, source: &linux::Error) -> CniError {
-    let reason = source.source.to_string();
-    let reason = reason.split(" (os error").next().unwrap_or_default().to_lowercase();
-    CniError::internal(format_args!("{error}: {reason}")).with_details(source)
+    let refused = CniError::internal(format_args!("{error}: {}", source.reason())).with_details(source);
+    if nftables::is_unsupported(source) {
+        return refused.with_details("where ipMasq needs it, set \"ipMasqBackend\": \"iptables\"");
+    }
+    if nftables::is_wrong_hook(source) {
+        return refused.with_details("delete the chain: the next ADD makes it as it must be");
+    }
+    refused
 }

@@ -44,25 +44,56 @@ pub(crate) fn rules_of(address: &IpNetwork, chain: &str, comment: &str) -> [(Str
     ]
 }
 
-/// Takes away the jumps to `chain` and, when none is left, the chain. With
-/// `addresses`, only their jumps: another interface of the container may have
-/// the others. `rules` are those of the chain and the jumps to it.
+/// What is known of an attachment's addresses. None known: all rules are its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Addresses {
+    pub(crate) known: Vec<IpAddr>,
+    /// Whether it never had others: those in the container may have been taken away.
+    pub(crate) complete: bool,
+}
+
+/// Of the jumps from each family's addresses to a container's chain, those of
+/// the attachment with `addresses`; the others are of another interface. Where
+/// its addresses of a family are not known, they are all its own, unless the
+/// other family shows another interface.
+pub(crate) fn own_jumps<'a, J>(
+    addresses: &Addresses,
+    jumps: [&'a [J]; 2],
+    is_from: impl Fn(&J, IpAddr) -> bool,
+) -> [Vec<&'a J>; 2] {
+    let known = FAMILIES.map(|family| {
+        let of_family = |address: &&IpAddr| address.is_ipv4() == (family == Family::Ipv4);
+        addresses.known.iter().filter(of_family).copied().collect::<Vec<IpAddr>>()
+    });
+    let is_own = |at: usize, jump: &J| known[at].iter().any(|address| is_from(jump, *address));
+    let shows_another = |at: usize| !known[at].is_empty() && !jumps[at].iter().all(|jump| is_own(at, jump));
+    let is_shared = [0, 1].into_iter().any(shows_another);
+    [0, 1].map(|at| {
+        let unknown = known[at].is_empty() && !addresses.complete && !is_shared;
+        let all = addresses.known.is_empty() || unknown;
+        jumps[at].iter().filter(|jump| all || is_own(at, jump)).collect()
+    })
+}
+
+/// Takes away the attachment's jumps to `chain` and, where none is left, the
+/// chain. `found`: of each family that has the chain, the rules in it and the
+/// jumps to it.
 pub(crate) fn plan_removal(
-    family: Family,
     chain: &str,
-    addresses: &[IpAddr],
-    rules: &[Rule],
+    addresses: &Addresses,
+    found: &[Option<Vec<Rule>>; 2],
     batch: &mut Batch,
 ) {
-    let jumps = rules.iter().filter(|rule| rule.chain != chain && rule.target_chain() == Some(chain));
-    let is_ours =
-        |rule: &&Rule| addresses.is_empty() || addresses.iter().any(|address| compares_with(rule, *address));
-    let (ours, others): (Vec<&Rule>, Vec<&Rule>) = jumps.partition(is_ours);
-    for rule in ours {
-        batch.delete_rule(family, TABLE, &rule.chain, rule.handle);
-    }
-    if others.is_empty() {
-        batch.flush_chain(family, TABLE, chain).delete_chain(family, TABLE, chain);
+    let is_jump = |rule: &&Rule| rule.chain != chain && rule.target_chain() == Some(chain);
+    let jumps = found.each_ref().map(|rules| rules.iter().flatten().filter(is_jump).collect::<Vec<_>>());
+    let own = own_jumps(addresses, jumps.each_ref().map(Vec::as_slice), |rule, ip| compares_with(rule, ip));
+    for (at, family) in FAMILIES.into_iter().enumerate() {
+        for rule in &own[at] {
+            batch.delete_rule(family, TABLE, &rule.chain, rule.handle);
+        }
+        if found[at].is_some() && own[at].len() == jumps[at].len() {
+            batch.flush_chain(family, TABLE, chain).delete_chain(family, TABLE, chain);
+        }
     }
 }
 
@@ -119,6 +150,23 @@ mod tests {
             tag: None,
             expressions: vec![Expression::Verdict(Verdict::Jump(target.to_owned()))],
         }
+    }
+
+    #[test]
+    fn jumps_of_an_unknown_family_are_own_unless_the_other_family_shows_another_interface() {
+        let own = |known: &[&str], complete: bool, v4: &[&'static str]| {
+            let known = known.iter().map(|ip| ip.parse().unwrap()).collect();
+            let jumps = [v4, &["fd00::2"][..]];
+            let own = own_jumps(&Addresses { known, complete }, jumps, |jump, ip| *jump == ip.to_string());
+            own.concat().into_iter().copied().collect::<Vec<&str>>()
+        };
+        let both = ["10.0.0.2", "10.0.0.3"];
+        assert_eq!(own(&["10.0.0.2"], false, &both[..1]), ["10.0.0.2", "fd00::2"]);
+        assert_eq!(own(&["10.0.0.2"], false, &[]), ["fd00::2"]);
+        assert_eq!(own(&["10.0.0.2"], false, &both), ["10.0.0.2"]);
+        assert_eq!(own(&["10.0.0.2"], true, &both[..1]), ["10.0.0.2"], "it never had another");
+        assert_eq!(own(&["10.0.0.3", "fd00::9"], false, &both), ["10.0.0.3"]);
+        assert_eq!(own(&[], true, &both), ["10.0.0.2", "10.0.0.3", "fd00::2"]);
     }
 
     #[test]

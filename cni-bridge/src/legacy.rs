@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 use linux::iptables::{IpTables, IpVersion, legacy_tables, quote};
 
 use crate::error::Error;
-use crate::iptables_chain::{TABLE, chain_name, comment, rules_of};
+use crate::iptables_chain::{Addresses, TABLE, chain_name, comment, own_jumps, rules_of};
 
 const VERSIONS: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 
@@ -29,26 +29,47 @@ pub(crate) fn ensure(call: &Invocation, addresses: &[IpNetwork]) -> Result<(), E
     Ok(())
 }
 
-/// Removes the jumps to `chain` (with `addresses`: those of them) and, when
-/// none is left, the chain from the legacy tables.
-pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
+/// Removes the attachment's jumps to its chain and, where none is left, the
+/// chain from the legacy tables.
+pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<(), Error> {
     let chain = chain_name(&call.conf.name, &call.container_id);
-    for version in VERSIONS {
-        let Some(tool) = legacy_tool(version, call)? else { continue };
-        let there = tool.rules(TABLE)?;
-        tool.apply(TABLE, &removal(&chain, &addresses(), &there))?;
+    let [v4, v6] = VERSIONS.map(|version| Listed::read(version, call));
+    let listed = [v4?, v6?];
+    if listed.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let there = listed.each_ref().map(|listed| listed.as_ref().map_or(&[][..], |listed| &listed.lines));
+    let commands = removal(&chain, &addresses(), there);
+    for (listed, commands) in listed.iter().zip(&commands) {
+        if let Some(Listed { tool, .. }) = listed {
+            tool.apply(TABLE, commands)?;
+        }
     }
     Ok(())
+}
+
+/// A program with what it printed of the table: lines of `-S`.
+struct Listed {
+    tool: IpTables,
+    lines: Vec<String>,
+}
+
+impl Listed {
+    fn read(version: IpVersion, call: &Invocation) -> Result<Option<Self>, Error> {
+        let Some(tool) = legacy_tool(version, call)? else { return Ok(None) };
+        let lines = tool.rules(TABLE)?;
+        Ok(Some(Self { tool, lines }))
+    }
 }
 
 /// Removes the legacy chains of containers of this network of which no
 /// interface is valid.
 pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments) -> Result<(), Error> {
     for version in VERSIONS {
-        let Some(tool) = legacy_tool(version, call)? else { continue };
-        let there = tool.rules(TABLE)?;
-        for chain in stale_chains(&call.conf.name, valid, &there) {
-            tool.apply(TABLE, &removal(&chain, &[], &there))?;
+        let Some(Listed { tool, lines }) = Listed::read(version, call)? else { continue };
+        for chain in stale_chains(&call.conf.name, valid, &lines) {
+            let [commands, _] = removal(&chain, &Addresses::default(), [&lines, &[]]);
+            tool.apply(TABLE, &commands)?;
         }
     }
     Ok(())
@@ -61,8 +82,8 @@ pub(crate) fn is_complete(call: &Invocation, addresses: &[IpNetwork]) -> Result<
         if addresses.is_empty() {
             continue;
         }
-        let Some(tool) = legacy_tool(version, call)? else { return Ok(false) };
-        if !missing(call, &addresses, &tool.rules(TABLE)?).is_empty() {
+        let Some(listed) = Listed::read(version, call)? else { return Ok(false) };
+        if !missing(call, &addresses, &listed.lines).is_empty() {
             return Ok(false);
         }
     }
@@ -123,22 +144,23 @@ fn stale_chains(network: &str, valid: &ValidAttachments, there: &[String]) -> BT
     stale.map(|id| chain_name(network, id)).filter(|chain| there.contains(&format!("-N {chain}"))).collect()
 }
 
-fn removal(chain: &str, addresses: &[IpAddr], there: &[String]) -> Vec<String> {
+/// Restore commands for each family, whose lines of `-S` are `there`.
+fn removal(chain: &str, addresses: &Addresses, there: [&[String]; 2]) -> [Vec<String>; 2] {
     let target = format!("-j {chain}");
-    let is_ours = |line: &str| {
-        let source = |address: &IpAddr| {
-            let bits = if address.is_ipv4() { 32 } else { 128 };
-            line.contains(&format!(" -s {address}/{bits} "))
-        };
-        addresses.is_empty() || addresses.iter().any(source)
+    let is_jump = |line: &&String| line.ends_with(&target) && line.starts_with("-A ");
+    let jumps = there.map(|lines| lines.iter().filter(is_jump).collect::<Vec<_>>());
+    let is_from = |line: &&String, address: IpAddr| {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        line.contains(&format!(" -s {address}/{bits} "))
     };
-    let jumps = there.iter().filter(|line| line.ends_with(&target) && line.starts_with("-A "));
-    let (ours, others): (Vec<&String>, Vec<&String>) = jumps.partition(|line| is_ours(line));
-    let mut commands: Vec<String> = ours.iter().map(|line| line.replacen("-A ", "-D ", 1)).collect();
-    if others.is_empty() && there.contains(&format!("-N {chain}")) {
-        commands.extend([format!("-F {chain}"), format!("-X {chain}")]);
-    }
-    commands
+    let own = own_jumps(addresses, jumps.each_ref().map(Vec::as_slice), is_from);
+    [0, 1].map(|at| {
+        let mut commands: Vec<String> = own[at].iter().map(|line| line.replacen("-A ", "-D ", 1)).collect();
+        if own[at].len() == jumps[at].len() && there[at].contains(&format!("-N {chain}")) {
+            commands.extend([format!("-F {chain}"), format!("-X {chain}")]);
+        }
+        commands
+    })
 }
 
 #[cfg(test)]
@@ -169,10 +191,11 @@ mod tests {
         ]
         .map(str::to_owned)
         .to_vec();
-        let first: IpAddr = "10.0.0.2".parse().unwrap();
+        let first = Addresses { known: vec!["10.0.0.2".parse().unwrap()], complete: false };
         let delete = "-D POSTROUTING -s 10.0.0.2/32 -m comment --comment \"a b\" -j CNI-x";
-        assert_eq!(removal("CNI-x", &[first], &there), [delete]);
-        assert_eq!(removal("CNI-x", &[], &there)[2..], ["-F CNI-x", "-X CNI-x"]);
-        assert_eq!(removal("CNI-y", &[], &there), [""; 0]);
+        let removal = |chain, addresses: Addresses| removal(chain, &addresses, [&there, &[]]);
+        assert_eq!(removal("CNI-x", first), [vec![delete.to_owned()], vec![]]);
+        assert_eq!(removal("CNI-x", Addresses::default())[0][2..], ["-F CNI-x", "-X CNI-x"]);
+        assert_eq!(removal("CNI-y", Addresses::default()), [[""; 0]; 2]);
     }
 }

@@ -14,14 +14,14 @@ use linux::nftables::{BaseChain, Batch, ChainKind, Expression, Family, Hook, Is,
 pub(crate) const FAMILY: Family = Family::Inet;
 pub(crate) const TABLE: &str = "cni_plugins_masquerade";
 pub(crate) const CHECKS: &str = "masq_checks";
-const POSTROUTING: &str = "postrouting";
+pub(crate) const POSTROUTING: &str = "postrouting";
 
 const TABLE_COMMENT: &str = "Masquerading for plugins from github.com/containernetworking/plugins";
 const CHECKS_COMMENT: &str =
     "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet";
 
 /// `postrouting`: nat, hook postrouting, priority srcnat.
-const BASE: BaseChain =
+pub(crate) const BASE: BaseChain =
     BaseChain { kind: ChainKind::Nat, hook: Hook::Postrouting, priority: 100, policy: Policy::Accept };
 
 const COMMENT_MAX: usize = 128;
@@ -112,6 +112,7 @@ fn plan_base(found: &[Rule], batch: &mut Batch) {
         .filter(|rule| rule.chain == POSTROUTING && wanted.iter().any(|body| rule.does(body)))
         .collect();
     if leads_to_checks(&ours, &wanted) {
+        batch.expect_base(FAMILY, TABLE, POSTROUTING, &BASE);
         return;
     }
     batch
@@ -130,7 +131,7 @@ fn leads_to_checks(ours: &[&Rule], wanted: &[Vec<Expression>]) -> bool {
     ours.len() >= wanted.len() && wanted.iter().zip(ours).all(|(body, rule)| rule.does(body))
 }
 
-/// Whether the rules masquerade all `addresses`.
+/// Whether the rules masquerade all `addresses` of packets that come by.
 pub(crate) fn is_complete(addresses: &[IpNetwork], found: &[Rule]) -> bool {
     let base: Vec<&Rule> = found.iter().filter(|rule| rule.chain == POSTROUTING).collect();
     let wanted = base_rules();

@@ -2,7 +2,7 @@
 
 use linux::netlink::Mac;
 
-/// As the reference calls the host's end: `veth` and eight hexadecimal digits.
+/// As the reference calls the host's end: `veth` and eight hexadecimal digits by chance.
 pub(crate) fn veth_name() -> Result<String, linux::Error> {
     let bytes: [u8; 4] = bytes()?;
     Ok(format!("veth{:08x}", u32::from_be_bytes(bytes)))

@@ -1,7 +1,7 @@
 //! Masquerading and the spoof check of attachments, read, made and removed:
 //! one nf_tables transaction for all of it.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 
 use cni_plugin::{Invocation, IpConfig, ValidAttachments};
 use ipnetwork::IpNetwork;
@@ -11,6 +11,7 @@ use linux::nftables::{self, Batch, Family, NfTables, Rule};
 use crate::attach::is_of_network;
 use crate::config::{Config, MasqueradeBackend};
 use crate::error::Error;
+use crate::iptables_chain::Addresses;
 use crate::undo::{Step, Undo};
 use crate::{iptables_chain, legacy, masquerade, spoof};
 
@@ -39,22 +40,42 @@ pub(crate) fn ensure(
         return Ok(());
     }
     let addresses = port.addresses();
-    undo.push(Step::RemoveRules { addresses: addresses.iter().map(IpNetwork::ip).collect() });
+    let known = addresses.iter().map(IpNetwork::ip).collect();
+    undo.push(Step::RemoveRules { addresses: Addresses { known, complete: true } });
     match config.masquerade {
         None => ensure_nf_tables(config, call, port, &[]),
         Some(MasqueradeBackend::NfTables) => ensure_nf_tables(config, call, port, &addresses),
-        Some(MasqueradeBackend::Unset) => match ensure_nf_tables(config, call, port, &addresses) {
-            // Asked only after a failure: that is a question less elsewhere.
-            Err(_) if !config.spoof_check && !nftables::is_available()? => legacy::ensure(call, &addresses),
-            outcome => outcome,
-        },
-        Some(MasqueradeBackend::Iptables) => {
-            if config.spoof_check {
-                ensure_nf_tables(config, call, port, &[])?;
+        Some(MasqueradeBackend::Unset) => {
+            let Err(refused) = ensure_nf_tables(config, call, port, &addresses) else { return Ok(()) };
+            if !cannot_masquerade(&refused)? {
+                return Err(refused);
             }
-            legacy::ensure(call, &addresses)
+            ensure_iptables(config, call, port, &addresses)
+                .map_err(|e| Error::Several { failures: vec![refused, e] })
         }
+        Some(MasqueradeBackend::Iptables) => ensure_iptables(config, call, port, &addresses),
     }
+}
+
+/// Whether the kernel, by its answer to the attempt, will never masquerade by
+/// nf_tables. Asked only after a failure: that is a question less elsewhere.
+fn cannot_masquerade(refused: &Error) -> Result<bool, Error> {
+    let unsupported = matches!(refused, Error::Rules { source } if nftables::is_unsupported(source));
+    Ok(unsupported || !nftables::is_available()?)
+}
+
+/// `addresses`: those to masquerade.
+fn ensure_iptables(
+    config: &Config,
+    call: &Invocation,
+    port: Port<'_>,
+    addresses: &[IpNetwork],
+) -> Result<(), Error> {
+    // No iptables knows the frames of a bridge.
+    if config.spoof_check {
+        ensure_nf_tables(config, call, port, &[])?;
+    }
+    legacy::ensure(call, addresses)
 }
 
 /// `addresses`: those to masquerade.
@@ -85,7 +106,7 @@ fn ensure_nf_tables(
 /// Removes the attachment's rules, whoever made them: ours, the reference's,
 /// of any backend. `addresses` tells which of a container's are of this
 /// interface, where the rules do not say; none of them known means all.
-pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Vec<IpAddr>) -> Result<(), Error> {
+pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<(), Error> {
     let chain = iptables_chain::chain_name(&call.conf.name, &call.container_id);
     change(|nf, tables, batch| {
         if tables.contains(&(masquerade::FAMILY, masquerade::TABLE.to_owned())) {
@@ -95,12 +116,7 @@ pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Vec<IpAddr>) -> 
         if tables.contains(&(spoof::FAMILY, spoof::TABLE.to_owned())) {
             remove_spoof_check(nf, &spoof::Names::of(call), batch)?;
         }
-        for family in iptables_chain::FAMILIES {
-            if tables.contains(&(family, iptables_chain::TABLE.to_owned())) {
-                remove_iptables_chain(nf, family, &chain, addresses, batch)?;
-            }
-        }
-        Ok(())
+        remove_iptables_chain(nf, tables, &chain, addresses, batch)
     })?;
     legacy::remove(call, addresses)
 }
@@ -124,13 +140,15 @@ pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlin
                 }
             }
         }
+        let mut chains = BTreeSet::new();
         for family in iptables_chain::FAMILIES {
             if tables.contains(&(family, iptables_chain::TABLE.to_owned())) {
                 let rules = nf.rules(family, iptables_chain::TABLE, None)?;
-                for chain in iptables_chain::stale_chains(network, valid, &rules) {
-                    remove_iptables_chain(nf, family, &chain, &Vec::new, batch)?;
-                }
+                chains.extend(iptables_chain::stale_chains(network, valid, &rules));
             }
+        }
+        for chain in &chains {
+            remove_iptables_chain(nf, tables, chain, &Addresses::default, batch)?;
         }
         Ok(())
     })?;
@@ -148,33 +166,45 @@ fn is_of_network_or_nobody(host: &Netlink, host_veth: &str, network: &str) -> Re
 /// What of the attachment's rules is missing, as a sentence; `None` when
 /// nothing is.
 pub(crate) fn missing(config: &Config, call: &Invocation, port: Port<'_>) -> Result<Option<String>, Error> {
-    let addresses = port.addresses();
-    if config.masquerade.is_some() && !is_masqueraded(call, &addresses)? {
-        let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        return Ok(Some(format!("Failed to find masquerade rules for {}", list.join(", "))));
+    if config.masquerade.is_some()
+        && let Some(sentence) = missing_masquerade(call, &port.addresses())?
+    {
+        return Ok(Some(sentence));
     }
     if config.spoof_check {
-        let names = spoof::Names::of(call);
-        let mut nf = NfTables::open()?;
-        let found = nf.rules_where(spoof::FAMILY, spoof::TABLE, None, |rule| names.own(rule))?;
-        if !spoof::is_complete(&names, port.host_veth, port.container_mac, &found) {
-            return Ok(Some(format!(
-                "Failed to find MAC spoof check rules for interface {}",
-                port.host_veth
-            )));
-        }
+        return missing_spoof_check(call, port);
     }
     Ok(None)
 }
 
+fn missing_spoof_check(call: &Invocation, port: Port<'_>) -> Result<Option<String>, Error> {
+    let names = spoof::Names::of(call);
+    let mut nf = NfTables::open()?;
+    let sentence = format!("Failed to find MAC spoof check rules for interface {}", port.host_veth);
+    let unreached = nf.unreached(spoof::FAMILY, spoof::TABLE, spoof::PREROUTING, &spoof::BASE)?;
+    if let Some(unreached) = unreached {
+        return Ok(Some(format!("{sentence}: {unreached}")));
+    }
+    let found = nf.rules_where(spoof::FAMILY, spoof::TABLE, None, |rule| names.own(rule))?;
+    let is_complete = spoof::is_complete(&names, port.host_veth, port.container_mac, &found);
+    Ok((!is_complete).then_some(sentence))
+}
+
 /// By any backend: what ADD chose may not be what is configured now.
-fn is_masqueraded(call: &Invocation, addresses: &[IpNetwork]) -> Result<bool, Error> {
+fn missing_masquerade(call: &Invocation, addresses: &[IpNetwork]) -> Result<Option<String>, Error> {
+    let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let mut sentence = format!("Failed to find masquerade rules for {}", list.join(", "));
     if nftables::is_available()? {
         let mut nf = NfTables::open()?;
-        let found =
-            nf.rules_where(masquerade::FAMILY, masquerade::TABLE, None, masquerade::concerns(call))?;
-        if masquerade::is_complete(addresses, &found) {
-            return Ok(true);
+        let (chain, base) = (masquerade::POSTROUTING, &masquerade::BASE);
+        if let Some(unreached) = nf.unreached(masquerade::FAMILY, masquerade::TABLE, chain, base)? {
+            sentence = format!("{sentence}: {unreached}");
+        } else {
+            let concerns = masquerade::concerns(call);
+            let found = nf.rules_where(masquerade::FAMILY, masquerade::TABLE, None, concerns)?;
+            if masquerade::is_complete(addresses, &found) {
+                return Ok(None);
+            }
         }
         let chain = iptables_chain::chain_name(&call.conf.name, &call.container_id);
         let mut complete = true;
@@ -185,10 +215,10 @@ fn is_masqueraded(call: &Invocation, addresses: &[IpNetwork]) -> Result<bool, Er
             complete &= addresses.is_empty() || iptables_chain::is_complete(&chain, &addresses, &rules);
         }
         if complete {
-            return Ok(true);
+            return Ok(None);
         }
     }
-    legacy::is_complete(call, addresses)
+    Ok((!legacy::is_complete(call, addresses)?).then_some(sentence))
 }
 
 /// Commits what `plan` puts into the batch, given the tables there are. A
@@ -239,14 +269,20 @@ fn remove_spoof_check(
 
 fn remove_iptables_chain(
     nf: &mut NfTables,
-    family: Family,
+    tables: &[(Family, String)],
     chain: &str,
-    addresses: &dyn Fn() -> Vec<IpAddr>,
+    addresses: &dyn Fn() -> Addresses,
     batch: &mut Batch,
 ) -> Result<(), linux::Error> {
-    if nf.chain(family, iptables_chain::TABLE, chain)?.is_some() {
-        let rules = rules_of_chain(nf, family, chain)?;
-        iptables_chain::plan_removal(family, chain, &addresses(), &rules, batch);
+    let mut found = [None, None];
+    for (family, rules) in iptables_chain::FAMILIES.into_iter().zip(&mut found) {
+        let has_table = tables.contains(&(family, iptables_chain::TABLE.to_owned()));
+        if has_table && nf.chain(family, iptables_chain::TABLE, chain)?.is_some() {
+            *rules = Some(rules_of_chain(nf, family, chain)?);
+        }
+    }
+    if found.iter().any(Option::is_some) {
+        iptables_chain::plan_removal(chain, &addresses(), &found, batch);
     }
     Ok(())
 }

@@ -9,12 +9,12 @@ use linux::nftables::{
 
 pub(crate) const FAMILY: Family = Family::Bridge;
 pub(crate) const TABLE: &str = "nat";
-const PREROUTING: &str = "PREROUTING";
+pub(crate) const PREROUTING: &str = "PREROUTING";
 const CHAIN_PREFIX: &str = "cni-br-iface-";
 const COMMENT_PREFIX: &str = "macspoofchk-";
 
 /// `PREROUTING`: filter, hook prerouting, priority dstnat of the bridge family.
-const BASE: BaseChain =
+pub(crate) const BASE: BaseChain =
     BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: -300, policy: Policy::Accept };
 
 /// The names of one attachment's part.
@@ -52,6 +52,7 @@ impl Names {
 pub(crate) fn plan(names: &Names, host_veth: &str, mac: Mac, found: &[Rule], batch: &mut Batch) {
     let wanted = wanted(names, host_veth, mac);
     if found.len() == wanted.len() && is_complete(names, host_veth, mac, found) {
+        batch.expect_base(FAMILY, TABLE, PREROUTING, &BASE);
         return;
     }
     batch
@@ -67,7 +68,7 @@ pub(crate) fn plan(names: &Names, host_veth: &str, mac: Mac, found: &[Rule], bat
     }
 }
 
-/// Whether the rules are in force: in their chains, in their order.
+/// Whether the rules are in their chains, in their order.
 pub(crate) fn is_complete(names: &Names, host_veth: &str, mac: Mac, found: &[Rule]) -> bool {
     let wanted = wanted(names, host_veth, mac);
     [PREROUTING, &names.interface, &names.mac].into_iter().all(|chain| {

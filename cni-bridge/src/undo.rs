@@ -3,8 +3,6 @@
 //! A process killed half-way rolls nothing back: the runtime then calls DEL,
 //! which copes with any prefix of these steps.
 
-use std::net::IpAddr;
-
 use cni_plugin::Invocation;
 use cni_plugin::delegate::Delegate;
 use ipnetwork::IpNetwork;
@@ -13,6 +11,7 @@ use nix::errno::Errno;
 
 use crate::bridge_lock::BridgeLock;
 use crate::error::Error;
+use crate::iptables_chain::Addresses;
 use crate::rules;
 
 /// One thing that ADD has made.
@@ -26,12 +25,14 @@ pub(crate) enum Step {
     DeleteBridgeOfMac { name: String, mac: Mac },
     /// The host's end, and with it the container's.
     DeleteVeth { name: String },
+    /// The same, if it was made at all: one with an alias is an earlier ADD's.
+    DeleteUnfinishedVeth { name: String },
     /// A bridge of others was brought up or made promiscuous.
     RestoreBridge { was: Link },
     /// An address of the bridge, unless containers beside ours may use it.
     BridgeAddress { bridge: u32, own_port: u32, address: IpNetwork, change: AddressChange },
     /// Masquerading of these addresses, and the spoof check.
-    RemoveRules { addresses: Vec<IpAddr> },
+    RemoveRules { addresses: Addresses },
 }
 
 /// What ADD did to an address.
@@ -59,7 +60,9 @@ impl Undo {
     pub(crate) fn roll_back(self, host: &Netlink, call: &Invocation, bridge: &str, cause: Error) -> Error {
         let mut rollback = Vec::new();
         // Ports and addresses of the bridge stay as they are while we look.
-        let mut lock = BridgeLock::take(bridge).map_err(|e| rollback.push(e.into())).ok();
+        let of_bridge = self.steps.iter().any(|step| !matches!(step, Step::ReleaseAddresses { .. }));
+        let taken = of_bridge.then(|| BridgeLock::take(bridge)).transpose();
+        let mut lock = taken.map_err(|e| rollback.push(e.into())).ok().flatten();
         for step in self.steps.into_iter().rev() {
             if matches!(step, Step::ReleaseAddresses { .. }) {
                 // The first step of all: nobody waits for a slow IPAM plugin of ours.
@@ -84,6 +87,10 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
         Step::DeleteVeth { name } => match host.link_by_name(&name)? {
             Some(link) => delete(host, link.index),
             None => Ok(()),
+        },
+        Step::DeleteUnfinishedVeth { name } => match host.link_by_name(&name)? {
+            Some(link) if link.alias.is_none() => delete(host, link.index),
+            _ => Ok(()),
         },
         Step::DeleteBridge { index } => delete_bridge(host, index),
         Step::DeleteBridgeOfMac { name, mac } => match host.link_by_name(&name)? {

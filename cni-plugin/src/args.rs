@@ -2,9 +2,23 @@
 
 use crate::CniError;
 
+/// What the reference calls that part of its arguments which `IgnoreUnknown` is
+/// in: a key that it knows, and that takes no value.
+const HOLDER: &str = "CommonArgs";
+
 /// The values of `known` keys, in their order; `None` for absent ones. A key
 /// outside `known` is an error unless `IgnoreUnknown` is `1` or `true`.
 pub fn parse<const N: usize>(text: &str, known: [&str; N]) -> Result<[Option<String>; N], CniError> {
+    parse_judging(text, known, |_| Ok(()))
+}
+
+/// The same; `judge` says what is wrong with a value of a known key, and that is
+/// an error even if the key comes again later.
+pub fn parse_judging<const N: usize>(
+    text: &str,
+    known: [&str; N],
+    judge: impl Fn(&str) -> Result<(), String>,
+) -> Result<[Option<String>; N], CniError> {
     let mut values = [const { None }; N];
     let (mut unknown, mut ignore_unknown) = (Vec::new(), false);
     if text.is_empty() {
@@ -15,9 +29,16 @@ pub fn parse<const N: usize>(text: &str, known: [&str; N]) -> Result<[Option<Str
         let (Some(key), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
             return Err(CniError::internal(format_args!("ARGS: invalid pair {pair:?}")));
         };
+        let wrong =
+            |why| CniError::internal(format_args!("ARGS: error parsing value of pair {pair:?}: {why}"));
         if key == "IgnoreUnknown" {
-            ignore_unknown = boolean(pair, value)?;
+            ignore_unknown = boolean(value).map_err(wrong)?;
+        } else if key == HOLDER {
+            return Err(CniError::internal(format_args!(
+                "ARGS: cannot unmarshal into field '{HOLDER}' - type '*types.{HOLDER}' does not implement encoding.TextUnmarshaler"
+            )));
         } else if let Some(at) = known.iter().position(|name| *name == key) {
+            judge(value).map_err(wrong)?;
             values[at] = Some(value.to_owned());
         } else {
             unknown.push(format!("{pair:?}"));
@@ -29,14 +50,12 @@ pub fn parse<const N: usize>(text: &str, known: [&str; N]) -> Result<[Option<Str
     Ok(values)
 }
 
-fn boolean(pair: &str, value: &str) -> Result<bool, CniError> {
+fn boolean(value: &str) -> Result<bool, String> {
     let value = value.to_lowercase();
     match value.as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => Err(CniError::internal(format_args!(
-            "ARGS: error parsing value of pair {pair:?}: boolean unmarshal error: invalid input {value}"
-        ))),
+        _ => Err(format!("boolean unmarshal error: invalid input {value}")),
     }
 }
 
@@ -53,5 +72,28 @@ mod tests {
         assert_eq!(parse("IP=a=b", ["IP"]).unwrap_err().msg, r#"ARGS: invalid pair "IP=a=b""#);
         assert_eq!(parse("none", ["IP"]).unwrap_err().msg, r#"ARGS: invalid pair "none""#);
         assert!(parse("IgnoreUnknown=yes", ["IP"]).unwrap_err().msg.ends_with("invalid input yes"));
+    }
+
+    #[test]
+    fn the_references_own_field_takes_no_value_even_if_unknown_keys_are_ignored() {
+        for text in ["CommonArgs=x", "IgnoreUnknown=1;CommonArgs=", "CommonArgs=x;IgnoreUnknown=1"] {
+            let expected = "ARGS: cannot unmarshal into field 'CommonArgs' - type '*types.CommonArgs' does not implement encoding.TextUnmarshaler";
+            assert_eq!(parse(text, ["IP"]).unwrap_err().msg, expected, "{text}");
+        }
+        assert_eq!(parse("IgnoreUnknown=1;commonargs=x", ["IP"]).unwrap(), [None]);
+    }
+
+    #[test]
+    fn pairs_are_judged_one_after_the_other() {
+        let msg = |text: &str| {
+            let judge = |value: &str| if value == "no" { Err("a no".to_owned()) } else { Ok(()) };
+            parse_judging(text, ["IP"], judge).map_err(|e| e.msg)
+        };
+        let refused = r#"ARGS: error parsing value of pair "IP=no": a no"#;
+        for text in ["IP=no", "IP=no;IP=yes", "IP=no;nonsense", "FOO=x;IP=no"] {
+            assert_eq!(msg(text).unwrap_err(), refused, "{text}");
+        }
+        assert_eq!(msg("nonsense;IP=no").unwrap_err(), r#"ARGS: invalid pair "nonsense""#);
+        assert_eq!(msg("IP=no thanks;IP=yes").unwrap(), [Some("yes".to_owned())]);
     }
 }

@@ -216,7 +216,7 @@ fn no_error_message(output: &Output) -> CniError {
 }
 
 fn failed(binary: &Path, what: &str, cause: &std::io::Error) -> CniError {
-    CniError::internal(format_args!("{what} plugin {}: {cause}", binary.display()))
+    CniError::internal(format_args!("{what} plugin {}: {}", binary.display(), linux::reason(cause)))
 }
 
 #[cfg(test)]

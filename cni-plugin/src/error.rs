@@ -46,12 +46,16 @@ impl CniError {
         Self::new(code::INTERNAL, msg)
     }
 
-    /// The same with all causes, outermost first, as the reference prints them.
+    /// The same with all causes, outermost first, as the reference prints them:
+    /// refused system calls by [`linux::reason`].
     pub fn chain(error: &dyn std::error::Error) -> Self {
         let mut msg = error.to_string();
         let mut cause = error.source();
         while let Some(next) = cause {
-            msg = format!("{msg}: {next}");
+            msg = match next.downcast_ref() {
+                Some(refused) => format!("{msg}: {}", linux::reason(refused)),
+                None => format!("{msg}: {next}"),
+            };
             cause = next.source();
         }
         Self::internal(msg)
@@ -99,6 +103,13 @@ impl CniError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_system_call_is_in_the_references_words() {
+        let refused = std::io::Error::from_raw_os_error(40);
+        let error = linux::Error::new("open", "/run/x", refused);
+        assert_eq!(CniError::chain(&error).msg, "open /run/x: too many levels of symbolic links");
+    }
 
     #[test]
     fn empty_details_are_left_out() {

@@ -80,7 +80,13 @@ impl Environment {
             match (required, value) {
                 (true, "") => missing.push(name),
                 (true, value) if name == "CNI_CONTAINERID" => check_container_id(value)?,
-                (true, value) if name == "CNI_IFNAME" => check_interface_name(value)?,
+                (true, value) if name == "CNI_IFNAME" => {
+                    check_interface_name(value)?;
+                    // DEL is still to remove what others made in its name.
+                    if command == Some(Command::Add) {
+                        check_template(value)?;
+                    }
+                }
                 _ => {}
             }
         }
@@ -183,6 +189,17 @@ fn check_interface_name(name: &str) -> Result<(), CniError> {
     }
 }
 
+/// Of `eth%d` the kernel makes `eth0`, `eth1` and so on, whichever is free, so
+/// that nobody would find it again; any other `%` it refuses (`dev_alloc_name`).
+fn check_template(name: &str) -> Result<(), CniError> {
+    if name.contains('%') {
+        return Err(invalid("interface name contains %").with_details(format_args!(
+            "CNI_IFNAME: the kernel would take {name:?} for a template of names"
+        )));
+    }
+    Ok(())
+}
+
 fn invalid(msg: impl std::fmt::Display) -> CniError {
     CniError::new(code::INVALID_ENVIRONMENT_VARIABLES, msg)
 }
@@ -231,6 +248,25 @@ mod tests {
         assert_eq!(msg("a", "..").0, "interface name is . or ..");
         assert_eq!(msg("a", "a b").0, "interface name contains / or : or whitespace characters");
         assert_eq!(msg("a", "0123456789abcdef").0, "interface name is too long");
+    }
+
+    #[test]
+    fn a_template_of_names_is_refused_by_add_alone() {
+        for name in ["eth%d", "%", "50%"] {
+            let call = |command: &str| {
+                let pairs = [("CNI_COMMAND", command), ("CNI_CONTAINERID", "c"), ("CNI_IFNAME", name)];
+                check(&[&pairs[..], &[("CNI_NETNS", "/n"), ("CNI_PATH", "/p")]].concat())
+            };
+            let err = call("ADD").unwrap_err();
+            assert_eq!((err.code, err.msg.as_str()), (4, "interface name contains %"));
+            assert_eq!(
+                err.details,
+                format!("CNI_IFNAME: the kernel would take {name:?} for a template of names")
+            );
+            for command in ["DEL", "CHECK"] {
+                assert_eq!(call(command).unwrap().ifname, name, "{command}");
+            }
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub fn run(plugin: &Plugin) -> ExitCode {
         Err(error) => (pretty(&error.to_json()), ExitCode::FAILURE, None),
     };
     let Err(e) = write_stdout(&text) else { return exit };
-    warn(plugin.name, format_args!("write stdout: {e}"));
+    warn(plugin.name, format_args!("write stdout: {}", linux::reason(&e)));
     if let Some(Err(e)) = added.map(|call| (plugin.del)(&call)) {
         warn(plugin.name, format_args!("DEL of what the lost result described: {}", e.msg));
     }
@@ -102,9 +102,10 @@ fn silent(verb: Option<Verb>, call: &Invocation) -> Result<Answer, CniError> {
 fn read(mut stdin: impl Read) -> Result<Vec<u8>, CniError> {
     // Most configurations come by one read(2).
     let mut bytes = Vec::with_capacity(8 * 1024);
-    stdin
-        .read_to_end(&mut bytes)
-        .map_err(|e| CniError::new(code::IO_FAILURE, format_args!("error reading from stdin: {e}")))?;
+    stdin.read_to_end(&mut bytes).map_err(|e| {
+        let reason = linux::reason(&e);
+        CniError::new(code::IO_FAILURE, format_args!("error reading from stdin: read /dev/stdin: {reason}"))
+    })?;
     Ok(bytes)
 }
 
@@ -150,11 +151,13 @@ fn version_info() -> String {
 
 /// Indented by four spaces, without a final newline, as the reference.
 fn pretty(value: &Value) -> String {
-    let mut text = Vec::new();
-    let indented = serde_json::ser::PrettyFormatter::with_indent(b"    ");
-    let mut serializer = serde_json::Serializer::with_formatter(&mut text, indented);
-    serde::Serialize::serialize(value, &mut serializer).expect("a JSON value always serializes into memory");
-    String::from_utf8(text).expect("JSON is UTF-8")
+    // Its text breaks lines between values only, and indents them by two.
+    let narrow = format!("{value:#}");
+    let widened = narrow.lines().map(|line| {
+        let indent = line.len() - line.trim_start_matches(' ').len();
+        format!("{:indent$}{line}", "")
+    });
+    widened.collect::<Vec<_>>().join("\n")
 }
 
 /// By one write(2): a reader never sees half a document because of a kill.
@@ -207,6 +210,13 @@ mod tests {
             Some(value.to_owned())
         };
         serve(&PLUGIN, &Environment::from_lookup(lookup), stdin.as_bytes()).map(|answer| answer.text)
+    }
+
+    #[test]
+    fn a_stdin_that_cannot_be_read_is_told_in_the_references_words() {
+        let error = read(File::open("/").unwrap()).unwrap_err();
+        let msg = "error reading from stdin: read /dev/stdin: is a directory";
+        assert_eq!((error.code, error.msg.as_str()), (code::IO_FAILURE, msg));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! ADD: all rules of the attachment, or none.
 
 use cni_plugin::{CniResult, Invocation, warn};
+use linux::nftables::is_unsupported;
 
 use crate::config::{Backend, Config, Purpose};
 use crate::error::Error;
@@ -46,6 +47,9 @@ fn add_rules(config: &Config, call: &Invocation) -> Result<(), Error> {
         Backend::Nftables => nftables::add(config, &Owner::of(call)),
         Backend::Unset => match nftables::add(config, &Owner::of(call)) {
             Err(Error::NoNftables) => by_iptables(),
+            Err(Error::SetUpNftables { source }) if is_unsupported(&source) => by_iptables().map_err(|e| {
+                Error::Several { first: Box::new(Error::SetUpNftables { source }), others: vec![e] }
+            }),
             done => done,
         },
     }

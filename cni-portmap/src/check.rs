@@ -30,6 +30,8 @@ pub(crate) fn check(call: &Invocation) -> Result<(), Error> {
                     others: vec![missing],
                 });
             }
+            // In tables that nf_tables does not show.
+            Some(_) if iptables::legacy::is_in_use() && by_iptables().is_ok() => None,
             missing => missing,
         },
     };

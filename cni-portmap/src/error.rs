@@ -1,6 +1,7 @@
 //! What can go wrong, in the reference's words, and its CNI codes.
 
 use cni_plugin::{CniError, code};
+use linux::nftables::{self, Unreached};
 
 use crate::mapping::Family;
 
@@ -38,6 +39,9 @@ pub(crate) enum Error {
     },
     #[error("missing hostport rules in {chain:?} chain")]
     MissingRules { chain: &'static str, missing: String },
+    /// Of CHECK: whatever rules are there, no packet comes by.
+    #[error("no packets reach the hostport rules: {0}")]
+    Unreached(Unreached),
     #[error("failed to open iptables")]
     OpenIptables {
         #[source]
@@ -111,6 +115,12 @@ impl From<Error> for CniError {
                 let details = format!("no rule for {missing}");
                 Self::chain(&error).with_details(details)
             }
+            Error::SetUpNftables { ref source } if nftables::is_unsupported(source) => {
+                Self::chain(&error).with_details("set \"backend\": \"iptables\"")
+            }
+            Error::SetUpNftables { ref source } if nftables::is_wrong_hook(source) => {
+                Self::chain(&error).with_details("delete the chain: the next ADD makes it as it must be")
+            }
             Error::NoBackend { ref details } => {
                 Self { code: code::PLUGIN_NOT_AVAILABLE, ..Self::chain(&error) }.with_details(details)
             }
@@ -122,6 +132,7 @@ impl From<Error> for CniError {
             | Error::NoNftables
             | Error::NftRefused { .. }
             | Error::ListNftables { .. }
+            | Error::Unreached(_)
             | Error::DeleteNftables { .. }
             | Error::OpenIptables { .. }
             | Error::SetUpIptables { .. }

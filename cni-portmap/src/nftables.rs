@@ -9,7 +9,7 @@ mod script;
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
-use linux::nftables::{Batch, NfTables};
+use linux::nftables::{Batch, NfTables, Unreached};
 
 use crate::conditions;
 use crate::config::Config;
@@ -107,15 +107,33 @@ fn remove_where(
 pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, Error> {
     let mut kernel = NfTables::open().map_err(|source| Error::ListNftables { source })?;
     for (family, container) in config.container.each() {
+        let wanted = container_rules(config, family, container)?;
+        let unreached = unreached(&mut kernel, family, &wanted);
+        if let Some(unreached) = unreached.map_err(|source| Error::ListNftables { source })? {
+            return Ok(Some(Error::Unreached(unreached)));
+        }
         let found = find(&mut kernel, family, owner).map_err(|source| Error::ListNftables { source })?;
         // The reference's rules of the same attachment are good, too.
-        let wanted = container_rules(config, family, container)?;
         let missing = wanted.iter().find(|wanted| wanted.common && !found.has(owner, wanted));
         if let Some(wanted) = missing {
             return Ok(Some(Error::MissingRules { chain: wanted.chain, missing: wanted.text.clone() }));
         }
         if let Some((chain, missing)) = found.broken_path().filter(|_| !wanted.is_empty()) {
             return Ok(Some(Error::MissingRules { chain, missing: missing.to_owned() }));
+        }
+    }
+    Ok(None)
+}
+
+/// Of the chains on the path of what is wanted, the first where no packets come by.
+fn unreached(
+    kernel: &mut NfTables,
+    family: Family,
+    wanted: &[Wanted],
+) -> Result<Option<Unreached>, linux::Error> {
+    for (chain, base) in plan::base_chains(wanted) {
+        if let Some(unreached) = kernel.unreached(family_of(family), TABLE, chain, &base)? {
+            return Ok(Some(unreached));
         }
     }
     Ok(None)

@@ -13,6 +13,6 @@ mod vlan;
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Some(call) = call::with(input) else { return };
     if let Ok(config) = config::Config::read(&call) {
-        assert!(!config.bridge.is_empty() && config.bridge.len() <= 15 && !config.bridge.contains('/'));
+        assert!((1..=15).contains(&config.bridge.len()) && !config.bridge.contains(['/', '%']));
     }
 });

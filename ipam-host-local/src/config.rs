@@ -29,7 +29,7 @@ impl Config {
         let document = conf.fields();
         let ipam = document.object("ipam")?.ok_or(Error::NoIpam)?;
         let runtime = document.object("runtimeConfig")?;
-        let [from_args] = cni_plugin::args::parse(args, ["IP"])?;
+        let [from_args] = cni_plugin::args::parse_judging(args, ["IP"], judge_ip)?;
 
         let path = |key| -> Result<Option<PathBuf>, CniError> {
             Ok(ipam.string(key)?.filter(|text| !text.is_empty()).map(PathBuf::from))
@@ -103,15 +103,7 @@ fn requested(
     document: &Fields<'_>,
     runtime: Option<&Fields<'_>>,
 ) -> Result<Vec<IpAddr>, CniError> {
-    let mut requested = Vec::new();
-    if let Some(text) = from_args.filter(|text| !text.is_empty()) {
-        requested.push(parse_ip(&text).ok_or_else(|| {
-            let pair = format!("IP={text}");
-            CniError::internal(format_args!(
-                "ARGS: error parsing value of pair {pair:?}: invalid IP address {text}"
-            ))
-        })?);
-    }
+    let mut requested: Vec<IpAddr> = from_args.as_deref().and_then(parse_ip).into_iter().collect();
     let args = document.object("args")?;
     let cni = args.as_ref().map(|args| args.object("cni")).transpose()?.flatten();
     for holder in cni.iter().chain(runtime) {
@@ -131,6 +123,12 @@ fn requested(
         }
     }
     Ok(unique)
+}
+
+/// The `IP` of `CNI_ARGS`; an empty one asks for nothing.
+fn judge_ip(text: &str) -> Result<(), String> {
+    let is_right = text.is_empty() || parse_ip(text).is_some();
+    if is_right { Ok(()) } else { Err(format!("invalid IP address {text}")) }
 }
 
 /// An address, with or without a prefix length (which is not looked at).

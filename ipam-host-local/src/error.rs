@@ -50,11 +50,11 @@ pub enum Error {
     /// STATUS.
     #[error("no IP addresses available in range set: {set}")]
     NoRoom { set: RangeSet },
-    #[error("{op} {}: {}", path.display(), sentence(cause))]
+    #[error("{op} {}: {}", path.display(), linux::reason(cause))]
     Disk {
         op: &'static str,
         path: PathBuf,
-        /// Shown in the message, in the reference's way.
+        /// Shown in the message, in words that callers of the reference know.
         cause: io::Error,
     },
     #[error("{cause}; and undoing it: {}", separated(rollback, "; "))]
@@ -98,16 +98,6 @@ impl From<Error> for CniError {
             _ => shown,
         }
     }
-}
-
-/// `no such file or directory`: callers of the reference know the text so.
-fn sentence(cause: &io::Error) -> String {
-    let mut text = cause.to_string();
-    if let Some(number) = cause.raw_os_error() {
-        text = text.trim_end_matches(&format!(" (os error {number})")).to_owned();
-    }
-    let mut characters = text.chars();
-    characters.next().map(|first| first.to_lowercase().chain(characters).collect()).unwrap_or_default()
 }
 
 fn separated<T: std::fmt::Display>(items: &[T], separator: &str) -> String {

@@ -22,7 +22,11 @@ use crate::index::format::{Stamp, life};
 use crate::lease::{self, Holder};
 
 /// Bytes. Container ids have 64 characters, an interface's name has up to 15.
-const LONGEST_LEASE: usize = 1024;
+const USUAL_LEASE: usize = 1024;
+
+/// Bytes. A container id comes as an environment variable, and Linux passes
+/// none longer than this (execve(2), `MAX_ARG_STRLEN`).
+const LONGEST_LEASE: u64 = 128 * 1024;
 
 /// The network's directory.
 #[derive(Debug)]
@@ -273,15 +277,7 @@ impl LeaseFiles {
             Err(e) => return Err(failed(e)),
         };
         let metadata = file.metadata().map_err(failed)?;
-        let holder = if metadata.is_file() {
-            let mut buffer = [0; LONGEST_LEASE + 1];
-            match read_some(&mut file, &mut buffer).map_err(failed)? {
-                content if content.len() > LONGEST_LEASE => Holder::Other,
-                content => Holder::read(content),
-            }
-        } else {
-            Holder::Other
-        };
+        let holder = if metadata.is_file() { read_holder(&mut file).map_err(failed)? } else { Holder::Other };
         Ok(Some(Found { holder, life: life_of(&metadata) }))
     }
 
@@ -289,6 +285,18 @@ impl LeaseFiles {
         let flags = flags | OFlag::O_CLOEXEC;
         Ok(openat(&self.dir, name, flags, Mode::from_bits_truncate(mode)).map(File::from)?)
     }
+}
+
+fn read_holder(file: &mut File) -> io::Result<Holder> {
+    let mut buffer = [0; USUAL_LEASE + 1];
+    let start = read_some(file, &mut buffer)?;
+    if start.len() <= USUAL_LEASE {
+        return Ok(Holder::read(start));
+    }
+    let mut content = start.to_vec();
+    file.take(LONGEST_LEASE).read_to_end(&mut content)?;
+    let is_longer = content.len() as u64 > LONGEST_LEASE;
+    Ok(if is_longer { Holder::Other } else { Holder::read(&content) })
 }
 
 /// One read: regular files give all that fits.

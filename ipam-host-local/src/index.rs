@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use format::{
-    BLOCK_BYTES, BUCKET_BYTES, BUCKET_ENTRIES, Block, BootId, Bucket, Entry, HEADER_BYTES, Header, Stamp,
+    BLOCK_BYTES, BUCKET_BYTES, BUCKET_ENTRIES, Block, Bucket, Entry, HEADER_BYTES, Header, Origin, Stamp,
 };
 
 /// Entries of a bucket when built: room for as many again, and four times as
@@ -66,7 +66,7 @@ impl Index {
 
     /// Replaces the index at `path`, making its directory. It describes no
     /// directory before it is sealed.
-    pub(crate) fn build(path: &Path, boot: BootId, mut contents: Contents) -> Result<Self, Unusable> {
+    pub(crate) fn build(path: &Path, origin: Origin, mut contents: Contents) -> Result<Self, Unusable> {
         let parent = path.parent().ok_or(Unusable)?;
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         let unfinished = path.with_extension("new");
@@ -77,7 +77,7 @@ impl Index {
             .truncate(true)
             .mode(0o600)
             .open(&unfinished)?;
-        let mut index = Self { file, header: Header { boot, build: build_number(), ..Header::default() } };
+        let mut index = Self { file, header: Header { origin, build: build_number(), ..Header::default() } };
         index.write_all(&mut contents).and_then(|()| Ok(std::fs::rename(&unfinished, path)?)).inspect_err(
             |_| {
                 // Best effort: the next build replaces what is left.
@@ -88,8 +88,8 @@ impl Index {
     }
 
     /// Whether the directory is as it was when the index was sealed, in this boot.
-    pub(crate) fn describes(&self, directory: Stamp, boot: BootId) -> bool {
-        self.header.stamp == directory && self.header.boot == boot
+    pub(crate) fn describes(&self, directory: Stamp, boot: u64) -> bool {
+        self.header.stamp == directory && self.header.origin.boot == boot
     }
 
     /// From here on, the index describes a directory that looks like `directory`.
@@ -98,8 +98,9 @@ impl Index {
         self.write_header()
     }
 
-    pub(crate) fn boot(&self) -> BootId {
-        self.header.boot
+    /// Of the call that built it.
+    pub(crate) fn origin(&self) -> Origin {
+        self.header.origin
     }
 
     pub(crate) fn leases(&self) -> u64 {
@@ -111,7 +112,7 @@ impl Index {
         self.header.buckets > 8 * BUCKETS_AT_LEAST || self.header.slots > 8 * SLOTS_AT_LEAST
     }
 
-    /// How many leases are known to be of an earlier boot.
+    /// How many leases are known to be of an earlier boot of this machine.
     pub(crate) fn earlier(&self) -> u64 {
         self.header.earlier
     }
@@ -120,6 +121,18 @@ impl Index {
     pub(crate) fn entries_of(&self, container: u64) -> Result<Vec<Entry>, Unusable> {
         let bucket = self.bucket(self.header.bucket_of(container))?;
         Ok(bucket.entries.into_iter().filter(|entry| entry.container == container).collect())
+    }
+
+    /// The entries whose origin is known, in the order of their addresses, out
+    /// of all buckets that can be believed.
+    pub(crate) fn of_known_origin(&self) -> Vec<Entry> {
+        let room = self.header.leases.min(self.header.buckets * BUCKET_ENTRIES as u64);
+        let mut known = Vec::with_capacity(usize::try_from(room).unwrap_or_default());
+        for bucket in (0..self.header.buckets).filter_map(|at| self.bucket(at).ok()) {
+            known.extend(bucket.entries.into_iter().filter(|entry| entry.origin != Origin::default()));
+        }
+        known.sort_unstable_by_key(|entry: &Entry| entry.address);
+        known
     }
 
     /// The first free address from `from` to `last`, both inclusive.
@@ -145,7 +158,7 @@ impl Index {
         }
         bucket.entries.push(entry);
         self.header.leases += 1;
-        self.header.earlier += u64::from(entry.earlier);
+        self.header.earlier += self.earlier_count(&entry);
         self.write_bucket(at, &bucket)?;
         self.mark(entry.address, true)
     }
@@ -158,9 +171,14 @@ impl Index {
         let found = bucket.entries.iter().position(|e| e.container == container && e.address == address);
         let entry = bucket.entries.swap_remove(found.ok_or(Unusable)?);
         self.header.leases = self.header.leases.checked_sub(1).ok_or(Unusable)?;
-        self.header.earlier = self.header.earlier.checked_sub(entry.earlier.into()).ok_or(Unusable)?;
+        self.header.earlier = self.header.earlier.checked_sub(self.earlier_count(&entry)).ok_or(Unusable)?;
         self.write_bucket(at, &bucket)?;
         self.mark(address, false)
+    }
+
+    /// What an entry adds to [`earlier`](Self::earlier).
+    fn earlier_count(&self, entry: &Entry) -> u64 {
+        entry.origin.is_past(self.header.origin).into()
     }
 
     fn mark(&mut self, address: u128, taken: bool) -> Result<(), Unusable> {
@@ -216,7 +234,7 @@ impl Index {
         header.blocks = blocks.len() as u64;
         header.slots = (header.blocks * 2).max(SLOTS_AT_LEAST);
         header.leases = leases.len() as u64;
-        header.earlier = leases.iter().filter(|entry| entry.earlier).count() as u64;
+        header.earlier = leases.iter().filter(|entry| entry.origin.is_past(header.origin)).count() as u64;
         header.buckets = (header.leases / ENTRIES_AT_FIRST).max(BUCKETS_AT_LEAST);
         let mut builds = 1;
         loop {

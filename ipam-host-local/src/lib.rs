@@ -9,6 +9,7 @@ mod allocate;
 mod config;
 mod error;
 mod files;
+mod host;
 mod index;
 mod lease;
 mod range;

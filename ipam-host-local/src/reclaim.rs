@@ -1,17 +1,18 @@
 //! Which leases a reboot left behind. They are given to others when, and only
 //! when, a range set is exhausted (or the one requested address is taken).
 //!
-//! A lease is dead when this boot's kernel cannot have its container: the index
-//! listed this very lease file (same inode, same time of change, which nobody
-//! can set; same content) in an earlier boot, by the kernel's boot id. Whoever
-//! wrote it: we only need to have run once between its making and the reboot.
-//! No network namespace outlives its kernel.
+//! A lease is dead when no kernel can have its container: the index says that
+//! an ADD of ours made this very lease file (same inode, same time of change,
+//! which nobody can set; same content) on this machine (`Host`), in another boot
+//! than this, by the kernel's boot id. No network namespace outlives its kernel,
+//! and a machine has one kernel at a time.
 //!
 //! What does not count, since it proves nothing: the file's times compared with
-//! the time of the boot (clocks are set); a lease that was never listed in an
-//! earlier boot, such as one that the reference made after our last call; an
-//! index that was lost. Such a lease stays until its DEL, until GC, or until
-//! the boot after the next, when it has been listed.
+//! the time of the boot (clocks are set); that a lease was there in an earlier
+//! boot, when it is not known who made it: the reference here, or another
+//! machine that shares the directory and goes on; a machine that has no id, or
+//! another one than then; an index that was lost. Such a lease stays until its
+//! DEL or GC.
 //!
 //! One veto remains, for machines whose boot id is not the kernel's (a container
 //! with one of its own, over leases that it shares): the runtime's record of

@@ -15,12 +15,12 @@
 //! CHECK, who are told the addresses, look there too.
 
 use std::fs::File;
-use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use crate::files::{LeaseFiles, Place};
-use crate::index::format::{self, BootId, Entry, Stamp};
+use crate::host::Host;
+use crate::index::format::{self, Entry, Origin, Stamp};
 use crate::index::{Contents, Index, Unusable};
 use crate::lease::{Holder, Owner};
 use crate::range::Segment;
@@ -30,14 +30,13 @@ use crate::{Error, reclaim};
 /// second time when somebody without the lock changes the leases meanwhile.
 const BUILDS: u32 = 2;
 
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
 /// The directory of one network's leases.
 #[derive(Debug)]
 pub struct LeaseStore {
     files: LeaseFiles,
     network: String,
     index_path: PathBuf,
+    host: Host,
 }
 
 impl LeaseStore {
@@ -55,7 +54,7 @@ impl LeaseStore {
 
     fn of(files: LeaseFiles, data_dir: &Path, network: &str) -> Self {
         let index_path = own_dir(data_dir, network).join("index");
-        Self { files, network: network.to_owned(), index_path }
+        Self { files, network: network.to_owned(), index_path, host: Host::default() }
     }
 
     /// Waits for the lock that the reference takes, too.
@@ -65,6 +64,8 @@ impl LeaseStore {
             store: self,
             index: None,
             boot: None,
+            machine: None,
+            made: Vec::new(),
             seen: Stamp::default(),
             to_seal: false,
             builds: 0,
@@ -75,7 +76,7 @@ impl LeaseStore {
     /// address. `None`: not known.
     pub(crate) fn glance(&self, segments: &[Segment<'_>]) -> Result<Option<bool>, Error> {
         let stamp = self.files.stamp()?;
-        let index = Index::open(&self.index_path).filter(|index| index.describes(stamp, read_boot_id()));
+        let index = Index::open(&self.index_path).filter(|index| index.describes(stamp, self.host.boot()));
         let Some(index) = index else { return Ok(None) };
         let Ok(free) = first_free(&index, segments) else { return Ok(None) };
         // Whoever changes the index has changed the directory before.
@@ -160,7 +161,12 @@ pub struct LockedStore<'a> {
     store: &'a LeaseStore,
     /// Right about a directory that looks like `seen`.
     index: Option<Index>,
-    boot: Option<BootId>,
+    /// [`Host::boot`] and [`Host::machine`], once they were needed: DEL and
+    /// CHECK do not ask which machine this is.
+    boot: Option<u64>,
+    machine: Option<u64>,
+    /// Leases of this call that an index built by it has to know for ours.
+    made: Vec<Entry>,
     seen: Stamp,
     /// Whether `index` has been built or changed.
     to_seal: bool,
@@ -274,16 +280,17 @@ impl LockedStore<'_> {
     }
 
     fn dead(&mut self, segments: &[Segment<'_>]) -> Result<Vec<(IpAddr, Holder)>, Error> {
-        let boot = self.boot_id();
         let mut dead = Vec::new();
-        let Some(evidence) = Index::open(&self.store.index_path) else { return Ok(dead) };
-        if evidence.earlier() == 0 || evidence.boot() != boot {
+        let evidence = Index::open(&self.store.index_path).filter(|index| index.earlier() > 0);
+        let Some(evidence) = evidence else { return Ok(dead) };
+        let now = self.origin();
+        if evidence.origin() != now {
             return Ok(dead);
         }
+        let known = evidence.of_known_origin();
         self.store.files.scan(|ip, found| {
             let Some(container_id) = found.holder.container_id() else { return };
-            let entry = entry_of(&evidence, ip, container_id);
-            let is_earlier = entry.is_some_and(|entry| entry.earlier && entry.life == found.life);
+            let is_earlier = origin_of(&known, ip, container_id, found.life).is_past(now);
             let is_wanted = segments.iter().any(|segment| segment.contains(ip));
             if is_wanted && is_earlier && !reclaim::may_live(&self.store.network, &found.holder) {
                 dead.push((ip, found.holder));
@@ -323,9 +330,14 @@ impl LockedStore<'_> {
             ifname: format::digest(&owner.ifname),
             address: format::number(ip),
             life,
-            earlier: false,
+            origin: self.origin(),
         };
         self.update(|index| index.insert(entry));
+        if self.index.is_none() {
+            // Nobody after this call can tell whose lease it is. Best effort.
+            self.made.push(entry);
+            drop(self.open_index());
+        }
         let noted = if place.is_new() {
             self.change(|files| files.note_last(place, ip))
         } else {
@@ -368,7 +380,7 @@ impl LockedStore<'_> {
 
     /// Opens or builds the index; `false` when there can be none.
     fn open_index(&mut self) -> Result<bool, Error> {
-        let (files, boot) = (&self.store.files, self.boot_id());
+        let (files, boot) = (&self.store.files, self.boot());
         let mut seen = files.stamp()?;
         let former = Index::open(&self.store.index_path);
         let trusted = self.builds == 0 && !self.to_seal;
@@ -378,14 +390,14 @@ impl LockedStore<'_> {
             former => {
                 self.builds += 1;
                 self.to_seal = true;
-                let (contents, torn) = read_contents(files, former.as_ref(), boot)?;
+                let (contents, torn) = read_contents(files, &self.known(former.as_ref()))?;
                 if !torn.is_empty() && files.stamp()? == seen {
                     // To be filled in place is all that could still come of
                     // them, and that would not show.
                     torn.into_iter().try_for_each(|ip| files.remove(ip))?;
                     seen = files.stamp()?;
                 }
-                Index::build(&self.store.index_path, boot, contents).ok()
+                Index::build(&self.store.index_path, self.origin(), contents).ok()
             }
         };
         self.seen = seen;
@@ -430,21 +442,28 @@ impl LockedStore<'_> {
         Ok(held)
     }
 
-    fn boot_id(&mut self) -> BootId {
-        *self.boot.get_or_insert_with(read_boot_id)
+    fn boot(&mut self) -> u64 {
+        *self.boot.get_or_insert_with(|| self.store.host.boot())
+    }
+
+    fn origin(&mut self) -> Origin {
+        let machine = *self.machine.get_or_insert_with(|| self.store.host.machine());
+        Origin { machine, boot: self.boot() }
+    }
+
+    /// Leases whose origin is known, in the order of their addresses.
+    fn known(&self, former: Option<&Index>) -> Vec<Entry> {
+        let mut known = former.map(Index::of_known_origin).unwrap_or_default();
+        known.retain(|entry| !self.made.iter().any(|made| made.address == entry.address));
+        known.extend(&self.made);
+        known.sort_unstable_by_key(|entry| entry.address);
+        known
     }
 
     /// Best effort: an index that stays does not describe the directory.
     fn discard_index(&self) {
         drop(std::fs::remove_file(&self.store.index_path));
     }
-}
-
-/// Not known: zero, which is nobody's.
-fn read_boot_id() -> BootId {
-    let mut text = [0; 64];
-    let length = File::open(BOOT_ID).and_then(|mut file| file.read(&mut text)).unwrap_or(0);
-    str::from_utf8(&text[..length]).ok().and_then(BootId::parse).unwrap_or_default()
 }
 
 fn first_free(index: &Index, segments: &[Segment<'_>]) -> Result<Option<IpAddr>, Unusable> {
@@ -472,24 +491,21 @@ fn look_up(index: &Index, files: &LeaseFiles, owner: &Owner) -> Result<Result<He
     Ok(Ok(held))
 }
 
-fn entry_of(index: &Index, ip: IpAddr, container_id: &str) -> Option<Entry> {
-    let entries = index.entries_of(format::digest(container_id)).ok()?;
-    entries.into_iter().find(|entry| entry.address == format::number(ip))
+/// Of the lease file of this life. `known` is in the order of its addresses.
+fn origin_of(known: &[Entry], ip: IpAddr, container_id: &str, life: u64) -> Origin {
+    let address = format::number(ip);
+    let Ok(at) = known.binary_search_by_key(&address, |entry| entry.address) else {
+        return Origin::default();
+    };
+    let entry = known[at];
+    let is_the_same = entry.life == life && entry.container == format::digest(container_id);
+    if is_the_same { entry.origin } else { Origin::default() }
 }
 
-/// Reads every lease. One that `former` knew, the very same file, in an earlier
-/// boot or as of an earlier one, is of an earlier one. Beside the contents:
+/// Reads every lease; one that is `known` keeps its origin. Beside the contents:
 /// where a crash left a file of nobody.
-fn read_contents(
-    files: &LeaseFiles,
-    former: Option<&Index>,
-    boot: BootId,
-) -> Result<(Contents, Vec<IpAddr>), Error> {
-    let evidence = former.filter(|former| {
-        let boots_known = boot.is_known() && former.boot().is_known();
-        boots_known && (former.boot() != boot || former.earlier() > 0)
-    });
-    let mut contents = Contents::default();
+fn read_contents(files: &LeaseFiles, known: &[Entry]) -> Result<(Contents, Vec<IpAddr>), Error> {
+    let mut contents = Contents { leases: Vec::with_capacity(known.len()), others: Vec::new() };
     let mut torn = Vec::new();
     files.scan(|ip, found| {
         let address = format::number(ip);
@@ -499,12 +515,9 @@ fn read_contents(
             Holder::Other => return contents.others.push(address),
             Holder::Nobody => return torn.push(ip),
         };
-        let earlier = evidence.is_some_and(|former| {
-            entry_of(former, ip, container_id)
-                .is_some_and(|entry| entry.life == found.life && (entry.earlier || former.boot() != boot))
-        });
+        let origin = origin_of(known, ip, container_id, found.life);
         let container = format::digest(container_id);
-        contents.leases.push(Entry { container, ifname, address, life: found.life, earlier });
+        contents.leases.push(Entry { container, ifname, address, life: found.life, origin });
     })?;
     Ok((contents, torn))
 }

@@ -37,8 +37,13 @@ impl Network {
     }
 
     fn run(&self, process: &mut Command, command: &str, id: &str) -> Answer {
-        let mut child = self.prepare(process, command, id).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(self.conf.to_string().as_bytes()).unwrap();
+        self.run_as(process, command, id, "eth0")
+    }
+
+    fn run_as(&self, process: &mut Command, command: &str, id: &str, ifname: &str) -> Answer {
+        let mut child = self.prepare(process, command, id).env("CNI_IFNAME", ifname).spawn().unwrap();
+        // What refuses its environment may be gone by now.
+        drop(child.stdin.take().unwrap().write_all(self.conf.to_string().as_bytes()));
         let output = child.wait_with_output().unwrap();
         Answer { code: output.status.code(), stdout: String::from_utf8(output.stdout).unwrap() }
     }
@@ -48,7 +53,6 @@ impl Network {
             .env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", id)
             .env("CNI_NETNS", "/dummy")
-            .env("CNI_IFNAME", "eth0")
             .env("CNI_PATH", "/dummy")
             .env("CNI_ARGS", self.args)
             .stdin(Stdio::piped())
@@ -358,25 +362,105 @@ fn gc_removes_what_is_not_in_the_list_and_nothing_else() {
     assert_eq!(net.add("d")["ips"][0]["address"], "10.1.0.5/24");
 }
 
-/// The boot id of another machine, in a mount namespace of the call's own.
+/// host-local on a machine of its own, as far as it can see: `/etc` and the
+/// kernel's boot id are files of `dir`, in a mount namespace of the call's own.
+fn on_machine(dir: &Path, machine_id: Option<&str>, boot_id: &str) -> Command {
+    let etc = dir.join("etc");
+    std::fs::create_dir_all(&etc).unwrap();
+    drop(std::fs::remove_file(etc.join("machine-id")));
+    if let Some(id) = machine_id {
+        std::fs::write(etc.join("machine-id"), id).unwrap();
+    }
+    std::fs::write(dir.join("boot_id"), boot_id).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c"]);
+    command.arg("mount --bind \"$0/boot_id\" /proc/sys/kernel/random/boot_id && mount --bind \"$0/etc\" /etc && exec \"$1\"");
+    command.arg(dir).arg(env!("CARGO_BIN_EXE_host-local"));
+    command
+}
+
+const MACHINE: &str = "11111111111111111111111111111111\n";
+const OTHER_MACHINE: &str = "22222222222222222222222222222222\n";
+const BOOT: &str = "11111111-2222-3333-4444-555555555555\n";
+const NEXT_BOOT: &str = "66666666-7777-8888-9999-000000000000\n";
+
 #[test]
 fn a_reboots_leases_make_room() {
     let net = Network::new("1.0.0", r#"{"subnet": "10.67.0.0/29"}"#);
-    let other_boot = net.dir.path().join("boot_id");
-    std::fs::write(&other_boot, "11111111-2222-3333-4444-555555555555\n").unwrap();
+    let node = tempfile::tempdir().unwrap();
+    let add = |boot_id: &str, id: &str| {
+        net.run(&mut on_machine(node.path(), Some(MACHINE), boot_id), "ADD", id).stdout
+    };
     for id in ["a", "b", "c", "d", "e"] {
-        net.add(id);
+        assert!(add(BOOT, id).contains(r#""ips""#), "{id}");
     }
-    assert!(net.refused("f").1.contains("no IP addresses available"));
-    let mut rebooted = Command::new("unshare");
-    rebooted.args(["-m", "sh", "-c", "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$1\""]);
-    rebooted.arg(&other_boot).arg(env!("CARGO_BIN_EXE_host-local"));
+    assert!(add(BOOT, "f").contains("no IP addresses available"));
     for (id, ip) in [("f", "10.67.0.2"), ("g", "10.67.0.3")] {
-        let answer = net.run(&mut rebooted, "ADD", id);
-        assert_eq!(answer.code, Some(0), "{}", answer.stdout);
-        assert!(answer.stdout.contains(ip), "{}", answer.stdout);
+        let answer = add(NEXT_BOOT, id);
+        assert!(answer.contains(ip), "{answer}");
     }
     assert_eq!(net.files(), ["10.67.0.2", "10.67.0.3", "last_reserved_ip.0", "lock"]);
+}
+
+#[test]
+fn another_machines_leases_make_no_room() {
+    let net = Network::new("1.0.0", r#"{"subnet": "10.67.0.0/29"}"#);
+    let node = tempfile::tempdir().unwrap();
+    for (id, machine_id) in [("a", Some(MACHINE)), ("b", Some(OTHER_MACHINE)), ("c", None), ("d", Some(""))] {
+        let answer = net.run(&mut on_machine(node.path(), machine_id, BOOT), "ADD", id);
+        assert_eq!(answer.code, Some(0), "{}", answer.stdout);
+    }
+    std::fs::write(net.dir.path().join("net/10.67.0.6"), "of the reference\r\neth0").unwrap();
+    let before = net.files();
+    for machine_id in [None, Some(""), Some("uninitialized\n"), Some("33333333333333333333333333333333\n")] {
+        let answer = net.run(&mut on_machine(node.path(), machine_id, NEXT_BOOT), "ADD", "late");
+        assert!(answer.stdout.contains("no IP addresses available"), "{machine_id:?}: {}", answer.stdout);
+    }
+    assert_eq!(net.files(), before);
+    // The first one is rebooted: its own lease, and no other.
+    let answer = net.run(&mut on_machine(node.path(), Some(MACHINE), NEXT_BOOT), "ADD", "late");
+    assert!(answer.stdout.contains("10.67.0.2"), "{}", answer.stdout);
+    assert_eq!(net.files(), before);
+    assert_eq!(std::fs::read(net.dir.path().join("net/10.67.0.2")).unwrap(), b"late\r\neth0");
+}
+
+#[test]
+fn a_container_id_may_be_as_long_as_linux_passes_one() {
+    let mut net = Network::new("1.1.0", r#"{"subnet": "10.1.0.0/24"}"#);
+    // Beside `CNI_CONTAINERID=` and the final zero.
+    for length in [1008, 1100, 128 * 1024 - 17] {
+        let id = "a".repeat(length);
+        net.add(&id);
+        assert_eq!(net.call("CHECK", &id).code, Some(0), "{length}");
+        assert!(net.refused(&id).1.ends_with("duplicate allocation is not allowed"), "{length}");
+        net.del(&id);
+        net.del(&id);
+        assert_eq!(net.files(), ["last_reserved_ip.0", "lock"], "{length}");
+    }
+    let id = "a".repeat(1100);
+    net.add(&id);
+    net.conf["cni.dev/valid-attachments"] = json!([{"containerID": id, "ifname": "eth0"}]);
+    assert_eq!((net.call("GC", "").code, net.files().len()), (Some(0), 3));
+    net.conf["cni.dev/valid-attachments"] = json!([]);
+    assert_eq!((net.call("GC", "").code, net.files().len()), (Some(0), 2));
+}
+
+#[test]
+fn a_template_of_names_gets_no_address_and_gives_one_back() {
+    let net = Network::new("1.0.0", r#"{"subnet": "10.1.0.0/24"}"#);
+    let call = |verb: &str| {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_host-local"));
+        net.run_as(&mut process, verb, "a", "eth%d")
+    };
+    assert_eq!(
+        call("ADD").stdout,
+        "{\n    \"code\": 4,\n    \"msg\": \"interface name contains %\",\n    \"details\": \"CNI_IFNAME: the kernel would take \\\"eth%d\\\" for a template of names\"\n}"
+    );
+    assert!(!net.dir.path().join("net").exists());
+    // The reference takes it.
+    net.add("b");
+    std::fs::write(net.dir.path().join("net/10.1.0.9"), "a\r\neth%d").unwrap();
+    assert_eq!((call("DEL").code, net.files().len()), (Some(0), 3));
 }
 
 #[test]

@@ -23,6 +23,11 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 type Address = (IpAddr, u8);
 
+/// The plugins'.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: linux::bare_start::Allocator = linux::bare_start::Allocator;
+
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();

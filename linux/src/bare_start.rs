@@ -21,6 +21,10 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 #[macro_export]
 macro_rules! bare_main {
     ($main:path) => {
+        #[cfg(target_env = "musl")]
+        #[global_allocator]
+        static ALLOCATOR: $crate::bare_start::Allocator = $crate::bare_start::Allocator;
+
         // Unit tests have the test harness's start; this counts as a use of ours.
         const _: fn() -> std::process::ExitCode = $main;
 
@@ -32,6 +36,10 @@ macro_rules! bare_main {
         }
     };
 }
+
+/// Keeps what it has freed: a program of a millisecond does not give pages back.
+#[cfg(target_env = "musl")]
+pub use dlmalloc::GlobalDlmalloc as Allocator;
 
 /// For [`bare_main!`](crate::bare_main). 0 for success, 1 for every other code.
 pub fn run(main: fn() -> ExitCode) -> i32 {

@@ -31,8 +31,100 @@ impl Error {
         Self::new(op, path.display(), source)
     }
 
+    /// Why, without what was tried: see [`reason`].
+    pub fn reason(&self) -> String {
+        reason(&self.source)
+    }
+
     /// The errno behind it; `EIO` where the cause is no system call's.
     pub fn errno(&self) -> Errno {
         self.source.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+    }
+}
+
+/// Why a system call was refused, in the words of Go's runtime, which are
+/// glibc's in small letters, whatever C library this program is linked with. An
+/// error that is no system call's says it itself.
+pub fn reason(error: &io::Error) -> String {
+    let Some(number) = error.raw_os_error() else { return error.to_string() };
+    let errno = Errno::from_raw(number);
+    if errno == Errno::UnknownErrno {
+        return format!("errno {number}");
+    }
+    let listed = OTHER_WORDS.iter().find(|(of, _)| *of == errno);
+    listed.map_or_else(|| uncapitalized(errno.desc()), |(_, words)| (*words).to_owned())
+}
+
+/// Where they are not those of [`Errno::desc`].
+const OTHER_WORDS: &[(Errno, &str)] = &[
+    (Errno::EIO, "input/output error"),
+    (Errno::EBADF, "bad file descriptor"),
+    (Errno::EAGAIN, "resource temporarily unavailable"),
+    (Errno::ENOMEM, "cannot allocate memory"),
+    (Errno::EXDEV, "invalid cross-device link"),
+    (Errno::ENFILE, "too many open files in system"),
+    (Errno::ENOTTY, "inappropriate ioctl for device"),
+    (Errno::EDOM, "numerical argument out of domain"),
+    (Errno::ERANGE, "numerical result out of range"),
+    (Errno::EDEADLK, "resource deadlock avoided"),
+    (Errno::ENOLCK, "no locks available"),
+    (Errno::ELOOP, "too many levels of symbolic links"),
+    (Errno::ENOSTR, "device not a stream"),
+    (Errno::ENODATA, "no data available"),
+    (Errno::ETIME, "timer expired"),
+    (Errno::ENOSR, "out of streams resources"),
+    (Errno::EREMOTE, "object is remote"),
+    (Errno::ENOLINK, "link has been severed"),
+    (Errno::EMULTIHOP, "multihop attempted"),
+    (Errno::EBADMSG, "bad message"),
+    (Errno::EOVERFLOW, "value too large for defined data type"),
+    (Errno::EILSEQ, "invalid or incomplete multibyte or wide character"),
+    (Errno::EOPNOTSUPP, "operation not supported"),
+    (Errno::ENETRESET, "network dropped connection on reset"),
+    (Errno::ESTALE, "stale file handle"),
+    (Errno::EDQUOT, "disk quota exceeded"),
+    (Errno::EOWNERDEAD, "owner died"),
+];
+
+/// But for acronyms: `RFS specific error`.
+fn uncapitalized(words: &str) -> String {
+    let mut letters = words.chars();
+    match (letters.next(), words.chars().nth(1)) {
+        (Some(first), Some(second)) if !second.is_uppercase() => {
+            first.to_lowercase().chain(letters).collect()
+        }
+        _ => words.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_in_words_that_no_c_library_chooses() {
+        for (errno, words) in [
+            (Errno::ENOENT, "no such file or directory"),
+            (Errno::ELOOP, "too many levels of symbolic links"),
+            (Errno::ENAMETOOLONG, "file name too long"),
+            (Errno::EOPNOTSUPP, "operation not supported"),
+            (Errno::EADDRNOTAVAIL, "cannot assign requested address"),
+            (Errno::EISDIR, "is a directory"),
+        ] {
+            assert_eq!(reason(&errno.into()), words);
+        }
+        assert_eq!(reason(&io::Error::from_raw_os_error(524)), "errno 524");
+        assert_eq!(reason(&io::Error::other("process 7 holds it")), "process 7 holds it");
+    }
+
+    /// Here the standard library asks glibc itself.
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn every_reason_is_glibcs() {
+        for number in (1..=133).filter(|number| Errno::from_raw(*number) != Errno::UnknownErrno) {
+            let error = io::Error::from_raw_os_error(number);
+            let theirs = error.to_string().replace(&format!(" (os error {number})"), "");
+            assert_eq!(reason(&error), uncapitalized(&theirs), "errno {number}");
+        }
     }
 }

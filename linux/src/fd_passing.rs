@@ -67,6 +67,13 @@ impl PacketListener {
     }
 }
 
+/// The descriptor alone, for another process to accept on.
+impl From<PacketListener> for OwnedFd {
+    fn from(listener: PacketListener) -> Self {
+        listener.fd
+    }
+}
+
 impl AsFd for PacketListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -79,6 +86,16 @@ impl PacketSocket {
         let address = UnixAddr::new(path).map_err(|e| Error::at("connect", path, e))?;
         socket::connect(fd.as_raw_fd(), &address).map_err(|e| Error::at("connect", path, e))?;
         Ok(Self { fd })
+    }
+
+    /// [`Self::connect`] that gives up with `EAGAIN` when the listener's queue stays
+    /// full for `limit`; afterwards as after [`Self::set_timeout`].
+    pub fn connect_within(path: &Path, limit: std::time::Duration) -> Result<Self> {
+        let socket = Self { fd: new_socket(path)? };
+        socket.set_timeout(limit)?;
+        let address = UnixAddr::new(path).map_err(|e| Error::at("connect", path, e))?;
+        socket::connect(socket.fd.as_raw_fd(), &address).map_err(|e| Error::at("connect", path, e))?;
+        Ok(socket)
     }
 
     /// Both ends of a private connection.
@@ -203,6 +220,21 @@ mod tests {
         let (a, b) = PacketSocket::pair().unwrap();
         drop(a);
         assert!(b.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_full_queue_of_a_listener_that_never_accepts_is_waited_for_until_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = PacketListener::bind(&dir.path().join("s")).unwrap();
+        let limit = std::time::Duration::from_millis(50);
+        let queued: Vec<_> =
+            (0..64).map_while(|_| PacketSocket::connect_within(listener.path(), limit).ok()).collect();
+        assert!(!queued.is_empty() && queued.len() < 64, "{}", queued.len());
+        let refused = PacketSocket::connect_within(listener.path(), limit).unwrap_err();
+        assert_eq!(refused.errno(), Errno::EAGAIN);
+        drop(listener);
+        let refused = PacketSocket::connect_within(&dir.path().join("s"), limit).unwrap_err();
+        assert_eq!(refused.errno(), Errno::ECONNREFUSED);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Interfaces {
         Ok([a, b, c, d, e, f].map(libc::c_char::cast_unsigned))
     }
 
-    fn ask(&self, what: libc::Ioctl, name: &str) -> io::Result<libc::ifreq> {
+    fn ask(&self, what: libc::c_ulong, name: &str) -> io::Result<libc::ifreq> {
         // SAFETY: an ifreq is plain data, for which all zero bytes are a value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         if name.len() >= request.ifr_name.len() {
@@ -63,7 +63,7 @@ impl Interfaces {
         }
         // SAFETY: the kernel reads the name, which ends with a zero byte, and
         // writes its answer into a request that lives through the call.
-        let done = unsafe { libc::ioctl(self.socket.as_raw_fd(), what, &raw mut request) };
+        let done = unsafe { libc::ioctl(self.socket.as_raw_fd(), what as libc::Ioctl, &raw mut request) };
         Errno::result(done)?;
         Ok(request)
     }

@@ -29,4 +29,4 @@ pub mod process;
 pub mod rootfs;
 pub mod sysctl;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, reason};

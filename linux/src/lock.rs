@@ -11,6 +11,10 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::{Error, Result};
 
+mod transient;
+
+pub use transient::TransientLock;
+
 /// Held until dropped. (nix's guard panics when the release fails; closing the
 /// file releases the lock all the same.)
 #[derive(Debug)]

@@ -1,16 +1,17 @@
 //! Mounting and unmounting: mount(2), umount2(2), open_tree(2), move_mount(2)
-//! and the fusectl abort.
+//! and the abort of a FUSE connection.
 
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
-use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 
 use crate::{Error, Result};
 
@@ -21,6 +22,21 @@ pub struct MountFlags {
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
+    pub access_times: AccessTimes,
+    pub nodiratime: bool,
+    /// Writes wait for the storage. Of the file system: [`remount_bind`] does not set it.
+    pub sync: bool,
+}
+
+/// When a read updates the file's access time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// The kernel's default, relatime; of a remount, what the mount has.
+    #[default]
+    Kernels,
+    Never,
+    /// When the file was changed since, or once a day.
+    Relative,
 }
 
 impl MountFlags {
@@ -30,6 +46,10 @@ impl MountFlags {
             (self.nosuid, MsFlags::MS_NOSUID),
             (self.nodev, MsFlags::MS_NODEV),
             (self.noexec, MsFlags::MS_NOEXEC),
+            (self.access_times == AccessTimes::Never, MsFlags::MS_NOATIME),
+            (self.access_times == AccessTimes::Relative, MsFlags::MS_RELATIME),
+            (self.nodiratime, MsFlags::MS_NODIRATIME),
+            (self.sync, MsFlags::MS_SYNCHRONOUS),
         ]
         .into_iter()
         .filter_map(|(wanted, flag)| wanted.then_some(flag))
@@ -175,6 +195,56 @@ pub fn abort_fuse(fusectl: &Path, minor: u32) -> Result<()> {
     match written {
         Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(()),
         other => other.map_err(|e| Error::at("abort FUSE connection", &path, e)),
+    }
+}
+
+/// The fusectl file system, mounted nowhere: its root directory, one
+/// subdirectory a FUSE connection (Documentation/filesystems/fuse.rst, "Control
+/// filesystem"). No mount of it on the host is needed and none is left.
+#[derive(Debug)]
+pub struct FuseConnections {
+    root: OwnedFd,
+}
+
+impl FuseConnections {
+    /// Needs CAP_SYS_ADMIN in the initial user namespace.
+    pub fn open() -> Result<Self> {
+        let wrong = |op: &'static str| move |e: rustix::io::Errno| Error::new(op, "fusectl", e);
+        let context = mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC).map_err(wrong("fsopen"))?;
+        mount::fsconfig_create(&context).map_err(wrong("fsconfig"))?;
+        mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+            .map(|root| Self { root })
+            .map_err(wrong("fsmount"))
+    }
+
+    /// [`abort_fuse`].
+    pub fn abort(&self, minor: u32) -> Result<()> {
+        let failed = |e: std::io::Error| Error::new("abort FUSE connection", minor, e);
+        match self.open_file(minor, "abort", OFlags::WRONLY) {
+            Ok(mut file) => file.write_all(b"1").map_err(failed),
+            Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(e) => Err(failed(e.into())),
+        }
+    }
+
+    /// Requests of connection `minor` that its server has not answered; `None`
+    /// when there is no such connection.
+    pub fn waiting(&self, minor: u32) -> Result<Option<u64>> {
+        let failed = |e: std::io::Error| Error::new("look at FUSE connection", minor, e);
+        let mut file = match self.open_file(minor, "waiting", OFlags::RDONLY) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(e) => return Err(failed(e.into())),
+        };
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(failed)?;
+        let invalid = || failed(std::io::Error::from(std::io::ErrorKind::InvalidData));
+        text.trim().parse().map(Some).map_err(|_| invalid())
+    }
+
+    fn open_file(&self, minor: u32, name: &str, mode: OFlags) -> rustix::io::Result<File> {
+        let path = format!("{minor}/{name}");
+        rustix::fs::openat(&self.root, path, mode | OFlags::CLOEXEC, Mode::empty()).map(File::from)
     }
 }
 

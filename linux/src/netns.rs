@@ -123,7 +123,7 @@ impl Drop for Return<'_> {
 /// What `path` is instead when [`NetNs::open`] says `EINVAL`: the magic number of
 /// its file system (statfs(2), `f_type`); `None` when it is gone meanwhile.
 pub fn filesystem_magic(path: &Path) -> Option<i64> {
-    nix::sys::statfs::statfs(path).ok().map(|stat| stat.filesystem_type().0)
+    rustix::fs::statfs(path).ok().map(|stat| stat.f_type)
 }
 
 /// Makes a new network namespace (only `lo`, down) and binds it to `path`, a

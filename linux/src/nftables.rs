@@ -20,9 +20,10 @@
 //! answer to every message of a batch, and cannot raise the send buffer that a
 //! batch of 2 000 rules needs.
 
-use std::fs::File;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -36,6 +37,7 @@ mod body;
 mod codec_tests;
 mod expression;
 mod lock;
+mod refusal;
 pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
@@ -47,6 +49,7 @@ pub use body::{Is, Protocol, RuleBody};
 pub use expression::{CmpOp, Expression, MetaKey, NatKind, PayloadBase, Verdict};
 pub use lock::NamespaceLock;
 use lock::PATIENCE;
+pub use refusal::{Unreached, WrongHook, is_unsupported, is_wrong_hook};
 
 use attributes::{each, find, find_text, find_u32, find_u64, put_text};
 use socket::{DUMP, Messages, ONE, Refusal, Socket};
@@ -62,6 +65,7 @@ const GENERATION_ID: u16 = 1;
 
 // NFTA_TABLE_*, NFTA_CHAIN_*, NFTA_HOOK_*, NFTA_RULE_*.
 const TABLE_NAME: u16 = 1;
+const TABLE_FLAGS: u16 = 2;
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_HANDLE: u16 = 2;
 const CHAIN_NAME: u16 = 3;
@@ -77,6 +81,9 @@ const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
 const RULE_EXPRESSIONS: u16 = 4;
 const RULE_USERDATA: u16 = 7;
+
+/// `NFT_TABLE_F_DORMANT`.
+const DORMANT: u32 = 1;
 
 /// How often a read is read again.
 const ATTEMPTS: usize = 50;
@@ -116,6 +123,17 @@ pub struct BaseChain {
     pub hook: Hook,
     pub priority: i32,
     pub policy: Policy,
+}
+
+impl Chain {
+    fn wrong_hook(&self, family: Family, table: &str, needed: Option<BaseChain>) -> Option<WrongHook> {
+        let place = |base: &BaseChain| (base.kind, base.hook, base.priority);
+        if self.base.as_ref().map(place) == needed.as_ref().map(place) {
+            return None;
+        }
+        let (table, name) = (table.to_owned(), self.name.clone());
+        Some(WrongHook { family, table, name, found: self.base, needed })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,12 +204,13 @@ pub fn is_available() -> Result<bool> {
     Ok(NfTables::open_if_available()?.is_some())
 }
 
-/// One socket. `ENOENT` never comes of reading: what is missing is empty.
+/// One socket. `ENOENT` never comes of reading: what is missing is empty, and so
+/// is what cannot exist because of a name longer than 255 bytes.
 #[derive(Debug)]
 pub struct NfTables {
     socket: Socket,
-    /// The namespace itself, to lock; `None` where there is no /proc.
-    namespace: Option<File>,
+    /// The lock of the namespace; `None` where there is no /proc.
+    lock: Option<PathBuf>,
     /// How long to wait for the lock, and how often to start over.
     patience: Duration,
     attempts: usize,
@@ -221,7 +240,7 @@ impl NfTables {
     /// In the calling thread's network namespace, for good.
     pub fn open() -> Result<Self> {
         let socket = Socket::open().map_err(|e| Error::new("open netlink socket", "netfilter", e))?;
-        Ok(Self { socket, namespace: lock::open(), patience: PATIENCE, attempts: UPDATE_ATTEMPTS })
+        Ok(Self { socket, lock: lock::path(), patience: PATIENCE, attempts: UPDATE_ATTEMPTS })
     }
 
     /// Of the four families.
@@ -233,6 +252,16 @@ impl NfTables {
     }
 
     pub fn has_table(&mut self, family: Family, table: &str) -> Result<bool> {
+        Ok(self.table_flags(family, table)?.is_some())
+    }
+
+    /// Whether the table is there and none of its chains does anything.
+    fn is_dormant(&mut self, family: Family, table: &str) -> Result<bool> {
+        Ok(self.table_flags(family, table)?.is_some_and(|flags| flags & DORMANT != 0))
+    }
+
+    /// `NFT_TABLE_F_*`; `None`: there is no such table.
+    fn table_flags(&mut self, family: Family, table: &str) -> Result<Option<u32>> {
         let query = Query {
             op: "look up nf_tables table",
             object: table,
@@ -240,8 +269,10 @@ impl NfTables {
             flags: ONE,
             family: family.number(),
         };
-        let found = self.read(&query, &[(TABLE_NAME, table)], |_, _| Ok(Some(())))?;
-        Ok(!found.is_empty())
+        let found = self.read(&query, &[(TABLE_NAME, table)], |_, table| {
+            Ok(Some(find_u32(table, TABLE_FLAGS).unwrap_or_default()))
+        })?;
+        Ok(found.into_iter().next())
     }
 
     /// All chains of a table. (The kernel lists those of every table of the
@@ -271,6 +302,23 @@ impl NfTables {
         let which = [(CHAIN_TABLE, table), (CHAIN_NAME, name)];
         let found = self.read(&query, &which, |_, chain| decode_chain(chain).map(Some))?;
         Ok(found.into_iter().next())
+    }
+
+    /// Why packets do not come by a chain, if they do not; `None` also where it
+    /// is missing from a table that is awake. What a base chain does with packets
+    /// at its end (its policy) is not looked at.
+    pub fn unreached(
+        &mut self,
+        family: Family,
+        table: &str,
+        name: &str,
+        needed: &BaseChain,
+    ) -> Result<Option<Unreached>> {
+        if self.is_dormant(family, table)? {
+            return Ok(Some(Unreached::Dormant { family, table: table.to_owned() }));
+        }
+        let there = self.chain(family, table, name)?;
+        Ok(there.and_then(|there| there.wrong_hook(family, table, Some(*needed))).map(Unreached::from))
     }
 
     /// The rules of one chain, or of all chains of the table, in their order.
@@ -311,7 +359,7 @@ impl NfTables {
         &mut self,
         mut plan: impl FnMut(&mut Self) -> std::result::Result<(Batch, T), E>,
     ) -> std::result::Result<T, E> {
-        let lock = self.namespace.as_ref().and_then(|namespace| NamespaceLock::of(namespace, self.patience));
+        let lock = self.lock.as_ref().and_then(|path| NamespaceLock::at(path, self.patience));
         let done = (0..self.attempts).find_map(|_| self.attempt(&mut plan).transpose());
         drop(lock);
         done.unwrap_or_else(|| {
@@ -341,15 +389,26 @@ impl NfTables {
         }
     }
 
-    /// Without the chains that are there already.
+    /// Without the chains that are there already, each where it has to be, in
+    /// tables that are awake.
     fn needed(&mut self, batch: Batch) -> Result<Messages> {
-        let mut known = Vec::new();
+        let (mut known, mut awake) = (Vec::new(), Vec::new());
         if !batch.deletes_chains {
-            for wanted in &batch.added {
-                let there = self.chain(wanted.family, &wanted.table, &wanted.name)?;
-                if there.is_some_and(|there| wanted.base.is_none() || wanted.base == there.base) {
-                    known.push(wanted.message);
+            for batch::WantedChain { message, family, table, name, base } in &batch.wanted {
+                if base.is_some() && !awake.contains(&(*family, table)) {
+                    if self.is_dormant(*family, table)? {
+                        return Err(refused_for(Unreached::Dormant {
+                            family: *family,
+                            table: table.clone(),
+                        }));
+                    }
+                    awake.push((*family, table));
                 }
+                let Some(there) = self.chain(*family, table, name)? else { continue };
+                if let Some(wrong) = there.wrong_hook(*family, table, *base) {
+                    return Err(refused_for(wrong.into()));
+                }
+                known.extend(message);
             }
         }
         Ok(if known.is_empty() { batch.messages } else { batch.messages.without(&known) })
@@ -381,6 +440,10 @@ impl NfTables {
         mut make: impl FnMut(u8, &[u8]) -> io::Result<Option<T>>,
     ) -> Result<Vec<T>> {
         let Query { op, object, kind, flags, family } = *query;
+        // The kernel says ERANGE, but nothing can have such a name.
+        if which.iter().any(|(_, name)| name.len() > NAME_MAX) {
+            return Ok(Vec::new());
+        }
         let ask = |bytes: &mut Vec<u8>| which.iter().for_each(|(kind, name)| put_text(bytes, *kind, name));
         for _ in 0..ATTEMPTS {
             let mut found = Vec::new();
@@ -418,11 +481,18 @@ fn refused_read(op: &'static str, object: &str, refused: Refusal) -> Error {
     }
 }
 
+/// Before anything is sent.
+fn refused_for(unreached: Unreached) -> Error {
+    let source = io::Error::new(io::ErrorKind::AlreadyExists, unreached);
+    Error::new("commit nf_tables batch", "as a whole", source)
+}
+
 fn refused_change(messages: &Messages, refused: Refusal) -> Error {
     match refused.message {
         Some(index) => {
             let (op, object) = batch::describe(messages, index);
-            refused_read(op, &object, refused)
+            let error = refusal::explain(refused.error, batch::needs(messages, index));
+            refused_read(op, &object, Refusal { error, ..refused })
         }
         None => refused_read("commit nf_tables batch", "as a whole", refused),
     }
@@ -509,6 +579,27 @@ impl ChainKind {
 
     fn from_name(name: &str) -> Option<Self> {
         [Self::Filter, Self::Nat, Self::Route].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// As nft writes it, without the policy.
+impl fmt::Display for BaseChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, hook, priority, policy: _ } = self;
+        write!(f, "type {} hook {hook} priority {priority}", kind.name())
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prerouting => "prerouting",
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::Postrouting => "postrouting",
+            Self::Other(number) => return write!(f, "{number}"),
+        })
     }
 }
 

@@ -314,14 +314,14 @@ pub fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Result<(u64, u64)> {
     let set = |soft, hard| {
         let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
         // SAFETY: `limit` lives across the call; no old value is asked for.
-        Errno::result(unsafe { libc::prlimit64(0, resource, &raw const limit, std::ptr::null_mut()) })
+        Errno::result(unsafe { libc::prlimit64(0, resource as _, &raw const limit, std::ptr::null_mut()) })
     };
     match set(soft, hard) {
         Ok(_) => Ok((soft, hard)),
         Err(Errno::EPERM) => {
             let mut now = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
             // SAFETY: `now` is valid for the kernel to fill; nothing is set.
-            Errno::result(unsafe { libc::prlimit64(0, resource, std::ptr::null(), &raw mut now) })
+            Errno::result(unsafe { libc::prlimit64(0, resource as _, std::ptr::null(), &raw mut now) })
                 .map_err(|e| Error::new("read rlimit", resource, e))?;
             let (soft, hard) = (soft.min(now.rlim_max), hard.min(now.rlim_max));
             set(soft, hard).map(|_| (soft, hard)).map_err(|e| Error::new("set rlimit", resource, e))

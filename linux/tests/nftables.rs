@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use linux::netns::{self, NetNs};
 use linux::nftables::{
     BaseChain, Batch, ChainKind, Expression, Family, Hook, Is, NfTables, Policy, Protocol, Rule, RuleBody,
+    is_unsupported, is_wrong_hook,
 };
 use nix::errno::Errno;
 
@@ -239,6 +240,96 @@ fn a_refused_batch_changes_nothing_and_names_the_message_at_fault() {
     batch.add_chain(family, TABLE, &long, None, None);
     assert_eq!(commit(&mut nf, &batch).unwrap_err().errno(), Errno::ENAMETOOLONG);
     assert_eq!(nf.tables().unwrap(), []);
+}
+
+#[test]
+fn a_chain_that_hooks_in_elsewhere_stops_the_commit_and_is_named() {
+    let namespace = Namespace::new();
+    let mut nf = namespace.open();
+    let family = Family::Inet;
+    let filter = BaseChain { kind: ChainKind::Filter, ..POSTROUTING };
+    for (there, words) in [
+        (None, "in no hook"),
+        (Some(filter), "\"type filter hook postrouting priority 100\""),
+        (Some(BaseChain { hook: Hook::Input, ..POSTROUTING }), "\"type nat hook input priority 100\""),
+        (Some(BaseChain { priority: -5, ..POSTROUTING }), "\"type nat hook postrouting priority -5\""),
+    ] {
+        let mut batch = Batch::new();
+        batch.add_table(family, TABLE, None).add_chain(family, TABLE, CHAIN, there.as_ref(), None);
+        commit(&mut nf, &batch).unwrap();
+        let before = nf.chain(family, TABLE, CHAIN).unwrap();
+        let (mut adding, mut relying) = (Batch::new(), Batch::new());
+        adding.add_chain(family, TABLE, "other", None, None).add_chain(
+            family,
+            TABLE,
+            CHAIN,
+            Some(&POSTROUTING),
+            None,
+        );
+        relying.add_chain(family, TABLE, "other", None, None).expect_base(family, TABLE, CHAIN, &POSTROUTING);
+        let sentence =
+            format!("chain inet t c is {words} and must be \"type nat hook postrouting priority 100\"");
+        for batch in [adding, relying] {
+            let error = commit(&mut nf, &batch).unwrap_err();
+            assert!(is_wrong_hook(&error), "{error}");
+            assert_eq!(error.source.to_string(), sentence);
+            assert_eq!(nf.chain(family, TABLE, "other").unwrap(), None);
+            assert_eq!(nf.chain(family, TABLE, CHAIN).unwrap(), before);
+        }
+        let wrong = nf.unreached(family, TABLE, CHAIN, &POSTROUTING).unwrap().unwrap();
+        assert_eq!(wrong.to_string(), sentence);
+        let mut batch = Batch::new();
+        batch.delete_table(family, TABLE);
+        commit(&mut nf, &batch).unwrap();
+    }
+    assert_eq!(
+        nf.unreached(family, TABLE, CHAIN, &POSTROUTING).unwrap(),
+        None,
+        "no chain is none in the way"
+    );
+}
+
+#[test]
+fn another_policy_is_another_ones_decision() {
+    let namespace = Namespace::new();
+    let mut nf = namespace.open();
+    let family = Family::Inet;
+    let drops = BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: 0, policy: Policy::Drop };
+    let mut batch = Batch::new();
+    batch.add_table(family, TABLE, None).add_chain(family, TABLE, CHAIN, Some(&drops), None);
+    commit(&mut nf, &batch).unwrap();
+    let accepts = BaseChain { policy: Policy::Accept, ..drops };
+    let mut batch = Batch::new();
+    batch.add_chain(family, TABLE, CHAIN, Some(&accepts), None).expect_base(family, TABLE, CHAIN, &accepts);
+    commit(&mut nf, &batch).unwrap();
+    assert_eq!(nf.chain(family, TABLE, CHAIN).unwrap().unwrap().base, Some(drops));
+}
+
+/// The family `bridge` has neither NAT nor a look at the routing table, in any kernel.
+#[test]
+fn what_the_kernel_lacks_is_named() {
+    let namespace = Namespace::new();
+    let mut nf = namespace.open();
+    let family = Family::Bridge;
+    let body = || RuleBody::new(family);
+    let mut nat = Batch::new();
+    nat.add_table(family, TABLE, None).add_chain(family, TABLE, CHAIN, Some(&POSTROUTING), None);
+    let (mut masquerade, mut local) = (with_chain(family), with_chain(family));
+    masquerade.append_rule(family, TABLE, CHAIN, &body().masquerade().build(), None);
+    local.append_rule(family, TABLE, CHAIN, &body().fib_daddr_type_local().ret().build(), None);
+    for (batch, lacking) in [
+        (nat, "chains of type nat in family bridge"),
+        (masquerade, "expression masq in family bridge"),
+        (local, "expression fib in family bridge"),
+    ] {
+        let error = commit(&mut nf, &batch).unwrap_err();
+        assert!(is_unsupported(&error), "{error}: {}", error.source);
+        assert_eq!(error.source.to_string(), format!("this kernel's nf_tables lacks {lacking}"));
+        assert_eq!(nf.tables().unwrap(), []);
+    }
+    let mut astray = with_chain(family);
+    astray.append_rule(family, TABLE, CHAIN, &body().goto("nowhere").build(), None);
+    assert!(!is_unsupported(&commit(&mut nf, &astray).unwrap_err()), "a missing chain is no missing part");
 }
 
 #[test]

@@ -165,6 +165,19 @@ fn wrong_configurations_are_named_and_nothing_is_made() {
     let msg =
         r#"failed to open netns "/gone/netns": failed to Statfs "/gone/netns": no such file or directory"#;
     assert_eq!(both.refused(), text(999, msg));
+    let looped = sandbox.dir.path().join("loop");
+    std::os::unix::fs::symlink(&looped, &looped).unwrap();
+    for (netns, reason) in [
+        (looped.to_str().unwrap().to_owned(), "too many levels of symbolic links"),
+        ("/etc/passwd/x".to_owned(), "not a directory"),
+        (format!("/{}", "n".repeat(300)), "file name too long"),
+    ] {
+        both.netns = netns;
+        let netns = &both.netns;
+        let msg = format!("failed to open netns {netns:?}: failed to Statfs {netns:?}: {reason}");
+        assert_eq!(both.refused(), (999, msg.clone()));
+        assert_eq!(both.fails("DEL"), (999, msg));
+    }
 
     let msg = r#"failed to create bridge "lo": "lo" already exists but is not a bridge"#;
     assert_eq!(refused("bridge", json!("lo")), text(999, msg));

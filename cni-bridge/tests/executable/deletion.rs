@@ -1,6 +1,6 @@
 //! DEL: whatever is left of an attachment goes, however much is known of it.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
 
@@ -40,17 +40,77 @@ fn rules_go_whatever_the_configuration_says_now() {
     }
 }
 
+/// From 234 bytes on no chain can be named after it (13 bytes before it, the
+/// interface's name and 5 more behind).
+#[test]
+fn an_attachment_goes_however_long_its_id_is() {
+    let sandbox = Sandbox::new().with_host_local();
+    // As after any ADD with `macspoofchk`.
+    sandbox.nft("add table bridge nat");
+    for length in [233, 234, 243, 300] {
+        let mut masqueraded = attachment(&sandbox, "");
+        masqueraded.id = "c".repeat(length);
+        let mut refused = masqueraded.clone();
+        masqueraded.conf["macspoofchk"] = json!(false);
+        masqueraded.add();
+        assert_eq!(sandbox.rules_with("masquerade comment").len(), 2);
+        masqueraded.del();
+        sandbox.assert_detached();
+        masqueraded.add();
+        masqueraded.collect(&[]);
+        sandbox.assert_detached();
+        if length > 233 {
+            assert_eq!(refused.refused().0, 999);
+            sandbox.assert_detached();
+            refused.netns = String::new();
+            refused.del();
+        }
+    }
+}
+
+fn set_alias(attachment: &Attachment<'_>, alias: &str) {
+    let veth = attachment.host_veth();
+    let words = ["link", "set", "dev", &veth, "alias", alias];
+    let done = attachment.sandbox.host.run(|| std::process::Command::new("ip").args(words).status().unwrap());
+    assert!(done.unwrap().success());
+}
+
+/// As an ADD leaves it that is killed between making the pair and naming it.
+#[test]
+fn a_port_without_alias_goes_by_its_name() {
+    let sandbox = Sandbox::new().with_host_local();
+    let added = sandbox.attachment("c1", DUAL).added();
+    let veth = added.host_veth();
+    let mut forgotten = added.clone();
+    forgotten.netns = String::new();
+    forgotten.conf["prevResult"] = Value::Null;
+    let stays = |del: &Attachment<'_>| {
+        del.del();
+        assert_eq!(Sandbox::links(&sandbox.netns("c1")), ["eth0", "lo"]);
+    };
+    set_alias(&added, "somebody else's");
+    stays(&forgotten);
+    set_alias(&added, "");
+    let mut other = forgotten.clone();
+    other.id = "c2".to_owned();
+    stays(&other);
+    run_in(&sandbox.host, &format!("ip link set {veth} nomaster"));
+    stays(&forgotten);
+    run_in(&sandbox.host, &format!("ip link set {veth} master {}", sandbox.bridge));
+    forgotten.del();
+    sandbox.assert_detached();
+}
+
 #[test]
 fn a_link_of_the_reference_goes_by_what_the_runtime_remembers() {
     let sandbox = Sandbox::new().with_host_local();
     let mut attachment = sandbox.attachment("c1", DUAL).added();
     attachment.netns = String::new();
-    let set_alias = |alias: &str| {
-        let veth = attachment.host_veth();
-        let words = ["link", "set", "dev", &veth, "alias", alias];
-        let done = sandbox.host.run(|| std::process::Command::new("ip").args(words).status().unwrap());
-        assert!(done.unwrap().success());
-    };
+    let veth = attachment.host_veth();
+    run_in(&sandbox.host, &format!("ip link set {veth} down"));
+    run_in(&sandbox.host, &format!("ip link set {veth} name veth0123abcd"));
+    attachment.conf["prevResult"]["interfaces"][1]["name"] = json!("veth0123abcd");
+    let set_alias = |alias: &str| set_alias(&attachment, alias);
     set_alias("somebody else's");
     attachment.del();
     assert_eq!(Sandbox::links(&sandbox.netns("c1")), ["eth0", "lo"], "an alias of others protects");
@@ -86,6 +146,36 @@ fn two_interfaces_of_one_container_share_a_chain_and_each_goes_alone() {
     first.del();
     second.is_fine("CHECK");
     second.del();
+    sandbox.assert_detached();
+}
+
+/// What DEL can know: the runtime remembers nothing, and the container has
+/// taken its IPv6 address away.
+fn forgetful<'a>(attachment: &Attachment<'a>) -> Attachment<'a> {
+    run_in(&attachment.sandbox.netns("c1"), &format!("ip -6 addr flush dev {}", attachment.ifname));
+    let mut forgetful = attachment.clone();
+    forgetful.conf["prevResult"] = Value::Null;
+    forgetful
+}
+
+#[test]
+fn iptables_chains_of_both_families_go_when_one_address_is_gone_already() {
+    let sandbox = Sandbox::new().with_host_local();
+    let first = attachment(&sandbox, "iptables").added();
+    forgetful(&first).del();
+    sandbox.assert_detached();
+
+    let first = attachment(&sandbox, "iptables").added();
+    let mut second = attachment(&sandbox, "iptables");
+    second.ifname = "eth1".to_owned();
+    second.conf["isDefaultGateway"] = json!(false);
+    second.conf["isGateway"] = json!(true);
+    let second = second.added();
+    forgetful(&first).del();
+    second.is_fine("CHECK");
+    second.del();
+    // Nothing told whose the first one's was.
+    second.collect(&[]);
     sandbox.assert_detached();
 }
 
@@ -185,6 +275,11 @@ fn legacy_rules_are_checked_and_deleted_and_collected() {
     attachment.collect(&[("c1", "eth0")]);
     attachment.is_fine("CHECK");
     attachment.del();
+    assert_eq!(left(), 0);
+
+    attachment.add();
+    programs.iter().for_each(|program| moved(program));
+    forgetful(&attachment).del();
     assert_eq!(left(), 0);
 
     attachment.add();

@@ -8,6 +8,7 @@ mod collection;
 mod configuration;
 mod deletion;
 mod links;
+mod lock;
 mod masquerade;
 mod rollback;
 mod sandbox;

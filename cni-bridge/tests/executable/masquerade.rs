@@ -147,6 +147,136 @@ fn stale_rules_of_the_same_attachment_are_replaced_and_foreign_ones_stay() {
     assert_eq!(sandbox.rules_with("masquerade comment").len(), 1);
 }
 
+/// A chain `postrouting` where packets do not come by as they have to, in
+/// nft's words, and in the error's.
+const ELSEWHERE: [(&str, &str); 4] = [
+    ("", "in no hook"),
+    ("type nat hook postrouting priority 0;", "\"type nat hook postrouting priority 0\""),
+    ("type nat hook input priority 100;", "\"type nat hook input priority 100\""),
+    ("type filter hook output priority 100;", "\"type filter hook output priority 100\""),
+];
+
+fn wrong_hook(found: &str) -> String {
+    format!(
+        "chain inet cni_plugins_masquerade postrouting is {found} and must be \"type nat hook postrouting priority 100\""
+    )
+}
+
+/// The rules are there, and packets do not come by.
+fn put_elsewhere(sandbox: &Sandbox, hook: &str) {
+    sandbox.nft(&format!(
+        "add table inet cni_plugins_masquerade
+        add chain inet cni_plugins_masquerade masq_checks
+        add chain inet cni_plugins_masquerade postrouting
+        flush chain inet cni_plugins_masquerade postrouting
+        delete chain inet cni_plugins_masquerade postrouting
+        table inet cni_plugins_masquerade {{
+            chain postrouting {{
+                {hook}
+                ip daddr 224.0.0.0/4 return
+                ip6 daddr ff00::/8 return
+                goto masq_checks
+            }}
+        }}"
+    ));
+}
+
+#[test]
+fn add_refuses_a_base_chain_that_hooks_in_elsewhere_and_leaves_it_alone() {
+    let sandbox = Sandbox::new().with_host_local();
+    for (hook, found) in ELSEWHERE {
+        for with_rules in [true, false] {
+            put_elsewhere(&sandbox, hook);
+            if !with_rules {
+                run_in(&sandbox.host, "nft flush chain inet cni_plugins_masquerade postrouting");
+            }
+            let before = sandbox.rules();
+            let attachment = masqueraded(&sandbox, "c1");
+            let refusal = format!("failed to change the rules of nf_tables: {}", wrong_hook(found));
+            assert_eq!(attachment.refused(), (999, refusal));
+            assert_eq!(sandbox.rules(), before);
+            sandbox.assert_untouched();
+        }
+    }
+    run_in(&sandbox.host, "nft flush chain inet cni_plugins_masquerade postrouting");
+    run_in(&sandbox.host, "nft delete chain inet cni_plugins_masquerade postrouting");
+    let attachment = masqueraded(&sandbox, "c1").added();
+    attachment.is_fine("CHECK");
+    attachment.del();
+}
+
+#[test]
+fn check_names_a_base_chain_that_hooks_in_elsewhere_and_del_and_gc_do_not_care() {
+    // The kernel lets no other of the chains lead to masquerading.
+    for (hook, found) in ELSEWHERE.into_iter().take(2) {
+        let mut sandbox = Sandbox::new().with_host_local();
+        sandbox.add_container("c2");
+        let first = masqueraded(&sandbox, "c1").added();
+        let second = masqueraded(&sandbox, "c2").added();
+        put_elsewhere(&sandbox, hook);
+        let rules = "Failed to find masquerade rules for 10.1.0.2/24, fd00:1::2/64";
+        assert_eq!(first.complaint(), format!("{rules}: {}", wrong_hook(found)));
+        run_in(&sandbox.host, "nft flush chain inet cni_plugins_masquerade postrouting");
+        assert_eq!(first.complaint(), format!("{rules}: {}", wrong_hook(found)), "without the rules, too");
+        second.del();
+        assert_eq!(sandbox.rules_with("masquerade comment").len(), 2);
+        // The remedy of docs/CNI.md.
+        run_in(&sandbox.host, "nft flush chain inet cni_plugins_masquerade postrouting");
+        run_in(&sandbox.host, "nft delete chain inet cni_plugins_masquerade postrouting");
+        let second = masqueraded(&sandbox, "c2").added();
+        first.is_fine("CHECK");
+        put_elsewhere(&sandbox, hook);
+        first.del();
+        assert_eq!(sandbox.rules_with("masquerade comment").len(), 2);
+        second.collect(&[]);
+        assert_eq!(sandbox.rules_with("masquerade comment").len(), 0);
+        second.del();
+        sandbox.assert_detached();
+    }
+}
+
+#[test]
+fn a_dormant_table_is_named_until_it_is_woken() {
+    const DORMANT: &str = "table inet cni_plugins_masquerade is dormant, its chains do nothing: wake it with `nft add table inet cni_plugins_masquerade`";
+    let refusal = format!("failed to change the rules of nf_tables: {DORMANT}");
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let (sleep, wake) =
+        ("add table inet cni_plugins_masquerade { flags dormant; }", "add table inet cni_plugins_masquerade");
+    sandbox.nft(sleep);
+    assert_eq!(masqueraded(&sandbox, "c1").refused(), (999, refusal.clone()), "without its base chain");
+    sandbox.assert_untouched();
+    sandbox.nft(wake);
+
+    let first = masqueraded(&sandbox, "c1").added();
+    sandbox.nft(sleep);
+    // The refused one had the first addresses.
+    let rules = "Failed to find masquerade rules for 10.1.0.3/24, fd00:1::3/64";
+    assert_eq!(first.complaint(), format!("{rules}: {DORMANT}"));
+    assert_eq!(masqueraded(&sandbox, "c2").refused(), (999, refusal));
+    sandbox.nft(wake);
+    first.is_fine("CHECK");
+    sandbox.nft(sleep);
+    first.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn a_base_chain_in_a_regular_ones_place_is_named() {
+    let sandbox = Sandbox::new().with_host_local();
+    sandbox.nft(
+        "table inet cni_plugins_masquerade {
+            chain masq_checks {
+                type nat hook postrouting priority 90;
+            }
+        }",
+    );
+    let wrong = "chain inet cni_plugins_masquerade masq_checks is \"type nat hook postrouting priority 90\" and must be in no hook";
+    let refusal = format!("failed to change the rules of nf_tables: {wrong}");
+    assert_eq!(masqueraded(&sandbox, "c1").refused(), (999, refusal));
+    sandbox.assert_untouched();
+}
+
 #[test]
 fn comments_are_cut_and_their_rules_still_found() {
     let sandbox = Sandbox::new().with_host_local();

@@ -94,3 +94,56 @@ fn leftovers_under_the_same_names_are_replaced() {
     assert_eq!(sandbox.rules_with("foreign").len(), 1);
     sandbox.assert_detached();
 }
+
+#[test]
+fn a_base_chain_that_hooks_in_elsewhere_is_named() {
+    let sandbox = Sandbox::new();
+    let attachment = || sandbox.attachment("c1", r#"{"macspoofchk": true}"#);
+    let wrong = r#"chain bridge nat PREROUTING is in no hook and must be "type filter hook prerouting priority -300""#;
+    run_in(&sandbox.host, "nft add table bridge nat");
+    run_in(&sandbox.host, "nft add chain bridge nat PREROUTING");
+    let refusal = format!("failed to change the rules of nf_tables: {wrong}");
+    assert_eq!(attachment().refused(), (999, refusal));
+    sandbox.assert_untouched();
+    run_in(&sandbox.host, "nft delete chain bridge nat PREROUTING");
+
+    let added = attachment().added();
+    let veth = added.host_veth();
+    sandbox.nft(&format!(
+        "flush chain bridge nat PREROUTING
+        delete chain bridge nat PREROUTING
+        add chain bridge nat PREROUTING
+        add rule bridge nat PREROUTING iifname \"{veth}\" jump cni-br-iface-c1-eth0 comment \"macspoofchk-c1-eth0\""
+    ));
+    let rules = format!("Failed to find MAC spoof check rules for interface {veth}");
+    assert_eq!(added.complaint(), format!("{rules}: {wrong}"));
+    run_in(&sandbox.host, "nft flush chain bridge nat PREROUTING");
+    assert_eq!(added.complaint(), format!("{rules}: {wrong}"), "without the rules, too");
+    added.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn a_dormant_table_is_named_until_it_is_woken() {
+    let dormant =
+        "table bridge nat is dormant, its chains do nothing: wake it with `nft add table bridge nat`";
+    let refusal = format!("failed to change the rules of nf_tables: {dormant}");
+    let mut sandbox = Sandbox::new();
+    sandbox.add_container("c2");
+    let attachment = |id| sandbox.attachment(id, r#"{"macspoofchk": true}"#);
+    sandbox.nft("add table bridge nat { flags dormant; }");
+    assert_eq!(attachment("c1").refused(), (999, refusal.clone()), "without its base chain");
+    sandbox.assert_untouched();
+    run_in(&sandbox.host, "nft add table bridge nat");
+
+    let added = attachment("c1").added();
+    sandbox.nft("add table bridge nat { flags dormant; }");
+    let rules = format!("Failed to find MAC spoof check rules for interface {}", added.host_veth());
+    assert_eq!(added.complaint(), format!("{rules}: {dormant}"));
+    assert_eq!(attachment("c2").refused(), (999, refusal));
+    run_in(&sandbox.host, "nft add table bridge nat");
+    added.is_fine("CHECK");
+    sandbox.nft("add table bridge nat { flags dormant; }");
+    added.del();
+    sandbox.assert_detached();
+}

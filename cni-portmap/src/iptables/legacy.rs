@@ -20,6 +20,15 @@ pub(crate) fn remove_stale(network: &str, is_valid: impl Fn(&str) -> bool) -> Re
     change(|listing| plan::remove_stale(network, &is_valid, listing))
 }
 
+/// Whether there are such tables at all, of either family.
+pub(crate) fn is_in_use() -> bool {
+    [IpVersion::V4, IpVersion::V6].into_iter().any(has_table)
+}
+
+fn has_table(version: IpVersion) -> bool {
+    legacy_tables(version).unwrap_or_default().iter().any(|table| table == TABLE)
+}
+
 /// Starts a program only where this namespace has such tables already: looking
 /// for them would make them.
 fn change(plan: impl Fn(&Listing) -> Vec<String>) -> Result<(), Error> {
@@ -33,8 +42,7 @@ fn change_one(
     family: Family,
     version: IpVersion,
 ) -> Result<(), Error> {
-    let tables = legacy_tables(version).unwrap_or_default();
-    if !tables.iter().any(|table| table == TABLE) {
+    if !has_table(version) {
         return Ok(());
     }
     let failed = |source| Error::TearDownIptables { family, source };

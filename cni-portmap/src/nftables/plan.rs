@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use linux::nftables::{Batch, Expression, Rule};
+use linux::nftables::{BaseChain, Batch, Expression, Rule};
 
 use super::rules::{
     CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, Owner,
@@ -65,11 +65,10 @@ pub(super) fn add(
         batch.delete_rule(nf_family, TABLE, &rule.chain, rule.handle);
     }
     add_skeleton(batch, family, found, hook_rules);
-    let missing: Vec<&Wanted> = wanted.iter().filter(|wanted| !found.has(owner, wanted)).collect();
-    if !found.has_masquerading && missing.iter().any(|wanted| wanted.chain == MASQUERADING) {
-        batch.add_chain(nf_family, TABLE, MASQUERADING, base(MASQUERADING).as_ref(), None);
+    if wanted.iter().any(|wanted| wanted.chain == MASQUERADING) {
+        ensure_base(batch, family, MASQUERADING, found.has_masquerading);
     }
-    for wanted in missing {
+    for wanted in wanted.iter().filter(|wanted| !found.has(owner, wanted)) {
         let (chain, comment) = (wanted.chain, Some(owner.container_id.as_str()));
         batch.append_tagged_rule(nf_family, TABLE, chain, &wanted.expressions, comment, &owner.tag);
     }
@@ -85,23 +84,37 @@ fn add_skeleton(batch: &mut Batch, family: Family, found: &Found, hook_rules: &[
     let hooks: Vec<&str> =
         [PREROUTING, OUTPUT].into_iter().filter(|chain| !found.is(chain, hook_rules)).collect();
     // Rules prove the chains that they are in and those that they lead to.
-    if !jumps_missing.is_empty() || hooks.iter().any(|chain| found.in_chain(chain).next().is_none()) {
+    let known = |chain: &str| found.in_chain(chain).next().is_some();
+    if !jumps_missing.is_empty() || !hooks.iter().all(|chain| known(chain)) {
         batch.add_table(nf_family, TABLE, Some(TABLE_COMMENT));
-        for chain in [HOSTPORTS, HOSTIP_HOSTPORTS, HOSTPORTS_ALL, PREROUTING, OUTPUT] {
-            let known = found.in_chain(chain).next().is_some();
-            batch.add_chain(nf_family, TABLE, chain, base(chain).filter(|_| !known).as_ref(), None);
+        for chain in [HOSTPORTS, HOSTIP_HOSTPORTS, HOSTPORTS_ALL] {
+            batch.add_chain(nf_family, TABLE, chain, None, None);
         }
+    }
+    for chain in [PREROUTING, OUTPUT] {
+        ensure_base(batch, family, chain, known(chain));
     }
     for jump in jumps_missing {
         batch.append_rule(nf_family, TABLE, HOSTPORTS_ALL, jump, None);
     }
     for chain in hooks {
-        if found.in_chain(chain).next().is_some() {
+        if known(chain) {
             batch.flush_chain(nf_family, TABLE, chain);
         }
         for rule in hook_rules {
             batch.append_rule(nf_family, TABLE, chain, rule, None);
         }
+    }
+}
+
+/// The rules in a chain do not tell that packets come by.
+fn ensure_base(batch: &mut Batch, family: Family, chain: &str, known: bool) {
+    let Some(base) = base(chain) else { return };
+    let family = family_of(family);
+    if known {
+        batch.expect_base(family, TABLE, chain, &base);
+    } else {
+        batch.add_chain(family, TABLE, chain, Some(&base), None);
     }
 }
 
@@ -111,6 +124,14 @@ impl Found {
         let mut there = self.in_chain(chain);
         rules.iter().all(|rule| there.next().is_some_and(|found| found.does(rule))) && there.next().is_none()
     }
+}
+
+/// The base chains that `wanted` needs.
+pub(super) fn base_chains(wanted: &[Wanted]) -> impl Iterator<Item = (&'static str, BaseChain)> {
+    let forwards = !wanted.is_empty();
+    let masquerades = wanted.iter().any(|wanted| wanted.chain == MASQUERADING);
+    let needed = [(PREROUTING, forwards), (OUTPUT, forwards), (MASQUERADING, masquerades)];
+    needed.into_iter().filter_map(|(chain, needed)| base(chain).filter(|_| needed).map(|base| (chain, base)))
 }
 
 /// Whether DEL of `owner` takes `rule`. Rules of the reference do not tell

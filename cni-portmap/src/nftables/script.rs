@@ -11,7 +11,7 @@ use super::rules::{
     HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, Owner, PREROUTING, TABLE,
     TABLE_COMMENT, base, family_of,
 };
-use super::{Found, Part, find};
+use super::{Found, Part, find, unreached};
 use crate::config::Config;
 use crate::error::Error;
 
@@ -22,8 +22,12 @@ pub(super) fn add(
     parts: &[Part],
 ) -> Result<(), Error> {
     let mut script = String::new();
+    let failed = |source| Error::SetUpNftables { source };
     for part in parts {
-        let found = find(kernel, part.family, owner).map_err(|source| Error::SetUpNftables { source })?;
+        let found = find(kernel, part.family, owner).map_err(failed)?;
+        if let Some(unreached) = unreached(kernel, part.family, &part.wanted).map_err(failed)? {
+            return Err(Error::NftRefused { words: unreached.to_string() });
+        }
         script += &text(config, owner, part, &found);
     }
     run(&script)
@@ -76,12 +80,13 @@ fn run(script: &str) -> Result<(), Error> {
         .spawn();
     let mut nft = spawned.map_err(|e| match e.kind() {
         ErrorKind::NotFound => refused("the conditions need the program nft, which is not installed".into()),
-        _ => refused(format!("start nft: {e}")),
+        _ => refused(format!("start nft: {}", linux::reason(&e))),
     })?;
     let written = nft.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(script.as_bytes()));
-    let output = nft.wait_with_output().map_err(|e| refused(format!("wait for nft: {e}")))?;
+    let output =
+        nft.wait_with_output().map_err(|e| refused(format!("wait for nft: {}", linux::reason(&e))))?;
     if !output.status.success() {
         return Err(refused(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
-    written.map_err(|e| refused(format!("write to nft: {e}")))
+    written.map_err(|e| refused(format!("write to nft: {}", linux::reason(&e))))
 }

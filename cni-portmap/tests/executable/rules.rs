@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{A, B, Sandbox};
+use crate::sandbox::{A, Attachment, B, Sandbox};
 
 const PORTS: &str = r#"{"runtimeConfig": {"portMappings": [
     {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
@@ -80,6 +80,123 @@ fn a_failed_add_leaves_nothing() {
     assert_eq!(sandbox.host.run(|| std::fs::read_to_string(setting).unwrap()).unwrap(), "0\n");
     sandbox.host_output("nft", "delete table ip6 cni_hostport");
     sandbox.attachment("cid", A, PORTS).add();
+}
+
+/// The chain anew, with the same rules, in another place.
+fn put_elsewhere(sandbox: &Sandbox, chain: &str, hook: &str) {
+    let listed = sandbox.host_output("nft", &format!("--stateless list chain ip cni_hostport {chain}"));
+    let rules = listed.lines().filter(|line| line.starts_with("\t\t") && !line.contains("type nat hook"));
+    let rules: String = rules.map(|rule| format!("{rule}\n")).collect();
+    sandbox.host_output("nft", &format!("flush chain ip cni_hostport {chain}"));
+    sandbox.host_output("nft", &format!("delete chain ip cni_hostport {chain}"));
+    sandbox.nft(&format!("table ip cni_hostport {{\nchain {chain} {{\n{hook}\n{rules}}}\n}}\n"));
+}
+
+#[test]
+fn base_chains_that_hook_in_elsewhere_are_named_and_left_alone() {
+    for (chain, hook, found, needed) in [
+        ("prerouting", "", "in no hook", "type nat hook prerouting priority -100"),
+        (
+            "output",
+            "type nat hook output priority 0;",
+            "\"type nat hook output priority 0\"",
+            "type nat hook output priority -100",
+        ),
+        ("masquerading", "", "in no hook", "type nat hook postrouting priority 100"),
+    ] {
+        let sandbox = Sandbox::bare();
+        let (first, second) = (sandbox.attachment("cid", A, PORTS), sandbox.attachment("cid2", B, PORTS));
+        first.add();
+        put_elsewhere(&sandbox, chain, hook);
+        let before = sandbox.ruleset();
+        let wrong = format!("chain ip cni_hostport {chain} is {found} and must be \"{needed}\"");
+        let complaint = format!("no packets reach the hostport rules: {wrong}");
+        assert_eq!(first.refused("CHECK"), (999, complaint));
+        // The second ones' conditions go by the host's nft.
+        let only_nfts = json!({"conditionsV4": ["ip saddr { 192.0.2.2, 192.0.2.3 }"]});
+        for second in [second, sandbox.attachment("cid2", B, PORTS).with(only_nfts)] {
+            let (code, msg) = second.refused("ADD");
+            assert_eq!(code, 999);
+            assert!(msg.starts_with("unable to set up nftables rules for port mappings: "), "{msg}");
+            assert!(msg.ends_with(&wrong), "{msg}");
+        }
+        assert_eq!(sandbox.ruleset(), before);
+        first.del();
+        first.del();
+        sandbox.assert_no_rules_of("cid");
+        sandbox.host_output("nft", &format!("flush chain ip cni_hostport {chain}"));
+        sandbox.host_output("nft", &format!("delete chain ip cni_hostport {chain}"));
+        first.add();
+        first.succeeds("CHECK");
+        put_elsewhere(&sandbox, chain, hook);
+        gc_of(&sandbox, "net", json!([]));
+        assert!(!sandbox.ruleset().contains("dnat to"));
+    }
+}
+
+#[test]
+fn a_dormant_table_is_named_until_it_is_woken() {
+    let dormant = |family: &str| {
+        let table = format!("{family} cni_hostport");
+        format!("table {table} is dormant, its chains do nothing: wake it with `nft add table {table}`")
+    };
+    let sandbox = Sandbox::bare();
+    let (first, second) = (sandbox.attachment("cid", A, PORTS), sandbox.attachment("cid2", B, PORTS));
+    let only_nfts = json!({"conditionsV4": ["ip saddr { 192.0.2.2, 192.0.2.3 }"]});
+    let scripted = sandbox.attachment("cid2", B, PORTS).with(only_nfts);
+    let refused = |attachments: &[&Attachment<'_>], family: &str| {
+        let before = sandbox.ruleset();
+        for attachment in attachments {
+            let msg = "unable to set up nftables rules for port mappings: ";
+            let (code, found) = attachment.refused("ADD");
+            assert_eq!(code, 999);
+            assert!(found.starts_with(msg) && found.ends_with(&dormant(family)), "{found}");
+        }
+        assert_eq!(sandbox.ruleset(), before);
+    };
+    for family in ["ip", "ip6"] {
+        sandbox.nft(&format!("add table {family} cni_hostport {{ flags dormant; }}"));
+        refused(&[&first], family);
+        sandbox.nft(&format!("add table {family} cni_hostport"));
+        first.add();
+        sandbox.nft(&format!("add table {family} cni_hostport {{ flags dormant; }}"));
+        let complaint = format!("no packets reach the hostport rules: {}", dormant(family));
+        assert_eq!(first.refused("CHECK"), (999, complaint));
+        refused(&[&second, &scripted], family);
+        sandbox.nft(&format!("add table {family} cni_hostport"));
+        first.succeeds("CHECK");
+        sandbox.nft(&format!("add table {family} cni_hostport {{ flags dormant; }}"));
+        first.del();
+        sandbox.assert_no_rules_of("cid");
+        sandbox.nft(&format!("add table {family} cni_hostport"));
+    }
+}
+
+/// A chain that nothing wanted leads through may be anything.
+#[test]
+fn without_masquerading_its_chain_is_not_looked_at() {
+    let sandbox = Sandbox::bare();
+    sandbox.nft("table ip cni_hostport { chain masquerading { counter; }; }");
+    let attachment = sandbox.attachment("cid", A, PORTS).with(json!({"snat": false}));
+    attachment.add();
+    attachment.succeeds("CHECK");
+}
+
+#[test]
+fn a_ruleset_restored_by_nft_is_checked_and_deleted_but_tells_gc_no_network() {
+    let sandbox = Sandbox::bare();
+    let attachment = sandbox.attachment("cid", A, PORTS);
+    attachment.add();
+    let saved = sandbox.ruleset();
+    sandbox.nft(&format!("flush ruleset\n{saved}"));
+    assert_eq!(sandbox.ruleset(), saved);
+    attachment.succeeds("CHECK");
+    attachment.add();
+    assert_eq!(sandbox.ruleset(), saved);
+    gc_of(&sandbox, "net", json!([]));
+    assert_eq!(sandbox.ruleset(), saved);
+    attachment.del();
+    sandbox.assert_no_rules_of("cid");
 }
 
 #[test]

@@ -129,6 +129,13 @@ impl Sandbox {
         output(&self.host, program, words)
     }
 
+    /// Feeds `rules` to nft in the host's namespace.
+    pub(crate) fn nft(&self, rules: &str) {
+        let file = self.dir.path().join("rules.nft");
+        std::fs::write(&file, rules).unwrap();
+        self.host_output("nft", &format!("-f {}", file.display()));
+    }
+
     /// All rules of nf_tables, as nft shows them, without counters.
     pub(crate) fn ruleset(&self) -> String {
         self.host_output("nft", "--stateless list ruleset")

@@ -9,14 +9,14 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Word 0 of the header; the last digit is the format's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"hawsidx1");
+const MAGIC: u64 = u64::from_le_bytes(*b"hawsidx2");
 
 const HEADER_WORDS: usize = 16;
 pub(crate) const HEADER_BYTES: usize = HEADER_WORDS * 8;
 
-const ENTRY_WORDS: usize = 6;
+const ENTRY_WORDS: usize = 7;
 /// Room of one bucket.
-pub(crate) const BUCKET_ENTRIES: usize = 21;
+pub(crate) const BUCKET_ENTRIES: usize = 18;
 const BUCKET_WORDS: usize = 2 + BUCKET_ENTRIES * ENTRY_WORDS;
 pub(crate) const BUCKET_BYTES: usize = BUCKET_WORDS * 8;
 
@@ -43,29 +43,57 @@ pub(crate) struct Stamp {
     pub(crate) changed: (i64, i64),
 }
 
-/// One boot of the kernel; zero: not known.
+/// One boot of one machine: where a lease was made, or an index built. A part
+/// that is zero is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BootId(pub(crate) [u64; 2]);
+pub(crate) struct Origin {
+    /// See [`machine`].
+    pub(crate) machine: u64,
+    /// See [`boot`].
+    pub(crate) boot: u64,
+}
 
-impl BootId {
-    /// As `/proc/sys/kernel/random/boot_id` has it: 32 hexadecimal digits and hyphens.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
-        if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        let number = u128::from_str_radix(&digits, 16).ok()?;
-        Some(Self(halves(number)))
+impl Origin {
+    /// Whether this is another boot of the machine of which `now` is one. Never,
+    /// when a part of either is not known.
+    pub(crate) fn is_past(self, now: Self) -> bool {
+        let known = ![self.machine, self.boot, now.machine, now.boot].contains(&0);
+        known && self.machine == now.machine && self.boot != now.boot
     }
+}
 
-    pub(crate) fn is_known(self) -> bool {
-        self != Self::default()
-    }
+/// Which boot the kernel's id of it, 32 hexadecimal digits and hyphens, stands
+/// for. 0: for none.
+pub(crate) fn boot(id: &str) -> u64 {
+    let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
+    id_number(&digits).map_or(0, |number| digest_of_id(4, number))
+}
+
+/// Which machine is meant by its machine-id(5), 32 hexadecimal digits, together
+/// with its host name: copies of a disk image may share the one, and nodes of a
+/// cluster have different names. 0: either is missing.
+pub(crate) fn machine(id: &str, host_name: &str) -> u64 {
+    let host_name = host_name.trim();
+    let number = id_number(id.trim()).filter(|_| !host_name.is_empty());
+    number.map_or(0, |number| mix(digest_of_id(5, number), digest(host_name)).max(1))
+}
+
+/// `None`: not 32 hexadecimal digits, or zeros alone.
+fn id_number(digits: &str) -> Option<u128> {
+    let whole = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = whole.then(|| u128::from_str_radix(digits, 16).ok()).flatten();
+    number.filter(|number| *number != 0)
+}
+
+fn digest_of_id(sort: u64, number: u128) -> u64 {
+    let [high, low] = halves(number);
+    mix(mix(sort, high), low).max(1)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Header {
-    pub(crate) boot: BootId,
+    /// Of the call that built it.
+    pub(crate) origin: Origin,
     /// The directory that the index describes, when it described it last.
     pub(crate) stamp: Stamp,
     /// Differs from build to build of the file.
@@ -78,7 +106,7 @@ pub(crate) struct Header {
     pub(crate) blocks: u64,
     /// Entries in all buckets.
     pub(crate) leases: u64,
-    /// Those of them that are of an earlier boot.
+    /// Those of them that are of an earlier boot of this machine.
     pub(crate) earlier: u64,
 }
 
@@ -87,8 +115,8 @@ impl Header {
         let Stamp { inode, modified, changed } = self.stamp;
         let mut words = [
             MAGIC,
-            self.boot.0[0],
-            self.boot.0[1],
+            self.origin.machine,
+            self.origin.boot,
             inode,
             modified.0.cast_unsigned(),
             modified.1.cast_unsigned(),
@@ -111,7 +139,7 @@ impl Header {
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let words: [u64; HEADER_WORDS] = to_words(bytes);
         let header = Self {
-            boot: BootId([words[1], words[2]]),
+            origin: Origin { machine: words[1], boot: words[2] },
             stamp: Stamp {
                 inode: words[3],
                 modified: (words[4].cast_signed(), words[5].cast_signed()),
@@ -165,8 +193,8 @@ pub(crate) struct Entry {
     pub(crate) address: u128,
     /// Tells the lease file from every other that has had its name.
     pub(crate) life: u64,
-    /// Whether the lease is known to be older than this boot of the kernel.
-    pub(crate) earlier: bool,
+    /// Where the lease was made, if one of our own calls made it.
+    pub(crate) origin: Origin,
 }
 
 /// The entries of the containers that share a bucket.
@@ -189,7 +217,8 @@ impl Bucket {
                 high,
                 low,
                 entry.life,
-                u64::from(entry.earlier),
+                entry.origin.machine,
+                entry.origin.boot,
             ]);
         }
         words[0] = checksum(&words[1..], build ^ BUCKET_SORT ^ at);
@@ -208,7 +237,7 @@ impl Bucket {
             ifname: room[1],
             address: whole([room[2], room[3]]),
             life: room[4],
-            earlier: room[5] & 1 == 1,
+            origin: Origin { machine: room[5], boot: room[6] },
         };
         Some(Self { entries: words[2..].chunks_exact(ENTRY_WORDS).take(count).map(entry).collect() })
     }

@@ -3,22 +3,27 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use super::format::{address, digest, number};
+use super::format::{address, boot, digest, machine, number};
 use super::*;
 
+const NOW: Origin = Origin { machine: 1, boot: 2 };
+
+/// Of an earlier boot, of this one, of another machine, of nobody knows where.
 fn entry(owner: u64, address: u128) -> Entry {
-    Entry { container: owner, ifname: 7, address, life: 9, earlier: owner.is_multiple_of(2) }
+    let (machine, boot) = [(1, 1), (1, 2), (2, 1), (0, 0)][(owner % 4) as usize];
+    Entry { container: owner, ifname: 7, address, life: 9, origin: Origin { machine, boot } }
 }
 
 fn any_entry() -> impl Strategy<Value = Entry> {
-    (any::<u64>(), any::<u64>(), any::<u128>(), any::<u64>(), any::<bool>()).prop_map(
-        |(container, ifname, address, life, earlier)| Entry { container, ifname, address, life, earlier },
+    let origin = any::<[u64; 2]>().prop_map(|[machine, boot]| Origin { machine, boot });
+    (any::<u64>(), any::<u64>(), any::<u128>(), any::<u64>(), origin).prop_map(
+        |(container, ifname, address, life, origin)| Entry { container, ifname, address, life, origin },
     )
 }
 
 fn header() -> Header {
     Header {
-        boot: BootId([1, 2]),
+        origin: NOW,
         stamp: Stamp { inode: 3, modified: (4, 5), changed: (-6, 7) },
         build: 8,
         buckets: 9,
@@ -64,12 +69,39 @@ fn addresses_are_numbers_and_back() {
         let ip: IpAddr = text.parse().unwrap();
         assert_eq!(address(number(ip)), ip);
     }
-    assert_eq!(
-        BootId::parse("fe0aaad6-e549-49e4-b5fb-2f76ff2abaa2\n"),
-        Some(BootId([0xfe0a_aad6_e549_49e4, 0xb5fb_2f76_ff2a_baa2]))
-    );
-    assert_eq!(BootId::parse("fe0aaad6"), None);
-    assert_eq!(BootId::parse("+e0aaad6-e549-49e4-b5fb-2f76ff2abaa2"), None);
+}
+
+#[test]
+fn boots_and_machines_are_known_by_whole_ids_only() {
+    let id = "fe0aaad6-e549-49e4-b5fb-2f76ff2abaa2\n";
+    assert_ne!(boot(id), 0);
+    assert_eq!(boot(id), boot(id.trim()));
+    assert_ne!(boot(id), boot("fe0aaad6-e549-49e4-b5fb-2f76ff2abaa3"));
+    for wrong in ["", "fe0aaad6", "+e0aaad6-e549-49e4-b5fb-2f76ff2abaa2", &"0".repeat(32)] {
+        assert_eq!(boot(wrong), 0, "{wrong}");
+    }
+
+    let id = "3d1219c7c4c5404aaa1f6d2a48adfda4\n";
+    assert_ne!(machine(id, "node-1\n"), 0);
+    assert_eq!(machine(id, "node-1\n"), machine(id.trim(), "node-1"));
+    assert_ne!(machine(id, "node-1"), machine(id, "node-2"), "copies of one disk image");
+    assert_ne!(machine(id, "node-1"), machine(&id.replace('3', "4"), "node-1"));
+    for wrong in ["", "\n", "uninitialized\n", "3d1219c7", &"0".repeat(32)] {
+        assert_eq!(machine(wrong, "node-1"), 0, "{wrong}");
+    }
+    assert_eq!(machine(id, "\n"), 0);
+}
+
+#[test]
+fn only_what_is_known_whole_is_past() {
+    let origin = |machine, boot| Origin { machine, boot };
+    assert!(origin(1, 1).is_past(NOW));
+    for other in [NOW, origin(2, 1), origin(0, 1), origin(1, 0), origin(0, 0)] {
+        assert!(!other.is_past(NOW), "{other:?}");
+    }
+    for unknown in [origin(0, 2), origin(1, 0)] {
+        assert!(!origin(0, 1).is_past(unknown) && !origin(1, 1).is_past(unknown), "{unknown:?}");
+    }
 }
 
 #[test]
@@ -83,8 +115,8 @@ fn texts_have_digests_of_their_own() {
 fn a_container_with_more_interfaces_than_a_bucket_holds_has_no_index() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("own/index");
-    let leases: Vec<Entry> = (0..22).map(|address| entry(5, address)).collect();
-    let refused = Index::build(&path, BootId([1, 1]), Contents { leases, others: Vec::new() });
+    let leases: Vec<Entry> = (0..19).map(|address| entry(5, address)).collect();
+    let refused = Index::build(&path, NOW, Contents { leases, others: Vec::new() });
     assert_eq!(refused.err(), Some(Unusable));
     assert_eq!(std::fs::read_dir(dir.path().join("own")).unwrap().count(), 0, "nothing half-made stays");
 }
@@ -96,7 +128,7 @@ fn leases_and_others_share_blocks() {
     let leases = [3, 9000, 1, 5000].map(|offset| entry(offset, at(u128::from(offset)))).to_vec();
     let others = vec![at(2), at(9001), at(0), at(7000)];
     let contents = Contents { leases, others };
-    let index = Index::build(&dir.path().join("index"), BootId([1, 1]), contents).unwrap();
+    let index = Index::build(&dir.path().join("index"), NOW, contents).unwrap();
     let free = |from: u128| index.first_free(at(from), at(20_000)).unwrap().map(|free| free - at(0));
     assert_eq!([0, 2, 5000, 7000, 9000, 8999].map(free), [4, 4, 5001, 7001, 9002, 8999].map(Some));
     assert_eq!(index.first_free(at(0), at(3)), Ok(None));
@@ -160,8 +192,7 @@ proptest! {
     fn it_knows_what_a_map_knows(ops in proptest::collection::vec(any_op(), 1..80)) {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("own/index");
-        let boot = BootId([1, 1]);
-        let mut index = Index::build(&path, boot, Contents::default()).expect("an index");
+        let mut index = Index::build(&path, NOW, Contents::default()).expect("an index");
         let mut model: BTreeMap<u128, Entry> = BTreeMap::new();
         for op in ops {
             match op {
@@ -171,7 +202,7 @@ proptest! {
                         let mut leases: Vec<Entry> = model.values().copied().collect();
                         leases.push(entry(owner, address));
                         let contents = Contents { leases, others: Vec::new() };
-                        index = Index::build(&path, boot, contents).expect("an index");
+                        index = Index::build(&path, NOW, contents).expect("an index");
                     }
                     model.insert(address, entry(owner, address));
                 }
@@ -193,12 +224,14 @@ proptest! {
                     let stamp = Stamp { inode: 1, ..Stamp::default() };
                     index.seal(stamp).expect("sealed");
                     index = Index::open(&path).expect("what was sealed opens");
-                    prop_assert!(index.describes(stamp, boot));
+                    prop_assert!(index.describes(stamp, NOW.boot));
                 }
             }
             prop_assert_eq!(index.leases(), model.len() as u64);
-            prop_assert_eq!(index.earlier(), model.values().filter(|entry| entry.earlier).count() as u64);
+            prop_assert_eq!(index.earlier(), model.values().filter(|entry| entry.container % 4 == 0).count() as u64);
         }
+        let known: Vec<Entry> = model.values().filter(|entry| entry.container % 4 != 3).copied().collect();
+        prop_assert_eq!(index.of_known_origin(), known);
         for owner in 0..6 {
             let mut entries = index.entries_of(owner).expect("readable");
             entries.sort_by_key(|entry| entry.address);

@@ -1,17 +1,19 @@
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::index::format::{HEADER_BYTES, Header};
 use crate::range::RawRange;
 use crate::{RangeSet, allocate};
 
-/// Leases of network `net` in a temporary directory.
+/// Leases of network `net` in a temporary directory, as the machine `node`
+/// finds them.
 struct Net {
     dir: tempfile::TempDir,
     sets: Vec<RangeSet>,
+    node: Cell<&'static str>,
 }
 
 fn owner(id: &str) -> Owner {
@@ -22,11 +24,30 @@ impl Net {
     fn new(subnet: &str) -> Self {
         let subnet = cni_plugin::conf::parse_cidr(subnet);
         let sets = vec![RangeSet::new(&[RawRange { subnet, ..RawRange::default() }]).unwrap()];
-        Self { dir: tempfile::tempdir().unwrap(), sets }
+        let net = Self { dir: tempfile::tempdir().unwrap(), sets, node: Cell::new("") };
+        net.machine("a", '1');
+        net
     }
 
     fn store(&self) -> LeaseStore {
-        LeaseStore::create(self.dir.path(), "net").unwrap()
+        let mut store = LeaseStore::create(self.dir.path(), "net").unwrap();
+        let file = |kind| self.node_file(kind);
+        let name = self.node.get().to_owned();
+        store.host = Host { boot_id: file("boot_id"), machine_id: file("machine-id"), name };
+        store
+    }
+
+    fn node_file(&self, kind: &str) -> PathBuf {
+        self.dir.path().join(format!("{kind} of {}", self.node.get()))
+    }
+
+    /// From now on, calls are those of `node`, whose machine id consists of `digit`.
+    fn machine(&self, node: &'static str, digit: char) {
+        self.node.set(node);
+        fs::write(self.node_file("machine-id"), format!("{}\n", digit.to_string().repeat(32))).unwrap();
+        if !self.node_file("boot_id").exists() {
+            self.reboot(1);
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -71,13 +92,10 @@ impl Net {
         has_room(&store, &self.sets[0].round(store.place(0).last())).unwrap()
     }
 
-    /// As if the index had last been used in another boot.
-    fn reboot(&self, boot: u64) {
-        let mut bytes = fs::read(self.index()).unwrap();
-        let header: &mut [u8; HEADER_BYTES] = (&mut bytes[..HEADER_BYTES]).try_into().unwrap();
-        let former = Header::decode(header).unwrap();
-        *header = Header { boot: BootId([boot, boot]), ..former }.encode();
-        fs::write(self.index(), bytes).unwrap();
+    /// The node's kernel is started for the `time`th time.
+    fn reboot(&self, time: u8) {
+        let node = self.node.get().as_bytes()[0];
+        fs::write(self.node_file("boot_id"), format!("{node:08x}-0000-0000-0000-{time:012x}\n")).unwrap();
     }
 
     /// As the reference does it, or a person.
@@ -258,7 +276,7 @@ fn leases_of_an_earlier_boot_make_room_when_there_is_none() {
     for id in ["a", "b", "c", "d"] {
         net.add(id).unwrap();
     }
-    net.reboot(1);
+    net.reboot(2);
     assert_eq!(net.add("new").unwrap(), "10.0.0.6");
     assert_eq!(net.held("a"), ["10.0.0.2"], "nothing is reclaimed before the set is exhausted");
     assert!(net.has_room());
@@ -277,39 +295,131 @@ fn a_requested_address_is_reclaimed_alone() {
     let net = Net::new("10.0.0.0/29");
     net.add("a").unwrap();
     net.add("b").unwrap();
-    net.reboot(1);
+    net.reboot(2);
     assert_eq!(net.add_requested("c", &["10.0.0.3".parse().unwrap()]).unwrap(), "10.0.0.3");
     assert_eq!((net.held("a"), net.held("b")), (vec!["10.0.0.2".into()], vec![]));
 }
 
+const FULL: &str =
+    "failed to allocate for range 0: no IP addresses available in range set: 10.0.0.1-10.0.0.6";
+
 #[test]
 fn what_is_not_proven_dead_is_kept() {
     let net = Net::new("10.0.0.0/29");
-    let full = "failed to allocate for range 0: no IP addresses available in range set: 10.0.0.1-10.0.0.6";
     for id in ["a", "b", "c"] {
         net.add(id).unwrap();
     }
-    net.reboot(1);
-    // Made by the reference before our first call in this boot; renewed; and by hand.
+    // Made by the reference, and listed by us in the boot that made it.
     net.write_lease("10.0.0.5", "theirs\r\neth0");
+    assert_eq!(net.held("theirs"), ["10.0.0.5"]);
+    net.reboot(2);
+    // Renewed; overwritten; and by hand.
     fs::remove_file(net.path("10.0.0.3")).unwrap();
     net.write_lease("10.0.0.3", "b\r\neth0");
+    net.write_lease("10.0.0.4", "x\r\neth0");
     net.write_lease("10.0.0.6", "kept for the printer");
-    assert_eq!(net.held("theirs"), ["10.0.0.5"]);
-    fs::write(net.path("10.0.0.4"), "x\r\neth0").unwrap();
     assert_eq!(net.add("new").unwrap(), "10.0.0.2", "of five, only a is the same as before");
-    assert_eq!(net.add("newer").unwrap_err(), full);
+    assert_eq!(net.add("newer").unwrap_err(), FULL);
     assert!(!net.has_room());
-    // Within one boot nothing is ever dead, and an index of nobody proves nothing.
-    fs::remove_file(net.index()).unwrap();
-    assert_eq!(net.add("newer").unwrap_err(), full);
-    net.reboot(0);
-    assert_eq!(net.add("newer").unwrap_err(), full);
-    // One boot later, all that has been listed is.
-    net.reboot(2);
+    // One boot later, what was made in this one is dead, and an index of nobody proves nothing.
+    net.reboot(3);
     assert!(net.has_room());
-    assert_eq!(net.add("newer").unwrap(), "10.0.0.3");
-    assert_eq!(fs::read(net.path("10.0.0.6")).unwrap(), b"kept for the printer");
+    fs::remove_file(net.index()).unwrap();
+    assert_eq!(net.add("newer").unwrap_err(), FULL);
+    net.reboot(4);
+    assert!(!net.has_room());
+    assert_eq!(net.add("newer").unwrap_err(), FULL);
+}
+
+#[test]
+fn of_machines_that_share_a_directory_each_takes_back_its_own() {
+    let net = Net::new("10.0.0.0/29");
+    net.machine("a", '1');
+    net.add("a1").unwrap();
+    net.machine("b", '2');
+    net.add("b1").unwrap();
+    net.add("b2").unwrap();
+    net.machine("a", '1');
+    net.add("a2").unwrap();
+    net.machine("b", '2');
+    net.add("b3").unwrap();
+    let all_of_b = || ["b1", "b2", "b3"].map(|id| net.held(id).len());
+
+    net.machine("a", '1');
+    assert_eq!(net.add("a3").unwrap_err(), FULL);
+    net.reboot(2);
+    assert_eq!(net.add("a3").unwrap(), "10.0.0.2");
+    assert_eq!((all_of_b(), net.held("a2")), ([1, 1, 1], vec![]));
+    assert_eq!(net.add("a4").unwrap(), "10.0.0.5");
+    // The other one has not been started anew.
+    net.machine("b", '2');
+    assert!(!net.has_room());
+    assert_eq!(net.add("b4").unwrap_err(), FULL);
+    // And may be, any number of times, without the first one's knowing.
+    net.machine("a", '1');
+    assert_eq!((net.add("a5").unwrap_err().as_str(), all_of_b()), (FULL, [1, 1, 1]));
+    net.machine("b", '2');
+    net.reboot(2);
+    assert_eq!(net.add("b4").unwrap(), "10.0.0.6", "the round goes on after a4's");
+    assert_eq!((all_of_b(), net.held("a3").len(), net.held("a4").len()), ([0, 0, 0], 1, 1));
+}
+
+#[test]
+fn copies_of_one_disk_image_are_machines_of_their_own() {
+    let net = Net::new("10.0.0.0/30");
+    net.machine("a", '1');
+    net.add("a1").unwrap();
+    net.machine("b", '1');
+    net.add("b1").unwrap_err();
+    net.reboot(2);
+    assert!(net.add("b1").is_err() && !net.has_room());
+    assert_eq!(net.held("a1"), ["10.0.0.2"]);
+}
+
+#[test]
+fn a_machine_that_cannot_say_who_it_is_takes_nothing_back() {
+    for (before, after) in [("", ""), ("1", ""), ("", "1"), ("uninitialized\n", "uninitialized\n")] {
+        let net = Net::new("10.0.0.0/30");
+        let identify = |id: &str| {
+            let id = if id == "1" { "1".repeat(32) } else { id.to_owned() };
+            fs::write(net.node_file("machine-id"), id).unwrap();
+        };
+        identify(before);
+        net.add("a").unwrap();
+        net.reboot(2);
+        identify(after);
+        assert!(net.add("b").is_err() && !net.has_room(), "{before:?}, {after:?}");
+        fs::remove_file(net.node_file("machine-id")).unwrap();
+        net.reboot(3);
+        assert!(net.add("b").is_err() && !net.has_room(), "{before:?}, none");
+    }
+}
+
+#[test]
+fn leases_of_an_earlier_boot_are_known_however_many() {
+    let net = Net::new("10.0.0.0/24");
+    for id in 0..250 {
+        net.add(&format!("c{id}")).unwrap();
+    }
+    net.reboot(2);
+    for id in 0..4 {
+        net.add(&format!("d{id}")).unwrap();
+    }
+    assert_eq!(fs::read_dir(net.path("")).unwrap().count(), 4 + 2, "lock and place beside the four");
+}
+
+#[test]
+fn an_index_of_the_former_version_is_built_anew() {
+    let net = Net::new("10.0.0.0/29");
+    for id in ["a", "b"] {
+        net.add(id).unwrap();
+    }
+    let mut bytes = fs::read(net.index()).unwrap();
+    bytes[..8].copy_from_slice(b"hawsidx1");
+    fs::write(net.index(), bytes).unwrap();
+    assert_eq!((net.held("a"), net.held("b")), (vec!["10.0.0.2".into()], vec!["10.0.0.3".into()]));
+    assert_eq!(net.add("c").unwrap(), "10.0.0.4");
+    assert_eq!(&fs::read(net.index()).unwrap()[..8], b"hawsidx2");
 }
 
 #[test]
@@ -318,7 +428,7 @@ fn what_is_known_of_the_earlier_boot_outlives_builds_of_the_index() {
     for id in ["a", "b", "c", "d", "e"] {
         net.add(id).unwrap();
     }
-    net.reboot(1);
+    net.reboot(2);
     assert_eq!(net.held("a").len(), 1);
     for id in ["b", "c"] {
         net.del(id);

@@ -2,11 +2,12 @@
 
 use super::attributes::{find, find_text, find_u64, nest, put, put_text, put_u32, put_u64};
 use super::expression::{self, Expression};
+use super::refusal::Needs;
 use super::socket::Messages;
 use super::{
     BaseChain, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TABLE, CHAIN_TYPE, CHAIN_USERDATA, Family,
     HOOK_NUMBER, HOOK_PRIORITY, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_TABLE, RULE_USERDATA,
-    TABLE_NAME, userdata,
+    TABLE_FLAGS, TABLE_NAME, userdata,
 };
 
 const NEWTABLE: u16 = 0xa00;
@@ -19,8 +20,7 @@ const DELRULE: u16 = 0xa08;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
-/// `NFTA_TABLE_FLAGS`, `NFTA_TABLE_USERDATA`.
-const TABLE_FLAGS: u16 = 2;
+/// `NFTA_TABLE_USERDATA`.
 const TABLE_USERDATA: u16 = 6;
 
 /// Changes in their order; committed by [`NfTables::update`](super::NfTables::update).
@@ -32,15 +32,17 @@ pub struct Batch {
     pub(super) messages: Messages,
     /// The first text that is too long, and what it is of.
     pub(super) too_long: Option<String>,
-    /// Chains to add, and whether any is deleted: then they may be the same.
-    pub(super) added: Vec<AddedChain>,
+    /// Chains to add or to rely on, and whether any is deleted: then they may be
+    /// the same.
+    pub(super) wanted: Vec<WantedChain>,
     pub(super) deletes_chains: bool,
 }
 
-/// What [`Batch::add_chain`] was asked for, in which message.
+/// What [`Batch::add_chain`] or [`Batch::expect_base`] was asked for.
 #[derive(Debug, Clone)]
-pub(super) struct AddedChain {
-    pub(super) message: usize,
+pub(super) struct WantedChain {
+    /// Which one adds it, if any.
+    pub(super) message: Option<usize>,
     pub(super) family: Family,
     pub(super) table: String,
     pub(super) name: String,
@@ -67,10 +69,12 @@ impl Batch {
         self
     }
 
-    /// Makes the chain if it is missing. An existing one keeps its comment; it
-    /// must hook in as `base` says (`EEXIST`), if that says anything. That it is
-    /// there is found out by the commit, which does not send what it need not:
-    /// to the kernel adding a chain that exists is a change, as slow as a deletion.
+    /// Makes the chain if it is missing. An existing one keeps its comment and
+    /// its policy; it must hook in as `base` says, in no hook if that is `None`,
+    /// and the table of a base chain must be awake
+    /// ([`Unreached`](super::Unreached)). That it is there is found out by the commit, which
+    /// does not send what it need not: to the kernel adding a chain that exists
+    /// is a change, as slow as a deletion.
     pub fn add_chain(
         &mut self,
         family: Family,
@@ -80,13 +84,7 @@ impl Batch {
         comment: Option<&str>,
     ) -> &mut Self {
         self.check(&[table, name], comment);
-        self.added.push(AddedChain {
-            message: self.messages.len(),
-            family,
-            table: table.to_owned(),
-            name: name.to_owned(),
-            base: base.copied(),
-        });
+        self.want(Some(self.messages.len()), family, table, name, base);
         self.messages.push(NEWCHAIN, NLM_F_CREATE, family.number(), |bytes| {
             put_text(bytes, CHAIN_TABLE, table);
             put_text(bytes, CHAIN_NAME, name);
@@ -101,6 +99,27 @@ impl Batch {
             put_userdata(bytes, CHAIN_USERDATA, &comment.map(userdata::comment).unwrap_or_default());
         });
         self
+    }
+
+    /// The table must be awake, and the chain, if it is there, hook in as `base`
+    /// says, or the commit changes nothing ([`Unreached`](super::Unreached)): its
+    /// rules alone do not tell. Two questions to the kernel; not asked where the
+    /// batch deletes chains.
+    pub fn expect_base(&mut self, family: Family, table: &str, name: &str, base: &BaseChain) -> &mut Self {
+        self.want(None, family, table, name, Some(base));
+        self
+    }
+
+    fn want(
+        &mut self,
+        message: Option<usize>,
+        family: Family,
+        table: &str,
+        name: &str,
+        base: Option<&BaseChain>,
+    ) {
+        let (table, name) = (table.to_owned(), name.to_owned());
+        self.wanted.push(WantedChain { message, family, table, name, base: base.copied() });
     }
 
     /// At the end of the chain.
@@ -249,6 +268,21 @@ pub(super) fn describe(messages: &Messages, index: usize) -> (&'static str, Stri
             }
             (op, object)
         }
+    }
+}
+
+/// What of the kernel's optional parts the `index`th message needs.
+pub(super) fn needs(messages: &Messages, index: usize) -> Option<Needs> {
+    let (kind, family, attributes) = messages.get(index)?;
+    let family = Family::from_number(family)?;
+    match kind {
+        NEWTABLE => Some(Needs::Family(family)),
+        NEWCHAIN => find_text(attributes, CHAIN_TYPE).map(|kind| Needs::ChainType(family, kind)),
+        NEWRULE => {
+            let names = expression::optional(find(attributes, RULE_EXPRESSIONS)?);
+            (!names.is_empty()).then_some(Needs::Expressions(family, names))
+        }
+        _ => None,
     }
 }
 

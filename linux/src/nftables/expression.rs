@@ -26,6 +26,9 @@ const MASK_XOR: u32 = 0;
 /// Where verdicts go.
 const VERDICT_REGISTER: u32 = 0;
 
+/// Part of nf_tables itself (`nft_basic_types`), and so of every kernel with it.
+const BASIC: [&str; 5] = ["bitwise", "cmp", "immediate", "meta", "payload"];
+
 /// The two flags of `nat` that only repeat which registers are given; the
 /// kernel sets them itself.
 const NAT_DERIVED: u32 = 0x1 | 0x2;
@@ -315,6 +318,12 @@ pub(super) fn decode(list: &[u8]) -> Vec<Expression> {
             decode_data(&name, data).unwrap_or(Expression::Unknown { name })
         })
         .collect()
+}
+
+/// The names of those in a list that a kernel with nf_tables may lack.
+pub(super) fn optional(list: &[u8]) -> Vec<String> {
+    let names = each(list).filter_map(|(_, element)| find_text(element, NAME));
+    names.filter(|name| !BASIC.contains(&name.as_str())).collect()
 }
 
 /// Of nft's `dnat to address:port`: both are constants, in registers.

@@ -1,17 +1,16 @@
 //! One writer of rules at a time, among those who ask.
 //!
-//! flock(2) on the network namespace's own inode: no file on disk, and the
-//! kernel releases it when the holder dies. Everybody who can open the
-//! namespace's file can lock it, also who should not; so nobody waits for it
-//! without end, and it only keeps commits from conflicting, never decides
-//! what is right.
+//! The lock is root's own file, named after the network namespace: who is not
+//! root cannot hold it up. A writer who holds it too long holds nobody up for
+//! good: it keeps commits from conflicting, the generation decides what is
+//! right.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::sync::mpsc;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::lock::FileLock;
+use crate::lock::TransientLock;
 
 /// Two hundred others may be before us, with some milliseconds each.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -19,51 +18,35 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// Held until dropped.
 #[derive(Debug)]
 pub struct NamespaceLock {
-    _lock: FileLock,
+    _lock: TransientLock,
 }
 
 impl NamespaceLock {
     /// Of the calling thread's network namespace, which
-    /// [`NfTables::update`](super::NfTables::update) locks too. `None` where
-    /// there is no /proc, and after five seconds.
+    /// [`NfTables::update`](super::NfTables::update) locks too. Where /run takes
+    /// no files, a lock among those who call this only. `None` where there is
+    /// no /proc, and after five seconds.
     pub fn take() -> Option<Self> {
-        Self::of(&open()?, PATIENCE)
+        Some(Self { _lock: TransientLock::take_or_of_namespace(&path()?, PATIENCE).ok()? })
     }
 
-    pub(super) fn of(namespace: &File, patience: Duration) -> Option<Self> {
-        match FileLock::try_of(reopen(namespace)?).ok()? {
-            Some(lock) => Some(Self { _lock: lock }),
-            None => wait(reopen(namespace)?, patience),
-        }
+    /// `None` also where /run takes no files.
+    pub(super) fn at(path: &Path, patience: Duration) -> Option<Self> {
+        Some(Self { _lock: TransientLock::take(path, patience).ok()?? })
     }
 }
 
-pub(super) fn open() -> Option<File> {
-    File::open("/proc/thread-self/ns/net").ok()
-}
-
-/// An open file of its own: a duplicate would share the lock with `namespace`
-/// and hold it until both are closed.
-fn reopen(namespace: &File) -> Option<File> {
-    File::open(format!("/proc/self/fd/{}", namespace.as_raw_fd())).ok()
-}
-
-/// flock(2) knows no time limit: another thread waits, and what it gets too
-/// late it gives back.
-fn wait(file: File, patience: Duration) -> Option<NamespaceLock> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let waiter = std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
-        if let Ok(lock) = FileLock::of(file) {
-            drop(sender.send(NamespaceLock { _lock: lock }));
-        }
-    });
-    waiter.ok()?;
-    receiver.recv_timeout(patience).ok()
+/// Of the calling thread's network namespace: no two that exist at once have
+/// the same inode number.
+pub(super) fn path() -> Option<PathBuf> {
+    let namespace = fs::metadata("/proc/thread-self/ns/net").ok()?;
+    Some(TransientLock::path(&format!("nftables-{}", namespace.ino())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::FileLock;
     use crate::netns;
     use crate::nftables::{Batch, Family, NfTables};
 
@@ -79,17 +62,28 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_gets_it_from_who_drops_it() {
+    fn who_holds_the_namespaces_own_file_holds_up_nobody() {
         run(|| {
-            let namespace = open().unwrap();
-            let (other, third) = (open().unwrap(), open().unwrap());
-            let held = NamespaceLock::of(&namespace, PATIENCE).unwrap();
-            std::thread::scope(|scope| {
-                let waiting = scope.spawn(|| NamespaceLock::of(&other, PATIENCE));
-                drop(held);
-                assert!(waiting.join().unwrap().is_some());
-            });
-            assert!(NamespaceLock::of(&third, PATIENCE).is_some());
+            // What every process in the namespace may do.
+            let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+            let _held = FileLock::try_of(namespace).unwrap().unwrap();
+            let mut nf = NfTables::open().unwrap();
+            let before = std::time::Instant::now();
+            nf.update(|_| crate::Result::Ok((Batch::new(), ()))).unwrap();
+            assert!(before.elapsed() < PATIENCE / 2, "{:?}", before.elapsed());
+        });
+    }
+
+    #[test]
+    fn an_update_holds_the_file_and_leaves_none() {
+        run(|| {
+            let path = path().unwrap();
+            let is_held = |_: &mut NfTables| {
+                let other = FileLock::try_exclusive(&path, 0o600)?;
+                crate::Result::Ok((Batch::new(), other.is_none()))
+            };
+            assert!(NfTables::open().unwrap().update(is_held).unwrap());
+            assert!(!path.exists());
         });
     }
 
@@ -97,7 +91,7 @@ mod tests {
     fn who_keeps_it_keeps_nobody_from_working() {
         run(|| {
             let held = NamespaceLock::take().unwrap();
-            assert!(NamespaceLock::of(&open().unwrap(), IMPATIENT).is_none());
+            assert!(NamespaceLock::at(&path().unwrap(), IMPATIENT).is_none());
             let (mut late, mut others) = (NfTables::open().unwrap(), NfTables::open().unwrap());
             late.patience = IMPATIENT;
             others.patience = IMPATIENT;

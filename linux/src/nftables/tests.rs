@@ -101,13 +101,36 @@ fn chains_that_are_there_are_no_change() {
 
         let mut other = Batch::new();
         other.add_chain(Family::Inet, "t", "b", Some(&BaseChain { priority: 1, ..base }), None);
-        let refused = commit(&other).unwrap_err();
-        assert_eq!((refused.op, refused.object.as_str()), ("add nf_tables chain", "inet t b"));
+        assert!(is_wrong_hook(&commit(&other).unwrap_err()));
+
+        let mut regular = Batch::new();
+        regular.add_chain(Family::Inet, "t", "b", None, None);
+        let error = commit(&regular).unwrap_err();
+        assert!(is_wrong_hook(&error));
+        assert_eq!(
+            error.source.to_string(),
+            "chain inet t b is \"type nat hook output priority 0\" and must be in no hook"
+        );
 
         let mut again = Batch::new();
         again.delete_chain(Family::Inet, "t", "c").add_chain(Family::Inet, "t", "c", None, Some("new"));
         assert!(commit(&again).unwrap());
         let chain = nf.chain(Family::Inet, "t", "c").unwrap().unwrap();
         assert_eq!(chain.comment.as_deref(), Some("new"));
+    });
+}
+
+#[test]
+fn what_cannot_have_its_name_is_absent() {
+    in_a_namespace(|mut nf, _| {
+        let (longest, longer) = ("n".repeat(NAME_MAX), "n".repeat(NAME_MAX + 1));
+        let mut batch = Batch::new();
+        batch.add_table(Family::Bridge, "t", None).add_chain(Family::Bridge, "t", &longest, None, None);
+        nf.update(|_| Result::Ok((batch.clone(), ()))).unwrap();
+        assert!(nf.chain(Family::Bridge, "t", &longest).unwrap().is_some());
+        assert_eq!(nf.chain(Family::Bridge, "t", &longer).unwrap(), None);
+        assert_eq!(nf.rules(Family::Bridge, "t", Some(&longer)).unwrap(), []);
+        assert_eq!(nf.rules(Family::Bridge, &longer, None).unwrap(), []);
+        assert!(!nf.has_table(Family::Bridge, &longer).unwrap());
     });
 }
