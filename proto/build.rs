@@ -9,7 +9,7 @@ const CONTRACTS: &[(&str, &[&str])] = &[
     ("REGISTRATION", &["registration/v1/registration.proto"]),
     ("CRI", &["cri/v1/runtime.proto"]),
     ("KUBELET", &["hawser/kubelet/v1/kubelet.proto"]),
-    ("HANDOVER", &["hawser/handover/v1/handover.proto"]),
+    ("HANDOVER", &["hawser/handover/v1/handover.proto", "hawser/control/v1/control.proto"]),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

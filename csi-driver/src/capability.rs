@@ -7,6 +7,8 @@ use proto::csi::volume_capability::{AccessType, MountVolume};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::parameters::{LogLevel, MAX_GRACE_SECONDS, MAX_THREADS, number};
+use crate::wire;
 
 /// The access modes that a directory of this node's pool can have: all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,36 +67,120 @@ impl fmt::Display for AccessMode {
     }
 }
 
+/// Mount flags beyond read-only. Every mount is nosuid and nodev anyway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MountFlag {
+    Noexec,
+    Noatime,
+    Nodiratime,
+    Relatime,
+    Sync,
+}
+
+impl MountFlag {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Noexec, Self::Noatime, Self::Nodiratime, Self::Relatime, Self::Sync];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Noexec => "noexec",
+            Self::Noatime => "noatime",
+            Self::Nodiratime => "nodiratime",
+            Self::Relatime => "relatime",
+            Self::Sync => "sync",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<String>", into = "Vec<String>")]
+pub(crate) struct MountFlagSet(u8);
+
+impl MountFlagSet {
+    pub(crate) fn insert(&mut self, flag: MountFlag) {
+        self.0 |= 1 << flag as u8;
+    }
+
+    pub(crate) fn contains(self, flag: MountFlag) -> bool {
+        self.0 & (1 << flag as u8) != 0
+    }
+
+    /// Those of both.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = MountFlag> {
+        MountFlag::ALL.into_iter().filter(move |flag| self.contains(*flag))
+    }
+}
+
+impl From<MountFlagSet> for Vec<String> {
+    fn from(flags: MountFlagSet) -> Self {
+        flags.iter().map(|flag| flag.as_str().to_owned()).collect()
+    }
+}
+
+impl TryFrom<Vec<String>> for MountFlagSet {
+    type Error = String;
+
+    fn try_from(names: Vec<String>) -> std::result::Result<Self, String> {
+        let mut flags = Self::default();
+        for name in names {
+            let flag = MountFlag::ALL.into_iter().find(|flag| flag.as_str() == name);
+            flags.insert(flag.ok_or_else(|| format!("unknown mount flag {name:?}"))?);
+        }
+        Ok(flags)
+    }
+}
+
 /// A capability that this driver supports, or a publish that asks for less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Access {
     pub mode: AccessMode,
     pub read_only: bool,
+    /// volume_mount_group: the gid that everything in the volume is to have.
+    #[serde(default)]
+    pub group: Option<u32>,
+    #[serde(default)]
+    pub flags: MountFlagSet,
 }
 
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.mode, if self.read_only { "read-only" } else { "read-write" })
+        write!(f, "{} {}", self.mode, if self.read_only { "read-only" } else { "read-write" })?;
+        if let Some(group) = self.group {
+            write!(f, " group {group}")?;
+        }
+        self.flags.iter().try_for_each(|flag| write!(f, " {}", flag.as_str()))
     }
 }
 
+/// What a stage's mount options say of the volume's daemon, instead of its
+/// StorageClass.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct LaunchOverrides {
+    pub threads: Option<u32>,
+    pub log_level: Option<LogLevel>,
+    pub grace_seconds: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parsed {
+    pub access: Access,
+    pub overrides: LaunchOverrides,
+}
+
 impl Access {
+    /// Nothing but a mode, on a read-write volume.
+    #[cfg(test)]
+    pub(crate) fn plain(mode: AccessMode) -> Self {
+        Self { mode, read_only: false, group: None, flags: MountFlagSet::default() }
+    }
+
     /// A missing or unsupported part is an error that names it.
     pub(crate) fn parse(capability: Option<&proto::csi::VolumeCapability>) -> Result<Self> {
-        let field = "volume_capability";
-        let capability = capability.ok_or(Error::MissingField { field })?;
-        let read_only_flag = match &capability.access_type {
-            None => return Err(Error::MissingField { field: "volume_capability.access_type" }),
-            Some(AccessType::Block(_)) => {
-                return Err(Error::invalid(field, "block", "volumes are file systems: use mount"));
-            }
-            Some(AccessType::Mount(mount)) => parse_mount(mount)?,
-        };
-        let number = capability.access_mode.as_ref().map_or(0, |m| m.mode);
-        let mode = Mode::try_from(number).ok().and_then(AccessMode::from_wire).ok_or_else(|| {
-            Error::invalid("volume_capability.access_mode", number.to_string(), "unknown access mode")
-        })?;
-        Ok(Self { mode, read_only: read_only_flag || mode.is_reader_only() })
+        Parsed::parse(capability).map(|parsed| parsed.access)
     }
 
     /// At least one, each supported.
@@ -106,30 +192,126 @@ impl Access {
     }
 }
 
-/// Whether the mount flags ask for read-only.
-fn parse_mount(mount: &MountVolume) -> Result<bool> {
+impl Parsed {
+    /// [`Access::parse`], with what a stage needs besides.
+    pub(crate) fn parse(capability: Option<&proto::csi::VolumeCapability>) -> Result<Self> {
+        let field = "volume_capability";
+        let capability = capability.ok_or(Error::MissingField { field })?;
+        let mount = match &capability.access_type {
+            None => return Err(Error::MissingField { field: "volume_capability.access_type" }),
+            Some(AccessType::Block(_)) => {
+                return Err(Error::invalid(field, "block", "volumes are file systems: use mount"));
+            }
+            Some(AccessType::Mount(mount)) => mount,
+        };
+        let number = capability.access_mode.as_ref().map_or(0, |m| m.mode);
+        let mode = Mode::try_from(number).ok().and_then(AccessMode::from_wire).ok_or_else(|| {
+            Error::invalid("volume_capability.access_mode", number.to_string(), "unknown access mode")
+        })?;
+        parse_mount(mode, mount)
+    }
+}
+
+const FLAGS_FIELD: &str = "volume_capability.mount.mount_flags";
+const KNOWN_FLAGS: &str = "ro, rw, nosuid, nodev, noexec, noatime, relatime, nodiratime, sync, \
+                           hawser.threads=N, hawser.log-level=LEVEL, hawser.grace=SECONDS";
+
+fn parse_mount(mode: AccessMode, mount: &MountVolume) -> Result<Parsed> {
     // fs_type is what a block volume is formatted with; some provisioners send a default.
     if !matches!(mount.fs_type.as_str(), "" | "fuse" | "fuse.hawser") {
         let field = "volume_capability.mount.fs_type";
         return Err(Error::invalid(field, &mount.fs_type, "volumes are FUSE: leave it empty"));
     }
-    if !mount.volume_mount_group.is_empty() {
-        let field = "volume_capability.mount.volume_mount_group";
-        return Err(Error::invalid(field, &mount.volume_mount_group, "VOLUME_MOUNT_GROUP is not offered"));
+    let flags = Flags::parse(&mount.mount_flags)?;
+    let access = Access {
+        mode,
+        read_only: flags.read_only.unwrap_or(false) || mode.is_reader_only(),
+        group: parse_group(&mount.volume_mount_group)?,
+        flags: flags.set,
+    };
+    Ok(Parsed { access, overrides: flags.overrides })
+}
+
+/// A gid in decimal; empty for none.
+fn parse_group(text: &str) -> Result<Option<u32>> {
+    if text.is_empty() {
+        return Ok(None);
     }
-    let mut read_only = false;
-    for flag in &mount.mount_flags {
-        match flag.as_str() {
-            "ro" => read_only = true,
-            // What every volume is anyway.
-            "rw" | "nosuid" | "nodev" => {}
-            other => {
-                let field = "volume_capability.mount.mount_flags";
-                return Err(Error::invalid(field, other, "known are ro, rw, nosuid, nodev"));
-            }
+    let gid = Some(text).filter(|t| t.bytes().all(|b| b.is_ascii_digit())).and_then(|t| t.parse().ok());
+    match gid {
+        // The last one is chown(2)'s "leave it".
+        Some(gid) if gid != u32::MAX => Ok(Some(gid)),
+        _ => {
+            let field = "volume_capability.mount.volume_mount_group";
+            Err(Error::invalid(field, text, "a gid in decimal is wanted"))
         }
     }
-    Ok(read_only)
+}
+
+#[derive(Debug, Default)]
+struct Flags {
+    read_only: Option<bool>,
+    set: MountFlagSet,
+    overrides: LaunchOverrides,
+}
+
+impl Flags {
+    fn parse(flags: &[String]) -> Result<Self> {
+        let bytes: usize = flags.iter().map(String::len).sum();
+        if bytes > wire::MAX_MAP_BYTES {
+            let reason = format!("at most {} bytes together are allowed", wire::MAX_MAP_BYTES);
+            return Err(Error::invalid(FLAGS_FIELD, format!("{bytes} bytes"), reason));
+        }
+        let mut parsed = Self::default();
+        for flag in flags {
+            wire::bounded(FLAGS_FIELD, flag)?;
+            parsed.add(flag)?;
+        }
+        if parsed.set.contains(MountFlag::Noatime) && parsed.set.contains(MountFlag::Relatime) {
+            return Err(Error::invalid(FLAGS_FIELD, "relatime", "contradicts noatime"));
+        }
+        Ok(parsed)
+    }
+
+    fn add(&mut self, flag: &str) -> Result<()> {
+        let overrides = &mut self.overrides;
+        match flag.split_once('=') {
+            Some(("hawser.threads", value)) => {
+                let threads = number(FLAGS_FIELD, value, 1..=MAX_THREADS)?;
+                return once(&mut overrides.threads, threads, flag);
+            }
+            Some(("hawser.log-level", value)) => {
+                return once(&mut overrides.log_level, LogLevel::parse(FLAGS_FIELD, value)?, flag);
+            }
+            Some(("hawser.grace", value)) => {
+                let seconds = number(FLAGS_FIELD, value, 0..=MAX_GRACE_SECONDS)?;
+                return once(&mut overrides.grace_seconds, seconds, flag);
+            }
+            Some(_) | None => {}
+        }
+        match flag {
+            "ro" => once(&mut self.read_only, true, flag),
+            "rw" => once(&mut self.read_only, false, flag),
+            // What every volume is anyway.
+            "nosuid" | "nodev" => Ok(()),
+            _ => match MountFlag::ALL.into_iter().find(|known| known.as_str() == flag) {
+                Some(known) => {
+                    self.set.insert(known);
+                    Ok(())
+                }
+                None => Err(Error::invalid(FLAGS_FIELD, flag, format!("known are {KNOWN_FLAGS}"))),
+            },
+        }
+    }
+}
+
+/// Sets what is not set, or is set so already.
+fn once<T: PartialEq>(slot: &mut Option<T>, value: T, flag: &str) -> Result<()> {
+    if slot.as_ref().is_some_and(|found| *found != value) {
+        return Err(Error::invalid(FLAGS_FIELD, flag, "contradicts an earlier flag"));
+    }
+    *slot = Some(value);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -167,16 +349,69 @@ mod tests {
         for (wire, named) in [
             (mount(MountVolume { fs_type: "ext4".into(), ..Default::default() }), "fs_type: \"ext4\""),
             (mount(MountVolume { mount_flags: vec!["exec".into()], ..Default::default() }), "\"exec\""),
-            (
-                mount(MountVolume { volume_mount_group: "7".into(), ..Default::default() }),
-                "volume_mount_group",
-            ),
             (capability(Mode::Unknown, MountVolume::default()), "access_mode"),
             (block, "block"),
             (VolumeCapability { access_type: None, access_mode: None }, "access_type is required"),
         ] {
             let message = Access::parse(Some(&wire)).unwrap_err().to_string();
             assert!(message.contains(named), "{message}");
+        }
+    }
+
+    #[test]
+    fn each_mount_flag_is_accepted_or_named() {
+        let parse = |flags: &[&str]| {
+            let mount_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+            let mount = MountVolume { mount_flags, ..Default::default() };
+            Parsed::parse(Some(&capability(Mode::MultiNodeMultiWriter, mount)))
+        };
+        let all = ["noexec", "noatime", "nodiratime", "sync", "nosuid", "nodev", "rw", "rw"];
+        let access = parse(&all).unwrap().access;
+        assert_eq!(access.to_string(), "MULTI_NODE_MULTI_WRITER read-write noexec noatime nodiratime sync");
+        let overrides =
+            parse(&["hawser.threads=2", "hawser.log-level=debug", "hawser.grace=0"]).unwrap().overrides;
+        let wanted =
+            LaunchOverrides { threads: Some(2), log_level: Some(LogLevel::Debug), grace_seconds: Some(0) };
+        assert_eq!(overrides, wanted);
+        assert_eq!(parse(&["hawser.threads=2", "hawser.threads=2"]).unwrap().overrides.threads, Some(2));
+
+        let (long, many) = ("x".repeat(129), vec!["nosuid"; 683]);
+        for (flags, named) in [
+            (&["ro", "rw"][..], "\"rw\": contradicts an earlier flag"),
+            (&["noatime", "relatime"], "\"relatime\": contradicts noatime"),
+            (&["hawser.threads=1", "hawser.threads=2"], "\"hawser.threads=2\": contradicts"),
+            (&["hawser.threads=17"], "\"17\": a number from 1 to 16"),
+            (&["hawser.grace=61"], "\"61\": a number from 0 to 60"),
+            (&["hawser.log-level=loud"], "\"loud\": known are"),
+            (&["hawser.other=1"], "\"hawser.other=1\": known are ro"),
+            (&["suid"], "\"suid\": known are ro"),
+            (&["dev"], "\"dev\""),
+            (&["exec"], "\"exec\""),
+            (&["bind"], "\"bind\""),
+            (&["remount"], "\"remount\""),
+            (&["dirsync"], "\"dirsync\""),
+            (&["noexec=1"], "\"noexec=1\""),
+            (&[""], "\"\": known are ro"),
+            (&[&long], "\"129 bytes\": at most 128"),
+            (&many, "\"4098 bytes\": at most 4096"),
+        ] {
+            let message = parse(flags).unwrap_err().to_string();
+            assert!(message.contains(named), "{named} in {message}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_a_gid() {
+        let parse = |group: &str| {
+            let mount = MountVolume { volume_mount_group: group.to_owned(), ..Default::default() };
+            Access::parse(Some(&capability(Mode::MultiNodeMultiWriter, mount))).map(|access| access.group)
+        };
+        assert_eq!(parse("").unwrap(), None);
+        assert_eq!(parse("0").unwrap(), Some(0));
+        assert_eq!(parse("4294967294").unwrap(), Some(u32::MAX - 1));
+        for group in ["4294967295", "4294967296", "-1", "+1", "storage", " 7"] {
+            let message = parse(group).unwrap_err().to_string();
+            assert!(message.contains(&format!("volume_mount_group: {group:?}")), "{message}");
         }
     }
 }

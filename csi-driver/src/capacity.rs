@@ -3,6 +3,7 @@
 use proto::csi::CapacityRange;
 
 use crate::error::{Error, Result};
+use crate::journal::Source;
 
 /// What a claim without a size gets, unless its limit is lower.
 const DEFAULT_BYTES: u64 = 1 << 30;
@@ -40,6 +41,22 @@ impl WantedCapacity {
         }
     }
 
+    /// The size of a new volume that is to hold all of `source`: as much as that
+    /// has, unless more is required.
+    pub(crate) fn choose_for(self, source: &Source, source_bytes: u64) -> Result<u64> {
+        let chosen = if self.required_bytes == 0 { source_bytes } else { self.required_bytes };
+        if chosen >= source_bytes && self.admits(chosen) {
+            return Ok(chosen);
+        }
+        let wanted_bytes = if self.required_bytes == 0 { self.limit_bytes } else { self.required_bytes };
+        Err(Error::SourceLarger { origin: source.to_string(), source_bytes, wanted_bytes })
+    }
+
+    /// The size that a volume of `bytes` is to grow to: exactly what is required.
+    pub(crate) fn growth(self, bytes: u64) -> Option<u64> {
+        (self.required_bytes > bytes).then_some(self.required_bytes)
+    }
+
     pub(crate) fn admits(self, bytes: u64) -> bool {
         bytes >= self.required_bytes && (self.limit_bytes == 0 || bytes <= self.limit_bytes)
     }
@@ -55,16 +72,65 @@ impl std::fmt::Display for WantedCapacity {
     }
 }
 
+/// What the pool has, and what of it may be claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The most that one claim may have.
+    pub pool_bytes: u64,
+    /// The most that all claims together may have.
+    pub promised_bytes: u64,
+}
+
 /// Why a claim of `wanted_bytes` does not fit; `None` when it does.
-pub(crate) fn refusal(wanted_bytes: u64, committed_bytes: u64, pool_bytes: u64) -> Option<Error> {
+pub(crate) fn refusal(wanted_bytes: u64, committed_bytes: u64, room: Room) -> Option<Error> {
+    let Room { pool_bytes, promised_bytes } = room;
     if wanted_bytes > pool_bytes {
         return Some(Error::LargerThanPool { wanted_bytes, pool_bytes });
     }
-    (committed_bytes.saturating_add(wanted_bytes) > pool_bytes).then_some(Error::PoolFull {
+    (committed_bytes.saturating_add(wanted_bytes) > promised_bytes).then_some(Error::PoolFull {
         wanted_bytes,
         committed_bytes,
-        pool_bytes,
+        pool_bytes: promised_bytes,
     })
+}
+
+/// The most files, directories and links a volume of that size may hold: one
+/// for each 4 KiB, and never fewer than 1024. 0 for a volume without a limit.
+pub(crate) fn inode_limit(capacity_bytes: u64) -> u64 {
+    if capacity_bytes == 0 { 0 } else { (capacity_bytes / 4096).max(1024) }
+}
+
+/// How many times the pool's size may be promised: 1 to 100, in thousandths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overcommit {
+    thousandths: u32,
+}
+
+impl Overcommit {
+    pub const NONE: Self = Self { thousandths: 1000 };
+
+    /// `1`, `1.5` or `2.125`.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        let wrong = || format!("{text:?} is no number from 1 to 100 with at most three decimals");
+        let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        if !is_number(whole) || !is_number(decimals) || decimals.len() > 3 {
+            return Err(wrong());
+        }
+        let whole: u32 = whole.parse().map_err(|_| wrong())?;
+        let decimals: u32 = format!("{decimals:0<3}").parse().map_err(|_| wrong())?;
+        let thousandths = whole.checked_mul(1000).and_then(|n| n.checked_add(decimals));
+        thousandths
+            .filter(|n| (1000..=100_000).contains(n))
+            .map(|thousandths| Self { thousandths })
+            .ok_or_else(wrong)
+    }
+
+    /// What may be promised of a pool of `bytes`.
+    pub(crate) fn of(self, bytes: u64) -> u64 {
+        let promised = u128::from(bytes) * u128::from(self.thousandths) / 1000;
+        u64::try_from(promised).unwrap_or(u64::MAX)
+    }
 }
 
 /// `1073741824`, `1Gi` or `1G`, as Kubernetes quantities are written, whole numbers only.
@@ -93,6 +159,7 @@ pub(crate) fn parse_quantity(text: &str) -> std::result::Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume::VolumeId;
 
     fn wanted(required_bytes: i64, limit_bytes: i64) -> Result<WantedCapacity> {
         WantedCapacity::parse(Some(&CapacityRange { required_bytes, limit_bytes }))
@@ -110,6 +177,29 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_gets_the_size_of_its_source_or_more() {
+        let source = Source::Volume(VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap());
+        let choose = |required, limit| wanted(required, limit).unwrap().choose_for(&source, 5);
+        for (required, limit, chosen) in [(0, 0, 5), (0, 5, 5), (5, 0, 5), (7, 9, 7)] {
+            assert_eq!(choose(required, limit).unwrap(), chosen, "{required}..{limit}");
+        }
+        for (required, limit, wanted) in [(4, 0, 4), (0, 4, 4), (3, 4, 3)] {
+            let error = choose(required, limit).unwrap_err();
+            assert!(
+                matches!(error, Error::SourceLarger { wanted_bytes, source_bytes: 5, .. } if wanted_bytes == wanted),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_volume_grows_to_exactly_what_is_required_and_never_shrinks() {
+        for (required, limit, growth) in [(5, 0, None), (6, 0, Some(6)), (6, 9, Some(6)), (0, 9, None)] {
+            assert_eq!(wanted(required, limit).unwrap().growth(5), growth, "{required}..{limit}");
+        }
+    }
+
+    #[test]
     fn negative_and_contradictory_ranges_are_refused() {
         for (required, limit) in [(-1, 0), (0, -1), (2, 1)] {
             assert!(
@@ -121,10 +211,24 @@ mod tests {
 
     #[test]
     fn the_pools_size_and_what_is_left_of_it_are_different_refusals() {
-        assert!(refusal(10, 0, 10).is_none());
-        assert!(matches!(refusal(11, 0, 10), Some(Error::LargerThanPool { .. })));
-        assert!(matches!(refusal(10, 1, 10), Some(Error::PoolFull { committed_bytes: 1, .. })));
-        assert!(matches!(refusal(1, u64::MAX, 10), Some(Error::PoolFull { .. })));
+        let room = Room { pool_bytes: 10, promised_bytes: 15 };
+        assert!(refusal(10, 5, room).is_none());
+        assert!(matches!(refusal(11, 0, room), Some(Error::LargerThanPool { pool_bytes: 10, .. })));
+        let full = refusal(10, 6, room);
+        assert!(matches!(full, Some(Error::PoolFull { committed_bytes: 6, pool_bytes: 15, .. })));
+        assert!(matches!(refusal(1, u64::MAX, room), Some(Error::PoolFull { .. })));
+    }
+
+    #[test]
+    fn a_factor_has_three_decimals_and_bounds() {
+        for (text, of_ten_thousand) in [("1", 10_000), ("1.5", 15_000), ("2.125", 21_250), ("100", 1_000_000)]
+        {
+            assert_eq!(Overcommit::parse(text).unwrap().of(10_000), of_ten_thousand, "{text}");
+        }
+        assert_eq!(Overcommit::parse("100").unwrap().of(u64::MAX), u64::MAX);
+        for text in ["", ".", "1.", ".5", "0.999", "100.001", "1.0001", "-1", "1e2", "99999999999", "+1"] {
+            assert!(Overcommit::parse(text).is_err(), "{text}");
+        }
     }
 
     #[test]

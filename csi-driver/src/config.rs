@@ -5,24 +5,22 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use crate::capacity::parse_quantity;
+use crate::capacity::{Overcommit, parse_quantity};
 use crate::dial::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
+use crate::limits;
 
 const MAX_DRIVER_NAME_BYTES: usize = 63;
 /// CSI spec, NodeGetInfo: node_id.
 const MAX_NODE_ID_BYTES: usize = 256;
-/// kubelet waits 120 s; the daemon's answer and the roll-back must fit in too.
-const MAX_START_TIMEOUT_SECONDS: u64 = 90;
-const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Behind a manifest there are a kubelet, a container runtime and an image.
-const POD_START_TIMEOUT: Duration = Duration::from_secs(90);
+/// The daemon's answer and the roll-back must fit into kubelet's patience too.
+const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
 /// Serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock and registers itself
 /// with the kubelet through KUBELET-DIR/plugins_registry. SIGTERM ends the
 /// driver and leaves volumes and daemons as they are; the next start adopts them.
-#[derive(Debug, Parser)]
+#[derive(Debug, Clone, Parser)]
 #[command(name = "hawser-csi", version)]
 pub struct Flags {
     /// Root directory of the kubelet: what hawser-kubelet calls --root-dir.
@@ -40,6 +38,19 @@ pub struct Flags {
     /// What all volumes together may claim, as 1Gi or in bytes [default: the size of the pool's file system]
     #[arg(long, value_name = "BYTES", value_parser = parse_quantity)]
     pub pool_capacity: Option<u64>,
+    /// How many times its capacity the pool may be promised, from 1 to 100
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = Overcommit::parse)]
+    pub overcommit: Overcommit,
+    /// Offer ControllerPublishVolume: no stage without its attachment, and none of a
+    /// single-node volume to a second node.
+    #[arg(long)]
+    pub attach: bool,
+    /// Another node that volumes may be attached to; may be repeated.
+    #[arg(long = "peer-node", value_name = "NAME", requires = "attach")]
+    pub peer_nodes: Vec<String>,
+    /// How many volumes may be attached to a node; 0: any number
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_volumes: u32,
     /// Directory of the driver's journal; must survive a reboot.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
     pub state_dir: PathBuf,
@@ -58,7 +69,7 @@ pub struct Flags {
     /// The program hawser-volume, for --launcher process.
     #[arg(long, value_name = "PATH", required_if_eq("launcher", "process"))]
     pub volume_binary: Option<PathBuf>,
-    /// How long a daemon may take to dial in, up to 90 [default: 30 for a process, 90 for a pod]
+    /// How long a daemon may take to dial in, up to 80 [default: 30 for a process, 80 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
     /// Appends one JSON line for each finished span.
@@ -91,6 +102,13 @@ pub struct Config {
     pub node_id: String,
     pub pool: PathBuf,
     pub pool_capacity_bytes: Option<u64>,
+    pub overcommit: Overcommit,
+    /// ControllerPublishVolume is offered, and asked for.
+    pub attach: bool,
+    /// Nodes besides this one that a volume may be attached to.
+    pub peer_nodes: Vec<String>,
+    /// Attachments that a node may have; 0: any number.
+    pub max_volumes: u32,
     pub state_dir: PathBuf,
     pub run_dir: PathBuf,
     pub launcher: LauncherKind,
@@ -110,7 +128,10 @@ pub enum ConfigError {
 impl Config {
     pub fn check(flags: Flags) -> Result<Self, ConfigError> {
         check_driver_name(&flags.driver_name)?;
-        check_node_id(&flags.node_id)?;
+        check_node_id("--node-id", &flags.node_id)?;
+        for node in &flags.peer_nodes {
+            check_node_id("--peer-node", node)?;
+        }
         let kubelet_dir = absolute("--kubelet-dir", &flags.kubelet_dir)?;
         let run_dir = absolute("--run-dir", &flags.run_dir)?;
         if run_dir.as_os_str().len() > MAX_RUN_DIR_BYTES {
@@ -122,13 +143,13 @@ impl Config {
             LauncherName::Process => {
                 let path = flags.volume_binary.ok_or(ConfigError::Missing { flag: "--volume-binary" })?;
                 let volume_binary = absolute("--volume-binary", &path)?;
-                (LauncherKind::Process { volume_binary }, PROCESS_START_TIMEOUT)
+                (LauncherKind::Process { volume_binary }, limits::START_PROCESS)
             }
             LauncherName::Manifest => {
                 let path = flags.manifests.ok_or(ConfigError::Missing { flag: "--manifests" })?;
                 let manifests = absolute("--manifests", &path)?;
                 let mount_image = flags.mount_image.ok_or(ConfigError::Missing { flag: "--mount-image" })?;
-                (LauncherKind::Manifest { manifests, mount_image }, POD_START_TIMEOUT)
+                (LauncherKind::Manifest { manifests, mount_image }, limits::START_POD)
             }
         };
         let config = Self {
@@ -137,6 +158,10 @@ impl Config {
             node_id: flags.node_id,
             pool: absolute("--pool", &flags.pool)?,
             pool_capacity_bytes: flags.pool_capacity,
+            overcommit: flags.overcommit,
+            attach: flags.attach,
+            peer_nodes: flags.peer_nodes,
+            max_volumes: flags.max_volumes,
             state_dir: absolute("--state-dir", &flags.state_dir)?,
             run_dir,
             launcher,
@@ -155,12 +180,13 @@ impl Config {
         self.kubelet_dir.join("plugins").join(&self.driver_name).join("csi.sock")
     }
 
-    pub fn registration_socket(&self) -> PathBuf {
-        self.kubelet_dir.join("plugins_registry").join(format!("{}-reg.sock", self.driver_name))
+    /// Never longer than a volume's sockets, which `--run-dir` is checked for.
+    pub fn metrics_socket(&self) -> PathBuf {
+        self.run_dir.join("prom.sock")
     }
 
-    pub fn journal_dir(&self) -> PathBuf {
-        self.state_dir.join("volumes")
+    pub fn registration_socket(&self) -> PathBuf {
+        self.kubelet_dir.join("plugins_registry").join(format!("{}-reg.sock", self.driver_name))
     }
 
     /// The topology key whose value is the node id: a pool is reachable on its node only.
@@ -181,9 +207,9 @@ fn check_driver_name(name: &str) -> Result<(), ConfigError> {
     Err(wrong("--driver-name", name, reason))
 }
 
-fn check_node_id(node_id: &str) -> Result<(), ConfigError> {
+fn check_node_id(flag: &'static str, node_id: &str) -> Result<(), ConfigError> {
     if node_id.is_empty() || node_id.len() > MAX_NODE_ID_BYTES || node_id.chars().any(char::is_control) {
-        return Err(wrong("--node-id", node_id, "1 to 256 bytes without control characters are wanted"));
+        return Err(wrong(flag, node_id, "1 to 256 bytes without control characters are wanted"));
     }
     Ok(())
 }
@@ -204,6 +230,7 @@ fn wrong(flag: &'static str, value: &str, reason: impl Into<String>) -> ConfigEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
 
     fn check(more: &[&str]) -> Result<Config, String> {
         let process = ["--launcher", "process", "--volume-binary", "/v"];
@@ -219,7 +246,7 @@ mod tests {
         let config = check(&["--kubelet-dir", "/k"]).unwrap();
         assert_eq!(config.csi_socket(), Path::new("/k/plugins/csi.hawser.dev/csi.sock"));
         assert_eq!(config.registration_socket(), Path::new("/k/plugins_registry/csi.hawser.dev-reg.sock"));
-        assert_eq!(config.start_timeout, PROCESS_START_TIMEOUT);
+        assert_eq!(config.start_timeout, limits::START_PROCESS);
     }
 
     #[test]
@@ -233,11 +260,23 @@ mod tests {
                 "choose a shorter --kubelet-dir",
             ),
             (vec!["--pool-capacity", "1GB"], "unknown unit \"GB\""),
-            (vec!["--start-timeout", "91"], "--start-timeout"),
+            (vec!["--peer-node", "n2"], "--attach"),
+            (vec!["--attach", "--peer-node", ""], "--peer-node \"\""),
+            (vec!["--max-volumes", "many"], "--max-volumes"),
+            (vec!["--overcommit", "0.5"], "--overcommit"),
+            (vec!["--start-timeout", "81"], "--start-timeout"),
             (vec!["--launcher", "manifest"], "--manifests"),
         ] {
             let message = check(&more).unwrap_err();
             assert!(message.contains(named), "{message}");
+        }
+    }
+
+    #[test]
+    fn every_flag_is_documented() {
+        let docs = include_str!("../../docs/CSI.md");
+        for flag in Flags::command().get_arguments().filter_map(|argument| argument.get_long()) {
+            assert!(docs.contains(&format!("`--{flag}")), "--{flag}");
         }
     }
 }

@@ -1,16 +1,28 @@
 //! CSI Controller: the wire side of volumes' coming and going.
 
+mod attach;
+mod expand;
+mod list;
+pub(crate) mod snapshots;
+
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::csi::controller_server::Controller;
 use proto::csi::controller_service_capability::{Rpc, Type, rpc};
 use proto::csi::validate_volume_capabilities_response::Confirmed;
+use proto::csi::volume_content_source::{self, SnapshotSource, VolumeSource};
 use proto::csi::{
-    ControllerGetCapabilitiesRequest, ControllerGetCapabilitiesResponse, ControllerServiceCapability,
-    CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest,
-    GetCapacityResponse, Topology, TopologyRequirement, ValidateVolumeCapabilitiesRequest,
-    ValidateVolumeCapabilitiesResponse, Volume,
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
+    ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerServiceCapability,
+    ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse, CreateSnapshotRequest,
+    CreateSnapshotResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteSnapshotRequest,
+    DeleteSnapshotResponse, DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest,
+    GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest,
+    ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, Topology, TopologyRequirement,
+    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume, VolumeContentSource,
 };
 use tonic::{Request, Response, Status};
 
@@ -19,9 +31,14 @@ use crate::capacity::WantedCapacity;
 use crate::config::Config;
 use crate::driver::{Driver, Lock, refused, run};
 use crate::error::{Error, Result};
+use crate::journal::{Source, VolumeRecord};
 use crate::parameters::Parameters;
 use crate::provision::VolumeWish;
 use crate::volume::{VolumeId, VolumeName};
+use crate::wire;
+
+/// A pool that does not answer is away.
+const CAPACITY_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct ControllerService(pub(crate) Arc<Driver>);
@@ -32,8 +49,26 @@ impl Controller for ControllerService {
         &self,
         _request: Request<ControllerGetCapabilitiesRequest>,
     ) -> std::result::Result<Response<ControllerGetCapabilitiesResponse>, Status> {
-        let offered =
-            [rpc::Type::CreateDeleteVolume, rpc::Type::GetCapacity, rpc::Type::SingleNodeMultiWriter];
+        let mut offered = vec![
+            rpc::Type::CreateDeleteVolume,
+            rpc::Type::ListVolumes,
+            rpc::Type::GetCapacity,
+            rpc::Type::CreateDeleteSnapshot,
+            rpc::Type::ListSnapshots,
+            rpc::Type::CloneVolume,
+            rpc::Type::GetSnapshot,
+            rpc::Type::ExpandVolume,
+            rpc::Type::VolumeCondition,
+            rpc::Type::GetVolume,
+            rpc::Type::SingleNodeMultiWriter,
+        ];
+        if self.0.config.attach {
+            offered.extend([
+                rpc::Type::PublishUnpublishVolume,
+                rpc::Type::PublishReadonly,
+                rpc::Type::ListVolumesPublishedNodes,
+            ]);
+        }
         let capability =
             |t: rpc::Type| ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: t.into() })) };
         Ok(Response::new(ControllerGetCapabilitiesResponse {
@@ -52,14 +87,8 @@ impl Controller for ControllerService {
         let record =
             run(&self.0, name, Lock::Volume(id.as_str()), move |driver| driver.create(&volume_id, wish))
                 .await?;
-        Ok(Response::new(CreateVolumeResponse {
-            volume: Some(Volume {
-                capacity_bytes: wire_bytes(record.capacity_bytes),
-                volume_id: id.into(),
-                accessible_topology: vec![this_node(&self.0.config)],
-                ..Default::default()
-            }),
-        }))
+        let volume = wire_volume(&id, &record, &self.0.config);
+        Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
     }
 
     async fn delete_volume(
@@ -68,7 +97,7 @@ impl Controller for ControllerService {
     ) -> std::result::Result<Response<DeleteVolumeResponse>, Status> {
         let name = "csi.DeleteVolume";
         let volume_id =
-            required("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
+            required_id("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
         // What this driver never gave out does not exist: deleted.
         if let Some(id) = VolumeId::parse(&volume_id) {
             run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.delete(&id)).await?;
@@ -84,22 +113,107 @@ impl Controller for ControllerService {
         result.map(Response::new).map_err(|e| refused("csi.ValidateVolumeCapabilities", &e))
     }
 
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> std::result::Result<Response<ListVolumesResponse>, Status> {
+        let (driver, request) = (self.0.clone(), request.into_inner());
+        let work = tokio::task::spawn_blocking(move || driver.list_volumes(&request));
+        let listed = work.await.unwrap_or(Err(Error::Panicked { operation: "ListVolumes" }));
+        listed.map(Response::new).map_err(|e| refused("csi.ListVolumes", &e))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<ControllerGetVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerGetVolumeResponse>, Status> {
+        let name = "csi.ControllerGetVolume";
+        let volume_id =
+            required_id("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
+        let id = volume_id.clone();
+        let volume = run(&self.0, name, Lock::Statistics(&volume_id), move |driver| {
+            driver.get_volume(&find_volume(driver, &id)?)
+        });
+        volume.await.map(Response::new)
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> std::result::Result<Response<CreateSnapshotResponse>, Status> {
+        snapshots::create(&self.0, request.into_inner()).await
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> std::result::Result<Response<DeleteSnapshotResponse>, Status> {
+        snapshots::delete(&self.0, request.into_inner()).await
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> std::result::Result<Response<ListSnapshotsResponse>, Status> {
+        snapshots::list(&self.0, &request.into_inner())
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<GetSnapshotRequest>,
+    ) -> std::result::Result<Response<GetSnapshotResponse>, Status> {
+        snapshots::get(&self.0, request.into_inner())
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerExpandVolumeResponse>, Status> {
+        let name = "csi.ControllerExpandVolume";
+        let call = expand::parse(request.into_inner()).map_err(|e| refused(name, &e))?;
+        let volume_id = call.volume_id.clone();
+        let expanded = run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
+            driver.expand(&find_volume(driver, &call.volume_id)?, call.wanted)
+        });
+        expanded.await.map(Response::new)
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<ControllerPublishVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerPublishVolumeResponse>, Status> {
+        attach::publish(&self.0, request.into_inner()).await
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<ControllerUnpublishVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerUnpublishVolumeResponse>, Status> {
+        attach::unpublish(&self.0, request.into_inner()).await
+    }
+
     async fn get_capacity(
         &self,
         request: Request<GetCapacityRequest>,
     ) -> std::result::Result<Response<GetCapacityResponse>, Status> {
-        let request = request.into_inner();
-        let driver = self.0.clone();
-        let free = tokio::task::spawn_blocking(move || driver.free_bytes(&request)).await;
-        let free = free.unwrap_or(Err(Error::Panicked { operation: "GetCapacity" }));
-        let available_capacity = wire_bytes(free.map_err(|e| refused("csi.GetCapacity", &e))?);
-        Ok(Response::new(GetCapacityResponse { available_capacity, ..Default::default() }))
+        let (driver, request) = (self.0.clone(), request.into_inner());
+        let measure = tokio::task::spawn_blocking(move || driver.capacity(&request));
+        let capacity = match tokio::time::timeout(CAPACITY_LIMIT, measure).await {
+            Ok(Ok(capacity)) => capacity,
+            Ok(Err(_panic)) => Err(Error::Panicked { operation: "GetCapacity" }),
+            Err(_elapsed) => Err(Error::PoolAway {
+                path: self.0.config.pool.clone(),
+                reason: format!("it does not answer within {} s", CAPACITY_LIMIT.as_secs()),
+            }),
+        };
+        capacity.map(Response::new).map_err(|e| refused("csi.GetCapacity", &e))
     }
 }
 
 impl Driver {
     /// What a volume as described could claim now; 0 where it could not be at all.
-    fn free_bytes(&self, request: &GetCapacityRequest) -> Result<u64> {
+    fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
+        wire::bounded_map("parameters", &request.parameters)?;
         let is_elsewhere = request
             .accessible_topology
             .as_ref()
@@ -107,26 +221,56 @@ impl Driver {
         let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok())
             && Parameters::parse(&request.parameters).is_ok();
         if is_elsewhere || !is_supported {
-            return Ok(0);
+            return Ok(GetCapacityResponse::default());
         }
-        Ok(self.pool.capacity_bytes()?.saturating_sub(self.journal.committed_bytes()))
+        let room = self.room()?;
+        let available = room.promised_bytes.saturating_sub(self.journal.committed_bytes());
+        Ok(GetCapacityResponse {
+            available_capacity: wire_bytes(available),
+            maximum_volume_size: Some(wire_bytes(available.min(room.pool_bytes))),
+            minimum_volume_size: Some(1),
+        })
     }
 }
 
 fn parse_create(request: CreateVolumeRequest, config: &Config) -> Result<VolumeWish> {
     let name = VolumeName::parse(&request.name)?;
     Access::parse_all(&request.volume_capabilities)?;
+    wire::bounded_map("parameters", &request.parameters)?;
+    wire::bounded_map("secrets", &request.secrets)?;
     let parameters = Parameters::parse(&request.parameters)?;
     if let Some(key) = request.mutable_parameters.keys().next() {
         let known = "none: MODIFY_VOLUME is not offered".to_owned();
         return Err(Error::UnknownParameter { name: key.clone(), known });
     }
-    if request.volume_content_source.is_some() {
-        return Err(Error::invalid("volume_content_source", "", "snapshots and clones are not offered"));
-    }
     let capacity = WantedCapacity::parse(request.capacity_range.as_ref())?;
     check_topology(request.accessibility_requirements.as_ref(), config)?;
-    Ok(VolumeWish { name, capacity, parameters })
+    let source = request.volume_content_source.map(snapshots::parse_source).transpose()?;
+    Ok(VolumeWish { name, capacity, parameters, source })
+}
+
+/// The volume as CreateVolume answers it, and every later look at it.
+fn wire_volume(id: &VolumeId, record: &VolumeRecord, config: &Config) -> Volume {
+    Volume {
+        capacity_bytes: wire_bytes(record.capacity_bytes),
+        volume_id: id.to_string(),
+        volume_context: HashMap::new(),
+        content_source: record.source.as_ref().map(wire_source),
+        accessible_topology: vec![this_node(config)],
+    }
+}
+
+fn wire_source(source: &Source) -> VolumeContentSource {
+    VolumeContentSource {
+        r#type: Some(match source {
+            Source::Snapshot(id) => {
+                volume_content_source::Type::Snapshot(SnapshotSource { snapshot_id: id.to_string() })
+            }
+            Source::Volume(id) => {
+                volume_content_source::Type::Volume(VolumeSource { volume_id: id.to_string() })
+            }
+        }),
+    }
 }
 
 /// CSI spec: the volume must be accessible from at least one of `requisite`.
@@ -152,7 +296,14 @@ fn validate(
     driver: &Driver,
     request: ValidateVolumeCapabilitiesRequest,
 ) -> Result<ValidateVolumeCapabilitiesResponse> {
-    let volume_id = required("volume_id", request.volume_id)?;
+    let volume_id = required_id("volume_id", request.volume_id)?;
+    for (field, map) in [
+        ("volume_context", &request.volume_context),
+        ("parameters", &request.parameters),
+        ("secrets", &request.secrets),
+    ] {
+        wire::bounded_map(field, map)?;
+    }
     if request.volume_capabilities.is_empty() {
         return Err(Error::MissingField { field: "volume_capabilities" });
     }
@@ -186,6 +337,12 @@ pub(crate) fn required(field: &'static str, value: String) -> Result<String> {
     if value.is_empty() { Err(Error::MissingField { field }) } else { Ok(value) }
 }
 
-fn wire_bytes(bytes: u64) -> i64 {
+/// A name that somebody gave out: of a volume, a snapshot or a node.
+pub(crate) fn required_id(field: &'static str, value: String) -> Result<String> {
+    let value = required(field, value)?;
+    wire::bounded(field, &value).map(|()| value)
+}
+
+pub(crate) fn wire_bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -1,10 +1,12 @@
 //! Where a volume's daemon dials in: one private directory a volume, with the
-//! socket, and with the daemon's log where the driver starts it itself.
+//! socket for that, the sockets that the daemon listens on afterwards, and its
+//! log where the driver starts it itself.
 //!
 //! The pod of a static manifest sees this directory and nothing else of the host.
 
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use linux::fd_passing::PacketListener;
@@ -13,11 +15,14 @@ use crate::pool::private_dir_all;
 use crate::volume::VolumeId;
 
 const SOCKET: &str = "dial.sock";
+const CONTROL: &str = "ctl.sock";
+const METRICS: &str = "prom.sock";
 const LOG: &str = "daemon.log";
 /// sun_path of unix(7), without its terminating zero.
 pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// Longest run directory whose dial sockets can be bound: `/<32 digits>/dial.sock` follows it.
+/// Longest run directory whose sockets can be bound: `/<32 digits>/dial.sock`
+/// follows it, and no other socket's name is longer.
 pub(crate) const MAX_RUN_DIR_BYTES: usize = MAX_SOCKET_PATH_BYTES - 1 - 32 - 1 - SOCKET.len();
 
 #[derive(Debug, Clone)]
@@ -38,15 +43,30 @@ impl DialDir {
         self.path.join(SOCKET)
     }
 
+    /// Where the daemon takes requests of the driver, once it serves.
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.path.join(CONTROL)
+    }
+
+    /// Where the daemon shows its metrics, once it serves.
+    pub(crate) fn metrics_socket(&self) -> PathBuf {
+        self.path.join(METRICS)
+    }
+
     pub(crate) fn log(&self) -> PathBuf {
         self.path.join(LOG)
     }
 
-    /// An empty directory with a listening socket; what an earlier stage left is removed.
-    pub(crate) fn listen(&self) -> linux::Result<DialListener> {
+    /// A directory with nothing but listening sockets; what an earlier stage left is removed.
+    pub(crate) fn listen(&self) -> linux::Result<DialSockets> {
         self.remove()?;
         private_dir_all(&self.path)?;
-        Ok(DialListener { listener: PacketListener::bind(&self.socket())? })
+        let metrics = self.metrics_socket();
+        Ok(DialSockets {
+            dial: DialListener { listener: PacketListener::bind(&self.socket())? },
+            control: PacketListener::bind(&self.control_socket())?.into(),
+            metrics: UnixListener::bind(&metrics).map_err(|e| linux::Error::at("bind", &metrics, e))?.into(),
+        })
     }
 
     /// Its absence is a success.
@@ -63,6 +83,16 @@ impl DialDir {
         let text = String::from_utf8_lossy(&log);
         text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
     }
+}
+
+/// What a volume's sockets are before the hand-over: all of them the driver's.
+#[derive(Debug)]
+pub(crate) struct DialSockets {
+    pub(crate) dial: DialListener,
+    /// Listening, for the daemon to accept on. As long as anybody else holds a copy,
+    /// a dead daemon's callers wait instead of being refused.
+    pub(crate) control: OwnedFd,
+    pub(crate) metrics: OwnedFd,
 }
 
 /// Listens for one hand-over; nobody can dial after it is dropped.
@@ -117,9 +147,9 @@ mod tests {
         let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
         let base = dir.path().to_str().unwrap().len() + 1;
         let longest = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base));
-        let listener = DialDir::of(&longest, &id).listen().unwrap();
+        let sockets = DialDir::of(&longest, &id).listen().unwrap();
         assert_eq!(list(&longest).unwrap(), std::slice::from_ref(&id));
-        drop(listener);
+        drop(sockets);
         assert!(!DialDir::of(&longest, &id).socket().exists());
         let too_long = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base + 1));
         assert_eq!(DialDir::of(&too_long, &id).listen().unwrap_err().op, "bind");

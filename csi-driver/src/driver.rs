@@ -1,28 +1,29 @@
 //! What all services share, and how every operation runs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tonic::Status;
 use tracing::Instrument;
 
+use crate::bounded::OneEach;
+use crate::capacity::Room;
 use crate::config::{Config, LauncherKind};
 use crate::error::{Error, Result, chain};
+use crate::jobs::Jobs;
 use crate::journal::Journal;
 use crate::keeper::{FdKeeper, LetGo};
 use crate::launcher::Launcher;
 use crate::launcher::manifest::ManifestLauncher;
 use crate::launcher::process::ProcessLauncher;
+use crate::limits;
+use crate::metrics::Calls;
 use crate::pool::Pool;
 use crate::status::status;
-use crate::volume_lock::VolumeLocks;
+use crate::volume::VolumeId;
+use crate::volume_lock::{VolumeGuard, VolumeLocks};
 use crate::waits::Waits;
 use crate::watch::DaemonWatch;
-
-/// kubelet gives up after 120 s; an answer before that says more than its silence.
-const OPERATION_LIMIT: Duration = Duration::from_secs(110);
-/// statvfs of a volume whose daemon is stuck does not return.
-const STATISTICS_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Driver {
@@ -33,27 +34,24 @@ pub(crate) struct Driver {
     pub(crate) keeper: Box<dyn FdKeeper>,
     pub(crate) watch: DaemonWatch,
     pub(crate) waits: Waits,
+    /// Looks at volumes' use, which a daemon that is stuck does not answer.
+    pub(crate) measures: OneEach<VolumeId>,
+    pub(crate) calls: Arc<Calls>,
+    /// Copies that go on when their calls are over.
+    pub(crate) jobs: Jobs,
+    /// syncfs of volumes, which a daemon that is stuck does not answer.
+    pub(crate) flushes: OneEach<VolumeId>,
+    /// Held from the count of a node's attachments until one more is journaled.
+    pub(crate) attaching: Mutex<()>,
     locks: VolumeLocks,
 }
 
 impl Driver {
     /// Opens pool and journal. Nothing is repaired yet: that is [`Self::reconcile`].
     pub(crate) fn open(config: Config) -> Result<Self> {
-        let journal = Journal::open(&config.journal_dir())?;
-        let pool = Pool::open(&config.pool, config.pool_capacity_bytes)?;
-        let launcher: Box<dyn Launcher> = match config.launcher.clone() {
-            LauncherKind::Process { volume_binary } => Box::new(ProcessLauncher {
-                volume_binary,
-                run_dir: config.run_dir.clone(),
-                patience: config.start_timeout,
-            }),
-            LauncherKind::Manifest { manifests, mount_image } => Box::new(ManifestLauncher {
-                manifests,
-                mount_image,
-                run_dir: config.run_dir.clone(),
-                patience: config.start_timeout,
-            }),
-        };
+        let journal = Journal::open(&config.state_dir)?;
+        let pool = Pool::open(&config.pool, config.pool_capacity_bytes, &config.state_dir)?;
+        let launcher = launcher(&config);
         Ok(Self {
             config,
             journal,
@@ -62,8 +60,42 @@ impl Driver {
             keeper: Box::new(LetGo),
             watch: DaemonWatch::default(),
             waits: Waits::default(),
+            measures: OneEach::default(),
+            calls: Arc::default(),
+            jobs: Jobs::default(),
+            flushes: OneEach::default(),
+            attaching: Mutex::default(),
             locks: VolumeLocks::default(),
         })
+    }
+
+    /// Held until dropped; ABORTED while another operation holds it. For an
+    /// operation that needs a second object besides its own.
+    pub(crate) fn hold(&self, lock: Lock<'_>) -> Result<VolumeGuard> {
+        let key = lock.key();
+        self.locks.try_lock(&key).ok_or_else(|| match self.jobs.copying(lock.id()) {
+            Some(job) => job.under_way(key),
+            None => Error::Pending { what: key },
+        })
+    }
+
+    /// What the pool has, and what of it may be claimed.
+    pub(crate) fn room(&self) -> Result<Room> {
+        let pool_bytes = self.pool.capacity_bytes()?;
+        Ok(Room { pool_bytes, promised_bytes: self.config.overcommit.of(pool_bytes) })
+    }
+}
+
+/// The one that the configuration names.
+pub(crate) fn launcher(config: &Config) -> Box<dyn Launcher> {
+    let (run_dir, patience) = (config.run_dir.clone(), config.start_timeout);
+    match config.launcher.clone() {
+        LauncherKind::Process { volume_binary } => {
+            Box::new(ProcessLauncher { volume_binary, run_dir, patience })
+        }
+        LauncherKind::Manifest { manifests, mount_image } => {
+            Box::new(ManifestLauncher { manifests, mount_image, run_dir, patience })
+        }
     }
 }
 
@@ -74,9 +106,9 @@ pub(crate) async fn run<T: Send + 'static>(
     driver: &Arc<Driver>,
     name: &'static str,
     lock: Lock<'_>,
-    operation: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
+    operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
 ) -> std::result::Result<T, Status> {
-    let span = tracing::info_span!("csi", span = name, volume_id = lock.volume_id());
+    let span = tracing::info_span!("csi", span = name, volume_id = lock.id());
     let result = locked(driver, name, lock, operation).instrument(span.clone()).await;
     result.map_err(|error| span.in_scope(|| refused(name, &error)))
 }
@@ -86,28 +118,30 @@ pub(crate) async fn run<T: Send + 'static>(
 pub(crate) enum Lock<'a> {
     /// Everything that changes this volume.
     Volume(&'a str),
+    /// Everything that changes this snapshot.
+    Snapshot(&'a str),
     /// Other looks at this volume's use: one that is stuck is not followed by more.
     Statistics(&'a str),
 }
 
 impl Lock<'_> {
-    fn volume_id(&self) -> &str {
+    fn id(&self) -> &str {
         match self {
-            Self::Volume(id) | Self::Statistics(id) => id,
+            Self::Volume(id) | Self::Snapshot(id) | Self::Statistics(id) => id,
         }
     }
 
     fn key(&self) -> String {
         match self {
             Self::Volume(id) => format!("volume {id}"),
+            Self::Snapshot(id) => format!("snapshot {id}"),
             Self::Statistics(id) => format!("statistics {id}"),
         }
     }
 
     fn limit(&self) -> Duration {
         match self {
-            Self::Volume(_) => OPERATION_LIMIT,
-            Self::Statistics(_) => STATISTICS_LIMIT,
+            Self::Volume(_) | Self::Snapshot(_) | Self::Statistics(_) => limits::OPERATION,
         }
     }
 }
@@ -123,12 +157,9 @@ async fn locked<T: Send + 'static>(
     driver: &Arc<Driver>,
     name: &'static str,
     lock: Lock<'_>,
-    operation: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
+    operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let guard = driver
-        .locks
-        .try_lock(&lock.key())
-        .ok_or_else(|| Error::Pending { volume_id: lock.volume_id().to_owned() })?;
+    let guard = driver.hold(lock)?;
     let (driver, span, limit) = (driver.clone(), tracing::Span::current(), lock.limit());
     let work = tokio::task::spawn_blocking(move || {
         let _guard = guard;

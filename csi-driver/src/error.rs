@@ -7,7 +7,7 @@ use std::time::Duration;
 pub use trace::error_chain as chain;
 
 use crate::capability::AccessMode;
-use crate::volume::VolumeId;
+use crate::volume::{SnapshotId, VolumeId};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -24,6 +24,10 @@ pub enum Error {
     // What it is about.
     #[error("volume {volume_id:?} does not exist")]
     UnknownVolume { volume_id: String },
+    #[error("snapshot {snapshot_id:?} does not exist")]
+    UnknownSnapshot { snapshot_id: String },
+    #[error("node {node_id:?} is not known: known are {known}")]
+    UnknownNode { node_id: String, known: String },
     #[error("volume {volume_id} is neither staged nor published at {}", path.display())]
     NotAtPath { volume_id: VolumeId, path: PathBuf },
     #[error("volume {name:?} exists with {what} {found}, wanted {wanted}")]
@@ -32,6 +36,10 @@ pub enum Error {
     StagedOtherwise { volume_id: VolumeId, path: PathBuf, found: String, wanted: String },
     #[error("volume {volume_id} is published at {} with {found}, wanted {wanted}", path.display())]
     PublishedOtherwise { volume_id: VolumeId, path: PathBuf, found: String, wanted: String },
+    #[error("snapshot {name:?} exists of volume {found}, wanted of volume {wanted}")]
+    SnapshotOtherwise { name: String, found: VolumeId, wanted: String },
+    #[error("volume {volume_id} is attached to node {node_id} with {found}, wanted {wanted}")]
+    AttachedOtherwise { volume_id: VolumeId, node_id: String, found: String, wanted: String },
 
     // The order of calls.
     #[error("volume {volume_id} is not staged at {}", path.display())]
@@ -51,6 +59,20 @@ pub enum Error {
     UnusablePath { field: &'static str, path: PathBuf, reason: String },
     #[error("{} is a mount of {found}, not of volume {volume_id}", path.display())]
     ForeignMount { volume_id: VolumeId, path: PathBuf, found: String },
+    #[error("volume {volume_id} is attached to node {node_id}, and {mode} allows no second node")]
+    AttachedElsewhere { volume_id: VolumeId, node_id: String, mode: AccessMode },
+    #[error(
+        "volume {volume_id}: publish_context {key:?} is not that of an attachment to node {node_id}: call ControllerPublishVolume first"
+    )]
+    NotAttached { volume_id: VolumeId, node_id: String, key: &'static str },
+    #[error("volume {volume_id} is still attached to node {node_id}")]
+    StillAttached { volume_id: VolumeId, node_id: String },
+    #[error("volume {volume_id} is staged with volume_mount_group {found}, wanted {wanted}")]
+    GroupOtherwise { volume_id: VolumeId, found: String, wanted: String },
+    #[error("pool {} is {fs_type}, which cannot reflink: set {field} to blocking-copy", pool.display())]
+    NoReflink { pool: PathBuf, fs_type: String, field: &'static str },
+    #[error("the daemon of volume {volume_id} has no control socket: {what} works after the next stage")]
+    NoControl { volume_id: VolumeId, what: &'static str },
 
     // Room and place.
     #[error("claim of {wanted_bytes} bytes is larger than the pool of {pool_bytes} bytes")]
@@ -59,16 +81,30 @@ pub enum Error {
         "claim of {wanted_bytes} bytes exceeds what is left of the pool: {committed_bytes} of {pool_bytes} bytes are committed"
     )]
     PoolFull { wanted_bytes: u64, committed_bytes: u64, pool_bytes: u64 },
+    #[error("{origin} needs {source_bytes} bytes, and the claim has {wanted_bytes}")]
+    SourceLarger { origin: String, source_bytes: u64, wanted_bytes: u64 },
+    #[error("volume {volume_id} has {size_bytes} bytes, wanted {wanted}")]
+    BeyondSize { volume_id: VolumeId, size_bytes: u64, wanted: String },
+    #[error("node {node_id} has {limit} volumes attached, as many as --max-volumes allows")]
+    TooManyVolumes { node_id: String, limit: u64 },
     #[error(
         "the volumes of this pool are reachable on {key}={node_id} only, which accessibility_requirements exclude"
     )]
     OutOfTopology { key: String, node_id: String },
 
     // What happens at the same time.
-    #[error("another operation on volume {volume_id:?} is under way")]
-    Pending { volume_id: String },
+    #[error("another operation on {what} is under way")]
+    Pending { what: String },
     #[error("volume {volume_id} is being deleted")]
     BeingDeleted { volume_id: VolumeId },
+    #[error("starting_token: {value:?} is none that was given: list again from the start")]
+    BadToken { value: String },
+    #[error("{what} is being copied: {done_bytes} of {total_bytes} bytes are done")]
+    Copying { what: String, done_bytes: u64, total_bytes: u64 },
+    #[error("the writers of volume {volume_id} could not be held back until the snapshot was cut")]
+    LeaseLost { volume_id: VolumeId },
+    #[error("volume {volume_id} is not filled yet: call CreateVolume again")]
+    Unfilled { volume_id: VolumeId },
     #[error("{} is busy: a process still uses it", path.display())]
     Busy { path: PathBuf },
     #[error("{what} took longer than {} s", limit.as_secs())]
@@ -94,7 +130,19 @@ pub enum Error {
     #[error("process {pid}, the daemon of volume {volume_id}, lives on after SIGKILL")]
     DaemonLives { volume_id: VolumeId, pid: i32 },
 
+    #[error("the daemon of volume {volume_id} did not answer {what} within {} s", limit.as_secs())]
+    Silent { volume_id: VolumeId, what: &'static str, limit: Duration },
+    #[error("the daemon of volume {volume_id} refused {what}: {reason}")]
+    ControlRefused { volume_id: VolumeId, what: &'static str, reason: String },
+
+    #[error("the daemon of volume {volume_id} ended while it was asked for {what}")]
+    ControlLost { volume_id: VolumeId, what: &'static str },
+
     // The machine.
+    #[error("pool {} is away: {reason}", path.display())]
+    PoolAway { path: PathBuf, reason: String },
+    #[error("snapshot {snapshot_id} failed: {reason}: delete it and make it again")]
+    SnapshotFailed { snapshot_id: SnapshotId, reason: String },
     #[error("{step}")]
     Kernel {
         step: &'static str,

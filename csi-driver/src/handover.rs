@@ -12,15 +12,12 @@ use proto::handover::{Answer, Assignment, Hello, answer};
 
 use crate::dial::DialListener;
 use crate::error::{Error, Result, Step};
+use crate::limits;
 use crate::process::{self, ProcessId};
 use crate::volume::VolumeId;
 use crate::waits::Wait;
 
-const VERSION: u32 = 1;
-/// Who has dialled says Hello at once; others wait behind it.
-const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// From the Assignment to the Answer: one FUSE_INIT, on a busy machine.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const VERSION: u32 = 2;
 const NONCE_BYTES: usize = 16;
 
 /// Everything one daemon gets, and what it must know to get it.
@@ -34,6 +31,12 @@ pub(crate) struct Offer<'a> {
     pub fuse_device: BorrowedFd<'a>,
     /// A detached mount of the volume's directory.
     pub tree: BorrowedFd<'a>,
+    /// Listens for the driver's requests (control.proto).
+    pub control: BorrowedFd<'a>,
+    /// Listens for readers of the daemon's metrics.
+    pub metrics: BorrowedFd<'a>,
+    /// Where the daemon keeps what the volume holds, from one life to the next.
+    pub usage: BorrowedFd<'a>,
 }
 
 /// The daemon that serves the volume from now on.
@@ -115,7 +118,7 @@ fn greet(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> std
     if let Some(process) = offer.process.filter(|process| process.pid != peer.pid) {
         return Err(format!("pid {}, not {}", peer.pid, process.pid));
     }
-    let packet = socket.set_timeout(HELLO_LIMIT).and_then(|()| socket.receive());
+    let packet = socket.set_timeout(limits::HELLO).and_then(|()| socket.receive());
     let packet = packet.map_err(|e| crate::error::chain(&e))?;
     let (packet, _no_descriptors) = packet.ok_or("closed without a Hello")?;
     let hello = Hello::decode(&*packet).map_err(|e| format!("no Hello: {e}"))?;
@@ -137,8 +140,9 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
         .map_err(|e| linux::Error::new("getsockopt", "SO_PEERPIDFD", e))
         .step("watch daemon")?;
     let daemon = ProcessId::of(peer.pid).ok_or_else(ended)?;
-    socket.set_timeout(ANSWER_LIMIT).step("hand over")?;
-    match socket.send(&offer.assignment.encode_to_vec(), &[offer.fuse_device, offer.tree]) {
+    socket.set_timeout(limits::ANSWER).step("hand over")?;
+    let descriptors = [offer.fuse_device, offer.tree, offer.control, offer.metrics, offer.usage];
+    match socket.send(&offer.assignment.encode_to_vec(), &descriptors) {
         Err(e) if e.errno() == Errno::EPIPE => return Err(ended()),
         sent => sent.step("hand over")?,
     }
@@ -148,7 +152,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
         Err(e) if e.errno() == Errno::ECONNRESET => return Err(ended()),
         Err(e) if e.errno() == Errno::EAGAIN => {
             let what = format!("the answer of the daemon of volume {}", offer.volume_id);
-            return Err(Error::Deadline { what, limit: ANSWER_LIMIT });
+            return Err(Error::Deadline { what, limit: limits::ANSWER });
         }
         Err(e) => return Err(e).step("hand over"),
     };
@@ -166,7 +170,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dial::DialDir;
+    use crate::dial::{DialDir, DialSockets};
     use crate::waits::Waits;
     use std::thread;
 
@@ -175,7 +179,7 @@ mod tests {
     struct Scene {
         dir: tempfile::TempDir,
         volume_id: VolumeId,
-        listener: DialListener,
+        sockets: DialSockets,
         file: std::fs::File,
         waits: Waits,
     }
@@ -184,8 +188,8 @@ mod tests {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
-            let listener = DialDir::of(dir.path(), &volume_id).listen().unwrap();
-            Self { dir, volume_id, listener, file: tempfile::tempfile().unwrap(), waits: Waits::default() }
+            let sockets = DialDir::of(dir.path(), &volume_id).listen().unwrap();
+            Self { dir, volume_id, sockets, file: tempfile::tempfile().unwrap(), waits: Waits::default() }
         }
 
         fn offer(&self, process: Option<ProcessId>) -> Offer<'_> {
@@ -196,11 +200,14 @@ mod tests {
                 assignment: Assignment { volume_name: "v".into(), ..Default::default() },
                 fuse_device: self.file.as_fd(),
                 tree: self.file.as_fd(),
+                control: self.sockets.control.as_fd(),
+                metrics: self.sockets.metrics.as_fd(),
+                usage: self.file.as_fd(),
             }
         }
 
         fn hand_over(&self, offer: &Offer<'_>, patience: Duration) -> Result<Served> {
-            hand_over(&self.listener, offer, patience, &self.waits.begin(&self.volume_id).unwrap())
+            hand_over(&self.sockets.dial, offer, patience, &self.waits.begin(&self.volume_id).unwrap())
         }
 
         /// Dials as a daemon would, in a thread; its Answer if it gets an Assignment.
@@ -225,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_gets_two_descriptors_and_the_driver_its_process() {
+    fn the_daemon_gets_five_descriptors_and_the_driver_its_process() {
         let scene = Scene::new();
         let daemon = scene.dial("right", ready());
         let served = scene.hand_over(&scene.offer(None), PATIENCE).unwrap();
         assert_eq!(served.daemon.pid, std::process::id().cast_signed());
         assert_eq!(served.max_write_bytes, 4096);
-        assert_eq!(daemon.join().unwrap(), 2);
+        assert_eq!(daemon.join().unwrap(), 5);
     }
 
     #[test]
@@ -242,7 +249,7 @@ mod tests {
             let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
             assert_eq!(wrong.join().unwrap(), 0, "nothing is given to it");
             let right = scene.dial("right", ready());
-            assert_eq!(right.join().unwrap(), 2);
+            assert_eq!(right.join().unwrap(), 5);
             driver.join().unwrap()
         });
         assert_eq!(waiting.unwrap().max_write_bytes, 4096);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::csi::identity_server::Identity;
-use proto::csi::plugin_capability::{Service, Type, service};
+use proto::csi::plugin_capability::{Service, Type, VolumeExpansion, service, volume_expansion};
 use proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     PluginCapability, ProbeRequest, ProbeResponse,
@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::driver::{Driver, refused};
 use crate::error::{Error, Result};
+use crate::journal;
 use crate::pool::probe_dir;
 
 /// A liveness probe waits about as long.
@@ -38,11 +39,13 @@ impl Identity for IdentityService {
         &self,
         _request: Request<GetPluginCapabilitiesRequest>,
     ) -> std::result::Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        let offered = [service::Type::ControllerService, service::Type::VolumeAccessibilityConstraints];
-        let capability =
-            |t: service::Type| PluginCapability { r#type: Some(Type::Service(Service { r#type: t.into() })) };
+        let services = [service::Type::ControllerService, service::Type::VolumeAccessibilityConstraints]
+            .map(|service| Type::Service(Service { r#type: service.into() }));
+        let expansion =
+            Type::VolumeExpansion(VolumeExpansion { r#type: volume_expansion::Type::Online.into() });
+        let capability = |offered| PluginCapability { r#type: Some(offered) };
         Ok(Response::new(GetPluginCapabilitiesResponse {
-            capabilities: offered.into_iter().map(capability).collect(),
+            capabilities: services.into_iter().chain([expansion]).map(capability).collect(),
         }))
     }
 
@@ -69,7 +72,9 @@ impl Driver {
     fn probe(&self) -> Result<()> {
         let unready = |what| move |source| Error::Unready { what, source };
         self.pool.probe().map_err(unready("pool"))?;
-        probe_dir(&self.config.journal_dir()).map_err(unready("state directory"))?;
+        for dir in journal::dirs(&self.config.state_dir) {
+            probe_dir(&dir).map_err(unready("state directory"))?;
+        }
         probe_dir(&self.config.run_dir).map_err(unready("run directory"))?;
         linux::mount::open_fuse_device().map(drop).map_err(unready("FUSE"))
     }

@@ -5,6 +5,7 @@
 
 pub(crate) mod manifest;
 pub(crate) mod process;
+pub(crate) mod settings;
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::ProcessId;
 use crate::volume::VolumeId;
+use settings::LaunchSettings;
 
 /// What was started, as the journal remembers it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +40,7 @@ pub(crate) struct LaunchSpec<'a> {
     pub volume_id: &'a VolumeId,
     /// Proves to the driver that it is this launch that dials in; single use.
     pub nonce: &'a str,
+    pub settings: &'a LaunchSettings,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

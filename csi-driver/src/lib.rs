@@ -6,19 +6,26 @@
 //! `reconcile` decide and act; `journal`, `pool`, `mounts`, `launcher`, `dial` and
 //! `handover` are the effects. `status` is the only place that chooses gRPC codes.
 
+mod attach;
+mod bounded;
 mod capability;
 mod capacity;
 pub mod config;
+mod control;
 mod controller;
 mod dial;
+pub mod doctor;
 mod driver;
 pub mod error;
 mod handover;
 mod host_path;
 mod identity;
+mod jobs;
 mod journal;
 mod keeper;
 mod launcher;
+mod limits;
+mod metrics;
 mod mounts;
 mod node;
 mod parameters;
@@ -28,11 +35,14 @@ mod provision;
 mod reconcile;
 mod registration;
 mod server;
+mod snapshots;
 mod status;
+pub mod views;
 mod volume;
 mod volume_lock;
 mod waits;
 mod watch;
+mod wire;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,7 +91,8 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     // Sockets, journal and logs are root's alone; what needs more says so itself.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let kernel = |op| move |source| StartError::Kernel { op, source };
-    for dir in [&config.state_dir, &config.journal_dir(), &config.run_dir] {
+    let [volumes, snapshots] = journal::dirs(&config.state_dir);
+    for dir in [&config.state_dir, &volumes, &snapshots, &config.run_dir] {
         pool::private_dir_all(dir).map_err(kernel("create directory"))?;
     }
     let lock_path = config.state_dir.join("lock");
@@ -90,6 +101,9 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     // Before anything is changed: a driver that answers is the one to stay.
     let csi_socket = config.csi_socket();
     let listener = server::bind(&csi_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
+    let metrics_socket = config.metrics_socket();
+    let metrics_listener =
+        server::bind(&metrics_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
     let driver = Arc::new(Driver::open(config.clone()).map_err(StartError::Driver)?);
     reconcile(&driver).await?;
 
@@ -97,13 +111,10 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let signals =
         await_signals(stop).map_err(|source| StartError::Runtime { op: "await signals", source })?;
     tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
-    let mut csi_stopped = stopped.clone();
-    let csi = server::serve(driver, listener, &csi_socket, async move {
-        // An error is the sender's end, which is a stop too.
-        let _sender_gone = csi_stopped.wait_for(|stop| *stop).await;
-    });
+    let csi = server::serve(driver.clone(), listener, &csi_socket, stopped.clone());
+    let metrics = metrics::serve(driver, metrics_listener, &metrics_socket, stopped.clone());
     let registration = registration::serve(&config, stopped);
-    let served = tokio::try_join!(csi, registration);
+    let served = tokio::try_join!(csi, metrics, registration);
     signals.abort();
     served.map(|_| ()).map_err(StartError::Socket)
 }

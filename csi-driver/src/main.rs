@@ -1,37 +1,70 @@
 //! `hawser-csi`: see `--help`.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use csi_driver::config::{Config, Flags};
+use csi_driver::doctor::Doctor;
+use csi_driver::views::{Command, CommandLine, View};
+use tokio::runtime::Runtime;
 
 /// What is under way at SIGTERM may finish; the journal covers what does not.
 const LAST_OPERATIONS: Duration = Duration::from_secs(10);
 
+/// `doctor` could not look, which is neither "nothing found" nor "something left".
+const UNABLE: u8 = 2;
+
 fn main() -> ExitCode {
-    match run(Flags::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            #[expect(clippy::print_stderr, reason = "the one line for who started it")]
-            {
-                eprintln!("hawser-csi: {error:#}");
-            }
-            ExitCode::FAILURE
+    let (ended, failed) = match CommandLine::parse() {
+        CommandLine { command: Some(Command::View(view)), .. } => (show(&view), ExitCode::FAILURE),
+        CommandLine { command: Some(Command::Doctor(doctor)), .. } => (examine(*doctor), UNABLE.into()),
+        CommandLine { driver: Some(flags), .. } => (run(flags), ExitCode::FAILURE),
+        // clap has refused it: the driver has flags that must be given.
+        CommandLine { driver: None, command: None } => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
+    };
+    ended.unwrap_or_else(|error| {
+        #[expect(clippy::print_stderr, reason = "the one line for who started it")]
+        {
+            eprintln!("hawser-csi: {error:#}");
         }
-    }
+        failed
+    })
 }
 
-fn run(flags: Flags) -> anyhow::Result<()> {
+fn show(view: &View) -> anyhow::Result<ExitCode> {
+    print(&view.show()?);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn examine(doctor: Doctor) -> anyhow::Result<ExitCode> {
+    trace::init("hawser-csi", &doctor.driver.log, None).context("start logging")?;
+    let runtime = runtime()?;
+    let context = runtime.enter();
+    let report = doctor.run()?;
+    drop(context);
+    print(&report.text);
+    Ok(if report.left == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run(flags: Flags) -> anyhow::Result<ExitCode> {
     trace::init("hawser-csi", &flags.log, flags.trace_file.as_deref()).context("start logging")?;
     let config = Config::check(flags)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start runtime")?;
+    let runtime = runtime()?;
     let result = runtime.block_on(csi_driver::run(config));
     runtime.shutdown_timeout(LAST_OPERATIONS);
-    Ok(result?)
+    result?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().context("start runtime")
+}
+
+fn print(text: &str) {
+    // A reader that closed its end (`| head`) has seen enough.
+    let _closed = std::io::stdout().write_all(text.as_bytes());
 }

@@ -5,22 +5,21 @@
 //! be dead or stuck.
 
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use linux::mount::{FuseMountOptions, MountFlags, UnmountMode};
+use linux::mount::{AccessTimes, FuseConnections, FuseMountOptions, MountFlags, UnmountMode};
 use linux::mountinfo::{self, MountEntry};
 use nix::errno::Errno;
 
+use crate::bounded;
+use crate::capability::{Access, MountFlag};
 use crate::error::{Error, Result, Step};
+use crate::limits;
 use crate::volume::VolumeId;
 
 const SUBTYPE: &str = "hawser";
-const FS_TYPE: &str = "fuse.hawser";
-/// umount(2) of a FUSE mount waits for nothing but a daemon's reply to a flush.
-const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
-/// How long the files of a pod that was just killed may take to close.
-const CLOSING_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const FS_TYPE: &str = "fuse.hawser";
 /// A busy mount has no event that says when it is so no more.
 const BUSY_RETRY: Duration = Duration::from_millis(20);
 /// Under an rshared root one mount stands in mountinfo twice, and stale mounts
@@ -32,15 +31,41 @@ pub(crate) fn mount(
     fuse_device: &std::os::fd::OwnedFd,
     volume_id: &VolumeId,
     target: &Path,
-    read_only: bool,
+    access: Access,
 ) -> Result<()> {
-    let options = FuseMountOptions { flags: flags(read_only), allow_other: true, default_permissions: true };
+    let options = FuseMountOptions { flags: flags(access), allow_other: true, default_permissions: true };
     linux::mount::mount_fuse(fuse_device, (volume_id.as_str(), SUBTYPE), target, options).step("mount volume")
 }
 
-/// What every mount of a volume refuses.
-pub(crate) fn flags(read_only: bool) -> MountFlags {
-    MountFlags { read_only, nosuid: true, nodev: true, noexec: false }
+/// The flags of a mount for `access`. Every mount of a volume is nosuid and nodev.
+pub(crate) fn flags(access: Access) -> MountFlags {
+    let has = |flag| access.flags.contains(flag);
+    MountFlags {
+        read_only: access.read_only,
+        nosuid: true,
+        nodev: true,
+        noexec: has(MountFlag::Noexec),
+        access_times: match (has(MountFlag::Noatime), has(MountFlag::Relatime)) {
+            (true, _) => AccessTimes::Never,
+            (false, true) => AccessTimes::Relative,
+            (false, false) => AccessTimes::Kernels,
+        },
+        nodiratime: has(MountFlag::Nodiratime),
+        sync: has(MountFlag::Sync),
+    }
+}
+
+/// Whether a mount refuses what `access` wants refused, and no writing beside.
+pub(crate) fn is_as_wanted(mount: &MountEntry, access: Access) -> bool {
+    let has = |name: &str| mount.options.split(',').any(|option| option == name);
+    // `sync` is the file system's, not the mount's.
+    let of_mount = |flag: &MountFlag| {
+        matches!(flag, MountFlag::Noexec | MountFlag::Noatime | MountFlag::Nodiratime | MountFlag::Relatime)
+    };
+    mount.is_read_only() == access.read_only
+        && has("nosuid")
+        && has("nodev")
+        && access.flags.iter().filter(of_mount).all(|flag| has(flag.as_str()))
 }
 
 /// The volume's mount that is visible at `path`; a mount of something else there is an error.
@@ -66,36 +91,50 @@ pub(crate) enum WhenBusy {
     /// Somebody's I/O is not ours to end: after a moment for what is being closed
     /// already, ABORTED, and the caller comes back.
     Refuse,
-    /// Nobody of ours uses it any more. Strangers have until the limit, then the
-    /// connection is aborted under them.
+    /// The connection serves elsewhere and ends with its daemon: take this mount of
+    /// it out of the tree at once.
+    Hide,
+    /// Nobody of ours uses the connection any more. Strangers have until the limit,
+    /// then it is aborted under them.
     Abort,
-    /// Nobody serves it any more: take it out of the tree at once.
-    Detach,
+    /// Nobody serves the connection any more: abort it at once.
+    AbortNow,
 }
 
-/// Takes every mount of the volume off `path`; none there is a success. One
-/// whose daemon does not let it go within the limit has its connection aborted.
+/// Takes every mount of the volume off `path`; none there is a success. What
+/// waits for a daemon that does not answer is ended by an abort of the
+/// connection, so nothing is detached that a request could keep for ever.
 pub(crate) fn unmount(path: &Path, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
     let begun = Instant::now();
     for _ in 0..MAX_LAYERS {
-        if find(path, volume_id)?.is_none() {
-            return Ok(());
-        }
-        let outcome = match when_busy {
-            WhenBusy::Detach => bounded_unmount(path, UnmountMode::Plain)?,
-            WhenBusy::Refuse => patient_unmount(path, begun + CLOSING_LIMIT)?,
-            WhenBusy::Abort => patient_unmount(path, begun + UNMOUNT_LIMIT)?,
+        let Some(mount) = find(path, volume_id)? else { return Ok(()) };
+        let patience = match when_busy {
+            WhenBusy::Hide | WhenBusy::AbortNow => Duration::ZERO,
+            WhenBusy::Refuse => limits::CLOSING,
+            WhenBusy::Abort => limits::UNMOUNT,
         };
-        match (outcome, when_busy) {
+        match (patient_unmount(path, begun + patience)?, when_busy) {
             (Outcome::Gone, _) => {}
             // Beneath another mount, where no path leads.
             (Outcome::NotReachable, _) => return Ok(()),
             (Outcome::Busy, WhenBusy::Refuse) => return Err(Error::Busy { path: path.to_owned() }),
-            (Outcome::Busy, WhenBusy::Detach) => drop(bounded_unmount(path, UnmountMode::Detach)?),
-            (Outcome::Busy, WhenBusy::Abort) | (Outcome::Stuck, _) => abort(path)?,
+            (Outcome::Busy, WhenBusy::Hide) => drop(bounded_unmount(path, UnmountMode::Detach)?),
+            (Outcome::Stuck, WhenBusy::Refuse | WhenBusy::Hide) => return Err(stuck(path)),
+            (Outcome::Busy | Outcome::Stuck, WhenBusy::Abort | WhenBusy::AbortNow) => {
+                abort(path, mount.minor)?;
+            }
         }
     }
     Err(Error::Busy { path: path.to_owned() })
+}
+
+/// [`unmount`], with a mount of something else left alone: a call that undoes finds
+/// nothing of its volume there, and nothing to undo.
+pub(crate) fn unmount_own(path: &Path, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
+    match unmount(path, volume_id, when_busy) {
+        Err(Error::ForeignMount { .. }) => Ok(()),
+        outcome => outcome,
+    }
 }
 
 fn patient_unmount(path: &Path, deadline: Instant) -> Result<Outcome> {
@@ -108,17 +147,34 @@ fn patient_unmount(path: &Path, deadline: Instant) -> Result<Outcome> {
 }
 
 /// Ends the connection, and with it all that waits for its daemon, then the mount.
-fn abort(path: &Path) -> Result<()> {
-    tracing::warn!(path = %path.display(), "does not unmount: aborting the connection");
-    // MNT_FORCE aborts the connection before it waits for anything.
-    match bounded_unmount(path, UnmountMode::Force)? {
+fn abort(path: &Path, minor: u32) -> Result<()> {
+    tracing::warn!(path = %path.display(), "does not unmount: its connection is aborted");
+    abort_connection(minor)?;
+    match patient_unmount(path, Instant::now() + limits::CLOSING)? {
         Outcome::Gone | Outcome::NotReachable => Ok(()),
+        // Whoever holds it gets ENOTCONN from now on: no request can keep it.
         Outcome::Busy => bounded_unmount(path, UnmountMode::Detach).map(drop),
-        Outcome::Stuck => {
-            let what = format!("unmount {}", path.display());
-            Err(Error::Deadline { what, limit: UNMOUNT_LIMIT })
-        }
+        Outcome::Stuck => Err(stuck(path)),
     }
+}
+
+fn stuck(path: &Path) -> Error {
+    Error::Deadline { what: format!("unmount {}", path.display()), limit: limits::UNMOUNT }
+}
+
+static ABORTED: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections this driver has aborted since it started.
+pub(crate) fn aborted_connections() -> u64 {
+    ABORTED.load(Ordering::Relaxed)
+}
+
+/// Ends every request of the connection of the mounts with `minor`, and all later
+/// ones. One that is gone already is a success.
+pub(crate) fn abort_connection(minor: u32) -> Result<()> {
+    FuseConnections::open().and_then(|connections| connections.abort(minor)).step("abort connection")?;
+    ABORTED.fetch_add(1, Ordering::Relaxed);
+    Ok(())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,21 +187,14 @@ enum Outcome {
 
 /// umount2(2) on a thread of its own, which is left behind when it does not return.
 fn bounded_unmount(path: &Path, mode: UnmountMode) -> Result<Outcome> {
-    let (done, finished) = mpsc::channel();
     let target = path.to_owned();
-    std::thread::Builder::new()
-        .name("unmount".to_owned())
-        .spawn(move || {
-            // Nobody listens any more once the limit is over.
-            let _too_late = done.send(linux::mount::unmount(&target, mode));
-        })
-        .map_err(|e| linux::Error::at("start thread to unmount", path, e))
-        .step("unmount volume")?;
-    match finished.recv_timeout(UNMOUNT_LIMIT) {
+    let unmount = move || linux::mount::unmount(&target, mode);
+    match bounded::within(format!("unmount {}", path.display()), limits::UNMOUNT, unmount) {
         Ok(Ok(())) => Ok(Outcome::Gone),
         Ok(Err(e)) if matches!(e.errno(), Errno::EINVAL | Errno::ENOENT) => Ok(Outcome::NotReachable),
         Ok(Err(e)) if e.errno() == Errno::EBUSY => Ok(Outcome::Busy),
         Ok(Err(e)) => Err(e).step("unmount volume"),
-        Err(_) => Ok(Outcome::Stuck),
+        Err(Error::Deadline { .. }) => Ok(Outcome::Stuck),
+        Err(e) => Err(e),
     }
 }

@@ -1,32 +1,35 @@
 //! CSI Node: the wire side. Checks come in the order that callers rely on: the
 //! request itself (INVALID_ARGUMENT), the volume (NOT_FOUND), then paths.
 
+mod expand;
+mod mount_point;
 mod publish;
 pub(crate) mod stage;
+mod statistics;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use proto::csi::node_server::Node;
 use proto::csi::node_service_capability::{Rpc, Type, rpc};
-use proto::csi::volume_usage::Unit;
 use proto::csi::{
-    NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse,
-    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest,
-    NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest, NodeStageVolumeResponse,
-    NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
-    NodeUnstageVolumeResponse, VolumeCondition, VolumeUsage,
+    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
+    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
+    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
 };
 use tonic::{Request, Response, Status};
 
-use crate::capability::Access;
-use crate::controller::{find_volume, required, this_node};
+use crate::capability::{Access, Parsed};
+use crate::capacity::WantedCapacity;
+use crate::controller::{find_volume, required, required_id, this_node};
 use crate::driver::{Driver, Lock, refused, run};
-use crate::error::{Error, Result, Step};
+use crate::error::{Error, Result};
 use crate::host_path::HostPath;
 use crate::volume::VolumeId;
 use publish::PublishWish;
-use stage::{Health, StageWish};
 
 #[derive(Debug)]
 pub(crate) struct NodeService(pub(crate) Arc<Driver>);
@@ -39,7 +42,7 @@ impl Node for NodeService {
     ) -> std::result::Result<Response<NodeGetInfoResponse>, Status> {
         Ok(Response::new(NodeGetInfoResponse {
             node_id: self.0.config.node_id.clone(),
-            max_volumes_per_node: 0,
+            max_volumes_per_node: self.0.config.max_volumes.into(),
             accessible_topology: Some(this_node(&self.0.config)),
         }))
     }
@@ -51,8 +54,10 @@ impl Node for NodeService {
         let offered = [
             rpc::Type::StageUnstageVolume,
             rpc::Type::GetVolumeStats,
+            rpc::Type::ExpandVolume,
             rpc::Type::VolumeCondition,
             rpc::Type::SingleNodeMultiWriter,
+            rpc::Type::VolumeMountGroup,
         ];
         let capability =
             |t: rpc::Type| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: t.into() })) };
@@ -70,8 +75,8 @@ impl Node for NodeService {
         let volume_id = stage.volume_id.clone();
         run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &stage.volume_id)?;
-            let wish = StageWish { staging_path: stage.staging_path.resolve()?, access: stage.access };
-            driver.stage(&id, &wish)
+            driver.check_attachment(&id, &stage.publish_context)?;
+            driver.stage(&id, &stage.staging_path.resolve()?, &stage.how)
         })
         .await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
@@ -102,6 +107,7 @@ impl Node for NodeService {
         let volume_id = publish.volume_id.clone();
         run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &publish.volume_id)?;
+            driver.check_attachment(&id, &publish.publish_context)?;
             let staging_path = match &publish.staging_path {
                 Some(path) => path.resolve()?,
                 None => return Err(Error::NotStaged { volume_id: id, path: PathBuf::new() }),
@@ -135,7 +141,7 @@ impl Node for NodeService {
     ) -> std::result::Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let name = "csi.NodeGetVolumeStats";
         let NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
-        let volume_id = required("volume_id", volume_id).map_err(|e| refused(name, &e))?;
+        let volume_id = required_id("volume_id", volume_id).map_err(|e| refused(name, &e))?;
         let volume_path = required("volume_path", volume_path).map_err(|e| refused(name, &e))?;
         let id = volume_id.clone();
         let stats = run(&self.0, name, Lock::Statistics(&volume_id), move |driver| {
@@ -144,62 +150,37 @@ impl Node for NodeService {
         .await?;
         Ok(Response::new(stats))
     }
-}
 
-impl Driver {
-    /// Size and condition of the volume that is staged or published at `volume_path`.
-    fn statistics(&self, volume_id: &VolumeId, volume_path: &str) -> Result<NodeGetVolumeStatsResponse> {
-        let not_there = || Error::NotAtPath { volume_id: volume_id.clone(), path: volume_path.into() };
-        let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?.resolve()?;
-        let record = self.journal.get(volume_id)?;
-        let stage = record.stage.as_ref().ok_or_else(not_there)?;
-        if stage.staging_path != path && !record.targets.contains_key(&path) {
-            return Err(not_there());
-        }
-        let (abnormal, message) = match self.health(volume_id, stage)? {
-            Health::Serving(_) => (false, "served"),
-            Health::DaemonDead => (true, "the volume's daemon ended: reads and writes fail with ENOTCONN"),
-            Health::Unmounted | Health::HalfDone => (true, "the volume is not mounted"),
-        };
-        let condition = VolumeCondition { abnormal, message: message.to_owned() };
-        let usage = if abnormal { Vec::new() } else { usage(&path)? };
-        Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> std::result::Result<Response<NodeExpandVolumeResponse>, Status> {
+        let name = "csi.NodeExpandVolume";
+        let expand = parse_expand(request.into_inner()).map_err(|e| refused(name, &e))?;
+        let volume_id = expand.volume_id.clone();
+        let capacity_bytes = run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
+            let id = find_volume(driver, &expand.volume_id)?;
+            driver.expand_on_node(&id, &expand.volume_path, expand.wanted)
+        })
+        .await?;
+        let capacity_bytes = i64::try_from(capacity_bytes).unwrap_or(i64::MAX);
+        Ok(Response::new(NodeExpandVolumeResponse { capacity_bytes }))
     }
-}
-
-fn usage(path: &std::path::Path) -> Result<Vec<VolumeUsage>> {
-    let fs = nix::sys::statvfs::statvfs(path)
-        .map_err(|e| linux::Error::at("statvfs", path, e))
-        .step("measure volume")?;
-    let wire = |count: u64, unit: u64| i64::try_from(count.saturating_mul(unit)).unwrap_or(i64::MAX);
-    let block = fs.fragment_size();
-    Ok(vec![
-        VolumeUsage {
-            available: wire(fs.blocks_available(), block),
-            total: wire(fs.blocks(), block),
-            used: wire(fs.blocks().saturating_sub(fs.blocks_free()), block),
-            unit: Unit::Bytes.into(),
-        },
-        VolumeUsage {
-            available: wire(fs.files_available(), 1),
-            total: wire(fs.files(), 1),
-            used: wire(fs.files().saturating_sub(fs.files_free()), 1),
-            unit: Unit::Inodes.into(),
-        },
-    ])
 }
 
 struct StageCall {
     volume_id: String,
     staging_path: HostPath,
-    access: Access,
+    how: Parsed,
+    publish_context: HashMap<String, String>,
 }
 
 fn parse_stage(request: NodeStageVolumeRequest) -> Result<StageCall> {
     Ok(StageCall {
-        volume_id: required("volume_id", request.volume_id)?,
+        volume_id: required_id("volume_id", request.volume_id)?,
         staging_path: HostPath::parse("staging_target_path", &request.staging_target_path)?,
-        access: Access::parse(request.volume_capability.as_ref())?,
+        how: Parsed::parse(request.volume_capability.as_ref())?,
+        publish_context: request.publish_context,
     })
 }
 
@@ -208,10 +189,11 @@ struct PublishCall {
     staging_path: Option<HostPath>,
     target_path: HostPath,
     access: Access,
+    publish_context: HashMap<String, String>,
 }
 
 fn parse_publish(request: NodePublishVolumeRequest) -> Result<PublishCall> {
-    let volume_id = required("volume_id", request.volume_id)?;
+    let volume_id = required_id("volume_id", request.volume_id)?;
     let target_path = HostPath::parse("target_path", &request.target_path)?;
     let access = Access::parse(request.volume_capability.as_ref())?;
     // Missing is no fault of the request: the volume is not staged (CSI spec, FAILED_PRECONDITION).
@@ -220,7 +202,25 @@ fn parse_publish(request: NodePublishVolumeRequest) -> Result<PublishCall> {
         path => Some(HostPath::parse("staging_target_path", path)?),
     };
     let access = Access { read_only: access.read_only || request.readonly, ..access };
-    Ok(PublishCall { volume_id, staging_path, target_path, access })
+    let publish_context = request.publish_context;
+    Ok(PublishCall { volume_id, staging_path, target_path, access, publish_context })
+}
+
+struct ExpandCall {
+    volume_id: String,
+    volume_path: String,
+    wanted: WantedCapacity,
+}
+
+fn parse_expand(request: NodeExpandVolumeRequest) -> Result<ExpandCall> {
+    if let Some(capability) = &request.volume_capability {
+        Access::parse(Some(capability))?;
+    }
+    Ok(ExpandCall {
+        volume_id: required_id("volume_id", request.volume_id)?,
+        volume_path: required("volume_path", request.volume_path)?,
+        wanted: WantedCapacity::parse(request.capacity_range.as_ref())?,
+    })
 }
 
 fn parse_undo(volume_id: &str, field: &'static str, path: &str) -> Result<HostPath> {

@@ -1,45 +1,91 @@
 //! A StorageClass's parameters, checked.
 
+mod pod;
+
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::journal::SnapshotMode;
+pub(crate) use pod::{LogLevel, MAX_GRACE_SECONDS, PodParameters, Resources};
 
-const KNOWN: &str = "backend, threads";
+/// Every parameter, as docs/CSI.md has them.
+const KNOWN: &[&str] = &[
+    "backend",
+    "threads",
+    "snapshotMode",
+    "mountPodNamePrefix",
+    "mountPodLabels",
+    "mountPodCpuRequest",
+    "mountPodCpuLimit",
+    "mountPodMemoryRequest",
+    "mountPodMemoryLimit",
+    "mountPodLogLevel",
+    "mountPodGracePeriodSeconds",
+];
 /// Kubernetes' own keys, which some provisioners pass on (secrets, claim and volume names).
-const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
-const MAX_THREADS: u32 = 16;
+pub(crate) const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
+pub(crate) const MAX_THREADS: u32 = 16;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Parameters {
     /// Event loops of the volume's daemon; 0: the daemon's default.
     pub threads: u32,
+    /// How snapshots and clones of the volume are made; `None`: by reflink.
+    pub snapshot_mode: Option<SnapshotMode>,
+    pub pod: PodParameters,
 }
 
 impl Parameters {
     pub(crate) fn parse(parameters: &HashMap<String, String>) -> Result<Self> {
-        let mut parsed = Self { threads: 0 };
+        let mut parsed = Self::default();
         for (name, value) in parameters {
             match name.as_str() {
                 "backend" if value == "local" => {}
                 "backend" => return Err(Error::invalid("parameters.backend", value, "known is local")),
-                "threads" => parsed.threads = parse_threads(value)?,
+                "threads" => parsed.threads = number("parameters.threads", value, 1..=MAX_THREADS)?,
+                "snapshotMode" => {
+                    parsed.snapshot_mode = Some(parse_snapshot_mode("parameters.snapshotMode", value)?);
+                }
+                name if parsed.pod.parse(name, value)? => {}
                 name if name.starts_with(KUBERNETES_PREFIX) => {}
-                _ => return Err(Error::UnknownParameter { name: name.clone(), known: KNOWN.to_owned() }),
+                _ => {
+                    let known = KNOWN.join(", ");
+                    return Err(Error::UnknownParameter { name: name.clone(), known });
+                }
             }
         }
+        parsed.pod.resources.check()?;
         Ok(parsed)
     }
 }
 
-impl std::fmt::Display for Parameters {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "threads={}", self.threads)
+impl fmt::Display for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "threads={}", self.threads)?;
+        if let Some(mode) = self.snapshot_mode {
+            write!(f, " snapshotMode={}", mode.as_str())?;
+        }
+        write!(f, "{}", self.pod)
     }
 }
 
-fn parse_threads(value: &str) -> Result<u32> {
-    value.parse().ok().filter(|n| (1..=MAX_THREADS).contains(n)).ok_or_else(|| {
-        Error::invalid("parameters.threads", value, format!("a number from 1 to {MAX_THREADS} is wanted"))
+/// Of a StorageClass or of a VolumeSnapshotClass.
+pub(crate) fn parse_snapshot_mode(field: &'static str, value: &str) -> Result<SnapshotMode> {
+    let modes = [SnapshotMode::Reflink, SnapshotMode::BlockingCopy];
+    let known = || Error::invalid(field, value, "known are reflink and blocking-copy");
+    modes.into_iter().find(|mode| mode.as_str() == value).ok_or_else(known)
+}
+
+/// `field` names the parameter or mount option.
+pub(crate) fn number(field: &'static str, value: &str, range: RangeInclusive<u32>) -> Result<u32> {
+    value.parse().ok().filter(|n| range.contains(n)).ok_or_else(|| {
+        let reason = format!("a number from {} to {} is wanted", range.start(), range.end());
+        Error::invalid(field, value, reason)
     })
 }
 
@@ -54,19 +100,38 @@ mod tests {
     #[test]
     fn known_parameters_and_kubernetes_own_are_accepted() {
         let parsed = parse(&[("backend", "local"), ("threads", "4"), ("csi.storage.k8s.io/pvc/name", "x")]);
-        assert_eq!(parsed.unwrap(), Parameters { threads: 4 });
+        assert_eq!(parsed.unwrap(), Parameters { threads: 4, ..Default::default() });
     }
 
     #[test]
     fn an_unknown_parameter_is_named() {
         let message = parse(&[("bakend", "local")]).unwrap_err().to_string();
-        assert_eq!(message, "parameters: unknown parameter \"bakend\": known are backend, threads");
+        let words = "parameters: unknown parameter \"bakend\": known are backend, threads, snapshotMode, ";
+        assert!(message.starts_with(words), "{message}");
     }
 
     #[test]
     fn a_wrong_value_is_shown_with_its_field() {
         let message = parse(&[("threads", "many")]).unwrap_err().to_string();
         assert_eq!(message, "parameters.threads: \"many\": a number from 1 to 16 is wanted");
+        let message = parse(&[("snapshotMode", "copy")]).unwrap_err().to_string();
+        assert_eq!(message, "parameters.snapshotMode: \"copy\": known are reflink and blocking-copy");
         assert!(parse(&[("backend", "s3")]).unwrap_err().to_string().contains("\"s3\""));
+    }
+
+    #[test]
+    fn every_known_name_is_parsed() {
+        for name in KNOWN {
+            let error = parse(&[(name, "\u{1}")]).unwrap_err();
+            assert!(matches!(&error, Error::InvalidField { field, .. } if field.ends_with(name)), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_known_name_is_documented() {
+        let docs = include_str!("../../docs/CSI.md");
+        for name in KNOWN {
+            assert!(docs.contains(&format!("`{name}`")), "{name}");
+        }
     }
 }

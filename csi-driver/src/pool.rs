@@ -1,42 +1,94 @@
 //! The backend `local`: a directory a volume in a pool on this node.
 //!
-//! `<pool>/volumes/<id>/data` is a volume's root, `<pool>/trash/<id>` one that
-//! is being removed. Both parents are 0700: on the host only root gets in, and
-//! the modes within a volume are its users' own affair.
+//! `<pool>/volumes/<id>/data` is a volume's root and `usage` beside it what its
+//! daemon counted; `<pool>/snapshots/<id>/data` is a snapshot's. What is being
+//! made stands in `<pool>/incoming/<id>` and comes to its place whole, by a
+//! rename; what is being removed leaves for `<pool>/trash/<id>` in the same way.
+//! All four parents are 0700: on the host only root gets in, and the modes within
+//! a volume are its users' own affair.
 
+mod presence;
 mod removal;
+mod tree;
+mod usage;
+mod walk;
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
-use crate::error::{Result, Step};
-use crate::volume::VolumeId;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result, Step, chain};
+use crate::journal::Source;
+use crate::limits;
+use crate::volume::{SnapshotId, VolumeId};
+use presence::Presence;
+pub(crate) use tree::{CopyMode, Count, Progress};
+pub(crate) use usage::open as open_usage_file;
 
 /// Users of a volume need not be root: whoever mounts it may create files.
 const ROOT_MODE: u32 = 0o777;
+/// The pool's directories: of what is complete, of what is being made, and of what is going.
+const PARTS: [&str; 4] = ["volumes", "snapshots", "incoming", "trash"];
+const DATA: &str = "data";
+const USAGE: &str = "usage";
+/// The copier's own, beside `data` until a copy is complete.
+const LINKS: &str = "links";
 
 #[derive(Debug)]
 pub(crate) struct Pool {
+    dir: PathBuf,
     volumes: PathBuf,
+    snapshots: PathBuf,
+    incoming: PathBuf,
     trash: PathBuf,
     /// As configured; `None`: the size of the file system.
     capacity_bytes: Option<u64>,
+    presence: Presence,
+}
+
+/// What a pool's file system is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Traits {
+    can_reflink: bool,
+    fs_type: String,
+}
+
+/// One volume or snapshot: where it lives and what it is called there.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    live: &'a Path,
+    name: &'a str,
+}
+
+impl Place<'_> {
+    fn path(&self) -> PathBuf {
+        self.live.join(self.name)
+    }
 }
 
 impl Pool {
-    /// Makes the pool's directories where they are missing.
-    pub(crate) fn open(dir: &Path, capacity_bytes: Option<u64>) -> Result<Self> {
-        let pool = Self { volumes: dir.join("volumes"), trash: dir.join("trash"), capacity_bytes };
-        for dir in [&pool.volumes, &pool.trash] {
-            private_dir_all(dir).step("create pool")?;
-        }
-        Ok(pool)
+    /// The pool in `dir`, if that is the one that `state_dir` remembers: away until it
+    /// is. A first pool is made, and remembered.
+    pub(crate) fn open(dir: &Path, capacity_bytes: Option<u64>, state_dir: &Path) -> Result<Self> {
+        let [volumes, snapshots, incoming, trash] = PARTS.map(|name| dir.join(name));
+        let presence = Presence::watch(dir, state_dir, limits::POOL)?;
+        Ok(Self { dir: dir.to_owned(), volumes, snapshots, incoming, trash, capacity_bytes, presence })
+    }
+
+    /// Unless it is away: unmounted, another one, or silent.
+    pub(crate) fn check_present(&self) -> Result<()> {
+        self.presence.check().map(drop)
     }
 
     /// What all volumes together may claim.
     pub(crate) fn capacity_bytes(&self) -> Result<u64> {
+        self.check_present()?;
         match self.capacity_bytes {
             Some(bytes) => Ok(bytes),
             None => nix::sys::statvfs::statvfs(&self.volumes)
@@ -46,54 +98,259 @@ impl Pool {
         }
     }
 
-    /// Makes the volume's directory; one that is there already is right.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether a copy can share its original's extents.
+    pub(crate) fn can_reflink(&self) -> Result<bool> {
+        self.presence.check().map(|traits| traits.can_reflink)
+    }
+
+    /// As mount(8) calls it.
+    pub(crate) fn fs_type(&self) -> Result<String> {
+        self.presence.check().map(|traits| traits.fs_type)
+    }
+
+    fn volume<'a>(&'a self, id: &'a VolumeId) -> Place<'a> {
+        Place { live: &self.volumes, name: id.as_str() }
+    }
+
+    fn snapshot<'a>(&'a self, id: &'a SnapshotId) -> Place<'a> {
+        Place { live: &self.snapshots, name: id.as_str() }
+    }
+
+    fn is_complete(place: Place<'_>) -> bool {
+        place.path().join(DATA).is_dir()
+    }
+
+    /// Makes the volume's directory, empty; one that is there already is right.
     pub(crate) fn ensure(&self, id: &VolumeId) -> Result<()> {
-        let data = self.data_dir(id);
-        private_dir_all(&data)
-            .and_then(|()| {
+        self.check_present()?;
+        let place = self.volume(id);
+        if Self::is_complete(place) {
+            return Ok(());
+        }
+        self.begin(place)
+            .and_then(|data| {
                 std::fs::set_permissions(&data, Permissions::from_mode(ROOT_MODE))
                     .map_err(|e| linux::Error::at("chmod", &data, e))
             })
+            .and_then(|()| self.complete(place))
             .step("create volume directory")
     }
 
     /// The directory that the volume's daemon is to serve.
     pub(crate) fn data_dir(&self, id: &VolumeId) -> PathBuf {
-        id.under(&self.volumes).join("data")
+        self.volume(id).path().join(DATA)
     }
 
-    /// Removes the volume's data. Its name vanishes first and at once; killed
-    /// after that, a repetition removes the rest.
-    pub(crate) fn remove(&self, id: &VolumeId) -> Result<()> {
-        let (live, trash) = (id.under(&self.volumes), id.under(&self.trash));
+    /// Where the volume's daemon keeps what it counted: for [`open_usage_file`].
+    pub(crate) fn usage_path(&self, id: &VolumeId) -> PathBuf {
+        self.volume(id).path().join(USAGE)
+    }
+
+    /// What a volume holds that nobody serves: as its last daemon counted, or counted now.
+    pub(crate) fn used(&self, id: &VolumeId) -> Result<Count> {
+        self.check_present()?;
+        let file = open_usage_file(&self.usage_path(id)).step("open usage file")?;
+        if let Some(count) = usage::read(&file).step("read usage file")? {
+            return Ok(count);
+        }
+        let data = open_root(&self.data_dir(id)).step("count volume")?;
+        tree::count_tree(data.as_fd(), &AtomicBool::new(false)).step("count volume")
+    }
+
+    /// Gives the volume's files to group `gid` (CSI: volume_mount_group) unless
+    /// its root, which is given last, shows that they are.
+    pub(crate) fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()> {
+        let data = open_root(&self.data_dir(id)).step("give volume to its group")?;
+        tree::give_group_once(data.as_fd(), gid).step("give volume to its group")
+    }
+
+    /// Makes the snapshot's tree from the volume's, whatever was there of it before.
+    pub(crate) fn fill_snapshot(
+        &self,
+        id: &SnapshotId,
+        from: &VolumeId,
+        mode: CopyMode,
+        progress: &Progress,
+    ) -> Result<Count> {
+        self.fill(self.snapshot(id), &self.data_dir(from), mode, progress).step("copy volume into snapshot")
+    }
+
+    /// Makes the volume's tree from another's or from a snapshot's. The volume
+    /// must not be in use.
+    pub(crate) fn fill_volume(
+        &self,
+        id: &VolumeId,
+        from: &Source,
+        mode: CopyMode,
+        progress: &Progress,
+    ) -> Result<Count> {
+        let from = match from {
+            Source::Snapshot(id) => self.snapshot(id).path().join(DATA),
+            Source::Volume(id) => self.data_dir(id),
+        };
+        let count = self.fill(self.volume(id), &from, mode, progress).step("fill volume")?;
+        let file = open_usage_file(&self.usage_path(id)).step("open usage file")?;
+        usage::write(&file, count).step("write usage file")?;
+        Ok(count)
+    }
+
+    fn fill(
+        &self,
+        place: Place<'_>,
+        from: &Path,
+        mode: CopyMode,
+        progress: &Progress,
+    ) -> linux::Result<Count> {
+        self.clear(place)?;
+        let data = self.begin(place)?;
+        let links = data.with_file_name(LINKS);
+        private_dir(&links)?;
+        let copied = {
+            let [from, to, links] = [from, &data, &links].map(open_root);
+            tree::copy_tree(from?.as_fd(), to?.as_fd(), links?.as_fd(), mode, progress)?
+        };
+        removal::remove_tree(&links)?;
+        self.complete(place)?;
+        Ok(copied)
+    }
+
+    /// An empty `data` in the place's part of `incoming`.
+    fn begin(&self, place: Place<'_>) -> linux::Result<PathBuf> {
+        let incoming = self.incoming.join(place.name);
+        removal::remove_tree(&incoming)?;
+        let data = incoming.join(DATA);
+        // Not with their parents: where those are missing, the pool has just gone.
+        [&incoming, &data].into_iter().try_for_each(|dir| private_dir(dir))?;
+        Ok(data)
+    }
+
+    fn complete(&self, place: Place<'_>) -> linux::Result<()> {
+        let (incoming, live) = (self.incoming.join(place.name), place.path());
+        std::fs::rename(&incoming, &live).map_err(|e| linux::Error::at("move into place", &incoming, e))
+    }
+
+    /// Removes all there is of a place. Its name vanishes first and at once;
+    /// killed after that, a repetition removes the rest.
+    fn clear(&self, place: Place<'_>) -> linux::Result<()> {
+        let (live, trash) = (place.path(), self.trash.join(place.name));
+        removal::remove_tree(&self.incoming.join(place.name))?;
         // Left by a deletion that was killed: a rename onto it would fail.
-        removal::remove_tree(&trash).step("remove volume data")?;
+        removal::remove_tree(&trash)?;
         match std::fs::rename(&live, &trash) {
-            Ok(()) => removal::remove_tree(&trash).step("remove volume data"),
+            Ok(()) => removal::remove_tree(&trash),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-            Err(e) => Err(linux::Error::at("move to trash", &live, e)).step("remove volume data"),
+            Err(e) => Err(linux::Error::at("move to trash", &live, e)),
         }
     }
 
-    /// Removes what killed deletions and probes left. No deletion may be under way.
+    pub(crate) fn remove(&self, id: &VolumeId) -> Result<()> {
+        self.check_present()?;
+        self.clear(self.volume(id)).step("remove volume data")
+    }
+
+    pub(crate) fn remove_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.check_present()?;
+        self.clear(self.snapshot(id)).step("remove snapshot data")
+    }
+
+    /// Everything that was written is on disk when it returns.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let dir = open_root(&self.dir).step("sync pool")?;
+        rustix::fs::syncfs(dir).map_err(|e| linux::Error::at("syncfs", &self.dir, e)).step("sync pool")
+    }
+
+    /// Removes what killed copies, deletions and probes left. None may be under way.
     pub(crate) fn sweep(&self) -> Result<()> {
-        let listed = |e| linux::Error::at("list", &self.trash, e);
-        for entry in std::fs::read_dir(&self.trash).map_err(listed).step("sweep pool")? {
-            let entry = entry.map_err(listed).step("sweep pool")?;
-            let path = entry.path();
-            if entry.file_name().to_str().is_some_and(|name| VolumeId::parse(name).is_some()) {
-                removal::remove_tree(&path).step("sweep pool")?;
-            } else if path.extension().is_some_and(|e| e == "tmp") {
-                linux::atomic_file::remove(&path).step("sweep pool")?;
-            }
-        }
-        Ok(())
+        self.check_present()?;
+        [&self.incoming, &self.trash].into_iter().try_for_each(|dir| sweep(dir)).step("sweep pool")
     }
 
     /// Writes and removes a file: whether the pool is there and takes data.
     pub(crate) fn probe(&self) -> linux::Result<()> {
-        probe_dir(&self.trash)
+        let away = |e: Error| linux::Error::at("look at", &self.dir, std::io::Error::other(chain(&e)));
+        self.check_present().map_err(away).and_then(|()| probe_dir(&self.trash))
     }
+}
+
+/// What killed copies and deletions left, or those that are under way; of a pool
+/// that cannot be listed, nothing.
+pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
+    let entries = ["incoming", "trash"].map(|part| std::fs::read_dir(dir.join(part)));
+    entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// Why the pool cannot be used; looked at without making or naming anything.
+pub(crate) fn why_away(dir: &Path, state_dir: &Path) -> Option<String> {
+    presence::why_away(dir, state_dir)
+}
+
+fn sweep(dir: &Path) -> linux::Result<()> {
+    let listed = |e| linux::Error::at("list", dir, e);
+    for entry in std::fs::read_dir(dir).map_err(listed)? {
+        let entry = entry.map_err(listed)?;
+        let path = entry.path();
+        let is_ours = |name: &str| VolumeId::parse(name).is_some() || SnapshotId::parse(name).is_some();
+        if entry.file_name().to_str().is_some_and(is_ours) {
+            removal::remove_tree(&path)?;
+        } else if path.extension().is_some_and(|e| e == "tmp") {
+            linux::atomic_file::remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// A directory of the pool's own, which may be reached through links.
+fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
+    walk::open_dir(CWD, dir, ResolveFlags::empty()).map_err(|e| linux::Error::at("open", dir, e))
+}
+
+/// Makes the pool's directories where they are missing, and sees what it can do.
+fn prepare(dir: &Path) -> Result<Traits> {
+    let parts = PARTS.map(|name| dir.join(name));
+    for part in parts.iter().filter(|part| !part.is_dir()) {
+        private_dir(part).step("create pool")?;
+    }
+    let can_reflink = can_reflink(dir).step("try whether the pool can reflink")?;
+    Ok(Traits { can_reflink, fs_type: fs_type(dir).step("look at pool")? })
+}
+
+/// Clones one file in `dir` and sees whether the file system refuses.
+fn can_reflink(dir: &Path) -> linux::Result<bool> {
+    let at_dir = |op| move |e: Errno| linux::Error::at(op, dir, e);
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let [source, copy] = [(); 2].map(|()| rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR));
+    let (source, copy) = match (source, copy) {
+        // A file system without unnamed files has no reflinks either.
+        (Err(Errno::OPNOTSUPP | Errno::ISDIR), _) => return Ok(false),
+        (source, copy) => {
+            (source.map_err(at_dir("open a file in"))?, copy.map_err(at_dir("open a file in"))?)
+        }
+    };
+    rustix::io::pwrite(&source, &[1; 4096], 0).map_err(at_dir("write a file in"))?;
+    match rustix::fs::ioctl_ficlone(&copy, &source) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => Ok(false),
+        Err(e) => Err(at_dir("clone a file in")(e)),
+    }
+}
+
+/// statfs(2) numbers file systems; these are those that pools stand on.
+fn fs_type(dir: &Path) -> linux::Result<String> {
+    let found = rustix::fs::statfs(dir).map_err(|e| linux::Error::at("statfs", dir, e))?;
+    Ok(match found.f_type {
+        0x9123_683e => "btrfs".to_owned(),
+        0xef53 => "ext4".to_owned(),
+        0x6969 => "nfs".to_owned(),
+        0x794c_7630 => "overlay".to_owned(),
+        0x0102_1994 => "tmpfs".to_owned(),
+        0x5846_5342 => "xfs".to_owned(),
+        0x2fc1_2fc1 => "zfs".to_owned(),
+        other => format!("a file system of type {other:#x}"),
+    })
 }
 
 /// Creates and removes a file in `dir`: what a read-only or vanished file system refuses.
@@ -102,6 +359,10 @@ pub(crate) fn probe_dir(dir: &Path) -> linux::Result<()> {
     std::fs::write(&path, b"probe")
         .and_then(|()| std::fs::remove_file(&path))
         .map_err(|e| linux::Error::at("write", &path, e))
+}
+
+fn private_dir(dir: &Path) -> linux::Result<()> {
+    DirBuilder::new().mode(0o700).create(dir).map_err(|e| linux::Error::at("create", dir, e))
 }
 
 /// `dir` and its parents, each new one 0700.
@@ -114,10 +375,14 @@ mod tests {
     use super::*;
     use crate::volume::VolumeName;
 
+    fn open(dir: &Path, capacity_bytes: Option<u64>) -> Result<Pool> {
+        Pool::open(&dir.join("pool"), capacity_bytes, dir)
+    }
+
     #[test]
     fn a_volume_comes_and_goes_and_both_may_be_repeated() {
         let dir = tempfile::tempdir().unwrap();
-        let pool = Pool::open(dir.path(), None).unwrap();
+        let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
         pool.ensure(&id).unwrap();
         std::fs::write(pool.data_dir(&id).join("file"), "content").unwrap();
@@ -133,7 +398,7 @@ mod tests {
     #[test]
     fn a_removal_that_was_killed_is_finished_beside_a_volume_of_the_same_id() {
         let dir = tempfile::tempdir().unwrap();
-        let pool = Pool::open(dir.path(), None).unwrap();
+        let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
         std::fs::create_dir_all(id.under(&pool.trash).join("data/half")).unwrap();
         pool.ensure(&id).unwrap();
@@ -144,7 +409,7 @@ mod tests {
     #[test]
     fn the_size_is_the_file_systems_unless_it_is_configured() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(Pool::open(dir.path(), None).unwrap().capacity_bytes().unwrap() > 0);
-        assert_eq!(Pool::open(dir.path(), Some(5)).unwrap().capacity_bytes().unwrap(), 5);
+        assert!(open(dir.path(), None).unwrap().capacity_bytes().unwrap() > 0);
+        assert_eq!(open(dir.path(), Some(5)).unwrap().capacity_bytes().unwrap(), 5);
     }
 }

@@ -1,9 +1,11 @@
 //! CreateVolume and DeleteVolume: what is decided and done, without the wire.
 
+use std::sync::Arc;
+
 use crate::capacity::WantedCapacity;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::journal::VolumeRecord;
+use crate::journal::{Source, VolumeRecord};
 use crate::node::stage::Health;
 use crate::parameters::Parameters;
 use crate::volume::{VolumeId, VolumeName};
@@ -13,30 +15,63 @@ pub(crate) struct VolumeWish {
     pub(crate) name: VolumeName,
     pub(crate) capacity: WantedCapacity,
     pub(crate) parameters: Parameters,
+    pub(crate) source: Option<Source>,
 }
 
 impl Driver {
     /// Creates the volume, or finds the one of that name if it is what is wanted.
-    pub(crate) fn create(&self, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
-        if let Some(found) = self.journal.find(volume_id)? {
-            if found.deleting {
+    pub(crate) fn create(self: &Arc<Self>, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
+        let record = match self.journal.find(volume_id)? {
+            Some(found) if found.deleting => {
                 return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
             }
-            check_same(&found, &wish)?;
-            // Its creation may have been cut short.
-            return self.pool.ensure(volume_id).map(|()| found);
-        }
-        let record = VolumeRecord::new(wish.name, wish.capacity.choose(), wish.parameters);
-        self.journal.admit(volume_id, &record, self.pool.capacity_bytes()?)?;
-        self.pool.ensure(volume_id).map(|()| record).map_err(|cause| match self.delete(volume_id) {
-            Ok(()) => cause,
-            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+            Some(found) => {
+                check_same(&found, &wish)?;
+                if found.filled {
+                    // Its creation may have been cut short.
+                    return self.pool.ensure(volume_id).map(|()| found);
+                }
+                found
+            }
+            None => self.admit(volume_id, wish)?,
+        };
+        self.make(volume_id, record).map_err(|cause| {
+            if self.jobs.find(volume_id.as_str()).is_some() {
+                // The copy goes on: the repeated call joins it.
+                return cause;
+            }
+            match self.delete(volume_id) {
+                Ok(()) => cause,
+                Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+            }
         })
+    }
+
+    fn admit(&self, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
+        let capacity_bytes = match &wish.source {
+            None => wish.capacity.choose(),
+            Some(source) => wish.capacity.choose_for(source, self.source_bytes(source)?)?,
+        };
+        let mut record = VolumeRecord::new(wish.name, capacity_bytes, wish.parameters);
+        record.filled = wish.source.is_none();
+        record.source = wish.source;
+        self.journal.admit(volume_id, &record, self.room()?)?;
+        Ok(record)
+    }
+
+    fn make(self: &Arc<Self>, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<VolumeRecord> {
+        if record.filled {
+            self.pool.ensure(volume_id)?;
+        } else {
+            self.fill_volume(volume_id, &mut record)?;
+        }
+        Ok(record)
     }
 
     /// Deletes the volume with its data; one that does not exist is a success.
     pub(crate) fn delete(&self, volume_id: &VolumeId) -> Result<()> {
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
+        self.check_detached(volume_id, &record)?;
         self.forget_unmounted_targets(volume_id, &mut record)?;
         if let Some(path) = record.targets.keys().next() {
             return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
@@ -51,6 +86,7 @@ impl Driver {
                 }
             }
         }
+        self.stop_filling(volume_id)?;
         if !record.deleting {
             record.deleting = true;
             self.journal.put(volume_id, &record)?;
@@ -75,6 +111,10 @@ fn check_same(found: &VolumeRecord, wish: &VolumeWish) -> Result<()> {
             format!("{} bytes", found.capacity_bytes),
             wish.capacity.to_string(),
         );
+    }
+    if found.source != wish.source {
+        let shown = |source: &Option<Source>| source.as_ref().map_or("none".to_owned(), Source::to_string);
+        return otherwise("the content source", shown(&found.source), shown(&wish.source));
     }
     if found.parameters != wish.parameters {
         return otherwise("the parameters", found.parameters.to_string(), wish.parameters.to_string());

@@ -25,8 +25,16 @@ impl Driver {
                 tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
             }
         }
+        self.reconcile_snapshots();
         self.remove_unknown_dial_dirs()?;
-        self.pool.sweep()
+        match self.pool.sweep() {
+            // Whatever needs it says so, until it is back.
+            Err(away @ Error::PoolAway { .. }) => {
+                tracing::error!(error = chain(&away), "not swept");
+                Ok(())
+            }
+            swept => swept,
+        }
     }
 
     fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)]) -> Result<()> {

@@ -10,12 +10,15 @@ use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch as channel;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::controller::ControllerService;
 use crate::driver::Driver;
 use crate::identity::IdentityService;
+use crate::limits::LAST_CALLS;
+use crate::metrics::CountCalls;
 use crate::node::NodeService;
 use crate::{LOOK_AGAIN, PREDECESSORS_END};
 
@@ -80,19 +83,31 @@ async fn connect_to_old(path: &Path) -> std::io::Result<UnixStream> {
     }
 }
 
-/// Serves until `stop`, then finishes what is under way and removes the socket.
+/// Serves until `stopped` is true, then finishes what is under way, for a while,
+/// and removes the socket.
 pub(crate) async fn serve(
     driver: Arc<Driver>,
     listener: UnixListener,
     path: &Path,
-    stop: impl Future<Output = ()>,
+    stopped: channel::Receiver<bool>,
 ) -> Result<(), SocketError> {
-    let served = Server::builder()
+    let told = |mut stopped: channel::Receiver<bool>| async move {
+        // An error is the sender's end, which is a stop too.
+        let _sender_gone = stopped.wait_for(|stop| *stop).await;
+    };
+    let serving = Server::builder()
+        .layer(CountCalls(driver.calls.clone()))
         .add_service(IdentityServer::new(IdentityService(driver.clone())))
         .add_service(ControllerServer::new(ControllerService(driver.clone())))
         .add_service(NodeServer::new(NodeService(driver)))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
-        .await;
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), told(stopped.clone()));
+    let served = tokio::select! {
+        served = serving => served,
+        () = async { told(stopped).await; tokio::time::sleep(LAST_CALLS).await } => {
+            tracing::warn!("ending with connections open: a call is under way, or a client does not answer");
+            Ok(())
+        }
+    };
     remove_socket(path);
     served.map_err(|source| SocketError::Serve { path: path.to_owned(), source })
 }

@@ -14,10 +14,15 @@ pub(crate) fn code(error: &Error) -> Code {
         Error::MissingField { .. } | Error::InvalidField { .. } | Error::UnknownParameter { .. } => {
             Code::InvalidArgument
         }
-        Error::UnknownVolume { .. } | Error::NotAtPath { .. } => Code::NotFound,
-        Error::ExistsOtherwise { .. } | Error::StagedOtherwise { .. } | Error::PublishedOtherwise { .. } => {
-            Code::AlreadyExists
-        }
+        Error::UnknownVolume { .. }
+        | Error::UnknownSnapshot { .. }
+        | Error::UnknownNode { .. }
+        | Error::NotAtPath { .. } => Code::NotFound,
+        Error::ExistsOtherwise { .. }
+        | Error::SnapshotOtherwise { .. }
+        | Error::StagedOtherwise { .. }
+        | Error::PublishedOtherwise { .. }
+        | Error::AttachedOtherwise { .. } => Code::AlreadyExists,
         Error::NotStaged { .. }
         | Error::StagedElsewhere { .. }
         | Error::StillPublished { .. }
@@ -25,23 +30,41 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::SecondTarget { .. }
         | Error::UnusablePath { .. }
         | Error::ForeignMount { .. }
+        | Error::AttachedElsewhere { .. }
+        | Error::NotAttached { .. }
+        | Error::StillAttached { .. }
+        | Error::GroupOtherwise { .. }
+        | Error::NoReflink { .. }
+        | Error::NoControl { .. }
         | Error::Unready { .. } => Code::FailedPrecondition,
-        Error::LargerThanPool { .. } => Code::OutOfRange,
-        Error::PoolFull { .. } | Error::OutOfTopology { .. } => Code::ResourceExhausted,
+        Error::LargerThanPool { .. } | Error::SourceLarger { .. } | Error::BeyondSize { .. } => {
+            Code::OutOfRange
+        }
+        Error::PoolFull { .. } | Error::OutOfTopology { .. } | Error::TooManyVolumes { .. } => {
+            Code::ResourceExhausted
+        }
         Error::Pending { .. }
         | Error::Abandoned { .. }
         | Error::BeingDeleted { .. }
+        | Error::BadToken { .. }
+        | Error::Copying { .. }
+        | Error::LeaseLost { .. }
+        | Error::ControlLost { .. }
+        | Error::Unfilled { .. }
         | Error::Busy { .. }
         | Error::DaemonLives { .. }
         | Error::Panicked { .. }
         | Error::Uncleared { .. }
         | Error::JournalUnreadable { .. }
         | Error::Rollback { .. } => Code::Aborted,
-        Error::Deadline { .. } | Error::NobodyDialled { .. } => Code::DeadlineExceeded,
+        Error::PoolAway { .. } => Code::Unavailable,
+        Error::Deadline { .. } | Error::NobodyDialled { .. } | Error::Silent { .. } => Code::DeadlineExceeded,
         Error::Launch { .. }
         | Error::DaemonEnded { .. }
         | Error::DaemonRefused { .. }
         | Error::HandOver { .. }
+        | Error::ControlRefused { .. }
+        | Error::SnapshotFailed { .. }
         | Error::Kernel { .. } => Code::Internal,
     }
 }
@@ -53,16 +76,4 @@ pub(crate) fn status(error: &Error) -> Status {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failure_whose_rollback_failed_is_never_final() {
-        let left_behind = Error::Rollback {
-            cause: Box::new(Error::MissingField { field: "a" }),
-            rollback: Box::new(Error::MissingField { field: "b" }),
-        };
-        assert_eq!(code(&left_behind), Code::Aborted);
-        assert_eq!(status(&left_behind).message(), "a is required; and rolling back: b is required");
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! What a volume is called: by the provisioner, by us, and on disk.
+//! What volumes and snapshots are called: by the provisioner, by us, and on disk.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,70 +10,88 @@ use crate::error::{Error, Result};
 
 /// CSI spec, "Size limits": strings are at most 128 bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
-const PREFIX: &str = "vol-";
 const KEY_DIGITS: usize = 32;
 
-/// `vol-` and 32 hexadecimal digits: half of the SHA-256 of the name that
-/// CreateVolume was given, so one name is one volume and no name reaches a path.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct VolumeId(String);
+macro_rules! hashed_id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
 
-impl VolumeId {
-    pub fn for_name(name: &VolumeName) -> Self {
-        let digest = Sha256::digest(name.0.as_bytes());
-        let key: String = digest.iter().take(KEY_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
-        Self(format!("{PREFIX}{key}"))
-    }
+        impl $name {
+            pub fn for_name(name: &VolumeName) -> Self {
+                Self(format!("{}{}", $prefix, key_of(&name.0)))
+            }
 
-    /// `None` for a string that this driver never gave out: no such volume exists.
-    pub fn parse(text: &str) -> Option<Self> {
-        let key = text.strip_prefix(PREFIX)?;
-        Self::from_key(key)
-    }
+            /// `None` for a string that this driver never gave out: nothing of that id exists.
+            pub fn parse(text: &str) -> Option<Self> {
+                Self::from_key(text.strip_prefix($prefix)?)
+            }
 
-    /// From the digits alone, as they stand in names of directories and manifests.
-    pub fn from_key(key: &str) -> Option<Self> {
-        let is_digit = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
-        (key.len() == KEY_DIGITS && key.bytes().all(is_digit)).then(|| Self(format!("{PREFIX}{key}")))
-    }
+            /// From the digits alone, as they stand in names of directories and manifests.
+            pub fn from_key(key: &str) -> Option<Self> {
+                is_key(key).then(|| Self(format!("{}{key}", $prefix)))
+            }
 
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
 
-    /// The digits without the prefix: for names that have one of their own.
-    pub fn key(&self) -> &str {
-        &self.0[PREFIX.len()..]
-    }
+            /// The digits without the prefix: for names that have one of their own.
+            pub fn key(&self) -> &str {
+                &self.0[$prefix.len()..]
+            }
 
-    /// `dir/<id>`: the only way from an id to a path.
-    pub fn under(&self, dir: &Path) -> PathBuf {
-        dir.join(&self.0)
-    }
+            /// `dir/<id>`: the only way from an id to a path.
+            pub fn under(&self, dir: &Path) -> PathBuf {
+                dir.join(&self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = String;
+
+            fn try_from(text: String) -> std::result::Result<Self, String> {
+                Self::parse(&text).ok_or(text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> Self {
+                id.0
+            }
+        }
+    };
 }
 
-impl fmt::Display for VolumeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+hashed_id! {
+    /// `vol-` and 32 hexadecimal digits: half of the SHA-256 of the name that
+    /// CreateVolume was given, so one name is one volume and no name reaches a path.
+    VolumeId, "vol-"
 }
 
-impl TryFrom<String> for VolumeId {
-    type Error = String;
-
-    fn try_from(text: String) -> std::result::Result<Self, String> {
-        Self::parse(&text).ok_or(text)
-    }
+hashed_id! {
+    /// `snap-` and 32 hexadecimal digits: half of the SHA-256 of the name that
+    /// CreateSnapshot was given.
+    SnapshotId, "snap-"
 }
 
-impl From<VolumeId> for String {
-    fn from(id: VolumeId) -> Self {
-        id.0
-    }
+fn key_of(name: &str) -> String {
+    Sha256::digest(name.as_bytes()).iter().take(KEY_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What the provisioner calls the volume: 1 to 128 bytes without control characters.
+fn is_key(key: &str) -> bool {
+    key.len() == KEY_DIGITS && key.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// What the provisioner calls a volume or a snapshot: 1 to 128 bytes without control characters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeName(String);
 
@@ -113,6 +131,14 @@ mod tests {
     }
 
     #[test]
+    fn volumes_and_snapshots_of_one_name_are_told_apart() {
+        let snapshot = SnapshotId::for_name(&VolumeName::parse("pvc-1").unwrap());
+        assert_eq!(snapshot.key(), id("pvc-1").key());
+        assert_eq!(VolumeId::parse(snapshot.as_str()), None);
+        assert_eq!(SnapshotId::parse(snapshot.as_str()), Some(snapshot));
+    }
+
+    #[test]
     fn a_name_of_128_bytes_has_a_short_id() {
         assert_eq!(id(&"n".repeat(128)).as_str().len(), 36);
     }
@@ -127,6 +153,7 @@ mod tests {
             "vol-ABCDEF00ABCDEF00ABCDEF00ABCDEF00",
         ] {
             assert_eq!(VolumeId::parse(text), None, "{text}");
+            assert_eq!(SnapshotId::parse(text), None, "{text}");
         }
     }
 

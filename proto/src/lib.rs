@@ -9,6 +9,8 @@
 /// Container Storage Interface v1.12 (package `csi.v1`).
 #[cfg(feature = "csi")]
 pub mod csi {
+    pub use prost_types::Timestamp;
+
     tonic::include_proto!("csi.v1");
 }
 
@@ -34,4 +36,10 @@ pub mod kubelet {
 #[cfg(feature = "handover")]
 pub mod handover {
     include!(concat!(env!("OUT_DIR"), "/hawser.handover.v1.rs"));
+}
+
+/// What the driver asks of a serving daemon (package `hawser.control.v1`).
+#[cfg(feature = "handover")]
+pub mod control {
+    include!(concat!(env!("OUT_DIR"), "/hawser.control.v1.rs"));
 }

@@ -65,7 +65,7 @@ pub fn in_own_namespaces() -> Result<DescriptorDir> {
 fn empty_root() -> linux::Result<()> {
     // /proc is on every host; what it is does not matter, it is detached below.
     let place = Path::new("/proc");
-    let flags = MountFlags { read_only: false, nosuid: true, nodev: true, noexec: true };
+    let flags = MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() };
     mount::mount_fs("tmpfs", "none", place, flags, "size=4k,nr_inodes=2,mode=0555")?;
     nix::unistd::chdir(place).map_err(|e| linux::Error::at("change directory to", place, e))?;
     // The old root is stacked on the new one, and taken off again (pivot_root(2), NOTES).

@@ -38,6 +38,12 @@ pub enum Error {
         #[source]
         source: seccompiler::Error,
     },
+    #[error("start thread {name}")]
+    Thread {
+        name: &'static str,
+        #[source]
+        source: io::Error,
+    },
     #[error("answer FUSE_INIT")]
     Handshake {
         #[source]

@@ -1,9 +1,13 @@
 //! FUSE requests in, answers out: takes fuser's arguments apart, calls
 //! [`Volume`], puts the result into the reply. Decides nothing about files.
+//!
+//! Whatever changes the volume goes through the [`Gate`]. RELEASE and FORGET
+//! do not: they must never wait.
 
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -20,6 +24,8 @@ use rustix::io::Errno;
 
 use crate::directory::Taken;
 use crate::errno::{Result, to_fuse};
+use crate::gate::{Gate, Shut};
+use crate::metrics::{Call, Metrics, Operation};
 use crate::volume::{Changes, Known, Permissions, Range, Special, Volume, Xattr};
 
 /// What the kernel allows by default (fs.fuse.max_pages_limit = 256 pages).
@@ -47,12 +53,37 @@ const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
 
 #[derive(Debug)]
 pub(crate) struct VolumeFilesystem {
-    volume: Volume,
+    volume: Arc<Volume>,
+    gate: Arc<Gate>,
+    metrics: Arc<Metrics>,
 }
 
 impl VolumeFilesystem {
-    pub(crate) fn new(volume: Volume) -> Self {
-        Self { volume }
+    pub(crate) fn new(volume: Arc<Volume>, gate: Arc<Gate>, metrics: Arc<Metrics>) -> Self {
+        Self { volume, gate, metrics }
+    }
+
+    fn call(&self, operation: Operation) -> Call {
+        Call::begin(&self.metrics, operation)
+    }
+
+    /// Makes a change, now or when the gate is opened.
+    fn change(&self, change: impl FnOnce(&Volume) + Send + 'static) {
+        match self.gate.enter() {
+            Ok(_pass) => change(&self.volume),
+            Err(shut) => self.change_later(shut, 0, change),
+        }
+    }
+
+    /// `bytes`: what the change keeps in memory until then.
+    fn change_later(&self, shut: Shut<'_>, bytes: usize, change: impl FnOnce(&Volume) + Send + 'static) {
+        if shut.has_room(bytes) {
+            let volume = Arc::clone(&self.volume);
+            shut.put_aside(bytes, Box::new(move || change(&volume)));
+        } else {
+            let _pass = shut.wait();
+            change(&self.volume);
+        }
     }
 }
 
@@ -71,7 +102,8 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        answer_entry(self.volume.look_up(parent.0, name), reply);
+        let call = self.call(Operation::Lookup);
+        answer_entry(call.ended(self.volume.look_up(parent.0, name)), reply);
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -79,7 +111,8 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.volume.attributes(ino.0, fh) {
+        let call = self.call(Operation::Getattr);
+        match call.ended(self.volume.attributes(ino.0, fh)) {
             Ok(attributes) => reply.attr(&TRUSTED_FOR, &attributes),
             Err(errno) => reply.error(to_fuse(errno)),
         }
@@ -103,17 +136,19 @@ impl Filesystem for VolumeFilesystem {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let call = self.call(Operation::Setattr);
         let times = (atime.is_some() || mtime.is_some())
             .then(|| Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) });
         let changes = Changes { mode, uid, gid, size, times };
-        match self.volume.change(ino.0, fh, &changes) {
+        self.change(move |volume| match call.ended(volume.change(ino.0, fh, &changes)) {
             Ok(attributes) => reply.attr(&TRUSTED_FOR, &attributes),
             Err(errno) => reply.error(to_fuse(errno)),
-        }
+        });
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
-        answer_data(self.volume.read_link(ino.0), reply);
+        let call = self.call(Operation::Readlink);
+        answer_data(call.ended(self.volume.read_link(ino.0)), reply);
     }
 
     fn mknod(
@@ -126,6 +161,7 @@ impl Filesystem for VolumeFilesystem {
         _rdev: u32,
         reply: ReplyEntry,
     ) {
+        let call = self.call(Operation::Mknod);
         let special = match mode & libc::S_IFMT {
             libc::S_IFREG | 0 => Special::Regular,
             libc::S_IFIFO => Special::Fifo,
@@ -134,10 +170,11 @@ impl Filesystem for VolumeFilesystem {
             libc::S_IFCHR | libc::S_IFBLK => return reply.error(FuseErrno::EPERM),
             _ => return reply.error(FuseErrno::EINVAL),
         };
-        answer_entry(
-            self.volume.make_special(parent.0, name, (special, Permissions { mode, umask }), caller(request)),
-            reply,
-        );
+        let (name, caller) = (name.to_owned(), caller(request));
+        let what = (special, Permissions { mode, umask });
+        self.change(move |volume| {
+            answer_entry(call.ended(volume.make_special(parent.0, &name, what, caller)), reply);
+        });
     }
 
     fn mkdir(
@@ -149,18 +186,29 @@ impl Filesystem for VolumeFilesystem {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        answer_entry(
-            self.volume.make_directory(parent.0, name, Permissions { mode, umask }, caller(request)),
-            reply,
-        );
+        let call = self.call(Operation::Mkdir);
+        let (name, caller) = (name.to_owned(), caller(request));
+        self.change(move |volume| {
+            let made =
+                call.ended(volume.make_directory(parent.0, &name, Permissions { mode, umask }, caller));
+            answer_entry(made, reply);
+        });
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer_empty(self.volume.remove(parent.0, name, AtFlags::empty()), reply);
+        let call = self.call(Operation::Unlink);
+        let name = name.to_owned();
+        self.change(move |volume| {
+            answer_empty(call.ended(volume.remove(parent.0, &name, AtFlags::empty())), reply);
+        });
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer_empty(self.volume.remove(parent.0, name, AtFlags::REMOVEDIR), reply);
+        let call = self.call(Operation::Rmdir);
+        let name = name.to_owned();
+        self.change(move |volume| {
+            answer_empty(call.ended(volume.remove(parent.0, &name, AtFlags::REMOVEDIR)), reply);
+        });
     }
 
     fn symlink(
@@ -171,8 +219,11 @@ impl Filesystem for VolumeFilesystem {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let caller = caller(request);
-        answer_entry(self.volume.make_symlink(parent.0, link_name, target.as_os_str(), caller), reply);
+        let call = self.call(Operation::Symlink);
+        let (caller, name, target) = (caller(request), link_name.to_owned(), target.to_owned());
+        self.change(move |volume| {
+            answer_entry(call.ended(volume.make_symlink(parent.0, &name, target.as_os_str(), caller)), reply);
+        });
     }
 
     fn rename(
@@ -185,16 +236,23 @@ impl Filesystem for VolumeFilesystem {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let call = self.call(Operation::Rename);
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
-        answer_empty(self.volume.rename((parent.0, name), (newparent.0, newname), flags), reply);
+        let (from, to) = (name.to_owned(), newname.to_owned());
+        self.change(move |volume| {
+            answer_empty(call.ended(volume.rename((parent.0, &from), (newparent.0, &to), flags)), reply);
+        });
     }
 
     fn link(&self, _request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        answer_entry(self.volume.link(ino.0, newparent.0, newname), reply);
+        let call = self.call(Operation::Link);
+        let name = newname.to_owned();
+        self.change(move |volume| answer_entry(call.ended(volume.link(ino.0, newparent.0, &name)), reply));
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.volume.open_file(ino.0, open_flags(flags.0)) {
+        let call = self.call(Operation::Open);
+        match call.ended(self.volume.open_file(ino.0, open_flags(flags.0))) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(errno) => reply.error(to_fuse(errno)),
         }
@@ -211,7 +269,11 @@ impl Filesystem for VolumeFilesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        answer_data(self.volume.read(fh, offset, size), reply);
+        let read = self.call(Operation::Read).ended(self.volume.read(fh, offset, size));
+        if let Ok(data) = &read {
+            self.metrics.read(data.len());
+        }
+        answer_data(read, reply);
     }
 
     fn write(
@@ -227,7 +289,20 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyWrite,
     ) {
         let clear_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        answer_written(self.volume.write(fh, offset, data, clear_setid), reply);
+        let (call, metrics) = (self.call(Operation::Write), Arc::clone(&self.metrics));
+        let write = move |volume: &Volume, data: &[u8]| {
+            let written = call.ended(volume.write(fh, offset, data, clear_setid));
+            metrics.written(written.unwrap_or_default());
+            answer_written(written, reply);
+        };
+        match self.gate.enter() {
+            Ok(_pass) => write(&self.volume, data),
+            // Only what waits is copied.
+            Err(shut) => {
+                let data = data.to_vec();
+                self.change_later(shut, data.len(), move |volume| write(volume, &data));
+            }
+        }
     }
 
     fn flush(
@@ -238,7 +313,8 @@ impl Filesystem for VolumeFilesystem {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        answer_empty(self.volume.flush(fh), reply);
+        let call = self.call(Operation::Flush);
+        answer_empty(call.ended(self.volume.flush(fh)), reply);
     }
 
     fn release(
@@ -251,16 +327,19 @@ impl Filesystem for VolumeFilesystem {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        let call = self.call(Operation::Release);
         self.volume.release_file(fh);
-        reply.ok();
+        answer_empty(call.ended(Ok(())), reply);
     }
 
     fn fsync(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        answer_empty(self.volume.synchronise(fh, datasync), reply);
+        let call = self.call(Operation::Fsync);
+        answer_empty(call.ended(self.volume.synchronise(fh, datasync)), reply);
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.volume.open_directory(ino.0) {
+        let call = self.call(Operation::Opendir);
+        match call.ended(self.volume.open_directory(ino.0)) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(errno) => reply.error(to_fuse(errno)),
         }
@@ -274,10 +353,11 @@ impl Filesystem for VolumeFilesystem {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
+        let call = self.call(Operation::Readdir);
         let listed = self.volume.list(fh, offset, |entry| {
             taken_unless(reply.add(INodeNo(entry.id), entry.next, entry.kind, entry.name))
         });
-        match listed {
+        match call.ended(listed) {
             Ok(()) => reply.ok(),
             Err(errno) => reply.error(to_fuse(errno)),
         }
@@ -291,6 +371,7 @@ impl Filesystem for VolumeFilesystem {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        let call = self.call(Operation::Readdirplus);
         let listed = self.volume.list_known(ino.0, fh, offset, |entry, known| {
             let Known { attributes, generation } = known;
             taken_unless(reply.add(
@@ -302,7 +383,7 @@ impl Filesystem for VolumeFilesystem {
                 Generation(*generation),
             ))
         });
-        match listed {
+        match call.ended(listed) {
             Ok(()) => reply.ok(),
             Err(errno) => reply.error(to_fuse(errno)),
         }
@@ -316,16 +397,19 @@ impl Filesystem for VolumeFilesystem {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
+        let call = self.call(Operation::Releasedir);
         self.volume.release_directory(fh);
-        reply.ok();
+        answer_empty(call.ended(Ok(())), reply);
     }
 
     fn fsyncdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        answer_empty(self.volume.synchronise_directory(fh, datasync), reply);
+        let call = self.call(Operation::Fsyncdir);
+        answer_empty(call.ended(self.volume.synchronise_directory(fh, datasync)), reply);
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        match self.volume.statistics() {
+        let call = self.call(Operation::Statfs);
+        match call.ended(self.volume.statistics()) {
             Ok(s) => reply.statfs(
                 s.f_blocks,
                 s.f_bfree,
@@ -350,20 +434,30 @@ impl Filesystem for VolumeFilesystem {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        let call = self.call(Operation::Setxattr);
         let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
-        answer_empty(self.volume.set_xattr(ino.0, name, value, flags), reply);
+        let (name, value) = (name.to_owned(), value.to_vec());
+        self.change(move |volume| {
+            answer_empty(call.ended(volume.set_xattr(ino.0, &name, &value, flags)), reply);
+        });
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        answer_xattr(buffer_size(size).and_then(|size| self.volume.xattr(ino.0, name, size)), reply);
+        let call = self.call(Operation::Getxattr);
+        let value = buffer_size(size).and_then(|size| self.volume.xattr(ino.0, name, size));
+        answer_xattr(call.ended(value), reply);
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        answer_xattr(buffer_size(size).and_then(|size| self.volume.xattr_names(ino.0, size)), reply);
+        let call = self.call(Operation::Listxattr);
+        let names = buffer_size(size).and_then(|size| self.volume.xattr_names(ino.0, size));
+        answer_xattr(call.ended(names), reply);
     }
 
     fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer_empty(self.volume.remove_xattr(ino.0, name), reply);
+        let call = self.call(Operation::Removexattr);
+        let name = name.to_owned();
+        self.change(move |volume| answer_empty(call.ended(volume.remove_xattr(ino.0, &name)), reply));
     }
 
     /// FUSE_POSIX_ACL makes the kernel check permissions itself, so it never
@@ -382,8 +476,10 @@ impl Filesystem for VolumeFilesystem {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let caller = caller(request);
-        match self.volume.create(parent.0, name, (Permissions { mode, umask }, open_flags(flags)), caller) {
+        let call = self.call(Operation::Create);
+        let (name, caller) = (name.to_owned(), caller(request));
+        let wanted = (Permissions { mode, umask }, open_flags(flags));
+        self.change(move |volume| match call.ended(volume.create(parent.0, &name, wanted, caller)) {
             Ok((known, handle)) => reply.created(
                 &TRUSTED_FOR,
                 &known.attributes,
@@ -392,7 +488,7 @@ impl Filesystem for VolumeFilesystem {
                 FopenFlags::empty(),
             ),
             Err(errno) => reply.error(to_fuse(errno)),
-        }
+        });
     }
 
     fn fallocate(
@@ -405,8 +501,11 @@ impl Filesystem for VolumeFilesystem {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let call = self.call(Operation::Fallocate);
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        answer_empty(self.volume.allocate(fh, (offset, length), mode), reply);
+        self.change(move |volume| {
+            answer_empty(call.ended(volume.allocate(fh, (offset, length), mode)), reply);
+        });
     }
 
     fn lseek(
@@ -424,7 +523,8 @@ impl Filesystem for VolumeFilesystem {
             (libc::SEEK_HOLE, Ok(offset)) => SeekFrom::Hole(offset),
             _ => return reply.error(FuseErrno::EINVAL),
         };
-        match self.volume.seek(fh, position).map(i64::try_from) {
+        let call = self.call(Operation::Lseek);
+        match call.ended(self.volume.seek(fh, position)).map(i64::try_from) {
             Ok(Ok(found)) => reply.offset(found),
             Ok(Err(_)) => reply.error(FuseErrno::EOVERFLOW),
             Err(errno) => reply.error(to_fuse(errno)),
@@ -444,10 +544,13 @@ impl Filesystem for VolumeFilesystem {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        let call = self.call(Operation::CopyFileRange);
         let from = Range { handle: fh_in, offset: offset_in };
         let to = Range { handle: fh_out, offset: offset_out };
         // The answer has 32 bits.
-        answer_written(self.volume.copy_range(from, to, len.min(1 << 30)), reply);
+        self.change(move |volume| {
+            answer_written(call.ended(volume.copy_range(from, to, len.min(1 << 30))), reply);
+        });
     }
 }
 

@@ -32,6 +32,10 @@ impl<T> Handles<T> {
         open.get(&handle.0).cloned().ok_or(Errno::BADF)
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.open.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// What it was; it closes when the last request that uses it is done.
     pub(crate) fn remove(&self, handle: FileHandle) -> Option<Arc<T>> {
         self.open.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0)

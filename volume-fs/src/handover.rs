@@ -1,4 +1,4 @@
-//! The daemon's side of the hand-over: Hello, Assignment with two descriptors,
+//! The daemon's side of the hand-over: Hello, Assignment with five descriptors,
 //! Answer (proto/proto/hawser/handover/v1/handover.proto).
 
 use std::os::fd::OwnedFd;
@@ -8,12 +8,16 @@ use std::time::Duration;
 use linux::fd_passing::PacketSocket;
 use prost::Message;
 use proto::handover::{Answer, Assignment as Wire, Failed, Hello, Ready, answer};
-use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
+use crate::control::Listeners;
+use crate::quota::Limits;
 use crate::volume::Source;
 use crate::{Error, Result, config};
 
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The driver waits for us, so it is slow only when the whole node is.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,6 +46,10 @@ pub struct Assignment {
     pub threads: Option<usize>,
     pub fuse_device: OwnedFd,
     pub volume: Source,
+    pub(crate) limits: Limits,
+    pub listeners: Listeners,
+    /// Where the use is kept from one daemon to the next.
+    pub usage_file: OwnedFd,
 }
 
 impl Dialled {
@@ -104,10 +112,14 @@ impl Assignment {
     fn check(packet: &[u8], descriptors: Vec<OwnedFd>, socket: &Path) -> Result<Self> {
         let wrong = |field, reason: String| Error::Assignment { socket: socket.to_owned(), field, reason };
         let wire = Wire::decode(packet).map_err(|e| wrong("packet", e.to_string()))?;
-        let [fuse_device, directory] = <[OwnedFd; 2]>::try_from(descriptors)
-            .map_err(|got| wrong("descriptors", format!("{} came, 2 are needed", got.len())))?;
+        let [fuse_device, directory, control, metrics, usage_file] = <[OwnedFd; 5]>::try_from(descriptors)
+            .map_err(|got| wrong("descriptors", format!("{} came, 5 are needed", got.len())))?;
         check_fuse_device(&fuse_device).map_err(|reason| wrong("first descriptor", reason))?;
         check_directory(&directory).map_err(|reason| wrong("second descriptor", reason))?;
+        check_listener(&control, SocketType::SEQPACKET)
+            .map_err(|reason| wrong("third descriptor", reason))?;
+        check_listener(&metrics, SocketType::STREAM).map_err(|reason| wrong("fourth descriptor", reason))?;
+        check_usage_file(&usage_file).map_err(|reason| wrong("fifth descriptor", reason))?;
         let threads = match usize::try_from(wire.threads) {
             Ok(0) => None,
             Ok(threads) if threads <= config::MAX_THREADS => Some(threads),
@@ -120,7 +132,10 @@ impl Assignment {
             volume_name: wire.volume_name,
             threads,
             fuse_device,
-            volume: Source { directory, capacity_bytes: wire.capacity_bytes, read_only: wire.read_only },
+            volume: Source { directory, read_only: wire.read_only },
+            limits: Limits { bytes: wire.capacity_bytes, inodes: wire.inode_limit },
+            listeners: Listeners { control, metrics },
+            usage_file,
         })
     }
 }
@@ -145,6 +160,30 @@ fn check_directory(fd: &OwnedFd) -> std::result::Result<(), String> {
     let identity = |s: &rustix::fs::Statx| (s.stx_dev_major, s.stx_dev_minor, s.stx_ino, s.stx_mnt_id);
     if identity(&own) != identity(&parent) {
         return Err("not the root of a detached mount: .. leads out of the volume".to_owned());
+    }
+    Ok(())
+}
+
+fn check_listener(fd: &OwnedFd, wanted: SocketType) -> std::result::Result<(), String> {
+    let refused = |e: Errno| format!("not a socket: {e}");
+    let (domain, kind) =
+        (sockopt::socket_domain(fd).map_err(refused)?, sockopt::socket_type(fd).map_err(refused)?);
+    if domain != AddressFamily::UNIX || kind != wanted {
+        return Err(format!("not a unix socket of {wanted:?} but {domain:?}, {kind:?}"));
+    }
+    match sockopt::socket_acceptconn(fd) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("a socket that does not listen".to_owned()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+fn check_usage_file(fd: &OwnedFd) -> std::result::Result<(), String> {
+    let stat = rustix::fs::fstat(fd).map_err(|e| e.to_string())?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|e| e.to_string())?;
+    if kind != FileType::RegularFile || flags & OFlags::RWMODE != OFlags::RDWR {
+        return Err(format!("not a regular file open for reading and writing but {kind:?}, {flags:?}"));
     }
     Ok(())
 }

@@ -3,13 +3,15 @@
 //! connection that arrives as a descriptor too.
 //!
 //! Start to end: [`handover`] dials the driver, [`confine`] gives up what the
-//! process will not need, `handover` receives the two descriptors, fuser
-//! answers FUSE_INIT, the driver is told, the socket is closed, [`seccomp`]
-//! closes the door, and the event loops run until the unmount.
+//! process will not need, `handover` receives the five descriptors, fuser
+//! answers FUSE_INIT, [`seccomp`] closes the door, the driver is told, its
+//! socket is closed, and the event loops run until the unmount.
 //!
 //! In the middle: `filesystem` speaks fuser, `volume` is the file system,
 //! `nodes` knows which file a node id is, `directory` and `handles` are what
-//! is open.
+//! is open. `quota` knows what the volume uses, which `count` finds out and
+//! `usage_file` keeps; [`control`] answers the driver, and shuts the `gate`
+//! that every change goes through; it shows the `metrics` too.
 //!
 //! Invariant: no path of the host is ever used; every name is one component
 //! below a descriptor inside the volume, and no symbolic link is followed.
@@ -17,25 +19,40 @@
 mod attributes;
 pub mod config;
 pub mod confine;
+pub mod control;
+mod count;
 mod directory;
 mod errno;
 mod error;
 mod filesystem;
+mod gate;
 mod handles;
 pub mod handover;
+mod metrics;
 mod nodes;
+mod quota;
 pub mod seccomp;
+mod usage_file;
 mod volume;
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use fuser::{Session, SessionACL};
+use linux::fs_at::DescriptorDir;
 use nix::sys::signal::{SigSet, Signal};
 
 pub use crate::error::{Error, Result};
 
 use crate::config::{Arguments, Command, Serve};
 use crate::confine::Isolation;
+use crate::control::Subject;
 use crate::filesystem::VolumeFilesystem;
-use crate::handover::Dialled;
+use crate::gate::{Gate, Reason};
+use crate::handover::{Assignment, Dialled};
+use crate::metrics::Metrics;
+use crate::quota::{Counted, Quota};
+use crate::usage_file::{BootId, UsageFile};
 use crate::volume::Volume;
 
 /// Runs the command line to its end: `Ok` once the volume is unmounted.
@@ -51,6 +68,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
 fn serve(serve: &Serve) -> Result<()> {
     confine::close_inherited_descriptors()?;
     confine::clear_umask();
+    let boot = BootId::of_this_boot();
     let nonce = config::take_nonce()?;
     let driver = Dialled::dial(&serve.socket)?;
     let descriptors = match serve.isolation() {
@@ -63,11 +81,9 @@ fn serve(serve: &Serve) -> Result<()> {
     let (assignment, driver) = driver.receive_assignment(nonce)?;
     let name = assignment.volume_name.clone();
     let threads = assignment.threads.unwrap_or(serve.threads);
-    let started = Volume::open(assignment.volume, descriptors, descriptor_limit)
-        .and_then(|volume| open_session(volume, assignment.fuse_device, threads))
-        .and_then(|session| lock_in().map(|()| session));
-    let session = match started {
-        Ok(session) => session,
+    let started = Serving::start(assignment, boot, (descriptors, descriptor_limit), threads);
+    let (session, serving) = match started {
+        Ok(started) => started,
         Err(error) => {
             driver.failed(&error);
             return Err(error);
@@ -76,22 +92,100 @@ fn serve(serve: &Serve) -> Result<()> {
     driver.ready(filesystem::MAX_WRITE_BYTES)?;
     tracing::info!(volume = name, threads, "serving");
 
-    session.run().map_err(|source| Error::Session { source })?;
+    let ended = session.run().map_err(|source| Error::Session { source });
+    serving.end();
+    ended?;
     tracing::info!(volume = name, "unmounted");
     Ok(())
 }
 
-/// Reads and answers FUSE_INIT.
+/// What outlives the session.
+struct Serving {
+    quota: Arc<Quota>,
+    gate: Arc<Gate>,
+    usage_file: UsageFile,
+}
+
+impl Serving {
+    /// Reads and answers FUSE_INIT; afterwards the process can do nothing but serve.
+    fn start(
+        assignment: Assignment,
+        boot: Option<BootId>,
+        (descriptors, descriptor_limit): (DescriptorDir, u64),
+        threads: usize,
+    ) -> Result<(Session<VolumeFilesystem>, Self)> {
+        let usage_file = UsageFile::new(assignment.usage_file, boot);
+        let counted = usage_file.read();
+        usage_file.forget().map_err(step("usage file", "truncate"))?;
+        let quota = Arc::new(Quota::new(assignment.limits, counted));
+        let gate = Arc::new(Gate::new(counted.is_none()).map_err(step("threads", "eventfd"))?);
+        let volume =
+            Arc::new(Volume::open(assignment.volume, descriptors, descriptor_limit, Arc::clone(&quota))?);
+        let metrics = Arc::new(Metrics::default());
+        let filesystem = VolumeFilesystem::new(Arc::clone(&volume), Arc::clone(&gate), Arc::clone(&metrics));
+        let session = open_session(filesystem, assignment.fuse_device, threads)?;
+        lock_in()?;
+        let subject = Subject {
+            volume: Arc::clone(&volume),
+            gate: Arc::clone(&gate),
+            quota: Arc::clone(&quota),
+            metrics,
+        };
+        control::start(assignment.listeners, subject)
+            .map_err(|source| Error::Thread { name: "control", source })?;
+        if counted.is_none() {
+            start_counting(volume, Arc::clone(&quota), Arc::clone(&gate))?;
+        }
+        Ok((session, Self { quota, gate, usage_file }))
+    }
+
+    /// Nobody asks for anything any more. Unless a change is still being made,
+    /// the next daemon need not count.
+    fn end(self) {
+        self.gate.shut(Reason::Pause);
+        if self.quota.usage().counting || !self.gate.is_still() {
+            return;
+        }
+        if let Err(error) = self.usage_file.keep(self.quota.at_the_end()) {
+            tracing::warn!(%error, "usage file: the next daemon will count anew");
+        }
+    }
+}
+
+/// In a thread of its own: reads are served meanwhile.
+fn start_counting(volume: Arc<Volume>, quota: Arc<Quota>, gate: Arc<Gate>) -> Result<()> {
+    let counting = move || {
+        match volume.count() {
+            Ok(counted) => quota.set_counted(counted),
+            Err(error) => {
+                // Rather full than without a limit; removing makes no room either.
+                tracing::error!(%error, "the volume cannot be counted: it takes no more data");
+                quota.set_counted(Counted { bytes: u64::MAX, inodes: u64::MAX });
+            }
+        }
+        gate.open(Reason::Counting);
+    };
+    std::thread::Builder::new()
+        .name("count".to_owned())
+        .spawn(counting)
+        .map(drop)
+        .map_err(|source| Error::Thread { name: "count", source })
+}
+
 fn open_session(
-    volume: Volume,
-    fuse_device: std::os::fd::OwnedFd,
+    filesystem: VolumeFilesystem,
+    fuse_device: OwnedFd,
     threads: usize,
 ) -> Result<Session<VolumeFilesystem>> {
     let mut config = fuser::Config::default();
     config.acl = SessionACL::All;
     config.n_threads = Some(threads);
-    Session::from_fd(VolumeFilesystem::new(volume), fuse_device, SessionACL::All, config)
+    Session::from_fd(filesystem, fuse_device, SessionACL::All, config)
         .map_err(|source| Error::Handshake { source })
+}
+
+fn step(step: &'static str, call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |errno| Error::Kernel { step, source: linux::Error::new(call, "", errno) }
 }
 
 /// From the answer on the volume has users: only its unmount ends the process

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::attributes::Origin;
 use crate::errno::Result;
+use crate::quota::Quota;
 
 /// Descriptors cost kernel memory too, each holds an inode and its dentry.
 const MOST_DESCRIPTORS: usize = 4096;
@@ -41,6 +42,7 @@ pub(crate) struct Nodes {
     origin: Origin,
     limit: usize,
     table: Mutex<Table>,
+    quota: Arc<Quota>,
 }
 
 #[derive(Debug)]
@@ -63,20 +65,26 @@ struct Node {
     in_clock: bool,
 }
 
-/// Dropped outside the lock: closing takes time.
-type Closed = Vec<Arc<OwnedFd>>;
+/// What left the table, dealt with outside the lock: closing takes time, and
+/// the quota has locks of its own.
+#[derive(Debug, Default)]
+struct Left {
+    descriptors: Vec<Arc<OwnedFd>>,
+    forgotten: Vec<u64>,
+}
 
 /// Which node is behind which name, the deepest first.
 type WayDown = Vec<(u64, CString)>;
 
 impl Nodes {
     /// `descriptor_limit` is RLIMIT_NOFILE; half of it stays for open files.
-    pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, descriptor_limit: u64) -> Self {
+    /// `quota` is told which nodes are forgotten.
+    pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, descriptor_limit: u64, quota: Arc<Quota>) -> Self {
         let half = usize::try_from(descriptor_limit / 2).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
         let table =
             Table { nodes: HashMap::from([(INodeNo::ROOT.0, root)]), clock: VecDeque::new(), open: 0 };
-        Self { origin, limit: half.min(MOST_DESCRIPTORS), table: Mutex::new(table) }
+        Self { origin, limit: half.min(MOST_DESCRIPTORS), table: Mutex::new(table), quota }
     }
 
     /// The O_PATH descriptor of a node, opened again if it was closed.
@@ -122,7 +130,7 @@ impl Nodes {
         match open() {
             Err(Errno::MFILE) => {
                 let closed = self.table().close_until(self.limit / 4);
-                drop(closed);
+                self.let_go(closed);
                 open()
             }
             other => other,
@@ -139,10 +147,17 @@ impl Nodes {
         // the node a place again: it could then not be opened any more.
         let nameless = node.place.is_none()
             && node.fd.as_ref().is_some_and(|fd| stat(fd).is_ok_and(|seen| seen.stx_nlink == 0));
-        let moved = if id == INodeNo::ROOT.0 || nameless { Closed::new() } else { table.put(id, place) };
-        let closed = fd.map(|fd| table.keep_open(id, Arc::new(fd), self.limit));
+        let mut left = if id == INodeNo::ROOT.0 || nameless { Left::default() } else { table.put(id, place) };
+        if let Some(fd) = fd {
+            left.extend(table.keep_open(id, Arc::new(fd), self.limit));
+        }
         drop(table);
-        drop((moved, closed));
+        self.let_go(left);
+    }
+
+    /// How many nodes the kernel knows, the root and what only leads to others included.
+    pub(crate) fn count(&self) -> usize {
+        self.table().nodes.len()
     }
 
     /// Does the kernel know this node?
@@ -155,31 +170,31 @@ impl Nodes {
         let mut table = self.table();
         let Some(node) = table.nodes.get_mut(&id) else { return };
         node.lookups = node.lookups.saturating_sub(count);
-        let closed = table.drop_unused(id);
+        let left = table.drop_unused(id);
         drop(table);
-        drop(closed);
+        self.let_go(left);
     }
 
     /// The file at `place` lost that name; `held` keeps it reachable.
     pub(crate) fn removed(&self, id: u64, place: &Place, held: Arc<OwnedFd>) {
         let mut table = self.table();
         let Some(node) = table.nodes.get(&id) else { return };
-        let mut closed = Closed::new();
+        let mut left = Left::default();
         if node.place.as_ref() == Some(place) {
-            closed.extend(table.keep_open(id, held, self.limit));
-            closed.extend(table.take_place(id));
+            left.extend(table.keep_open(id, held, self.limit));
+            left.extend(table.take_place(id));
         }
         drop(table);
-        drop(closed);
+        self.let_go(left);
     }
 
     /// The file at `from` is at `to` now. A node known by another of its names keeps that one.
     pub(crate) fn moved(&self, id: u64, from: &Place, to: Place) {
         let mut table = self.table();
         let known_by_it = table.nodes.get(&id).is_some_and(|node| node.place.as_ref() == Some(from));
-        let closed = if known_by_it { table.put(id, to) } else { Closed::new() };
+        let left = if known_by_it { table.put(id, to) } else { Left::default() };
         drop(table);
-        drop(closed);
+        self.let_go(left);
     }
 
     /// Opens what should be the node `id` and keeps it.
@@ -190,10 +205,19 @@ impl Nodes {
         }
         let fd = Arc::new(fd);
         let mut table = self.table();
-        let closed = table.keep_open(id, Arc::clone(&fd), self.limit);
+        let left = table.keep_open(id, Arc::clone(&fd), self.limit);
         drop(table);
-        drop(closed);
+        self.let_go(left);
         Ok(fd)
+    }
+
+    /// Space counts as free before the files are closed: who waits for it must
+    /// not wait for the backing file system to take a large file apart.
+    fn let_go(&self, left: Left) {
+        for id in left.forgotten {
+            self.quota.forget(id);
+        }
+        drop(left.descriptors);
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -205,6 +229,13 @@ impl Nodes {
 /// Everything an answer needs, of the file itself (a link is not followed).
 pub(crate) fn stat(file: impl AsFd) -> Result<Statx> {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+}
+
+impl Left {
+    fn extend(&mut self, more: Self) {
+        self.descriptors.extend(more.descriptors);
+        self.forgotten.extend(more.forgotten);
+    }
 }
 
 impl Table {
@@ -232,16 +263,16 @@ impl Table {
     }
 
     /// Gives the node its place, which holds on to the directory.
-    fn put(&mut self, id: u64, place: Place) -> Closed {
+    fn put(&mut self, id: u64, place: Place) -> Left {
         if self.nodes.get(&id).is_none_or(|node| node.place.as_ref() == Some(&place)) {
-            return Closed::new();
+            return Left::default();
         }
         if let Some(directory) = self.nodes.get_mut(&place.directory) {
             directory.children += 1;
         } else {
-            return Closed::new();
+            return Left::default();
         }
-        let closed = self.take_place(id);
+        let left = self.take_place(id);
         if let Some(node) = self.nodes.get_mut(&id) {
             node.place = Some(place);
             if node.fd.is_some() && !node.in_clock {
@@ -249,12 +280,12 @@ impl Table {
                 self.clock.push_back(id);
             }
         }
-        closed
+        left
     }
 
-    fn take_place(&mut self, id: u64) -> Closed {
+    fn take_place(&mut self, id: u64) -> Left {
         let Some(place) = self.nodes.get_mut(&id).and_then(|node| node.place.take()) else {
-            return Closed::new();
+            return Left::default();
         };
         if let Some(directory) = self.nodes.get_mut(&place.directory) {
             directory.children -= 1;
@@ -263,8 +294,8 @@ impl Table {
     }
 
     /// Removes the node if nobody needs it, and then its directory if that was all it was for.
-    fn drop_unused(&mut self, id: u64) -> Closed {
-        let mut closed = Closed::new();
+    fn drop_unused(&mut self, id: u64) -> Left {
+        let mut left = Left::default();
         let mut next = Some(id);
         while let Some(id) = next.take() {
             let unused = self.nodes.get(&id).is_some_and(|node| node.lookups == 0 && node.children == 0);
@@ -272,9 +303,10 @@ impl Table {
                 break;
             }
             let Some(node) = self.nodes.remove(&id) else { break };
+            left.forgotten.push(id);
             if let Some(fd) = node.fd {
                 self.open -= 1;
-                closed.push(fd);
+                left.descriptors.push(fd);
             }
             if let Some(place) = node.place {
                 if let Some(directory) = self.nodes.get_mut(&place.directory) {
@@ -287,13 +319,14 @@ impl Table {
         if self.nodes.capacity() > 4096 && self.nodes.len() < self.nodes.capacity() / 8 {
             self.nodes.shrink_to(self.nodes.len() * 2);
         }
-        closed
+        left
     }
 
-    fn keep_open(&mut self, id: u64, fd: Arc<OwnedFd>, limit: usize) -> Closed {
-        let Some(node) = self.nodes.get_mut(&id) else { return vec![fd] };
+    fn keep_open(&mut self, id: u64, fd: Arc<OwnedFd>, limit: usize) -> Left {
+        let unwanted = |fd| Left { descriptors: vec![fd], ..Left::default() };
+        let Some(node) = self.nodes.get_mut(&id) else { return unwanted(fd) };
         if node.fd.is_some() {
-            return vec![fd];
+            return unwanted(fd);
         }
         node.fd = Some(fd);
         node.used = true;
@@ -307,8 +340,8 @@ impl Table {
 
     /// Closes the least recently used descriptors that can be opened again,
     /// until at most `limit` are left.
-    fn close_until(&mut self, limit: usize) -> Closed {
-        let mut closed = Closed::new();
+    fn close_until(&mut self, limit: usize) -> Left {
+        let mut left = Left::default();
         // Twice round: once to take the second chances, once to close.
         let mut turns = 2 * self.clock.len();
         while self.open > limit && turns > 0 {
@@ -322,12 +355,12 @@ impl Table {
                 self.clock.push_back(id);
             } else {
                 node.in_clock = false;
-                closed.extend(node.fd.take());
+                left.descriptors.extend(node.fd.take());
                 self.open -= 1;
             }
         }
         self.tidy_clock();
-        closed
+        left
     }
 
     /// Forgotten nodes leave their turn behind; not more of those than nodes.
@@ -361,7 +394,8 @@ mod tests {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
             let origin = Origin::of_root(&stat(&root).unwrap());
-            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limit), root }
+            let quota = Arc::new(Quota::new(crate::quota::Limits::default(), None));
+            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limit, quota), root }
         }
 
         fn look_up(&self, directory: u64, path: &str) -> u64 {

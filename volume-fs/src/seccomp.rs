@@ -55,8 +55,12 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_listxattr,
     libc::SYS_removexattr,
     libc::SYS_name_to_handle_at,
-    // The answer to the driver; afterwards there is no socket to send on.
+    // The answer to the driver, and its questions later: on the listeners that
+    // it handed over and on what they accept; no other socket can be had.
     libc::SYS_sendmsg,
+    libc::SYS_accept4,
+    libc::SYS_recvfrom,
+    libc::SYS_ppoll,
     // Acting as a caller: the capabilities are bounded already.
     libc::SYS_setfsuid,
     libc::SYS_setfsgid,
@@ -122,6 +126,12 @@ fn allowed() -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
         fcntl.push(rule(1, Width::Dword, SeccompCmpOp::Eq, u64::from(command.unsigned_abs()))?);
     }
     rules.insert(libc::SYS_fcntl, fcntl);
+    // To the other end of the connection, never to an address.
+    rules.insert(libc::SYS_sendto, vec![rule(4, Width::Qword, SeccompCmpOp::Eq, 0)?]);
+    // Who dials.
+    let level = condition(1, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SOL_SOCKET.unsigned_abs()))?;
+    let option = condition(2, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SO_PEERCRED.unsigned_abs()))?;
+    rules.insert(libc::SYS_getsockopt, vec![SeccompRule::new(vec![level, option]).map_err(backend)?]);
     // abort(3) of this process, no signal to another one.
     let own_pid = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![rule(0, Width::Dword, SeccompCmpOp::Eq, own_pid)?]);
@@ -129,9 +139,11 @@ fn allowed() -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
 }
 
 fn rule(argument: u8, width: Width, op: SeccompCmpOp, value: u64) -> Result<SeccompRule> {
-    SeccompCondition::new(argument, width, op, value)
-        .and_then(|condition| SeccompRule::new(vec![condition]))
-        .map_err(backend)
+    SeccompRule::new(vec![condition(argument, width, op, value)?]).map_err(backend)
+}
+
+fn condition(argument: u8, width: Width, op: SeccompCmpOp, value: u64) -> Result<SeccompCondition> {
+    SeccompCondition::new(argument, width, op, value).map_err(backend)
 }
 
 fn compile(

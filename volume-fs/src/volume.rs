@@ -20,10 +20,12 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::attributes::{Origin, file_type};
+use crate::count;
 use crate::directory::{Directory, Entry, Taken};
 use crate::errno::{self, Result};
 use crate::handles::Handles;
 use crate::nodes::{Nodes, Place, stat};
+use crate::quota::{self, BLOCK_BYTES, Counted, Quota, Reservation, charge};
 
 /// While acting as a caller: the kernel has checked the directory's mode with
 /// all the caller's groups, and has taken setgid off a mode that may not have it.
@@ -34,13 +36,15 @@ const KEPT_AS_CALLER: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(Capabili
 /// are not aligned; the request itself already went past the page cache above).
 const PASSED_ON: OFlags = OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
 
+/// Extended attributes of one file, names and values together: what ext4 has
+/// room for beside the inode. They are not charged, and xfs would keep any number.
+const MOST_XATTR_BYTES: usize = 4096;
+
 /// What is served.
 #[derive(Debug)]
 pub struct Source {
     /// O_PATH descriptor of a detached mount's root.
     pub directory: OwnedFd,
-    /// What statfs reports as size; 0: what the backing file system says.
-    pub capacity_bytes: u64,
     pub read_only: bool,
 }
 
@@ -50,10 +54,16 @@ pub(crate) struct Volume {
     nodes: Nodes,
     root: Arc<OwnedFd>,
     descriptors: DescriptorDir,
-    files: Handles<OwnedFd>,
+    files: Handles<OpenFile>,
     directories: Handles<Directory>,
-    capacity_bytes: u64,
+    quota: Arc<Quota>,
     read_only: bool,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    id: u64,
+    fd: OwnedFd,
 }
 
 /// A file the kernel is told of.
@@ -100,6 +110,7 @@ impl Volume {
         source: Source,
         descriptors: DescriptorDir,
         descriptor_limit: u64,
+        quota: Arc<Quota>,
     ) -> crate::Result<Self> {
         let root = Arc::new(source.directory);
         let seen = stat(&root).map_err(|e| crate::Error::Kernel {
@@ -109,26 +120,43 @@ impl Volume {
         let origin = Origin::of_root(&seen);
         Ok(Self {
             origin,
-            nodes: Nodes::new(Arc::clone(&root), origin, descriptor_limit),
+            nodes: Nodes::new(Arc::clone(&root), origin, descriptor_limit, Arc::clone(&quota)),
             root,
             descriptors,
             files: Handles::new(),
             directories: Handles::new(),
-            capacity_bytes: source.capacity_bytes,
+            quota,
             read_only: source.read_only,
         })
+    }
+
+    /// What the whole tree takes. Nothing may change meanwhile.
+    pub(crate) fn count(&self) -> Result<Counted> {
+        count::count(&*self.root, self.origin)
+    }
+
+    pub(crate) fn open_files(&self) -> usize {
+        self.files.count()
+    }
+
+    pub(crate) fn known_nodes(&self) -> usize {
+        self.nodes.count()
     }
 
     // Names.
 
     pub(crate) fn look_up(&self, directory: u64, name: &OsStr) -> Result<Known> {
+        self.find(directory, name).map(|(known, _seen)| known)
+    }
+
+    fn find(&self, directory: u64, name: &OsStr) -> Result<(Known, Statx)> {
         let place = Place { directory, name: component(name)? };
         let parent = self.nodes.descriptor(directory)?;
         let fd = self.nodes.open_path(&parent, &place.name)?;
         let seen = stat(&fd)?;
         let known = self.known(&seen, fd.as_fd(), c"")?;
         self.nodes.remember(known.attributes.ino.0, place, Some(fd));
-        Ok(known)
+        Ok((known, seen))
     }
 
     pub(crate) fn forget(&self, id: u64, lookups: u64) {
@@ -182,7 +210,8 @@ impl Volume {
         self.writable()?;
         let new_name = component(name)?;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
-        self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name)?;
+        self.quota.admit_name()?;
+        self.settling(directory, &parent, || self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name))?;
         self.look_up(directory, name)
     }
 
@@ -190,10 +219,10 @@ impl Volume {
         self.writable()?;
         let place = Place { directory, name: component(name)? };
         let parent = self.nodes.descriptor(directory)?;
-        let known = self.known_at(&parent, &place)?;
-        rustix::fs::unlinkat(&parent, &place.name, kind)?;
-        if let Some((id, held)) = known {
-            self.nodes.removed(id, &place, held);
+        let found = self.found_at(&parent, &place)?;
+        self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))?;
+        if let Some(found) = found {
+            self.lost(found, &place);
         }
         Ok(())
     }
@@ -213,23 +242,30 @@ impl Volume {
         let to = Place { directory: to_directory, name: component(to_name)? };
         let (from_parent, to_parent) =
             (self.nodes.descriptor(from_directory)?, self.nodes.descriptor(to_directory)?);
-        let moving = self.known_at(&from_parent, &from)?;
-        let in_the_way = self.known_at(&to_parent, &to)?;
-        rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)?;
-        let ids = (moving.as_ref().map(|(id, _)| *id), in_the_way.as_ref().map(|(id, _)| *id));
-        if ids.0.is_some() && ids.0 == ids.1 {
+        let moving = self.found_at(&from_parent, &from)?;
+        let in_the_way = self.found_at(&to_parent, &to)?;
+        if in_the_way.is_none() {
+            self.quota.admit_name()?;
+        }
+        self.settling(from_directory, &from_parent, || {
+            self.settling(to_directory, &to_parent, || {
+                rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)
+            })
+        })?;
+        let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
+        if id(&moving).is_some() && id(&moving) == id(&in_the_way) {
             // Two names of one file: rename(2) does nothing.
             return Ok(());
         }
         match in_the_way {
-            Some((id, _)) if flags.contains(RenameFlags::EXCHANGE) => {
-                self.nodes.moved(id, &to, from.clone());
+            Some(other) if flags.contains(RenameFlags::EXCHANGE) => {
+                self.nodes.moved(other.id, &to, from.clone());
             }
-            Some((id, held)) => self.nodes.removed(id, &to, held),
+            Some(replaced) => self.lost(replaced, &to),
             None => {}
         }
-        if let Some((id, _)) = moving {
-            self.nodes.moved(id, &from, to);
+        if let Some(moved) = moving {
+            self.nodes.moved(moved.id, &from, to);
         }
         Ok(())
     }
@@ -244,7 +280,7 @@ impl Volume {
     pub(crate) fn attributes(&self, id: u64, handle: Option<FileHandle>) -> Result<FileAttr> {
         // An open file answers for itself: no descriptor has to be opened again.
         if let Some(file) = handle.and_then(|handle| self.files.get(handle).ok()) {
-            return self.origin.attributes(&stat(&*file)?);
+            return self.origin.attributes(&stat(&file.fd)?);
         }
         self.origin.attributes(&stat(self.nodes.descriptor(id)?)?)
     }
@@ -253,7 +289,7 @@ impl Volume {
         self.writable()?;
         let fd = self.nodes.descriptor(id)?;
         if let Some(size) = changes.size {
-            self.truncate(&fd, handle, size)?;
+            self.truncate((id, &fd), handle, size)?;
         }
         let asked_for_nothing = changes.mode.or(changes.uid).or(changes.gid).is_none()
             && changes.size.is_none()
@@ -276,21 +312,32 @@ impl Volume {
 
     /// Always clears suid and sgid: the request says whether the caller may
     /// keep them, but fuser 0.18 does not say it on. POSIX leaves it open.
-    fn truncate(&self, node: &OwnedFd, handle: Option<FileHandle>, size: u64) -> Result<()> {
+    fn truncate(&self, (id, node): (u64, &OwnedFd), handle: Option<FileHandle>, size: u64) -> Result<()> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open,
-            None => Arc::new(self.reopen(node, OFlags::WRONLY)?),
+            None => Arc::new(OpenFile { id, fd: self.reopen(node, OFlags::WRONLY)? }),
         };
-        clearing_setid(|| rustix::fs::ftruncate(&*file, size))
+        self.settling(id, &file.fd, || clearing_setid(|| rustix::fs::ftruncate(&file.fd, size)))
     }
 
+    /// Of a volume with a limit its own numbers, but never more free than the
+    /// backing file system has.
     pub(crate) fn statistics(&self) -> Result<StatVfs> {
         let mut statistics = rustix::fs::fstatvfs(&*self.root)?;
-        if self.capacity_bytes > 0 && statistics.f_frsize > 0 {
-            let blocks = (self.capacity_bytes / statistics.f_frsize).min(statistics.f_blocks);
-            statistics.f_blocks = blocks;
-            statistics.f_bfree = statistics.f_bfree.min(blocks);
-            statistics.f_bavail = statistics.f_bavail.min(blocks);
+        let quota::UsageNow { limits, used, .. } = self.quota.usage();
+        if limits.bytes > 0 {
+            let available = statistics.f_bavail.saturating_mul(statistics.f_frsize);
+            let free = limits.bytes.saturating_sub(used.bytes).min(available) / BLOCK_BYTES;
+            (statistics.f_bsize, statistics.f_frsize) = (BLOCK_BYTES, BLOCK_BYTES);
+            statistics.f_blocks = limits.bytes / BLOCK_BYTES;
+            (statistics.f_bfree, statistics.f_bavail) = (free, free);
+        }
+        if limits.inodes > 0 {
+            let free = limits.inodes.saturating_sub(used.inodes);
+            // btrfs has no number of inodes: it says 0 of 0.
+            let free = if statistics.f_files > 0 { free.min(statistics.f_favail) } else { free };
+            statistics.f_files = limits.inodes;
+            (statistics.f_ffree, statistics.f_favail) = (free, free);
         }
         Ok(statistics)
     }
@@ -311,17 +358,25 @@ impl Volume {
         // go past the permission check.
         let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = self.granted(&parent, permissions)?;
-        let created = self
-            .nodes
-            .with_descriptors(|| as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode)));
+        let inode = self.quota.reserve_inode()?;
+        self.quota.admit_name()?;
+        let created = self.settling(directory, &parent, || {
+            self.nodes.with_descriptors(|| {
+                as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode))
+            })
+        });
         let file = match created {
             // The kernel looks again, and opens what it finds.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
             other => other?,
         };
-        let known = self.known(&stat(&file)?, file.as_fd(), c"")?;
-        self.nodes.remember(known.attributes.ino.0, place, None);
-        Ok((known, self.files.insert(file)))
+        inode.keep();
+        let seen = stat(&file)?;
+        self.quota.add(charge(&seen));
+        let known = self.known(&seen, file.as_fd(), c"")?;
+        let id = known.attributes.ino.0;
+        self.nodes.remember(id, place, None);
+        Ok((known, self.files.insert(OpenFile { id, fd: file })))
     }
 
     pub(crate) fn open_file(&self, id: u64, flags: OFlags) -> Result<FileHandle> {
@@ -329,12 +384,16 @@ impl Volume {
             self.writable()?;
         }
         let node = self.nodes.descriptor(id)?;
-        let file = self.reopen(&node, flags & PASSED_ON)?;
-        Ok(self.files.insert(file))
+        let fd = self.reopen(&node, flags & PASSED_ON)?;
+        Ok(self.files.insert(OpenFile { id, fd }))
     }
 
     pub(crate) fn release_file(&self, handle: FileHandle) {
-        drop(self.files.remove(handle));
+        if let Some(file) = self.files.remove(handle) {
+            // What was written late may have taken or given back a block.
+            self.quota.settle(file.id, None, || measure(&file.fd));
+            self.quota.closed(file.id);
+        }
     }
 
     pub(crate) fn read(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>> {
@@ -344,7 +403,7 @@ impl Volume {
         // FUSE takes a short answer for the end of the file.
         while data.len() < size {
             let at = offset + data.len() as u64;
-            match rustix::io::pread(&*file, rustix::buffer::spare_capacity(&mut data), at) {
+            match rustix::io::pread(&file.fd, rustix::buffer::spare_capacity(&mut data), at) {
                 Ok(0) => break,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) if data.is_empty() => return Err(errno),
@@ -355,8 +414,8 @@ impl Volume {
         Ok(data)
     }
 
-    /// How many bytes of `data` were written. `clear_setid`: the caller may
-    /// not keep suid and sgid.
+    /// How many bytes of `data` were written: as many as fit. `clear_setid`:
+    /// the caller may not keep suid and sgid.
     pub(crate) fn write(
         &self,
         handle: FileHandle,
@@ -365,20 +424,27 @@ impl Volume {
         clear_setid: bool,
     ) -> Result<usize> {
         let file = self.files.get(handle)?;
-        let write = || write_all(&file, offset, data);
+        let (fitting, reserved) = self.make_room(&file, offset, data.len() as u64)?;
+        let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
+        let write = || write_all(&file.fd, offset, data);
         // With CAP_FSETID, which we have, the backing file would keep the bits.
-        if clear_setid && has_setid(&file)? { clearing_setid(write) } else { write() }
+        let written = if clear_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
+        self.quota.settle(file.id, Some(reserved), || measure(&file.fd));
+        written
     }
 
     /// What close(2) of the backing file would report.
     pub(crate) fn flush(&self, handle: FileHandle) -> Result<()> {
         let file = self.files.get(handle)?;
-        let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&*file, 0))?;
+        let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&file.fd, 0))?;
         nix::unistd::close(duplicate).map_err(errno::from_nix)
     }
 
     pub(crate) fn synchronise(&self, handle: FileHandle, data_only: bool) -> Result<()> {
-        synchronise(self.files.get(handle)?.as_fd(), data_only)
+        let file = self.files.get(handle)?;
+        synchronise(file.fd.as_fd(), data_only)?;
+        self.quota.settle(file.id, None, || measure(&file.fd));
+        Ok(())
     }
 
     pub(crate) fn allocate(
@@ -387,18 +453,41 @@ impl Volume {
         (offset, length): (u64, u64),
         mode: FallocateFlags,
     ) -> Result<()> {
-        rustix::fs::fallocate(&*self.files.get(handle)?, mode, offset, length)
+        let file = self.files.get(handle)?;
+        let allocate = || rustix::fs::fallocate(&file.fd, mode, offset, length);
+        if mode.contains(FallocateFlags::PUNCH_HOLE) {
+            return self.settling(file.id, &file.fd, allocate);
+        }
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        // Blocks beyond the end of a file are not charged for, so nobody gets any.
+        if mode.contains(FallocateFlags::KEEP_SIZE) && end > quota::whole_blocks(stat(&file.fd)?.stx_size) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let before = self.quota.before_change(file.id, || measure(&file.fd))?;
+        let reserved = self.quota.retrying(|| self.reserve(&file.fd, (offset, end), before))?;
+        let allocated = allocate();
+        self.quota.settle(file.id, Some(reserved), || measure(&file.fd));
+        allocated
     }
 
     pub(crate) fn seek(&self, handle: FileHandle, position: SeekFrom) -> Result<u64> {
-        rustix::fs::seek(&*self.files.get(handle)?, position)
+        rustix::fs::seek(&self.files.get(handle)?.fd, position)
     }
 
     pub(crate) fn copy_range(&self, from: Range, to: Range, length: u64) -> Result<usize> {
         let (source, target) = (self.files.get(from.handle)?, self.files.get(to.handle)?);
         let (mut from_offset, mut to_offset) = (from.offset, to.offset);
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        rustix::fs::copy_file_range(&*source, Some(&mut from_offset), &*target, Some(&mut to_offset), length)
+        let length = length.min(stat(&source.fd)?.stx_size.saturating_sub(from.offset));
+        let (fitting, reserved) = self.make_room(&target, to.offset, length)?;
+        let copied = rustix::fs::copy_file_range(
+            &source.fd,
+            Some(&mut from_offset),
+            &target.fd,
+            Some(&mut to_offset),
+            usize::try_from(fitting).unwrap_or(usize::MAX),
+        );
+        self.quota.settle(target.id, Some(reserved), || measure(&target.fd));
+        copied
     }
 
     // Directories.
@@ -466,8 +555,29 @@ impl Volume {
 
     pub(crate) fn set_xattr(&self, id: u64, name: &OsStr, value: &[u8], flags: XattrFlags) -> Result<()> {
         self.writable()?;
-        let fd = self.nodes.descriptor(id)?;
-        self.descriptors.set_xattr(fd.as_fd(), &c_string(name)?, value, flags)
+        let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
+        let together = self.other_xattr_bytes(fd.as_fd(), &name)? + name.as_bytes().len() + value.len();
+        if together > MOST_XATTR_BYTES {
+            return Err(Errno::NOSPC);
+        }
+        self.descriptors.set_xattr(fd.as_fd(), &name, value, flags)
+    }
+
+    /// Names and values of a file's extended attributes but for `name`. The
+    /// kernel lets nobody change them meanwhile.
+    fn other_xattr_bytes(&self, fd: BorrowedFd<'_>, name: &CString) -> Result<usize> {
+        let size = match self.descriptors.xattr_names_size(fd) {
+            Err(Errno::OPNOTSUPP) | Ok(0) => return Ok(0),
+            size => size?,
+        };
+        let names = self.descriptors.xattr_names(fd, size)?;
+        let others = names.split(|byte| *byte == 0).filter(|one| !one.is_empty() && *one != name.as_bytes());
+        let mut sum = 0;
+        for other in others {
+            let other = CString::new(other).map_err(|_| Errno::INVAL)?;
+            sum += other.as_bytes().len() + self.descriptors.xattr_size(fd, &other)?;
+        }
+        Ok(sum)
     }
 
     pub(crate) fn xattr(&self, id: u64, name: &OsStr, size: usize) -> Result<Xattr> {
@@ -509,8 +619,46 @@ impl Volume {
         self.writable()?;
         let new_name = component(name)?;
         let parent = self.nodes.descriptor(directory)?;
-        create(&parent, &new_name)?;
-        self.look_up(directory, name)
+        let inode = self.quota.reserve_inode()?;
+        self.quota.admit_name()?;
+        self.settling(directory, &parent, || create(&parent, &new_name))?;
+        inode.keep();
+        let (known, seen) = self.find(directory, name)?;
+        self.quota.add(charge(&seen));
+        Ok(known)
+    }
+
+    /// Makes a change to a file, and charges it for what that took or gave back.
+    fn settling<T>(&self, id: u64, file: &OwnedFd, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.quota.before_change(id, || measure(file))?;
+        let changed = change();
+        self.quota.settle(id, None, || measure(file));
+        changed
+    }
+
+    /// Space for as much of `length` bytes at `offset` as fits, at least one.
+    fn make_room(&self, file: &OpenFile, offset: u64, length: u64) -> Result<(u64, Reservation<'_>)> {
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        let before = self.quota.before_change(file.id, || measure(&file.fd))?;
+        let most = quota::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
+        if let Ok(reserved) = self.quota.reserve_amply(most) {
+            return Ok((length, reserved));
+        }
+        match self.quota.retrying(|| self.reserve(&file.fd, (offset, end), before)) {
+            Err(Errno::NOSPC) => {}
+            other => return other.map(|reserved| (length, reserved)),
+        }
+        let fitting = quota::longest_fitting(&file.fd, (offset, end), self.quota.free_bytes())?;
+        if fitting == offset {
+            return Err(Errno::NOSPC);
+        }
+        self.reserve(&file.fd, (offset, fitting), before).map(|reserved| (fitting - offset, reserved))
+    }
+
+    /// Space for exactly what writing the range adds to the charge of `before`.
+    fn reserve(&self, file: &OwnedFd, (start, end): (u64, u64), before: u64) -> Result<Reservation<'_>> {
+        let whole = quota::whole_blocks(stat(file)?.stx_size.max(end));
+        self.quota.reserve(quota::growth(file, (start, end), whole.saturating_sub(before))?)
     }
 
     /// The umask takes bits away, but not where a default ACL says what a new
@@ -543,19 +691,37 @@ impl Volume {
         self.nodes.with_descriptors(|| self.descriptors.reopen(node.as_fd(), flags))
     }
 
-    /// The node at `place`, if there is a file and the kernel knows it, held.
-    fn known_at(&self, parent: &OwnedFd, place: &Place) -> Result<Option<(u64, Arc<OwnedFd>)>> {
-        let seen = match rustix::fs::statx(parent, &place.name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO) {
+    fn found_at(&self, parent: &OwnedFd, place: &Place) -> Result<Option<Found>> {
+        let seen = match rustix::fs::statx(parent, &place.name, AtFlags::SYMLINK_NOFOLLOW, WANTED) {
             Ok(seen) => seen,
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(errno),
         };
         let id = self.origin.node_id(&seen)?;
-        if !self.nodes.contains(id) {
-            return Ok(None);
-        }
         // A node that cannot be opened has nothing to hold on to.
-        Ok(self.nodes.descriptor(id).ok().map(|held| (id, held)))
+        let held = if self.nodes.contains(id) { self.nodes.descriptor(id).ok() } else { None };
+        Ok(Some(Found { id, seen, held }))
+    }
+
+    /// The file that was found at `place` is not there any more. The kernel
+    /// lets no two requests take names from one file at a time.
+    fn lost(&self, found: Found, place: &Place) {
+        let Found { id, seen, held } = found;
+        let is_directory = BackingType::from_raw_mode(seen.stx_mode.into()) == BackingType::Directory;
+        let names_left = match &held {
+            Some(held) => stat(held).map_or(0, |now| now.stx_nlink),
+            None => seen.stx_nlink.saturating_sub(1),
+        };
+        if is_directory || names_left == 0 {
+            if self.nodes.contains(id) {
+                self.quota.removed(id, || Ok(charge(&seen)));
+            } else {
+                self.quota.free(charge(&seen));
+            }
+        }
+        if let Some(held) = held {
+            self.nodes.removed(id, place, held);
+        }
     }
 
     fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<Known> {
@@ -574,6 +740,14 @@ impl Volume {
     fn writable(&self) -> Result<()> {
         if self.read_only { Err(Errno::ROFS) } else { Ok(()) }
     }
+}
+
+/// What is behind a name.
+struct Found {
+    id: u64,
+    seen: Statx,
+    /// If the kernel knows it.
+    held: Option<Arc<OwnedFd>>,
 }
 
 /// An entry of a directory.
@@ -602,6 +776,11 @@ fn as_caller<T>(caller: Caller, create: impl FnOnce() -> Result<T>) -> Result<T>
 /// Changes a file the way a process without CAP_FSETID would: suid and sgid go.
 fn clearing_setid<T>(change: impl FnOnce() -> Result<T>) -> Result<T> {
     credentials::without_capability(CapabilitySet::FSETID, change).map_err(errno::from_nix)?
+}
+
+/// What a file is charged now.
+fn measure(file: &OwnedFd) -> Result<u64> {
+    stat(file).map(|seen| charge(&seen))
 }
 
 fn has_setid(file: &OwnedFd) -> Result<bool> {

@@ -4,12 +4,17 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::settings::DEFAULT_NAME_PREFIX;
 use super::{LaunchId, LaunchSpec, Launched, Launcher};
+use crate::capacity::parse_quantity;
 use crate::dial::DialDir;
+use crate::parameters::Resources;
 use crate::volume::VolumeId;
 
-const POD_PREFIX: &str = "hawser-volume-";
 const SUFFIX: &str = ".yaml";
+/// The first line of our manifests, with the volume's id behind it: a pod whose
+/// name merely looks like one of ours is its user's.
+const MARK: &str = "# hawser-csi: volume ";
 /// It carries the nonce.
 const FILE_MODE: u32 = 0o600;
 
@@ -23,7 +28,7 @@ pub(crate) struct ManifestLauncher {
 
 impl Launcher for ManifestLauncher {
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
-        let name = pod_name(spec.volume_id);
+        let name = pod_name(&spec.settings.name_prefix, spec.volume_id);
         linux::atomic_file::write(&self.path(&name), self.manifest(spec).as_bytes(), FILE_MODE)?;
         Ok(LaunchId::StaticPod(name))
     }
@@ -32,10 +37,11 @@ impl Launcher for ManifestLauncher {
         let mut launched = Vec::new();
         for name in file_names(&self.manifests)? {
             if let Some(pod) = name.strip_suffix(SUFFIX)
-                && let Some(volume_id) = pod.strip_prefix(POD_PREFIX).and_then(VolumeId::from_key)
+                && let Some((prefix, volume_id)) = parse_pod_name(pod)
+                && (prefix == DEFAULT_NAME_PREFIX || self.is_marked(&name, &volume_id)?)
             {
                 launched.push(Launched { volume_id, id: LaunchId::StaticPod(pod.to_owned()) });
-            } else if name.starts_with(&format!(".{POD_PREFIX}")) && name.ends_with(".tmp") {
+            } else if is_temporary(&name) {
                 // Of a driver that was killed before its rename.
                 linux::atomic_file::remove(&self.manifests.join(name))?;
             }
@@ -61,18 +67,36 @@ impl ManifestLauncher {
         self.manifests.join(format!("{pod_name}{SUFFIX}"))
     }
 
+    fn is_marked(&self, file_name: &str, volume_id: &VolumeId) -> linux::Result<bool> {
+        let path = self.manifests.join(file_name);
+        match std::fs::read(&path) {
+            Ok(text) => Ok(text.starts_with(format!("{MARK}{volume_id}\n").as_bytes())),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(linux::Error::at("read", &path, e)),
+        }
+    }
+
     /// The pod gets no network, no privilege but the six that serving several
     /// owners' files takes, no /dev/fuse, and of the host only the directory
     /// with its own dial socket. It is never restarted: a daemon that ended has
     /// lost its connection, and the next stage starts another.
     fn manifest(&self, spec: LaunchSpec<'_>) -> String {
-        let name = pod_name(spec.volume_id);
+        let settings = spec.settings;
+        let name = pod_name(&settings.name_prefix, spec.volume_id);
         let (key, id) = (spec.volume_id.key(), spec.volume_id);
         let image = quoted(&self.mount_image);
         let nonce = quoted(spec.nonce);
+        let labels: String = settings
+            .labels
+            .iter()
+            .map(|(key, value)| format!("    {}: {}\n", quoted(key), quoted(value)))
+            .collect();
+        let (grace, log_level) = (settings.grace_seconds, settings.log_level.as_str());
+        let resources = resources(&settings.resources);
         let dial_dir = quoted(&DialDir::of(&self.run_dir, spec.volume_id).path().to_string_lossy());
         format!(
-            r#"apiVersion: v1
+            r#"{MARK}{id}
+apiVersion: v1
 kind: Pod
 metadata:
   name: {name}
@@ -81,12 +105,12 @@ metadata:
     app.kubernetes.io/managed-by: hawser-csi
     hawser.dev/role: mount-pod
     hawser.dev/volume: "{key}"
-  annotations:
+{labels}  annotations:
     hawser.dev/network: none
     hawser.dev/volume-id: {id}
 spec:
   restartPolicy: Never
-  terminationGracePeriodSeconds: 5
+  terminationGracePeriodSeconds: {grace}
   enableServiceLinks: false
   automountServiceAccountToken: false
   containers:
@@ -94,17 +118,12 @@ spec:
     image: {image}
     imagePullPolicy: Never
     command: ["/hawser-volume"]
-    args: ["serve", "--socket", "/run/hawser/dial.sock"]
+    args: ["serve", "--socket", "/run/hawser/dial.sock", "--log-level", "{log_level}"]
     env:
     - name: HAWSER_NONCE
       value: {nonce}
     resources:
-      requests:
-        cpu: 10m
-        memory: 32Mi
-      limits:
-        memory: 512Mi
-    securityContext:
+{resources}    securityContext:
       allowPrivilegeEscalation: false
       readOnlyRootFilesystem: true
       capabilities:
@@ -124,8 +143,39 @@ spec:
     }
 }
 
-fn pod_name(volume_id: &VolumeId) -> String {
-    format!("{POD_PREFIX}{}", volume_id.key())
+/// Kubernetes refuses a pod whose limit is below its request: where one of the
+/// two is given, the other gives way.
+fn resources(given: &Resources) -> String {
+    let cpu_request = given.cpu_request.as_deref().or(given.cpu_limit.as_deref()).unwrap_or("10m");
+    let memory_request = given.memory_request.as_deref().unwrap_or("32Mi");
+    let bytes = |quantity| parse_quantity(quantity).unwrap_or_default();
+    let default_limit = Some("512Mi").filter(|limit| bytes(limit) >= bytes(memory_request));
+    let memory_limit = given.memory_limit.as_deref().or(default_limit).unwrap_or(memory_request);
+    let mut text = format!("      requests:\n        cpu: {}\n", quoted(cpu_request));
+    text += &format!("        memory: {}\n      limits:\n", quoted(memory_request));
+    if let Some(limit) = &given.cpu_limit {
+        text += &format!("        cpu: {}\n", quoted(limit));
+    }
+    text + &format!("        memory: {}\n", quoted(memory_limit))
+}
+
+fn pod_name(prefix: &str, volume_id: &VolumeId) -> String {
+    format!("{prefix}-{}", volume_id.key())
+}
+
+fn parse_pod_name(name: &str) -> Option<(&str, VolumeId)> {
+    let (prefix, key) = name.rsplit_once('-')?;
+    VolumeId::from_key(key).map(|volume_id| (prefix, volume_id))
+}
+
+/// `.<pod>.yaml.<number>.tmp`, as atomic files are called before their rename.
+fn is_temporary(file_name: &str) -> bool {
+    let number =
+        |name: &str| name.strip_suffix(".tmp").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    file_name
+        .strip_prefix('.')
+        .and_then(|name| name.split_once(".yaml."))
+        .is_some_and(|(pod, rest)| parse_pod_name(pod).is_some() && number(rest))
 }
 
 /// A JSON string is a YAML string.
@@ -148,6 +198,8 @@ fn file_names(dir: &Path) -> linux::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launcher::settings::LaunchSettings;
+    use crate::parameters::{LogLevel, PodParameters};
     use std::os::unix::fs::PermissionsExt;
 
     fn launcher(manifests: &Path) -> ManifestLauncher {
@@ -164,9 +216,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let launcher = launcher(dir.path());
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
-        std::fs::write(dir.path().join(".hawser-volume-x.yaml.7.tmp"), "half").unwrap();
+        std::fs::write(dir.path().join(".hawser-volume-0123456789abcdef0123456789abcdef.yaml.7.tmp"), "half")
+            .unwrap();
         std::fs::write(dir.path().join("users-pod.yaml"), "").unwrap();
-        let id = launcher.ensure(LaunchSpec { volume_id: &volume_id, nonce: "n0nce" }).unwrap();
+        let id = launcher
+            .ensure(LaunchSpec {
+                volume_id: &volume_id,
+                nonce: "n0nce",
+                settings: &LaunchSettings::default(),
+            })
+            .unwrap();
         assert_eq!(launcher.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
         let path = dir.path().join("hawser-volume-0123456789abcdef0123456789abcdef.yaml");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, FILE_MODE);
@@ -182,7 +241,58 @@ mod tests {
         let launcher = launcher(Path::new("/nonexistent/manifests"));
         assert_eq!(launcher.list().unwrap(), []);
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
-        let err = launcher.ensure(LaunchSpec { volume_id: &volume_id, nonce: "" }).unwrap_err();
+        let err = launcher
+            .ensure(LaunchSpec { volume_id: &volume_id, nonce: "", settings: &LaunchSettings::default() })
+            .unwrap_err();
         assert_eq!(err.errno(), nix::errno::Errno::ENOENT);
+    }
+
+    #[test]
+    fn settings_reach_the_manifest_and_its_pod_is_found_by_any_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let launcher = launcher(dir.path());
+        let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let settings = LaunchSettings {
+            name_prefix: "fast".into(),
+            labels: [("example.com/tier".into(), "1".into())].into(),
+            log_level: LogLevel::Debug,
+            grace_seconds: 17,
+            ..LaunchSettings::default()
+        };
+        let id =
+            launcher.ensure(LaunchSpec { volume_id: &volume_id, nonce: "n", settings: &settings }).unwrap();
+        let users = dir.path().join(format!("users-{}.yaml", "0".repeat(32)));
+        std::fs::write(&users, "kind: Pod\n").unwrap();
+        assert_eq!(launcher.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
+        let path = dir.path().join("fast-0123456789abcdef0123456789abcdef.yaml");
+        let text = std::fs::read_to_string(&path).unwrap();
+        for line in [
+            "  name: fast-0123456789abcdef0123456789abcdef\n",
+            "    \"example.com/tier\": \"1\"\n  annotations:\n",
+            "  terminationGracePeriodSeconds: 17\n",
+            "\"--log-level\", \"debug\"]\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        launcher.remove(&id).unwrap();
+        assert!(users.exists() && !path.exists());
+    }
+
+    #[test]
+    fn a_limit_is_never_below_its_request() {
+        let shown = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+            let PodParameters { resources: given, .. } =
+                crate::parameters::Parameters::parse(&pairs).unwrap().pod;
+            resources(&given).split_whitespace().collect::<Vec<_>>().join(" ").replace('"', "")
+        };
+        for (given, wanted) in [
+            (&[][..], "requests: cpu: 10m memory: 32Mi limits: memory: 512Mi"),
+            (&[("mountPodCpuLimit", "5m")], "requests: cpu: 5m memory: 32Mi limits: cpu: 5m memory: 512Mi"),
+            (&[("mountPodMemoryRequest", "1Gi")], "requests: cpu: 10m memory: 1Gi limits: memory: 1Gi"),
+            (&[("mountPodMemoryLimit", "64Mi")], "requests: cpu: 10m memory: 32Mi limits: memory: 64Mi"),
+        ] {
+            assert_eq!(shown(given), wanted);
+        }
     }
 }

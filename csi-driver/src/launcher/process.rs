@@ -13,7 +13,7 @@ use crate::process::ProcessId;
 use crate::volume::VolumeId;
 
 const NONCE_VARIABLE: &str = "HAWSER_NONCE";
-/// `hawser-volume serve --confine --socket PATH`.
+/// `hawser-volume serve --confine --socket PATH --log-level LEVEL`.
 const ARGUMENTS: [&str; 3] = ["serve", "--confine", "--socket"];
 
 #[derive(Debug)]
@@ -31,6 +31,7 @@ impl Launcher for ProcessLauncher {
         let mut child = tokio::process::Command::new(&self.volume_binary)
             .args(ARGUMENTS)
             .arg(dial.socket())
+            .args(["--log-level", spec.settings.log_level.as_str()])
             .env_clear()
             .env(NONCE_VARIABLE, spec.nonce)
             .stdin(Stdio::null())
@@ -117,7 +118,9 @@ mod tests {
             patience: Duration::ZERO,
         };
         let key = "0123456789abcdef0123456789abcdef";
-        let line = |socket: String| format!("/bin/hawser-volume\0serve\0--confine\0--socket\0{socket}\0");
+        let line = |socket: String| {
+            format!("/bin/hawser-volume\0serve\0--confine\0--socket\0{socket}\0--log-level\0info\0")
+        };
         let ours = line(format!("/run/h/{key}/dial.sock"));
         assert_eq!(launcher.served_by(ours.as_bytes()), VolumeId::from_key(key));
         for other in [

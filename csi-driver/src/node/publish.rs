@@ -1,21 +1,18 @@
 //! Publishing: a bind mount of the staged volume at a pod's target path.
 
-use std::fs::DirBuilder;
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use linux::mountinfo::MountEntry;
 
-use crate::capability::Access;
+use crate::capability::{Access, MountFlag};
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
-use crate::journal::{TargetRecord, VolumeRecord};
+use crate::journal::{StageRecord, TargetRecord, VolumeRecord};
 use crate::mounts::{self, WhenBusy};
-use crate::node::stage::{Health, StageWish, uncleared};
+use crate::node::mount_point;
+use crate::node::stage::{StageWish, uncleared};
 use crate::volume::VolumeId;
-
-const TARGET_MODE: u32 = 0o750;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PublishWish {
@@ -68,7 +65,7 @@ impl Driver {
         match self.journal.find(volume_id)? {
             Some(mut record) => self.retract(volume_id, &mut record, target),
             // Whatever the journal forgot, mountinfo still tells whose it is.
-            None => mounts::unmount(target, volume_id, WhenBusy::Refuse),
+            None => mounts::unmount_own(target, volume_id, WhenBusy::Refuse),
         }
     }
 
@@ -85,13 +82,9 @@ impl Driver {
         if stage.staging_path != wish.staging_path || stage.serving.is_none() {
             return Err(not_staged());
         }
-        let stage_wish = StageWish { staging_path: stage.staging_path.clone(), access: stage.access };
-        if stage.access.read_only && !wish.access.read_only {
-            let (found, wanted) = (stage.access.to_string(), wish.access.to_string());
-            let path = stage.staging_path.clone();
-            return Err(Error::StagedOtherwise { volume_id: volume_id.clone(), path, found, wanted });
-        }
-        self.ensure_staged(volume_id, record, &stage_wish)
+        check_access(volume_id, stage, wish.access)?;
+        let again = StageWish::again(stage);
+        self.ensure_staged(volume_id, record, &again)
     }
 
     fn check_new_target(
@@ -125,12 +118,16 @@ impl Driver {
     ) -> Result<()> {
         let target = &wish.target_path;
         // Of a daemon that died, or of a publish that was cut short.
-        mounts::unmount(target, volume_id, WhenBusy::Detach)?;
-        ensure_directory(target)?;
+        let left = mounts::find(target, volume_id)?.map(|mount| mount.minor);
+        let is_served = left == Some(staged.minor);
+        mounts::unmount(target, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
+        mount_point::make("target_path", target)?;
         linux::mount::bind(&wish.staging_path, target).step("publish volume")?;
-        if wish.access.read_only != staged.is_read_only() {
-            linux::mount::remount_bind(target, mounts::flags(wish.access.read_only))
-                .step("publish volume")?;
+        // The bind has the flags of the staged mount.
+        if !mounts::is_as_wanted(staged, wish.access) {
+            let staged_flags = record.stage.as_ref().map(|stage| stage.access.flags).unwrap_or_default();
+            let access = Access { flags: wish.access.flags.with(staged_flags), ..wish.access };
+            linux::mount::remount_bind(target, mounts::flags(access)).step("publish volume")?;
         }
         let mount = mounts::find(target, volume_id)?;
         if !mount.is_some_and(|mount| is_right(&mount, staged, wish.access)) {
@@ -147,16 +144,19 @@ impl Driver {
         record: &mut VolumeRecord,
         target: &Path,
     ) -> Result<()> {
-        let serving = match &record.stage {
-            Some(stage) => match self.health(volume_id, stage)? {
-                Health::Serving(mount) => Some(mount.minor),
-                Health::HalfDone | Health::Unmounted | Health::DaemonDead => None,
-            },
-            None => None,
+        let mounted = match mounts::find(target, volume_id) {
+            // Never published here, and what is here is not this volume.
+            Err(Error::ForeignMount { .. }) if !record.targets.contains_key(target) => return Ok(()),
+            mounted => mounted?.map(|mount| mount.minor),
         };
-        let mounted = mounts::find(target, volume_id)?.map(|mount| mount.minor);
-        let is_served = mounted.is_some() && mounted == serving;
-        mounts::unmount(target, volume_id, if is_served { WhenBusy::Refuse } else { WhenBusy::Detach })?;
+        let is_served = mounted.is_some() && mounted == served_connection(record)?;
+        let when_busy = if is_served { WhenBusy::Refuse } else { WhenBusy::AbortNow };
+        match (mounts::unmount(target, volume_id, when_busy), mounted) {
+            (Err(Error::Busy { .. }), Some(minor)) if self.is_hung(volume_id, minor)? => {
+                mounts::unmount(target, volume_id, WhenBusy::AbortNow)?;
+            }
+            (outcome, _) => outcome?,
+        }
         if !record.targets.contains_key(target) {
             return Ok(());
         }
@@ -172,21 +172,39 @@ impl Driver {
     }
 }
 
-/// Same file system and same directory of it as the staged mount, and as writable as wanted.
+/// Same file system and same directory of it as the staged mount, with the flags that are wanted.
 fn is_right(mount: &MountEntry, staged: &MountEntry, access: Access) -> bool {
-    mount.same_root(staged) && mount.is_read_only() == access.read_only
+    mount.same_root(staged) && mounts::is_as_wanted(mount, access)
 }
 
-/// CSI spec: the caller has made the parent, the plugin makes the target. Not
-/// looked at through links: a bind mount would follow one out of the pod.
-fn ensure_directory(target: &Path) -> Result<()> {
-    match DirBuilder::new().mode(TARGET_MODE).create(target) {
-        Ok(()) => Ok(()),
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => match std::fs::symlink_metadata(target) {
-            Ok(found) if found.is_dir() => Ok(()),
-            Ok(_) => Err(Error::unusable("target_path", target, "not a directory")),
-            Err(e) => Err(Error::unusable("target_path", target, e.to_string())),
-        },
-        Err(e) => Err(linux::Error::at("create", target, e)).step("publish volume"),
+/// What the file system refuses or is given when it is staged, no publish can change.
+fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Result<()> {
+    if wanted.group.is_some() && wanted.group != stage.access.group {
+        let text = |group: Option<u32>| group.map_or_else(|| "none".to_owned(), |gid| gid.to_string());
+        return Err(Error::GroupOtherwise {
+            volume_id: volume_id.clone(),
+            found: text(stage.access.group),
+            wanted: text(wanted.group),
+        });
+    }
+    let is_synced = |access: Access| access.flags.contains(MountFlag::Sync);
+    if (stage.access.read_only && !wanted.read_only) || (is_synced(wanted) && !is_synced(stage.access)) {
+        return Err(Error::StagedOtherwise {
+            volume_id: volume_id.clone(),
+            path: stage.staging_path.clone(),
+            found: stage.access.to_string(),
+            wanted: wanted.to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// The connection whose daemon lives, wherever it is mounted.
+fn served_connection(record: &VolumeRecord) -> Result<Option<u32>> {
+    match record.stage.as_ref().and_then(|stage| stage.serving) {
+        Some(serving) if serving.daemon.is_alive().step("look at daemon")? => {
+            Ok(Some(serving.connection_minor))
+        }
+        Some(_) | None => Ok(None),
     }
 }

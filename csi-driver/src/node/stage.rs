@@ -4,25 +4,30 @@
 //! dial socket, launched, handed over, serving. [`Driver::tear_down`] undoes any
 //! prefix of them, for Unstage, for a failed stage, and after a kill.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::mount::FuseConnections;
 use linux::mountinfo::MountEntry;
 use proto::handover::Assignment;
 
-use crate::capability::Access;
+use crate::bounded;
+use crate::capability::{Access, Parsed};
+use crate::capacity;
+use crate::control::Control;
 use crate::dial::DialDir;
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
 use crate::handover::{self, Offer};
 use crate::journal::{Serving, StageRecord, VolumeRecord};
 use crate::launcher::LaunchSpec;
+use crate::launcher::settings::LaunchSettings;
+use crate::limits;
 use crate::mounts::{self, WhenBusy};
+use crate::node::mount_point;
+use crate::pool::open_usage_file;
 use crate::volume::VolumeId;
-
-/// What an unmounted daemon needs to notice and to end.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// Where a stage stands, seen from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,16 +44,36 @@ pub(crate) enum Health {
 pub(crate) struct StageWish {
     pub(crate) staging_path: PathBuf,
     pub(crate) access: Access,
+    pub(crate) settings: LaunchSettings,
+}
+
+impl StageWish {
+    /// What was staged once, to be staged anew.
+    pub(crate) fn again(stage: &StageRecord) -> Self {
+        Self {
+            staging_path: stage.staging_path.clone(),
+            access: stage.access,
+            settings: stage.settings.clone(),
+        }
+    }
 }
 
 impl Driver {
     /// NodeStageVolume.
-    pub(crate) fn stage(&self, volume_id: &VolumeId, wish: &StageWish) -> Result<()> {
+    pub(crate) fn stage(&self, volume_id: &VolumeId, staging_path: &Path, how: &Parsed) -> Result<()> {
         let mut record = self.journal.get(volume_id)?;
         if record.deleting {
             return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
         }
-        self.ensure_staged(volume_id, &mut record, wish).map(drop)
+        if !record.filled {
+            return Err(Error::Unfilled { volume_id: volume_id.clone() });
+        }
+        let wish = StageWish {
+            staging_path: staging_path.to_owned(),
+            access: how.access,
+            settings: LaunchSettings::of(&record.parameters, &how.overrides),
+        };
+        self.ensure_staged(volume_id, &mut record, &wish).map(drop)
     }
 
     /// NodeUnstageVolume; a volume that is not staged is a success.
@@ -59,7 +84,7 @@ impl Driver {
         };
         let Some(mut record) = record.filter(is_here) else {
             // Whatever the journal forgot, mountinfo still tells whose it is.
-            return mounts::unmount(staging_path, volume_id, WhenBusy::Refuse);
+            return mounts::unmount_own(staging_path, volume_id, WhenBusy::Refuse);
         };
         // kubelet never asks for this. To obey would end a pod's I/O.
         self.forget_unmounted_targets(volume_id, &mut record)?;
@@ -135,6 +160,7 @@ impl Driver {
             access: wish.access,
             launch: None,
             serving: None,
+            settings: wish.settings.clone(),
         });
         self.journal.put(volume_id, record)?;
         self.try_stage(volume_id, record, wish).map_err(|cause| match self.tear_down(volume_id, record) {
@@ -150,9 +176,13 @@ impl Driver {
         wish: &StageWish,
     ) -> Result<MountEntry> {
         let span = tracing::info_span!("stage.mount").entered();
-        let tree = linux::mount::open_tree_clone(&self.pool.data_dir(volume_id)).step("open volume")?;
+        let data = self.open_data(volume_id)?;
+        if let Some(gid) = wish.access.group.filter(|_| !wish.access.read_only) {
+            // Nobody else is in the volume yet.
+            self.pool.give_group(volume_id, gid)?;
+        }
         let fuse_device = linux::mount::open_fuse_device().step("open FUSE connection")?;
-        mounts::mount(&fuse_device, volume_id, &wish.staging_path, wish.access.read_only)?;
+        mounts::mount(&fuse_device, volume_id, &wish.staging_path, wish.access)?;
         let mount = mounts::find(&wish.staging_path, volume_id)?.ok_or_else(|| {
             Error::unusable("staging_target_path", &wish.staging_path, "a mount there is not seen")
         })?;
@@ -160,11 +190,11 @@ impl Driver {
 
         let span = tracing::info_span!("stage.launch").entered();
         let dial = DialDir::of(&self.config.run_dir, volume_id);
-        let listener = dial.listen().step("listen for daemon")?;
+        let sockets = dial.listen().step("listen for daemon")?;
         let nonce = handover::new_nonce()?;
         let launch = self
             .launcher
-            .ensure(LaunchSpec { volume_id, nonce: &nonce })
+            .ensure(LaunchSpec { volume_id, nonce: &nonce, settings: &wish.settings })
             .map_err(|source| Error::Launch { volume_id: volume_id.clone(), source })?;
         let process = launch.process();
         self.update_stage(volume_id, record, |stage| stage.launch = Some(launch))?;
@@ -179,14 +209,24 @@ impl Driver {
                 volume_name: record.name.as_str().to_owned(),
                 capacity_bytes: record.capacity_bytes,
                 read_only: wish.access.read_only,
-                threads: record.parameters.threads,
+                threads: wish.settings.threads,
+                inode_limit: capacity::inode_limit(record.capacity_bytes),
             },
             fuse_device: fuse_device.as_fd(),
-            tree: tree.as_fd(),
+            tree: data.tree.as_fd(),
+            control: sockets.control.as_fd(),
+            metrics: sockets.metrics.as_fd(),
+            usage: data.usage.as_fd(),
         };
-        let served =
-            handover::hand_over(&listener, &offer, self.launcher.patience(), &self.waits.begin(volume_id)?)
-                .map_err(|error| with_last_words(error, &dial))?;
+        let served = handover::hand_over(
+            &sockets.dial,
+            &offer,
+            self.launcher.patience(),
+            &self.waits.begin(volume_id)?,
+        )
+        .map_err(|error| with_last_words(error, &dial))?;
+        // The daemon alone holds its listeners and the connection from here on.
+        drop(sockets);
         self.keeper.handed_over(volume_id, fuse_device);
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon };
         self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;
@@ -194,6 +234,30 @@ impl Driver {
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
         self.watch.start(volume_id, served.daemon, served.pidfd);
         Ok(mount)
+    }
+
+    /// A pool that does not answer costs its caller no more than the limit.
+    fn open_data(&self, volume_id: &VolumeId) -> Result<Data> {
+        self.pool.check_present()?;
+        let (dir, usage) = (self.pool.data_dir(volume_id), self.pool.usage_path(volume_id));
+        let open = move || {
+            let tree = linux::mount::open_tree_clone(&dir)?;
+            Ok(Data { tree, usage: open_usage_file(&usage)? })
+        };
+        bounded::within(format!("open volume {volume_id} in the pool"), limits::POOL, open)?
+            .step("open volume")
+    }
+
+    /// Whether requests wait on the connection for a daemon that does not answer the
+    /// driver either: one that is stopped, and not one that is only waited for.
+    pub(crate) fn is_hung(&self, volume_id: &VolumeId, connection_minor: u32) -> Result<bool> {
+        let waiting = FuseConnections::open().and_then(|all| all.waiting(connection_minor));
+        if waiting.step("look at connection")?.unwrap_or_default() == 0 {
+            return Ok(false);
+        }
+        let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let answer = Control::connect(&dial, volume_id, limits::UNMOUNT).and_then(|control| control.ping());
+        Ok(matches!(answer, Err(Error::Silent { .. })))
     }
 
     fn update_stage(
@@ -218,16 +282,13 @@ impl Driver {
             Some(daemon) => daemon.is_alive().step("look at daemon")?,
             None => false,
         };
-        let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::Detach };
-        match mounts::unmount(&stage.staging_path, volume_id, when_busy) {
-            // Ours is gone, and what came there since is not ours.
-            Ok(()) | Err(Error::ForeignMount { .. }) => {}
-            Err(e) => return Err(e),
-        }
+        let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::AbortNow };
+        mounts::unmount_own(&stage.staging_path, volume_id, when_busy)?;
         if let Some(launch) = &stage.launch {
             self.launcher.remove(launch).step("remove launch")?;
             // A daemon that never got the connection has nothing to finish.
-            let grace = if is_served { GRACE } else { Duration::ZERO };
+            let grace = if is_served { stage.settings.grace_seconds } else { 0 };
+            let grace = Duration::from_secs(grace.into());
             for process in [daemon, launch.process()].into_iter().flatten() {
                 if !process.end(grace).step("end daemon")? {
                     return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
@@ -244,16 +305,18 @@ pub(crate) fn uncleared(volume_id: &VolumeId, source: Error) -> Error {
     Error::Uncleared { volume_id: volume_id.clone(), source: Box::new(source) }
 }
 
+/// What of the pool a volume's daemon gets.
+struct Data {
+    /// The volume's directory, as a mount of its own that no path leads to.
+    tree: OwnedFd,
+    usage: OwnedFd,
+}
+
 /// CSI spec: the caller has made the staging path, a directory; on it we mount.
 fn check_staging_path(path: &Path, volume_id: &VolumeId) -> Result<()> {
     // Ours, of a journal that was lost: whoever served it, nobody else knows it.
-    mounts::unmount(path, volume_id, WhenBusy::Detach)?;
-    let unusable = |reason: String| Err(Error::unusable("staging_target_path", path, reason));
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => unusable("not a directory".to_owned()),
-        Err(e) => unusable(e.to_string()),
-    }
+    mounts::unmount(path, volume_id, WhenBusy::AbortNow)?;
+    mount_point::close("staging_target_path", path)
 }
 
 fn same_stage(volume_id: &VolumeId, stage: &StageRecord, wish: &StageWish) -> Result<()> {

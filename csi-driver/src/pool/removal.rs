@@ -6,11 +6,13 @@
 //! deep the tree is, and no path grows.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, ResolveFlags};
 use rustix::io::Errno;
+
+use super::walk::{WITHIN, open_dir};
 
 /// Removes `root` and all below; its absence is a success. Killed at any point,
 /// a repetition goes on.
@@ -83,26 +85,10 @@ fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
     Ok(directories)
 }
 
-const WITHIN: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
-
-fn open_dir(
-    parent: impl AsFd,
-    path: impl rustix::path::Arg,
-    resolve: ResolveFlags,
-) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat2(
-        parent,
-        path,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-        resolve,
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::Mode;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -134,7 +120,7 @@ mod tests {
     /// Deeper than the limits of descriptors and of path lengths.
     #[test]
     fn a_tree_of_any_depth_and_with_awkward_names_goes() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let root = dir.path().join("root");
         std::fs::create_dir(&root).unwrap();
         let mut at = open_dir(CWD, &root, ResolveFlags::empty()).unwrap();

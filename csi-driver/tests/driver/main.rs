@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]
 
+mod doctor;
 mod kills;
 mod lifecycle;
 mod manifests;
@@ -10,3 +11,4 @@ mod refusals;
 mod registration;
 mod restart;
 mod scene;
+mod views;

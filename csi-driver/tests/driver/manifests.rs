@@ -98,7 +98,7 @@ fn a_pod_that_never_comes_leaves_nothing() {
 
 #[test]
 fn an_unstage_ends_the_wait_for_a_pod_that_never_comes() {
-    let scene = Scene::start(flags("90"));
+    let scene = Scene::start(flags("80"));
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     let path = manifest(&scene, &id);
@@ -168,7 +168,7 @@ fn the_manifest_asks_for_six_capabilities_and_nothing_else() {
         "  terminationGracePeriodSeconds: 5",
         "    imagePullPolicy: Never",
         "    command: [\"/hawser-volume\"]",
-        "    args: [\"serve\", \"--socket\", \"/run/hawser/dial.sock\"]",
+        "    args: [\"serve\", \"--socket\", \"/run/hawser/dial.sock\", \"--log-level\", \"info\"]",
         "      allowPrivilegeEscalation: false",
         "      readOnlyRootFilesystem: true",
         "        drop: [\"ALL\"]",

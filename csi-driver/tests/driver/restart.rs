@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 
 use crate::scene::{Flags, PATIENCE, Scene, mounted};
 
@@ -72,11 +73,7 @@ fn driver_and_daemon_may_die_together() {
     scene.start_driver();
     caller.publish(&id, "two").unwrap();
     assert_eq!(fs::read(caller.target_path("two").join("file")).unwrap(), b"x");
-    for pod in ["one", "two"] {
-        caller.unpublish(&id, pod).unwrap();
-    }
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one", "two"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -172,4 +169,19 @@ fn a_stale_socket_is_replaced() {
     assert!(scene.csi_socket().exists() && scene.registration_socket().exists());
     scene.start_driver();
     scene.caller().create_named("pvc-1").unwrap();
+}
+
+#[test]
+fn a_client_that_answers_nothing_does_not_hold_up_the_end() {
+    let mut scene = Scene::start(Flags::process());
+    let mut client = UnixStream::connect(scene.csi_socket()).unwrap();
+    // HTTP/2's preface and an empty SETTINGS frame (RFC 9113, 3.4).
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00").unwrap();
+    // Its SETTINGS: from here on the connection is one of the server's.
+    client.read_exact(&mut [0; 9]).unwrap();
+    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    assert!(!scene.csi_socket().exists() && !scene.registration_socket().exists());
+    drop(client);
+    scene.start_driver();
+    scene.assert_nothing_left();
 }

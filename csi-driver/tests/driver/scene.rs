@@ -64,7 +64,11 @@ pub(crate) struct Scene {
 impl Scene {
     /// A driver that serves, on a kubelet directory that is rshared as kubelet makes it.
     pub(crate) fn start(flags: Flags) -> Self {
-        let sandbox = Sandbox::new();
+        Self::start_in(Sandbox::new(), flags)
+    }
+
+    /// In a sandbox in which something was made ready: a pool on a file system of its own.
+    pub(crate) fn start_in(sandbox: Sandbox, flags: Flags) -> Self {
         for dir in ["k", "m", "pool"] {
             sandbox.make_dir(dir).unwrap();
         }
@@ -305,6 +309,13 @@ impl Caller {
         self.node(async |mut n| n.node_unpublish_volume(request).await)?;
         remove_empty(target.parent().unwrap(), &self.kubelet_dir.join("pods"));
         Ok(())
+    }
+
+    /// Everything of a volume that these pods use, and the volume.
+    pub(crate) fn take_down(&self, volume_id: &str, pods: &[&str]) -> Result<(), Status> {
+        pods.iter().try_for_each(|pod| self.unpublish(volume_id, pod))?;
+        self.unstage(volume_id)?;
+        self.delete(volume_id)
     }
 
     pub(crate) fn unstage(&self, volume_id: &str) -> Result<(), Status> {

@@ -39,6 +39,7 @@ impl CsiMount {
     /// The caller holds the device: `stage` is its state.
     pub(super) async fn run(&self, stage: &mut Stage) -> Result<PathBuf, Error> {
         self.check_single_user()?;
+        self.check_no_attachment()?;
         let can = self.driver.node_capabilities().await?;
         let fs_group = self.pod.spec.security_context.fs_group;
         let capability = capability::of_volume(&self.volume, can, fs_group)?;
@@ -60,6 +61,17 @@ impl CsiMount {
             return Err(Error::InUseByOtherPod);
         }
         Ok(())
+    }
+
+    /// ControllerPublishVolume is never called here: a driver that waits for it
+    /// would be called in a way it does not expect.
+    fn check_no_attachment(&self) -> Result<(), Error> {
+        match &self.driver_object {
+            Some(object) if object.spec.attach_required => {
+                Err(Error::AttachRequired { driver: self.device.key.driver.clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn ensure_staged(

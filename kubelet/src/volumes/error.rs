@@ -27,6 +27,10 @@ pub enum Error {
         "driver name {driver} not found in the list of registered CSI drivers: start the driver, with this kubelet's root directory"
     )]
     DriverMissing { driver: String },
+    #[error(
+        "csidriver \"{driver}\": spec.attachRequired true is not supported: nobody attaches volumes to a node without a cluster"
+    )]
+    AttachRequired { driver: String },
     #[error(transparent)]
     Csi(#[from] csi::Error),
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]

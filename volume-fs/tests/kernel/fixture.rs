@@ -3,8 +3,10 @@
 //! Invariant: nothing hangs. A watchdog aborts the FUSE connection when a test
 //! takes too long, so that every blocked file operation comes back.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -14,6 +16,7 @@ use std::time::Duration;
 use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, MountFlags, UnmountMode};
 use prost::Message;
+use proto::control::{GetUsage, Reply, Request, Usage, reply, request};
 use proto::handover::{Answer, Assignment, Hello, answer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -28,6 +31,7 @@ const DAEMON_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Setup {
     pub(crate) capacity_bytes: u64,
+    pub(crate) inode_limit: u64,
     pub(crate) read_only: bool,
     pub(crate) confine: bool,
     /// `ulimit -n` of the daemon; 0: what the tests have.
@@ -40,6 +44,9 @@ pub(crate) struct Stage {
     pub(crate) backing: PathBuf,
     pub(crate) mountpoint: PathBuf,
     pub(crate) socket: PathBuf,
+    pub(crate) control: PathBuf,
+    pub(crate) metrics: PathBuf,
+    pub(crate) usage: PathBuf,
     fusectl: PathBuf,
     _scratch: TempDir,
 }
@@ -60,11 +67,30 @@ impl Stage {
             mountpoint: at("volume"),
             fusectl: at("fusectl"),
             socket: scratch.path().join("dial.sock"),
+            control: scratch.path().join("ctl.sock"),
+            metrics: scratch.path().join("prom.sock"),
+            usage: scratch.path().join("usage"),
             _scratch: scratch,
         };
         open_to_all(stage._scratch.path());
         open_to_all(&stage.backing);
         mount::mount_fs("fusectl", "fusectl", &stage.fusectl, MountFlags::default(), "").unwrap();
+        stage
+    }
+
+    /// The backing directory is the root of a new file system of this kind.
+    pub(crate) fn on_file_system(kind: &str) -> Self {
+        let stage = Self::new();
+        let image = stage._scratch.path().join("image");
+        File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        let run = |command: &mut Command| {
+            let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+            assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        run(Command::new(format!("mkfs.{kind}")).arg("-q").arg(&image));
+        // The loop device goes with the mount, which goes with this thread's namespace.
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&stage.backing));
+        open_to_all(&stage.backing);
         stage
     }
 
@@ -106,6 +132,18 @@ impl Stage {
         mount::open_tree_clone(&self.backing).unwrap()
     }
 
+    /// What the daemon gets, in order.
+    pub(crate) fn descriptors(&self) -> [OwnedFd; 5] {
+        for socket in [&self.control, &self.metrics] {
+            drop(std::fs::remove_file(socket));
+        }
+        let control = PacketListener::bind(&self.control).unwrap();
+        let metrics = UnixListener::bind(&self.metrics).unwrap();
+        let usage = File::options().read(true).write(true).create(true).truncate(false).open(&self.usage);
+        let control = control.as_fd().try_clone_to_owned().unwrap();
+        [self.mount_fuse(), self.tree(), control, metrics.into(), usage.unwrap().into()]
+    }
+
     fn connection(&self) -> u32 {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         linux::mountinfo::read_of(tid)
@@ -143,36 +181,88 @@ impl Volume {
     }
 
     pub(crate) fn with(setup: Setup) -> Self {
-        let stage = Stage::new();
-        let listener = stage.listen();
-        let daemon = stage.daemon(setup).spawn().unwrap();
-        let device = stage.mount_fuse();
-        let connection = stage.connection();
-        let watchdog = Watchdog::start(stage.fusectl.clone(), connection);
+        Self::on(Stage::new(), setup)
+    }
+
+    pub(crate) fn on(stage: Stage, setup: Setup) -> Self {
+        let mut volume = Self {
+            path: stage.mountpoint.clone(),
+            backing: stage.backing.clone(),
+            max_write_bytes: 0,
+            daemon: None,
+            connection: 0,
+            watchdog: None,
+            stage,
+        };
+        volume.serve(setup);
+        volume
+    }
+
+    /// The next daemon, after [`Self::unmount`] or [`Self::kill`].
+    pub(crate) fn serve_again(&mut self, setup: Setup) {
+        drop(self.watchdog.take());
+        // Gone already after an unmount.
+        drop(mount::unmount(&self.path, UnmountMode::Plain));
+        self.serve(setup);
+    }
+
+    fn serve(&mut self, setup: Setup) {
+        drop(std::fs::remove_file(&self.stage.socket));
+        let listener = self.stage.listen();
+        let daemon = self.stage.daemon(setup).spawn().unwrap();
+        let descriptors = self.stage.descriptors();
+        self.connection = self.stage.connection();
+        self.watchdog = Some(Watchdog::start(self.stage.fusectl.clone(), self.connection));
         let socket = accept(&listener);
-        assert_eq!(hello(&socket), Hello { version: 1, nonce: NONCE.to_owned() });
+        assert_eq!(hello(&socket), Hello { version: 2, nonce: NONCE.to_owned() });
         let assignment = Assignment {
             volume_name: "test".to_owned(),
             capacity_bytes: setup.capacity_bytes,
             read_only: setup.read_only,
             threads: 0,
+            inode_limit: setup.inode_limit,
         };
-        let tree = stage.tree();
-        socket.send(&assignment.encode_to_vec(), &[device.as_fd(), tree.as_fd()]).unwrap();
-        drop((device, tree));
-        let max_write_bytes = match answer(&socket) {
+        socket.send(&assignment.encode_to_vec(), &descriptors.each_ref().map(AsFd::as_fd)).unwrap();
+        drop(descriptors);
+        self.max_write_bytes = match answer(&socket) {
             answer::Result::Ready(ready) => ready.max_write_bytes,
             answer::Result::Failed(failed) => panic!("{}", failed.reason),
         };
         assert!(socket.receive().unwrap().is_none(), "the daemon closes the connection after its answer");
-        Self {
-            path: stage.mountpoint.clone(),
-            backing: stage.backing.clone(),
-            max_write_bytes,
-            daemon: Some(daemon),
-            connection,
-            watchdog: Some(watchdog),
-            stage,
+        self.daemon = Some(daemon);
+    }
+
+    /// A connection of its own to the control socket.
+    pub(crate) fn control(&self) -> Control {
+        let socket = PacketSocket::connect(&self.stage.control).unwrap();
+        socket.set_timeout(DAEMON_DEADLINE).unwrap();
+        Control { socket }
+    }
+
+    /// A connection to the metrics socket.
+    pub(crate) fn scraper(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.stage.metrics).unwrap();
+        stream.set_read_timeout(Some(DAEMON_DEADLINE)).unwrap();
+        stream
+    }
+
+    pub(crate) fn control_socket(&self) -> &Path {
+        &self.stage.control
+    }
+
+    pub(crate) fn usage_file(&self) -> &Path {
+        &self.stage.usage
+    }
+
+    /// What the daemon says the volume uses, once it knows.
+    pub(crate) fn usage(&self) -> Usage {
+        let control = self.control();
+        loop {
+            match control.ask(request::Kind::GetUsage(GetUsage {})) {
+                reply::Kind::Usage(usage) if usage.counting => std::thread::yield_now(),
+                reply::Kind::Usage(usage) => return usage,
+                other => panic!("{other:?}"),
+            }
         }
     }
 
@@ -239,6 +329,29 @@ impl Drop for Volume {
             }
         }
         drop(self.watchdog.take());
+    }
+}
+
+/// The driver's end of a control connection.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) socket: PacketSocket,
+}
+
+impl Control {
+    pub(crate) fn ask(&self, kind: request::Kind) -> reply::Kind {
+        self.say(kind);
+        self.hear()
+    }
+
+    pub(crate) fn say(&self, kind: request::Kind) {
+        self.socket.send(&Request { kind: Some(kind) }.encode_to_vec(), &[]).unwrap();
+    }
+
+    pub(crate) fn hear(&self) -> reply::Kind {
+        let (packet, descriptors) = self.socket.receive().unwrap().expect("the daemon answers");
+        assert!(descriptors.is_empty());
+        Reply::decode(&*packet).unwrap().kind.expect("the answer says something")
     }
 }
 

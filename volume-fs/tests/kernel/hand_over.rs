@@ -26,6 +26,13 @@ fn ended(mut daemon: Child) -> String {
     said.trim_end().to_owned()
 }
 
+/// The daemon's refusal of descriptors of which one is exchanged.
+fn assign_with(stage: &Stage, number: usize, other: OwnedFd) -> String {
+    let mut descriptors = stage.descriptors();
+    descriptors[number] = other;
+    assign(stage, &Assignment::default(), &descriptors.each_ref().map(AsFd::as_fd)).0
+}
+
 fn assign(stage: &Stage, assignment: &Assignment, descriptors: &[BorrowedFd<'_>]) -> (String, String) {
     let listener = stage.listen();
     let daemon = stage.daemon(Setup::default()).spawn().unwrap();
@@ -91,7 +98,7 @@ fn a_refused_nonce_is_said_clearly() {
     assert_eq!(fixture::hello(&socket).nonce, "guessed");
     drop(socket);
     let said = ended(daemon);
-    assert!(said.contains("closed the connection after Hello (protocol version 1)"), "{said}");
+    assert!(said.contains("closed the connection after Hello (protocol version 2)"), "{said}");
     assert!(said.contains("does not know this nonce"), "{said}");
     assert!(!said.contains("guessed"), "a nonce is a secret: {said}");
 }
@@ -111,11 +118,11 @@ fn a_missing_nonce_and_a_missing_driver_are_said_clearly() {
 }
 
 #[test]
-fn an_assignment_without_both_descriptors_is_refused() {
+fn an_assignment_without_all_descriptors_is_refused() {
     let stage = Stage::new();
     let device = stage.mount_fuse();
     let (reason, said) = assign(&stage, &Assignment::default(), &[device.as_fd()]);
-    assert!(reason.ends_with("descriptors: 1 came, 2 are needed"), "{reason}");
+    assert!(reason.ends_with("descriptors: 1 came, 5 are needed"), "{reason}");
     assert_eq!(said, format!("hawser-volume: {reason}"));
 }
 
@@ -123,36 +130,54 @@ fn an_assignment_without_both_descriptors_is_refused() {
 fn something_else_than_a_fuse_device_is_refused() {
     let stage = Stage::new();
     let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());
-    let tree = stage.tree();
-    let (reason, _) = assign(&stage, &Assignment::default(), &[null.as_fd(), tree.as_fd()]);
+    let reason = assign_with(&stage, 0, null);
     assert!(reason.ends_with("first descriptor: not /dev/fuse but CharacterDevice, device 1:3"), "{reason}");
 }
 
 #[test]
 fn a_directory_that_leads_out_of_the_volume_is_refused() {
     let stage = Stage::new();
-    let device = stage.mount_fuse();
     let plain = OwnedFd::from(fs::File::open(&stage.backing).unwrap());
-    let (reason, _) = assign(&stage, &Assignment::default(), &[device.as_fd(), plain.as_fd()]);
+    let reason = assign_with(&stage, 1, plain);
     assert!(reason.ends_with("not the root of a detached mount: .. leads out of the volume"), "{reason}");
+}
+
+#[test]
+fn sockets_and_files_that_are_not_what_they_should_be_are_refused() {
+    let stage = Stage::new();
+    let (one, _other) = linux::fd_passing::PacketSocket::pair().unwrap();
+    let connected = one.as_fd().try_clone_to_owned().unwrap();
+    let reason = assign_with(&stage, 2, connected);
+    assert!(reason.ends_with("third descriptor: a socket that does not listen"), "{reason}");
+    for (number, place) in [(2, "third"), (3, "fourth")] {
+        let stage = Stage::new();
+        let reason = assign_with(&stage, number, stage.tree());
+        assert!(reason.contains(&format!("{place} descriptor: not a socket: ")), "{reason}");
+    }
+    let stage = Stage::new();
+    let stream = std::os::unix::net::UnixListener::bind(stage.backing.join("s")).unwrap();
+    let reason = assign_with(&stage, 2, stream.into());
+    assert!(reason.contains("third descriptor: not a unix socket of "), "{reason}");
+    let stage = Stage::new();
+    let read_only = fs::File::open("/etc/passwd").unwrap();
+    let reason = assign_with(&stage, 4, read_only.into());
+    assert!(reason.contains("fifth descriptor: not a regular file open for reading and writing"), "{reason}");
 }
 
 #[test]
 fn too_many_threads_are_refused_by_number() {
     let stage = Stage::new();
-    let device = stage.mount_fuse();
-    let tree = stage.tree();
     let assignment = Assignment { threads: 1000, ..Assignment::default() };
-    let (reason, _) = assign(&stage, &assignment, &[device.as_fd(), tree.as_fd()]);
+    let descriptors = stage.descriptors();
+    let (reason, _) = assign(&stage, &assignment, &descriptors.each_ref().map(AsFd::as_fd));
     assert!(reason.ends_with("threads: 1000 is more than 64"), "{reason}");
 }
 
 #[test]
 fn a_connection_that_is_gone_already_is_answered_with_failed() {
     let stage = Stage::new();
-    let device = stage.mount_fuse();
+    let descriptors = stage.descriptors();
     linux::mount::unmount(&stage.mountpoint, linux::mount::UnmountMode::Plain).unwrap();
-    let tree = stage.tree();
-    let (reason, _) = assign(&stage, &Assignment::default(), &[device.as_fd(), tree.as_fd()]);
+    let (reason, _) = assign(&stage, &Assignment::default(), &descriptors.each_ref().map(AsFd::as_fd));
     assert!(reason.starts_with("answer FUSE_INIT: "), "{reason}");
 }

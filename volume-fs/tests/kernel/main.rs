@@ -4,10 +4,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod attributes;
+mod capacity;
 mod confinement;
 mod directories;
 mod files;
 mod fixture;
 mod hand_over;
+mod metrics;
 mod ownership;
+mod pauses;
 mod semantics;

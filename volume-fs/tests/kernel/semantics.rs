@@ -3,11 +3,13 @@
 const PAGE: &str = include_str!("../../../docs/SEMANTICS.md");
 const TESTS: &[&str] = &[
     include_str!("attributes.rs"),
+    include_str!("capacity.rs"),
     include_str!("confinement.rs"),
     include_str!("directories.rs"),
     include_str!("files.rs"),
     include_str!("hand_over.rs"),
     include_str!("ownership.rs"),
+    include_str!("pauses.rs"),
 ];
 
 #[test]

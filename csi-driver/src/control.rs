@@ -1,0 +1,255 @@
+//! What the driver asks of a daemon that serves: one connection to the control
+//! socket in the volume's dial directory, a request and a reply a packet
+//! (proto/proto/hawser/control/v1/control.proto).
+//!
+//! Every wait ends: a daemon that is stopped is [`Error::Silent`] within
+//! [`limits::CONTROL`].
+
+use std::time::Duration;
+
+use linux::fd_passing::PacketSocket;
+use nix::errno::Errno;
+use prost::Message;
+use proto::control::{GetUsage, Ping, Quiesce, Reply, Request, Resume, SetCapacity, Usage, reply, request};
+
+use crate::capacity;
+use crate::dial::DialDir;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::journal::{Timestamp, VolumeRecord};
+use crate::limits;
+use crate::node::stage::Health;
+use crate::volume::VolumeId;
+
+/// A connection to one volume's daemon.
+#[derive(Debug)]
+pub(crate) struct Control {
+    socket: PacketSocket,
+    volume_id: VolumeId,
+    limit: Duration,
+}
+
+impl Control {
+    /// `limit` holds for the dialling and for each request.
+    pub(crate) fn connect(dial: &DialDir, volume_id: &VolumeId, limit: Duration) -> Result<Self> {
+        let socket = PacketSocket::connect_within(&dial.control_socket(), limit)
+            .map_err(|e| unreachable(volume_id, "the dial", limit, e))?;
+        Ok(Self { socket, volume_id: volume_id.clone(), limit })
+    }
+
+    /// Whether it answers at all.
+    pub(crate) fn ping(&self) -> Result<()> {
+        match self.ask("Ping", request::Kind::Ping(Ping {}))? {
+            reply::Kind::Pong(_) => Ok(()),
+            other => Err(self.unexpected("Ping", &other)),
+        }
+    }
+
+    pub(crate) fn usage(&self) -> Result<Usage> {
+        match self.ask("GetUsage", request::Kind::GetUsage(GetUsage {}))? {
+            reply::Kind::Usage(usage) => Ok(usage),
+            other => Err(self.unexpected("GetUsage", &other)),
+        }
+    }
+
+    /// Grows the volume; the size that it has already is a success.
+    pub(crate) fn set_capacity(&self, capacity_bytes: u64) -> Result<()> {
+        let wanted = SetCapacity { capacity_bytes, inode_limit: capacity::inode_limit(capacity_bytes) };
+        match self.ask("SetCapacity", request::Kind::SetCapacity(wanted))? {
+            reply::Kind::Done(_) => Ok(()),
+            other => Err(self.unexpected("SetCapacity", &other)),
+        }
+    }
+
+    /// Stops all changes of the volume until [`Quiesced::resume`], the drop of what
+    /// is returned, or the end of `lease` (ms resolution).
+    pub(crate) fn quiesce(self, lease: Duration) -> Result<Quiesced> {
+        let quiesced = self.hold(lease)?;
+        Ok(Quiesced { at: Timestamp::now(), used_bytes: quiesced.used_bytes, control: self })
+    }
+
+    fn hold(&self, lease: Duration) -> Result<proto::control::Quiesced> {
+        let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+        match self.ask("Quiesce", request::Kind::Quiesce(Quiesce { lease_ms }))? {
+            reply::Kind::Quiesced(quiesced) => Ok(quiesced),
+            other => Err(self.unexpected("Quiesce", &other)),
+        }
+    }
+
+    /// `what` is the request's name.
+    fn ask(&self, what: &'static str, kind: request::Kind) -> Result<reply::Kind> {
+        let request = Request { kind: Some(kind) };
+        let failed = |e| unreachable(&self.volume_id, what, self.limit, e);
+        self.socket.send(&request.encode_to_vec(), &[]).map_err(failed)?;
+        let lost = || Error::ControlLost { volume_id: self.volume_id.clone(), what };
+        let (packet, _no_descriptors) = self.socket.receive().map_err(failed)?.ok_or_else(lost)?;
+        let reply = Reply::decode(&*packet).map_err(|e| self.refused(what, format!("no Reply: {e}")))?;
+        match reply.kind {
+            Some(reply::Kind::Refused(refused)) => Err(self.refused(what, refused.reason)),
+            Some(kind) => Ok(kind),
+            None => Err(self.refused(what, "a Reply of no kind".to_owned())),
+        }
+    }
+
+    fn unexpected(&self, what: &'static str, reply: &reply::Kind) -> Error {
+        self.refused(what, format!("answered by {reply:?}"))
+    }
+
+    fn refused(&self, what: &'static str, reason: String) -> Error {
+        Error::ControlRefused { volume_id: self.volume_id.clone(), what, reason }
+    }
+}
+
+fn unreachable(volume_id: &VolumeId, what: &'static str, limit: Duration, error: linux::Error) -> Error {
+    let volume_id = volume_id.clone();
+    match error.errno() {
+        Errno::ENOENT => Error::NoControl { volume_id, what: "that" },
+        // ECONNREFUSED: nobody holds the listener any more.
+        Errno::ECONNREFUSED | Errno::EPIPE | Errno::ECONNRESET => Error::ControlLost { volume_id, what },
+        Errno::EAGAIN => Error::Silent { volume_id, what, limit },
+        _ => Error::Kernel { step: "speak with daemon", source: error },
+    }
+}
+
+/// A volume that nothing changes, as long as this lives and its lease lasts.
+#[derive(Debug)]
+pub(crate) struct Quiesced {
+    control: Control,
+    /// What the volume holds, from now on.
+    pub(crate) used_bytes: u64,
+    /// When the last change had ended.
+    pub(crate) at: Timestamp,
+}
+
+/// The pause, once it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Paused {
+    /// False: the lease ended first, and the volume may have changed meanwhile.
+    pub(crate) held: bool,
+    pub(crate) paused: Duration,
+}
+
+impl Quiesced {
+    /// The lease begins again.
+    pub(crate) fn renew(&self, lease: Duration) -> Result<()> {
+        self.control.hold(lease).map(drop)
+    }
+
+    pub(crate) fn resume(self) -> Result<Paused> {
+        match self.control.ask("Resume", request::Kind::Resume(Resume {}))? {
+            reply::Kind::Resumed(resumed) => {
+                Ok(Paused { held: resumed.held, paused: Duration::from_micros(resumed.paused_us) })
+            }
+            other => Err(self.control.unexpected("Resume", &other)),
+        }
+    }
+}
+
+impl Driver {
+    /// A connection to the daemon that serves the volume; `None` when none does.
+    pub(crate) fn serving(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<Option<Control>> {
+        let Some(stage) = &record.stage else { return Ok(None) };
+        match self.health(volume_id, stage)? {
+            Health::Serving(_) => {
+                let dial = DialDir::of(&self.config.run_dir, volume_id);
+                Control::connect(&dial, volume_id, limits::CONTROL).map(Some)
+            }
+            Health::HalfDone | Health::Unmounted | Health::DaemonDead => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux::fd_passing::PacketListener;
+    use proto::control::{Done, Pong, Refused, Resumed};
+    use std::thread;
+
+    const LIMIT: Duration = Duration::from_millis(200);
+
+    struct Scene {
+        dir: tempfile::TempDir,
+        volume_id: VolumeId,
+        listener: PacketListener,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+            let dial = DialDir::of(dir.path(), &volume_id);
+            std::fs::create_dir(dial.path()).unwrap();
+            let listener = PacketListener::bind(&dial.control_socket()).unwrap();
+            Self { dir, volume_id, listener }
+        }
+
+        fn connect(&self) -> Result<Control> {
+            Control::connect(&DialDir::of(self.dir.path(), &self.volume_id), &self.volume_id, LIMIT)
+        }
+
+        /// One connection, each request answered by the next of `replies`, then closed;
+        /// what was asked.
+        fn answer(&self, replies: Vec<reply::Kind>) -> thread::JoinHandle<Vec<request::Kind>> {
+            let socket = self.listener.accept().unwrap();
+            thread::spawn(move || {
+                let mut asked = Vec::new();
+                for kind in replies {
+                    let (packet, _) = socket.receive().unwrap().unwrap();
+                    asked.push(Request::decode(&*packet).unwrap().kind.unwrap());
+                    socket.send(&Reply { kind: Some(kind) }.encode_to_vec(), &[]).unwrap();
+                }
+                asked
+            })
+        }
+    }
+
+    #[test]
+    fn a_pause_is_renewed_and_its_length_told() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
+        let daemon = scene.answer(vec![
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Resumed(Resumed { held: true, paused_us: 1500 }),
+        ]);
+        let pause = control.quiesce(Duration::from_secs(30)).unwrap();
+        assert_eq!(pause.used_bytes, 2);
+        pause.renew(Duration::from_secs(15)).unwrap();
+        assert_eq!(pause.resume().unwrap(), Paused { held: true, paused: Duration::from_micros(1500) });
+        let hold = |lease_ms| request::Kind::Quiesce(Quiesce { lease_ms });
+        let asked = daemon.join().unwrap();
+        assert_eq!(asked, [hold(30_000), hold(15_000), request::Kind::Resume(Resume {})]);
+    }
+
+    #[test]
+    fn what_goes_wrong_is_told_apart() {
+        let scene = Scene::new();
+        let silent = scene.connect().unwrap();
+        let err = silent.ping().unwrap_err();
+        assert!(matches!(err, Error::Silent { what: "Ping", limit: LIMIT, .. }), "{err}");
+        drop(scene.listener.accept().unwrap());
+        let err = silent.usage().unwrap_err();
+        assert!(matches!(err, Error::ControlLost { what: "GetUsage", .. }), "{err}");
+
+        let control = scene.connect().unwrap();
+        let refused = reply::Kind::Refused(Refused { reason: "cannot shrink".into() });
+        let daemon = scene.answer(vec![refused, reply::Kind::Pong(Pong {}), reply::Kind::Done(Done {})]);
+        let err = control.set_capacity(1).unwrap_err();
+        assert!(err.to_string().ends_with("refused SetCapacity: cannot shrink"), "{err}");
+        let err = control.set_capacity(1).unwrap_err();
+        assert!(matches!(err, Error::ControlRefused { .. }), "another kind of reply: {err}");
+        control.set_capacity(1).unwrap();
+        daemon.join().unwrap();
+
+        let Scene { dir, volume_id, listener } = scene;
+        drop(listener);
+        let dial = DialDir::of(dir.path(), &volume_id);
+        let err = Control::connect(&dial, &volume_id, LIMIT).unwrap_err();
+        assert!(matches!(err, Error::ControlLost { .. }), "nobody listens any more: {err}");
+        std::fs::remove_file(dial.control_socket()).unwrap();
+        let err = Control::connect(&dial, &volume_id, LIMIT).unwrap_err();
+        assert!(matches!(err, Error::NoControl { .. }), "{err}");
+    }
+}

@@ -1,0 +1,355 @@
+//! `hawser-csi doctor`: what is not as it should be, and what would be done about it.
+//!
+//! Three layers: `World::look` reads and changes nothing, `findings` decides,
+//! `--repair` acts: it does what a driver does when it starts, and takes away
+//! mounts that nobody answers for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use clap::Args;
+use linux::lock::FileLock;
+use linux::mount::{FuseConnections, UnmountMode};
+use linux::mountinfo::MountEntry;
+use serde::Serialize;
+
+use crate::config::{Config, ConfigError, Flags};
+use crate::driver::{self, Driver};
+use crate::error::{Error, Result, Step, chain};
+use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::launcher::Launched;
+use crate::views::{Format, Row};
+use crate::volume::{SnapshotId, VolumeId};
+use crate::{dial, mounts, pool};
+
+/// What a running driver is in the middle of is no finding: it is gone by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const AT_START: &str = "as a driver does at its start";
+const UNMOUNT: &str = "abort its connection, unmount it";
+const BY_HAND: &str = "by hand";
+
+#[derive(Debug, Clone, Args)]
+pub struct Doctor {
+    /// Repairs what can be; no driver may run meanwhile.
+    #[arg(long)]
+    pub repair: bool,
+    /// A table for people, or JSON.
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+    #[command(flatten)]
+    pub driver: Flags,
+}
+
+/// One thing that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct Finding {
+    what: &'static str,
+    /// A path, or an id.
+    object: String,
+    found: String,
+    /// What `--repair` does; null where somebody must decide.
+    repair: Option<&'static str>,
+    #[serde(skip)]
+    unmount: Option<(PathBuf, u32)>,
+}
+
+impl Finding {
+    fn new(what: &'static str, object: impl ToString, found: impl Into<String>) -> Self {
+        Self { what, object: object.to_string(), found: found.into(), repair: None, unmount: None }
+    }
+
+    fn at_start(self) -> Self {
+        Self { repair: Some(AT_START), ..self }
+    }
+}
+
+impl Row for Finding {
+    const HEADINGS: &'static [&'static str] = &["WHAT", "OBJECT", "FOUND", "REPAIR"];
+
+    fn cells(&self) -> Vec<String> {
+        let repair = self.repair.unwrap_or(BY_HAND).to_owned();
+        vec![self.what.to_owned(), self.object.clone(), self.found.clone(), repair]
+    }
+}
+
+/// All that is looked at, at one moment.
+#[derive(Debug, Default)]
+struct World {
+    volumes: BTreeMap<VolumeId, Result<VolumeRecord>>,
+    snapshots: BTreeMap<SnapshotId, Result<SnapshotRecord>>,
+    /// Of volumes, by their looks.
+    mounts: Vec<MountEntry>,
+    /// Volumes whose recorded daemon lives.
+    alive: BTreeSet<VolumeId>,
+    launches: Vec<Launched>,
+    dial_dirs: Vec<VolumeId>,
+    /// kubelet's directories of staged volumes, with the volume handle that each names.
+    staging_dirs: Vec<(PathBuf, std::result::Result<String, String>)>,
+    /// In `incoming` and `trash`.
+    leftovers: Vec<PathBuf>,
+    /// Why it cannot be used.
+    pool_away: Option<String>,
+    is_driver_running: bool,
+}
+
+impl World {
+    fn look(config: &Config, is_driver_running: bool) -> Result<Self> {
+        let journal = Journal::look(&config.state_dir)?;
+        let volumes: BTreeMap<_, _> = journal.entries().into_iter().collect();
+        let is_alive = |record: &VolumeRecord| {
+            let serving = record.stage.as_ref().and_then(|stage| stage.serving);
+            serving.is_some_and(|serving| serving.daemon.is_alive().unwrap_or(true))
+        };
+        let alive = volumes.iter().filter(|(_, record)| record.as_ref().is_ok_and(is_alive));
+        let mut mounts = linux::mountinfo::read().step("read mountinfo")?;
+        mounts.retain(|mount| mount.fs_type == mounts::FS_TYPE);
+        Ok(Self {
+            alive: alive.map(|(id, _)| id.clone()).collect(),
+            snapshots: journal.snapshots().entries().into_iter().collect(),
+            mounts,
+            launches: driver::launcher(config).list().step("list launches")?,
+            dial_dirs: dial::list(&config.run_dir).step("list dial directories")?,
+            staging_dirs: staging_dirs(config),
+            leftovers: pool::leftovers(&config.pool),
+            pool_away: pool::why_away(&config.pool, &config.state_dir),
+            is_driver_running,
+            volumes,
+        })
+    }
+
+    fn is_unreadable(&self, id: &VolumeId) -> bool {
+        matches!(self.volumes.get(id), Some(Err(_)))
+    }
+
+    fn known(&self, id: &VolumeId) -> Option<&VolumeRecord> {
+        self.volumes.get(id).and_then(|record| record.as_ref().ok())
+    }
+
+    fn is_mounted(&self, id: &VolumeId, path: &Path) -> bool {
+        self.mounts.iter().any(|m| m.mount_point == path && m.source.to_str() == Some(id.as_str()))
+    }
+}
+
+/// Below kubelet's directory of this driver: `<hash>/vol_data.json`, written
+/// before a volume is staged and removed after it is unstaged.
+fn staging_dirs(config: &Config) -> Vec<(PathBuf, std::result::Result<String, String>)> {
+    let parent = config.kubelet_dir.join("plugins/kubernetes.io/csi").join(&config.driver_name);
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let named = |dir: PathBuf| {
+        let text = match std::fs::read(dir.join("vol_data.json")) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
+            read => read.map_err(|e| e.to_string()),
+        };
+        let handle = text.and_then(|text| {
+            let data: serde_json::Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+            data["volumeHandle"]
+                .as_str()
+                .map(str::to_owned)
+                .ok_or_else(|| "it has no volumeHandle".to_owned())
+        });
+        Some((dir, handle))
+    };
+    entries.filter_map(|entry| named(entry.path())).collect()
+}
+
+/// What is wrong with the world, sorted, each thing once.
+fn findings(world: &World) -> BTreeSet<Finding> {
+    let mut all = BTreeSet::new();
+    all.extend(world.pool_away.as_ref().map(|reason| Finding::new("pool is away", "pool", reason)));
+    for (id, record) in &world.volumes {
+        match record {
+            Err(error) => all.extend([Finding::new("journal entry is unreadable", id, chain(error))]),
+            Ok(record) => all.extend(of_volume(world, id, record)),
+        }
+    }
+    for (id, record) in &world.snapshots {
+        all.extend(match record {
+            Err(error) => Some(Finding::new("journal entry is unreadable", id, chain(error))),
+            Ok(record) => of_snapshot(world, id, record),
+        });
+    }
+    all.extend(world.mounts.iter().filter_map(|mount| of_mount(world, mount)));
+    all.extend(of_daemons(world));
+    all.extend(world.staging_dirs.iter().filter_map(|(dir, handle)| of_staging_dir(world, dir, handle)));
+    if !world.is_driver_running {
+        let left = |path: &PathBuf| Finding::new("left in the pool", path.display(), "by a killed call");
+        all.extend(world.leftovers.iter().map(|path| left(path).at_start()));
+    }
+    all
+}
+
+fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding> {
+    let mut all = Vec::new();
+    if record.deleting {
+        all.push(Finding::new("deletion is not finished", id, "the journal says so").at_start());
+    }
+    if !record.filled && !world.is_driver_running {
+        all.push(Finding::new("volume is not filled", id, "call CreateVolume or DeleteVolume again"));
+    }
+    if let Some(stage) = &record.stage {
+        let at = stage.staging_path.display().to_string();
+        if stage.serving.is_none() {
+            all.push(Finding::new("stage is half done", id, at).at_start());
+        } else if !world.is_mounted(id, &stage.staging_path) {
+            all.push(Finding::new("staged volume is not mounted", id, at).at_start());
+        } else if !world.alive.contains(id) {
+            let found = format!("{} targets answer ENOTCONN: start their pods anew", record.targets.len());
+            all.push(Finding::new("daemon is dead", id, found));
+        }
+    }
+    for (path, target) in &record.targets {
+        let at = path.display().to_string();
+        if !target.published {
+            all.push(Finding::new("publish is half done", id, at).at_start());
+        } else if !world.is_mounted(id, path) {
+            all.push(Finding::new("target is not mounted", id, at + ": start its pod anew"));
+        }
+    }
+    all
+}
+
+fn of_snapshot(world: &World, id: &SnapshotId, record: &SnapshotRecord) -> Option<Finding> {
+    match &record.phase {
+        _ if record.deleting => {
+            Some(Finding::new("deletion is not finished", id, "the journal says so").at_start())
+        }
+        SnapshotPhase::Begun | SnapshotPhase::Copying if !world.is_driver_running => {
+            Some(Finding::new("snapshot is half done", id, format!("of volume {}", record.source)).at_start())
+        }
+        SnapshotPhase::Failed { reason } => {
+            Some(Finding::new("snapshot has failed", id, format!("{reason}: delete it")))
+        }
+        SnapshotPhase::Begun | SnapshotPhase::Copying | SnapshotPhase::Ready => None,
+    }
+}
+
+/// A mount that the journal does not name.
+fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
+    let id = mount.source.to_str().and_then(VolumeId::parse)?;
+    let finding = Finding::new("mount of nobody", mount.mount_point.display(), format!("volume {id}"));
+    match world.volumes.get(&id) {
+        // Not ours to guess.
+        Some(Err(_)) => None,
+        Some(Ok(record)) => {
+            let is_staged = record.stage.as_ref().is_some_and(|s| s.staging_path == mount.mount_point);
+            let is_named = is_staged || record.targets.contains_key(&mount.mount_point);
+            // Its connection may serve the volume's pods too.
+            (!is_named).then_some(finding)
+        }
+        None => Some(Finding {
+            repair: Some(UNMOUNT),
+            unmount: Some((mount.mount_point.clone(), mount.minor)),
+            ..finding
+        }),
+    }
+}
+
+fn of_daemons(world: &World) -> Vec<Finding> {
+    let stage = |id: &VolumeId| world.known(id).and_then(|record| record.stage.as_ref());
+    let stray_launch = |launched: &&Launched| {
+        !world.is_unreadable(&launched.volume_id)
+            && stage(&launched.volume_id).and_then(|stage| stage.launch.as_ref()) != Some(&launched.id)
+    };
+    let launch = |launched: &Launched| {
+        Finding::new("daemon of nobody", &launched.volume_id, format!("{:?}", launched.id)).at_start()
+    };
+    let stray_dir = |id: &&VolumeId| !world.is_unreadable(id) && stage(id).is_none();
+    let dir =
+        |id: &VolumeId| Finding::new("dial directory of nobody", id, "the volume is not staged").at_start();
+    let launches = world.launches.iter().filter(stray_launch).map(launch);
+    launches.chain(world.dial_dirs.iter().filter(stray_dir).map(dir)).collect()
+}
+
+/// kubelet takes its own directories away, unless it was killed in between.
+fn of_staging_dir(
+    world: &World,
+    dir: &Path,
+    handle: &std::result::Result<String, String>,
+) -> Option<Finding> {
+    let finding = |found| Some(Finding::new("staging directory of nobody", dir.display(), found));
+    match handle {
+        Err(reason) => finding(format!("vol_data.json: {reason}")),
+        Ok(handle) => match VolumeId::parse(handle) {
+            Some(id) if world.volumes.contains_key(&id) => None,
+            _ => finding(format!("volume {handle} does not exist")),
+        },
+    }
+}
+
+/// What is printed, and how many findings are left.
+#[derive(Debug)]
+pub struct Report {
+    pub text: String,
+    pub left: usize,
+}
+
+/// Why nothing could be looked at, or nothing be done.
+#[derive(Debug, thiserror::Error)]
+pub enum DoctorError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(
+        "a driver runs with --state-dir {}: it repairs when it starts; restart it, or stop it first",
+        state_dir.display()
+    )]
+    Running { state_dir: PathBuf },
+    #[error("see whether a driver runs")]
+    Lock(#[source] linux::Error),
+    #[error("look")]
+    Look(#[source] Error),
+    #[error("repair")]
+    Repair(#[source] Error),
+}
+
+impl Doctor {
+    /// Needs a runtime's context.
+    pub fn run(self) -> std::result::Result<Report, DoctorError> {
+        let config = Config::check(self.driver)?;
+        let lock_path = config.state_dir.join("lock");
+        // A look makes no file, not even this one.
+        let lock = if self.repair || lock_path.exists() {
+            Some(FileLock::try_exclusive(&lock_path, 0o600).map_err(DoctorError::Lock)?)
+        } else {
+            None
+        };
+        let is_driver_running = matches!(lock, Some(None));
+        if self.repair && is_driver_running {
+            return Err(DoctorError::Running { state_dir: config.state_dir });
+        }
+        let mut found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+        if self.repair && !found.is_empty() {
+            repair(&config, &found).map_err(DoctorError::Repair)?;
+            found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+        }
+        let left = found.len();
+        let rows: Vec<Finding> = found.into_iter().collect();
+        Ok(Report { text: self.output.print(&rows).map_err(DoctorError::Look)?, left })
+    }
+}
+
+/// What is found, and beside a driver that runs is still found a moment later.
+fn standing(config: &Config, is_driver_running: bool) -> Result<BTreeSet<Finding>> {
+    let mut found = findings(&World::look(config, is_driver_running)?);
+    if is_driver_running && !found.is_empty() {
+        let (_nobody_sends, pause) = channel::<()>();
+        // The time itself is what is waited for.
+        let _elapsed = pause.recv_timeout(LOOK_AGAIN);
+        let again = findings(&World::look(config, is_driver_running)?);
+        found.retain(|finding| again.contains(finding));
+    }
+    Ok(found)
+}
+
+fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
+    Arc::new(Driver::open(config.clone())?).reconcile()?;
+    let connections = FuseConnections::open().step("open fusectl")?;
+    for (path, minor) in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
+        tracing::info!(path = %path.display(), connection = minor, "unmounting");
+        connections.abort(*minor).step("abort connection")?;
+        linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
+    }
+    Ok(())
+}

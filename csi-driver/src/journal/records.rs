@@ -1,0 +1,185 @@
+//! What the journal says of each volume and each snapshot. Every field that an
+//! earlier version did not write has a default: its entries stay readable.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::capability::Access;
+use crate::launcher::LaunchId;
+use crate::launcher::settings::LaunchSettings;
+use crate::parameters::Parameters;
+use crate::process::ProcessId;
+use crate::volume::{SnapshotId, VolumeId, VolumeName};
+
+/// One volume, from CreateVolume to the end of DeleteVolume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VolumeRecord {
+    pub name: VolumeName,
+    pub capacity_bytes: u64,
+    pub parameters: Parameters,
+    /// DeleteVolume has begun: its data are going.
+    pub deleting: bool,
+    pub stage: Option<StageRecord>,
+    /// By target path: references are named, never counted.
+    pub targets: BTreeMap<PathBuf, TargetRecord>,
+    /// What it was filled from.
+    #[serde(default)]
+    pub source: Option<Source>,
+    /// False until all of `source` is in it, and CreateVolume is answered.
+    #[serde(default = "filled")]
+    pub filled: bool,
+    /// By node id; only with --attach.
+    #[serde(default)]
+    pub attachments: BTreeMap<String, Attachment>,
+}
+
+fn filled() -> bool {
+    true
+}
+
+impl VolumeRecord {
+    pub(crate) fn new(name: VolumeName, capacity_bytes: u64, parameters: Parameters) -> Self {
+        Self {
+            name,
+            capacity_bytes,
+            parameters,
+            deleting: false,
+            stage: None,
+            targets: BTreeMap::new(),
+            source: None,
+            filled: true,
+            attachments: BTreeMap::new(),
+        }
+    }
+}
+
+/// CreateVolume's volume_content_source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Source {
+    Snapshot(SnapshotId),
+    Volume(VolumeId),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Snapshot(id) => write!(f, "snapshot {id}"),
+            Self::Volume(id) => write!(f, "volume {id}"),
+        }
+    }
+}
+
+/// ControllerPublishVolume's word that a node may use the volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Attachment {
+    pub access: Access,
+    /// In `publish_context`: what the node shows when it stages.
+    pub nonce: String,
+}
+
+/// NodeStageVolume has begun, and has come as far as the options are filled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StageRecord {
+    pub staging_path: PathBuf,
+    pub access: Access,
+    pub launch: Option<LaunchId>,
+    /// Set once the daemon has answered that it serves.
+    pub serving: Option<Serving>,
+    /// What its daemon was started with.
+    #[serde(default)]
+    pub settings: LaunchSettings,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Serving {
+    /// `st_dev` minor of the FUSE mount (its major is 0), the number of its fusectl directory.
+    pub connection_minor: u32,
+    pub daemon: ProcessId,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TargetRecord {
+    pub access: Access,
+    /// False from before the bind mount until it has been verified.
+    pub published: bool,
+}
+
+/// One snapshot, from CreateSnapshot to the end of DeleteSnapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotRecord {
+    pub name: VolumeName,
+    /// May be gone: a snapshot outlives its volume.
+    pub source: VolumeId,
+    /// The least that a volume restored from it must have.
+    pub source_capacity_bytes: u64,
+    /// What the source held at the cut: the snapshot's part of the pool.
+    pub used_bytes: u64,
+    /// The moment of the cut.
+    pub created: Timestamp,
+    pub mode: SnapshotMode,
+    pub phase: SnapshotPhase,
+    /// How long the source's writers waited.
+    pub pause_us: u64,
+    /// DeleteSnapshot has begun.
+    pub deleting: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SnapshotMode {
+    /// Extents are shared, copied on the first write (FICLONE).
+    Reflink,
+    /// Every byte is copied while writers wait.
+    BlockingCopy,
+}
+
+impl SnapshotMode {
+    /// As a StorageClass or VolumeSnapshotClass writes it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Reflink => "reflink",
+            Self::BlockingCopy => "blocking-copy",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SnapshotPhase {
+    /// Nothing was answered yet.
+    Begun,
+    /// The cut is made and writers wait: answered with ready_to_use=false.
+    Copying,
+    Ready,
+    Failed {
+        reason: String,
+    },
+}
+
+/// A moment since 1970-01-01T00:00:00Z.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Timestamp {
+    pub seconds: i64,
+    pub nanos: i32,
+}
+
+impl Timestamp {
+    pub(crate) fn now() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            nanos: i32::try_from(since.subsec_nanos()).unwrap_or_default(),
+        }
+    }
+}
+
+impl From<Timestamp> for proto::csi::Timestamp {
+    fn from(at: Timestamp) -> Self {
+        Self { seconds: at.seconds, nanos: at.nanos }
+    }
+}

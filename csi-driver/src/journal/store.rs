@@ -1,0 +1,240 @@
+//! One directory of entries, each a file that is replaced whole, and what is in
+//! them in memory.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::records::{SnapshotRecord, VolumeRecord};
+use crate::error::{Error, Result, Step};
+use crate::volume::{SnapshotId, VolumeId};
+
+const EXTENSION: &str = "json";
+const FILE_MODE: u32 = 0o600;
+
+/// What entries are found by.
+pub(crate) trait Key: Clone + Ord {
+    fn parse(text: &str) -> Option<Self>;
+    fn under(&self, dir: &Path) -> PathBuf;
+    fn unknown(&self) -> Error;
+}
+
+/// What entries say.
+pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
+    /// Its part of the pool.
+    fn committed_bytes(&self) -> u64;
+}
+
+impl Key for VolumeId {
+    fn parse(text: &str) -> Option<Self> {
+        Self::parse(text)
+    }
+
+    fn under(&self, dir: &Path) -> PathBuf {
+        self.under(dir)
+    }
+
+    fn unknown(&self) -> Error {
+        Error::UnknownVolume { volume_id: self.to_string() }
+    }
+}
+
+impl Key for SnapshotId {
+    fn parse(text: &str) -> Option<Self> {
+        Self::parse(text)
+    }
+
+    fn under(&self, dir: &Path) -> PathBuf {
+        self.under(dir)
+    }
+
+    fn unknown(&self) -> Error {
+        Error::UnknownSnapshot { snapshot_id: self.to_string() }
+    }
+}
+
+impl Record for VolumeRecord {
+    fn committed_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+}
+
+impl Record for SnapshotRecord {
+    fn committed_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Store<I, R> {
+    dir: PathBuf,
+    /// What is on disk. Lock order: the object's lock first, then this; never held while waiting.
+    entries: Mutex<BTreeMap<I, Entry<R>>>,
+}
+
+#[derive(Debug)]
+enum Entry<R> {
+    Readable(Box<R>),
+    /// Not ours to guess: every operation on the object says so.
+    Unreadable {
+        reason: String,
+    },
+}
+
+impl<R: Record> Entry<R> {
+    fn committed_bytes(&self) -> u64 {
+        match self {
+            Self::Readable(record) => record.committed_bytes(),
+            Self::Unreadable { .. } => 0,
+        }
+    }
+}
+
+/// Whether what a killed writer left is to be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leftovers {
+    Remove,
+    Keep,
+}
+
+impl<I: Key, R: Record> Store<I, R> {
+    /// Reads `dir`, which must exist.
+    pub(super) fn open(dir: &Path, leftovers: Leftovers) -> Result<Self> {
+        let mut entries = BTreeMap::new();
+        let io = |op, e| Error::Kernel { step: "open journal", source: linux::Error::at(op, dir, e) };
+        for item in std::fs::read_dir(dir).map_err(|e| io("list", e))? {
+            let path = item.map_err(|e| io("list", e))?.path();
+            if let Some(id) = key_of(&path) {
+                let entry = read(&path);
+                // A driver that runs beside the reader has just removed it.
+                let is_gone = || leftovers == Leftovers::Keep && !path.exists();
+                if matches!(entry, Entry::Readable(_)) || !is_gone() {
+                    entries.insert(id, entry);
+                }
+            } else if path.extension().is_none_or(|e| e != "tmp") {
+                tracing::warn!(path = %path.display(), "not a journal entry");
+            } else if leftovers == Leftovers::Remove {
+                linux::atomic_file::remove(&path).step("remove temporary file")?;
+            }
+        }
+        Ok(Self { dir: dir.to_owned(), entries: Mutex::new(entries) })
+    }
+
+    /// `None` for what does not exist.
+    pub(crate) fn find(&self, id: &I) -> Result<Option<R>> {
+        match self.locked().get(id) {
+            None => Ok(None),
+            Some(Entry::Readable(record)) => Ok(Some((**record).clone())),
+            Some(Entry::Unreadable { reason }) => Err(self.unreadable(id, reason.clone())),
+        }
+    }
+
+    pub(crate) fn get(&self, id: &I) -> Result<R> {
+        self.find(id)?.ok_or_else(|| id.unknown())
+    }
+
+    /// Every entry that can be read, by id.
+    pub(crate) fn list(&self) -> Vec<(I, R)> {
+        let readable = |(id, entry): (&I, &Entry<R>)| match entry {
+            Entry::Readable(record) => Some((id.clone(), (**record).clone())),
+            Entry::Unreadable { .. } => None,
+        };
+        self.locked().iter().filter_map(readable).collect()
+    }
+
+    /// Every entry by id; `Err` says why one cannot be read.
+    pub(crate) fn entries(&self) -> Vec<(I, Result<R>)> {
+        let shown = |(id, entry): (&I, &Entry<R>)| match entry {
+            Entry::Readable(record) => (id.clone(), Ok((**record).clone())),
+            Entry::Unreadable { reason } => (id.clone(), Err(self.unreadable(id, reason.clone()))),
+        };
+        self.locked().iter().map(shown).collect()
+    }
+
+    /// Every id, readable or not: what belongs to none of them is nobody's.
+    pub(crate) fn ids(&self) -> Vec<I> {
+        self.locked().keys().cloned().collect()
+    }
+
+    /// On disk when it returns. The caller holds the object's lock.
+    pub(crate) fn put(&self, id: &I, record: &R) -> Result<()> {
+        self.write(id, record)?;
+        self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone())));
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, id: &I) -> Result<()> {
+        linux::atomic_file::remove(&self.path(id)).step("remove journal entry")?;
+        self.locked().remove(id);
+        Ok(())
+    }
+
+    /// The sum of all entries' parts of the pool.
+    pub(super) fn committed_bytes(&self) -> u64 {
+        self.locked().values().map(Entry::committed_bytes).fold(0, u64::saturating_add)
+    }
+
+    pub(super) fn committed_by(&self, id: &I) -> u64 {
+        self.locked().get(id).map_or(0, Entry::committed_bytes)
+    }
+
+    /// In memory only, so that it counts from now on. Gives back what stood there.
+    pub(super) fn claim(&self, id: &I, record: &R) -> Claimed<R> {
+        Claimed(self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone()))))
+    }
+
+    /// [`Self::claim`] brought to disk, or taken back.
+    pub(super) fn fulfil(&self, id: &I, record: &R, before: Claimed<R>) -> Result<()> {
+        self.write(id, record).inspect_err(|_| {
+            let mut entries = self.locked();
+            match before.0 {
+                Some(entry) => drop(entries.insert(id.clone(), entry)),
+                None => drop(entries.remove(id)),
+            }
+        })
+    }
+
+    fn write(&self, id: &I, record: &R) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(record).map_err(|e| self.unreadable(id, e.to_string()))?;
+        text.push(b'\n');
+        linux::atomic_file::write(&self.path(id), &text, FILE_MODE).step("write journal entry")
+    }
+
+    fn unreadable(&self, id: &I, reason: String) -> Error {
+        Error::JournalUnreadable { path: self.path(id), reason }
+    }
+
+    fn path(&self, id: &I) -> PathBuf {
+        id.under(&self.dir).with_extension(EXTENSION)
+    }
+
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<I, Entry<R>>> {
+        // Every critical section leaves the map whole at each step.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What an entry was before [`Store::claim`].
+#[derive(Debug)]
+pub(super) struct Claimed<R>(Option<Entry<R>>);
+
+fn key_of<I: Key>(path: &Path) -> Option<I> {
+    let is_entry = path.extension().is_some_and(|e| e == EXTENSION);
+    is_entry.then(|| path.file_stem()?.to_str()).flatten().and_then(I::parse)
+}
+
+fn read<R: Record>(path: &Path) -> Entry<R> {
+    let parsed = std::fs::read(path)
+        .map_err(|e| e.to_string())
+        .and_then(|text| serde_json::from_slice(&text).map_err(|e| e.to_string()));
+    match parsed {
+        Ok(record) => Entry::Readable(record),
+        Err(reason) => {
+            tracing::error!(path = %path.display(), reason, "unreadable journal entry");
+            Entry::Unreadable { reason }
+        }
+    }
+}

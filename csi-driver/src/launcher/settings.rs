@@ -1,0 +1,45 @@
+//! What a volume's daemon is started with, beyond which volume it serves.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::capability::LaunchOverrides;
+use crate::parameters::{LogLevel, Parameters, Resources};
+
+pub(super) const DEFAULT_NAME_PREFIX: &str = "hawser-volume";
+const DEFAULT_GRACE_SECONDS: u32 = 5;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct LaunchSettings {
+    pub name_prefix: String,
+    pub labels: BTreeMap<String, String>,
+    pub resources: Resources,
+    pub log_level: LogLevel,
+    /// What an unmounted daemon has to notice and to end, before it is killed.
+    pub grace_seconds: u32,
+    /// Event loops; 0: the daemon's default.
+    pub threads: u32,
+}
+
+impl Default for LaunchSettings {
+    fn default() -> Self {
+        Self::of(&Parameters::default(), &LaunchOverrides::default())
+    }
+}
+
+impl LaunchSettings {
+    /// The StorageClass's parameters, with what the mount options say instead.
+    pub(crate) fn of(parameters: &Parameters, overrides: &LaunchOverrides) -> Self {
+        let pod = &parameters.pod;
+        Self {
+            name_prefix: pod.name_prefix.clone().unwrap_or_else(|| DEFAULT_NAME_PREFIX.to_owned()),
+            labels: pod.labels.clone(),
+            resources: pod.resources.clone(),
+            log_level: overrides.log_level.or(pod.log_level).unwrap_or_default(),
+            grace_seconds: overrides.grace_seconds.or(pod.grace_seconds).unwrap_or(DEFAULT_GRACE_SECONDS),
+            threads: overrides.threads.unwrap_or(parameters.threads),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What the driver counts, in the Prometheus text format, on a unix socket of
+//! its run directory. The names are those of docs/METRICS.md.
+
+mod calls;
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch as channel;
+
+pub(crate) use calls::{Calls, CountCalls};
+
+use crate::driver::Driver;
+use crate::error::chain;
+use crate::journal::{SnapshotPhase, VolumeRecord};
+use crate::limits;
+use crate::mounts;
+use crate::server::{self, SocketError};
+
+const MAX_REQUEST_BYTES: usize = 4096;
+
+/// Writes one metric after the other, each with its HELP and TYPE lines.
+#[derive(Debug, Default)]
+struct Page(String);
+
+impl Page {
+    fn metric(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+    }
+
+    /// `labels` as they stand between the braces; none of ours needs escaping.
+    fn sample(&mut self, name: &str, labels: &str, value: impl fmt::Display) {
+        match labels {
+            "" => self.line(format_args!("{name} {value}")),
+            labels => self.line(format_args!("{name}{{{labels}}} {value}")),
+        }
+    }
+
+    fn line(&mut self, text: fmt::Arguments<'_>) {
+        writeln!(self.0, "{text}").expect("a String takes any text");
+    }
+}
+
+impl Driver {
+    /// Everything, as of now. May block for as long as the pool does.
+    fn metrics(&self) -> String {
+        let mut page = Page::default();
+        self.calls.show(&mut page);
+        let name = "hawser_csi_volumes";
+        page.metric(name, "gauge", "Volumes of this driver by state.");
+        for (state, count) in self.volumes_by_state() {
+            page.sample(name, &format!("state=\"{state}\""), count);
+        }
+        let name = "hawser_csi_snapshots";
+        page.metric(name, "gauge", "Snapshots of this driver by state.");
+        for (state, count) in self.snapshots_by_state() {
+            page.sample(name, &format!("state=\"{state}\""), count);
+        }
+        self.show_pool(&mut page);
+        let name = "hawser_csi_aborted_connections_total";
+        page.metric(name, "counter", "FUSE connections that were aborted.");
+        page.sample(name, "", mounts::aborted_connections());
+        page.0
+    }
+
+    fn show_pool(&self, page: &mut Page) {
+        let name = "hawser_csi_pool_bytes";
+        page.metric(name, "gauge", "Bytes of the pool: its capacity, what may be claimed, what is.");
+        match self.room() {
+            Ok(room) => {
+                page.sample(name, "kind=\"capacity\"", room.pool_bytes);
+                page.sample(name, "kind=\"promised\"", room.promised_bytes);
+            }
+            Err(error) => tracing::debug!(error = chain(&error), "the pool's capacity is not known"),
+        }
+        page.sample(name, "kind=\"committed\"", self.journal.committed_bytes());
+    }
+
+    fn volumes_by_state(&self) -> BTreeMap<&'static str, usize> {
+        let states = ["deleting", "unstaged", "half_staged", "dead", "staged", "published"];
+        let mut counts: BTreeMap<_, _> = states.into_iter().map(|state| (state, 0)).collect();
+        let readable = self.journal.list();
+        counts.insert("unreadable", self.journal.ids().len().saturating_sub(readable.len()));
+        for (_, record) in &readable {
+            *counts.entry(state_of(record)).or_default() += 1;
+        }
+        counts
+    }
+
+    fn snapshots_by_state(&self) -> BTreeMap<&'static str, usize> {
+        let states = ["begun", "copying", "ready", "failed", "deleting"];
+        let mut counts: BTreeMap<_, _> = states.into_iter().map(|state| (state, 0)).collect();
+        for (_, record) in self.journal.snapshots().list() {
+            let state = match record.phase {
+                _ if record.deleting => "deleting",
+                SnapshotPhase::Begun => "begun",
+                SnapshotPhase::Copying => "copying",
+                SnapshotPhase::Ready => "ready",
+                SnapshotPhase::Failed { .. } => "failed",
+            };
+            *counts.entry(state).or_default() += 1;
+        }
+        counts
+    }
+}
+
+fn state_of(record: &VolumeRecord) -> &'static str {
+    let Some(stage) = record.stage.as_ref().filter(|_| !record.deleting) else {
+        return if record.deleting { "deleting" } else { "unstaged" };
+    };
+    match stage.serving {
+        None => "half_staged",
+        Some(serving) if !serving.daemon.is_alive().unwrap_or(true) => "dead",
+        Some(_) if record.targets.is_empty() => "staged",
+        Some(_) => "published",
+    }
+}
+
+/// Answers one reader after the other until `stopped` is true, then removes the socket.
+pub(crate) async fn serve(
+    driver: Arc<Driver>,
+    listener: UnixListener,
+    path: &Path,
+    mut stopped: channel::Receiver<bool>,
+) -> Result<(), SocketError> {
+    loop {
+        let accepted = tokio::select! {
+            // An error is the sender's end, which is a stop too.
+            _ = stopped.wait_for(|stop| *stop) => break,
+            accepted = listener.accept() => accepted,
+        };
+        let answered = match accepted {
+            Ok((stream, _)) => tokio::time::timeout(limits::SCRAPE, answer(&driver, stream)).await,
+            Err(error) => {
+                tracing::warn!(%error, "accept a reader of metrics");
+                // Out of descriptors, say: not again before something may have changed.
+                tokio::time::sleep(limits::SCRAPE).await;
+                continue;
+            }
+        };
+        match answered {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "a reader of metrics went away"),
+            Err(_elapsed) => tracing::debug!("a reader of metrics took too long"),
+        }
+    }
+    server::remove_socket(path);
+    Ok(())
+}
+
+/// HTTP/1.0: any GET, and the connection's end after the answer.
+async fn answer(driver: &Arc<Driver>, mut stream: UnixStream) -> std::io::Result<()> {
+    let mut request = Vec::new();
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        let mut piece = [0; 512];
+        let length = stream.read(&mut piece).await?;
+        request.extend_from_slice(&piece[..length]);
+        if length == 0 || request.len() > MAX_REQUEST_BYTES {
+            break;
+        }
+    }
+    let (status, body) = if request.starts_with(b"GET ") {
+        let driver = driver.clone();
+        match tokio::task::spawn_blocking(move || driver.metrics()).await {
+            Ok(page) => ("200 OK", page),
+            Err(_panicked) => ("500 Internal Server Error", String::new()),
+        }
+    } else {
+        ("405 Method Not Allowed", "GET is answered, and nothing else\n".to_owned())
+    };
+    let head = format!(
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    stream.shutdown().await
+}

@@ -1,0 +1,67 @@
+//! Directories that a volume is mounted on, and what is seen in them where it is not.
+
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::error::{Error, Result, Step};
+
+/// No pod's process gets in while the volume is not mounted; root may still remove it.
+const BARE_MODE: u32 = 0;
+
+/// The directory that the caller made, closed. Called with nothing mounted there.
+pub(crate) fn close(field: &'static str, path: &Path) -> Result<()> {
+    let unusable = |reason: String| Error::unusable(field, path, reason);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(dir) => File::from(dir),
+        // A link is neither followed nor mounted on: a bind mount would lead out of the pod.
+        Err(rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
+            return Err(unusable("not a directory".to_owned()));
+        }
+        Err(e) => return Err(unusable(std::io::Error::from(e).to_string())),
+    };
+    dir.set_permissions(Permissions::from_mode(BARE_MODE)).map_err(|e| unusable(e.to_string()))
+}
+
+/// A closed directory, new or found. CSI spec, NodePublishVolume: the caller has
+/// made the parent, the plugin makes the target.
+pub(crate) fn make(field: &'static str, path: &Path) -> Result<()> {
+    match DirBuilder::new().mode(BARE_MODE).create(path) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => close(field, path),
+        Err(e) => Err(linux::Error::at("create", path, e)).step("create mount point"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_directory_is_refused_and_what_is_becomes_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mode = |name: &str| std::fs::metadata(at(name)).unwrap().permissions().mode() & 0o7777;
+        make("target_path", &at("new")).unwrap();
+        std::fs::create_dir(at("found")).unwrap();
+        make("target_path", &at("found")).unwrap();
+        close("staging_target_path", &at("found")).unwrap();
+        assert_eq!((mode("new"), mode("found")), (0, 0));
+
+        std::fs::create_dir(at("linked")).unwrap();
+        std::os::unix::fs::symlink(at("linked"), at("link")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        let before = mode("linked");
+        for wrong in ["link", "file"] {
+            let message = make("target_path", &at(wrong)).unwrap_err().to_string();
+            assert!(message.starts_with("target_path ") && message.ends_with("not a directory"), "{message}");
+        }
+        assert_eq!(mode("linked"), before, "a link is not followed");
+        let message = close("staging_target_path", &at("absent")).unwrap_err().to_string();
+        assert!(message.contains("absent") && message.contains("No such file"), "{message}");
+    }
+}

@@ -1,0 +1,257 @@
+//! Whether the pool is there: the one that this driver's volumes are in, and
+//! answering.
+//!
+//! A pool is known by the id in its file `.hawser-pool`, which the state
+//! directory remembers. Where a file system should be mounted and is not, there is
+//! no such file, and nothing is ever made in the bare directory beneath.
+//!
+//! One thread looks, and only when it is asked; whoever asks waits a limited
+//! time, and not at all while an earlier look is stuck.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Traits, prepare, private_dir_all};
+use crate::error::{Error, Result, Step, chain};
+
+const MARKER: &str = ".hawser-pool";
+/// In the state directory.
+const REMEMBERED: &str = "pool-id";
+const ID_DIGITS: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Presence {
+    dir: PathBuf,
+    limit: Duration,
+    watch: Arc<Watch>,
+}
+
+#[derive(Debug)]
+struct Watch {
+    state: Mutex<State>,
+    /// Somebody asks, the looker has answered, or the pool is dropped.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// How many looks were asked for, and up to which of them the verdict holds.
+    asked: u64,
+    answered: u64,
+    looking_since: Option<Instant>,
+    verdict: std::result::Result<Traits, String>,
+    is_dropped: bool,
+}
+
+impl Presence {
+    /// Starts the looker; nothing is looked at yet.
+    pub(super) fn watch(dir: &Path, state_dir: &Path, limit: Duration) -> Result<Self> {
+        let state = State {
+            asked: 0,
+            answered: 0,
+            looking_since: None,
+            verdict: Err("it has not been looked at".to_owned()),
+            is_dropped: false,
+        };
+        let watch = Arc::new(Watch { state: Mutex::new(state), changed: Condvar::new() });
+        let (looker, pool, remembered) = (watch.clone(), dir.to_owned(), state_dir.join(REMEMBERED));
+        std::thread::Builder::new()
+            .name("pool".to_owned())
+            .spawn(move || {
+                let mut traits = None;
+                looker.run(|| look(&pool, &remembered, &mut traits).map_err(|e| reason(&e)));
+            })
+            .map_err(|e| linux::Error::at("start thread for", dir, e))
+            .step("watch pool")?;
+        Ok(Self { dir: dir.to_owned(), limit, watch })
+    }
+
+    /// What the pool's file system can do, if the pool is there now.
+    pub(super) fn check(&self) -> Result<Traits> {
+        self.watch.ask(self.limit).map_err(|reason| Error::PoolAway { path: self.dir.clone(), reason })
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.watch.locked().is_dropped = true;
+        self.watch.changed.notify_all();
+    }
+}
+
+impl Watch {
+    fn run(&self, mut look: impl FnMut() -> std::result::Result<Traits, String>) {
+        let mut state = self.locked();
+        loop {
+            if state.is_dropped {
+                return;
+            }
+            if state.asked == state.answered {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let until = state.asked;
+            state.looking_since = Some(Instant::now());
+            drop(state);
+            let verdict = look();
+            state = self.locked();
+            state.looking_since = None;
+            state.verdict = verdict;
+            state.answered = until;
+            self.changed.notify_all();
+        }
+    }
+
+    /// The outcome of a look that begins after this call.
+    fn ask(&self, limit: Duration) -> std::result::Result<Traits, String> {
+        let silent = |waited: Duration| Err(format!("it has not answered for {} s", waited.as_secs()));
+        let mut state = self.locked();
+        if let Some(stuck) = state.looking_since.map(|since| since.elapsed()).filter(|t| *t >= limit) {
+            return silent(stuck);
+        }
+        state.asked += 1;
+        let wanted = state.asked;
+        self.changed.notify_all();
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, limit, |state| state.answered < wanted)
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.answered < wanted { silent(limit) } else { state.verdict.clone() }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        // Every critical section leaves the state whole at each step.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn reason(error: &Error) -> String {
+    match error {
+        Error::PoolAway { reason, .. } => reason.clone(),
+        other => chain(other),
+    }
+}
+
+/// For who only looks: a pool that was never used is not away.
+pub(super) fn why_away(pool: &Path, state_dir: &Path) -> Option<String> {
+    let wanted = read_id(&state_dir.join(REMEMBERED));
+    let found = read_id(&pool.join(MARKER));
+    let ids = wanted.and_then(|wanted| Ok((wanted, found?)));
+    ids.and_then(|(wanted, found)| same(pool, wanted.as_deref(), found.as_deref())).err().map(|e| reason(&e))
+}
+
+fn same(pool: &Path, wanted: Option<&str>, found: Option<&str>) -> Result<()> {
+    let away = |reason: String| Err(Error::PoolAway { path: pool.to_owned(), reason });
+    match (wanted, found) {
+        (Some(wanted), Some(found)) if wanted != found => away(format!("it is pool {found}, not {wanted}")),
+        (Some(wanted), None) => away(format!("no {MARKER} says that it is pool {wanted}")),
+        (Some(_), Some(_)) | (None, _) => Ok(()),
+    }
+}
+
+/// `traits` are found out once: they are those of one file system.
+fn look(pool: &Path, remembered: &Path, traits: &mut Option<Traits>) -> Result<Traits> {
+    let marker = pool.join(MARKER);
+    let (wanted, found) = (read_id(remembered)?, read_id(&marker)?);
+    same(pool, wanted.as_deref(), found.as_deref())?;
+    match (wanted, found) {
+        (Some(_), _) => {}
+        (None, Some(found)) => write_id(remembered, &found)?,
+        (None, None) => {
+            private_dir_all(pool).step("create pool")?;
+            let id = crate::handover::new_nonce()?[..ID_DIGITS].to_owned();
+            // The pool's first: killed between the two, the next start takes it for known.
+            write_id(&marker, &id)?;
+            write_id(remembered, &id)?;
+        }
+    }
+    match traits {
+        Some(known) => Ok(known.clone()),
+        None => prepare(pool).map(|found| traits.insert(found).clone()),
+    }
+}
+
+fn read_id(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(linux::Error::at("read", path, e)).step("look at pool"),
+    }
+}
+
+fn write_id(path: &Path, id: &str) -> Result<()> {
+    linux::atomic_file::write(path, format!("{id}\n").as_bytes(), 0o600).step("name pool")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_look_that_is_stuck_fails_those_who_wait_and_later_ones_at_once() {
+        let state = State {
+            asked: 0,
+            answered: 0,
+            looking_since: None,
+            verdict: Err("none yet".to_owned()),
+            is_dropped: false,
+        };
+        let watch = Arc::new(Watch { state: Mutex::new(state), changed: Condvar::new() });
+        let (release, wait) = mpsc::channel::<()>();
+        let looker = watch.clone();
+        let thread = std::thread::spawn(move || {
+            looker.run(|| {
+                wait.recv().map_err(|e| e.to_string())?;
+                Err("answered".to_owned())
+            });
+        });
+        let limit = Duration::from_millis(50);
+        assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
+        let begun = Instant::now();
+        assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
+        assert!(begun.elapsed() < limit, "{:?}", begun.elapsed());
+        release.send(()).unwrap();
+        release.send(()).unwrap();
+        // The stuck look has ended; the next one that is asked for counts.
+        ::tests::eventually("it answers", Duration::from_secs(10), || {
+            anyhow::ensure!(watch.locked().looking_since.is_none());
+            Ok(())
+        })
+        .unwrap();
+        release.send(()).unwrap();
+        assert_eq!(watch.ask(Duration::from_secs(10)).unwrap_err(), "answered");
+        watch.locked().is_dropped = true;
+        watch.changed.notify_all();
+        drop(release);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn another_pool_or_none_is_away_and_nothing_is_made_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [state, pool, other] = ["state", "pool", "other"].map(|name| dir.path().join(name));
+        std::fs::create_dir(&state).unwrap();
+        let check =
+            |pool: &Path| Presence::watch(pool, &state, Duration::from_secs(10)).unwrap().check().map(drop);
+        check(&pool).unwrap();
+        check(&pool).unwrap();
+        let aside = dir.path().join("aside");
+        std::fs::rename(&pool, &aside).unwrap();
+        std::fs::create_dir(&pool).unwrap();
+        let error = check(&pool).unwrap_err();
+        assert!(matches!(&error, Error::PoolAway { path, .. } if *path == pool), "{error}");
+        assert_eq!(std::fs::read_dir(&pool).unwrap().count(), 0);
+        assert!(error.to_string().contains("no .hawser-pool says that it is pool "), "{error}");
+
+        let other_state = dir.path().join("other state");
+        std::fs::create_dir(&other_state).unwrap();
+        Presence::watch(&other, &other_state, Duration::from_secs(10)).unwrap().check().unwrap();
+        assert!(check(&other).unwrap_err().to_string().contains(", not "));
+        std::fs::remove_dir(&pool).unwrap();
+        std::fs::rename(&aside, &pool).unwrap();
+        check(&pool).unwrap();
+    }
+}

@@ -1,0 +1,366 @@
+//! `hawser-csi volumes`, `snapshots` and `mounts`: what the journal and the kernel
+//! say, beside the driver and without it.
+//!
+//! Only looked at are the journal's files, each of which is whole at any time,
+//! and mountinfo; no mount, no pool and no daemon is asked.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use crate::config::Flags;
+use crate::doctor::Doctor;
+use crate::error::{Error, Result, Step, chain};
+use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::mounts;
+use crate::volume::{SnapshotId, VolumeId};
+
+/// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
+///
+/// Without a command it runs: serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock
+/// and registers itself with the kubelet through KUBELET-DIR/plugins_registry.
+/// SIGTERM ends the driver and leaves volumes and daemons as they are; the next
+/// start adopts them. The commands look at what a driver works on, while it runs
+/// or not, and change nothing.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hawser-csi",
+    version,
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true
+)]
+pub struct CommandLine {
+    #[command(flatten)]
+    pub driver: Option<Flags>,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    #[command(flatten)]
+    View(View),
+    /// Shows what is not as it should be, and what would be done about it.
+    ///
+    /// Is given the flags that the driver is started with. Ends with 0 if nothing
+    /// is left to be repaired, with 1 if something is, and with 2 if it could not look.
+    Doctor(Box<Doctor>),
+}
+
+/// What to show instead of running the driver.
+#[derive(Debug, Clone, Subcommand)]
+pub enum View {
+    /// Shows the volumes, and whether those that are staged are served.
+    Volumes(Look),
+    /// Shows the snapshots.
+    Snapshots(Look),
+    /// Shows where volumes are mounted, and whether the journal knows.
+    Mounts(Look),
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct Look {
+    /// Directory of the driver's journal.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
+    pub state_dir: PathBuf,
+    /// A table for people, or JSON.
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Table,
+    Json,
+}
+
+impl View {
+    /// The text to print.
+    pub fn show(&self) -> Result<String> {
+        let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
+        let journal = Journal::look(&look.state_dir)?;
+        match self {
+            Self::Volumes(_) => look.output.print(&volumes(&journal)),
+            Self::Snapshots(_) => look.output.print(&snapshots(&journal)),
+            Self::Mounts(_) => look.output.print(&mounted(&journal)?),
+        }
+    }
+}
+
+impl Format {
+    pub(crate) fn print<R: Row>(self, rows: &[R]) -> Result<String> {
+        match self {
+            Self::Table => Ok(table(R::HEADINGS, rows.iter().map(Row::cells))),
+            Self::Json => serde_json::to_string_pretty(rows)
+                .map(|text| text + "\n")
+                .map_err(|e| linux::Error::new("write", "JSON", std::io::Error::from(e)))
+                .step("print"),
+        }
+    }
+}
+
+pub(crate) trait Row: Serialize {
+    const HEADINGS: &'static [&'static str];
+    fn cells(&self) -> Vec<String>;
+}
+
+#[derive(Debug, Serialize)]
+struct VolumeRow {
+    id: String,
+    name: Option<String>,
+    state: &'static str,
+    capacity_bytes: Option<u64>,
+    source: Option<String>,
+    staging_path: Option<PathBuf>,
+    targets: Vec<PathBuf>,
+    daemon_pid: Option<i32>,
+    /// Why the entry cannot be read.
+    error: Option<String>,
+}
+
+impl Row for VolumeRow {
+    const HEADINGS: &'static [&'static str] = &["ID", "NAME", "STATE", "CAPACITY", "TARGETS", "DAEMON"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.id.clone(),
+            self.name.clone().unwrap_or_default(),
+            self.state.to_owned(),
+            self.capacity_bytes.map(quantity).unwrap_or_default(),
+            self.targets.len().to_string(),
+            self.daemon_pid.map(|pid| pid.to_string()).unwrap_or_default(),
+        ]
+    }
+}
+
+fn volumes(journal: &Journal) -> Vec<VolumeRow> {
+    journal.entries().into_iter().map(|(id, record)| volume_row(&id, record)).collect()
+}
+
+fn volume_row(id: &VolumeId, record: Result<VolumeRecord>) -> VolumeRow {
+    let unreadable = |error: &Error| VolumeRow {
+        id: id.to_string(),
+        name: None,
+        state: "unreadable",
+        capacity_bytes: None,
+        source: None,
+        staging_path: None,
+        targets: Vec::new(),
+        daemon_pid: None,
+        error: Some(chain(error)),
+    };
+    match record {
+        Err(error) => unreadable(&error),
+        Ok(record) => VolumeRow {
+            id: id.to_string(),
+            state: volume_state(&record),
+            name: Some(record.name.as_str().to_owned()),
+            capacity_bytes: Some(record.capacity_bytes),
+            source: record.source.map(|source| source.to_string()),
+            daemon_pid: record.stage.as_ref().and_then(|stage| stage.serving).map(|s| s.daemon.pid),
+            staging_path: record.stage.map(|stage| stage.staging_path),
+            targets: record.targets.into_keys().collect(),
+            error: None,
+        },
+    }
+}
+
+fn volume_state(record: &VolumeRecord) -> &'static str {
+    match &record.stage {
+        _ if record.deleting => "deleting",
+        _ if !record.filled => "filling",
+        None => "unstaged",
+        Some(stage) => match stage.serving {
+            None => "staging",
+            Some(serving) if !serving.daemon.is_alive().unwrap_or(true) => "dead",
+            Some(_) if record.targets.is_empty() => "staged",
+            Some(_) => "published",
+        },
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct SnapshotRow {
+    id: String,
+    name: Option<String>,
+    state: &'static str,
+    source: Option<String>,
+    source_capacity_bytes: Option<u64>,
+    used_bytes: Option<u64>,
+    /// Seconds since 1970.
+    created: Option<i64>,
+    pause_us: Option<u64>,
+    /// Why it failed, or why the entry cannot be read.
+    error: Option<String>,
+}
+
+impl Row for SnapshotRow {
+    const HEADINGS: &'static [&'static str] = &["ID", "NAME", "STATE", "USED", "PAUSE", "AGE", "SOURCE"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.id.clone(),
+            self.name.clone().unwrap_or_default(),
+            self.state.to_owned(),
+            self.used_bytes.map(quantity).unwrap_or_default(),
+            self.pause_us.map(|us| format!("{}.{:03} ms", us / 1000, us % 1000)).unwrap_or_default(),
+            self.created.map(age).unwrap_or_default(),
+            self.source.clone().unwrap_or_default(),
+        ]
+    }
+}
+
+fn snapshots(journal: &Journal) -> Vec<SnapshotRow> {
+    journal.snapshots().entries().into_iter().map(|(id, record)| snapshot_row(&id, record)).collect()
+}
+
+fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>) -> SnapshotRow {
+    let (record, unreadable) = match record {
+        Ok(record) => (Some(record), None),
+        Err(error) => (None, Some(chain(&error))),
+    };
+    let (state, failure) = match record.as_ref().map(|record| (&record.phase, record.deleting)) {
+        None => ("unreadable", None),
+        Some((_, true)) => ("deleting", None),
+        Some((SnapshotPhase::Begun, false)) => ("begun", None),
+        Some((SnapshotPhase::Copying, false)) => ("copying", None),
+        Some((SnapshotPhase::Ready, false)) => ("ready", None),
+        Some((SnapshotPhase::Failed { reason }, false)) => ("failed", Some(reason.clone())),
+    };
+    SnapshotRow {
+        id: id.to_string(),
+        name: record.as_ref().map(|record| record.name.as_str().to_owned()),
+        state,
+        source: record.as_ref().map(|record| record.source.to_string()),
+        source_capacity_bytes: record.as_ref().map(|record| record.source_capacity_bytes),
+        used_bytes: record.as_ref().map(|record| record.used_bytes),
+        created: record.as_ref().map(|record| record.created.seconds),
+        pause_us: record.as_ref().map(|record| record.pause_us),
+        error: failure.or(unreadable),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct MountRow {
+    path: PathBuf,
+    volume: String,
+    /// `staged`, `published`, or `unknown`: the journal does not name it.
+    state: &'static str,
+    read_only: bool,
+    /// The number of its directory in fusectl.
+    connection: u32,
+}
+
+impl Row for MountRow {
+    const HEADINGS: &'static [&'static str] = &["VOLUME", "STATE", "MODE", "CONNECTION", "PATH"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.volume.clone(),
+            self.state.to_owned(),
+            if self.read_only { "ro" } else { "rw" }.to_owned(),
+            self.connection.to_string(),
+            self.path.display().to_string(),
+        ]
+    }
+}
+
+fn mounted(journal: &Journal) -> Result<Vec<MountRow>> {
+    let all = linux::mountinfo::read().step("read mountinfo")?;
+    let row = |mount: linux::mountinfo::MountEntry| {
+        let volume = mount.source.to_string_lossy().into_owned();
+        let record = VolumeId::parse(&volume).and_then(|id| journal.find(&id).ok().flatten());
+        MountRow {
+            state: record.map_or("unknown", |record| mount_state(&record, &mount.mount_point)),
+            read_only: mount.is_read_only(),
+            connection: mount.minor,
+            path: mount.mount_point,
+            volume,
+        }
+    };
+    Ok(all.into_iter().filter(|mount| mount.fs_type == mounts::FS_TYPE).map(row).collect())
+}
+
+fn mount_state(record: &VolumeRecord, path: &Path) -> &'static str {
+    if record.stage.as_ref().is_some_and(|stage| stage.staging_path == path) {
+        "staged"
+    } else if record.targets.contains_key(path) {
+        "published"
+    } else {
+        "unknown"
+    }
+}
+
+/// Columns as wide as their widest cell, two spaces between them.
+fn table(headings: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut lines: Vec<Vec<String>> = vec![headings.iter().map(|&heading| heading.to_owned()).collect()];
+    lines.extend(rows);
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// As Kubernetes writes it, with the largest unit that leaves a whole number.
+fn quantity(bytes: u64) -> String {
+    let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let whole = units.iter().find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    whole.map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
+}
+
+fn age(created: i64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let seconds = now.saturating_sub(u64::try_from(created).unwrap_or(0));
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_needs_none_of_the_drivers_flags_and_the_driver_no_command() {
+        let parse = |line: &str| CommandLine::try_parse_from(line.split(' '));
+        let view = parse("hawser-csi volumes --state-dir /s -o json").unwrap();
+        assert!(view.driver.is_none() && matches!(view.command, Some(Command::View(View::Volumes(_)))));
+        let run = parse("hawser-csi --node-id n --pool /p --manifests /m --mount-image i").unwrap();
+        assert_eq!(run.driver.unwrap().node_id, "n");
+        assert!(run.command.is_none());
+        for wrong in ["hawser-csi", "hawser-csi --node-id n", "hawser-csi --node-id n volumes"] {
+            parse(wrong).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["longer".to_owned(), String::new()]];
+        let text = table(&["ID", "N"], rows.into_iter());
+        assert_eq!(text, "ID      N\na       1\nlonger\n");
+    }
+
+    #[test]
+    fn sizes_are_whole_numbers_of_the_largest_unit() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1, "1"),
+            (1024, "1Ki"),
+            (1536, "1536"),
+            (3 << 30, "3Gi"),
+            ((1 << 30) + 1024, "1048577Ki"),
+        ] {
+            assert_eq!(quantity(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What a class and a claim's mount options say of the volume's daemon.
+
+use std::collections::HashMap;
+use std::fs;
+
+use proto::csi::volume_capability::AccessType;
+use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
+use tonic::{Code, Status};
+
+use crate::assert_refused;
+use crate::scene::{Caller, Flags, Scene, capability, create_request, text};
+
+fn with_flags(flags: &[&str]) -> VolumeCapability {
+    let mut wanted = capability(Mode::MultiNodeMultiWriter);
+    if let Some(AccessType::Mount(mount)) = &mut wanted.access_type {
+        mount.mount_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    }
+    wanted
+}
+
+fn stage(caller: &Caller, volume_id: &str, flags: &[&str]) -> Result<(), Status> {
+    let path = caller.staging_path(volume_id);
+    fs::create_dir_all(&path).unwrap();
+    let request = NodeStageVolumeRequest {
+        volume_id: volume_id.into(),
+        staging_target_path: text(&path),
+        volume_capability: Some(with_flags(flags)),
+        ..Default::default()
+    };
+    caller.node(async |mut n| n.node_stage_volume(request).await).map(drop)
+}
+
+/// The one daemon's command line, and how many event loops it says it has.
+fn daemon(scene: &Scene, volume_id: &str) -> (String, usize) {
+    let [pid] = scene.daemons()[..] else { panic!("one daemon: {:?}", scene.daemons()) };
+    let command_line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
+    let log = fs::read_to_string(scene.dial_dir(volume_id).join("daemon.log")).unwrap();
+    let threads = log.split("threads=").nth(1).unwrap_or_else(|| panic!("threads in {log}"));
+    let digits: String = threads.chars().take_while(char::is_ascii_digit).collect();
+    (command_line, digits.parse().unwrap())
+}
+
+#[test]
+fn settings_reach_the_process_and_mount_options_win() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let mut request = create_request("pvc-1");
+    request.parameters = [("threads", "2"), ("mountPodLogLevel", "debug"), ("mountPodNamePrefix", "fast")]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+    let id = caller.create(request.clone()).unwrap().volume_id;
+    stage(&caller, &id, &[]).unwrap();
+    let (command_line, threads) = daemon(&scene, &id);
+    assert!(command_line.contains("--log-level debug"), "{command_line}");
+    assert_eq!(threads, 2);
+    caller.unstage(&id).unwrap();
+
+    stage(&caller, &id, &["hawser.threads=3", "hawser.log-level=trace", "noexec"]).unwrap();
+    let (command_line, threads) = daemon(&scene, &id);
+    assert!(command_line.contains("--log-level trace"), "{command_line}");
+    assert_eq!(threads, 3);
+    assert_refused(stage(&caller, &id, &["suid"]), Code::InvalidArgument, "mount_flags: \"suid\"");
+    caller.unstage(&id).unwrap();
+
+    request.parameters.insert("mountPodLogLevel".to_owned(), "warn".to_owned());
+    assert_refused(
+        caller.create(request),
+        Code::AlreadyExists,
+        "threads=2 mountPodNamePrefix=fast mountPodLogLevel=debug, wanted threads=2",
+    );
+    let mut limits = create_request("pvc-2");
+    limits.parameters = HashMap::from([("mountPodMemoryLimit".to_owned(), "16Mi".to_owned())]);
+    assert_refused(caller.create(limits), Code::InvalidArgument, "mountPodMemoryLimit: \"16Mi\": below 32Mi");
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}

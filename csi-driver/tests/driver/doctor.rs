@@ -1,0 +1,148 @@
+//! `hawser-csi doctor`: what it finds, that it changes nothing, and what `--repair` does.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use linux::mount::{FuseMountOptions, MountFlags};
+use serde_json::Value;
+
+use crate::scene::{Flags, NODE, Scene, mounted};
+
+const NOBODYS: &str = "0123456789abcdef0123456789abcdef";
+
+/// Runs the doctor with the driver's flags: its exit code, and what it printed to each side.
+fn run(scene: &Scene, options: &[&str]) -> (i32, String, String) {
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    let path = |name: &str| scene.sandbox.path(name);
+    command.arg("doctor").args(options).args(["--node-id", NODE, "--log", "error"]);
+    command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
+    command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
+    let done = command.args(Flags::process().0).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
+}
+
+/// What is found, as `what` and `object`, in order.
+fn found(scene: &Scene, options: &[&str]) -> (i32, Vec<[String; 2]>) {
+    let (code, printed, said) = run(scene, &[options, &["-o", "json"]].concat());
+    let rows: Vec<Value> = serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}{said}"));
+    let text = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
+    (code, rows.iter().map(|row| [text(row, "what"), text(row, "object")]).collect())
+}
+
+fn expected(rows: &[(&str, &str)]) -> Vec<[String; 2]> {
+    rows.iter().map(|(what, object)| [(*what).to_owned(), (*object).to_owned()]).collect()
+}
+
+/// A mount that looks like a volume's, of a journal that is lost.
+fn mount_nobodys(target: &Path) -> OwnedFd {
+    let device = linux::mount::open_fuse_device().unwrap();
+    let options =
+        FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: true };
+    let source = format!("vol-{NOBODYS}");
+    linux::mount::mount_fuse(&device, (source.as_str(), "hawser"), target, options).unwrap();
+    device
+}
+
+#[test]
+fn a_healthy_node_has_no_findings_and_a_running_driver_is_not_repaired_under() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, "one").unwrap();
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    let (code, printed, said) = run(&scene, &["--repair"]);
+    assert_eq!((code, printed.as_str()), (2, ""));
+    assert!(said.contains("a driver runs with --state-dir"), "{said}");
+    caller.unpublish(&volume, "one").unwrap();
+    caller.unstage(&volume).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let [kept, deleting, half] =
+        ["pvc-kept", "pvc-deleting", "pvc-half"].map(|n| caller.create_named(n).unwrap());
+    caller.stage(&kept).unwrap();
+    caller.publish(&kept, "one").unwrap();
+    caller.stage(&half).unwrap();
+    caller.publish(&half, "two").unwrap();
+    scene.kill_driver();
+    let edit = |id: &str, from: &str, to: &str| {
+        let text = scene.journal(id);
+        assert!(text.contains(from), "{text}");
+        fs::write(scene.journal_path(id), text.replace(from, to)).unwrap();
+    };
+    edit(&deleting, "\"deleting\": false", "\"deleting\": true");
+    edit(&half, "\"published\": true", "\"published\": false");
+    let stray = scene.sandbox.make_dir("k/stray").unwrap();
+    let _connection = mount_nobodys(&stray);
+    let left = scene.sandbox.make_dir(&format!("pool/incoming/vol-{NOBODYS}")).unwrap();
+    scene.sandbox.make_dir(&format!("run/{NOBODYS}")).unwrap();
+
+    let nobodys = format!("vol-{NOBODYS}");
+    let wanted = expected(&[
+        ("deletion is not finished", &deleting),
+        ("dial directory of nobody", &nobodys),
+        ("left in the pool", left.to_str().unwrap()),
+        ("mount of nobody", stray.to_str().unwrap()),
+        ("publish is half done", &half),
+    ]);
+    for _look in 0..2 {
+        assert_eq!(found(&scene, &[]), (1, wanted.clone()));
+    }
+    assert!(left.exists() && mounted(&stray).is_some() && mounted(&caller.target_path("two")).is_some());
+    let (_, table, _) = run(&scene, &[]);
+    assert!(table.starts_with("WHAT ") && table.contains("abort its connection, unmount it"), "{table}");
+
+    assert_eq!(found(&scene, &["--repair"]), (0, vec![]));
+    assert!(!left.exists() && mounted(&stray).is_none() && mounted(&caller.target_path("two")).is_none());
+    // What is well goes on through it all.
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    fs::remove_dir(&stray).unwrap();
+
+    scene.start_driver();
+    caller.delete(&deleting).unwrap();
+    for (id, pod) in [(&kept, "one"), (&half, "two")] {
+        caller.unpublish(id, pod).unwrap();
+        caller.unstage(id).unwrap();
+        caller.delete(id).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn what_somebody_must_decide_is_told_and_stays() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, "one").unwrap();
+    scene.kill_driver();
+    scene.kill_daemon();
+    let torn = scene.journal_path(&format!("vol-{NOBODYS}"));
+    fs::write(&torn, "{").unwrap();
+    let staging = scene.sandbox.make_dir("k/plugins/kubernetes.io/csi/csi.hawser.dev/stale").unwrap();
+    let gone = format!("vol-{}", NOBODYS.replace('0', "f"));
+    fs::write(staging.join("vol_data.json"), format!(r#"{{"volumeHandle":"{gone}"}}"#)).unwrap();
+    let wanted = expected(&[
+        ("daemon is dead", &volume),
+        ("journal entry is unreadable", &format!("vol-{NOBODYS}")),
+        ("staging directory of nobody", staging.to_str().unwrap()),
+    ]);
+    assert_eq!(found(&scene, &[]), (1, wanted.clone()));
+    assert_eq!(found(&scene, &["--repair"]), (1, wanted));
+    fs::remove_file(&torn).unwrap();
+    fs::remove_dir_all(&staging).unwrap();
+
+    scene.start_driver();
+    caller.unpublish(&volume, "one").unwrap();
+    caller.unstage(&volume).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}

@@ -1,0 +1,117 @@
+//! `hawser-csi volumes`, `snapshots` and `mounts`, beside a driver that runs.
+
+use std::fs;
+use std::path::Path;
+
+use proto::csi::CreateSnapshotRequest;
+use serde_json::Value;
+
+use crate::scene::{Flags, PATIENCE, Scene};
+
+/// What the command prints, which must succeed.
+fn shown(scene: &Scene, view: &str, output: &str) -> String {
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    command.args([view, "-o", output, "--state-dir"]).arg(scene.sandbox.path("state"));
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+fn json(scene: &Scene, view: &str) -> Vec<Value> {
+    serde_json::from_str(&shown(scene, view, "json")).unwrap()
+}
+
+fn row<'a>(rows: &'a [Value], key: &str, value: &str) -> &'a Value {
+    rows.iter().find(|row| row[key] == value).unwrap_or_else(|| panic!("{key} {value} in {rows:?}"))
+}
+
+#[test]
+fn views_show_volumes_and_their_mounts_and_a_daemon_that_is_dead() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let [used, unused] = ["pvc-used", "pvc-unused"].map(|name| caller.create_named(name).unwrap());
+    caller.stage(&used).unwrap();
+    caller.publish(&used, "one").unwrap();
+    let [staged, target] = [caller.staging_path(&used), caller.target_path("one")];
+
+    let volumes = json(&scene, "volumes");
+    let published = row(&volumes, "id", &used);
+    assert_eq!((&published["state"], &published["name"]), (&"published".into(), &"pvc-used".into()));
+    assert_eq!(published["daemon_pid"], scene.daemons()[0]);
+    assert_eq!(published["targets"], Value::from(vec![target.to_str().unwrap()]));
+    assert_eq!(row(&volumes, "id", &unused)["state"], "unstaged");
+    let mounts = json(&scene, "mounts");
+    for (path, state) in [(&staged, "staged"), (&target, "published")] {
+        let mount = row(&mounts, "path", path.to_str().unwrap());
+        assert_eq!((&mount["state"], &mount["volume"]), (&state.into(), &used.as_str().into()));
+    }
+    let table = shown(&scene, "volumes", "table");
+    assert!(
+        table.starts_with("ID ") && table.contains(&format!("{unused}  pvc-unused  unstaged")),
+        "{table}"
+    );
+
+    // Somebody else's, by its looks ours.
+    let stranger = scene.sandbox.make_dir("stranger").unwrap();
+    linux::mount::bind(&staged, &stranger).unwrap();
+    let seen = json(&scene, "mounts");
+    assert_eq!(row(&seen, "path", stranger.to_str().unwrap())["state"], "unknown");
+    linux::mount::unmount(&stranger, linux::mount::UnmountMode::Plain).unwrap();
+    fs::remove_dir(&stranger).unwrap();
+
+    scene.kill_daemon();
+    assert_eq!(row(&json(&scene, "volumes"), "id", &used)["state"], "dead");
+    let torn = scene.journal_path("vol-0123456789abcdef0123456789abcdef");
+    fs::write(&torn, "{").unwrap();
+    let unreadable = json(&scene, "volumes");
+    let unreadable = row(&unreadable, "state", "unreadable");
+    assert!(unreadable["error"].as_str().unwrap().contains(torn.to_str().unwrap()), "{unreadable}");
+    fs::remove_file(&torn).unwrap();
+
+    caller.unpublish(&used, "one").unwrap();
+    caller.unstage(&used).unwrap();
+    for id in [used, unused] {
+        caller.delete(&id).unwrap();
+    }
+    scene.assert_nothing_left();
+    assert_eq!(shown(&scene, "mounts", "json"), "[]\n");
+}
+
+#[test]
+fn views_show_snapshots() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    let request = CreateSnapshotRequest {
+        name: "nightly".into(),
+        source_volume_id: volume.clone(),
+        parameters: [("snapshotMode".to_owned(), "blocking-copy".to_owned())].into(),
+        ..Default::default()
+    };
+    let made = caller.controller(async |mut c| c.create_snapshot(request).await).unwrap();
+    let id = made.into_inner().snapshot.unwrap().snapshot_id;
+    tests::eventually("it is ready", PATIENCE, || {
+        let rows = json(&scene, "snapshots");
+        anyhow::ensure!(row(&rows, "id", &id)["state"] == "ready", "{rows:?}");
+        Ok(())
+    })
+    .unwrap();
+    let rows = json(&scene, "snapshots");
+    let shown = row(&rows, "name", "nightly");
+    assert_eq!(shown["source"], volume.as_str());
+    assert_eq!(shown["pause_us"], 0);
+    let request = proto::csi::DeleteSnapshotRequest { snapshot_id: id, ..Default::default() };
+    caller.controller(async |mut c| c.delete_snapshot(request).await).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_journal_that_is_not_there_is_named() {
+    let scene = Scene::start(Flags::process());
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    let done = command.args(["volumes", "--state-dir", "/nonexistent"]).output().unwrap();
+    assert!(!done.status.success());
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("/nonexistent/volumes"), "{said}");
+}

@@ -1,0 +1,134 @@
+//! Mount flags, and publishing twice.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::volume_capability::{AccessType, MountVolume};
+use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
+use tonic::{Code, Status};
+
+use crate::scene::{Caller, Flags, Scene, capability, mounted, text};
+
+pub(crate) fn capability_of(mount: MountVolume) -> VolumeCapability {
+    VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(Mode::MultiNodeMultiWriter) }
+}
+
+pub(crate) fn flags(flags: &[&str]) -> VolumeCapability {
+    let mount_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    capability_of(MountVolume { mount_flags, ..Default::default() })
+}
+
+pub(crate) fn stage(caller: &Caller, volume_id: &str, how: VolumeCapability) -> Result<(), Status> {
+    let path = caller.staging_path(volume_id);
+    if mounted(&path).is_none() {
+        fs::create_dir_all(&path).unwrap();
+    }
+    let request = NodeStageVolumeRequest {
+        volume_id: volume_id.into(),
+        staging_target_path: text(&path),
+        volume_capability: Some(how),
+        ..Default::default()
+    };
+    caller.node(async |mut n| n.node_stage_volume(request).await).map(drop)
+}
+
+pub(crate) fn publish(
+    caller: &Caller,
+    volume_id: &str,
+    pod: &str,
+    how: VolumeCapability,
+) -> Result<(), Status> {
+    caller.publish_with(volume_id, pod, |request| request.volume_capability = Some(how))
+}
+
+fn options(path: &Path) -> Vec<String> {
+    mounted(path).unwrap().options.split(',').map(str::to_owned).collect()
+}
+
+#[track_caller]
+fn assert_options(path: &Path, wanted: &[&str]) {
+    let found = options(path);
+    for option in wanted {
+        assert!(found.iter().any(|o| o == option), "{option} of {}: {found:?}", path.display());
+    }
+}
+
+fn mounts_at(path: &Path) -> usize {
+    linux::mountinfo::read().unwrap().iter().filter(|mount| mount.mount_point == path).count()
+}
+
+#[test]
+fn a_read_only_publish_with_noexec_is_that() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    stage(&caller, &id, flags(&["noatime"])).unwrap();
+    assert_options(&caller.staging_path(&id), &["rw", "nosuid", "nodev", "noatime"]);
+    publish(&caller, &id, "one", flags(&["noatime"])).unwrap();
+    publish(&caller, &id, "two", flags(&["ro", "noexec", "nodiratime"])).unwrap();
+    let [writable, refusing] = ["one", "two"].map(|pod| caller.target_path(pod));
+    assert_options(&writable, &["rw", "nosuid", "nodev", "noatime"]);
+    assert_options(&refusing, &["ro", "nosuid", "nodev", "noexec", "nodiratime", "noatime"]);
+
+    fs::write(writable.join("run"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(writable.join("run"), fs::Permissions::from_mode(0o755)).unwrap();
+    let run = |dir: &Path| scene.sandbox.command(&dir.join("run")).status();
+    assert!(run(&writable).unwrap().success());
+    assert_eq!(run(&refusing).unwrap_err().raw_os_error(), Some(Errno::EACCES as i32));
+    let refused = fs::write(refusing.join("file"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32));
+    caller.take_down(&id, &["one", "two"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// kubelet repeats both: after its own restart, and on requiresRepublish.
+#[test]
+fn republish_makes_no_second_mount() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let how = || flags(&["noexec", "ro"]);
+    stage(&caller, &id, how()).unwrap();
+    publish(&caller, &id, "one", how()).unwrap();
+    let paths = [caller.staging_path(&id), caller.target_path("one")];
+    let seen = |paths: &[std::path::PathBuf; 2]| {
+        paths.each_ref().map(|path| (mounted(path).unwrap().mount_id, mounts_at(path)))
+    };
+    let (daemons, before) = (scene.daemons(), seen(&paths));
+    for _ in 0..10 {
+        stage(&caller, &id, how()).unwrap();
+        publish(&caller, &id, "one", how()).unwrap();
+    }
+    assert_eq!(seen(&paths), before);
+    assert_eq!(scene.daemons(), daemons);
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn an_incompatible_republish_is_already_exists() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    stage(&caller, &id, flags(&[])).unwrap();
+    publish(&caller, &id, "one", flags(&["noexec"])).unwrap();
+    for (other, named) in
+        [(flags(&["noexec", "ro"]), "read-only"), (flags(&[]), "with"), (flags(&["noatime"]), "noatime")]
+    {
+        let refused = publish(&caller, &id, "one", other).unwrap_err();
+        assert_eq!(refused.code(), Code::AlreadyExists, "{refused:?}");
+        assert!(refused.message().contains("noexec") && refused.message().contains(named), "{refused:?}");
+    }
+    assert_options(&caller.target_path("one"), &["rw", "noexec"]);
+    // `sync` is the file system's: a publish cannot have it alone.
+    let refused = publish(&caller, &id, "two", flags(&["sync"])).unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists, "{refused:?}");
+    assert!(!caller.target_path("two").exists());
+    caller.take_down(&id, &["one", "two"]).unwrap();
+    scene.assert_nothing_left();
+}

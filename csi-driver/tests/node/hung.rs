@@ -1,0 +1,207 @@
+//! A daemon that is stopped, a pool that does not answer: every call ends, and
+//! what is taken down is gone.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use linux::mount::{FuseConnections, FuseMountOptions, MountFlags};
+use nix::sys::signal::Signal;
+use tests::{Daemon, eventually};
+use tonic::Code;
+
+use crate::scene::{Flags, PATIENCE, Scene, mounted};
+
+/// How long a call on a volume whose daemon is stopped may take: the driver's own
+/// limits for a busy mount, a silent daemon and its end, and a slow machine.
+const BOUND: Duration = Duration::from_secs(40);
+
+impl Scene {
+    /// Signals the one daemon.
+    pub(crate) fn signal_daemon(&self, signal: Signal) {
+        let [daemon] = self.daemons()[..] else { panic!("one daemon: {:?}", self.daemons()) };
+        let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
+        assert!(linux::process::signal_pidfd(&pidfd, signal as i32).unwrap());
+    }
+
+    /// Stopped, as by a frozen cgroup, and with nobody to help the driver.
+    pub(crate) fn stop_daemon(&self) {
+        self.sandbox.switch_fuse_guard_off();
+        self.signal_daemon(Signal::SIGSTOP);
+    }
+}
+
+fn within<T>(limit: Duration, call: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let result = call();
+    assert!(begun.elapsed() < limit, "{:?}", begun.elapsed());
+    result
+}
+
+fn connection_of(path: &Path) -> u32 {
+    mounted(path).unwrap().minor
+}
+
+fn assert_no_connection(minor: u32) {
+    eventually("the connection is gone", PATIENCE, || {
+        let waiting = FuseConnections::open()?.waiting(minor)?;
+        anyhow::ensure!(waiting.is_none(), "{waiting:?} requests wait");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn statistics_of_a_stopped_daemon_are_abnormal_within_seconds() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let target = caller.target_path("one");
+    scene.stop_daemon();
+    for _ in 0..3 {
+        let stats = within(Duration::from_secs(12), || caller.stats(&id, &target)).unwrap();
+        let condition = stats.volume_condition.unwrap();
+        assert!(condition.abnormal && condition.message.contains("does not answer"), "{condition:?}");
+        assert_eq!(stats.usage, []);
+    }
+    within(BOUND, || caller.publish(&id, "two")).expect("a bind mount asks no daemon");
+    scene.signal_daemon(Signal::SIGCONT);
+    eventually("it answers again", PATIENCE, || {
+        let stats = caller.stats(&id, &target)?;
+        anyhow::ensure!(!stats.volume_condition.unwrap().abnormal && stats.usage.len() == 2);
+        Ok(())
+    })
+    .unwrap();
+    caller.take_down(&id, &["one", "two"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// What is measured at a target whose mount is gone would be the node's own disk.
+#[test]
+fn statistics_of_an_unmounted_target_are_not_those_of_the_disk_beneath() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let target = caller.target_path("one");
+    linux::mount::unmount(&target, linux::mount::UnmountMode::Plain).unwrap();
+    let stats = caller.stats(&id, &target).unwrap();
+    let condition = stats.volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("not mounted"), "{condition:?}");
+    assert_eq!(stats.usage, []);
+    assert!(!caller.stats(&id, &caller.staging_path(&id)).unwrap().volume_condition.unwrap().abnormal);
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// The pod's process was killed, and its last close waits for the daemon: neither
+/// the process nor the mount goes away by itself.
+#[test]
+fn unpublish_and_unstage_of_a_stopped_daemon_end_in_time_and_leave_no_connection() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    caller.publish(&id, "two").unwrap();
+    let connection = connection_of(&caller.staging_path(&id));
+    let file = caller.target_path("one").join("file");
+    let mut command = scene.sandbox.command(Path::new("sh"));
+    command.args(["-c", "exec >\"$0\"; echo begun; exec sleep 1000"]).arg(&file);
+    let mut pod = Daemon::start("pod", command, &scene.sandbox.path("driver.log")).unwrap();
+    eventually("the pod writes", PATIENCE, || {
+        anyhow::ensure!(fs::read(&file)? == b"begun\n");
+        Ok(())
+    })
+    .unwrap();
+    scene.stop_daemon();
+    pod.signal(Signal::SIGKILL).unwrap();
+    within(BOUND, || caller.unpublish(&id, "one")).unwrap();
+    assert!(pod.wait(PATIENCE).is_ok(), "nothing keeps it any more");
+    within(BOUND, || caller.unpublish(&id, "two")).unwrap();
+    within(BOUND, || caller.unstage(&id)).unwrap();
+    assert_no_connection(connection);
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// Somebody else sits in the staged mount: it is detached, and nothing can wait in it.
+#[test]
+fn unstage_under_a_stranger_ends_the_connection_and_not_the_stranger() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    let staging = caller.staging_path(&id);
+    fs::write(staging.join("file"), "x").unwrap();
+    let connection = connection_of(&staging);
+    let stranger = fs::File::open(&staging).unwrap();
+    within(BOUND, || caller.unstage(&id)).unwrap();
+    assert!(mounted(&staging).is_none());
+    let refused = nix::sys::stat::fstatat(&stranger, "file", nix::fcntl::AtFlags::empty());
+    assert_eq!(refused.unwrap_err(), nix::errno::Errno::ENOTCONN);
+    drop(stranger);
+    assert_no_connection(connection);
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// A file system over the pool that answers nothing, until it is ended.
+struct HungPool {
+    _device: OwnedFd,
+    minor: u32,
+}
+
+impl HungPool {
+    fn over(pool: &Path) -> Self {
+        let device = linux::mount::open_fuse_device().unwrap();
+        let options =
+            FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: false };
+        linux::mount::mount_fuse(device.as_fd(), ("hung", "hung"), pool, options).unwrap();
+        Self { _device: device, minor: connection_of(pool) }
+    }
+
+    /// Ends it: the pool beneath is there again.
+    fn end(self, pool: &Path) {
+        FuseConnections::open().unwrap().abort(self.minor).unwrap();
+        eventually("the hung pool is gone", PATIENCE, || {
+            Ok(linux::mount::unmount(pool, linux::mount::UnmountMode::Plain)?)
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_hung_pool_fails_within_the_deadline_and_spares_others() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let [served, staged_later] = ["served", "later"].map(|name| caller.create_named(name).unwrap());
+    caller.stage(&served).unwrap();
+    caller.publish(&served, "one").unwrap();
+    scene.sandbox.switch_fuse_guard_off();
+    let pool = scene.sandbox.path("pool");
+    let hung = HungPool::over(&pool);
+
+    let refused = within(BOUND, || caller.stage(&staged_later)).unwrap_err();
+    assert!(matches!(refused.code(), Code::DeadlineExceeded | Code::Unavailable), "{refused:?}");
+    assert!(mounted(&caller.staging_path(&staged_later)).is_none(), "nothing is left of it");
+    // What is served has its directory already, and to take it down needs no pool.
+    fs::write(caller.target_path("one").join("file"), "x").unwrap();
+    within(BOUND, || caller.unstage(&staged_later)).unwrap();
+    within(BOUND, || caller.unpublish(&served, "one")).unwrap();
+    within(BOUND, || caller.unstage(&served)).unwrap();
+
+    hung.end(&pool);
+    eventually("the pool is used again", PATIENCE, || Ok(caller.stage(&staged_later)?)).unwrap();
+    caller.unstage(&staged_later).unwrap();
+    for id in [&served, &staged_later] {
+        caller.delete(id).unwrap();
+    }
+    scene.assert_nothing_left();
+}

@@ -1,0 +1,15 @@
+//! The node's calls on the real kernel: what is undone, what is bounded, what a
+//! publish promises, and what a daemon that serves is told.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]
+
+mod access;
+mod bare;
+mod group;
+mod hung;
+mod metrics;
+#[path = "../driver/scene.rs"]
+#[allow(dead_code, reason = "each suite uses a part")]
+mod scene;
+mod size;
+mod undo;

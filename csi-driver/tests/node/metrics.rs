@@ -1,0 +1,107 @@
+//! What the driver tells of itself.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::scene::{Flags, Scene};
+
+impl Scene {
+    fn ask_for_metrics(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(self.sandbox.path("run/prom.sock")).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn metrics(&self) -> String {
+        let answer = self.ask_for_metrics("GET /metrics HTTP/1.0\r\n\r\n");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+        body.to_owned()
+    }
+}
+
+#[track_caller]
+fn assert_shows(page: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(page.lines().any(|l| l == *line), "{line}\n--- of\n{page}");
+    }
+}
+
+#[test]
+fn calls_are_counted_by_code_and_volumes_by_state() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let ids = ["a", "b", "c"].map(|name| caller.create_named(name).unwrap());
+    caller.stage(&ids[1]).unwrap();
+    caller.stage(&ids[2]).unwrap();
+    caller.publish(&ids[2], "one").unwrap();
+    caller.publish(&ids[0], "two").expect_err("not staged");
+    caller.stage("vol-unknown").expect_err("unknown");
+    assert_shows(
+        &scene.metrics(),
+        &[
+            "hawser_csi_calls_total{method=\"CreateVolume\",code=\"OK\"} 3",
+            "hawser_csi_calls_total{method=\"NodeStageVolume\",code=\"NOT_FOUND\"} 1",
+            "hawser_csi_calls_total{method=\"NodeStageVolume\",code=\"OK\"} 2",
+            "hawser_csi_calls_total{method=\"NodePublishVolume\",code=\"FAILED_PRECONDITION\"} 1",
+            "hawser_csi_call_seconds_count{method=\"NodeStageVolume\"} 3",
+            "hawser_csi_volumes{state=\"unstaged\"} 1",
+            "hawser_csi_volumes{state=\"staged\"} 1",
+            "hawser_csi_volumes{state=\"published\"} 1",
+            "hawser_csi_volumes{state=\"dead\"} 0",
+            "hawser_csi_pool_bytes{kind=\"capacity\"} 10737418240",
+            "hawser_csi_pool_bytes{kind=\"committed\"} 3221225472",
+            "hawser_csi_aborted_connections_total 0",
+        ],
+    );
+    caller.unstage(&ids[1]).unwrap();
+    scene.kill_daemon();
+    assert_shows(&scene.metrics(), &["hawser_csi_volumes{state=\"dead\"} 1"]);
+
+    // A driver that was killed leaves its socket, and the next takes its place.
+    scene.restart_driver();
+    assert_shows(&scene.metrics(), &["hawser_csi_volumes{state=\"dead\"} 1"]);
+    assert!(scene.ask_for_metrics("POST / HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 405 "));
+    let mode = std::fs::metadata(scene.sandbox.path("run/prom.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "root's alone");
+
+    caller.unstage("vol-unknown").unwrap();
+    caller.unpublish(&ids[2], "one").unwrap();
+    caller.unpublish(&ids[0], "two").unwrap();
+    caller.unstage(&ids[2]).unwrap();
+    caller.unstage(&ids[0]).unwrap();
+    for id in &ids {
+        caller.delete(id).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn every_metric_is_documented_and_every_documented_metric_exists() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("a").unwrap();
+    let page = scene.metrics();
+    let kinds = |line: &str| line.strip_prefix("# TYPE ").map(str::to_owned);
+    let shown: BTreeSet<String> = page.lines().filter_map(kinds).collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/METRICS.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let documented: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+        .filter(|(name, _)| name.starts_with("hawser_csi_"))
+        .map(|(name, rest)| {
+            let kind = rest.split(" |").next().unwrap();
+            format!("{} {kind}", name.split('{').next().unwrap())
+        })
+        .collect();
+    assert_eq!(shown, documented);
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}

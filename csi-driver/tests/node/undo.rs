@@ -1,0 +1,70 @@
+//! Unpublish and Unstage of what is not there.
+
+use std::fs;
+use std::path::Path;
+
+use proto::csi::{NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest};
+
+use crate::scene::{Caller, Flags, Scene, mounted, text};
+
+fn unpublish_at(caller: &Caller, volume_id: &str, path: &Path) {
+    let request = NodeUnpublishVolumeRequest { volume_id: volume_id.into(), target_path: text(path) };
+    caller.node(async |mut n| n.node_unpublish_volume(request).await).unwrap();
+}
+
+fn unstage_at(caller: &Caller, volume_id: &str, path: &Path) {
+    let request = NodeUnstageVolumeRequest { volume_id: volume_id.into(), staging_target_path: text(path) };
+    caller.node(async |mut n| n.node_unstage_volume(request).await).unwrap();
+}
+
+/// A caller that cleans up by trying every volume at one path, as csi-sanity does.
+#[test]
+fn to_undo_a_volume_where_another_is_mounted_succeeds_and_touches_nothing() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let there = caller.create_named("there").unwrap();
+    caller.stage(&there).unwrap();
+    caller.publish(&there, "one").unwrap();
+    let (target, staging) = (caller.target_path("one"), caller.staging_path(&there));
+    fs::write(target.join("file"), "x").unwrap();
+
+    let elsewhere = caller.create_named("elsewhere").unwrap();
+    caller.stage(&elsewhere).unwrap();
+    caller.publish(&elsewhere, "two").unwrap();
+    let never_created = format!("vol-{}", "0".repeat(32));
+    for other in [elsewhere.as_str(), &never_created, "fake-vol-id"] {
+        unpublish_at(&caller, other, &target);
+        unstage_at(&caller, other, &staging);
+        assert!(mounted(&staging).is_some(), "{other}");
+        assert_eq!(fs::read(target.join("file")).unwrap(), b"x", "{other}");
+    }
+    assert!(mounted(&caller.target_path("two")).is_some(), "its own target is another path");
+
+    for (id, pod) in [(&there, "one"), (&elsewhere, "two")] {
+        caller.unpublish(id, pod).unwrap();
+        caller.unstage(id).unwrap();
+        caller.delete(id).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
+/// Where the volume is published, something else on top is an operator's to take away.
+#[test]
+fn a_foreign_mount_upon_a_published_target_is_named_and_kept() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let target = caller.target_path("one");
+    linux::mount::mount_fs("tmpfs", "stranger", &target, linux::mount::MountFlags::default(), "").unwrap();
+    let refused = caller.unpublish(&id, "one").unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
+    assert!(refused.message().contains("tmpfs from stranger"), "{refused:?}");
+    assert_eq!(mounted(&target).unwrap().source, "stranger");
+    linux::mount::unmount(&target, linux::mount::UnmountMode::Plain).unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}

@@ -1,0 +1,152 @@
+//! Pools that cannot reflink: snapshots by a blocking copy, where a class allows it.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use proto::csi::ListSnapshotsRequest;
+use tests::loop_device::FileSystem;
+use tonic::Code;
+
+use crate::kit::{
+    BLOCKING_COPY, assert_refused, data, delete_snapshot, from_snapshot, from_volume, get_snapshot,
+    list_snapshots, scene_on, snapshot, snapshot_with, wait_until_ready, with,
+};
+use crate::scene::{Scene, create_request, retried};
+
+/// So much that its copy is seen under way.
+const LARGE: usize = 300 << 20;
+
+fn write_large(scene: &Scene, volume: &str) {
+    let file = fs::File::create(data(scene, volume).join("large")).unwrap();
+    let piece = vec![5; 1 << 20];
+    for n in 0..LARGE / piece.len() {
+        file.write_all_at(&piece, (n * piece.len()) as u64).unwrap();
+    }
+}
+
+#[test]
+fn ext4_refuses_without_the_class_and_copies_with_it() {
+    let scene = scene_on(FileSystem::Ext4);
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    fs::write(data(&scene, &volume).join("file"), "at the cut").unwrap();
+    let words = format!(
+        "pool {} is ext4, which cannot reflink: set parameters.snapshotMode to blocking-copy",
+        scene.sandbox.path("pool").display()
+    );
+    assert_refused(snapshot(&caller, "s", &volume), Code::FailedPrecondition, &words);
+    let reflink = snapshot_with(&caller, "s", &volume, &[("snapshotMode", "reflink")]);
+    assert_refused(reflink, Code::FailedPrecondition, &words);
+    assert_refused(caller.create(from_volume("pvc-2", &volume)), Code::FailedPrecondition, &words);
+
+    let made = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
+    wait_until_ready(&caller, &made.snapshot_id);
+    fs::write(data(&scene, &volume).join("file"), "after it").unwrap();
+    // To restore is to copy, and nobody waits for it: no class has to allow that.
+    let restored = caller.create(from_snapshot("pvc-2", &made.snapshot_id)).unwrap();
+    assert_eq!(fs::read(data(&scene, &restored.volume_id).join("file")).unwrap(), b"at the cut");
+    let clone = caller.create(with(from_volume("pvc-3", &volume), &[BLOCKING_COPY])).unwrap();
+    assert_eq!(fs::read(data(&scene, &clone.volume_id).join("file")).unwrap(), b"after it");
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    for id in [volume, restored.volume_id, clone.volume_id] {
+        caller.delete(&id).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn the_storage_class_of_the_volume_may_allow_the_copy() {
+    let scene = scene_on(FileSystem::Ext4);
+    let caller = scene.caller();
+    let volume = caller.create(with(create_request("pvc-1"), &[BLOCKING_COPY])).unwrap().volume_id;
+    let made = snapshot(&caller, "s", &volume).unwrap();
+    wait_until_ready(&caller, &made.snapshot_id);
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_copy_reports_progress_and_becomes_ready() {
+    let scene = Scene::start(crate::scene::Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    write_large(&scene, &volume);
+    let made = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
+    assert!(!made.ready_to_use && made.creation_time.is_some(), "{made:?}");
+    let again = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
+    assert_eq!(again.creation_time, made.creation_time, "repeated");
+    // What would change the volume under the copy waits, and is told how far it is.
+    let status = caller.stage(&volume).unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status:?}");
+    assert!(status.message().contains(&format!("volume {volume} is being copied: ")), "{status:?}");
+    assert_refused(caller.delete(&volume), Code::Aborted, "is being copied");
+    assert_refused(
+        caller.create(from_snapshot("pvc-2", &made.snapshot_id)),
+        Code::Aborted,
+        "is being copied",
+    );
+
+    let ready = wait_until_ready(&caller, &made.snapshot_id);
+    assert_eq!(ready.creation_time, made.creation_time);
+    let copy = data(&scene, &made.snapshot_id).join("large");
+    assert!(fs::read(copy).unwrap().iter().all(|byte| *byte == 5));
+    retried(&scene, "unstage", || caller.unstage(&volume));
+    retried(&scene, "delete", || caller.delete(&volume));
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_snapshot_is_deleted_while_it_is_copied() {
+    let scene = Scene::start(crate::scene::Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    write_large(&scene, &volume);
+    let made = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
+    assert!(!made.ready_to_use);
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    assert_refused(get_snapshot(&caller, &made.snapshot_id), Code::NotFound, &made.snapshot_id);
+    // The lock of the source is free with it.
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_driver_killed_during_a_copy_leaves_a_failed_snapshot_and_running_writers() {
+    let mut scene = Scene::start(crate::scene::Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    write_large(&scene, &volume);
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, "one").unwrap();
+    let file = caller.target_path("one").join("file");
+    fs::write(&file, "before").unwrap();
+    let made = retried(&scene, "snapshot", || snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]));
+    assert!(!made.ready_to_use);
+    scene.kill_driver();
+    // The connection is gone, and with it the pause: no lease has to end first.
+    let begun = std::time::Instant::now();
+    fs::write(&file, "written on").unwrap();
+    assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+    scene.start_driver();
+
+    let words = "the driver ended during the copy";
+    let repeated = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]);
+    assert_refused(repeated, Code::Internal, words);
+    assert_refused(get_snapshot(&caller, &made.snapshot_id), Code::Internal, words);
+    let listed = list_snapshots(&caller, ListSnapshotsRequest::default()).unwrap();
+    assert!(!listed.entries[0].snapshot.as_ref().unwrap().ready_to_use);
+    assert_refused(caller.create(from_snapshot("pvc-2", &made.snapshot_id)), Code::Internal, words);
+    assert_eq!(fs::read_dir(scene.sandbox.path("pool/incoming")).unwrap().count(), 0);
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+
+    let made = retried(&scene, "snapshot", || snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]));
+    wait_until_ready(&caller, &made.snapshot_id);
+    assert_eq!(fs::read(data(&scene, &made.snapshot_id).join("file")).unwrap(), b"written on");
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&volume, "one"));
+    retried(&scene, "unstage", || caller.unstage(&volume));
+    retried(&scene, "delete", || caller.delete(&volume));
+    scene.assert_nothing_left();
+}

@@ -1,0 +1,89 @@
+//! Mount pods that are never run, as where the node has no room for them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tests::as_soon_as;
+use tonic::{Code, Status};
+
+use crate::all;
+use crate::scene::{Caller, Flags, PATIENCE, Scene, volume_binary};
+
+const NEVER_RUN: usize = 20;
+const RUN: usize = 5;
+const AT_ONCE: usize = 20;
+const START_TIMEOUT: Duration = Duration::from_secs(15);
+
+fn manifest(scene: &Scene, volume_id: &str) -> PathBuf {
+    scene.sandbox.path("m").join(format!("hawser-volume-{}.yaml", volume_id.trim_start_matches("vol-")))
+}
+
+/// What the pod's container would be, without a container around it.
+fn run_pod(scene: &Scene, volume_id: &str) -> Child {
+    let text = fs::read_to_string(manifest(scene, volume_id)).unwrap();
+    let nonce =
+        text.split("name: HAWSER_NONCE").nth(1).and_then(|rest| rest.split("value: ").nth(1)).unwrap();
+    let nonce = nonce.lines().next().unwrap().trim_matches('"');
+    let mut command = scene.sandbox.command(&volume_binary());
+    command.args(["serve", "--confine", "--socket"]).arg(scene.dial_dir(volume_id).join("dial.sock"));
+    command.env("HAWSER_NONCE", nonce).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+fn timed_stage(caller: &Caller, volume_id: &str) -> (Result<(), Status>, Duration) {
+    let begun = Instant::now();
+    (caller.stage(volume_id), begun.elapsed())
+}
+
+#[test]
+fn mount_pods_that_never_come_do_not_starve_the_others() {
+    let timeout = START_TIMEOUT.as_secs().to_string();
+    let flags = [
+        ["--launcher", "manifest"],
+        ["--manifests", "m"],
+        ["--mount-image", "hawser/volume:test"],
+        ["--start-timeout", &timeout],
+        ["--pool-capacity", "100Gi"],
+    ];
+    let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
+    let caller = scene.caller();
+    let name = |kind: &str, number| caller.create_named(&format!("{kind}-{number}")).unwrap();
+    let never: Vec<String> = (0..NEVER_RUN).map(|number| name("never", number)).collect();
+    let run: Vec<String> = (0..RUN).map(|number| name("run", number)).collect();
+
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| all(NEVER_RUN, &never, |id| timed_stage(&caller, id)));
+        as_soon_as("all wait for their pods", PATIENCE, || {
+            never.iter().all(|id| manifest(&scene, id).exists())
+        })
+        .unwrap();
+        let begun = Instant::now();
+        for id in &run {
+            let staging = scope.spawn(|| caller.stage(id));
+            as_soon_as("its manifest appears", PATIENCE, || manifest(&scene, id).exists()).unwrap();
+            let mut pod = run_pod(&scene, id);
+            staging.join().unwrap().unwrap();
+            caller.publish(id, id).unwrap();
+            fs::write(caller.target_path(id).join("file"), "x").unwrap();
+            caller.unpublish(id, id).unwrap();
+            caller.unstage(id).unwrap();
+            pod.wait().unwrap();
+        }
+        assert!(
+            !waiting.is_finished(),
+            "{RUN} lives took {:?}, longer than the others wait",
+            begun.elapsed()
+        );
+        for (result, took) in waiting.join().unwrap() {
+            assert_eq!(result.unwrap_err().code(), Code::DeadlineExceeded);
+            assert!(took < START_TIMEOUT + Duration::from_secs(10), "{took:?}");
+        }
+    });
+    // kubelet calls it after a failure that is not final.
+    all(NEVER_RUN, &never, |id| caller.unstage(id).unwrap());
+    all(AT_ONCE, &[never, run].concat(), |id| caller.delete(id).unwrap());
+    scene.assert_nothing_left();
+}

@@ -1,0 +1,228 @@
+//! What the driver asks of a serving daemon
+//! (proto/proto/hawser/control/v1/control.proto), and what a scraper reads.
+//!
+//! One thread for both listeners and all connections; it never waits for
+//! anything but poll(2), so that a lease ends when it should.
+
+mod pauses;
+mod scrapes;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use proto::control::{Done, Pong, Reply, Request, Usage, reply, request};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
+
+use self::pauses::{Pauses, Who, refused};
+use self::scrapes::Scrapes;
+use crate::gate::Gate;
+use crate::metrics::{Gauges, Metrics};
+use crate::quota::{Limits, Quota};
+use crate::volume::Volume;
+
+/// The driver's, and a person's with a tool beside it.
+const MOST_CONNECTIONS: usize = 4;
+/// No request needs a tenth of it.
+const MOST_REQUEST_BYTES: usize = 4096;
+const STACK_BYTES: usize = 128 << 10;
+
+/// Listening already.
+#[derive(Debug)]
+pub struct Listeners {
+    /// SOCK_SEQPACKET.
+    pub control: OwnedFd,
+    /// SOCK_STREAM.
+    pub metrics: OwnedFd,
+}
+
+/// What is asked about.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) quota: Arc<Quota>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// Answers on a thread of its own until the process ends.
+pub(crate) fn start(listeners: Listeners, subject: Subject) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK_BYTES);
+    thread.spawn(move || {
+        let pauses = Pauses::new(Arc::clone(&subject.gate), Arc::clone(&subject.quota));
+        let scrapes = Scrapes::new(listeners.metrics);
+        let mut desk =
+            Desk { listener: listeners.control, scrapes, subject, pauses, connections: Vec::new(), next: 0 };
+        loop {
+            if let Err(errno) = desk.turn() {
+                tracing::error!(error = %errno, "control socket: no more is answered");
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+struct Desk {
+    listener: OwnedFd,
+    scrapes: Scrapes,
+    subject: Subject,
+    pauses: Pauses,
+    connections: Vec<Connection>,
+    next: Who,
+}
+
+struct Connection {
+    who: Who,
+    fd: OwnedFd,
+}
+
+/// What poll(2) has found.
+#[derive(Default)]
+struct Ready {
+    still: bool,
+    dialled: bool,
+    connections: Vec<Who>,
+    /// In the order of [`Scrapes::fds`].
+    scrapes: Vec<bool>,
+}
+
+impl Desk {
+    /// Waits for something to happen, and deals with it.
+    fn turn(&mut self) -> rustix::io::Result<()> {
+        let ready = self.wait()?;
+        let now = Instant::now();
+        if ready.still {
+            let answer = self.pauses.became_still(now);
+            self.send(answer, now);
+        }
+        let overdue = self.pauses.lease_ended(now);
+        self.send(overdue, now);
+        for who in ready.connections {
+            self.receive(who, now);
+        }
+        if ready.dialled {
+            self.accept();
+        }
+        self.scrapes.turn(&ready.scrapes, now, || {
+            let Subject { volume, quota, metrics, .. } = &self.subject;
+            metrics.render(&Gauges {
+                usage: quota.usage(),
+                open_files: volume.open_files(),
+                known_nodes: volume.known_nodes(),
+                paused: self.pauses.total(),
+            })
+        });
+        Ok(())
+    }
+
+    fn wait(&self) -> rustix::io::Result<Ready> {
+        let ends = [self.pauses.ends(), self.scrapes.ends()].into_iter().flatten().min();
+        let timeout = ends.map(|ends| {
+            // Up to the next millisecond: not a moment before the lease is over.
+            let left = ends.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 })
+        });
+        let gate = self.subject.gate.still();
+        let mut fds = vec![
+            PollFd::new(&gate, wanted(self.pauses.is_awaited())),
+            PollFd::new(&self.listener, wanted(self.connections.len() < MOST_CONNECTIONS)),
+        ];
+        fds.extend(self.connections.iter().map(|one| PollFd::new(&one.fd, PollFlags::IN)));
+        fds.extend(self.scrapes.fds());
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let happened: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let (connections, scrapes) = happened[2..].split_at(self.connections.len());
+        let connections = self.connections.iter().zip(connections);
+        Ok(Ready {
+            still: happened[0],
+            dialled: happened[1],
+            connections: connections.filter(|(_, ready)| **ready).map(|(one, _)| one.who).collect(),
+            scrapes: scrapes.to_vec(),
+        })
+    }
+
+    fn accept(&mut self) {
+        let Ok(fd) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) else { return };
+        match sockopt::socket_peercred(&fd) {
+            Ok(peer) if peer.uid.is_root() => {
+                self.connections.push(Connection { who: self.next, fd });
+                self.next += 1;
+            }
+            Ok(peer) => tracing::warn!(uid = peer.uid.as_raw(), "control socket: turned a stranger away"),
+            Err(error) => tracing::warn!(%error, "control socket: turned somebody unknown away"),
+        }
+    }
+
+    /// One packet from a connection, which is closed at its end and when it makes no sense.
+    fn receive(&mut self, who: Who, now: Instant) {
+        let Some(connection) = self.connections.iter().find(|one| one.who == who) else { return };
+        let mut packet = [0_u8; MOST_REQUEST_BYTES];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        let answer = match rustix::net::recv(&connection.fd, &mut packet, flags) {
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(_) | Ok((_, 0)) => return self.close(who, now),
+            Ok((_, length)) => match packet.get(..length).map(Request::decode) {
+                Some(Ok(Request { kind: Some(asked) })) => self.act(who, asked, now),
+                Some(Ok(Request { kind: None })) => {
+                    Some(refused("kind: not a request of this version".to_owned()))
+                }
+                Some(Err(error)) => Some(refused(format!("no Request: {error}"))),
+                None => Some(refused(format!("{length} bytes are more than {MOST_REQUEST_BYTES}"))),
+            },
+        };
+        self.send(answer.map(|answer| (who, answer)), now);
+    }
+
+    fn act(&mut self, who: Who, asked: request::Kind, now: Instant) -> Option<reply::Kind> {
+        Some(match asked {
+            request::Kind::Ping(_) => reply::Kind::Pong(Pong {}),
+            request::Kind::GetUsage(_) => reply::Kind::Usage(self.usage()),
+            request::Kind::SetCapacity(wanted) => {
+                let limits = Limits { bytes: wanted.capacity_bytes, inodes: wanted.inode_limit };
+                match self.subject.quota.set_limits(limits) {
+                    Ok(()) => reply::Kind::Done(Done {}),
+                    Err(shrinks) => refused(shrinks.to_string()),
+                }
+            }
+            request::Kind::Quiesce(wanted) => return self.pauses.quiesce(who, wanted.lease_ms, now),
+            request::Kind::Resume(_) => self.pauses.resume(who, now),
+        })
+    }
+
+    fn usage(&self) -> Usage {
+        let now = self.subject.quota.usage();
+        Usage {
+            used_bytes: now.used.bytes,
+            capacity_bytes: now.limits.bytes,
+            used_inodes: now.used.inodes,
+            inode_limit: now.limits.inodes,
+            counting: now.counting,
+        }
+    }
+
+    fn send(&mut self, answer: Option<(Who, reply::Kind)>, now: Instant) {
+        let Some((who, kind)) = answer else { return };
+        let Some(connection) = self.connections.iter().find(|one| one.who == who) else { return };
+        let packet = Reply { kind: Some(kind) }.encode_to_vec();
+        // Whoever does not read its answers is not waited for.
+        if rustix::net::send(&connection.fd, &packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
+            self.close(who, now);
+        }
+    }
+
+    fn close(&mut self, who: Who, now: Instant) {
+        self.connections.retain(|one| one.who != who);
+        self.pauses.left(who, now);
+    }
+}
+
+fn wanted(wanted: bool) -> PollFlags {
+    if wanted { PollFlags::IN } else { PollFlags::empty() }
+}

@@ -1,0 +1,141 @@
+//! What a tree takes, when the last daemon could not say: it was killed, or
+//! the machine was.
+//!
+//! Nothing is changed meanwhile, so `..` leads back up, and two descriptors
+//! do for a tree of any depth.
+
+use std::collections::HashSet;
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use crate::attributes::Origin;
+use crate::errno::Result;
+use crate::nodes::stat;
+use crate::quota::{Counted, charge};
+
+const BUFFER_BYTES: usize = 32 * 1024;
+
+/// Everything below `root`, and `root` itself; a file of many names once.
+/// What lies on another file system is no part of the volume.
+pub(crate) fn count(root: impl AsFd, origin: Origin) -> Result<Counted> {
+    let mut walk = Walk { origin, counted: Counted::default(), linked: HashSet::new() };
+    walk.take(&stat(&root)?);
+    let mut here = open_directory(&root, c".")?;
+    // The directories that are still to be seen, level by level.
+    let mut levels = vec![walk.directory(&here)?];
+    while let Some(level) = levels.last_mut() {
+        match level.pop() {
+            Some(name) => {
+                here = match open_directory(&here, &name) {
+                    // Not what it was: somebody is at work behind the mount.
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                    opened => opened?,
+                };
+                levels.push(walk.directory(&here)?);
+            }
+            None => {
+                levels.pop();
+                if !levels.is_empty() {
+                    here = open_directory(&here, c"..")?;
+                }
+            }
+        }
+    }
+    Ok(walk.counted)
+}
+
+struct Walk {
+    origin: Origin,
+    counted: Counted,
+    /// Files of several names that were counted.
+    linked: HashSet<u64>,
+}
+
+impl Walk {
+    /// Counts what is in `directory`. Returns the directories in it.
+    fn directory(&mut self, directory: &OwnedFd) -> Result<Vec<CString>> {
+        let mut below = Vec::new();
+        let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
+        let mut entries = RawDir::new(directory, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let wanted = StatxFlags::BASIC_STATS;
+            let seen = match rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, wanted) {
+                Err(Errno::NOENT) => continue,
+                seen => seen?,
+            };
+            if self.take(&seen) && FileType::from_raw_mode(seen.stx_mode.into()) == FileType::Directory {
+                below.push(name.to_owned());
+            }
+        }
+        Ok(below)
+    }
+
+    /// Whether the file is of this volume.
+    fn take(&mut self, seen: &Statx) -> bool {
+        if self.origin.node_id(seen).is_err() {
+            return false;
+        }
+        let several =
+            seen.stx_nlink > 1 && FileType::from_raw_mode(seen.stx_mode.into()) != FileType::Directory;
+        if !several || self.linked.insert(seen.stx_ino) {
+            self.counted.bytes += charge(seen);
+            self.counted.inodes += 1;
+        }
+        true
+    }
+}
+
+fn open_directory(parent: impl AsFd, name: &std::ffi::CStr) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOATIME;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    fn counted(path: &std::path::Path) -> Counted {
+        let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        count(&root, Origin::of_root(&stat(&root).unwrap())).unwrap()
+    }
+
+    #[test]
+    fn files_of_every_kind_are_counted_and_one_of_two_names_once() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let empty = counted(dir.path());
+        assert_eq!(empty.inodes, 1, "the root");
+        fs::create_dir(at("d")).unwrap();
+        fs::write(at("d/f"), vec![1; 10_000]).unwrap();
+        fs::hard_link(at("d/f"), at("again")).unwrap();
+        symlink("d", at("link")).unwrap();
+        fs::File::create(at("sparse")).unwrap().set_len(1 << 30).unwrap();
+        let whole = counted(dir.path());
+        assert_eq!(whole.inodes - empty.inodes, 4);
+        let directory = fs::metadata(at("d")).unwrap().blocks() * 512;
+        assert_eq!(whole.bytes - empty.bytes, directory + 12_288);
+    }
+
+    #[test]
+    fn a_tree_deeper_than_descriptors_and_paths_allow_is_counted() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let name = "d".repeat(250);
+        let mut here = rustix::fs::open(dir.path(), OFlags::PATH, Mode::empty()).unwrap();
+        for _ in 0..2000 {
+            rustix::fs::mkdirat(&here, &*name, Mode::RWXU).unwrap();
+            here = rustix::fs::openat(&here, &*name, OFlags::PATH, Mode::empty()).unwrap();
+        }
+        assert_eq!(counted(dir.path()).inodes, 2001);
+    }
+}

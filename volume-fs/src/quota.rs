@@ -1,0 +1,456 @@
+//! How much of its capacity a volume uses, and whether more fits.
+//!
+//! A file is charged what its blocks take, as du(1) counts it, but never for
+//! blocks beyond its end: xfs allocates those ahead and takes them back.
+//!
+//! Invariant: `used` is the sum of what every file was last charged and of
+//! what running requests have reserved. A file whose last name is gone stays
+//! charged until the kernel has forgotten it: until then somebody may hold it.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, SeekFrom, Statx};
+use rustix::io::Errno;
+
+use crate::errno::Result;
+
+/// Space is charged and handed out in these.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+
+/// More than all event loops together can have in flight (64 writes of 1 MiB):
+/// as long as this much is free, a write may reserve more than it will take.
+const AMPLE_BYTES: u64 = 64 << 20;
+
+/// How long after a removal, or a close of what was removed, its FORGET may still be on its way. A request for
+/// space waits for it instead of failing: on other file systems, what unlink(2)
+/// frees is free when it returns.
+const FORGET_IS_DUE: Duration = Duration::from_millis(250);
+
+const SHARDS: usize = 16;
+
+/// 0: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Limits {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
+/// What a tree takes, its root directory included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Counted {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UsageNow {
+    pub(crate) limits: Limits,
+    pub(crate) used: Counted,
+    /// `used` is not known yet.
+    pub(crate) counting: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Quota {
+    limit_bytes: AtomicU64,
+    limit_inodes: AtomicU64,
+    used_bytes: AtomicU64,
+    used_inodes: AtomicU64,
+    counting: AtomicBool,
+    charges: [Mutex<HashMap<u64, Charge>>; SHARDS],
+    removals: Mutex<Removals>,
+    forgotten: Condvar,
+}
+
+/// Of a node that was changed since the kernel has known it.
+#[derive(Debug, Clone, Copy)]
+struct Charge {
+    bytes: u64,
+    /// Its last name is gone.
+    removed: bool,
+}
+
+/// Removed nodes that the kernel has not forgotten.
+#[derive(Debug, Default)]
+struct Removals {
+    known: usize,
+    last: Option<Instant>,
+}
+
+/// Space that no other request can take. What is not settled is given back.
+#[derive(Debug)]
+pub(crate) struct Reservation<'a> {
+    quota: &'a Quota,
+    bytes: u64,
+}
+
+/// One inode, given back unless it is kept.
+#[derive(Debug)]
+pub(crate) struct InodeReservation<'a> {
+    quota: &'a Quota,
+}
+
+/// Why limits are not changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {wanted} is less than the {now} of now, and a volume never shrinks (0: no limit)")]
+pub(crate) struct Shrinks {
+    field: &'static str,
+    now: u64,
+    wanted: u64,
+}
+
+impl Quota {
+    /// Without `counted` the use is unknown until [`Self::set_counted`]:
+    /// nothing may be changed before.
+    pub(crate) fn new(limits: Limits, counted: Option<Counted>) -> Self {
+        let used = counted.unwrap_or_default();
+        Self {
+            limit_bytes: AtomicU64::new(limits.bytes),
+            limit_inodes: AtomicU64::new(limits.inodes),
+            used_bytes: AtomicU64::new(used.bytes),
+            used_inodes: AtomicU64::new(used.inodes),
+            counting: AtomicBool::new(counted.is_none()),
+            charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
+            removals: Mutex::new(Removals::default()),
+            forgotten: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn set_counted(&self, counted: Counted) {
+        self.used_bytes.store(counted.bytes, Ordering::Release);
+        self.used_inodes.store(counted.inodes, Ordering::Release);
+        self.counting.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn usage(&self) -> UsageNow {
+        UsageNow {
+            limits: Limits {
+                bytes: self.limit_bytes.load(Ordering::Acquire),
+                inodes: self.limit_inodes.load(Ordering::Acquire),
+            },
+            used: Counted {
+                bytes: self.used_bytes.load(Ordering::Acquire),
+                inodes: self.used_inodes.load(Ordering::Acquire),
+            },
+            counting: self.counting.load(Ordering::Acquire),
+        }
+    }
+
+    /// Both or none; the same again is no change.
+    pub(crate) fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
+        let now = self.usage().limits;
+        for (field, now, wanted) in
+            [("capacity_bytes", now.bytes, wanted.bytes), ("inode_limit", now.inodes, wanted.inodes)]
+        {
+            if unlimited(wanted) < unlimited(now) {
+                return Err(Shrinks { field, now, wanted });
+            }
+        }
+        self.limit_bytes.store(wanted.bytes, Ordering::Release);
+        self.limit_inodes.store(wanted.inodes, Ordering::Release);
+        Ok(())
+    }
+
+    /// `bytes` if they fit.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>> {
+        self.reserve_leaving(bytes, 0)
+    }
+
+    /// `bytes` if so much is free that it does not matter when they are too many.
+    pub(crate) fn reserve_amply(&self, bytes: u64) -> Result<Reservation<'_>> {
+        self.reserve_leaving(bytes, AMPLE_BYTES)
+    }
+
+    fn reserve_leaving(&self, bytes: u64, left: u64) -> Result<Reservation<'_>> {
+        // What takes nothing is possible in a volume that is more than full too.
+        if bytes == 0 {
+            return Ok(Reservation { quota: self, bytes });
+        }
+        let limit = unlimited(self.limit_bytes.load(Ordering::Acquire));
+        add_within(&self.used_bytes, bytes, limit.saturating_sub(left))?;
+        Ok(Reservation { quota: self, bytes })
+    }
+
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let limit = unlimited(self.limit_bytes.load(Ordering::Acquire));
+        limit.saturating_sub(self.used_bytes.load(Ordering::Acquire))
+    }
+
+    /// Whether a name may be added to a directory. The directory may need one
+    /// more block, which nobody knows before: the volume may outgrow its
+    /// limit by that, and takes no further name then.
+    pub(crate) fn admit_name(&self) -> Result<()> {
+        self.retrying(|| {
+            let limit = unlimited(self.limit_bytes.load(Ordering::Acquire));
+            if self.used_bytes.load(Ordering::Acquire) <= limit { Ok(()) } else { Err(Errno::NOSPC) }
+        })
+    }
+
+    pub(crate) fn reserve_inode(&self) -> Result<InodeReservation<'_>> {
+        self.retrying(|| {
+            let limit = unlimited(self.limit_inodes.load(Ordering::Acquire));
+            add_within(&self.used_inodes, 1, limit)?;
+            Ok(InodeReservation { quota: self })
+        })
+    }
+
+    /// Tries again as long as the answer is that nothing is left and space is
+    /// about to come back.
+    pub(crate) fn retrying<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        loop {
+            match attempt() {
+                Err(Errno::NOSPC) if self.wait_for_a_forget() => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn wait_for_a_forget(&self) -> bool {
+        let removals = self.removals();
+        let (before, last) = (removals.known, removals.last);
+        let left = last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
+        if before == 0 || left.is_zero() {
+            return false;
+        }
+        let waited = self.forgotten.wait_timeout_while(removals, left, |now| now.known >= before);
+        let (removals, _timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        removals.known < before
+    }
+
+    /// Before a file is changed: what it is charged now.
+    pub(crate) fn before_change(&self, id: u64, measure: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let mut shard = self.shard(id);
+        if let Some(charge) = shard.get(&id) {
+            return Ok(charge.bytes);
+        }
+        let bytes = measure()?;
+        shard.insert(id, Charge { bytes, removed: false });
+        Ok(bytes)
+    }
+
+    /// After a change, or when the file system has tidied up: `measure` says
+    /// what the file is charged from now on. A file that was not changed, or
+    /// cannot be measured, stays charged as it was.
+    ///
+    /// Measured under the lock: of two requests, the later one sees both changes.
+    pub(crate) fn settle(
+        &self,
+        id: u64,
+        reserved: Option<Reservation<'_>>,
+        measure: impl FnOnce() -> Result<u64>,
+    ) {
+        let mut shard = self.shard(id);
+        let Some(charge) = shard.get_mut(&id) else { return };
+        let Ok(now) = measure() else { return };
+        let before = std::mem::replace(&mut charge.bytes, now);
+        let reserved = reserved.map_or(0, Reservation::take);
+        change(&self.used_bytes, now, before.saturating_add(reserved));
+    }
+
+    /// A new file, which nobody has reserved space for.
+    pub(crate) fn add(&self, bytes: u64) {
+        change(&self.used_bytes, bytes, 0);
+    }
+
+    /// The last name of a node is gone, the kernel still knows it.
+    pub(crate) fn removed(&self, id: u64, measure: impl FnOnce() -> Result<u64>) {
+        let mut shard = self.shard(id);
+        let charge =
+            shard.entry(id).or_insert_with(|| Charge { bytes: measure().unwrap_or(0), removed: false });
+        if std::mem::replace(&mut charge.removed, true) {
+            return;
+        }
+        drop(shard);
+        let mut removals = self.removals();
+        removals.known += 1;
+        removals.last = Some(Instant::now());
+    }
+
+    /// Somebody has closed the file: if its last name is gone, so it may be itself.
+    pub(crate) fn closed(&self, id: u64) {
+        if self.shard(id).get(&id).is_some_and(|charge| charge.removed) {
+            self.removals().last = Some(Instant::now());
+        }
+    }
+
+    /// The last name of a file that the kernel does not know is gone.
+    pub(crate) fn free(&self, bytes: u64) {
+        change(&self.used_bytes, 0, bytes);
+        change(&self.used_inodes, 0, 1);
+    }
+
+    /// The kernel has forgotten the node.
+    pub(crate) fn forget(&self, id: u64) {
+        let Some(charge) = self.shard(id).remove(&id) else { return };
+        if !charge.removed {
+            return;
+        }
+        self.free(charge.bytes);
+        let mut removals = self.removals();
+        removals.known = removals.known.saturating_sub(1);
+        drop(removals);
+        self.forgotten.notify_all();
+    }
+
+    /// What is used once nobody holds anything any more: the kernel does not
+    /// say that it forgets what it knew when the volume is unmounted.
+    pub(crate) fn at_the_end(&self) -> Counted {
+        let mut used = self.usage().used;
+        for shard in &self.charges {
+            for charge in shard.lock().unwrap_or_else(PoisonError::into_inner).values() {
+                if charge.removed {
+                    used.bytes = used.bytes.saturating_sub(charge.bytes);
+                    used.inodes = used.inodes.saturating_sub(1);
+                }
+            }
+        }
+        used
+    }
+
+    fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Charge>> {
+        let number = usize::try_from(id % SHARDS as u64).unwrap_or_default();
+        self.charges[number].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn removals(&self) -> MutexGuard<'_, Removals> {
+        self.removals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reservation<'_> {
+    /// Whoever calls gives it back.
+    fn take(mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        change(&self.quota.used_bytes, 0, self.bytes);
+    }
+}
+
+impl InodeReservation<'_> {
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for InodeReservation<'_> {
+    fn drop(&mut self) {
+        change(&self.quota.used_inodes, 0, 1);
+    }
+}
+
+/// What a file takes of its volume, in bytes.
+pub(crate) fn charge(seen: &Statx) -> u64 {
+    let allocated = seen.stx_blocks.saturating_mul(512);
+    match FileType::from_raw_mode(seen.stx_mode.into()) {
+        FileType::RegularFile => allocated.min(whole_blocks(seen.stx_size)),
+        FileType::Directory | FileType::Symlink => allocated,
+        _ => 0,
+    }
+}
+
+/// What writing `[start, end)` of `file` will add to its charge at most.
+///
+/// `left`: what can be added before the whole file up to `end` is charged for.
+/// Space that fallocate(2) has reserved looks like a hole, but is paid for.
+pub(crate) fn growth(file: impl AsFd, (start, end): (u64, u64), left: u64) -> Result<u64> {
+    let mut sum = 0_u64;
+    for hole in (Holes { file, at: floor(start), end: whole_blocks(end) }) {
+        let (from, to) = hole?;
+        sum = sum.saturating_add(to - from);
+        if sum >= left {
+            return Ok(left);
+        }
+    }
+    Ok(sum)
+}
+
+/// The end of the longest part of `[start, end)` that can be written with `free` bytes.
+pub(crate) fn longest_fitting(file: impl AsFd, (start, end): (u64, u64), mut free: u64) -> Result<u64> {
+    free -= free % BLOCK_BYTES;
+    for hole in (Holes { file, at: floor(start), end: whole_blocks(end) }) {
+        let (from, to) = hole?;
+        if to - from > free {
+            return Ok((from + free).clamp(start, end));
+        }
+        free -= to - from;
+    }
+    Ok(end)
+}
+
+/// Holes between `at` and `end`, both whole blocks, in whole blocks.
+struct Holes<F> {
+    file: F,
+    at: u64,
+    end: u64,
+}
+
+impl<F: AsFd> Iterator for Holes<F> {
+    type Item = Result<(u64, u64)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.at < self.end {
+            let start = self.at;
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
+                Ok(data) => floor(data).min(self.end),
+                // No data from here on.
+                Err(Errno::NXIO) => self.end,
+                Err(errno) => {
+                    self.at = self.end;
+                    return Some(Err(errno));
+                }
+            };
+            self.at = self.end;
+            if data < self.end {
+                match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {
+                    // At least the block that the data was found in.
+                    Ok(hole) => self.at = whole_blocks(hole).max(data + BLOCK_BYTES),
+                    // Cut off meanwhile.
+                    Err(Errno::NXIO) => {}
+                    Err(errno) => return Some(Err(errno)),
+                }
+            }
+            if data > start {
+                return Some(Ok((start, data)));
+            }
+        }
+        None
+    }
+}
+
+pub(crate) fn whole_blocks(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX)
+}
+
+fn floor(bytes: u64) -> u64 {
+    bytes - bytes % BLOCK_BYTES
+}
+
+fn unlimited(limit: u64) -> u64 {
+    if limit == 0 { u64::MAX } else { limit }
+}
+
+fn add_within(counter: &AtomicU64, more: u64, limit: u64) -> Result<()> {
+    counter
+        .try_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            now.checked_add(more).filter(|sum| *sum <= limit)
+        })
+        .map(drop)
+        .map_err(|_too_much| Errno::NOSPC)
+}
+
+/// Never below zero: a tree that was changed behind the mount must not make
+/// the volume look full for ever.
+fn change(counter: &AtomicU64, more: u64, less: u64) {
+    counter.update(Ordering::AcqRel, Ordering::Acquire, |now| now.saturating_add(more).saturating_sub(less));
+}
+
+#[cfg(test)]
+mod tests;

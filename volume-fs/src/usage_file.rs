@@ -1,0 +1,158 @@
+//! What a volume uses, kept from one daemon to the next in 64 bytes beside the
+//! volume's directory, little endian:
+//!
+//! | at | bytes | |
+//! |---|---|---|
+//! | 0 | 8 | `HAWSUSE1` |
+//! | 8 | 1 | 1: nothing has changed since |
+//! | 16 | 8 | bytes used |
+//! | 24 | 8 | inodes used |
+//! | 32 | 16 | boot id of the writer |
+//! | 56 | 8 | FNV-1a of what precedes |
+//!
+//! All others are zero. While a daemon serves, and when it was killed, the file
+//! is empty. After a reboot the content is not trusted: a power cut
+//! may have taken back changes to the tree and not the one here, or the other
+//! way round. Within a boot the page cache shows everybody the same, so
+//! nothing has to be synchronised.
+
+use std::os::fd::OwnedFd;
+
+use crate::errno::Result;
+use crate::quota::Counted;
+
+const LENGTH: usize = 64;
+const SUMMED: usize = LENGTH - 8;
+const MAGIC: &[u8; 8] = b"HAWSUSE1";
+
+/// /proc/sys/kernel/random/boot_id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BootId([u8; 16]);
+
+impl BootId {
+    /// `None` where there is no such file: then no use is ever trusted.
+    pub(crate) fn of_this_boot() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let digits = text.trim_end().replace('-', "");
+        u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map(|id| Self(id.to_be_bytes()))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct UsageFile {
+    fd: OwnedFd,
+    boot: Option<BootId>,
+}
+
+impl UsageFile {
+    /// `fd` is open for reading and writing.
+    pub(crate) fn new(fd: OwnedFd, boot: Option<BootId>) -> Self {
+        Self { fd, boot }
+    }
+
+    /// What the last daemon left, if it still holds.
+    pub(crate) fn read(&self) -> Option<Counted> {
+        let mut bytes = [0; LENGTH + 1];
+        let length = rustix::io::pread(&self.fd, &mut bytes, 0).ok()?;
+        decode(bytes.get(..length)?, self.boot?)
+    }
+
+    /// Somebody may change the volume from now on. Shortening takes no space,
+    /// so it works on a full pool.
+    pub(crate) fn forget(&self) -> Result<()> {
+        rustix::fs::ftruncate(&self.fd, 0)
+    }
+
+    /// Nobody changes the volume any more.
+    pub(crate) fn keep(&self, counted: Counted) -> Result<()> {
+        let Some(boot) = self.boot else { return Ok(()) };
+        match rustix::io::pwrite(&self.fd, &encode(counted, boot), 0)? {
+            LENGTH => Ok(()),
+            _short => Err(rustix::io::Errno::NOSPC),
+        }
+    }
+}
+
+fn encode(counted: Counted, boot: BootId) -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8] = 1;
+    bytes[16..24].copy_from_slice(&counted.bytes.to_le_bytes());
+    bytes[24..32].copy_from_slice(&counted.inodes.to_le_bytes());
+    bytes[32..48].copy_from_slice(&boot.0);
+    let sum = fnv1a(&bytes[..SUMMED]);
+    bytes[SUMMED..].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8], boot: BootId) -> Option<Counted> {
+    let number = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let counted = Counted { bytes: number(16)?, inodes: number(24)? };
+    // Field by field would be the same: every byte has one right value.
+    (bytes == encode(counted, boot)).then_some(counted)
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOOT: BootId = BootId([7; 16]);
+    const COUNTED: Counted = Counted { bytes: 123_456_789, inodes: 42 };
+
+    fn file(boot: Option<BootId>) -> (UsageFile, std::fs::File) {
+        let file = tempfile::tempfile().unwrap();
+        (UsageFile::new(file.try_clone().unwrap().into(), boot), file)
+    }
+
+    #[test]
+    fn what_is_kept_is_read_until_it_is_forgotten_or_the_machine_is_booted_anew() {
+        let (usage, file) = file(Some(BOOT));
+        assert_eq!(usage.read(), None, "a new file");
+        usage.keep(COUNTED).unwrap();
+        assert_eq!(usage.read(), Some(COUNTED));
+        assert_eq!(UsageFile::new(file.try_clone().unwrap().into(), Some(BootId([8; 16]))).read(), None);
+        assert_eq!(UsageFile::new(file.into(), None).read(), None);
+        usage.forget().unwrap();
+        assert_eq!(usage.read(), None);
+    }
+
+    #[test]
+    fn a_file_of_another_length_or_with_a_bit_changed_is_not_believed() {
+        let whole = encode(COUNTED, BOOT);
+        assert_eq!(decode(&whole, BOOT), Some(COUNTED));
+        for bit in 0..LENGTH * 8 {
+            let mut torn = whole;
+            torn[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode(&torn, BOOT), None, "bit {bit}");
+        }
+        for length in 0..LENGTH {
+            assert_eq!(decode(&whole[..length], BOOT), None, "{length} bytes");
+        }
+        assert_eq!(decode(&[&whole[..], b"x"].concat(), BOOT), None);
+    }
+
+    #[test]
+    fn the_sum_is_the_one_others_compute() {
+        // The first published test vectors of FNV-1a, 64 bits.
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn the_boot_id_of_this_machine_is_read_and_half_a_one_is_none() {
+        assert!(BootId::of_this_boot().is_some());
+        assert_eq!(BootId::parse("07070707-0707-0707-0707-070707070707\n"), Some(BOOT));
+        assert_eq!(BootId::parse("0707\n"), None);
+        assert_eq!(BootId::parse(""), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! What a scraper reads.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use proto::control::{Quiesce, Resume, reply, request};
+
+use crate::fixture::{Setup, Volume, errno};
+
+fn answer(volume: &Volume, request: &[u8]) -> String {
+    let mut scraper = volume.scraper();
+    scraper.write_all(request).unwrap();
+    let mut answer = String::new();
+    scraper.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn scrape(volume: &Volume) -> String {
+    let answer = answer(volume, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
+    assert!(head.contains("Content-Type: text/plain; version=0.0.4"), "{head}");
+    assert!(head.ends_with(&format!("Content-Length: {}", body.len())), "{head}");
+    body.to_owned()
+}
+
+fn value(page: &str, name: &str) -> f64 {
+    let line =
+        page.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {page}"));
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn metrics_count_what_was_done() {
+    let setup = Setup { capacity_bytes: 1 << 20, inode_limit: 50, confine: true, ..Setup::default() };
+    let volume = Volume::with(setup);
+    let before = volume.usage();
+    let file = File::create(volume.path("f")).unwrap();
+    for n in 0..5 {
+        file.write_all_at(&[1; 1000], n * 1000).unwrap();
+    }
+    assert_eq!(errno(file.write_all_at(&vec![1; 2 << 20], 0)), libc::ENOSPC);
+    fs::read(volume.path("f")).unwrap();
+    let control = volume.control();
+    control.ask(request::Kind::Quiesce(Quiesce { lease_ms: 1000 }));
+    assert!(matches!(control.ask(request::Kind::Resume(Resume {})), reply::Kind::Resumed(_)));
+    let page = scrape(&volume);
+    let usage = volume.usage();
+    assert_eq!(value(&page, r#"hawser_volume_operations_total{operation="create",result="ok"}"#), 1.0);
+    let writes = value(&page, r#"hawser_volume_operations_total{operation="write",result="ok"}"#);
+    assert!(writes >= 6.0, "{writes}");
+    assert_eq!(value(&page, "hawser_volume_refused_no_space_total"), 1.0);
+    let count = value(&page, r#"hawser_volume_operation_seconds_count{operation="write"}"#);
+    let failed = value(&page, r#"hawser_volume_operations_total{operation="write",result="error"}"#);
+    assert_eq!(count, writes + failed);
+    let written = value(&page, r#"hawser_volume_bytes_total{direction="written"}"#);
+    assert!(written >= 1_000_000.0, "{written}");
+    assert!(value(&page, r#"hawser_volume_bytes_total{direction="read"}"#) > 0.0);
+    assert_eq!(value(&page, "hawser_volume_used_bytes"), usage.used_bytes as f64);
+    assert_eq!(value(&page, "hawser_volume_used_inodes"), before.used_inodes as f64 + 1.0);
+    assert_eq!(value(&page, "hawser_volume_capacity_bytes"), 1_048_576.0);
+    assert_eq!(value(&page, "hawser_volume_open_files"), 1.0);
+    assert!(value(&page, "hawser_volume_pause_seconds_total") > 0.0);
+}
+
+#[test]
+fn a_scraper_that_says_nothing_or_nonsense_costs_others_nothing() {
+    let volume = Volume::new();
+    let mut silent: Vec<_> = (0..8).map(|_| volume.scraper()).collect();
+    let start = Instant::now();
+    assert!(scrape(&volume).contains("hawser_volume_known_nodes 1\n"));
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    for scraper in &mut silent {
+        assert_eq!(scraper.read(&mut [0; 1]).unwrap(), 0, "closed after a second");
+    }
+    assert!(answer(&volume, b"DELETE / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.0 400 Bad Request\r\n"));
+    volume.usage();
+}
