@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -27,6 +29,7 @@ const START_PATIENCE: Duration = Duration::from_secs(15);
 pub(crate) struct FuseGuard {
     /// The mount of fusectl.
     fusectl: PathBuf,
+    is_off: Arc<AtomicBool>,
     stop: Option<Sender<()>>,
     watcher: Option<JoinHandle<()>>,
 }
@@ -40,10 +43,18 @@ impl FuseGuard {
             .context("mount fusectl")?;
         let (stop, stopped) = channel();
         let dir = fusectl.to_path_buf();
-        let watcher =
-            thread::Builder::new().name("fuse-guard".to_owned()).spawn(move || watch(&dir, &stopped));
-        let watcher = watcher.context("start the FUSE guard")?;
-        Ok(Self { fusectl: fusectl.to_path_buf(), stop: Some(stop), watcher: Some(watcher) })
+        let is_off = Arc::new(AtomicBool::new(false));
+        let switch = is_off.clone();
+        let watcher = thread::Builder::new()
+            .name("fuse-guard".to_owned())
+            .spawn(move || watch(&dir, &switch, &stopped))
+            .context("start the FUSE guard")?;
+        Ok(Self { fusectl: fusectl.to_path_buf(), is_off, stop: Some(stop), watcher: Some(watcher) })
+    }
+
+    /// No more aborts before [`Self::finish`].
+    pub(crate) fn switch_off(&self) {
+        self.is_off.store(true, Ordering::Relaxed);
     }
 
     /// Aborts every FUSE connection mounted in the calling thread's mount
@@ -66,10 +77,13 @@ pub(crate) fn fuse_mounts() -> Vec<MountEntry> {
     mounts.into_iter().filter(|mount| mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.")).collect()
 }
 
-fn watch(fusectl: &Path, stopped: &Receiver<()>) {
+fn watch(fusectl: &Path, is_off: &AtomicBool, stopped: &Receiver<()>) {
     let mut waiting_since: HashMap<u32, Instant> = HashMap::new();
     let mut answered: HashMap<u32, bool> = HashMap::new();
     while matches!(stopped.recv_timeout(LOOK), Err(RecvTimeoutError::Timeout)) {
+        if is_off.load(Ordering::Relaxed) {
+            continue;
+        }
         let mounts = fuse_mounts();
         waiting_since.retain(|minor, _| mounts.iter().any(|mount| mount.minor == *minor));
         for mount in &mounts {

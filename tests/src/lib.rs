@@ -13,6 +13,7 @@ pub mod examples;
 mod fuse_guard;
 pub mod image;
 mod leaks;
+pub mod loop_device;
 pub mod manifests;
 pub mod netlink;
 pub mod network_state;

@@ -1,5 +1,6 @@
 //! Runs a program under ptrace and strikes at one chosen system call: kill -9
-//! before or after it, or an error in the place of its result.
+//! before or after it, an error in the place of its result, or another message
+//! in the place of the one that it sends.
 //!
 //! Invariant: the program and everything it starts, threads and processes, is
 //! traced and has ended when [`run`] returns; one that hangs is killed.
@@ -55,6 +56,9 @@ pub enum Fault {
     KillAfter,
     /// The call is not made and returns this error.
     Fail(Errno),
+    /// Of `sendto`: the first of these texts, wherever the message holds it,
+    /// becomes the second, which is as long. A call without it is passed by.
+    Alter(&'static str, &'static str),
 }
 
 /// One system call as it was made.
@@ -273,10 +277,15 @@ impl Tracer {
         if at.process != point.process || at.call > point.call || strike.name != name {
             return Ok(());
         }
+        if let Fault::Alter(from, to) = strike.fault
+            && !alter(pid, registers.rsi, registers.rdx, from.as_bytes(), to.as_bytes())
+        {
+            return Ok(());
+        }
         self.struck = thread.within;
         match strike.fault {
             Fault::KillBefore => kill(self.processes[thread.process], Signal::SIGKILL),
-            Fault::KillAfter => Ok(()),
+            Fault::KillAfter | Fault::Alter(..) => Ok(()),
             Fault::Fail(errno) => {
                 thread.error = Some(errno);
                 // No call has this number: the kernel does nothing.
@@ -421,6 +430,20 @@ fn read_at<const N: usize>(pid: Pid, address: u64) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut bytes, address).ok()?;
     Some(bytes)
+}
+
+/// Whether `from` was in the `length` bytes at `address`, and is `to` now.
+fn alter(pid: Pid, address: u64, length: u64, from: &[u8], to: &[u8]) -> bool {
+    let Ok(memory) = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")) else {
+        return false;
+    };
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    if from.len() != to.len() || memory.read_exact_at(&mut bytes, address).is_err() {
+        return false;
+    }
+    let places = bytes.windows(from.len()).enumerate().filter(|(_, window)| *window == from);
+    let written = places.map(|(at, _)| memory.write_all_at(to, address + at as u64).is_ok());
+    written.reduce(|all, one| all && one).unwrap_or(false)
 }
 
 /// A string that ends with a zero byte, cut at 255 bytes.

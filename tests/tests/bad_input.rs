@@ -105,6 +105,29 @@ fn a_claim_of_an_unknown_class_waits_for_the_class() {
 }
 
 #[test]
+fn a_driver_that_waits_for_attachments_is_not_called_until_its_object_says_otherwise() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, NodeOptions::default());
+    let object = |attach: &str| {
+        let kind = "apiVersion: storage.k8s.io/v1\nkind: CSIDriver\nmetadata: {name: csi.hawser.dev}\n";
+        format!("{kind}spec: {{{attach}}}\n")
+    };
+    // Not written, it is required.
+    node.put_manifest(
+        "storageclass.yaml",
+        &format!("{}---\n{}", manifests::class("hawser", "csi.hawser.dev"), object("podInfoOnMount: false")),
+    )
+    .unwrap();
+    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).unwrap();
+    node.put_manifest("p.yaml", &GOOD.with_claim("c").yaml()).unwrap();
+    node.wait_for_event("FailedMount", &["csi.hawser.dev", "attachRequired"]).unwrap();
+    assert_pending(&node, "p");
+    node.put_class().unwrap();
+    node.wait_for_phase("p", "Succeeded").unwrap();
+    node.finish(&idle).unwrap();
+}
+
+#[test]
 fn a_claim_larger_than_the_pool_says_so_until_it_asks_for_less() {
     let sandbox = Sandbox::new();
     let (node, idle) = node(&sandbox, NodeOptions::default());

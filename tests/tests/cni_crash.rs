@@ -247,19 +247,7 @@ impl World {
             ensure!(difference.0.is_empty(), "ADD failed and left: {difference}");
         }
         self.del(way).context("DEL after it")?;
-        let patience = if way.is_multiple_of(3) { Duration::ZERO } else { DISMANTLING };
-        eventually("DEL left", patience, || {
-            self.ensure_as_before(|line| {
-                // A lock file outlives its holder until the next one.
-                line.starts_with("+ file /run/hawser-") || self.host == Host::Virgin && is_the_nodes(line)
-            })
-        })?;
-        self.prepare().context("ADD again, of the plugins before")?;
-        let prev = self.prev_result.clone();
-        let again = self.call("ADD", &self.container, prev.as_ref()).run()?.result().context("ADD again")?;
-        self.network.del(&self.container, Some(&again)).context("DEL of the second ADD")?;
-        self.ensure_clean().context("after a second ADD and DEL")?;
-        self.renew()
+        self.ensure_deleted(way)
     }
 
     fn del_struck(&mut self, strike: Strike, way: usize) -> Result<()> {
@@ -284,8 +272,23 @@ impl World {
             self.network = whole;
             deleted.context("DEL after it")?;
         }
+        self.ensure_deleted(way)
+    }
+
+    /// DEL left nothing, and ADD and DEL work again.
+    fn ensure_deleted(&mut self, way: usize) -> Result<()> {
         let patience = if way.is_multiple_of(3) { Duration::ZERO } else { DISMANTLING };
-        eventually("DEL left", patience, || self.ensure_clean())?;
+        eventually("DEL left", patience, || {
+            self.ensure_as_before(|line| {
+                // A lock file outlives its holder until the next one.
+                line.starts_with("+ file /run/hawser-") || self.host == Host::Virgin && is_the_nodes(line)
+            })
+        })?;
+        self.prepare().context("ADD again, of the plugins before")?;
+        let prev = self.prev_result.clone();
+        let again = self.call("ADD", &self.container, prev.as_ref()).run()?.result().context("ADD again")?;
+        self.network.del(&self.container, Some(&again)).context("DEL of the second ADD")?;
+        self.ensure_clean().context("after a second ADD and DEL")?;
         self.renew()
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use linux::mount::{FuseMountOptions, MountFlags};
+use tests::loop_device::{self, FileSystem, LoopMount};
 use tests::trace_calls::{self, Fault, Run, Strike};
 use tests::{Allowed, LeakCheck, Sandbox, netlink};
 
@@ -155,4 +156,36 @@ fn a_traced_program_is_struck_at_the_call_that_was_chosen() {
     let after = traced(strike(Fault::KillAfter));
     assert_eq!((after.code, after.stdout.as_str()), (None, "said\n"));
     assert_eq!(trace_calls::ensure_struck(&after).unwrap().point, write.point);
+}
+
+#[test]
+fn a_loop_device_is_free_again_even_after_a_panic() {
+    for kind in [FileSystem::Btrfs, FileSystem::Ext4, FileSystem::Xfs] {
+        let (tell, told) = std::sync::mpsc::channel();
+        let test = std::thread::spawn(move || {
+            let sandbox = Sandbox::new();
+            let mount = LoopMount::new(&sandbox, "disk", kind, loop_device::IMAGE_BYTES).unwrap();
+            fs::write(mount.dir().join("file"), "content").unwrap();
+            mount.unmount().unwrap();
+            assert!(!mount.dir().join("file").exists());
+            mount.mount(&sandbox, kind).unwrap();
+            assert_eq!(fs::read(mount.dir().join("file")).unwrap(), b"content");
+            let (device, image) = (mount.device().unwrap(), sandbox.path("disk.img"));
+            assert_eq!(loop_device::backing_file(&device), Some(image.clone()));
+            tell.send((device, image)).unwrap();
+            panic!("on purpose");
+        });
+        let (device, image) = told.recv().unwrap();
+        assert!(test.join().is_err());
+        tests::eventually("the device is free", Duration::from_secs(10), || {
+            let stands_for = loop_device::backing_file(&device);
+            // The kernel adds " (deleted)" to the name of a removed file.
+            let is_ours =
+                stands_for.is_some_and(|file| file.starts_with(image.parent().expect("in the sandbox")));
+            anyhow::ensure!(!is_ours, "{}", device.display());
+            Ok(())
+        })
+        .unwrap();
+        assert!(!image.exists());
+    }
 }

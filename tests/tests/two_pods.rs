@@ -97,7 +97,8 @@ impl Confinement {
             .iter()
             .map(|mount| mount.mount_id)
             .collect();
-        let (mut fuse, mut own_descriptors) = (0, 0);
+        let (mut fuse, mut own_descriptors, mut usage_files, mut events) = (0, 0, 0, 0);
+        let mut sockets = Vec::new();
         let mut volume_mounts = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("it runs").flatten() {
             let number: u32 = entry.file_name().to_string_lossy().parse().expect("a number");
@@ -108,6 +109,11 @@ impl Confinement {
                 _ if link == "/dev/fuse" || link == "/fuse" => fuse += 1,
                 // Its own /proc/self/fd, through which it opens what it holds by O_PATH.
                 _ if is_procfs(&entry.path()) => own_descriptors += 1,
+                _ if link.starts_with("socket:") => sockets.push(link),
+                // Its threads wake each other by it.
+                _ if link == "anon_inode:[eventfd]" => events += 1,
+                // Nothing can be opened from a regular file.
+                _ if link.ends_with("/usage") && is_regular(&entry.path()) => usage_files += 1,
                 _ => {
                     assert!(link.starts_with('/'), "descriptor {number} is {link}");
                     volume_mounts.insert(mount_id(self.pid, number), format!("{number} -> {link}"));
@@ -116,6 +122,8 @@ impl Confinement {
         }
         assert_eq!(fuse, 1, "descriptors of /dev/fuse");
         assert!(own_descriptors <= 1, "{own_descriptors} descriptors of procfs");
+        assert_eq!((usage_files, events), (1, 1), "usage files, eventfds");
+        assert_eq!(listeners(&sockets), ["ctl.sock", "prom.sock"], "sockets: {sockets:?}");
         assert_eq!(volume_mounts.len(), 1, "mounts behind its other descriptors: {volume_mounts:?}");
         assert!(
             volume_mounts.keys().all(|id| !own_mounts.contains(id)),
@@ -144,6 +152,27 @@ impl Confinement {
         let root = mounts.iter().find(|mount| mount.mount_point == Path::new("/")).expect("a root");
         assert!(root.is_read_only(), "{root:?}");
     }
+}
+
+fn is_regular(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file())
+}
+
+/// The names that the sockets, given as `socket:[INODE]`, listen by in this
+/// network namespace, the driver's: proc_net_unix(5), flag `__SO_ACCEPTCON`. One
+/// that does not listen there is `?`.
+fn listeners(sockets: &[String]) -> Vec<String> {
+    let table = fs::read_to_string("/proc/thread-self/net/unix").expect("procfs");
+    let name_of = |socket: &String| {
+        let inode = socket.trim_start_matches("socket:[").trim_end_matches(']');
+        let row = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let listening = row.filter(|row| row.get(3) == Some(&"00010000"));
+        let path = listening.filter(|row| row.get(6) == Some(&inode)).find_map(|row| row.get(7).copied());
+        path.and_then(|path| path.rsplit('/').next()).unwrap_or("?").to_owned()
+    };
+    let mut names: Vec<String> = sockets.iter().map(name_of).collect();
+    names.sort();
+    names
 }
 
 fn is_procfs(path: &Path) -> bool {

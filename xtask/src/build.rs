@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use ::tests::binaries;
 use anyhow::{Context, Result, ensure};
+
+use crate::progress::say;
 
 /// `cargo`, the one that runs this tool, in the workspace.
 pub(crate) fn cargo() -> Command {
@@ -53,12 +56,64 @@ pub(crate) fn plugins() -> Result<PathBuf> {
         let dir = binaries::dir();
         return expect_all(&binaries::CNI_PLUGINS, &dir).map(|()| dir);
     }
-    build_static("plugin", &binaries::CNI_PLUGINS)?;
-    Ok(binaries::workspace_root().join("target").join(binaries::TARGET).join("plugin"))
+    let mut command = build_of_plugins();
+    for (package, _binary) in binaries::CNI_PLUGINS {
+        command.args(["-p", package]);
+    }
+    run(&mut command)?;
+    Ok(plugin_dir())
+}
+
+/// `cargo build` as plugins are built; what to build is the caller's.
+pub(crate) fn build_of_plugins() -> Command {
+    static_build("plugin", plugin_target())
+}
+
+/// Where it puts what it built.
+pub(crate) fn plugin_dir() -> PathBuf {
+    binaries::workspace_root().join("target").join(plugin_target()).join("plugin")
+}
+
+/// A plugin lives some milliseconds, and glibc's start-up asks the processor
+/// some fifty questions, which trap in a virtual machine; musl's asks none
+/// (docs/decisions/0010). glibc where musl's standard library cannot be had.
+fn plugin_target() -> &'static str {
+    static TARGET: OnceLock<&str> = OnceLock::new();
+    TARGET.get_or_init(|| {
+        if has_standard_library(MUSL) || add_target(MUSL) {
+            return MUSL;
+        }
+        say(&format!(
+            "the plugins are built for {} instead, and start slower; for the other, run \
+             `rustup target add {MUSL}`",
+            binaries::TARGET
+        ));
+        binaries::TARGET
+    })
+}
+
+const MUSL: &str = "x86_64-unknown-linux-musl";
+
+fn has_standard_library(target: &str) -> bool {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let asked = Command::new(rustc).args(["--print", "target-libdir", "--target", target]).output();
+    asked.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+}
+
+/// Whether `rustup` could get it.
+fn add_target(target: &str) -> bool {
+    say(&format!("rustup target add {target}"));
+    let mut rustup = Command::new("rustup");
+    rustup.args(["target", "add", target]).current_dir(binaries::workspace_root());
+    rustup.status().is_ok_and(|status| status.success()) && has_standard_library(target)
 }
 
 fn build_products() -> Result<()> {
-    build_static("release", &binaries::PRODUCTS)?;
+    let mut command = static_build("release", binaries::TARGET);
+    for (package, _binary) in binaries::PRODUCTS {
+        command.args(["-p", package]);
+    }
+    run(&mut command)?;
     // Beside the others, where everyone looks for them.
     let built = plugins()?;
     for (_package, plugin) in binaries::CNI_PLUGINS {
@@ -82,16 +137,13 @@ fn replace(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn build_static(profile: &str, packages: &[(&str, &str)]) -> Result<()> {
+fn static_build(profile: &str, target: &str) -> Command {
     let mut command = cargo();
-    command.args(["build", "--profile", profile, "--target", binaries::TARGET]);
-    for (package, _binary) in packages {
-        command.args(["-p", package]);
-    }
+    command.args(["build", "--profile", profile, "--target", target]);
     // Static, and only what runs on the node: with --target given, RUSTFLAGS of
-    // the target do not reach procedural macros.
+    // the target do not reach procedural macros. (musl's are static anyway.)
     command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static");
-    run(&mut command)
+    command
 }
 
 /// One clear line for whoever is not root.

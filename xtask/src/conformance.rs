@@ -3,6 +3,7 @@
 //! where it can be, or named as missing.
 
 mod cni;
+mod csi;
 pub(crate) mod foreign;
 mod runtime;
 
@@ -25,9 +26,11 @@ pub(crate) enum Suite {
     Registration,
     /// The four CNI plugins beside the reference's, instead of them and together with them
     Cni,
+    /// csi-sanity at our driver, on a pool that shares blocks and on one that does not; csi-test's mock driver under our kubelet
+    Csi,
 }
 
-/// `scenario`: of suite `cni`, only what has this in its name.
+/// `scenario`: of suites `cni` and `csi`, only what has this in its name.
 pub(crate) fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
     require_root("conformance")?;
     let suites = Suite::value_variants().iter().filter(|suite| only.is_none_or(|only| only == **suite));
@@ -36,6 +39,7 @@ pub(crate) fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
             Suite::Demo => demo()?,
             Suite::Registration => part("registration by a Go client", registration)?,
             Suite::Cni => cni::run(scenario)?,
+            Suite::Csi => csi::run(scenario)?,
         }
     }
     Ok(())

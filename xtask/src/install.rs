@@ -85,6 +85,15 @@ enum Restore {
     Leave,
 }
 
+/// How put-back leaves a plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Settled,
+    /// Somebody has replaced ours, and the one from before is still kept.
+    StillKept,
+    StillOurs,
+}
+
 fn before_install(present: Present, before: Before) -> Remember {
     match (before, present) {
         (Before::Unknown, Present::Nothing) => Remember::Nothing,
@@ -200,51 +209,66 @@ impl Directory {
 
     fn put_back_all(&self) -> Result<()> {
         let record = self.read_record()?;
-        let mut left = Vec::new();
+        let (mut left, mut ours) = (Vec::new(), Vec::new());
         for (_package, plugin) in binaries::CNI_PLUGINS {
-            if !self.put_back(plugin, &record).with_context(|| plugin.to_owned())? {
-                left.push(plugin);
+            match self.put_back(plugin, &record).with_context(|| plugin.to_owned())? {
+                Outcome::Settled => {}
+                Outcome::StillKept => left.push(plugin),
+                Outcome::StillOurs => ours.push(plugin),
             }
             remove_if_there(&self.path.join(format!(".{plugin}.new")))?;
         }
-        remove_if_there(&self.path.join(RECORD))?;
+        // What is left keeps its line: the next time knows as much as this time.
+        let mut remaining = record;
+        remaining.retain(|(_, plugin)| left.iter().chain(&ours).any(|name| name == plugin));
+        if remaining.is_empty() {
+            remove_if_there(&self.path.join(RECORD))?;
+        } else {
+            self.write_record(&remaining)?;
+        }
         remove_if_there(&self.path.join(format!("{RECORD}.new")))?;
         self.sync()?;
-        ensure!(left.is_empty(), "{}: still ours, and what was there before is not known", left.join(", "));
+        ensure!(ours.is_empty(), "{}: still ours, and what was there before is not known", ours.join(", "));
         Ok(())
     }
 
-    /// Whether the plugin is now not ours.
-    fn put_back(&self, plugin: &str, record: &[(String, String)]) -> Result<bool> {
+    fn put_back(&self, plugin: &str, record: &[(String, String)]) -> Result<Outcome> {
         let (target, kept, none) =
             (self.path.join(plugin), self.path.join(kept_name(plugin)), self.path.join(none_name(plugin)));
         let (present, before) = (self.present(plugin, record)?, self.before(plugin)?);
         let recorded = record.iter().any(|(_, name)| name == plugin);
-        let told = match to_put_back(present, before, recorded) {
+        let restore = to_put_back(present, before, recorded);
+        let told = match restore {
             Restore::TheKeptOne => {
                 fs::rename(&kept, &target).with_context(|| target.display().to_string())?;
-                "put back"
+                "put back".to_owned()
             }
             Restore::OnlyForget if before == Before::File => {
                 remove_if_there(&kept)?;
-                "was never replaced"
+                "was never replaced".to_owned()
             }
-            Restore::OnlyForget => "not there, as before",
+            Restore::OnlyForget => "not there, as before".to_owned(),
             Restore::RemoveOurs => {
                 remove_if_there(&target)?;
                 self.sync()?;
-                "removed; there was none before"
+                "removed; there was none before".to_owned()
             }
-            Restore::Leave if before == Before::File => {
-                "left alone: not what was installed; the one from before that is still kept"
-            }
-            Restore::Leave if present == Present::Ours => "left alone: ours, and nothing is kept",
-            Restore::Leave => "left alone: not ours",
+            Restore::Leave if before == Before::File => format!(
+                "left alone: somebody has replaced what was installed. The one from before that is still kept as \
+                 {kept}: remove {kept} to keep the present one, or rename it back",
+                kept = kept_name(plugin)
+            ),
+            Restore::Leave if present == Present::Ours => "left alone: ours, and nothing is kept".to_owned(),
+            Restore::Leave => "left alone: not ours".to_owned(),
         };
         remove_if_there(&none)?;
         self.sync()?;
         say(&format!("{}: {told}", target.display()));
-        Ok(!(before == Before::Unknown && present == Present::Ours))
+        Ok(match restore {
+            Restore::Leave if present == Present::Ours => Outcome::StillOurs,
+            Restore::Leave if before == Before::File => Outcome::StillKept,
+            _ => Outcome::Settled,
+        })
     }
 
     fn present(&self, plugin: &str, record: &[(String, String)]) -> Result<Present> {
@@ -386,6 +410,52 @@ mod tests {
         }
         for present in PRESENT {
             assert_eq!(to_put_back(present, Before::Unknown, false), Restore::Leave);
+        }
+    }
+
+    /// What `install_all` takes for a plugin.
+    fn plugin(dir: &Path, name: &str, maker: &str) {
+        let script = format!("#!/bin/sh\n# {maker}\necho '{{\"supportedVersions\":[\"1.1.0\"]}}'\n");
+        fs::write(dir.join(name), script).unwrap();
+        fs::set_permissions(dir.join(name), Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// A plugin directory of others' plugins in which ours are installed.
+    fn installed() -> (tempfile::TempDir, tempfile::TempDir, Directory) {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (_package, name) in binaries::CNI_PLUGINS {
+            plugin(from.path(), name, "ours");
+            plugin(to.path(), name, "theirs");
+        }
+        let directory = Directory::open(to.path()).unwrap();
+        directory.install_all(from.path()).unwrap();
+        (from, to, directory)
+    }
+
+    #[test]
+    fn an_upgrade_by_others_is_left_alone_however_often_one_puts_back() {
+        let (_from, to, directory) = installed();
+        fs::remove_file(to.path().join("bridge")).unwrap();
+        plugin(to.path(), "bridge", "upgraded");
+        for _ in 0..2 {
+            directory.put_back_all().unwrap();
+            let maker = |name: &str| fs::read_to_string(to.path().join(name)).unwrap();
+            assert!(maker("bridge").contains("# upgraded") && maker("portmap").contains("# theirs"));
+            assert!(to.path().join("bridge.before-hawser").exists());
+        }
+        fs::remove_file(to.path().join("bridge.before-hawser")).unwrap();
+        directory.put_back_all().unwrap();
+        assert!(fs::read_to_string(to.path().join("bridge")).unwrap().contains("# upgraded"));
+        assert!(!to.path().join(RECORD).exists());
+    }
+
+    #[test]
+    fn ours_is_known_to_be_ours_however_often_one_fails_to_put_back() {
+        let (_from, to, directory) = installed();
+        fs::remove_file(to.path().join("portmap.before-hawser")).unwrap();
+        for _ in 0..2 {
+            let failed = directory.put_back_all().unwrap_err().to_string();
+            assert_eq!(failed, "portmap: still ours, and what was there before is not known");
         }
     }
 

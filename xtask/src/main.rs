@@ -9,6 +9,7 @@ mod check;
 mod conformance;
 mod demo;
 mod install;
+mod lone_driver;
 mod progress;
 mod test;
 mod timeline;
@@ -46,7 +47,7 @@ enum Task {
     Conformance {
         /// Default: all
         name: Option<conformance::Suite>,
-        /// Of suite `cni`: only scenarios whose name contains this
+        /// Of suites `cni` and `csi`: only scenarios or specs whose name contains this
         scenario: Option<String>,
     },
     /// Measure
@@ -99,6 +100,8 @@ enum Bench {
     PodStart,
     /// Our CNI plugins and the reference's in turn, and what the kernel itself needs
     Cni,
+    /// The driver's calls, two hundred volumes at once, and memory
+    Csi,
 }
 
 fn main() -> ExitCode {
@@ -115,6 +118,7 @@ fn main() -> ExitCode {
         Task::Conformance { name, scenario } => conformance::run(name, scenario.as_deref()),
         Task::Bench { what: Bench::PodStart, runs } => bench::pod_start::run(runs),
         Task::Bench { what: Bench::Cni, runs } => bench::cni::run(runs),
+        Task::Bench { what: Bench::Csi, runs } => bench::csi::run(runs),
         Task::Install { cni_bin_dir, put_back } => install::run(&cni_bin_dir, put_back),
     };
     match done {

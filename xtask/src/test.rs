@@ -6,7 +6,12 @@ use std::process::Stdio;
 use anyhow::{Context, Result, ensure};
 
 use crate::build::{cargo, products, require_root, words};
+use crate::conformance::foreign::debian_program;
 use crate::progress::{part, say};
+
+/// What makes the pools of csi-driver's tests, and their Debian packages.
+const MKFS: [(&str, &str); 3] =
+    [("mkfs.btrfs", "btrfs-progs"), ("mkfs.ext4", "e2fsprogs"), ("mkfs.xfs", "xfsprogs")];
 
 /// What libtest counted, over all test binaries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +23,12 @@ struct Counts {
 
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     require_root("test")?;
+    part("mkfs", || {
+        for (program, package) in MKFS {
+            debian_program(program, package)?;
+        }
+        Ok(())
+    })?;
     let bin_dir = part("build the static binaries", products)?;
     let mut counts = Counts::default();
     let mut failures = Vec::new();

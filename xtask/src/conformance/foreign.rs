@@ -1,6 +1,6 @@
 //! Programs of other people: where they are, or how they come onto this machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ::tests::binaries::workspace_root;
@@ -10,24 +10,36 @@ use crate::build;
 
 /// The release of the reference plugins that ours must be replaceable by.
 pub(crate) const REFERENCE_PLUGINS: &str = "v1.9.1";
+/// The release of csi-test whose csi-sanity the driver must pass.
+pub(super) const CSI_SANITY: &str = "v5.6.0";
 const GO_NEEDED: (u32, u32) = (1, 25);
 
 /// bridge, host-local, loopback and portmap as Go modules; built once.
 pub(crate) fn reference_plugins() -> Result<PathBuf> {
-    let go = go()?;
     let dir = workspace_root().join("target/conformance").join(format!("cni-plugins-{REFERENCE_PLUGINS}"));
     for module in ["main/bridge", "main/loopback", "ipam/host-local", "meta/portmap"] {
-        let binary = dir.join(module.rsplit('/').next().unwrap_or(module));
-        if !binary.is_file() {
-            let package =
-                format!("github.com/containernetworking/plugins/plugins/{module}@{REFERENCE_PLUGINS}");
-            build::run(
-                Command::new(&go).args(["install", &package]).env("GOBIN", &dir).env("CGO_ENABLED", "0"),
-            )?;
-        }
-        ensure!(binary.is_file(), "go install left no {}", binary.display());
+        let package = format!("github.com/containernetworking/plugins/plugins/{module}");
+        go_install(&package, REFERENCE_PLUGINS, &dir)?;
     }
     Ok(dir)
+}
+
+/// csi-sanity as a Go module; built once.
+pub(super) fn csi_sanity() -> Result<PathBuf> {
+    let dir = workspace_root().join("target/conformance").join(format!("csi-sanity-{CSI_SANITY}"));
+    go_install("github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", CSI_SANITY, &dir)
+}
+
+/// The program of a package, in `dir`, to which it is built when it is not there.
+fn go_install(package: &str, version: &str, dir: &Path) -> Result<PathBuf> {
+    let binary = dir.join(package.rsplit('/').next().unwrap_or(package));
+    if !binary.is_file() {
+        let mut command = Command::new(go()?);
+        command.args(["install", &format!("{package}@{version}")]);
+        build::run(command.env("GOBIN", dir).env("CGO_ENABLED", "0"))?;
+    }
+    ensure!(binary.is_file(), "go install left no {}", binary.display());
+    Ok(binary)
 }
 
 /// Go of the release that is needed, from PATH or from where its archive unpacks.

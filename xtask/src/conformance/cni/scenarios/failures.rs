@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::differences::Difference;
 use super::super::scenario::{Call, Scenario, Verb, add, check, del, network};
-use super::expected::{self, asked_ipam, leaves_bridge, ours_has, says, succeeds};
+use super::expected::{self, asked_ipam, leaves_bridge, ours_has, reference_has, says, succeeds};
 use super::networks::{bridge_plugin, v4};
 
 /// The four plugins, each alone.
@@ -210,6 +210,26 @@ fn of_bridge(what: &str) -> Vec<Difference> {
             "2: vlanTrunk: [{}] is not supported: this bridge plugin has no VLANs yet",
         )],
         "interface names" => vec![leaves_bridge("cni0")],
+        "a template for a bridge name" => vec![
+            says(
+                "name-templates",
+                "1 ADD c1/bridge",
+                "999: failed to create bridge \"br%d\": could not lookup \"br%d\": Link not found",
+                "999: failed to create bridge \"br%d\": could not add \"br%d\": invalid argument",
+            ),
+            reference_has("name-templates", "*/host/link/br0"),
+        ],
+        "a template for an interface name" => vec![
+            says(
+                "name-templates",
+                "1 ADD c1/bridge",
+                "999: failed to make veth pair: Link not found",
+                "4: interface name contains %",
+            ),
+            reference_has("name-templates", "*/c1/link/eth0"),
+            reference_has("name-templates", "*/host/link/<veth c1.eth0>"),
+            reference_has("name-templates", "*/host/link/cni0"),
+        ],
         _ => Vec::new(),
     }
 }
@@ -286,6 +306,7 @@ fn of_configuration() -> Vec<Scenario> {
         plugin("a mtu that is too small", json!({ "mtu": 60 })),
         plugin("a bridge name that is too long", json!({ "bridge": "a-name-of-16-chr" })),
         plugin("an empty bridge name", json!({ "bridge": "" })),
+        plugin("a template for a bridge name", json!({ "bridge": "br%d" })),
         plugin(
             "null everywhere",
             json!({ "bridge": null, "isGateway": null, "mtu": null, "dns": null, "args": null, "runtimeConfig": null }),
@@ -345,6 +366,12 @@ fn of_names() -> Vec<Scenario> {
             .call(add("c1").ifname("eth:0"))
             .call(add("c1").ifname("eth 0"))
             .call(add("c1").ifname("lo")),
+        scenario("a template for an interface name")
+            .call(add("c1").ifname("eth%d"))
+            .call(del("c1").ifname("eth%d")),
+        scenario("CNI_ARGS with the name of their own kind")
+            .call(add("c1").args("IgnoreUnknown=1;CommonArgs=x"))
+            .call(del("c1").args("IgnoreUnknown=1;CommonArgs=x")),
         scenario("CNI_ARGS that are none")
             .call(add("c1").args("one"))
             .call(add("c1").args("a=b=c"))

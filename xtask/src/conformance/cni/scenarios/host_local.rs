@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::differences::Difference;
-use super::super::scenario::{Scenario, Step, add, check, del, list};
+use super::super::scenario::{Call, Scenario, Step, add, check, del, list};
 use super::expected::{says, succeeds};
 use super::networks::{at_version, host_local, v4, with};
 
@@ -93,6 +93,9 @@ fn requests() -> Vec<Scenario> {
         requesting("unknown CNI_ARGS", "FOO=BAR"),
         requesting("unknown CNI_ARGS ignored", "FOO=BAR;IgnoreUnknown=1"),
         requesting("CNI_ARGS that are none", "IP"),
+        requesting("CNI_ARGS with the name of their own kind", "IgnoreUnknown=1;CommonArgs=x"),
+        requesting("a wrong request before a right one", "IP=ten;IP=10.1.0.9"),
+        requesting("a wrong request before what is no pair", "IP=ten;FOO"),
         Scenario::new("host-local: args.cni.ips", of_args(json!(["10.1.0.9", "fd00:1::9/64"])))
             .add("c1")
             .check("c1")
@@ -131,6 +134,7 @@ fn directory() -> Vec<Scenario> {
     let subnet = json!({ "subnet": "10.1.0.0/29" });
     let plain = |name: &str| Scenario::new(format!("host-local: {name}"), host_local(&subnet));
     let file = |name: &str, content: &str| Step::File(format!("{LEASES}/{name}"), content.to_owned());
+    let long = |call: Call| call.environment("CNI_CONTAINERID", Some(&"c".repeat(1100)));
     vec![
         plain("ADD twice").add("c1").add("c1").del("c1"),
         plain("ADD for a second interface")
@@ -148,6 +152,7 @@ fn directory() -> Vec<Scenario> {
             .del("c3")
             .add("c6")
             .add("c7"),
+        plain("a long container id").call(long(add("c1"))).call(long(check("c1"))).call(long(del("c1"))),
         plain("exhausted")
             .add("c1")
             .add("c2")

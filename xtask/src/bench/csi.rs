@@ -1,0 +1,405 @@
+//! `bench csi`: the driver's calls, each on a connection of its own as kubelet's
+//! are; two hundred volumes at once; memory.
+//!
+//! A figure is the time from before the connection to the answer. The pool is a
+//! directory of the machine's /tmp, on its disk.
+
+mod client;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
+use ::tests::{Daemon, Network, Node, NodeOptions, Sandbox};
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::Value;
+
+use self::client::{Client, Volume};
+use super::statistics::median;
+use crate::build::{products, require_root};
+use crate::conformance::foreign::debian_program;
+use crate::lone_driver::{self, TRACE};
+use crate::progress::{complain, part, say, step};
+use crate::timeline;
+
+const VOLUMES: usize = 200;
+const AT_ONCE: usize = 20;
+/// In a volume when it is snapshotted.
+const FILES: [usize; 3] = [0, 1_000, 10_000];
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often each call is made at the least: fewer say nothing about a median.
+const RUNS_MIN: usize = 20;
+
+pub(crate) fn run(runs: usize) -> Result<()> {
+    require_root("bench")?;
+    ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
+    part("build the static binaries", products)?;
+    debian_program("mkfs.xfs", "xfsprogs")?;
+    let mut table = Table::default();
+    let scenes: [(&str, Scene); 4] = [
+        ("calls", calls),
+        ("many", many),
+        ("manifest launcher", manifest_launcher),
+        ("snapshots", snapshots),
+    ];
+    let mut failed = Vec::new();
+    for (name, scene) in scenes {
+        // Entering a sandbox is for a thread's whole life.
+        let rows = thread::scope(|scope| {
+            let scene = scope.spawn(move || in_a_sandbox(|sandbox| scene(sandbox, runs)));
+            scene.join().map_err(|_| anyhow!("its thread panicked"))?
+        });
+        match rows {
+            Ok(rows) => table.0.extend(rows),
+            Err(error) => {
+                complain(&format!("error: {name}: {error:#}"));
+                failed.push(name);
+            }
+        }
+    }
+    say(&table.to_string());
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    Ok(())
+}
+
+type Scene = fn(&Sandbox, usize) -> Result<Vec<Row>>;
+
+fn in_a_sandbox<T>(run: impl FnOnce(&Sandbox) -> Result<T>) -> Result<T> {
+    run(&Sandbox::enter(Network::Own)?)
+}
+
+/// A line of the table: a value with its unit, and what it is to be.
+#[derive(Debug)]
+struct Row {
+    title: String,
+    /// Sorted or of one element.
+    samples: Vec<f64>,
+    unit: &'static str,
+    bar: Option<Bar>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Bar {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Row {
+    fn new(title: impl Into<String>, unit: &'static str, mut samples: Vec<f64>, bar: Option<Bar>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        Self { title: title.into(), samples, unit, bar }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table(Vec<Row>);
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "\n| what | times | median | min..max | unit | bar |\n|---|---|---|---|---|---|")?;
+        for row in &self.0 {
+            let middle = median(&mut row.samples.clone());
+            let (min, max) =
+                (row.samples.first().copied().unwrap_or(0.0), row.samples.last().copied().unwrap_or(0.0));
+            let met = |is_met| if is_met { "met" } else { "MISSED" };
+            let bar = match row.bar {
+                None => String::new(),
+                Some(Bar::AtMost(bar)) => format!("<= {bar}: {}", met(middle <= bar)),
+                Some(Bar::AtLeast(bar)) => format!(">= {bar}: {}", met(middle >= bar)),
+            };
+            writeln!(
+                f,
+                "| {} | {} | {middle:.2} | {min:.2}..{max:.2} | {} | {bar} |",
+                row.title,
+                row.samples.len(),
+                row.unit
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A driver with daemons as child processes, over the sandbox's directory `pool`.
+fn start(sandbox: &Sandbox) -> Result<(Daemon, Client)> {
+    sandbox.make_dir("pool")?;
+    let driver = lone_driver::start(sandbox, &["--node-id", "bench", "--pool-capacity", "100Gi"])?;
+    Ok((driver, client(sandbox)))
+}
+
+fn client(sandbox: &Sandbox) -> Client {
+    let kubelet_dir = sandbox.path("k");
+    Client::new(lone_driver::csi_socket(&kubelet_dir), kubelet_dir)
+}
+
+/// One volume's whole life, again and again.
+fn calls(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
+    let (mut driver, client) = start(sandbox)?;
+    let mut times = Times::default();
+    step(&format!("{runs} volumes, one after the other"), || {
+        for run in 0..=runs {
+            // The first one fills caches.
+            times.counts = run > 0;
+            life(&client, &format!("calls-{run}"), &mut times)?;
+        }
+        Ok(())
+    })?;
+    driver.stop(PATIENCE)?;
+    let bars =
+        BTreeMap::from([(CREATE, Bar::AtMost(3.0)), (STAGE, Bar::AtMost(12.0)), (PUBLISH, Bar::AtMost(3.0))]);
+    let mut rows: Vec<Row> = times.rows(|title| bars.get(title).copied());
+    rows.extend(spans(&sandbox.path(TRACE))?);
+    Ok(rows)
+}
+
+const CREATE: &str = "CreateVolume";
+const STAGE: &str = "NodeStageVolume until the first stat through the mount, child process";
+const PUBLISH: &str = "NodePublishVolume of a staged volume";
+
+/// Milliseconds by what took them, in the order of their first appearance.
+#[derive(Debug, Default)]
+struct Times {
+    counts: bool,
+    samples: Vec<(&'static str, Vec<f64>)>,
+}
+
+impl Times {
+    fn time<T>(&mut self, title: &'static str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let done = call()?;
+        let took = milliseconds(started.elapsed());
+        if self.counts {
+            match self.samples.iter_mut().find(|(known, _)| *known == title) {
+                Some((_, samples)) => samples.push(took),
+                None => self.samples.push((title, vec![took])),
+            }
+        }
+        Ok(done)
+    }
+
+    fn rows(self, bar: impl Fn(&str) -> Option<Bar>) -> Vec<Row> {
+        let rows =
+            self.samples.into_iter().map(|(title, samples)| Row::new(title, "ms", samples, bar(title)));
+        rows.collect()
+    }
+}
+
+fn life(client: &Client, name: &str, times: &mut Times) -> Result<()> {
+    let volume = times.time(CREATE, || client.create(name))?;
+    Client::make_directories(&volume)?;
+    times.time(STAGE, || {
+        client.stage(&volume)?;
+        fs::metadata(&volume.globalmount).context("stat the volume").map(drop)
+    })?;
+    times.time(PUBLISH, || client.publish(&volume))?;
+    times.time("NodeUnpublishVolume", || client.unpublish(&volume))?;
+    times.time("NodeUnstageVolume, the daemon's end included", || client.unstage(&volume))?;
+    times.time("DeleteVolume", || client.delete(&volume))
+}
+
+/// Where the time goes, by the driver's own spans.
+fn spans(trace_file: &Path) -> Result<Vec<Row>> {
+    let mut lengths: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for span in timeline::read(trace_file)? {
+        let took = milliseconds(Duration::from_nanos(span.end_ns.saturating_sub(span.start_ns)));
+        lengths.entry(span.name).or_default().push(took);
+    }
+    let rows =
+        lengths.into_iter().map(|(name, samples)| Row::new(format!("span {name}"), "ms", samples, None));
+    Ok(rows.collect())
+}
+
+/// From nothing to published, and back.
+fn many(sandbox: &Sandbox, _runs: usize) -> Result<Vec<Row>> {
+    let (mut driver, client) = start(sandbox)?;
+    let names: Vec<String> = (0..VOLUMES).map(|number| format!("many-{number}")).collect();
+    let (volumes, up) = step(&format!("{VOLUMES} volumes from claim to published"), || {
+        all_at_once(&names, |name| {
+            let volume = client.create(name)?;
+            Client::make_directories(&volume)?;
+            client.stage(&volume)?;
+            client.publish(&volume)?;
+            Ok(volume)
+        })
+    })?;
+    let memory = step("memory", || {
+        let mut daemons = Vec::new();
+        for process in sandbox.tag().processes()?.iter().filter(|process| process.name == "hawser-volume") {
+            daemons.push(resident(process.pid)?);
+        }
+        ensure!(daemons.len() == VOLUMES, "{} daemons", daemons.len());
+        let (resident_mib, shares_mib) = daemons.into_iter().unzip();
+        let (driver_mib, _) = resident(driver.pid().as_raw())?;
+        let title = format!("the driver's resident memory with {VOLUMES} volumes");
+        Ok(vec![
+            Row::new(title, "MiB", vec![driver_mib], Some(Bar::AtMost(30.0))),
+            Row::new("an idle daemon's resident memory", "MiB", resident_mib, Some(Bar::AtMost(6.0))),
+            Row::new("its share of it (Pss)", "MiB", shares_mib, None),
+        ])
+    })?;
+    let (_, down) = step("and away again", || {
+        all_at_once(&volumes, |volume: &Volume| {
+            client.unpublish(volume)?;
+            client.unstage(volume)?;
+            client.delete(volume)
+        })
+    })?;
+    driver.stop(PATIENCE)?;
+    let rate = |took: Duration| vec![VOLUMES as f64 / took.as_secs_f64()];
+    let mut rows = vec![
+        Row::new(
+            format!("{VOLUMES} volumes, {AT_ONCE} at a time, from claim to published"),
+            "a second",
+            rate(up),
+            Some(Bar::AtLeast(30.0)),
+        ),
+        Row::new(
+            format!("{VOLUMES} volumes, {AT_ONCE} at a time, unpublished to deleted"),
+            "a second",
+            rate(down),
+            None,
+        ),
+    ];
+    rows.extend(memory);
+    Ok(rows)
+}
+
+/// `AT_ONCE` clients, until the last has ended; what each call made, and how long all took.
+fn all_at_once<W: Sync, T: Send>(
+    work: &[W],
+    call: impl Fn(&W) -> Result<T> + Sync,
+) -> Result<(Vec<T>, Duration)> {
+    let queue = Mutex::new(work.iter());
+    let worker = || -> Result<Vec<T>> {
+        let mut done = Vec::new();
+        loop {
+            let next = queue.lock().map_err(|_| anyhow!("another client panicked"))?.next();
+            let Some(item) = next else { return Ok(done) };
+            done.push(call(item)?);
+        }
+    };
+    let started = Instant::now();
+    let done: Result<Vec<Vec<T>>> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().map(|worker| worker.join().map_err(|_| anyhow!("a client panicked"))?).collect()
+    });
+    let took = started.elapsed();
+    Ok((done?.into_iter().flatten().collect(), took))
+}
+
+/// VmRSS and Pss of a process in MiB.
+fn resident(pid: i32) -> Result<(f64, f64)> {
+    let kib = |file: &str, key: &str| -> Result<f64> {
+        let path = format!("/proc/{pid}/{file}");
+        let text = fs::read_to_string(&path).context(path.clone())?;
+        let line =
+            text.lines().find_map(|line| line.strip_prefix(key)).with_context(|| format!("{path}: {key}"))?;
+        line.trim().trim_end_matches(" kB").trim().parse().with_context(|| format!("{path}: {line}"))
+    };
+    Ok((kib("status", "VmRSS:")? / 1024.0, kib("smaps_rollup", "Pss:")? / 1024.0))
+}
+
+/// A real kubelet runs the mount pod; the calls are ours.
+fn manifest_launcher(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
+    let node = step("start hawser-csi and hawser-kubelet", || Node::start(sandbox, NodeOptions::default()))?;
+    let client = client(sandbox);
+    let mut samples = Vec::new();
+    step(&format!("{runs} volumes by mount pods"), || {
+        for run in 0..=runs {
+            let volume = client.create(&format!("manifest-{run}"))?;
+            Client::make_directories(&volume)?;
+            let started = Instant::now();
+            client.stage(&volume)?;
+            fs::metadata(&volume.globalmount).context("stat the volume")?;
+            let took = milliseconds(started.elapsed());
+            if run > 0 {
+                samples.push(took);
+            }
+            client.unstage(&volume)?;
+            client.delete(&volume)?;
+        }
+        Ok(())
+    })?;
+    node.stop()?;
+    let title = "NodeStageVolume until the first stat through the mount, mount pod";
+    Ok(vec![Row::new(title, "ms", samples, None)])
+}
+
+/// How long a served volume stands still for a snapshot.
+fn snapshots(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
+    let _pool = LoopMount::new(sandbox, "pool", FileSystem::Xfs, IMAGE_BYTES)?;
+    let (mut driver, client) = start(sandbox)?;
+    let mut rows = Vec::new();
+    for files in FILES {
+        rows.extend(step(&format!("snapshots of {files} files"), || {
+            snapshots_of(sandbox, &client, files, runs)
+        })?);
+    }
+    driver.stop(PATIENCE)?;
+    Ok(rows)
+}
+
+fn snapshots_of(sandbox: &Sandbox, client: &Client, files: usize, runs: usize) -> Result<Vec<Row>> {
+    let volume = client.create(&format!("snapshots-{files}"))?;
+    Client::make_directories(&volume)?;
+    client.stage(&volume)?;
+    for file in 0..files {
+        let path = volume.globalmount.join(format!("file-{file}"));
+        fs::write(&path, [0; 512]).with_context(|| path.display().to_string())?;
+    }
+    let (mut took, mut paused) = (Vec::new(), Vec::new());
+    for run in 0..=runs {
+        let started = Instant::now();
+        let id = client.create_snapshot(&volume, &format!("cut-{files}-{run}"))?;
+        if run > 0 {
+            took.push(milliseconds(started.elapsed()));
+            paused.push(pause(sandbox, &id)?);
+        }
+        client.delete_snapshot(&id)?;
+    }
+    client.unstage(&volume)?;
+    client.delete(&volume)?;
+    Ok(vec![
+        Row::new(format!("CreateSnapshot of {files} files, xfs"), "ms", took, None),
+        Row::new(format!("its pause, {files} files"), "ms", paused, None),
+    ])
+}
+
+/// As the driver's journal has it, in milliseconds.
+fn pause(sandbox: &Sandbox, id: &str) -> Result<f64> {
+    let path = sandbox.path("state/snapshots").join(format!("{id}.json"));
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let record: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let pause_us = record["pause_us"].as_f64().with_context(|| format!("{}: no pause_us", path.display()))?;
+    Ok(pause_us / 1000.0)
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_met_or_missed_by_the_median() {
+        let rows = vec![
+            Row::new("calls", "ms", vec![9.0, 1.0, 2.0], Some(Bar::AtMost(3.0))),
+            Row::new("rate", "a second", vec![29.0], Some(Bar::AtLeast(30.0))),
+        ];
+        let text = Table(rows).to_string();
+        assert!(text.contains("| calls | 3 | 2.00 | 1.00..9.00 | ms | <= 3: met |"), "{text}");
+        assert!(text.contains("| rate | 1 | 29.00 | 29.00..29.00 | a second | >= 30: MISSED |"), "{text}");
+    }
+
+    #[test]
+    fn memory_is_read_of_a_running_process() {
+        let (resident_mib, share_mib) = resident(std::process::id().cast_signed()).unwrap();
+        assert!(share_mib > 0.1 && resident_mib >= share_mib, "{resident_mib} {share_mib}");
+    }
+}
