@@ -29,6 +29,9 @@ pub struct Flags {
     /// Name that StorageClass and CSIDriver objects know the driver by.
     #[arg(long, value_name = "NAME", default_value = "csi.hawser.dev")]
     pub driver_name: String,
+    /// Where kubelet is told to make its CSI calls.
+    #[arg(long, value_enum, value_name = "SOCKET", default_value_t = RegistrationEndpoint::Own)]
+    pub registration_endpoint: RegistrationEndpoint,
     /// Name of this node.
     #[arg(long, value_name = "NAME")]
     pub node_id: String,
@@ -88,6 +91,15 @@ pub enum LauncherName {
     Process,
 }
 
+/// What the registration tells kubelet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RegistrationEndpoint {
+    /// The path of csi.sock.
+    Own,
+    /// None: the registration socket serves CSI too, beside csi.sock.
+    Shared,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LauncherKind {
     Manifest { manifests: PathBuf, mount_image: String },
@@ -99,6 +111,7 @@ pub enum LauncherKind {
 pub struct Config {
     pub kubelet_dir: PathBuf,
     pub driver_name: String,
+    pub registration_endpoint: RegistrationEndpoint,
     pub node_id: String,
     pub pool: PathBuf,
     pub pool_capacity_bytes: Option<u64>,
@@ -155,6 +168,7 @@ impl Config {
         let config = Self {
             kubelet_dir,
             driver_name: flags.driver_name,
+            registration_endpoint: flags.registration_endpoint,
             node_id: flags.node_id,
             pool: absolute("--pool", &flags.pool)?,
             pool_capacity_bytes: flags.pool_capacity,

@@ -111,9 +111,9 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let signals =
         await_signals(stop).map_err(|source| StartError::Runtime { op: "await signals", source })?;
     tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
-    let csi = server::serve(driver.clone(), listener, &csi_socket, stopped.clone());
-    let metrics = metrics::serve(driver, metrics_listener, &metrics_socket, stopped.clone());
-    let registration = registration::serve(&config, stopped);
+    let csi = server::serve_csi(driver.clone(), listener, &csi_socket, stopped.clone());
+    let metrics = metrics::serve(driver.clone(), metrics_listener, &metrics_socket, stopped.clone());
+    let registration = registration::serve(driver, stopped);
     let served = tokio::try_join!(csi, metrics, registration);
     signals.abort();
     served.map(|_| ()).map_err(StartError::Socket)

@@ -1,108 +1,79 @@
 //! Plugin registration, without a side-car: a socket in kubelet's
 //! plugins_registry that tells kubelet who is there and hears what became of it.
 //!
-//! kubelet does not retry a registration that failed after it was validated; it
-//! looks again only when a socket appears. So a refusal is answered by taking
-//! the socket away and binding it anew, later and later.
+//! One server answers on it as long as the driver runs, whichever listener a
+//! connection came by: `offer` binds the socket, and binds it anew.
 
 mod authority;
 mod hpack;
 mod huffman;
+mod offer;
 mod stream;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::registration::registration_server::{Registration, RegistrationServer};
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
-use tokio::sync::{Notify, oneshot, watch};
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::config::Config;
+use crate::config::RegistrationEndpoint;
+use crate::driver::Driver;
+use crate::limits;
 use crate::server::{self, SocketError};
-use stream::RewrittenStream;
+use offer::{Offer, Verdict};
 
 const PLUGIN_TYPE: &str = "CSIPlugin";
 /// CSI versions, of which kubelet takes the highest 1.x.
 const SUPPORTED_VERSION: &str = "1.0.0";
-/// As kubelet makes it.
-const REGISTRY_MODE: u32 = 0o755;
-const FIRST_BACK_OFF: Duration = Duration::from_millis(500);
-const LONGEST_BACK_OFF: Duration = Duration::from_secs(122);
+/// Accepted, and not yet looked at by the server.
+const BACKLOG: usize = 16;
 /// For the answer to leave before the connection is closed.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
-/// Offers the driver for registration until `stop` turns true.
-pub(crate) async fn serve(config: &Config, stop: watch::Receiver<bool>) -> Result<(), SocketError> {
-    let path = config.registration_socket();
-    let mut back_off = FIRST_BACK_OFF;
-    loop {
-        let refused = Arc::new(Notify::new());
-        let listener = server::bind(&path, REGISTRY_MODE).await?;
-        let service = RegistrationService {
-            name: config.driver_name.clone(),
-            endpoint: config.csi_socket(),
-            refused: refused.clone(),
-        };
-        let connections = UnixListenerStream::new(listener).map(|s| s.map(RewrittenStream::new));
-        let mut stopped = stop.clone();
-        let until = async move {
-            tokio::select! {
-                () = refused.notified() => false,
-                _ = stopped.wait_for(|stop| *stop) => true,
-            }
-        };
-        let (told, mut tell) = oneshot::channel();
-        let shutdown = async move {
-            let is_over = until.await;
-            let _gone = told.send(is_over);
-        };
-        let serving = Server::builder()
-            .add_service(RegistrationServer::new(service))
-            .serve_with_incoming_shutdown(connections, shutdown);
-        let (is_over, served) = serve_until_told(serving, &mut tell).await;
-        server::remove_socket(&path);
-        served.map_err(|source| SocketError::Serve { path: path.clone(), source })?;
-        if is_over {
-            return Ok(());
+/// Offers the driver for registration until `stop` turns true. With
+/// [`RegistrationEndpoint::Shared`] the socket serves CSI too.
+pub(crate) async fn serve(driver: Arc<Driver>, stop: watch::Receiver<bool>) -> Result<(), SocketError> {
+    let path = driver.config.registration_socket();
+    let (verdicts, heard) = mpsc::unbounded_channel();
+    let (connections, accepted) = mpsc::channel(BACKLOG);
+    let offer = Offer::bind(&path, connections, heard).await?;
+    let endpoint = driver.config.registration_endpoint;
+    let service = RegistrationService {
+        name: driver.config.driver_name.clone(),
+        endpoint: match endpoint {
+            RegistrationEndpoint::Own => driver.config.csi_socket().to_string_lossy().into_owned(),
+            RegistrationEndpoint::Shared => String::new(),
+        },
+        verdicts,
+    };
+    let router = server::router(&driver).add_service(RegistrationServer::new(service));
+    let (router, last_calls) = match endpoint {
+        RegistrationEndpoint::Own => (router, LAST_ANSWER),
+        RegistrationEndpoint::Shared => (server::with_csi(router, driver), limits::LAST_CALLS),
+    };
+    let connections = ReceiverStream::new(accepted);
+    let serving = server::serve(router, connections, last_calls, &path, stop.clone());
+    let mut stopped = stop;
+    let offering = async {
+        tokio::select! {
+            () = offer.keep() => {}
+            _ = stopped.wait_for(|stop| *stop) => {}
         }
-        tracing::info!(seconds = back_off.as_secs_f32(), "offering the driver for registration again later");
-        let mut stopped = stop.clone();
-        if tokio::time::timeout(back_off, stopped.wait_for(|stop| *stop)).await.is_ok() {
-            return Ok(());
-        }
-        back_off = (back_off * 2).min(LONGEST_BACK_OFF);
-    }
-}
-
-/// Runs the server until it was told to end, and at most [`LAST_ANSWER`] longer:
-/// kubelet keeps no connection open, but whoever does must not hold us up. What
-/// it was told comes back with how it ended.
-async fn serve_until_told(
-    serving: impl Future<Output = Result<(), tonic::transport::Error>>,
-    tell: &mut oneshot::Receiver<bool>,
-) -> (bool, Result<(), tonic::transport::Error>) {
-    tokio::pin!(serving);
-    tokio::select! {
-        // First: a server with no connections ends in the moment that it is told.
-        biased;
-        told = &mut *tell => {
-            let served = tokio::time::timeout(LAST_ANSWER, serving).await;
-            (told.unwrap_or(true), served.unwrap_or(Ok(())))
-        }
-        served = &mut serving => (tell.try_recv().unwrap_or(true), served),
-    }
+    };
+    // The socket goes at once: whoever is connected is still answered.
+    let ((), served) = tokio::join!(offering, serving);
+    served
 }
 
 #[derive(Debug)]
 struct RegistrationService {
     name: String,
-    endpoint: PathBuf,
-    refused: Arc<Notify>,
+    /// Empty: the socket that is asked.
+    endpoint: String,
+    verdicts: mpsc::UnboundedSender<Verdict>,
 }
 
 #[tonic::async_trait]
@@ -111,7 +82,7 @@ impl Registration for RegistrationService {
         Ok(Response::new(PluginInfo {
             r#type: PLUGIN_TYPE.to_owned(),
             name: self.name.clone(),
-            endpoint: self.endpoint.to_string_lossy().into_owned(),
+            endpoint: self.endpoint.clone(),
             supported_versions: vec![SUPPORTED_VERSION.to_owned()],
         }))
     }
@@ -121,12 +92,15 @@ impl Registration for RegistrationService {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
-        if plugin_registered {
+        let verdict = if plugin_registered {
             tracing::info!(driver = self.name, "registered with kubelet");
+            Verdict::Registered
         } else {
             tracing::error!(driver = self.name, error, "kubelet refused the registration");
-            self.refused.notify_one();
-        }
+            Verdict::Refused
+        };
+        // Nobody listens any more while the driver ends.
+        let _ending = self.verdicts.send(verdict);
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }

@@ -1,18 +1,23 @@
-//! The CSI socket: one unix socket for all three services.
+//! Unix sockets, and the services of CSI on them.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch as channel;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
+use tonic::service::Routes;
 use tonic::transport::Server;
+use tonic::transport::server::{Connected, Router};
+use tower::layer::util::{Identity, Stack};
 
 use crate::controller::ControllerService;
 use crate::driver::Driver;
@@ -83,32 +88,59 @@ async fn connect_to_old(path: &Path) -> std::io::Result<UnixStream> {
     }
 }
 
-/// Serves until `stopped` is true, then finishes what is under way, for a while,
-/// and removes the socket.
-pub(crate) async fn serve(
+/// A server whose calls are counted.
+type Counting = Router<Stack<CountCalls, Identity>>;
+
+/// Without services.
+pub(crate) fn router(driver: &Driver) -> Counting {
+    Server::builder().layer(CountCalls(driver.calls.clone())).add_routes(Routes::default())
+}
+
+/// The three services of CSI beside what the server has.
+pub(crate) fn with_csi(router: Counting, driver: Arc<Driver>) -> Counting {
+    router
+        .add_service(IdentityServer::new(IdentityService(driver.clone())))
+        .add_service(ControllerServer::new(ControllerService(driver.clone())))
+        .add_service(NodeServer::new(NodeService(driver)))
+}
+
+/// CSI on `listener` until `stopped` is true; then the socket is removed.
+pub(crate) async fn serve_csi(
     driver: Arc<Driver>,
     listener: UnixListener,
     path: &Path,
     stopped: channel::Receiver<bool>,
 ) -> Result<(), SocketError> {
+    let router = with_csi(router(&driver), driver);
+    let served = serve(router, UnixListenerStream::new(listener), LAST_CALLS, path, stopped).await;
+    remove_socket(path);
+    served
+}
+
+/// Serves `connections` until `stopped` is true, then finishes what is under way,
+/// for `last_calls` at most. `path` is what an error names.
+pub(crate) async fn serve<C>(
+    router: Counting,
+    connections: impl Stream<Item = std::io::Result<C>>,
+    last_calls: Duration,
+    path: &Path,
+    stopped: channel::Receiver<bool>,
+) -> Result<(), SocketError>
+where
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
     let told = |mut stopped: channel::Receiver<bool>| async move {
         // An error is the sender's end, which is a stop too.
         let _sender_gone = stopped.wait_for(|stop| *stop).await;
     };
-    let serving = Server::builder()
-        .layer(CountCalls(driver.calls.clone()))
-        .add_service(IdentityServer::new(IdentityService(driver.clone())))
-        .add_service(ControllerServer::new(ControllerService(driver.clone())))
-        .add_service(NodeServer::new(NodeService(driver)))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), told(stopped.clone()));
+    let serving = router.serve_with_incoming_shutdown(connections, told(stopped.clone()));
     let served = tokio::select! {
         served = serving => served,
-        () = async { told(stopped).await; tokio::time::sleep(LAST_CALLS).await } => {
+        () = async { told(stopped).await; tokio::time::sleep(last_calls).await } => {
             tracing::warn!("ending with connections open: a call is under way, or a client does not answer");
             Ok(())
         }
     };
-    remove_socket(path);
     served.map_err(|source| SocketError::Serve { path: path.to_owned(), source })
 }
 

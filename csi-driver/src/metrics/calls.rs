@@ -16,6 +16,8 @@ use super::Page;
 const BOUNDS: [f64; 12] = [0.001, 0.002, 0.003, 0.005, 0.012, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 100.0];
 /// Whatever is called that is none of ours has one name, so that nobody makes many.
 const OTHER: &str = "other";
+/// On the same server, and no call of CSI's.
+const REGISTRATION: &str = "/pluginregistration.Registration/";
 
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
@@ -118,14 +120,18 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let begun = Instant::now();
-        let method = method_of(request.uri().path()).to_owned();
+        let path = request.uri().path();
+        let is_csi = !path.starts_with(REGISTRATION);
+        let method = method_of(path).to_owned();
         let (calls, answer) = (self.calls.clone(), self.inner.call(request));
         Box::pin(async move {
             let answer = answer.await?;
             // A refusal has its code in the head; a unary success ends with OK.
             let code = Status::from_header_map(answer.headers()).map_or(Code::Ok, |status| status.code());
             let method = if code == Code::Unimplemented { OTHER } else { &method };
-            calls.count(method, code, begun.elapsed());
+            if is_csi {
+                calls.count(method, code, begun.elapsed());
+            }
             Ok(answer)
         })
     }

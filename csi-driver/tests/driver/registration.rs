@@ -1,16 +1,22 @@
 //! Registration as a Go kubelet does it: grpc-go makes the dialled path the
 //! `:authority`, which no Rust client can send, so these tests write the frames.
 
+use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
 use prost::Message;
+use proto::csi::{
+    CreateVolumeResponse, DeleteVolumeRequest, DeleteVolumeResponse, GetPluginInfoRequest,
+    GetPluginInfoResponse, NodeGetInfoRequest, NodeGetInfoResponse,
+};
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use tests::eventually;
 
-use crate::scene::{Flags, PATIENCE, Scene};
+use crate::scene::{Flags, NODE, PATIENCE, Scene, create_request};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -60,9 +66,18 @@ impl GoClient {
     /// The reply's message, or the frame type that ended the call. A GOAWAY
     /// does not end the calls before it.
     fn call<R: Message + Default>(&mut self, method: &str, request: &impl Message) -> Result<R, u8> {
+        self.call_of("pluginregistration.Registration", method, request)
+    }
+
+    fn call_of<R: Message + Default>(
+        &mut self,
+        service: &str,
+        method: &str,
+        request: &impl Message,
+    ) -> Result<R, u8> {
         let stream = self.next_stream;
         self.next_stream += 2;
-        let block = self.header_block(method, stream);
+        let block = self.header_block(&format!("/{service}/{method}"), stream);
         // In two pieces with padding, as any client may.
         let (head, tail) = block.split_at(block.len() / 2);
         let padded = [&[4][..], head, &[0; 4]].concat();
@@ -88,7 +103,7 @@ impl GoClient {
 
     /// The first request puts its authority into the dynamic table, later ones name
     /// it there: what grpc-go does.
-    fn header_block(&self, method: &str, stream: u32) -> Vec<u8> {
+    fn header_block(&self, path: &str, stream: u32) -> Vec<u8> {
         let mut block = vec![0x83, 0x86];
         let literal = |block: &mut Vec<u8>, first: &[u8], value: &str| {
             block.extend(first);
@@ -96,7 +111,7 @@ impl GoClient {
             block.push(u8::try_from(value.len()).unwrap());
             block.extend(value.as_bytes());
         };
-        literal(&mut block, &[0x04], &format!("/pluginregistration.Registration/{method}"));
+        literal(&mut block, &[0x04], path);
         if stream == 1 {
             literal(&mut block, &[0x41], &self.authority);
         } else {
@@ -118,8 +133,7 @@ fn register(path: &Path, status: &RegistrationStatus) -> PluginInfo {
 #[test]
 fn a_go_kubelet_registers_the_driver_on_one_connection() {
     let scene = Scene::start(Flags::process());
-    let accepted = RegistrationStatus { plugin_registered: true, error: String::new() };
-    let info = register(&scene.registration_socket(), &accepted);
+    let info = register(&scene.registration_socket(), &REGISTERED);
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "csi.hawser.dev"));
     assert_eq!(Path::new(&info.endpoint), scene.csi_socket());
     assert_eq!(info.supported_versions, ["1.0.0"]);
@@ -139,22 +153,140 @@ fn the_same_request_is_refused_where_nothing_rewrites_it() {
     assert_eq!(refused, RST_STREAM);
 }
 
-#[test]
-fn a_refused_registration_is_offered_again_on_a_new_socket() {
-    use std::os::unix::fs::MetadataExt;
-    let scene = Scene::start(Flags::process());
+const REGISTERED: RegistrationStatus = RegistrationStatus { plugin_registered: true, error: String::new() };
+
+fn refusal(reason: &str) -> RegistrationStatus {
+    RegistrationStatus { plugin_registered: false, error: reason.into() }
+}
+
+/// Which socket it is, not merely that there is one.
+fn born(path: &Path) -> Option<(u64, i64)> {
+    fs::symlink_metadata(path).map(|found| (found.ino(), found.ctime_nsec())).ok()
+}
+
+/// Waits until another socket than `before` stands at `path` and answers.
+#[track_caller]
+fn wait_for_another(scene: &Scene, before: Option<(u64, i64)>) {
     let path = scene.registration_socket();
-    let born = || std::fs::metadata(&path).map(|found| (found.ino(), found.ctime_nsec())).ok();
-    let first = born();
-    let refused = RegistrationStatus { plugin_registered: false, error: "no such luck".into() };
-    register(&path, &refused);
     eventually("a new socket", PATIENCE, || {
-        anyhow::ensure!(born().is_some() && born() != first, "{:?}", born());
+        anyhow::ensure!(born(&path).is_some() && born(&path) != before, "{:?}\n{}", born(&path), scene.log());
+        UnixStream::connect(&path)?;
         Ok(())
     })
     .unwrap();
-    register(&path, &RegistrationStatus { plugin_registered: true, error: String::new() });
+}
+
+#[test]
+fn a_refused_registration_is_offered_again_on_a_new_socket() {
+    let scene = Scene::start(Flags::process());
+    let path = scene.registration_socket();
+    let first = born(&path);
+    register(&path, &refusal("no such luck"));
+    wait_for_another(&scene, first);
+    register(&path, &REGISTERED);
     assert!(scene.log().contains("no such luck"));
+}
+
+#[test]
+fn after_a_success_the_pauses_begin_anew() {
+    let scene = Scene::start(Flags::process());
+    let path = scene.registration_socket();
+    let refused = || {
+        let before = born(&path);
+        register(&path, &refusal("not yet"));
+        wait_for_another(&scene, before);
+    };
+    refused();
+    refused();
+    register(&path, &REGISTERED);
+    refused();
+    let log = scene.log();
+    let pauses: Vec<&str> =
+        log.lines().filter_map(|line| line.split(" again later seconds=").nth(1)).collect();
+    assert_eq!(pauses, ["0.5", "1.0", "0.5"], "{log}");
+}
+
+#[test]
+fn a_registration_socket_that_is_removed_comes_back() {
+    let scene = Scene::start(Flags::process());
+    let path = scene.registration_socket();
+    let mut connected = GoClient::dial(&path);
+    connected.call::<PluginInfo>("GetInfo", &InfoRequest {}).unwrap();
+    for _ in 0..2 {
+        let before = born(&path);
+        fs::remove_file(&path).unwrap();
+        wait_for_another(&scene, before);
+        register(&path, &REGISTERED);
+    }
+    connected.call::<PluginInfo>("GetInfo", &InfoRequest {}).expect("who was connected stays so");
+}
+
+/// As a kubelet that begins anew may do, or whoever clears its directories.
+#[test]
+fn a_registry_that_is_made_anew_gets_its_socket() {
+    let scene = Scene::start(Flags::process());
+    let path = scene.registration_socket();
+    let registry = path.parent().unwrap();
+    let first = born(&path);
+    fs::remove_dir_all(registry).unwrap();
+    wait_for_another(&scene, first);
+    register(&path, &REGISTERED);
+    let second = born(&path);
+    let moved = registry.with_file_name("moved");
+    fs::rename(registry, &moved).unwrap();
+    fs::create_dir(registry).unwrap();
+    wait_for_another(&scene, second);
+    register(&path, &REGISTERED);
+    assert!(scene.log().contains("somebody removed the socket"));
+}
+
+#[test]
+fn a_live_socket_in_the_place_of_ours_is_not_taken() {
+    let scene = Scene::start(Flags::process());
+    let path = scene.registration_socket();
+    fs::remove_file(&path).unwrap();
+    let stranger = UnixListener::bind(&path).unwrap();
+    let theirs = born(&path);
+    eventually("it is told", PATIENCE, || {
+        anyhow::ensure!(scene.log().contains("another process answers there"), "{}", scene.log());
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(born(&path), theirs);
+    drop(stranger);
+    wait_for_another(&scene, theirs);
+    register(&path, &REGISTERED);
+    scene.caller().create_named("pvc-1").expect("CSI went on through it all");
+}
+
+#[test]
+fn with_a_shared_endpoint_the_registration_socket_serves_csi() {
+    let Flags(mut flags) = Flags::process();
+    flags.extend(["--registration-endpoint", "shared"].map(str::to_owned));
+    let scene = Scene::start(Flags(flags));
+    let path = scene.registration_socket();
+    assert_eq!(register(&path, &REGISTERED).endpoint, "", "the socket that is asked");
+
+    let mut client = GoClient::dial(&path);
+    let info: GetPluginInfoResponse =
+        client.call_of("csi.v1.Identity", "GetPluginInfo", &GetPluginInfoRequest {}).unwrap();
+    assert_eq!(info.name, "csi.hawser.dev");
+    let made: CreateVolumeResponse =
+        client.call_of("csi.v1.Controller", "CreateVolume", &create_request("pvc-1")).unwrap();
+    let volume_id = made.volume.unwrap().volume_id;
+    // Side-cars find the same driver where they always do.
+    assert_eq!(scene.caller().create_named("pvc-1").unwrap(), volume_id);
+    // A call that is under way does not end with the socket it came by.
+    let before = born(&path);
+    fs::remove_file(&path).unwrap();
+    wait_for_another(&scene, before);
+    let request = DeleteVolumeRequest { volume_id, ..Default::default() };
+    let _: DeleteVolumeResponse = client.call_of("csi.v1.Controller", "DeleteVolume", &request).unwrap();
+    let info: NodeGetInfoResponse =
+        GoClient::dial(&path).call_of("csi.v1.Node", "NodeGetInfo", &NodeGetInfoRequest {}).unwrap();
+    assert_eq!(info.node_id, NODE);
+    drop(client);
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -170,5 +302,5 @@ fn garbage_on_the_registration_socket_harms_nobody() {
         // Closed by the driver: the read ends, with or without a reset.
         let _reset_or_not = socket.read_to_end(&mut Vec::new());
     }
-    register(&path, &RegistrationStatus { plugin_registered: true, error: String::new() });
+    register(&path, &REGISTERED);
 }
