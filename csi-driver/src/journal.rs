@@ -1,9 +1,12 @@
-//! What survives the driver: one file a volume and one a snapshot, replaced whole.
+//! What survives the driver: one file a volume and one a snapshot, replaced whole
+//! and on disk before anything is built on it; and apart from them, since it need
+//! not survive the machine, what is mounted and who serves it (`boot`).
 //!
 //! Invariant: an entry says a thing before the kernel or the disk does it, and
 //! stops saying so after it is undone. So whatever a killed driver left behind
 //! is named here, and nothing that is named is assumed to be there.
 
+mod boot;
 mod records;
 mod store;
 
@@ -13,6 +16,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::capacity::{self, Room};
 use crate::error::Result;
 use crate::volume::{SnapshotId, VolumeId};
+use boot::BootDir;
+use records::BootRecord;
 pub(crate) use records::{
     Attachment, Serving, SnapshotMode, SnapshotPhase, SnapshotRecord, Source, StageRecord, TargetRecord,
     Timestamp, VolumeRecord,
@@ -23,6 +28,7 @@ use store::{Key, Leftovers, Record, Store};
 pub(crate) struct Journal {
     volumes: Store<VolumeId, VolumeRecord>,
     snapshots: Store<SnapshotId, SnapshotRecord>,
+    boot: BootDir,
     /// Held from the look at what is committed until the new claim counts.
     admission: Mutex<()>,
 }
@@ -46,11 +52,56 @@ impl Journal {
 
     fn read(state_dir: &Path, leftovers: Leftovers) -> Result<Self> {
         let [volumes, snapshots] = dirs(state_dir);
-        Ok(Self {
+        let (boot, found) = BootDir::open(state_dir, leftovers)?;
+        let journal = Self {
             volumes: Store::open(&volumes, leftovers)?,
             snapshots: Store::open(&snapshots, leftovers)?,
+            boot,
             admission: Mutex::default(),
-        })
+        };
+        for (id, record) in journal.volumes.list() {
+            journal.bring_up_to_date(&id, record, found.contains_key(&id), leftovers)?;
+        }
+        for (id, record) in found {
+            journal.join(&id, record, leftovers)?;
+        }
+        Ok(journal)
+    }
+
+    /// An entry of a version that wrote all into one file is made two.
+    fn bring_up_to_date(
+        &self,
+        id: &VolumeId,
+        mut record: VolumeRecord,
+        is_split: bool,
+        leftovers: Leftovers,
+    ) -> Result<()> {
+        let old = record.of_this_boot();
+        if old == BootRecord::default() || leftovers == Leftovers::Keep {
+            return Ok(());
+        }
+        if is_split {
+            // Killed between the two.
+            record.replace_boot(BootRecord::default());
+        } else {
+            self.boot.put(id, &old)?;
+        }
+        self.volumes.put(id, &record)
+    }
+
+    fn join(&self, id: &VolumeId, found: boot::Found, leftovers: Leftovers) -> Result<()> {
+        match (self.volumes.find(id), found) {
+            (Ok(Some(mut record)), Ok(found)) => {
+                record.replace_boot(found);
+                self.volumes.remember(id, &record);
+            }
+            (Ok(Some(_)), Err(reason)) => self.volumes.spoil(id, self.boot.path(id), reason),
+            // Of a volume that was deleted, or taken out of the journal by hand.
+            (Ok(None), _) if leftovers == Leftovers::Remove => self.boot.put(id, &BootRecord::default())?,
+            // Whoever mends the volume's own entry finds the rest as it was.
+            (Ok(None) | Err(_), _) => {}
+        }
+        Ok(())
     }
 
     pub(crate) fn snapshots(&self) -> &Store<SnapshotId, SnapshotRecord> {
@@ -81,13 +132,34 @@ impl Journal {
         self.volumes.ids()
     }
 
-    /// On disk when it returns. The caller holds the volume's lock.
+    /// On disk when it returns; stage and targets in the kernel's hands. The caller
+    /// holds the volume's lock.
     pub(crate) fn put(&self, id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        let boot = record.of_this_boot();
+        if let Some(mut known) = self.volumes.find(id)? {
+            if known.of_this_boot() != boot {
+                self.boot.put(id, &boot)?;
+                known.replace_boot(boot);
+                self.volumes.remember(id, &known);
+            }
+            if known == *record {
+                return Ok(());
+            }
+        } else if boot != BootRecord::default() {
+            self.boot.put(id, &boot)?;
+        }
         self.volumes.put(id, record)
     }
 
     pub(crate) fn remove(&self, id: &VolumeId) -> Result<()> {
+        self.boot.put(id, &BootRecord::default())?;
         self.volumes.remove(id)
+    }
+
+    /// Where the stage and the targets of a volume stand.
+    #[cfg(test)]
+    fn boot_path(&self, id: &VolumeId) -> PathBuf {
+        self.boot.path(id)
     }
 
     /// [`Self::put`] of a volume that is new, or larger than it was, if it fits
@@ -195,6 +267,109 @@ mod tests {
         assert_eq!((journal.list(), journal.snapshots().list()), (vec![], vec![]));
     }
 
+    /// Staged by a daemon that runs, and published.
+    fn served(name: &str) -> (VolumeId, VolumeRecord) {
+        let (id, mut record) = record(name, 7);
+        let access = Access::plain(AccessMode::MultiNodeMultiWriter);
+        let daemon = ProcessId { pid: 3, start_time: 4 };
+        record.stage = Some(StageRecord {
+            staging_path: "/s".into(),
+            access,
+            launch: Some(LaunchId::Process(daemon)),
+            serving: Some(Serving { connection_minor: 5, daemon }),
+            settings: Default::default(),
+        });
+        record.targets.insert("/t".into(), TargetRecord { access, published: true });
+        (id, record)
+    }
+
+    #[test]
+    fn a_stage_touches_nothing_that_a_power_cut_must_not_take() {
+        let (dir, journal) = state();
+        let (id, staged) = served("a");
+        let file = dir.path().join(format!("volumes/{id}.json"));
+        journal.put(&id, &record("a", 7).1).unwrap();
+        assert!(!journal.boot_path(&id).exists());
+        // Whoever writes the entry again does not see this.
+        std::fs::write(&file, "untouched").unwrap();
+        journal.put(&id, &staged).unwrap();
+        assert_eq!(journal.get(&id).unwrap(), staged);
+        assert!(journal.boot_path(&id).exists());
+        journal.put(&id, &record("a", 7).1).unwrap();
+        assert!(!journal.boot_path(&id).exists());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "untouched");
+        journal.put(&id, &staged).unwrap();
+        journal.remove(&id).unwrap();
+        assert!(!journal.boot_path(&id).exists() && !file.exists());
+    }
+
+    #[test]
+    fn of_another_boot_its_processes_are_forgotten_and_what_is_torn_is_nothing() {
+        let (dir, journal) = state();
+        let [(a, a_record), (b, b_record), (c, c_record)] = ["a", "b", "c"].map(served);
+        for (id, record) in [(&a, &a_record), (&b, &b_record), (&c, &c_record)] {
+            journal.put(id, record).unwrap();
+        }
+        std::fs::write(journal.boot_path(&b), "{").unwrap();
+        std::fs::write(journal.boot_path(&c), "").unwrap();
+        let this = journal.boot_path(&a).parent().unwrap().to_owned();
+        let other = this.with_file_name("another");
+        std::fs::rename(&this, &other).unwrap();
+
+        let mut stage = a_record.stage.clone().unwrap();
+        (stage.launch, stage.serving) = (None, None);
+        let left = VolumeRecord { stage: Some(stage), ..a_record };
+        let nothing = |record: &VolumeRecord| VolumeRecord {
+            stage: None,
+            targets: Default::default(),
+            ..record.clone()
+        };
+        for _again in 0..2 {
+            let looked = Journal::look(dir.path()).unwrap();
+            assert_eq!(looked.get(&a).unwrap(), left);
+            assert!(other.exists() && !this.exists(), "a look changes nothing");
+        }
+        for _again in 0..2 {
+            let journal = Journal::open(dir.path()).unwrap();
+            assert_eq!(journal.get(&a).unwrap(), left);
+            assert_eq!(journal.get(&b).unwrap(), nothing(&b_record));
+            assert_eq!(journal.get(&c).unwrap(), nothing(&c_record));
+            assert!(!other.exists());
+        }
+    }
+
+    #[test]
+    fn a_torn_stage_of_this_boot_keeps_its_volume_as_it_is() {
+        let (dir, journal) = state();
+        let (id, record) = served("a");
+        journal.put(&id, &record).unwrap();
+        let torn = journal.boot_path(&id);
+        std::fs::write(&torn, "").unwrap();
+        let journal = Journal::open(dir.path()).unwrap();
+        let error = journal.get(&id).unwrap_err();
+        assert!(matches!(&error, Error::JournalUnreadable { path, .. } if *path == torn), "{error}");
+        journal.put(&id, &record).unwrap_err();
+    }
+
+    #[test]
+    fn a_stage_of_a_volume_that_is_gone_goes_too_and_of_an_unreadable_one_stays() {
+        let (dir, journal) = state();
+        let [(a, a_record), (b, b_record)] = ["a", "b"].map(served);
+        journal.put(&a, &a_record).unwrap();
+        journal.put(&b, &b_record).unwrap();
+        let file = |id: &VolumeId| dir.path().join(format!("volumes/{id}.json"));
+        std::fs::remove_file(file(&a)).unwrap();
+        let whole = std::fs::read(file(&b)).unwrap();
+        std::fs::write(file(&b), "{").unwrap();
+        Journal::look(dir.path()).unwrap();
+        assert!(journal.boot_path(&a).exists());
+        let again = Journal::open(dir.path()).unwrap();
+        assert!(!journal.boot_path(&a).exists());
+        assert_eq!(again.ids(), std::slice::from_ref(&b));
+        std::fs::write(file(&b), whole).unwrap();
+        assert_eq!(Journal::open(dir.path()).unwrap().get(&b).unwrap(), b_record);
+    }
+
     #[test]
     fn an_old_journal_entry_opens() {
         let (dir, _) = state();
@@ -204,11 +379,28 @@ mod tests {
                      "launch":{"static_pod":"hawser-volume-x"},"serving":null},
             "targets":{"/t":{"access":{"mode":"single_node_writer","read_only":true},"published":true}}}"#;
         std::fs::write(dir.path().join(format!("volumes/{id}.json")), old).unwrap();
+        let file = dir.path().join(format!("volumes/{id}.json"));
+        let looked = Journal::look(dir.path()).unwrap().get(&id).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), old, "a look changes nothing");
         let found = Journal::open(dir.path()).unwrap().get(&id).unwrap();
+        assert_eq!(found, looked);
         let plain = Access { read_only: true, ..Access::plain(AccessMode::SingleNodeWriter) };
         assert!(found.filled, "a volume of a version that filled none is complete");
         assert_eq!(found.parameters, Parameters { threads: 2, ..Default::default() });
-        assert_eq!(found.stage.unwrap().access, plain);
+        assert_eq!(found.stage.as_ref().unwrap().access, plain);
+        assert!(found.targets[Path::new("/t")].published);
+        let written = std::fs::read_to_string(&file).unwrap();
+        assert!(!written.contains("stage"), "what ends with the boot is kept apart: {written}");
+        // Killed before that was written, and the next driver has changed it since.
+        std::fs::write(&file, old).unwrap();
+        for _again in 0..2 {
+            let journal = Journal::open(dir.path()).unwrap();
+            assert_eq!(journal.get(&id).unwrap(), found);
+            let unstaged = VolumeRecord { stage: None, ..found.clone() };
+            journal.put(&id, &unstaged).unwrap();
+            assert_eq!(Journal::look(dir.path()).unwrap().get(&id).unwrap(), unstaged);
+            journal.put(&id, &found).unwrap();
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Files that are there whole or not at all, also after a crash.
+//! Files that are there whole or not at all: [`write()`] and [`remove`] also after a
+//! power cut, [`replace`] and [`discard`] as long as the machine runs.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,27 +13,47 @@ use crate::{Error, Result};
 /// content or the new one. The temporary name starts with a dot, which kubelet
 /// and its like ignore in the directories they watch.
 pub fn write(path: &Path, content: &[u8], mode: u32) -> Result<()> {
-    let dir = parent(path);
+    put(path, content, mode, true)?;
+    sync_dir(&parent(path))
+}
+
+/// [`write()`] without waiting for the disk: readers, and whoever comes after a kill
+/// of the writer, see the old content or the new one. After a power cut there may
+/// be either, an empty file, a part of one, or none.
+pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<()> {
+    put(path, content, mode, false)
+}
+
+fn put(path: &Path, content: &[u8], mode: u32, synced: bool) -> Result<()> {
     let temp = temp_path(path);
-    write_temp(&temp, content, mode)
+    write_temp(&temp, content, mode, synced)
         .and_then(|()| std::fs::rename(&temp, path).map_err(|e| Error::at("rename to", path, e)))
         .inspect_err(|_| {
             // Best effort: what is left is a dot-file that the next write replaces.
             drop(std::fs::remove_file(&temp));
-        })?;
-    sync_dir(&dir)
+        })
 }
 
 /// Removes `path`; its absence is a success. Returns once the removal is on disk.
 pub fn remove(path: &Path) -> Result<()> {
+    if unlink(path)? { sync_dir(&parent(path)) } else { Ok(()) }
+}
+
+/// [`remove`] without waiting for the disk: after a power cut it may be there again.
+pub fn discard(path: &Path) -> Result<()> {
+    unlink(path).map(drop)
+}
+
+/// Whether there was one.
+fn unlink(path: &Path) -> Result<bool> {
     match std::fs::remove_file(path) {
-        Ok(()) => sync_dir(&parent(path)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(Error::at("remove", path, e)),
     }
 }
 
-fn write_temp(temp: &Path, content: &[u8], mode: u32) -> Result<()> {
+fn write_temp(temp: &Path, content: &[u8], mode: u32, synced: bool) -> Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -41,7 +62,7 @@ fn write_temp(temp: &Path, content: &[u8], mode: u32) -> Result<()> {
         .open(temp)
         .map_err(|e| Error::at("create", temp, e))?;
     file.write_all(content).map_err(|e| Error::at("write", temp, e))?;
-    file.sync_all().map_err(|e| Error::at("fsync", temp, e))
+    if synced { file.sync_all().map_err(|e| Error::at("fsync", temp, e)) } else { Ok(()) }
 }
 
 fn sync_dir(dir: &Path) -> Result<()> {
@@ -70,10 +91,12 @@ mod tests {
     fn write_replaces_the_whole_content_and_leaves_no_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
-        write(&path, b"a long first content", 0o600).unwrap();
-        write(&path, b"short", 0o600).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"short");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        for write in [write, replace] {
+            write(&path, b"a long first content", 0o600).unwrap();
+            write(&path, b"short", 0o600).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"short");
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        }
     }
 
     #[test]
@@ -87,8 +110,11 @@ mod tests {
     fn remove_twice_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
-        write(&path, b"", 0o600).unwrap();
-        remove(&path).unwrap();
-        remove(&path).unwrap();
+        for remove in [remove, discard] {
+            write(&path, b"", 0o600).unwrap();
+            remove(&path).unwrap();
+            assert!(!path.exists());
+            remove(&path).unwrap();
+        }
     }
 }

@@ -23,8 +23,11 @@ pub(crate) struct VolumeRecord {
     pub parameters: Parameters,
     /// DeleteVolume has begun: its data are going.
     pub deleting: bool,
+    /// Kept with [`BootRecord`], as is `targets`; an earlier version wrote both here.
+    #[serde(default, skip_serializing)]
     pub stage: Option<StageRecord>,
     /// By target path: references are named, never counted.
+    #[serde(default, skip_serializing)]
     pub targets: BTreeMap<PathBuf, TargetRecord>,
     /// What it was filled from.
     #[serde(default)]
@@ -54,6 +57,42 @@ impl VolumeRecord {
             filled: true,
             attachments: BTreeMap::new(),
         }
+    }
+
+    /// What of it ends with this boot.
+    pub(super) fn of_this_boot(&self) -> BootRecord {
+        BootRecord { stage: self.stage.clone(), targets: self.targets.clone() }
+    }
+
+    /// Takes what of it ends with this boot, and leaves `boot` there.
+    pub(super) fn replace_boot(&mut self, boot: BootRecord) -> BootRecord {
+        let BootRecord { stage, targets } = boot;
+        BootRecord {
+            stage: std::mem::replace(&mut self.stage, stage),
+            targets: std::mem::replace(&mut self.targets, targets),
+        }
+    }
+}
+
+/// What of a volume is on this node, and ends with the machine's boot. The default
+/// is a volume that is not.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BootRecord {
+    #[serde(default)]
+    pub stage: Option<StageRecord>,
+    #[serde(default)]
+    pub targets: BTreeMap<PathBuf, TargetRecord>,
+}
+
+impl BootRecord {
+    /// What is left of it in a later boot: no process, whose number may be another's
+    /// now, and nothing that serves.
+    pub(super) fn after_the_boot(mut self) -> Self {
+        if let Some(stage) = &mut self.stage {
+            stage.serving = None;
+            stage.launch.take_if(|launch| launch.process().is_some());
+        }
+        self
     }
 }
 

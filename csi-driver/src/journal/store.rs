@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Step};
 use crate::volume::{SnapshotId, VolumeId};
 
 const EXTENSION: &str = "json";
-const FILE_MODE: u32 = 0o600;
+pub(super) const FILE_MODE: u32 = 0o600;
 
 /// What entries are found by.
 pub(crate) trait Key: Clone + Ord {
@@ -80,6 +80,7 @@ enum Entry<R> {
     Readable(Box<R>),
     /// Not ours to guess: every operation on the object says so.
     Unreadable {
+        path: PathBuf,
         reason: String,
     },
 }
@@ -89,6 +90,15 @@ impl<R: Record> Entry<R> {
         match self {
             Self::Readable(record) => record.committed_bytes(),
             Self::Unreadable { .. } => 0,
+        }
+    }
+
+    fn get(&self) -> Result<&R> {
+        match self {
+            Self::Readable(record) => Ok(record),
+            Self::Unreadable { path, reason } => {
+                Err(Error::JournalUnreadable { path: path.clone(), reason: reason.clone() })
+            }
         }
     }
 }
@@ -108,7 +118,10 @@ impl<I: Key, R: Record> Store<I, R> {
         for item in std::fs::read_dir(dir).map_err(|e| io("list", e))? {
             let path = item.map_err(|e| io("list", e))?.path();
             if let Some(id) = key_of(&path) {
-                let entry = read(&path);
+                let entry = match parse(&path) {
+                    Ok(record) => Entry::Readable(Box::new(record)),
+                    Err(reason) => unreadable(path.clone(), reason),
+                };
                 // A driver that runs beside the reader has just removed it.
                 let is_gone = || leftovers == Leftovers::Keep && !path.exists();
                 if matches!(entry, Entry::Readable(_)) || !is_gone() {
@@ -125,11 +138,7 @@ impl<I: Key, R: Record> Store<I, R> {
 
     /// `None` for what does not exist.
     pub(crate) fn find(&self, id: &I) -> Result<Option<R>> {
-        match self.locked().get(id) {
-            None => Ok(None),
-            Some(Entry::Readable(record)) => Ok(Some((**record).clone())),
-            Some(Entry::Unreadable { reason }) => Err(self.unreadable(id, reason.clone())),
-        }
+        self.locked().get(id).map(|entry| entry.get().cloned()).transpose()
     }
 
     pub(crate) fn get(&self, id: &I) -> Result<R> {
@@ -138,20 +147,13 @@ impl<I: Key, R: Record> Store<I, R> {
 
     /// Every entry that can be read, by id.
     pub(crate) fn list(&self) -> Vec<(I, R)> {
-        let readable = |(id, entry): (&I, &Entry<R>)| match entry {
-            Entry::Readable(record) => Some((id.clone(), (**record).clone())),
-            Entry::Unreadable { .. } => None,
-        };
+        let readable = |(id, entry): (&I, &Entry<R>)| Some((id.clone(), entry.get().ok()?.clone()));
         self.locked().iter().filter_map(readable).collect()
     }
 
     /// Every entry by id; `Err` says why one cannot be read.
     pub(crate) fn entries(&self) -> Vec<(I, Result<R>)> {
-        let shown = |(id, entry): (&I, &Entry<R>)| match entry {
-            Entry::Readable(record) => (id.clone(), Ok((**record).clone())),
-            Entry::Unreadable { reason } => (id.clone(), Err(self.unreadable(id, reason.clone()))),
-        };
-        self.locked().iter().map(shown).collect()
+        self.locked().iter().map(|(id, entry)| (id.clone(), entry.get().cloned())).collect()
     }
 
     /// Every id, readable or not: what belongs to none of them is nobody's.
@@ -161,9 +163,19 @@ impl<I: Key, R: Record> Store<I, R> {
 
     /// On disk when it returns. The caller holds the object's lock.
     pub(crate) fn put(&self, id: &I, record: &R) -> Result<()> {
-        self.write(id, record)?;
-        self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone())));
+        self.write(id, record).inspect_err(|_| self.put_back(id))?;
+        self.remember(id, record);
         Ok(())
+    }
+
+    /// [`Self::put`] of what differs in nothing that is on disk.
+    pub(super) fn remember(&self, id: &I, record: &R) {
+        self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone())));
+    }
+
+    /// Something else that belongs to the object cannot be read.
+    pub(super) fn spoil(&self, id: &I, path: PathBuf, reason: String) {
+        self.locked().insert(id.clone(), unreadable(path, reason));
     }
 
     pub(crate) fn remove(&self, id: &I) -> Result<()> {
@@ -194,21 +206,39 @@ impl<I: Key, R: Record> Store<I, R> {
                 Some(entry) => drop(entries.insert(id.clone(), entry)),
                 None => drop(entries.remove(id)),
             }
+            drop(entries);
+            self.put_back(id);
         })
     }
 
-    fn write(&self, id: &I, record: &R) -> Result<()> {
-        let mut text = serde_json::to_vec_pretty(record).map_err(|e| self.unreadable(id, e.to_string()))?;
-        text.push(b'\n');
-        linux::atomic_file::write(&self.path(id), &text, FILE_MODE).step("write journal entry")
+    /// After a write that failed, perhaps at its very end: a later driver must not
+    /// find what this one has refused.
+    fn put_back(&self, id: &I) {
+        let path = self.path(id);
+        let put_back = match self.locked().get(id) {
+            None => linux::atomic_file::discard(&path),
+            Some(Entry::Readable(record)) => match text_of(record) {
+                Ok(text) if std::fs::read(&path).is_ok_and(|found| found == text) => Ok(()),
+                Ok(text) => linux::atomic_file::replace(&path, &text, FILE_MODE),
+                Err(_never_was_on_disk) => Ok(()),
+            },
+            Some(Entry::Unreadable { .. }) => Ok(()),
+        };
+        if let Err(error) = put_back {
+            let error = crate::error::chain(&error);
+            tracing::error!(path = %path.display(), error, "the journal has what was refused");
+        }
     }
 
-    fn unreadable(&self, id: &I, reason: String) -> Error {
-        Error::JournalUnreadable { path: self.path(id), reason }
+    fn write(&self, id: &I, record: &R) -> Result<()> {
+        let path = self.path(id);
+        let text =
+            text_of(record).map_err(|reason| Error::JournalUnreadable { path: path.clone(), reason })?;
+        linux::atomic_file::write(&path, &text, FILE_MODE).step("write journal entry")
     }
 
     fn path(&self, id: &I) -> PathBuf {
-        id.under(&self.dir).with_extension(EXTENSION)
+        file_of(id, &self.dir)
     }
 
     fn locked(&self) -> MutexGuard<'_, BTreeMap<I, Entry<R>>> {
@@ -221,20 +251,28 @@ impl<I: Key, R: Record> Store<I, R> {
 #[derive(Debug)]
 pub(super) struct Claimed<R>(Option<Entry<R>>);
 
-fn key_of<I: Key>(path: &Path) -> Option<I> {
+fn unreadable<R>(path: PathBuf, reason: String) -> Entry<R> {
+    tracing::error!(path = %path.display(), reason, "unreadable journal entry");
+    Entry::Unreadable { path, reason }
+}
+
+pub(super) fn file_of<I: Key>(id: &I, dir: &Path) -> PathBuf {
+    id.under(dir).with_extension(EXTENSION)
+}
+
+pub(super) fn key_of<I: Key>(path: &Path) -> Option<I> {
     let is_entry = path.extension().is_some_and(|e| e == EXTENSION);
     is_entry.then(|| path.file_stem()?.to_str()).flatten().and_then(I::parse)
 }
 
-fn read<R: Record>(path: &Path) -> Entry<R> {
-    let parsed = std::fs::read(path)
-        .map_err(|e| e.to_string())
-        .and_then(|text| serde_json::from_slice(&text).map_err(|e| e.to_string()));
-    match parsed {
-        Ok(record) => Entry::Readable(record),
-        Err(reason) => {
-            tracing::error!(path = %path.display(), reason, "unreadable journal entry");
-            Entry::Unreadable { reason }
-        }
-    }
+/// What a file says, or why it cannot be read.
+pub(super) fn parse<R: DeserializeOwned>(path: &Path) -> std::result::Result<R, String> {
+    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    serde_json::from_slice(&text).map_err(|e| e.to_string())
+}
+
+pub(super) fn text_of(record: &impl Serialize) -> std::result::Result<Vec<u8>, String> {
+    let mut text = serde_json::to_vec_pretty(record).map_err(|e| e.to_string())?;
+    text.push(b'\n');
+    Ok(text)
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -22,9 +22,12 @@ pub(crate) fn close(field: &'static str, path: &Path) -> Result<()> {
         Err(rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
             return Err(unusable("not a directory".to_owned()));
         }
-        Err(e) => return Err(unusable(std::io::Error::from(e).to_string())),
+        Err(e @ rustix::io::Errno::NOENT) => return Err(unusable(std::io::Error::from(e).to_string())),
+        Err(e) => return Err(linux::Error::at("open", path, e)).step("close mount point"),
     };
-    dir.set_permissions(Permissions::from_mode(BARE_MODE)).map_err(|e| unusable(e.to_string()))
+    dir.set_permissions(Permissions::from_mode(BARE_MODE))
+        .map_err(|e| linux::Error::at("chmod", path, e))
+        .step("close mount point")
 }
 
 /// A closed directory, new or found. CSI spec, NodePublishVolume: the caller has
@@ -37,9 +40,45 @@ pub(crate) fn make(field: &'static str, path: &Path) -> Result<()> {
     }
 }
 
+/// Removes what [`make`] made in a life that nobody remembers, as after a power cut:
+/// an empty, closed directory of root's. All else is left alone. Called with nothing
+/// mounted there.
+pub(crate) fn remove_left(field: &'static str, path: &Path) -> Result<()> {
+    let unusable = |e: std::io::Error| Error::unusable(field, path, e.to_string());
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() && found.mode() & 0o7777 == BARE_MODE && found.uid() == 0 => {}
+        Ok(_) => return Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(unusable(e)),
+    }
+    match std::fs::remove_dir(path) {
+        Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => Err(unusable(e)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_empty_closed_directory_is_taken_for_what_was_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        make("target_path", &at("left")).unwrap();
+        make("target_path", &at("used")).unwrap();
+        std::fs::write(at("used").join("file"), "").unwrap();
+        std::fs::create_dir(at("open")).unwrap();
+        std::fs::write(at("plain"), "").unwrap();
+        std::os::unix::fs::symlink(at("left"), at("link")).unwrap();
+        for name in ["link", "left", "left", "used", "open", "plain", "absent/below"] {
+            remove_left("target_path", &at(name)).unwrap();
+        }
+        let mut kept: Vec<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        kept.sort();
+        assert_eq!(kept, ["link", "open", "plain", "used"]);
+    }
 
     #[test]
     fn what_is_no_directory_is_refused_and_what_is_becomes_closed() {

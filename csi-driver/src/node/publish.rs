@@ -158,7 +158,7 @@ impl Driver {
             (outcome, _) => outcome?,
         }
         if !record.targets.contains_key(target) {
-            return Ok(());
+            return mount_point::remove_left("target_path", target);
         }
         match std::fs::remove_dir(target) {
             // What is no directory was not made here.

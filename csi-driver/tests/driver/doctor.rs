@@ -7,6 +7,7 @@ use std::path::Path;
 use linux::mount::{FuseMountOptions, MountFlags};
 use serde_json::Value;
 
+use crate::boot;
 use crate::scene::{Flags, NODE, Scene, mounted};
 
 const NOBODYS: &str = "0123456789abcdef0123456789abcdef";
@@ -73,13 +74,13 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
     caller.stage(&half).unwrap();
     caller.publish(&half, "two").unwrap();
     scene.kill_driver();
-    let edit = |id: &str, from: &str, to: &str| {
-        let text = scene.journal(id);
+    let edit = |file: &Path, from: &str, to: &str| {
+        let text = fs::read_to_string(file).unwrap();
         assert!(text.contains(from), "{text}");
-        fs::write(scene.journal_path(id), text.replace(from, to)).unwrap();
+        fs::write(file, text.replace(from, to)).unwrap();
     };
-    edit(&deleting, "\"deleting\": false", "\"deleting\": true");
-    edit(&half, "\"published\": true", "\"published\": false");
+    edit(&scene.journal_path(&deleting), "\"deleting\": false", "\"deleting\": true");
+    edit(&boot::journal_path(&scene, &half), "\"published\": true", "\"published\": false");
     let stray = scene.sandbox.make_dir("k/stray").unwrap();
     let _connection = mount_nobodys(&stray);
     let left = scene.sandbox.make_dir(&format!("pool/incoming/vol-{NOBODYS}")).unwrap();

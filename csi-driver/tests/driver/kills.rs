@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tests::as_soon_as;
 use tonic::Status;
 
+use crate::boot;
 use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted, retried};
 
 const POD: &str = "one";
@@ -89,7 +90,7 @@ fn killed_when(operation: Operation, mut is_moment: impl FnMut(&Scene, &str, &Ca
 }
 
 fn journal_says(scene: &Scene, id: &str, words: &str) -> bool {
-    fs::read_to_string(scene.journal_path(id)).is_ok_and(|text| text.contains(words))
+    boot::journal(scene, id).contains(words)
 }
 
 #[test]

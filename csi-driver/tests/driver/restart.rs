@@ -3,7 +3,9 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
+use crate::boot;
 use crate::scene::{Flags, PATIENCE, Scene, mounted};
 
 #[test]
@@ -15,13 +17,14 @@ fn a_restart_disturbs_nothing_and_adopts_everything() {
     caller.publish(&id, "one").unwrap();
     let path = caller.target_path("one").join("file");
     let mut open = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    let (daemons, journal) = (scene.daemons(), scene.journal(&id));
+    let journal = |scene: &Scene| scene.journal(&id) + &boot::journal(scene, &id);
+    let (daemons, before) = (scene.daemons(), journal(&scene));
 
     scene.kill_driver();
     open.write_all(b"while the driver is dead").unwrap();
     scene.start_driver();
     assert_eq!(scene.daemons(), daemons);
-    assert_eq!(scene.journal(&id), journal);
+    assert_eq!(journal(&scene), before);
     let mut content = String::new();
     fs::File::open(&path).unwrap().read_to_string(&mut content).unwrap();
     assert_eq!(content, "while the driver is dead");
@@ -80,14 +83,33 @@ fn driver_and_daemon_may_die_together() {
 /// All mounts and processes gone, the journal and kubelet's directories still there.
 #[test]
 fn after_a_reboot_the_volume_is_unstaged_and_usable() {
+    rebooted(|boot| fs::rename(boot, boot.with_file_name("an-earlier-one")).unwrap());
+}
+
+/// The same, and of what the driver does not wait for nothing has reached the disk,
+/// or half of it.
+#[test]
+fn after_a_power_cut_the_volume_is_unstaged_and_usable() {
+    rebooted(|boot| fs::remove_dir_all(boot).unwrap());
+    rebooted(|boot| {
+        let file = fs::read_dir(boot).unwrap().next().unwrap().unwrap().path();
+        fs::File::options().write(true).open(file).unwrap().set_len(20).unwrap();
+        fs::rename(boot, boot.with_file_name("an-earlier-one")).unwrap();
+    });
+}
+
+/// Stages and publishes; then all ends that ends with the machine, and `cut` makes
+/// of the journal's directory of this boot what the next boot finds.
+fn rebooted(cut: impl Fn(&Path)) {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
+    caller.publish(&id, "two").unwrap();
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     scene.kill_driver();
-    for path in [caller.target_path("one"), caller.staging_path(&id)] {
+    for path in [caller.target_path("one"), caller.target_path("two"), caller.staging_path(&id)] {
         // What was written may still be closing.
         tests::eventually("unmounted", PATIENCE, || {
             Ok(linux::mount::unmount(&path, linux::mount::UnmountMode::Plain)?)
@@ -99,8 +121,12 @@ fn after_a_reboot_the_volume_is_unstaged_and_usable() {
         Ok(())
     })
     .unwrap();
+    cut(&boot::dir(&scene));
     scene.start_driver();
     assert!(!scene.dial_dir(&id).exists());
+    // Of a pod that did not come back.
+    caller.unpublish(&id, "two").unwrap();
+    assert!(!caller.target_path("two").exists());
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
     assert_eq!(fs::read(caller.target_path("one").join("file")).unwrap(), b"x");
@@ -118,13 +144,14 @@ fn what_belongs_to_no_volume_is_removed_at_start() {
     caller.stage(&id).unwrap();
     scene.kill_driver();
     // The journal forgets the stage: mount, daemon and dial directory are orphans.
-    let mut journal: serde_json::Value = serde_json::from_str(&scene.journal(&id)).unwrap();
-    journal["stage"] = serde_json::Value::Null;
-    fs::write(scene.journal_path(&id), journal.to_string()).unwrap();
+    fs::remove_file(boot::journal_path(&scene, &id)).unwrap();
     let stray = scene.sandbox.path("run").join("f".repeat(32));
     fs::create_dir(&stray).unwrap();
-    fs::write(scene.sandbox.path("state/volumes").join(format!(".{id}.json.1.tmp")), "half").unwrap();
+    let halves = [scene.sandbox.path("state/volumes"), boot::dir(&scene)]
+        .map(|dir| dir.join(format!(".{id}.json.1.tmp")));
+    halves.iter().for_each(|half| fs::write(half, "half").unwrap());
     scene.start_driver();
+    assert!(!halves.iter().any(|half| half.exists()));
     assert!(!stray.exists() && !scene.dial_dir(&id).exists());
     assert_eq!(scene.daemons(), [] as [i32; 0]);
     // The mount shows whose it is, and the next stage replaces it.
@@ -146,16 +173,20 @@ fn an_unreadable_journal_entry_does_not_cost_a_volume_its_daemon() {
     let id = caller.create_named("pvc-1").unwrap();
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
-    let (daemons, journal) = (scene.daemons(), scene.journal(&id));
-    scene.kill_driver();
-    fs::write(scene.journal_path(&id), "").unwrap();
-    scene.start_driver();
-    assert_eq!(scene.daemons(), daemons);
-    fs::write(caller.target_path("one").join("file"), "x").unwrap();
-    caller.unpublish(&id, "one").expect_err("nobody knows what to undo");
-    scene.kill_driver();
-    fs::write(scene.journal_path(&id), journal).unwrap();
-    scene.start_driver();
+    let daemons = scene.daemons();
+    for torn in [scene.journal_path(&id), boot::journal_path(&scene, &id)] {
+        let whole = fs::read(&torn).unwrap();
+        scene.kill_driver();
+        fs::write(&torn, "").unwrap();
+        scene.start_driver();
+        assert_eq!(scene.daemons(), daemons);
+        fs::write(caller.target_path("one").join("file"), "x").unwrap();
+        let refused = caller.unpublish(&id, "one").expect_err("nobody knows what to undo");
+        assert!(refused.message().contains(torn.to_str().unwrap()), "{refused:?}");
+        scene.kill_driver();
+        fs::write(&torn, whole).unwrap();
+        scene.start_driver();
+    }
     caller.unpublish(&id, "one").unwrap();
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();

@@ -1,0 +1,130 @@
+//! What is true as long as the machine runs: stages and targets, one file a volume
+//! in `boots/<boot id>`, replaced whole and never waited for.
+//!
+//! A killed driver loses nothing of it. A power cut may, and takes the mounts and
+//! processes that it is about as well: what stands in the directory of another boot
+//! is past, and is carried over as far as it can be read, without its processes.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::records::BootRecord;
+use super::store::{FILE_MODE, Leftovers, file_of, key_of, parse, text_of};
+use crate::error::{Error, Result, Step};
+use crate::volume::VolumeId;
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const BOOTS: &str = "boots";
+
+/// What a volume's file says, or why it cannot be read.
+pub(super) type Found = std::result::Result<BootRecord, String>;
+
+/// The directory of this boot.
+#[derive(Debug)]
+pub(super) struct BootDir {
+    dir: PathBuf,
+}
+
+impl BootDir {
+    /// The directory, made where it may be, and what is in it. With
+    /// [`Leftovers::Remove`] the directories of other boots are gone afterwards.
+    pub(super) fn open(state_dir: &Path, leftovers: Leftovers) -> Result<(Self, BTreeMap<VolumeId, Found>)> {
+        let boots = state_dir.join(BOOTS);
+        let this = Self { dir: boots.join(boot_id()?) };
+        if leftovers == Leftovers::Remove {
+            crate::pool::private_dir_all(&this.dir).step("open journal")?;
+        }
+        let mut found = this.read(leftovers)?;
+        for other in list(&boots)?.into_iter().filter(|dir| *dir != this.dir) {
+            this.carry_over(other, leftovers, &mut found)?;
+        }
+        Ok((this, found))
+    }
+
+    fn read(&self, leftovers: Leftovers) -> Result<BTreeMap<VolumeId, Found>> {
+        let mut found = BTreeMap::new();
+        for path in list(&self.dir)? {
+            if let Some(id) = key_of(&path) {
+                match parse(&path) {
+                    // Of a driver that runs beside the reader, and has just removed it.
+                    Err(_) if leftovers == Leftovers::Keep && !path.exists() => {}
+                    record => drop(found.insert(id, record)),
+                }
+            } else if leftovers == Leftovers::Remove {
+                remove_temporary(&path)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes over what another boot left, killed at any point and begun again.
+    fn carry_over(
+        &self,
+        other: PathBuf,
+        leftovers: Leftovers,
+        found: &mut BTreeMap<VolumeId, Found>,
+    ) -> Result<()> {
+        for path in list(&other)? {
+            let Some(id) = key_of(&path) else { continue };
+            match parse::<BootRecord>(&path) {
+                Ok(record) if !found.contains_key(&id) => {
+                    let record = record.after_the_boot();
+                    if leftovers == Leftovers::Remove {
+                        self.put(&id, &record)?;
+                    }
+                    found.insert(id, Ok(record));
+                }
+                Ok(_) => {}
+                Err(reason) => tracing::warn!(
+                    path = %path.display(), reason, "lost with the boot that it was about"
+                ),
+            }
+        }
+        if leftovers == Leftovers::Remove {
+            std::fs::remove_dir_all(&other)
+                .map_err(|e| linux::Error::at("remove", &other, e))
+                .step("open journal")?;
+        }
+        Ok(())
+    }
+
+    /// Seen by every later reader of this boot when it returns.
+    pub(super) fn put(&self, id: &VolumeId, record: &BootRecord) -> Result<()> {
+        let path = self.path(id);
+        if *record == BootRecord::default() {
+            return linux::atomic_file::discard(&path).step("remove journal entry");
+        }
+        let text =
+            text_of(record).map_err(|reason| Error::JournalUnreadable { path: path.clone(), reason })?;
+        linux::atomic_file::replace(&path, &text, FILE_MODE).step("write journal entry")
+    }
+
+    pub(super) fn path(&self, id: &VolumeId) -> PathBuf {
+        file_of(id, &self.dir)
+    }
+}
+
+fn remove_temporary(path: &Path) -> Result<()> {
+    if path.extension().is_some_and(|e| e == "tmp") {
+        return linux::atomic_file::discard(path).step("remove temporary file");
+    }
+    tracing::warn!(path = %path.display(), "not a journal entry");
+    Ok(())
+}
+
+/// What is in `dir`; nothing where it is missing.
+fn list(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e| Error::Kernel { step: "open journal", source: linux::Error::at("list", dir, e) };
+    match std::fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| entry.map(|e| e.path()).map_err(failed)).collect(),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+fn boot_id() -> Result<String> {
+    let path = Path::new(BOOT_ID);
+    let text = std::fs::read_to_string(path).map_err(|e| linux::Error::at("read", path, e));
+    text.map(|text| text.trim().to_owned()).step("open journal")
+}
