@@ -17,6 +17,7 @@ pub mod fs_at;
 pub mod interface;
 pub mod iptables;
 pub mod lock;
+pub mod memory;
 pub mod mount;
 pub mod mountinfo;
 #[cfg(feature = "netlink")]

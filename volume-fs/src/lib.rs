@@ -68,6 +68,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
 fn serve(serve: &Serve) -> Result<()> {
     confine::close_inherited_descriptors()?;
     confine::clear_umask();
+    keep_small()?;
     let boot = BootId::of_this_boot();
     let nonce = config::take_nonce()?;
     let driver = Dialled::dial(&serve.socket)?;
@@ -97,6 +98,15 @@ fn serve(serve: &Serve) -> Result<()> {
     ended?;
     tracing::info!(volume = name, "unmounted");
     Ok(())
+}
+
+/// Of the buffers for requests, 16 MiB for each event loop, only what is used may
+/// take memory. The largest request and the largest answer come from the heap.
+fn keep_small() -> Result<()> {
+    const LARGE: u32 = 4 * filesystem::MAX_WRITE_BYTES;
+    linux::memory::map_allocations_from(LARGE)
+        .and_then(|()| linux::memory::refuse_huge_pages())
+        .map_err(|source| Error::Kernel { step: "memory", source })
 }
 
 /// What outlives the session.
