@@ -82,7 +82,7 @@ impl Ends {
         let bridge = self.ensure_bridge(config, undo)?;
         let (host_veth, container_veth) = self.create_veth(config, call, &bridge, undo)?;
 
-        ignore_router_advertisements(&host_veth.name);
+        ignore_router_advertisements(&host_veth);
         let alias = alias(call);
         let port = PortSpec { index: host_veth.index, alias: Some(&alias), flags: config.port };
         self.host.bring_port_up(&port).map_err(|source| Error::ConnectPort {
@@ -114,7 +114,7 @@ impl Ends {
         if promiscuous {
             self.host.set_promiscuous(bridge.index, true).map_err(failed)?;
         }
-        ignore_router_advertisements(&bridge.name);
+        ignore_router_advertisements(&bridge);
         if !bridge.up {
             self.host.set_up(bridge.index).map_err(failed)?;
         }
@@ -254,8 +254,10 @@ fn digest_prefix(network: &str) -> String {
 }
 
 /// Routes of our links are ours to set, not a router's.
-fn ignore_router_advertisements(link: &str) {
-    tolerate(sysctl::write(&format!("net/ipv6/conf/{link}/accept_ra"), "0"));
+fn ignore_router_advertisements(link: &Link) {
+    if link.accept_ra != Some(0) {
+        tolerate(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));
+    }
 }
 
 /// For settings that the reference sets without looking at the outcome: a host

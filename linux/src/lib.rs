@@ -29,5 +29,7 @@ pub mod pipes;
 pub mod process;
 pub mod rootfs;
 pub mod sysctl;
+#[cfg(any(feature = "netlink", feature = "nftables"))]
+mod wire;
 
 pub use error::{Error, Result, reason};

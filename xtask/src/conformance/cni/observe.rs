@@ -40,7 +40,17 @@ const VOLATILE: [&str; 20] = [
     "info_slave_kind",
 ];
 /// What is compared one by one; the rest is one line.
-const PROPERTIES: [&str; 7] = ["address", "ifalias", "master", "mtu", "promiscuity", "txqlen", "operstate"];
+const PROPERTIES: [&str; 9] = [
+    "address",
+    "ifalias",
+    "master",
+    "mtu",
+    "promiscuity",
+    "txqlen",
+    "num_tx_queues",
+    "num_rx_queues",
+    "operstate",
+];
 /// The tables of nf_tables that the iptables programs write.
 const IPTABLES_TABLES: [&str; 6] =
     ["ip nat", "ip filter", "ip mangle", "ip6 nat", "ip6 filter", "ip6 mangle"];

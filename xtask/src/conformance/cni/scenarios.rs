@@ -42,6 +42,8 @@ pub(super) fn everywhere() -> Vec<Difference> {
     vec![
         Difference::new("link-alias", "*/host/link/<*veth*>/ifalias").ours("cni:net:*"),
         Difference::new("host-veth-txqlen", "*/host/link/<*veth*>/txqlen").ours("1000"),
+        Difference::new("veth-queues", "*/link/*/num_tx_queues").reference("*").ours("1"),
+        Difference::new("veth-queues", "*/link/*/num_rx_queues").reference("*").ours("1"),
         Difference::new("address-nodad", "*/address/* *:*")
             .reference("scope=global")
             .ours("nodad=true scope=global"),
