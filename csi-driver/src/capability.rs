@@ -7,7 +7,7 @@ use proto::csi::volume_capability::{AccessType, MountVolume};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::parameters::{LogLevel, MAX_GRACE_SECONDS, MAX_THREADS, number};
+use crate::parameters::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, MAX_THREADS, number};
 use crate::wire;
 
 /// The access modes that a directory of this node's pool can have: all of them.
@@ -163,6 +163,7 @@ pub(crate) struct LaunchOverrides {
     pub threads: Option<u32>,
     pub log_level: Option<LogLevel>,
     pub grace_seconds: Option<u32>,
+    pub delete_delay_seconds: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -287,6 +288,10 @@ impl Flags {
                 let seconds = number(FLAGS_FIELD, value, 0..=MAX_GRACE_SECONDS)?;
                 return once(&mut overrides.grace_seconds, seconds, flag);
             }
+            Some(("hawser.delete-delay", value)) => {
+                let seconds = number(FLAGS_FIELD, value, 0..=MAX_DELETE_DELAY_SECONDS)?;
+                return once(&mut overrides.delete_delay_seconds, seconds, flag);
+            }
             Some(_) | None => {}
         }
         match flag {
@@ -369,9 +374,15 @@ mod tests {
         let access = parse(&all).unwrap().access;
         assert_eq!(access.to_string(), "MULTI_NODE_MULTI_WRITER read-write noexec noatime nodiratime sync");
         let overrides =
-            parse(&["hawser.threads=2", "hawser.log-level=debug", "hawser.grace=0"]).unwrap().overrides;
-        let wanted =
-            LaunchOverrides { threads: Some(2), log_level: Some(LogLevel::Debug), grace_seconds: Some(0) };
+            parse(&["hawser.threads=2", "hawser.log-level=debug", "hawser.grace=0", "hawser.delete-delay=9"])
+                .unwrap()
+                .overrides;
+        let wanted = LaunchOverrides {
+            threads: Some(2),
+            log_level: Some(LogLevel::Debug),
+            grace_seconds: Some(0),
+            delete_delay_seconds: Some(9),
+        };
         assert_eq!(overrides, wanted);
         assert_eq!(parse(&["hawser.threads=2", "hawser.threads=2"]).unwrap().overrides.threads, Some(2));
 
@@ -381,6 +392,7 @@ mod tests {
             (&["noatime", "relatime"], "\"relatime\": contradicts noatime"),
             (&["hawser.threads=1", "hawser.threads=2"], "\"hawser.threads=2\": contradicts"),
             (&["hawser.threads=17"], "\"17\": a number from 1 to 16"),
+            (&["hawser.delete-delay=86401"], "\"86401\": a number from 0 to 86400"),
             (&["hawser.grace=61"], "\"61\": a number from 0 to 60"),
             (&["hawser.log-level=loud"], "\"loud\": known are"),
             (&["hawser.other=1"], "\"hawser.other=1\": known are ro"),

@@ -146,8 +146,17 @@ impl Quiesced {
 }
 
 impl Driver {
-    /// A connection to the daemon that serves the volume; `None` when none does.
-    pub(crate) fn serving(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<Option<Control>> {
+    /// A connection to the daemon that serves the volume, or is parked with it;
+    /// `None` when none does. A parked one that does not answer is ended: nobody
+    /// needs it.
+    pub(crate) fn serving(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<Option<Control>> {
+        if record.parked.is_some() {
+            let answer = self.parked_control(volume_id);
+            if answer.is_none() {
+                self.end_parked(volume_id, record)?;
+            }
+            return Ok(answer);
+        }
         let Some(stage) = &record.stage else { return Ok(None) };
         match self.health(volume_id, stage)? {
             Health::Serving(_) => {
@@ -156,6 +165,13 @@ impl Driver {
             }
             Health::HalfDone | Health::Unmounted | Health::DaemonDead => Ok(None),
         }
+    }
+
+    fn parked_control(&self, volume_id: &VolumeId) -> Option<Control> {
+        let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let connect = || Control::connect(&dial, volume_id, limits::CONTROL);
+        let control = self.parking.holds(volume_id).then(connect)?.ok()?;
+        control.ping().ok().map(|()| control)
     }
 }
 

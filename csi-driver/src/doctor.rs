@@ -189,6 +189,9 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
     if !record.filled && !world.is_driver_running {
         all.push(Finding::new("volume is not filled", id, "call CreateVolume or DeleteVolume again"));
     }
+    if record.parked.is_some() && !world.is_driver_running {
+        all.push(Finding::new("parked, and no driver holds it", id, "its daemon ends").at_start());
+    }
     if let Some(stage) = &record.stage {
         let at = stage.staging_path.display().to_string();
         if stage.serving.is_none() {
@@ -248,7 +251,10 @@ fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
 }
 
 fn of_daemons(world: &World) -> Vec<Finding> {
-    let stage = |id: &VolumeId| world.known(id).and_then(|record| record.stage.as_ref());
+    let stage = |id: &VolumeId| {
+        let record = world.known(id)?;
+        record.stage.as_ref().or(record.parked.as_ref().map(|parked| &parked.stage))
+    };
     let stray_launch = |launched: &&Launched| {
         !world.is_unreadable(&launched.volume_id)
             && stage(&launched.volume_id).and_then(|stage| stage.launch.as_ref()) != Some(&launched.id)
@@ -257,8 +263,9 @@ fn of_daemons(world: &World) -> Vec<Finding> {
         Finding::new("daemon of nobody", &launched.volume_id, format!("{:?}", launched.id)).at_start()
     };
     let stray_dir = |id: &&VolumeId| !world.is_unreadable(id) && stage(id).is_none();
-    let dir =
-        |id: &VolumeId| Finding::new("dial directory of nobody", id, "the volume is not staged").at_start();
+    let dir = |id: &VolumeId| {
+        Finding::new("dial directory of nobody", id, "the volume is neither staged nor parked").at_start()
+    };
     let launches = world.launches.iter().filter(stray_launch).map(launch);
     launches.chain(world.dial_dirs.iter().filter(stray_dir).map(dir)).collect()
 }

@@ -17,7 +17,8 @@ use crate::launcher::Launcher;
 use crate::launcher::manifest::ManifestLauncher;
 use crate::launcher::process::ProcessLauncher;
 use crate::limits;
-use crate::metrics::Calls;
+use crate::metrics::{Calls, Counts};
+use crate::node::park::Parking;
 use crate::pool::Pool;
 use crate::status::status;
 use crate::volume::VolumeId;
@@ -33,10 +34,12 @@ pub(crate) struct Driver {
     pub(crate) launcher: Box<dyn Launcher>,
     pub(crate) keeper: Box<dyn FdKeeper>,
     pub(crate) watch: DaemonWatch,
+    pub(crate) parking: Parking,
     pub(crate) waits: Waits,
     /// Looks at volumes' use, which a daemon that is stuck does not answer.
     pub(crate) measures: OneEach<VolumeId>,
     pub(crate) calls: Arc<Calls>,
+    pub(crate) counts: Arc<Counts>,
     /// Copies that go on when their calls are over.
     pub(crate) jobs: Jobs,
     /// syncfs of volumes, which a daemon that is stuck does not answer.
@@ -52,17 +55,20 @@ impl Driver {
         let journal = Journal::open(&config.state_dir)?;
         let pool = Pool::open(&config.pool, config.pool_capacity_bytes, &config.state_dir)?;
         let launcher = launcher(&config);
+        let counts: Arc<Counts> = Arc::default();
         Ok(Self {
             config,
             journal,
             pool,
             launcher,
             keeper: Box::new(LetGo),
-            watch: DaemonWatch::default(),
+            watch: DaemonWatch::new(counts.clone()),
+            parking: Parking::default(),
             waits: Waits::default(),
             measures: OneEach::default(),
             calls: Arc::default(),
-            jobs: Jobs::default(),
+            jobs: Jobs::new(counts.copied_bytes()),
+            counts,
             flushes: OneEach::default(),
             attaching: Mutex::default(),
             locks: VolumeLocks::default(),

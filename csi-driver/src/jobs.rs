@@ -2,6 +2,7 @@
 //! long as it may; the next one with the same key finds it where it is.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::pool::Progress;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Jobs {
     running: Arc<Mutex<HashMap<String, Arc<Job>>>>,
+    copied_bytes: Arc<AtomicU64>,
 }
 
 /// One copy.
@@ -31,6 +33,11 @@ enum Outcome {
 }
 
 impl Jobs {
+    /// What all copies read is added to `copied_bytes`.
+    pub(crate) fn new(copied_bytes: Arc<AtomicU64>) -> Self {
+        Self { running: Arc::default(), copied_bytes }
+    }
+
     /// Starts `work` on a thread of its own. One with this key must not be running:
     /// the caller holds the lock of what is made.
     pub(crate) fn start(
@@ -41,7 +48,7 @@ impl Jobs {
     ) -> Result<Arc<Job>> {
         let job = Arc::new(Job {
             source: source.to_owned(),
-            progress: Progress::default(),
+            progress: Progress { all_bytes: self.copied_bytes.clone(), ..Progress::default() },
             outcome: Mutex::new(Outcome::Running),
             ended: Condvar::new(),
         });

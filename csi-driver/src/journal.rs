@@ -19,8 +19,8 @@ use crate::volume::{SnapshotId, VolumeId};
 use boot::BootDir;
 use records::BootRecord;
 pub(crate) use records::{
-    Attachment, Serving, SnapshotMode, SnapshotPhase, SnapshotRecord, Source, StageRecord, TargetRecord,
-    Timestamp, VolumeRecord,
+    Attachment, DataId, ParkedRecord, Serving, SnapshotMode, SnapshotPhase, SnapshotRecord, Source,
+    StageRecord, TargetRecord, Timestamp, VolumeRecord,
 };
 use store::{Key, Leftovers, Record, Store};
 
@@ -251,6 +251,7 @@ mod tests {
             launch: Some(LaunchId::Process(ProcessId { pid: 3, start_time: 4 })),
             serving: None,
             settings: Default::default(),
+            data: None,
         });
         record.targets.insert("/t".into(), TargetRecord { access, published: true });
         record.source = Some(Source::Volume(id.clone()));
@@ -278,6 +279,7 @@ mod tests {
             launch: Some(LaunchId::Process(daemon)),
             serving: Some(Serving { connection_minor: 5, daemon }),
             settings: Default::default(),
+            data: None,
         });
         record.targets.insert("/t".into(), TargetRecord { access, published: true });
         (id, record)

@@ -58,6 +58,10 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     /// All there are on this node, also those that an earlier driver started.
     fn list(&self) -> linux::Result<Vec<Launched>>;
 
+    /// Whether nobody has taken the launch back: one that somebody else took back is
+    /// ending, or about to. The process may have ended all the same.
+    fn stands(&self, id: &LaunchId) -> linux::Result<bool>;
+
     /// Sees to it that the launch ends; one that is gone is a success. The
     /// daemon may live on for a moment.
     fn remove(&self, id: &LaunchId) -> linux::Result<()>;

@@ -113,9 +113,12 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
     let csi = server::serve_csi(driver.clone(), listener, &csi_socket, stopped.clone());
     let metrics = metrics::serve(driver.clone(), metrics_listener, &metrics_socket, stopped.clone());
-    let registration = registration::serve(driver, stopped);
+    let registration = registration::serve(driver.clone(), stopped);
     let served = tokio::try_join!(csi, metrics, registration);
     signals.abort();
+    let ending = tokio::task::spawn_blocking(move || driver.end_all_parked());
+    // A panic there has said so, and the next start ends what is left.
+    let _ended_or_not = ending.await;
     served.map(|_| ()).map_err(StartError::Socket)
 }
 

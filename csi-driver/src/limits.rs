@@ -40,5 +40,8 @@ pub(crate) const CANCEL: Duration = Duration::from_secs(10);
 /// What is under way at SIGTERM. A client that is stopped itself (and does not
 /// answer HTTP/2's PING) gets no longer.
 pub(crate) const LAST_CALLS: Duration = Duration::from_secs(10);
+/// The end of a parked volume is tried again after this while another operation is
+/// under way, or after it has failed.
+pub(crate) const PARKED_AGAIN: Duration = Duration::from_secs(1);
 /// One reader of the driver's metrics; the next waits for its end.
 pub(crate) const SCRAPE: Duration = Duration::from_secs(5);

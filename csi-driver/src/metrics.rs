@@ -2,6 +2,7 @@
 //! its run directory. The names are those of docs/METRICS.md.
 
 mod calls;
+mod counts;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -13,6 +14,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch as channel;
 
 pub(crate) use calls::{Calls, CountCalls};
+pub(crate) use counts::Counts;
 
 use crate::driver::Driver;
 use crate::error::chain;
@@ -50,6 +52,7 @@ impl Driver {
     fn metrics(&self) -> String {
         let mut page = Page::default();
         self.calls.show(&mut page);
+        self.counts.show(&mut page);
         let name = "hawser_csi_volumes";
         page.metric(name, "gauge", "Volumes of this driver by state.");
         for (state, count) in self.volumes_by_state() {
@@ -81,7 +84,7 @@ impl Driver {
     }
 
     fn volumes_by_state(&self) -> BTreeMap<&'static str, usize> {
-        let states = ["deleting", "unstaged", "half_staged", "dead", "staged", "published"];
+        let states = ["deleting", "unstaged", "half_staged", "dead", "staged", "published", "parked"];
         let mut counts: BTreeMap<_, _> = states.into_iter().map(|state| (state, 0)).collect();
         let readable = self.journal.list();
         counts.insert("unreadable", self.journal.ids().len().saturating_sub(readable.len()));
@@ -110,7 +113,11 @@ impl Driver {
 
 fn state_of(record: &VolumeRecord) -> &'static str {
     let Some(stage) = record.stage.as_ref().filter(|_| !record.deleting) else {
-        return if record.deleting { "deleting" } else { "unstaged" };
+        return match record.parked {
+            _ if record.deleting => "deleting",
+            Some(_) => "parked",
+            None => "unstaged",
+        };
     };
     match stage.serving {
         None => "half_staged",

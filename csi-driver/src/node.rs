@@ -3,6 +3,7 @@
 
 mod expand;
 mod mount_point;
+pub(crate) mod park;
 mod publish;
 pub(crate) mod stage;
 mod statistics;

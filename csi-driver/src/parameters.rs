@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::journal::SnapshotMode;
-pub(crate) use pod::{LogLevel, MAX_GRACE_SECONDS, PodParameters, Resources};
+pub(crate) use pod::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, PodParameters, Resources};
 
 /// Every parameter, as docs/CSI.md has them.
 const KNOWN: &[&str] = &[
@@ -25,6 +25,7 @@ const KNOWN: &[&str] = &[
     "mountPodMemoryLimit",
     "mountPodLogLevel",
     "mountPodGracePeriodSeconds",
+    "mountPodDeleteDelaySeconds",
 ];
 /// Kubernetes' own keys, which some provisioners pass on (secrets, claim and volume names).
 pub(crate) const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";

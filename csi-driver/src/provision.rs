@@ -86,6 +86,8 @@ impl Driver {
                 }
             }
         }
+        self.check_not_copied(volume_id)?;
+        self.end_parked(volume_id, &mut record)?;
         self.stop_filling(volume_id)?;
         if !record.deleting {
             record.deleting = true;

@@ -40,7 +40,10 @@ impl Driver {
     fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)]) -> Result<()> {
         let known: HashMap<&VolumeId, &LaunchId> = volumes
             .iter()
-            .filter_map(|(id, record)| Some((id, record.stage.as_ref()?.launch.as_ref()?)))
+            .filter_map(|(id, record)| {
+                let parked = record.parked.as_ref().map(|parked| &parked.stage);
+                Some((id, record.stage.as_ref().or(parked)?.launch.as_ref()?))
+            })
             .collect();
         for Launched { volume_id, id } in self.launcher.list().step("list launches")? {
             // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
@@ -59,6 +62,8 @@ impl Driver {
     }
 
     fn reconcile_volume(&self, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<()> {
+        // Its connection ended with the driver that held it.
+        self.end_parked(volume_id, &mut record)?;
         let cut_short: Vec<_> =
             record.targets.iter().filter(|(_, t)| !t.published).map(|(path, _)| path.clone()).collect();
         for target in cut_short {
@@ -89,7 +94,10 @@ impl Driver {
         let known = self.journal.ids();
         for volume_id in dial::list(&self.config.run_dir).step("list dial directories")? {
             let is_staged = known.contains(&volume_id)
-                && self.journal.find(&volume_id).map_or(true, |r| r.is_some_and(|r| r.stage.is_some()));
+                && self
+                    .journal
+                    .find(&volume_id)
+                    .map_or(true, |r| r.is_some_and(|r| r.stage.is_some() || r.parked.is_some()));
             if !is_staged {
                 DialDir::of(&self.config.run_dir, &volume_id).remove().step("remove dial directory")?;
             }

@@ -55,10 +55,10 @@ impl Driver {
         }
         let source = self.known_volume(&wish.source)?;
         let guard = self.hold(Lock::Volume(source.as_str()))?;
-        let volume = self.journal.get(&source)?;
+        let mut volume = self.journal.get(&source)?;
         check_usable(&source, &volume)?;
         let mode = self.snapshot_mode(wish.mode.or(volume.parameters.snapshot_mode))?;
-        let control = self.serving(&source, &volume)?;
+        let control = self.serving(&source, &mut volume)?;
         let record = SnapshotRecord {
             name: wish.name,
             source: source.clone(),
@@ -91,7 +91,7 @@ impl Driver {
     ) -> Result<SnapshotRecord> {
         let pause = self.hold_back(&record.source, volume, control)?;
         let at = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
-        let (count, paused) = renewing(&record.source, pause, &Progress::default(), |progress| {
+        let (count, paused) = self.renewing(&record.source, pause, &Progress::default(), |progress| {
             self.pool.fill_snapshot(id, &record.source, CopyMode::Reflink, progress)
         })?;
         self.pool.sync()?;
@@ -140,7 +140,7 @@ impl Driver {
         progress: &Progress,
     ) -> Result<()> {
         set_total(progress, record.used_bytes);
-        let (count, paused) = renewing(&record.source, pause, progress, |progress| {
+        let (count, paused) = self.renewing(&record.source, pause, progress, |progress| {
             self.pool.fill_snapshot(id, &record.source, CopyMode::Bytes, progress)
         })?;
         self.pool.sync()?;
@@ -226,10 +226,10 @@ impl Driver {
         wish: Option<SnapshotMode>,
     ) -> Result<Arc<Job>> {
         let guard = self.hold(Lock::Volume(source.as_str()))?;
-        let volume = self.journal.get(source)?;
+        let mut volume = self.journal.get(source)?;
         check_usable(source, &volume)?;
         self.snapshot_mode(wish)?;
-        let control = self.serving(source, &volume)?;
+        let control = self.serving(source, &mut volume)?;
         let used_bytes = self.used_now(source, control.as_ref())?.bytes;
         let pause = self.hold_back(source, &volume, control)?;
         let (driver, id, source) = (self.clone(), id.clone(), source.clone());
@@ -237,7 +237,7 @@ impl Driver {
             let _source_is_locked = guard;
             set_total(progress, used_bytes);
             let from = Source::Volume(source.clone());
-            let (_, paused) = renewing(&source, pause, progress, |progress| {
+            let (_, paused) = driver.renewing(&source, pause, progress, |progress| {
                 driver.pool.fill_volume(&id, &from, driver.copy_mode()?, progress)
             })?;
             tracing::info!(volume_id = %source, pause_us = microseconds(paused), "cloned");
@@ -351,6 +351,47 @@ impl Driver {
         }
         control.quiesce(limits::QUIESCE).map(Some)
     }
+
+    /// Does `work` under a pause whose lease is renewed until it ends; the pause's
+    /// length. A lease that is lost stops the work.
+    fn renewing(
+        &self,
+        id: &VolumeId,
+        pause: Option<Quiesced>,
+        progress: &Progress,
+        work: impl FnOnce(&Progress) -> Result<Count>,
+    ) -> Result<(Count, Duration)> {
+        let (count, pause) = std::thread::scope(|scope| {
+            let (end, ended) = channel::<()>();
+            let renew = move || {
+                while let Some(held) = &pause
+                    && ended.recv_timeout(limits::QUIESCE_RENEWAL) == Err(RecvTimeoutError::Timeout)
+                {
+                    if let Err(error) = held.renew(limits::QUIESCE) {
+                        progress.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+                        return Err(error);
+                    }
+                }
+                Ok(pause)
+            };
+            let renewer = std::thread::Builder::new()
+                .name("renew".to_owned())
+                .spawn_scoped(scope, renew)
+                .map_err(|e| linux::Error::new("start thread for the pause of", id, e))
+                .step("start thread")?;
+            let count = work(progress);
+            drop(end);
+            let renewed = renewer.join().unwrap_or(Err(Error::Panicked { operation: "renewal of a pause" }));
+            // Why it was stopped says more than that it was.
+            renewed.and_then(|pause| count.map(|count| (count, pause)))
+        })?;
+        let was_held = pause.is_some();
+        let paused = let_go(id, pause)?;
+        if was_held {
+            self.counts.paused(paused);
+        }
+        Ok((count, paused))
+    }
 }
 
 /// A volume whose tree may be read: filled, and not going.
@@ -368,41 +409,6 @@ fn let_go(id: &VolumeId, pause: Option<Quiesced>) -> Result<Duration> {
         Some(Paused { held: true, paused }) => Ok(paused),
         Some(Paused { held: false, .. }) => Err(Error::LeaseLost { volume_id: id.clone() }),
     }
-}
-
-/// Does `work` under a pause whose lease is renewed until it ends; the pause's
-/// length. A lease that is lost stops the work.
-fn renewing(
-    id: &VolumeId,
-    pause: Option<Quiesced>,
-    progress: &Progress,
-    work: impl FnOnce(&Progress) -> Result<Count>,
-) -> Result<(Count, Duration)> {
-    let (count, pause) = std::thread::scope(|scope| {
-        let (end, ended) = channel::<()>();
-        let renew = move || {
-            while let Some(held) = &pause
-                && ended.recv_timeout(limits::QUIESCE_RENEWAL) == Err(RecvTimeoutError::Timeout)
-            {
-                if let Err(error) = held.renew(limits::QUIESCE) {
-                    progress.stop.store(true, std::sync::atomic::Ordering::Relaxed);
-                    return Err(error);
-                }
-            }
-            Ok(pause)
-        };
-        let renewer = std::thread::Builder::new()
-            .name("renew".to_owned())
-            .spawn_scoped(scope, renew)
-            .map_err(|e| linux::Error::new("start thread for the pause of", id, e))
-            .step("start thread")?;
-        let count = work(progress);
-        drop(end);
-        let renewed = renewer.join().unwrap_or(Err(Error::Panicked { operation: "renewal of a pause" }));
-        // Why it was stopped says more than that it was.
-        renewed.and_then(|pause| count.map(|count| (count, pause)))
-    })?;
-    Ok((count, let_go(id, pause)?))
 }
 
 fn set_total(progress: &Progress, bytes: u64) {

@@ -15,6 +15,7 @@ use crate::doctor::Doctor;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::mounts;
+use crate::process::ProcessId;
 use crate::volume::{SnapshotId, VolumeId};
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
@@ -116,6 +117,8 @@ struct VolumeRow {
     staging_path: Option<PathBuf>,
     targets: Vec<PathBuf>,
     daemon_pid: Option<i32>,
+    /// When a parked daemon is to end, in seconds since 1970.
+    parked_until: Option<i64>,
     /// Why the entry cannot be read.
     error: Option<String>,
 }
@@ -149,6 +152,7 @@ fn volume_row(id: &VolumeId, record: Result<VolumeRecord>) -> VolumeRow {
         staging_path: None,
         targets: Vec::new(),
         daemon_pid: None,
+        parked_until: None,
         error: Some(chain(error)),
     };
     match record {
@@ -158,8 +162,9 @@ fn volume_row(id: &VolumeId, record: Result<VolumeRecord>) -> VolumeRow {
             state: volume_state(&record),
             name: Some(record.name.as_str().to_owned()),
             capacity_bytes: Some(record.capacity_bytes),
+            daemon_pid: daemon_of(&record).map(|daemon| daemon.pid),
             source: record.source.map(|source| source.to_string()),
-            daemon_pid: record.stage.as_ref().and_then(|stage| stage.serving).map(|s| s.daemon.pid),
+            parked_until: record.parked.as_ref().map(|parked| parked.until.seconds),
             staging_path: record.stage.map(|stage| stage.staging_path),
             targets: record.targets.into_keys().collect(),
             error: None,
@@ -167,10 +172,17 @@ fn volume_row(id: &VolumeId, record: Result<VolumeRecord>) -> VolumeRow {
     }
 }
 
+/// Of a volume that is staged or parked.
+fn daemon_of(record: &VolumeRecord) -> Option<ProcessId> {
+    let parked = record.parked.as_ref().map(|parked| &parked.stage);
+    record.stage.as_ref().or(parked)?.serving.map(|serving| serving.daemon)
+}
+
 fn volume_state(record: &VolumeRecord) -> &'static str {
     match &record.stage {
         _ if record.deleting => "deleting",
         _ if !record.filled => "filling",
+        None if record.parked.is_some() => "parked",
         None => "unstaged",
         Some(stage) => match stage.serving {
             None => "staging",

@@ -8,18 +8,25 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
+use crate::metrics::Counts;
 use crate::process::ProcessId;
 use crate::volume::VolumeId;
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct DaemonWatch {
     watched: Arc<Mutex<HashMap<VolumeId, AbortHandle>>>,
+    counts: Arc<Counts>,
 }
 
 impl DaemonWatch {
+    /// Deaths are counted in `counts`.
+    pub(crate) fn new(counts: Arc<Counts>) -> Self {
+        Self { watched: Arc::default(), counts }
+    }
+
     /// Reports the daemon's end, until [`Self::stop`]. Needs the runtime's context.
     pub(crate) fn start(&self, volume_id: &VolumeId, daemon: ProcessId, pidfd: OwnedFd) {
-        let task = tokio::spawn(report_end(volume_id.clone(), daemon, pidfd));
+        let task = tokio::spawn(report_end(volume_id.clone(), daemon, pidfd, self.counts.clone()));
         if let Some(earlier) = self.locked().insert(volume_id.clone(), task.abort_handle()) {
             earlier.abort();
         }
@@ -37,24 +44,28 @@ impl DaemonWatch {
     }
 }
 
-async fn report_end(volume_id: VolumeId, daemon: ProcessId, pidfd: OwnedFd) {
-    let pid = daemon.pid;
+/// Waits for the end of the process behind `pidfd`. Needs the runtime's context.
+pub(crate) async fn ended(pidfd: OwnedFd) -> std::io::Result<()> {
     #[expect(
         deprecated,
         reason = "what it is deprecated for, a descriptor that changes under it, an OwnedFd excludes; \
                   its successor is unsafe, and unsafe is for `linux` alone"
     )]
     let registered = AsyncFd::with_interest(pidfd, Interest::READABLE);
-    let ended = match registered {
-        Ok(pidfd) => pidfd.readable().await.map(drop),
-        Err(e) => Err(e),
-    };
-    match ended {
-        Ok(()) => tracing::error!(
-            %volume_id,
-            pid,
-            "the volume's daemon ended: its pods get ENOTCONN; the next stage or publish starts another"
-        ),
+    registered?.readable().await.map(drop)
+}
+
+async fn report_end(volume_id: VolumeId, daemon: ProcessId, pidfd: OwnedFd, counts: Arc<Counts>) {
+    let pid = daemon.pid;
+    match ended(pidfd).await {
+        Ok(()) => {
+            counts.daemon_died();
+            tracing::error!(
+                %volume_id,
+                pid,
+                "the volume's daemon ended: its pods get ENOTCONN; the next stage or publish starts another"
+            );
+        }
         Err(error) => tracing::warn!(%volume_id, pid, %error, "cannot watch the volume's daemon"),
     }
 }

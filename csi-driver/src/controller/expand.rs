@@ -51,7 +51,7 @@ impl Driver {
                 wanted: wanted.to_string(),
             });
         }
-        match self.tell_daemon(volume_id, &record) {
+        match self.tell_daemon(volume_id, &mut record) {
             // Of an earlier version, or just ended: the next one is told when it is staged.
             Ok(()) | Err(Error::NoControl { .. } | Error::ControlLost { .. }) => {}
             Err(e) => return Err(e),
@@ -62,7 +62,7 @@ impl Driver {
         })
     }
 
-    fn tell_daemon(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+    fn tell_daemon(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         match self.serving(volume_id, record)? {
             Some(control) => control.set_capacity(record.capacity_bytes),
             None => Ok(()),

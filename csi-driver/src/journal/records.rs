@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,9 @@ pub(crate) struct VolumeRecord {
     /// By target path: references are named, never counted.
     #[serde(default, skip_serializing)]
     pub targets: BTreeMap<PathBuf, TargetRecord>,
+    /// Never beside `stage`; kept with it.
+    #[serde(default, skip_serializing)]
+    pub parked: Option<ParkedRecord>,
     /// What it was filled from.
     #[serde(default)]
     pub source: Option<Source>,
@@ -53,6 +56,7 @@ impl VolumeRecord {
             deleting: false,
             stage: None,
             targets: BTreeMap::new(),
+            parked: None,
             source: None,
             filled: true,
             attachments: BTreeMap::new(),
@@ -61,13 +65,14 @@ impl VolumeRecord {
 
     /// What of it ends with this boot.
     pub(super) fn of_this_boot(&self) -> BootRecord {
-        BootRecord { stage: self.stage.clone(), targets: self.targets.clone() }
+        BootRecord { stage: self.stage.clone(), targets: self.targets.clone(), parked: self.parked.clone() }
     }
 
     /// Takes what of it ends with this boot, and leaves `boot` there.
     pub(super) fn replace_boot(&mut self, boot: BootRecord) -> BootRecord {
-        let BootRecord { stage, targets } = boot;
+        let BootRecord { stage, targets, parked } = boot;
         BootRecord {
+            parked: std::mem::replace(&mut self.parked, parked),
             stage: std::mem::replace(&mut self.stage, stage),
             targets: std::mem::replace(&mut self.targets, targets),
         }
@@ -82,13 +87,16 @@ pub(super) struct BootRecord {
     pub stage: Option<StageRecord>,
     #[serde(default)]
     pub targets: BTreeMap<PathBuf, TargetRecord>,
+    #[serde(default)]
+    pub parked: Option<ParkedRecord>,
 }
 
 impl BootRecord {
     /// What is left of it in a later boot: no process, whose number may be another's
     /// now, and nothing that serves.
     pub(super) fn after_the_boot(mut self) -> Self {
-        if let Some(stage) = &mut self.stage {
+        let parked = self.parked.as_mut().map(|parked| &mut parked.stage);
+        for stage in self.stage.iter_mut().chain(parked) {
             stage.serving = None;
             stage.launch.take_if(|launch| launch.process().is_some());
         }
@@ -132,6 +140,25 @@ pub(crate) struct StageRecord {
     /// What its daemon was started with.
     #[serde(default)]
     pub settings: LaunchSettings,
+    /// The directory that the daemon serves; not known of an earlier version's.
+    #[serde(default)]
+    pub data: Option<DataId>,
+}
+
+/// Which directory a volume's data are: a pool's path may lead to another one by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DataId {
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// NodeUnstageVolume is over, and the daemon waits for the next stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ParkedRecord {
+    /// What was staged; nothing is mounted there any more.
+    pub stage: StageRecord,
+    /// When the daemon is to end.
+    pub until: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -214,6 +241,12 @@ impl Timestamp {
             seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
             nanos: i32::try_from(since.subsec_nanos()).unwrap_or_default(),
         }
+    }
+
+    /// To the second.
+    pub(crate) fn after(self, delay: Duration) -> Self {
+        let seconds = i64::try_from(delay.as_secs()).unwrap_or(i64::MAX);
+        Self { seconds: self.seconds.saturating_add(seconds), ..self }
     }
 }
 

@@ -4,7 +4,6 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::settings::DEFAULT_NAME_PREFIX;
 use super::{LaunchId, LaunchSpec, Launched, Launcher};
 use crate::capacity::parse_quantity;
 use crate::dial::DialDir;
@@ -12,8 +11,7 @@ use crate::parameters::Resources;
 use crate::volume::VolumeId;
 
 const SUFFIX: &str = ".yaml";
-/// The first line of our manifests, with the volume's id behind it: a pod whose
-/// name merely looks like one of ours is its user's.
+/// The first line of our manifests, with the volume's id behind it.
 const MARK: &str = "# hawser-csi: volume ";
 /// It carries the nonce.
 const FILE_MODE: u32 = 0o600;
@@ -37,8 +35,8 @@ impl Launcher for ManifestLauncher {
         let mut launched = Vec::new();
         for name in file_names(&self.manifests)? {
             if let Some(pod) = name.strip_suffix(SUFFIX)
-                && let Some((prefix, volume_id)) = parse_pod_name(pod)
-                && (prefix == DEFAULT_NAME_PREFIX || self.is_marked(&name, &volume_id)?)
+                && let Some(volume_id) = parse_pod_name(pod)
+                && self.is_own(&name, &volume_id)?
             {
                 launched.push(Launched { volume_id, id: LaunchId::StaticPod(pod.to_owned()) });
             } else if is_temporary(&name) {
@@ -47,6 +45,16 @@ impl Launcher for ManifestLauncher {
             }
         }
         Ok(launched)
+    }
+
+    fn stands(&self, id: &LaunchId) -> linux::Result<bool> {
+        match id {
+            LaunchId::StaticPod(name) => {
+                let path = self.path(name);
+                path.try_exists().map_err(|e| linux::Error::at("look at", &path, e))
+            }
+            LaunchId::Process(_) => Ok(false),
+        }
     }
 
     fn remove(&self, id: &LaunchId) -> linux::Result<()> {
@@ -67,13 +75,21 @@ impl ManifestLauncher {
         self.manifests.join(format!("{pod_name}{SUFFIX}"))
     }
 
-    fn is_marked(&self, file_name: &str, volume_id: &VolumeId) -> linux::Result<bool> {
+    /// A pod whose name merely looks like one of ours is its user's, or another driver's,
+    /// which has its own run directory.
+    fn is_own(&self, file_name: &str, volume_id: &VolumeId) -> linux::Result<bool> {
         let path = self.manifests.join(file_name);
-        match std::fs::read(&path) {
-            Ok(text) => Ok(text.starts_with(format!("{MARK}{volume_id}\n").as_bytes())),
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(text.lines().any(|line| line == self.host_path(volume_id))),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => Ok(false),
             Err(e) => Err(linux::Error::at("read", &path, e)),
         }
+    }
+
+    /// The line that lets a pod reach its dial socket.
+    fn host_path(&self, volume_id: &VolumeId) -> String {
+        let dial_dir = DialDir::of(&self.run_dir, volume_id);
+        format!("      path: {}", quoted(&dial_dir.path().to_string_lossy()))
     }
 
     /// The pod gets no network, no privilege but the six that serving several
@@ -93,7 +109,7 @@ impl ManifestLauncher {
             .collect();
         let (grace, log_level) = (settings.grace_seconds, settings.log_level.as_str());
         let resources = resources(&settings.resources);
-        let dial_dir = quoted(&DialDir::of(&self.run_dir, spec.volume_id).path().to_string_lossy());
+        let host_path = self.host_path(spec.volume_id);
         format!(
             r#"{MARK}{id}
 apiVersion: v1
@@ -136,7 +152,7 @@ spec:
   volumes:
   - name: dial
     hostPath:
-      path: {dial_dir}
+{host_path}
       type: Directory
 "#
         )
@@ -163,9 +179,8 @@ fn pod_name(prefix: &str, volume_id: &VolumeId) -> String {
     format!("{prefix}-{}", volume_id.key())
 }
 
-fn parse_pod_name(name: &str) -> Option<(&str, VolumeId)> {
-    let (prefix, key) = name.rsplit_once('-')?;
-    VolumeId::from_key(key).map(|volume_id| (prefix, volume_id))
+fn parse_pod_name(name: &str) -> Option<VolumeId> {
+    name.rsplit_once('-').and_then(|(_prefix, key)| VolumeId::from_key(key))
 }
 
 /// `.<pod>.yaml.<number>.tmp`, as atomic files are called before their rename.
@@ -231,7 +246,9 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, FILE_MODE);
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains("image: \"hawser/volume:1 \\\"odd\\\"\""), "{text}");
+        assert!(launcher.stands(&id).unwrap());
         launcher.remove(&id).unwrap();
+        assert!(!launcher.stands(&id).unwrap());
         launcher.remove(&id).unwrap();
         assert_eq!(file_names(dir.path()).unwrap(), ["users-pod.yaml"]);
     }
@@ -250,7 +267,7 @@ mod tests {
     #[test]
     fn settings_reach_the_manifest_and_its_pod_is_found_by_any_name() {
         let dir = tempfile::tempdir().unwrap();
-        let launcher = launcher(dir.path());
+        let manifests = launcher(dir.path());
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
         let settings = LaunchSettings {
             name_prefix: "fast".into(),
@@ -260,10 +277,12 @@ mod tests {
             ..LaunchSettings::default()
         };
         let id =
-            launcher.ensure(LaunchSpec { volume_id: &volume_id, nonce: "n", settings: &settings }).unwrap();
+            manifests.ensure(LaunchSpec { volume_id: &volume_id, nonce: "n", settings: &settings }).unwrap();
         let users = dir.path().join(format!("users-{}.yaml", "0".repeat(32)));
         std::fs::write(&users, "kind: Pod\n").unwrap();
-        assert_eq!(launcher.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
+        assert_eq!(manifests.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
+        let other = ManifestLauncher { run_dir: "/run/other".into(), ..launcher(dir.path()) };
+        assert_eq!(other.list().unwrap(), [], "of another driver beside it");
         let path = dir.path().join("fast-0123456789abcdef0123456789abcdef.yaml");
         let text = std::fs::read_to_string(&path).unwrap();
         for line in [
@@ -274,7 +293,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
-        launcher.remove(&id).unwrap();
+        manifests.remove(&id).unwrap();
         assert!(users.exists() && !path.exists());
     }
 

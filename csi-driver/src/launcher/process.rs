@@ -73,6 +73,11 @@ impl Launcher for ProcessLauncher {
         Ok(launched)
     }
 
+    fn stands(&self, id: &LaunchId) -> linux::Result<bool> {
+        // Nobody else's to take back.
+        Ok(id.process().is_some())
+    }
+
     fn remove(&self, id: &LaunchId) -> linux::Result<()> {
         // Its connection's end ends the daemon; the caller waits for it and kills what stays.
         match id {

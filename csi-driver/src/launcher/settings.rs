@@ -19,6 +19,8 @@ pub(crate) struct LaunchSettings {
     pub log_level: LogLevel,
     /// What an unmounted daemon has to notice and to end, before it is killed.
     pub grace_seconds: u32,
+    /// How long the daemon waits for the next stage after an unstage; 0: not at all.
+    pub delete_delay_seconds: u32,
     /// Event loops; 0: the daemon's default.
     pub threads: u32,
 }
@@ -39,7 +41,18 @@ impl LaunchSettings {
             resources: pod.resources.clone(),
             log_level: overrides.log_level.or(pod.log_level).unwrap_or_default(),
             grace_seconds: overrides.grace_seconds.or(pod.grace_seconds).unwrap_or(DEFAULT_GRACE_SECONDS),
+            delete_delay_seconds: overrides
+                .delete_delay_seconds
+                .or(pod.delete_delay_seconds)
+                .unwrap_or_default(),
             threads: overrides.threads.unwrap_or(parameters.threads),
         }
+    }
+
+    /// Whether a daemon that was started with these is what `other` asks for.
+    pub(crate) fn is_same_daemon(&self, other: &Self) -> bool {
+        // What is to be done to it in the end is the driver's affair.
+        let Self { delete_delay_seconds, .. } = other;
+        *other == Self { delete_delay_seconds: *delete_delay_seconds, ..self.clone() }
     }
 }

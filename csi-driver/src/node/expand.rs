@@ -16,13 +16,13 @@ impl Driver {
         wanted: WantedCapacity,
     ) -> Result<u64> {
         self.place(volume_id, volume_path)?;
-        let record = self.journal.get(volume_id)?;
+        let mut record = self.journal.get(volume_id)?;
         let size_bytes = record.capacity_bytes;
         if !wanted.admits(size_bytes) {
             let (volume_id, wanted) = (volume_id.clone(), wanted.to_string());
             return Err(Error::BeyondSize { volume_id, size_bytes, wanted });
         }
-        if let Some(control) = self.serving(volume_id, &record)? {
+        if let Some(control) = self.serving(volume_id, &mut record)? {
             control.set_capacity(size_bytes)?;
         }
         Ok(size_bytes)

@@ -2,10 +2,12 @@
 //!
 //! Order of steps, each named in the journal before it is done: begun, mounted,
 //! dial socket, launched, handed over, serving. [`Driver::tear_down`] undoes any
-//! prefix of them, for Unstage, for a failed stage, and after a kill.
+//! prefix of them, for Unstage, for a failed stage, and after a kill. A volume that
+//! `park` keeps for its next stage needs none of them then.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use linux::mount::FuseConnections;
@@ -20,7 +22,7 @@ use crate::dial::DialDir;
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
 use crate::handover::{self, Offer};
-use crate::journal::{Serving, StageRecord, VolumeRecord};
+use crate::journal::{DataId, Serving, StageRecord, VolumeRecord};
 use crate::launcher::LaunchSpec;
 use crate::launcher::settings::LaunchSettings;
 use crate::limits;
@@ -77,7 +79,7 @@ impl Driver {
     }
 
     /// NodeUnstageVolume; a volume that is not staged is a success.
-    pub(crate) fn unstage(&self, volume_id: &VolumeId, staging_path: &Path) -> Result<()> {
+    pub(crate) fn unstage(self: &Arc<Self>, volume_id: &VolumeId, staging_path: &Path) -> Result<()> {
         let record = self.journal.find(volume_id)?;
         let is_here = |record: &VolumeRecord| {
             record.stage.as_ref().is_some_and(|stage| stage.staging_path == staging_path)
@@ -90,6 +92,10 @@ impl Driver {
         self.forget_unmounted_targets(volume_id, &mut record)?;
         if let Some(path) = record.targets.keys().next() {
             return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
+        }
+        self.check_not_copied(volume_id)?;
+        if self.park(volume_id, &mut record)? {
+            return Ok(());
         }
         self.tear_down(volume_id, &mut record)
     }
@@ -131,6 +137,9 @@ impl Driver {
                 }
             }
         }
+        if let Some(mount) = self.unpark(volume_id, record, wish)? {
+            return Ok(mount);
+        }
         self.stage_anew(volume_id, record, wish)
     }
 
@@ -154,6 +163,8 @@ impl Driver {
         record: &mut VolumeRecord,
         wish: &StageWish,
     ) -> Result<MountEntry> {
+        // Its writers are not held back: there was no daemon when the copy began.
+        self.check_not_copied(volume_id)?;
         check_staging_path(&wish.staging_path, volume_id)?;
         record.stage = Some(StageRecord {
             staging_path: wish.staging_path.clone(),
@@ -161,6 +172,7 @@ impl Driver {
             launch: None,
             serving: None,
             settings: wish.settings.clone(),
+            data: None,
         });
         self.journal.put(volume_id, record)?;
         self.try_stage(volume_id, record, wish).map_err(|cause| match self.tear_down(volume_id, record) {
@@ -197,7 +209,9 @@ impl Driver {
             .ensure(LaunchSpec { volume_id, nonce: &nonce, settings: &wish.settings })
             .map_err(|source| Error::Launch { volume_id: volume_id.clone(), source })?;
         let process = launch.process();
-        self.update_stage(volume_id, record, |stage| stage.launch = Some(launch))?;
+        self.update_stage(volume_id, record, |stage| {
+            (stage.launch, stage.data) = (Some(launch), Some(data.id));
+        })?;
         drop(span);
 
         let span = tracing::info_span!("stage.hand_over").entered();
@@ -242,7 +256,9 @@ impl Driver {
         let (dir, usage) = (self.pool.data_dir(volume_id), self.pool.usage_path(volume_id));
         let open = move || {
             let tree = linux::mount::open_tree_clone(&dir)?;
-            Ok(Data { tree, usage: open_usage_file(&usage)? })
+            let found = rustix::fs::fstat(&tree).map_err(|e| linux::Error::at("stat", &dir, e))?;
+            let id = DataId { device: found.st_dev, inode: found.st_ino };
+            Ok(Data { tree, id, usage: open_usage_file(&usage)? })
         };
         bounded::within(format!("open volume {volume_id} in the pool"), limits::POOL, open)?
             .step("open volume")
@@ -275,7 +291,14 @@ impl Driver {
     /// Takes away mount, launch, daemon, dial directory and the journal's word of
     /// them, as far as there are any. May be repeated after any failure.
     pub(crate) fn tear_down(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
-        let Some(stage) = record.stage.clone() else { return Ok(()) };
+        let Some(stage) = &record.stage else { return Ok(()) };
+        self.take_away(volume_id, stage)?;
+        record.stage = None;
+        self.journal.put(volume_id, record)
+    }
+
+    /// [`Self::tear_down`], but for the journal.
+    pub(super) fn take_away(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
         self.watch.stop(volume_id);
         let daemon = stage.serving.map(|serving| serving.daemon);
         let is_served = match daemon {
@@ -295,9 +318,15 @@ impl Driver {
                 }
             }
         }
-        DialDir::of(&self.config.run_dir, volume_id).remove().step("remove dial directory")?;
-        record.stage = None;
-        self.journal.put(volume_id, record)
+        DialDir::of(&self.config.run_dir, volume_id).remove().step("remove dial directory")
+    }
+
+    /// ABORTED, with the progress, while the volume is being copied.
+    pub(crate) fn check_not_copied(&self, volume_id: &VolumeId) -> Result<()> {
+        match self.jobs.copying(volume_id.as_str()) {
+            Some(job) => Err(job.under_way(format!("volume {volume_id}"))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -309,11 +338,12 @@ pub(crate) fn uncleared(volume_id: &VolumeId, source: Error) -> Error {
 struct Data {
     /// The volume's directory, as a mount of its own that no path leads to.
     tree: OwnedFd,
+    id: DataId,
     usage: OwnedFd,
 }
 
 /// CSI spec: the caller has made the staging path, a directory; on it we mount.
-fn check_staging_path(path: &Path, volume_id: &VolumeId) -> Result<()> {
+pub(super) fn check_staging_path(path: &Path, volume_id: &VolumeId) -> Result<()> {
     // Ours, of a journal that was lost: whoever served it, nobody else knows it.
     mounts::unmount(path, volume_id, WhenBusy::AbortNow)?;
     mount_point::close("staging_target_path", path)

@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 
 /// kubelet's time-out for a stage or unstage leaves no room for more.
 pub(crate) const MAX_GRACE_SECONDS: u32 = 60;
+/// A day: who wants more wants a daemon that never ends.
+pub(crate) const MAX_DELETE_DELAY_SECONDS: u32 = 86_400;
 /// A pod's name is the prefix, `-` and 32 digits, and a label: 63 bytes.
 const MAX_PREFIX_BYTES: usize = 24;
 const MAX_LABEL_BYTES: usize = 63;
@@ -27,6 +29,7 @@ pub(crate) struct PodParameters {
     pub resources: Resources,
     pub log_level: Option<LogLevel>,
     pub grace_seconds: Option<u32>,
+    pub delete_delay_seconds: Option<u32>,
 }
 
 /// Kubernetes quantities, as they were written.
@@ -91,6 +94,10 @@ impl PodParameters {
                 let field = "parameters.mountPodGracePeriodSeconds";
                 self.grace_seconds = Some(number(field, value, 0..=MAX_GRACE_SECONDS)?);
             }
+            "mountPodDeleteDelaySeconds" => {
+                let field = "parameters.mountPodDeleteDelaySeconds";
+                self.delete_delay_seconds = Some(number(field, value, 0..=MAX_DELETE_DELAY_SECONDS)?);
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -111,6 +118,7 @@ impl fmt::Display for PodParameters {
             ("MemoryLimit", memory_limit.clone()),
             ("LogLevel", self.log_level.map(|level| level.as_str().to_owned())),
             ("GracePeriodSeconds", self.grace_seconds.map(|seconds| seconds.to_string())),
+            ("DeleteDelaySeconds", self.delete_delay_seconds.map(|seconds| seconds.to_string())),
         ] {
             if let Some(value) = value {
                 write!(f, " mountPod{name}={value}")?;
@@ -257,13 +265,14 @@ mod tests {
             ("mountPodMemoryLimit", "64Mi"),
             ("mountPodLogLevel", "debug"),
             ("mountPodGracePeriodSeconds", "0"),
+            ("mountPodDeleteDelaySeconds", "300"),
         ])
         .unwrap();
         assert_eq!(
             pod.to_string(),
             " mountPodNamePrefix=fast-1 mountPodLabels=empty=,example.com/tier=1,team=storage \
              mountPodCpuRequest=50m mountPodCpuLimit=0.5 mountPodMemoryRequest=32Mi mountPodMemoryLimit=64Mi \
-             mountPodLogLevel=debug mountPodGracePeriodSeconds=0"
+             mountPodLogLevel=debug mountPodGracePeriodSeconds=0 mountPodDeleteDelaySeconds=300"
         );
         assert_eq!(PodParameters::default().to_string(), "");
     }
@@ -291,6 +300,8 @@ mod tests {
             (&[("mountPodMemoryLimit", "31Mi")], "\"31Mi\": below 32Mi"),
             (&[("mountPodLogLevel", "loud")], "mountPodLogLevel: \"loud\""),
             (&[("mountPodGracePeriodSeconds", "61")], "a number from 0 to 60"),
+            (&[("mountPodDeleteDelaySeconds", "86401")], "a number from 0 to 86400"),
+            (&[("mountPodDeleteDelaySeconds", "5m")], "mountPodDeleteDelaySeconds: \"5m\""),
         ] {
             let message = parse(pairs).unwrap_err().to_string();
             assert!(message.contains(named), "{named} in {message}");

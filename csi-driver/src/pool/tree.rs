@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{
@@ -27,6 +28,8 @@ pub(crate) struct Progress {
     pub(crate) done_bytes: AtomicU64,
     pub(crate) total_bytes: AtomicU64,
     pub(crate) stop: AtomicBool,
+    /// Counts what all copies together have done.
+    pub(crate) all_bytes: Arc<AtomicU64>,
 }
 
 /// What a tree holds, as the volume's daemon accounts for it.
@@ -263,6 +266,7 @@ impl Copier<'_> {
             }
             start += read as u64;
             self.progress.done_bytes.fetch_add(read as u64, Ordering::Relaxed);
+            self.progress.all_bytes.fetch_add(read as u64, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -180,3 +180,31 @@ fn the_manifest_asks_for_six_capabilities_and_nothing_else() {
     assert_eq!(value(&text, "hawser.dev/volume-id: "), id);
     assert_eq!(value(&text, "path: "), scene.dial_dir(&id).to_str().unwrap());
 }
+
+#[test]
+fn a_parked_pod_keeps_its_manifest_and_one_that_was_taken_back_is_not_taken() {
+    let scene = Scene::start(flags("30"));
+    let caller = scene.caller();
+    let mut request = crate::scene::create_request("pvc-1");
+    request.parameters = [("mountPodDeleteDelaySeconds".to_owned(), "3600".to_owned())].into();
+    let id = caller.create(request).unwrap().volume_id;
+    let path = manifest(&scene, &id);
+    let mut first = stage_with_pod(&scene, &id);
+    let text = fs::read_to_string(&path).unwrap();
+    caller.unstage(&id).unwrap();
+    caller.stage(&id).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), text, "the same pod");
+    assert_eq!(scene.daemons(), [first.id().cast_signed()]);
+    caller.unstage(&id).unwrap();
+
+    // Somebody ends the pod: its kubelet has until the grace is over to kill it.
+    fs::remove_file(&path).unwrap();
+    let mut second = stage_with_pod(&scene, &id);
+    first.wait().unwrap();
+    assert_eq!(scene.daemons(), [second.id().cast_signed()]);
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    assert!(!path.exists());
+    second.wait().unwrap();
+    scene.assert_nothing_left();
+}

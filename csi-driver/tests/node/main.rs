@@ -8,6 +8,7 @@ mod bare;
 mod group;
 mod hung;
 mod metrics;
+mod parking;
 #[path = "../driver/scene.rs"]
 #[allow(dead_code, reason = "each suite uses a part")]
 mod scene;

@@ -1,0 +1,330 @@
+//! Parking: a volume's daemon that waits for the next user on this node, where its
+//! class or its mount options say so (`mountPodDeleteDelaySeconds`).
+//!
+//! A parked volume is mounted nowhere. The driver holds a detached mount of it,
+//! as a descriptor, and with that the FUSE connection: the next stage attaches it
+//! at its own path. When it is closed, by the driver or by the driver's end, the
+//! daemon sees an unmount and ends like any other.
+//!
+//! Invariant: a volume is staged or parked, never both; and it is the descriptor
+//! that makes a parked one good. What the journal calls parked and nobody holds is
+//! there to be ended, whoever comes first.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use linux::mountinfo::MountEntry;
+use tokio::task::AbortHandle;
+
+use super::stage::{StageWish, check_staging_path, uncleared};
+use crate::control::Control;
+use crate::dial::DialDir;
+use crate::driver::{Driver, Lock};
+use crate::error::{Error, Result, Step, chain};
+use crate::journal::{DataId, ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
+use crate::limits;
+use crate::mounts::{self, WhenBusy};
+use crate::node::stage::Health;
+use crate::volume::VolumeId;
+use crate::{bounded, watch};
+
+/// The descriptors of parked volumes, and who ends each in time.
+#[derive(Debug, Default)]
+pub(crate) struct Parking {
+    /// Never held while waiting.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    held: HashMap<VolumeId, Held>,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// None once the volume is being ended.
+    mount: Option<OwnedFd>,
+    ending: AbortHandle,
+}
+
+impl Parking {
+    pub(crate) fn holds(&self, volume_id: &VolumeId) -> bool {
+        self.locked().held.get(volume_id).is_some_and(|held| held.mount.is_some())
+    }
+
+    /// False once it is closed: then `mount` is, too.
+    fn hold(&self, volume_id: &VolumeId, mount: OwnedFd, ending: AbortHandle) -> bool {
+        let mut state = self.locked();
+        if state.is_closed {
+            return false;
+        }
+        state.held.insert(volume_id.clone(), Held { mount: Some(mount), ending });
+        true
+    }
+
+    /// The mount, which nobody ends any more.
+    fn take(&self, volume_id: &VolumeId) -> Option<OwnedFd> {
+        let held = self.locked().held.remove(volume_id)?;
+        held.ending.abort();
+        held.mount
+    }
+
+    /// Ends the connection. Whoever ends the volume in time is left to it.
+    fn let_go(&self, volume_id: &VolumeId) {
+        let mount = self.locked().held.get_mut(volume_id).and_then(|held| held.mount.take());
+        // The last close of a file system is no work to do under a lock.
+        drop(mount);
+    }
+
+    /// Lets all go, and takes no more.
+    fn close(&self) {
+        let held = {
+            let mut state = self.locked();
+            state.is_closed = true;
+            std::mem::take(&mut state.held)
+        };
+        held.values().for_each(|held| held.ending.abort());
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Driver {
+    /// The end of NodeUnstageVolume for a volume whose daemon is to wait. False for
+    /// any other: nothing has been done then.
+    pub(super) fn park(self: &Arc<Self>, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
+        let Some((stage, serving)) = self.parkable(volume_id, record)? else { return Ok(false) };
+        let (mount, pidfd) = match self.detached(volume_id, &stage.staging_path, serving) {
+            Ok((mount, Some(pidfd))) => (mount, pidfd),
+            Ok((_, None)) => return Ok(false),
+            Err(error) => {
+                tracing::warn!(%volume_id, error = chain(&error), "not parked");
+                return Ok(false);
+            }
+        };
+        let delay = Duration::from_secs(stage.settings.delete_delay_seconds.into());
+        let staging_path = stage.staging_path.clone();
+        record.stage = None;
+        record.parked = Some(ParkedRecord { stage, until: Timestamp::now().after(delay) });
+        self.journal.put(volume_id, record)?;
+        if let Err(error) = mounts::unmount(&staging_path, volume_id, WhenBusy::Refuse) {
+            tracing::info!(%volume_id, error = chain(&error), "somebody is in it still: not parked");
+            drop(mount);
+            return self.end_parked(volume_id, record).map(|()| true);
+        }
+        self.watch.stop(volume_id);
+        let ending = tokio::spawn(end_in_time(self.clone(), volume_id.clone(), pidfd, delay)).abort_handle();
+        if !self.parking.hold(volume_id, mount, ending.clone()) {
+            ending.abort();
+            return self.end_parked(volume_id, record).map(|()| true);
+        }
+        tracing::info!(%volume_id, pid = serving.daemon.pid, seconds = delay.as_secs(), "parked");
+        Ok(true)
+    }
+
+    /// What is staged, if its daemon is to wait and is well.
+    fn parkable(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+    ) -> Result<Option<(StageRecord, Serving)>> {
+        let is_asked = |stage: &&StageRecord| stage.settings.delete_delay_seconds > 0 && stage.data.is_some();
+        let Some(stage) = record.stage.as_ref().filter(is_asked) else { return Ok(None) };
+        match (stage.serving, self.health(volume_id, stage)?) {
+            (Some(serving), Health::Serving(_)) => Ok(Some((stage.clone(), serving))),
+            _ => Ok(None),
+        }
+    }
+
+    /// A detached mount of what is mounted at `path`, and the daemon's pidfd.
+    fn detached(
+        &self,
+        volume_id: &VolumeId,
+        path: &Path,
+        serving: Serving,
+    ) -> Result<(OwnedFd, Option<OwnedFd>)> {
+        let (mounted, what) = (path.to_owned(), format!("syncfs of volume {volume_id}"));
+        let detach = move || {
+            // An unmount would write what was written through mappings; this one is none.
+            let dir = File::open(&mounted).map_err(|e| linux::Error::at("open", &mounted, e))?;
+            rustix::fs::syncfs(&dir).map_err(|e| linux::Error::at("syncfs", &mounted, e))?;
+            drop(dir);
+            linux::mount::open_tree_clone(&mounted)
+        };
+        let mount = self.flushes.within(volume_id, what, limits::SYNCFS, detach)?.step("park volume")?;
+        Ok((mount, serving.daemon.open().step("watch daemon")?))
+    }
+
+    /// The mount of a parked volume, staged as `wish` has it. `None` where none is
+    /// parked any more: one that cannot serve the wish is ended.
+    pub(super) fn unpark(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &StageWish,
+    ) -> Result<Option<MountEntry>> {
+        let Some(parked) = record.parked.clone() else { return Ok(None) };
+        if let Some(reason) = self.why_not(volume_id, record, &parked.stage, wish)? {
+            tracing::info!(%volume_id, reason, "ending the parked daemon");
+            self.check_not_copied(volume_id)?;
+            self.end_parked(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
+            return Ok(None);
+        }
+        check_staging_path(&wish.staging_path, volume_id)?;
+        let Some(mount) = self.parking.take(volume_id) else { return Ok(None) };
+        record.parked = None;
+        record.stage = Some(StageRecord {
+            staging_path: wish.staging_path.clone(),
+            settings: wish.settings.clone(),
+            ..parked.stage
+        });
+        self.journal.put(volume_id, record)?;
+        self.attach_mount(volume_id, record, mount).map(Some).map_err(|cause| {
+            match self.tear_down(volume_id, record) {
+                Ok(()) => cause,
+                Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+            }
+        })
+    }
+
+    /// Why the parked daemon is not the one that a new stage would start.
+    fn why_not(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+        parked: &StageRecord,
+        wish: &StageWish,
+    ) -> Result<Option<&'static str>> {
+        let Some(serving) = parked.serving.filter(|_| self.parking.holds(volume_id)) else {
+            return Ok(Some("its connection has ended"));
+        };
+        if parked.access != wish.access || !parked.settings.is_same_daemon(&wish.settings) {
+            return Ok(Some("another access or other settings are wanted"));
+        }
+        if !serving.daemon.is_alive().step("look at daemon")? {
+            return Ok(Some("it has ended"));
+        }
+        if let Some(launch) = &parked.launch
+            && !self.launcher.stands(launch).step("look at launch")?
+        {
+            return Ok(Some("somebody took its pod back"));
+        }
+        // As for any stage: a pool that is away is said so, and the daemon waits on.
+        self.pool.check_present()?;
+        // As long as the daemon holds its directory, these numbers are nobody else's.
+        if parked.data != Some(self.data_id(volume_id)?) {
+            return Ok(Some("the volume's directory is another one"));
+        }
+        // The size may have changed while nobody could tell it; and an answer is the
+        // proof that it serves.
+        let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let told = Control::connect(&dial, volume_id, limits::CONTROL)
+            .and_then(|control| control.set_capacity(record.capacity_bytes));
+        Ok(told.err().map(|_| "it does not answer"))
+    }
+
+    fn attach_mount(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+        mount: OwnedFd,
+    ) -> Result<MountEntry> {
+        let gone = || Error::UnknownVolume { volume_id: volume_id.to_string() };
+        let stage = record.stage.as_ref().ok_or_else(gone)?;
+        let path = &stage.staging_path;
+        linux::mount::move_mount(&mount, path).step("mount volume")?;
+        match (stage.serving, mounts::find(path, volume_id)?) {
+            (Some(serving), Some(seen)) if seen.minor == serving.connection_minor => {
+                if let Some(pidfd) = serving.daemon.open().step("watch daemon")? {
+                    self.watch.start(volume_id, serving.daemon, pidfd);
+                }
+                tracing::info!(pid = serving.daemon.pid, "served by the daemon that was parked");
+                Ok(seen)
+            }
+            _ => Err(Error::unusable("staging_target_path", path, "the parked mount is not seen there")),
+        }
+    }
+
+    fn data_id(&self, volume_id: &VolumeId) -> Result<DataId> {
+        let dir = self.pool.data_dir(volume_id);
+        let look = move || std::fs::symlink_metadata(&dir).map_err(|e| linux::Error::at("stat", &dir, e));
+        let found = bounded::within(format!("look at volume {volume_id} in the pool"), limits::POOL, look)?;
+        found.map(|found| DataId { device: found.dev(), inode: found.ino() }).step("look at volume")
+    }
+
+    /// Ends what the journal calls parked: connection, launch, daemon, directory. One
+    /// that is not parked is a success. May be repeated after any failure.
+    pub(crate) fn end_parked(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        let Some(parked) = &record.parked else { return Ok(()) };
+        self.parking.let_go(volume_id);
+        self.take_away(volume_id, &parked.stage)?;
+        record.parked = None;
+        self.journal.put(volume_id, record)?;
+        drop(self.parking.take(volume_id));
+        Ok(())
+    }
+
+    /// Of a volume whose lock is held, whatever it has become.
+    fn end_if_parked(&self, volume_id: &VolumeId) -> Result<()> {
+        match self.journal.find(volume_id)? {
+            Some(mut record) => self.end_parked(volume_id, &mut record),
+            None => Ok(()),
+        }
+    }
+
+    /// At the driver's end, after which nobody would hold them. What takes too long
+    /// ends without the driver, and the next one finds it in the journal.
+    pub(crate) fn end_all_parked(&self) {
+        self.parking.close();
+        let deadline = Instant::now() + limits::LAST_CALLS;
+        for (volume_id, _) in self.journal.list().iter().filter(|(_, record)| record.parked.is_some()) {
+            if Instant::now() >= deadline {
+                tracing::warn!("parked daemons are left to end by themselves");
+                return;
+            }
+            let ended =
+                self.hold(Lock::Volume(volume_id.as_str())).and_then(|_guard| self.end_if_parked(volume_id));
+            if let Err(error) = ended {
+                tracing::warn!(%volume_id, error = chain(&error), "end the parked daemon");
+            }
+        }
+    }
+}
+
+/// Ends a parked volume after its delay, or when its daemon has ended. Aborted when
+/// somebody takes it, or has ended it.
+async fn end_in_time(driver: Arc<Driver>, volume_id: VolumeId, pidfd: OwnedFd, delay: Duration) {
+    tokio::select! {
+        () = tokio::time::sleep(delay) => tracing::info!(%volume_id, "parked long enough"),
+        ended = watch::ended(pidfd) => match ended {
+            Ok(()) => {
+                driver.counts.daemon_died();
+                tracing::error!(%volume_id, "the volume's daemon ended while it was parked");
+            }
+            Err(error) => tracing::warn!(%volume_id, %error, "cannot watch the parked daemon"),
+        },
+    }
+    while let Err(error) = end_in_turn(&driver, &volume_id).await {
+        tracing::debug!(%volume_id, error = chain(&error), "the parked daemon is ended later");
+        tokio::time::sleep(limits::PARKED_AGAIN).await;
+    }
+}
+
+async fn end_in_turn(driver: &Arc<Driver>, volume_id: &VolumeId) -> Result<()> {
+    let guard = driver.hold(Lock::Volume(volume_id.as_str()))?;
+    driver.check_not_copied(volume_id)?;
+    let (driver, volume_id) = (driver.clone(), volume_id.clone());
+    let work = tokio::task::spawn_blocking(move || {
+        let _guard = guard;
+        driver.end_if_parked(&volume_id)
+    });
+    work.await.unwrap_or(Err(Error::Panicked { operation: "end of a parked volume" }))
+}
