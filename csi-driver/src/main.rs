@@ -60,8 +60,9 @@ fn run(flags: Flags) -> anyhow::Result<ExitCode> {
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().context("start runtime")
+    // All that takes long, or may block, has threads of its own: with one thread for
+    // the rest, a call's way from connection to answer needs no other one awake.
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("start runtime")
 }
 
 fn print(text: &str) {

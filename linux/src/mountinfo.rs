@@ -3,7 +3,10 @@
 //! Reading it never touches the mounted file systems, so it is safe where a
 //! stat(2) would hang on a dead FUSE server.
 
-use std::ffi::OsString;
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -42,7 +45,7 @@ impl MountEntry {
 /// The mounts of this thread's mount namespace, in the kernel's order, which
 /// does not say which of several at one mount point is visible: [`at`] does.
 pub fn read() -> Result<Vec<MountEntry>> {
-    read_from(Path::new("/proc/thread-self/mountinfo"))
+    read_from(Path::new(OF_THIS_THREAD))
 }
 
 /// The mounts that process `pid` sees.
@@ -53,17 +56,43 @@ pub fn read_of(pid: i32) -> Result<Vec<MountEntry>> {
 /// What is visibly mounted exactly at `path`; `path` must be absolute and free
 /// of symbolic links, as the kernel prints it.
 pub fn at(path: &Path) -> Result<Option<MountEntry>> {
-    let mut entries = read()?;
-    let found = visible_at(&entries, path);
-    Ok(found.map(|index| entries.swap_remove(index)))
+    let table = Path::new(OF_THIS_THREAD);
+    let bytes = bytes_of(table)?;
+    let places: Option<Vec<Place<'_>>> = lines(&bytes).map(Place::parse).collect();
+    let places = places.ok_or_else(|| misshapen(table))?;
+    let found = visible_at(&places, path).map(|index| parse_line(places[index].line));
+    found.map(|entry| entry.ok_or_else(|| misshapen(table))).transpose()
+}
+
+/// What tells where a mount is: of most lines nothing else is wanted, and a node
+/// with hundreds of volumes has as many lines again.
+struct Place<'a> {
+    mount_id: u64,
+    parent_id: u64,
+    mount_point: Cow<'a, Path>,
+    line: &'a [u8],
+}
+
+impl<'a> Place<'a> {
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut fields = line.split(|b| *b == b' ');
+        let (mount_id, parent_id) = (number(fields.next()?)?, number(fields.next()?)?);
+        let mount_point = fields.nth(2)?;
+        let mount_point = if mount_point.contains(&b'\\') {
+            Cow::Owned(PathBuf::from(unescape(mount_point)))
+        } else {
+            Cow::Borrowed(Path::new(OsStr::from_bytes(mount_point)))
+        };
+        Some(Self { mount_id, parent_id, mount_point, line })
+    }
 }
 
 /// Which entry is visibly mounted exactly at `path`. Several may stand there:
 /// stacked, or as copies below a shared mount that another one hides (a
 /// directory bound on itself). So this goes the way of a path walk, from a mount
 /// to the one that is on its next directory.
-fn visible_at(entries: &[MountEntry], path: &Path) -> Option<usize> {
-    let is_root = |m: &MountEntry| {
+fn visible_at(entries: &[Place<'_>], path: &Path) -> Option<usize> {
+    let is_root = |m: &Place<'_>| {
         let hangs_on_another = entries.iter().any(|p| p.mount_id == m.parent_id && p.mount_id != m.mount_id);
         m.mount_point == Path::new("/") && !hangs_on_another
     };
@@ -85,15 +114,33 @@ fn visible_at(entries: &[MountEntry], path: &Path) -> Option<usize> {
     (entries[current].mount_point == path).then_some(current)
 }
 
+const OF_THIS_THREAD: &str = "/proc/thread-self/mountinfo";
+/// The kernel does not say how long the table is; most are shorter.
+const USUAL_BYTES: usize = 64 << 10;
+
 fn read_from(path: &Path) -> Result<Vec<MountEntry>> {
-    let bytes = std::fs::read(path).map_err(|e| Error::at("read", path, e))?;
-    parse(&bytes)
-        .ok_or_else(|| Error::at("parse", path, std::io::Error::from(std::io::ErrorKind::InvalidData)))
+    parse(&bytes_of(path)?).ok_or_else(|| misshapen(path))
+}
+
+fn bytes_of(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
+    File::open(path)
+        .and_then(|mut file| file.read_to_end(&mut bytes))
+        .map_err(|e| Error::at("read", path, e))?;
+    Ok(bytes)
+}
+
+fn misshapen(path: &Path) -> Error {
+    Error::at("parse", path, std::io::Error::from(std::io::ErrorKind::InvalidData))
+}
+
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    bytes.split(|b| *b == b'\n').filter(|line| !line.is_empty())
 }
 
 /// `None` when a line has not the documented shape.
 pub fn parse(bytes: &[u8]) -> Option<Vec<MountEntry>> {
-    bytes.split(|b| *b == b'\n').filter(|l| !l.is_empty()).map(parse_line).collect()
+    lines(bytes).map(parse_line).collect()
 }
 
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
@@ -179,8 +226,9 @@ mod tests {
             41 30 0:50 / /k/m ro shared:9 - fuse.x x rw\n\
             40 20 0:50 / /k/m rw shared:9 - fuse.x x rw\n\
             50 20 0:60 / /n rw - tmpfs t rw\n\
-            51 50 0:61 / /n rw - tmpfs upon rw\n";
-        let entries = parse(table).unwrap();
+            51 50 0:61 / /n rw - tmpfs upon rw\n\
+            60 20 0:62 / /with\\040space rw - tmpfs t rw\n";
+        let entries: Vec<Place<'_>> = lines(table).map(|line| Place::parse(line).unwrap()).collect();
         let found = |path: &str| visible_at(&entries, Path::new(path)).map(|index| entries[index].mount_id);
         assert_eq!(found("/k/m"), Some(41));
         assert_eq!(found("/n"), Some(51), "the upper of two");
@@ -188,15 +236,19 @@ mod tests {
         assert_eq!(found("/"), Some(20));
         assert_eq!(found("/k/m/below"), None);
         assert_eq!(found("/kk"), None);
+        assert_eq!(found("/with space"), Some(60));
     }
 
     #[test]
     fn a_torn_line_is_refused() {
         assert_eq!(parse(b"36 35 98:0 /mnt1 /mnt"), None);
+        assert!(Place::parse(b"36 35 98:0 /mnt1").is_none());
     }
 
     #[test]
     fn the_kernels_own_table_is_understood() {
-        assert!(read().unwrap().iter().any(|m| m.mount_point == Path::new("/")));
+        let all = read().unwrap();
+        let root = at(Path::new("/")).unwrap().unwrap();
+        assert!(root.mount_point == Path::new("/") && all.contains(&root));
     }
 }

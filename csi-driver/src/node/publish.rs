@@ -33,18 +33,20 @@ impl Driver {
         let staged = self
             .staged_for(volume_id, &mut record, wish)
             .map_err(|e| if is_known { uncleared(volume_id, e) } else { e })?;
+        if let Some(found) = record.targets.get(target).filter(|found| found.access != wish.access) {
+            return Err(Error::PublishedOtherwise {
+                volume_id: volume_id.clone(),
+                path: target.clone(),
+                found: found.access.to_string(),
+                wanted: wish.access.to_string(),
+            });
+        }
+        // A mount of something else there is an error, before anything is written.
+        let mounted = mounts::find(target, volume_id)?;
         match record.targets.get(target) {
-            Some(found) if found.access != wish.access => {
-                return Err(Error::PublishedOtherwise {
-                    volume_id: volume_id.clone(),
-                    path: target.clone(),
-                    found: found.access.to_string(),
-                    wanted: wish.access.to_string(),
-                });
-            }
             Some(found) => {
-                let mount = mounts::find(target, volume_id)?;
-                if found.published && mount.is_some_and(|mount| is_right(&mount, &staged, wish.access)) {
+                let is_right = |mount| is_right(mount, &staged, wish.access);
+                if found.published && mounted.as_ref().is_some_and(is_right) {
                     return Ok(());
                 }
             }
@@ -52,7 +54,7 @@ impl Driver {
         }
         record.targets.insert(target.clone(), TargetRecord { access: wish.access, published: false });
         self.journal.put(volume_id, &record)?;
-        self.try_publish(volume_id, &mut record, wish, &staged).map_err(|cause| {
+        self.try_publish(volume_id, &mut record, wish, (&staged, mounted)).map_err(|cause| {
             match self.retract(volume_id, &mut record, target) {
                 Ok(()) => cause,
                 Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
@@ -93,8 +95,6 @@ impl Driver {
         record: &mut VolumeRecord,
         wish: &PublishWish,
     ) -> Result<()> {
-        // A mount of something else there is an error, before anything is written.
-        mounts::find(&wish.target_path, volume_id)?;
         if wish.access.mode.allows_second_target() {
             return Ok(());
         }
@@ -114,13 +114,14 @@ impl Driver {
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
         wish: &PublishWish,
-        staged: &MountEntry,
+        (staged, left): (&MountEntry, Option<MountEntry>),
     ) -> Result<()> {
         let target = &wish.target_path;
         // Of a daemon that died, or of a publish that was cut short.
-        let left = mounts::find(target, volume_id)?.map(|mount| mount.minor);
-        let is_served = left == Some(staged.minor);
-        mounts::unmount(target, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
+        if let Some(left) = left {
+            let is_served = left.minor == staged.minor;
+            mounts::unmount(target, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
+        }
         mount_point::make("target_path", target)?;
         linux::mount::bind(&wish.staging_path, target).step("publish volume")?;
         // The bind has the flags of the staged mount.
