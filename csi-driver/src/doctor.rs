@@ -2,7 +2,7 @@
 //!
 //! Three layers: `World::look` reads and changes nothing, `findings` decides,
 //! `--repair` acts: it does what a driver does when it starts, and takes away
-//! mounts that nobody answers for.
+//! mounts that no journal names and no daemon serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use clap::Args;
 use linux::lock::FileLock;
-use linux::mount::{FuseConnections, UnmountMode};
+use linux::mount::UnmountMode;
 use linux::mountinfo::MountEntry;
+use nix::errno::Errno;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Flags};
@@ -23,12 +24,12 @@ use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::launcher::Launched;
 use crate::views::{Format, Row};
 use crate::volume::{SnapshotId, VolumeId};
-use crate::{dial, mounts, pool};
+use crate::{bounded, dial, limits, mounts, pool};
 
 /// What a running driver is in the middle of is no finding: it is gone by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 const AT_START: &str = "as a driver does at its start";
-const UNMOUNT: &str = "abort its connection, unmount it";
+const UNMOUNT: &str = "unmount it: its daemon has ended";
 const BY_HAND: &str = "by hand";
 
 #[derive(Debug, Clone, Args)]
@@ -53,7 +54,7 @@ struct Finding {
     /// What `--repair` does; null where somebody must decide.
     repair: Option<&'static str>,
     #[serde(skip)]
-    unmount: Option<(PathBuf, u32)>,
+    unmount: Option<PathBuf>,
 }
 
 impl Finding {
@@ -80,8 +81,10 @@ impl Row for Finding {
 struct World {
     volumes: BTreeMap<VolumeId, Result<VolumeRecord>>,
     snapshots: BTreeMap<SnapshotId, Result<SnapshotRecord>>,
-    /// Of volumes, by their looks.
+    /// Of volumes, by their looks, and of no other driver's by their paths.
     mounts: Vec<MountEntry>,
+    /// Where mounts that the journal does not name answer ENOTCONN: nobody loses by their end.
+    ended: BTreeSet<PathBuf>,
     /// Volumes whose recorded daemon lives.
     alive: BTreeSet<VolumeId>,
     launches: Vec<Launched>,
@@ -105,8 +108,15 @@ impl World {
         };
         let alive = volumes.iter().filter(|(_, record)| record.as_ref().is_ok_and(is_alive));
         let mut mounts = linux::mountinfo::read().step("read mountinfo")?;
-        mounts.retain(|mount| mount.fs_type == mounts::FS_TYPE);
+        mounts.retain(|mount| {
+            mount.fs_type == mounts::FS_TYPE && !is_of_another_driver(config, &mount.mount_point)
+        });
+        let unknown = mounts.iter().filter(|mount| {
+            mount.source.to_str().and_then(VolumeId::parse).is_some_and(|id| !volumes.contains_key(&id))
+        });
+        let ended = unknown.filter(|mount| has_ended(mount)).map(|mount| mount.mount_point.clone()).collect();
         Ok(Self {
+            ended,
             alive: alive.map(|(id, _)| id.clone()).collect(),
             snapshots: journal.snapshots().entries().into_iter().collect(),
             mounts,
@@ -133,25 +143,51 @@ impl World {
     }
 }
 
+/// Two drivers of one kind may serve a node, by two names. Whose a mount is, kubelet's
+/// paths tell: `plugins/kubernetes.io/csi/<driver>/<hash>/globalmount` where a volume is
+/// staged, and the `vol_data.json` beside `mount` where it is published.
+fn is_of_another_driver(config: &Config, mount_point: &Path) -> bool {
+    let staged = mount_point.strip_prefix(staged_by_kubelet(config)).ok();
+    if let Some(driver) = staged.and_then(|below| below.components().next()) {
+        return driver.as_os_str() != config.driver_name.as_str();
+    }
+    let published = mount_point.parent().map(|dir| vol_data(dir, "driverName"));
+    matches!(published, Some(Some(Ok(driver))) if driver != config.driver_name)
+}
+
+/// Whether requests to the mount end with ENOTCONN. One that does not answer may be
+/// a stopped daemon's, whom somebody may let go on.
+fn has_ended(mount: &MountEntry) -> bool {
+    let path = mount.mount_point.clone();
+    let is_seen = linux::mountinfo::at(&path)
+        .is_ok_and(|seen| seen.is_some_and(|seen| seen.mount_id == mount.mount_id));
+    let look = move || nix::sys::statvfs::statvfs(&path);
+    let what = || format!("statvfs {}", mount.mount_point.display());
+    is_seen && matches!(bounded::within(what(), limits::STATISTICS, look), Ok(Err(Errno::ENOTCONN)))
+}
+
+fn staged_by_kubelet(config: &Config) -> PathBuf {
+    config.kubelet_dir.join("plugins/kubernetes.io/csi")
+}
+
+/// A field of kubelet's `vol_data.json` in `dir`; `None` where there is none.
+fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, String>> {
+    let text = match std::fs::read(dir.join("vol_data.json")) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
+        read => read.map_err(|e| e.to_string()),
+    };
+    Some(text.and_then(|text| {
+        let data: serde_json::Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+        data[field].as_str().map(str::to_owned).ok_or_else(|| format!("it has no {field}"))
+    }))
+}
+
 /// Below kubelet's directory of this driver: `<hash>/vol_data.json`, written
 /// before a volume is staged and removed after it is unstaged.
 fn staging_dirs(config: &Config) -> Vec<(PathBuf, std::result::Result<String, String>)> {
-    let parent = config.kubelet_dir.join("plugins/kubernetes.io/csi").join(&config.driver_name);
+    let parent = staged_by_kubelet(config).join(&config.driver_name);
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let named = |dir: PathBuf| {
-        let text = match std::fs::read(dir.join("vol_data.json")) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
-            read => read.map_err(|e| e.to_string()),
-        };
-        let handle = text.and_then(|text| {
-            let data: serde_json::Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
-            data["volumeHandle"]
-                .as_str()
-                .map(str::to_owned)
-                .ok_or_else(|| "it has no volumeHandle".to_owned())
-        });
-        Some((dir, handle))
-    };
+    let named = |dir: PathBuf| vol_data(&dir, "volumeHandle").map(|handle| (dir, handle));
     entries.filter_map(|entry| named(entry.path())).collect()
 }
 
@@ -242,11 +278,13 @@ fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
             // Its connection may serve the volume's pods too.
             (!is_named).then_some(finding)
         }
-        None => Some(Finding {
-            repair: Some(UNMOUNT),
-            unmount: Some((mount.mount_point.clone(), mount.minor)),
-            ..finding
-        }),
+        None if world.ended.contains(&mount.mount_point) => {
+            Some(Finding { repair: Some(UNMOUNT), unmount: Some(mount.mount_point.clone()), ..finding })
+        }
+        // Of another driver, of one with another --state-dir, or of a lost journal: pods may use it.
+        None => {
+            Some(Finding { found: format!("volume {id}, served; the journal has no such volume"), ..finding })
+        }
     }
 }
 
@@ -352,10 +390,8 @@ fn standing(config: &Config, is_driver_running: bool) -> Result<BTreeSet<Finding
 
 fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
     Arc::new(Driver::open(config.clone())?).reconcile()?;
-    let connections = FuseConnections::open().step("open fusectl")?;
-    for (path, minor) in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
-        tracing::info!(path = %path.display(), connection = minor, "unmounting");
-        connections.abort(*minor).step("abort connection")?;
+    for path in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
+        tracing::info!(path = %path.display(), "unmounting");
         linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
     }
     Ok(())

@@ -82,7 +82,7 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
     edit(&scene.journal_path(&deleting), "\"deleting\": false", "\"deleting\": true");
     edit(&boot::journal_path(&scene, &half), "\"published\": true", "\"published\": false");
     let stray = scene.sandbox.make_dir("k/stray").unwrap();
-    let _connection = mount_nobodys(&stray);
+    drop(mount_nobodys(&stray));
     let left = scene.sandbox.make_dir(&format!("pool/incoming/vol-{NOBODYS}")).unwrap();
     scene.sandbox.make_dir(&format!("run/{NOBODYS}")).unwrap();
 
@@ -99,7 +99,7 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
     }
     assert!(left.exists() && mounted(&stray).is_some() && mounted(&caller.target_path("two")).is_some());
     let (_, table, _) = run(&scene, &[]);
-    assert!(table.starts_with("WHAT ") && table.contains("abort its connection, unmount it"), "{table}");
+    assert!(table.starts_with("WHAT ") && table.contains("unmount it: its daemon has ended"), "{table}");
 
     assert_eq!(found(&scene, &["--repair"]), (0, vec![]));
     assert!(!left.exists() && mounted(&stray).is_none() && mounted(&caller.target_path("two")).is_none());
@@ -145,5 +145,35 @@ fn what_somebody_must_decide_is_told_and_stays() {
     caller.unpublish(&volume, "one").unwrap();
     caller.unstage(&volume).unwrap();
     caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn what_another_driver_serves_and_what_may_be_in_use_stays() {
+    let mut scene = Scene::start(Flags::process());
+    let nobodys = scene.sandbox.make_dir("k/nobodys").unwrap();
+    let staged = "k/plugins/kubernetes.io/csi/other.example.com/1/globalmount";
+    let staged = scene.sandbox.make_dir(staged).unwrap();
+    let published = scene.sandbox.make_dir("k/pods/1/volumes/kubernetes.io~csi/pv/mount").unwrap();
+    let data = r#"{"driverName":"other.example.com","volumeHandle":"x"}"#;
+    fs::write(published.with_file_name("vol_data.json"), data).unwrap();
+    let mut connections: Vec<OwnedFd> =
+        [&nobodys, &staged, &published].map(|path| mount_nobodys(path)).into();
+    scene.kill_driver();
+    // Its daemon may be stopped only: it does not answer.
+    let wanted = expected(&[("mount of nobody", nobodys.to_str().unwrap())]);
+    assert_eq!(found(&scene, &["--repair"]), (1, wanted));
+    // With their daemons gone, too, the other driver's mounts are not looked at.
+    connections.clear();
+    assert_eq!(found(&scene, &["--repair"]), (0, vec![]));
+    assert!(mounted(&nobodys).is_none());
+    for path in [&staged, &published] {
+        assert!(mounted(path).is_some(), "{}", path.display());
+        linux::mount::unmount(path, linux::mount::UnmountMode::Plain).unwrap();
+    }
+    for dir in ["k/nobodys", "k/plugins/kubernetes.io", "k/pods/1"] {
+        fs::remove_dir_all(scene.sandbox.path(dir)).unwrap();
+    }
+    scene.start_driver();
     scene.assert_nothing_left();
 }
