@@ -52,7 +52,7 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
     let interfaces = interfaces(config, call, ends, &connection)?;
     let result = CniResult { interfaces, ..result };
     // What the asked version cannot express must fail here, where it is undone.
-    result.to_json(call.conf.cni_version)?;
+    result.ensure_fits(call.conf.cni_version)?;
     Ok(result)
 }
 

@@ -1,11 +1,16 @@
 //! Calling another plugin (an IPAM plugin, mostly) by the exec protocol: same
 //! configuration bytes, same environment, another `CNI_COMMAND`.
 
-use std::io::Write;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
+use std::process::Output;
 
-use linux::pipes::Pipes;
+use linux::pipes::{self, Pipes};
+use linux::program::{self, NoStatus, Program};
 use serde_json::Value;
 
 use crate::{CniError, CniResult, Command, Invocation};
@@ -61,19 +66,12 @@ impl Delegate {
     }
 
     fn start(&self, command: Command, call: &Invocation) -> Result<Running, CniError> {
-        let mut child = std::process::Command::new(&self.binary)
-            .env("CNI_COMMAND", command.as_str())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| failed(&self.binary, "start", &e))?;
-        let stdin = child.stdin.take();
-        let running = Running::new(child, self.binary.clone());
+        let (running, stdin) =
+            Running::start(&self.binary, command).map_err(|e| failed(&self.binary, "start", &e))?;
         // A plugin reads its whole stdin before it writes anything; one that
         // does not read it ends, and how it ended says more than EPIPE.
-        match stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&call.conf.stdin)) {
-            Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+        match File::from(stdin).write_all(&call.conf.stdin) {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
                 Err(failed(&self.binary, "write configuration to", &e))
             }
             _ => Ok(running),
@@ -129,7 +127,7 @@ fn is_result(stdout: &[u8]) -> bool {
 
 #[derive(Debug)]
 struct Running {
-    child: Child,
+    program: Program,
     /// stdout and stderr; `None` when the child has been waited for.
     outputs: Option<Pipes<2>>,
     /// What they were.
@@ -138,11 +136,16 @@ struct Running {
 }
 
 impl Running {
-    fn new(mut child: Child, binary: PathBuf) -> Self {
-        let stdout = child.stdout.take().expect("stdout was asked to be piped");
-        let stderr = child.stderr.take().expect("stderr was asked to be piped");
-        let outputs = Some(Pipes::new([stdout.into(), stderr.into()]));
-        Self { child, outputs, texts: [const { Vec::new() }; 2], binary }
+    /// And what writes to its stdin.
+    fn start(binary: &Path, command: Command) -> io::Result<(Self, OwnedFd)> {
+        let path = CString::new(binary.as_os_str().as_bytes())?;
+        let (stdin, to_stdin) = pipes::pipe()?;
+        let (from_stdout, stdout) = pipes::pipe()?;
+        let (from_stderr, stderr) = pipes::pipe()?;
+        let program = program::start(path, environment(command), [stdin, stdout, stderr])?;
+        let outputs = Some(Pipes::new([from_stdout, from_stderr]));
+        let texts = [const { Vec::new() }; 2];
+        Ok((Self { program, outputs, texts, binary: binary.to_owned() }, to_stdin))
     }
 
     fn stdout(&self) -> &[u8] {
@@ -163,7 +166,10 @@ impl Running {
         self.texts = outputs.texts().clone();
         // It ends, whether it was read to the end or its pipes are closed now.
         drop(outputs);
-        let status = self.child.wait().map_err(|e| failed(&self.binary, "wait for", &e))?;
+        let status = self.program.wait().map_err(|e| match e {
+            NoStatus::NotStarted(cause) => failed(&self.binary, "start", &cause),
+            NoStatus::NotWaitedFor(cause) => failed(&self.binary, "wait for", &cause),
+        })?;
         read.map_err(|e| failed(&self.binary, "read output of", &e))?;
         let [stdout, stderr] = &self.texts;
         if status.success() {
@@ -177,12 +183,23 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(outputs) = self.outputs.take() {
-            drop(outputs);
-            // Nobody is left to tell.
-            drop(self.child.wait());
-        }
+        // The program is waited for next, and must not wait for a reader.
+        drop(self.outputs.take());
     }
+}
+
+/// Ours, with another command.
+fn environment(command: Command) -> Vec<CString> {
+    const COMMAND: &str = "CNI_COMMAND";
+    let ours = std::env::vars_os().filter(|(name, _)| name != COMMAND);
+    let words = ours.map(|(mut word, value)| {
+        word.push("=");
+        word.push(value);
+        word.into_vec()
+    });
+    let words = words.chain([format!("{COMMAND}={}", command.as_str()).into_bytes()]);
+    // None of them has a zero inside: they came, and go, as C strings.
+    words.filter_map(|word| CString::new(word).ok()).collect()
 }
 
 fn error_of(output: &Output) -> CniError {
@@ -215,7 +232,7 @@ fn no_error_message(output: &Output) -> CniError {
     CniError::internal(format_args!("netplugin failed with no error message: {}", output.status))
 }
 
-fn failed(binary: &Path, what: &str, cause: &std::io::Error) -> CniError {
+fn failed(binary: &Path, what: &str, cause: &io::Error) -> CniError {
     CniError::internal(format_args!("{what} plugin {}: {}", binary.display(), linux::reason(cause)))
 }
 

@@ -107,6 +107,14 @@ impl CniResult {
         }
     }
 
+    /// The error that [`CniResult::to_json`] would give.
+    pub fn ensure_fits(&self, version: Version) -> Result<(), CniError> {
+        match Shape::of(version) {
+            Shape::PerFamily => self.per_family(version).map(drop),
+            Shape::Lists | Shape::Alphabetical => Ok(()),
+        }
+    }
+
     /// Reads a result in the shape that its `cniVersion` says; a result without
     /// one has the version of the configuration, `asked`.
     pub fn from_json(value: &Value, asked: Version) -> Result<Self, CniError> {

@@ -153,11 +153,13 @@ fn version_info() -> String {
 fn pretty(value: &Value) -> String {
     // Its text breaks lines between values only, and indents them by two.
     let narrow = format!("{value:#}");
-    let widened = narrow.lines().map(|line| {
+    let mut text = String::with_capacity(2 * narrow.len());
+    for line in narrow.split_inclusive('\n') {
         let indent = line.len() - line.trim_start_matches(' ').len();
-        format!("{:indent$}{line}", "")
-    });
-    widened.collect::<Vec<_>>().join("\n")
+        text.extend(std::iter::repeat_n(' ', indent));
+        text.push_str(line);
+    }
+    text
 }
 
 /// By one write(2): a reader never sees half a document because of a kill.

@@ -19,7 +19,7 @@ pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
         return Ok(result);
     }
     // What the asked version cannot express must fail before anything is done.
-    result.to_json(call.conf.cni_version)?;
+    result.ensure_fits(call.conf.cni_version)?;
 
     let localnet = Localnet::wanted(&config)?;
     add_rules(&config, call)?;

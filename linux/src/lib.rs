@@ -27,6 +27,7 @@ pub mod netns;
 pub mod nftables;
 pub mod pipes;
 pub mod process;
+pub mod program;
 pub mod rootfs;
 pub mod sysctl;
 #[cfg(any(feature = "netlink", feature = "nftables"))]

@@ -7,7 +7,13 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// A new pipe: what is read from, and what is written to; both close-on-exec.
+pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC)?)
+}
 
 /// The reading ends of `N` pipes, and what has come out of each.
 #[derive(Debug)]

@@ -328,7 +328,7 @@ fn thread_group(pid: Pid) -> Option<Pid> {
 /// The calls that change something, ask something, or may fail for want of
 /// something. Not those by which a program looks after its own memory and signals.
 pub fn name_of(number: c_long) -> Option<&'static str> {
-    const KNOWN: [(c_long, &str); 58] = [
+    const KNOWN: [(c_long, &str); 59] = [
         (libc::SYS_read, "read"),
         (libc::SYS_write, "write"),
         (libc::SYS_pread64, "pread64"),
@@ -384,6 +384,7 @@ pub fn name_of(number: c_long) -> Option<&'static str> {
         (libc::SYS_clone3, "clone3"),
         (libc::SYS_vfork, "vfork"),
         (libc::SYS_dup2, "dup2"),
+        (libc::SYS_dup3, "dup3"),
         (libc::SYS_execve, "execve"),
         (libc::SYS_wait4, "wait4"),
         (libc::SYS_waitid, "waitid"),
@@ -426,7 +427,7 @@ fn descriptor(pid: Pid, fd: u64) -> Option<String> {
     Some(format!("fd {fd} {}", name.split('[').next().unwrap_or_default().trim_end_matches(':')))
 }
 
-fn read_at<const N: usize>(pid: Pid, address: u64) -> Option<[u8; N]> {
+pub(crate) fn read_at<const N: usize>(pid: Pid, address: u64) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut bytes, address).ok()?;
     Some(bytes)
@@ -447,7 +448,7 @@ fn alter(pid: Pid, address: u64, length: u64, from: &[u8], to: &[u8]) -> bool {
 }
 
 /// A string that ends with a zero byte, cut at 255 bytes.
-fn text_at(pid: Pid, address: u64) -> Option<String> {
+pub(crate) fn text_at(pid: Pid, address: u64) -> Option<String> {
     let mut bytes = [0; 255];
     let length = File::open(format!("/proc/{pid}/mem")).ok()?.read_at(&mut bytes, address).ok()?;
     let text = bytes.get(..length)?.split(|byte| *byte == 0).next()?;
