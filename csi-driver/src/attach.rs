@@ -59,8 +59,10 @@ impl Driver {
         if record.attachments.keys().any(|node| leaves(node) && *node == self.config.node_id) {
             self.check_unstaged(volume_id, &record)?;
             // Nothing of a volume stays on a node that it is not attached to.
-            self.check_not_copied(volume_id)?;
-            self.end_parked(volume_id, &mut record)?;
+            if record.parked.is_some() {
+                self.check_not_copied(volume_id)?;
+                self.end_parked(volume_id, &mut record)?;
+            }
         }
         record.attachments.retain(|node, _| !leaves(node));
         self.journal.put(volume_id, &record)

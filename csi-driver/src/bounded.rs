@@ -1,9 +1,9 @@
 //! System calls that may never return, on threads that may be left behind.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, Step};
 
@@ -75,8 +75,108 @@ impl<K: Eq + Hash> Drop for Turn<K> {
     }
 }
 
-fn lock<K>(busy: &Mutex<HashSet<K>>) -> MutexGuard<'_, HashSet<K>> {
-    busy.lock().unwrap_or_else(PoisonError::into_inner)
+/// At most one piece of work a key, and one result for all who ask while it is done.
+#[derive(Debug)]
+pub(crate) struct Shared<K, T> {
+    under_way: Arc<Mutex<HashMap<K, Arc<Work<T>>>>>,
+}
+
+#[derive(Debug)]
+struct Work<T> {
+    begun: Instant,
+    outcome: Mutex<Outcome<T>>,
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+enum Outcome<T> {
+    Awaited,
+    /// `None`: it panicked.
+    Ended(Option<T>),
+}
+
+impl<K, T> Default for Shared<K, T> {
+    fn default() -> Self {
+        Self { under_way: Arc::default() }
+    }
+}
+
+impl<K, T> Shared<K, T>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    T: Clone + Send + 'static,
+{
+    /// [`within`], for the first who asks; whoever asks before it has ended gets its
+    /// result, or the same error when its limit is over.
+    pub(crate) fn within(
+        &self,
+        key: &K,
+        what: impl Into<String>,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let what = what.into();
+        let (shared, is_first) = self.join(key);
+        if is_first {
+            let ending = Ending { under_way: self.under_way.clone(), key: key.clone(), work: shared.clone() };
+            let started = std::thread::Builder::new()
+                .name("bounded".to_owned())
+                .spawn(move || ending.end(work()))
+                .map_err(|e| linux::Error::new("start thread for", &what, e));
+            started.step("start thread")?;
+        }
+        let left = limit.saturating_sub(shared.begun.elapsed());
+        let awaited = |outcome: &mut Outcome<T>| matches!(outcome, Outcome::Awaited);
+        let (outcome, _) = shared
+            .ended
+            .wait_timeout_while(lock(&shared.outcome), left, awaited)
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*outcome {
+            Outcome::Awaited => Err(Error::Deadline { what, limit }),
+            Outcome::Ended(Some(result)) => Ok(result.clone()),
+            Outcome::Ended(None) => Err(Error::Panicked { operation: "shared look" }),
+        }
+    }
+
+    /// The work for `key`, and whether it is still to be begun.
+    fn join(&self, key: &K) -> (Arc<Work<T>>, bool) {
+        let mut under_way = lock(&self.under_way);
+        if let Some(work) = under_way.get(key) {
+            return (work.clone(), false);
+        }
+        let (begun, outcome) = (Instant::now(), Mutex::new(Outcome::Awaited));
+        let work = Arc::new(Work { begun, outcome, ended: Condvar::new() });
+        under_way.insert(key.clone(), work.clone());
+        (work, true)
+    }
+}
+
+/// Ends the work however its thread does, or does not begin.
+struct Ending<K: Eq + Hash, T> {
+    under_way: Arc<Mutex<HashMap<K, Arc<Work<T>>>>>,
+    key: K,
+    work: Arc<Work<T>>,
+}
+
+impl<K: Eq + Hash, T> Ending<K, T> {
+    fn end(self, result: T) {
+        *lock(&self.work.outcome) = Outcome::Ended(Some(result));
+    }
+}
+
+impl<K: Eq + Hash, T> Drop for Ending<K, T> {
+    fn drop(&mut self) {
+        lock(&self.under_way).remove(&self.key);
+        let mut outcome = lock(&self.work.outcome);
+        if matches!(*outcome, Outcome::Awaited) {
+            *outcome = Outcome::Ended(None);
+        }
+        self.work.ended.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -85,6 +185,53 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn all_who_ask_meanwhile_share_one_result() {
+        let shared = Arc::new(Shared::<u8, usize>::default());
+        let (release, wait) = mpsc::channel::<()>();
+        let begun = Arc::new(Mutex::new(0));
+        let wait = Arc::new(Mutex::new(wait));
+        let ask = || {
+            let (shared, begun, wait) = (shared.clone(), begun.clone(), wait.clone());
+            std::thread::spawn(move || {
+                shared.within(&1, "look", PATIENCE, move || {
+                    *lock(&begun) += 1;
+                    lock(&wait).recv().unwrap();
+                    7
+                })
+            })
+        };
+        let asking: Vec<_> = (0..4).map(|_| ask()).collect();
+        ::tests::eventually("all have joined", PATIENCE, || {
+            // The map's, the thread's, and one for each who waits.
+            let count = lock(&shared.under_way).get(&1).map(Arc::strong_count);
+            anyhow::ensure!(count == Some(6), "{count:?}");
+            Ok(())
+        })
+        .unwrap();
+        release.send(()).unwrap();
+        for asked in asking {
+            assert_eq!(asked.join().unwrap().unwrap(), 7);
+        }
+        assert_eq!(*lock(&begun), 1);
+        assert_eq!(shared.within(&1, "look", PATIENCE, || 8).unwrap(), 8, "the next begins anew");
+    }
+
+    #[test]
+    fn who_joins_what_is_stuck_waits_no_longer_than_the_first() {
+        let shared = Shared::<u8, ()>::default();
+        let (release, wait) = mpsc::channel::<()>();
+        let stuck = shared.within(&1, "look", SHORT, move || wait.recv().unwrap()).unwrap_err();
+        assert!(matches!(stuck, Error::Deadline { .. }), "{stuck}");
+        let joined = shared.within(&1, "look", SHORT, || ()).unwrap_err();
+        assert!(matches!(joined, Error::Deadline { .. }), "{joined}");
+        let panicked = shared.within(&2, "look", PATIENCE, || panic!("on purpose")).unwrap_err();
+        assert!(matches!(panicked, Error::Panicked { .. }), "{panicked}");
+        release.send(()).unwrap();
+        ::tests::eventually("it begins anew", PATIENCE, || Ok(shared.within(&1, "look", PATIENCE, || ())?))
+            .unwrap();
+    }
 
     #[test]
     fn what_does_not_return_is_left_behind_and_keeps_its_key_until_it_does() {

@@ -196,7 +196,7 @@ impl Config {
 
     /// Never longer than a volume's sockets, which `--run-dir` is checked for.
     pub fn metrics_socket(&self) -> PathBuf {
-        self.run_dir.join("prom.sock")
+        metrics_socket(&self.run_dir)
     }
 
     pub fn registration_socket(&self) -> PathBuf {
@@ -207,6 +207,11 @@ impl Config {
     pub fn topology_key(&self) -> String {
         format!("topology.{}/node", self.driver_name)
     }
+}
+
+/// Below a driver's run directory.
+pub(crate) fn metrics_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("prom.sock")
 }
 
 /// csi-sanity's rule: letters, digits, `-._`, a letter at both ends, at most 63 bytes.

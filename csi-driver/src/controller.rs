@@ -131,7 +131,7 @@ impl Controller for ControllerService {
         let volume_id =
             required_id("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
         let id = volume_id.clone();
-        let volume = run(&self.0, name, Lock::Statistics(&volume_id), move |driver| {
+        let volume = run(&self.0, name, Lock::Nothing(&volume_id), move |driver| {
             driver.get_volume(&find_volume(driver, &id)?)
         });
         volume.await.map(Response::new)

@@ -1,12 +1,12 @@
 //! What all services share, and how every operation runs.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
+use nix::sys::statvfs::Statvfs;
 use tonic::Status;
 use tracing::Instrument;
 
-use crate::bounded::OneEach;
+use crate::bounded::{OneEach, Shared};
 use crate::capacity::Room;
 use crate::config::{Config, LauncherKind};
 use crate::error::{Error, Result, chain};
@@ -37,7 +37,7 @@ pub(crate) struct Driver {
     pub(crate) parking: Parking,
     pub(crate) waits: Waits,
     /// Looks at volumes' use, which a daemon that is stuck does not answer.
-    pub(crate) measures: OneEach<VolumeId>,
+    pub(crate) measures: Shared<VolumeId, nix::Result<Statvfs>>,
     pub(crate) calls: Arc<Calls>,
     pub(crate) counts: Arc<Counts>,
     /// Copies that go on when their calls are over.
@@ -65,7 +65,7 @@ impl Driver {
             watch: DaemonWatch::new(counts.clone()),
             parking: Parking::default(),
             waits: Waits::default(),
-            measures: OneEach::default(),
+            measures: Shared::default(),
             calls: Arc::default(),
             jobs: Jobs::new(counts.copied_bytes()),
             counts,
@@ -78,7 +78,7 @@ impl Driver {
     /// Held until dropped; ABORTED while another operation holds it. For an
     /// operation that needs a second object besides its own.
     pub(crate) fn hold(&self, lock: Lock<'_>) -> Result<VolumeGuard> {
-        let key = lock.key();
+        let key = lock.what();
         self.locks.try_lock(&key).ok_or_else(|| match self.jobs.copying(lock.id()) {
             Some(job) => job.under_way(key),
             None => Error::Pending { what: key },
@@ -126,28 +126,21 @@ pub(crate) enum Lock<'a> {
     Volume(&'a str),
     /// Everything that changes this snapshot.
     Snapshot(&'a str),
-    /// Other looks at this volume's use: one that is stuck is not followed by more.
-    Statistics(&'a str),
+    /// Nothing: this volume is only looked at.
+    Nothing(&'a str),
 }
 
 impl Lock<'_> {
     fn id(&self) -> &str {
         match self {
-            Self::Volume(id) | Self::Snapshot(id) | Self::Statistics(id) => id,
+            Self::Volume(id) | Self::Snapshot(id) | Self::Nothing(id) => id,
         }
     }
 
-    fn key(&self) -> String {
+    fn what(&self) -> String {
         match self {
-            Self::Volume(id) => format!("volume {id}"),
+            Self::Volume(id) | Self::Nothing(id) => format!("volume {id}"),
             Self::Snapshot(id) => format!("snapshot {id}"),
-            Self::Statistics(id) => format!("statistics {id}"),
-        }
-    }
-
-    fn limit(&self) -> Duration {
-        match self {
-            Self::Volume(_) | Self::Snapshot(_) | Self::Statistics(_) => limits::OPERATION,
         }
     }
 }
@@ -165,8 +158,11 @@ async fn locked<T: Send + 'static>(
     lock: Lock<'_>,
     operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let guard = driver.hold(lock)?;
-    let (driver, span, limit) = (driver.clone(), tracing::Span::current(), lock.limit());
+    let guard = match lock {
+        Lock::Nothing(_) => None,
+        Lock::Volume(_) | Lock::Snapshot(_) => Some(driver.hold(lock)?),
+    };
+    let (driver, span, limit) = (driver.clone(), tracing::Span::current(), limits::OPERATION);
     let work = tokio::task::spawn_blocking(move || {
         let _guard = guard;
         span.in_scope(|| operation(&driver))

@@ -1,7 +1,7 @@
 //! Copies that outlive the calls that asked for them. A call waits for its copy as
 //! long as it may; the next one with the same key finds it where it is.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -68,6 +68,11 @@ impl Jobs {
 
     pub(crate) fn find(&self, key: &str) -> Option<Arc<Job>> {
         self.locked().get(key).cloned()
+    }
+
+    /// What is being made, with the bytes that are done and those in all.
+    pub(crate) fn list(&self) -> BTreeMap<String, (u64, u64)> {
+        self.locked().iter().map(|(key, job)| (key.clone(), job.bytes())).collect()
     }
 
     /// A copy that is being made of `source`.

@@ -23,6 +23,8 @@ use crate::limits;
 use crate::mounts;
 use crate::server::{self, SocketError};
 
+/// `hawser-csi snapshots` reads it too.
+pub(crate) const COPY_BYTES: &str = "hawser_csi_copy_bytes";
 const MAX_REQUEST_BYTES: usize = 4096;
 
 /// Writes one metric after the other, each with its HELP and TYPE lines.
@@ -62,6 +64,11 @@ impl Driver {
         page.metric(name, "gauge", "Snapshots of this driver by state.");
         for (state, count) in self.snapshots_by_state() {
             page.sample(name, &format!("state=\"{state}\""), count);
+        }
+        page.metric(COPY_BYTES, "gauge", "Bytes of each copy that is under way: done, and in all.");
+        for (id, (done_bytes, total_bytes)) in self.jobs.list() {
+            page.sample(COPY_BYTES, &format!("id=\"{id}\",kind=\"done\""), done_bytes);
+            page.sample(COPY_BYTES, &format!("id=\"{id}\",kind=\"total\""), total_bytes);
         }
         self.show_pool(&mut page);
         let name = "hawser_csi_aborted_connections_total";

@@ -145,7 +145,7 @@ impl Node for NodeService {
         let volume_id = required_id("volume_id", volume_id).map_err(|e| refused(name, &e))?;
         let volume_path = required("volume_path", volume_path).map_err(|e| refused(name, &e))?;
         let id = volume_id.clone();
-        let stats = run(&self.0, name, Lock::Statistics(&volume_id), move |driver| {
+        let stats = run(&self.0, name, Lock::Nothing(&volume_id), move |driver| {
             driver.statistics(&find_volume(driver, &id)?, &volume_path)
         })
         .await?;

@@ -6,6 +6,10 @@
 //! into place; let go; on disk; ready. Until it is ready a cut by reflink was
 //! never answered, and is begun anew. A blocking copy is answered while it goes
 //! on, so one that breaks off stays, as failed, until it is deleted.
+//!
+//! A copy keeps no lock of its source: pods come and go meanwhile. What would let
+//! somebody write, or take the tree away, looks for the copy itself
+//! ([`Driver::check_not_copied`]): a first stage, Unstage, DeleteVolume, another copy.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -19,7 +23,6 @@ use crate::journal::{SnapshotMode, SnapshotPhase, SnapshotRecord, Source, Timest
 use crate::limits;
 use crate::pool::{CopyMode, Count, Progress};
 use crate::volume::{SnapshotId, VolumeId, VolumeName};
-use crate::volume_lock::VolumeGuard;
 
 /// What the driver that is gone leaves to be read of a copy it was making.
 const ENDED: &str = "the driver ended during the copy";
@@ -54,9 +57,10 @@ impl Driver {
             }
         }
         let source = self.known_volume(&wish.source)?;
-        let guard = self.hold(Lock::Volume(source.as_str()))?;
+        let _until_cut_or_begun = self.hold(Lock::Volume(source.as_str()))?;
         let mut volume = self.journal.get(&source)?;
         check_usable(&source, &volume)?;
+        self.check_not_copied(&source)?;
         let mode = self.snapshot_mode(wish.mode.or(volume.parameters.snapshot_mode))?;
         let control = self.serving(&source, &mut volume)?;
         let record = SnapshotRecord {
@@ -73,7 +77,7 @@ impl Driver {
         self.journal.admit_snapshot(id, &record, self.room()?)?;
         let made = match mode {
             SnapshotMode::Reflink => self.cut(id, record, &volume, control),
-            SnapshotMode::BlockingCopy => self.begin_copy(id, record, &volume, control, guard),
+            SnapshotMode::BlockingCopy => self.begin_copy(id, record, &volume, control),
         };
         made.map_err(|cause| match self.finish_snapshot_deletion(id) {
             Ok(()) => cause,
@@ -111,7 +115,6 @@ impl Driver {
         mut record: SnapshotRecord,
         volume: &VolumeRecord,
         control: Option<Control>,
-        guard: VolumeGuard,
     ) -> Result<SnapshotRecord> {
         let pause = self.hold_back(&record.source, volume, control)?;
         record.created = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
@@ -120,7 +123,6 @@ impl Driver {
         self.journal.snapshots().put(id, &record)?;
         let (driver, id, answered) = (self.clone(), id.clone(), record.clone());
         self.jobs.start(id.clone().as_str(), record.source.clone().as_str(), move |progress| {
-            let _source_is_locked = guard;
             let copied = driver.copy(&id, &mut record, pause, progress);
             if let Err(error) = &copied {
                 record.phase = SnapshotPhase::Failed { reason: chain(error) };
@@ -225,16 +227,16 @@ impl Driver {
         source: &VolumeId,
         wish: Option<SnapshotMode>,
     ) -> Result<Arc<Job>> {
-        let guard = self.hold(Lock::Volume(source.as_str()))?;
+        let _until_begun = self.hold(Lock::Volume(source.as_str()))?;
         let mut volume = self.journal.get(source)?;
         check_usable(source, &volume)?;
+        self.check_not_copied(source)?;
         self.snapshot_mode(wish)?;
         let control = self.serving(source, &mut volume)?;
         let used_bytes = self.used_now(source, control.as_ref())?.bytes;
         let pause = self.hold_back(source, &volume, control)?;
         let (driver, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), move |progress| {
-            let _source_is_locked = guard;
             set_total(progress, used_bytes);
             let from = Source::Volume(source.clone());
             let (_, paused) = driver.renewing(&source, pause, progress, |progress| {

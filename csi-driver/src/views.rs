@@ -2,7 +2,10 @@
 //! say, beside the driver and without it.
 //!
 //! Only looked at are the journal's files, each of which is whole at any time,
-//! and mountinfo; no mount, no pool and no daemon is asked.
+//! and mountinfo; no mount, no pool and no daemon is asked. How far a copy is that
+//! the journal names, the driver is asked that makes it.
+
+mod copies;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,6 +20,7 @@ use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::mounts;
 use crate::process::ProcessId;
 use crate::volume::{SnapshotId, VolumeId};
+use copies::{Copied, Copies};
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
@@ -66,6 +70,9 @@ pub struct Look {
     /// Directory of the driver's journal.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
     pub state_dir: PathBuf,
+    /// Directory of the driver's metrics socket, where it tells how far a copy is.
+    #[arg(long, value_name = "DIR", default_value = "/run/hawser")]
+    pub run_dir: PathBuf,
     /// A table for people, or JSON.
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     pub output: Format,
@@ -83,8 +90,8 @@ impl View {
         let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
         let journal = Journal::look(&look.state_dir)?;
         match self {
-            Self::Volumes(_) => look.output.print(&volumes(&journal)),
-            Self::Snapshots(_) => look.output.print(&snapshots(&journal)),
+            Self::Volumes(_) => look.output.print(&volumes(&journal, &look.run_dir)),
+            Self::Snapshots(_) => look.output.print(&snapshots(&journal, &look.run_dir)),
             Self::Mounts(_) => look.output.print(&mounted(&journal)?),
         }
     }
@@ -119,6 +126,8 @@ struct VolumeRow {
     daemon_pid: Option<i32>,
     /// When a parked daemon is to end, in seconds since 1970.
     parked_until: Option<i64>,
+    #[serde(flatten)]
+    progress: Progress,
     /// Why the entry cannot be read.
     error: Option<String>,
 }
@@ -130,7 +139,7 @@ impl Row for VolumeRow {
         vec![
             self.id.clone(),
             self.name.clone().unwrap_or_default(),
-            self.state.to_owned(),
+            self.state.to_owned() + &self.progress.percent(),
             self.capacity_bytes.map(quantity).unwrap_or_default(),
             self.targets.len().to_string(),
             self.daemon_pid.map(|pid| pid.to_string()).unwrap_or_default(),
@@ -138,11 +147,43 @@ impl Row for VolumeRow {
     }
 }
 
-fn volumes(journal: &Journal) -> Vec<VolumeRow> {
-    journal.entries().into_iter().map(|(id, record)| volume_row(&id, record)).collect()
+/// How far the copy is that makes a volume or snapshot; null where none is under way.
+#[derive(Debug, Default, Serialize)]
+struct Progress {
+    copied_bytes: Option<u64>,
+    copy_bytes: Option<u64>,
 }
 
-fn volume_row(id: &VolumeId, record: Result<VolumeRecord>) -> VolumeRow {
+impl Progress {
+    fn of(id: &str, copies: &Copies) -> Self {
+        let Copied { done_bytes, total_bytes } = match copies.get(id) {
+            Some(copied) => *copied,
+            None => return Self::default(),
+        };
+        Self { copied_bytes: Some(done_bytes), copy_bytes: Some(total_bytes) }
+    }
+
+    /// ` 33%`, after a state.
+    fn percent(&self) -> String {
+        match (self.copied_bytes, self.copy_bytes) {
+            // What is copied may grow beyond what was counted before.
+            (Some(done), Some(total)) if total > 0 => format!(" {}%", (done.min(total) * 100) / total),
+            _ => String::new(),
+        }
+    }
+}
+
+fn volumes(journal: &Journal, run_dir: &Path) -> Vec<VolumeRow> {
+    let entries = journal.entries();
+    let is_filling = |record: &Result<VolumeRecord>| record.as_ref().is_ok_and(|record| !record.filled);
+    let copies = match entries.iter().any(|(_, record)| is_filling(record)) {
+        true => copies::under_way(run_dir),
+        false => Copies::new(),
+    };
+    entries.into_iter().map(|(id, record)| volume_row(&id, record, &copies)).collect()
+}
+
+fn volume_row(id: &VolumeId, record: Result<VolumeRecord>, copies: &Copies) -> VolumeRow {
     let unreadable = |error: &Error| VolumeRow {
         id: id.to_string(),
         name: None,
@@ -153,6 +194,7 @@ fn volume_row(id: &VolumeId, record: Result<VolumeRecord>) -> VolumeRow {
         targets: Vec::new(),
         daemon_pid: None,
         parked_until: None,
+        progress: Progress::default(),
         error: Some(chain(error)),
     };
     match record {
@@ -165,6 +207,7 @@ fn volume_row(id: &VolumeId, record: Result<VolumeRecord>) -> VolumeRow {
             daemon_pid: daemon_of(&record).map(|daemon| daemon.pid),
             source: record.source.map(|source| source.to_string()),
             parked_until: record.parked.as_ref().map(|parked| parked.until.seconds),
+            progress: Progress::of(id.as_str(), copies),
             staging_path: record.stage.map(|stage| stage.staging_path),
             targets: record.targets.into_keys().collect(),
             error: None,
@@ -204,6 +247,8 @@ struct SnapshotRow {
     /// Seconds since 1970.
     created: Option<i64>,
     pause_us: Option<u64>,
+    #[serde(flatten)]
+    progress: Progress,
     /// Why it failed, or why the entry cannot be read.
     error: Option<String>,
 }
@@ -215,7 +260,7 @@ impl Row for SnapshotRow {
         vec![
             self.id.clone(),
             self.name.clone().unwrap_or_default(),
-            self.state.to_owned(),
+            self.state.to_owned() + &self.progress.percent(),
             self.used_bytes.map(quantity).unwrap_or_default(),
             self.pause_us.map(|us| format!("{}.{:03} ms", us / 1000, us % 1000)).unwrap_or_default(),
             self.created.map(age).unwrap_or_default(),
@@ -224,11 +269,19 @@ impl Row for SnapshotRow {
     }
 }
 
-fn snapshots(journal: &Journal) -> Vec<SnapshotRow> {
-    journal.snapshots().entries().into_iter().map(|(id, record)| snapshot_row(&id, record)).collect()
+fn snapshots(journal: &Journal, run_dir: &Path) -> Vec<SnapshotRow> {
+    let entries = journal.snapshots().entries();
+    let is_copying = |record: &Result<SnapshotRecord>| {
+        record.as_ref().is_ok_and(|record| record.phase == SnapshotPhase::Copying)
+    };
+    let copies = match entries.iter().any(|(_, record)| is_copying(record)) {
+        true => copies::under_way(run_dir),
+        false => Copies::new(),
+    };
+    entries.into_iter().map(|(id, record)| snapshot_row(&id, record, &copies)).collect()
 }
 
-fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>) -> SnapshotRow {
+fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies) -> SnapshotRow {
     let (record, unreadable) = match record {
         Ok(record) => (Some(record), None),
         Err(error) => (None, Some(chain(&error))),
@@ -250,6 +303,7 @@ fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>) -> SnapshotRow 
         used_bytes: record.as_ref().map(|record| record.used_bytes),
         created: record.as_ref().map(|record| record.created.seconds),
         pause_us: record.as_ref().map(|record| record.pause_us),
+        progress: Progress::of(id.as_str(), copies),
         error: failure.or(unreadable),
     }
 }

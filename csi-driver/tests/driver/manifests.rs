@@ -127,7 +127,8 @@ fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
     scene.kill_driver();
     drop(staging.join().unwrap());
     let stray = scene.sandbox.path("m").join(format!("hawser-volume-{}.yaml", "0".repeat(32)));
-    fs::write(&stray, "kind: Pod\n").unwrap();
+    let dial_dir = scene.sandbox.path("run").join("0".repeat(32));
+    fs::write(&stray, format!("kind: Pod\n      path: \"{}\"\n", dial_dir.display())).unwrap();
     let users = scene.sandbox.path("m/users-pod.yaml");
     fs::write(&users, "kind: Pod\n").unwrap();
     scene.start_driver();

@@ -12,6 +12,7 @@ use crate::scene::{Flags, PATIENCE, Scene};
 fn shown(scene: &Scene, view: &str, output: &str) -> String {
     let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
     command.args([view, "-o", output, "--state-dir"]).arg(scene.sandbox.path("state"));
+    command.arg("--run-dir").arg(scene.sandbox.path("run"));
     let done = command.output().unwrap();
     assert!(done.status.success(), "{done:?}");
     String::from_utf8(done.stdout).unwrap()

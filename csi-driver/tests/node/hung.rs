@@ -79,6 +79,48 @@ fn statistics_of_a_stopped_daemon_are_abnormal_within_seconds() {
     scene.assert_nothing_left();
 }
 
+/// kubelet, a monitor and an operator may ask at once: none is told to come again.
+#[test]
+fn statistics_asked_for_at_once_are_all_answered() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let paths = [caller.target_path("one"), caller.staging_path(&id)];
+    let asked = |abnormal: bool| {
+        std::thread::scope(|scope| {
+            for n in 0..8 {
+                let (caller, id, path) = (&caller, &id, &paths[n % 2]);
+                scope.spawn(move || {
+                    let stats = caller.stats(id, path).unwrap();
+                    let condition = stats.volume_condition.unwrap();
+                    assert_eq!(
+                        (condition.abnormal, stats.usage.is_empty()),
+                        (abnormal, abnormal),
+                        "{condition:?}"
+                    );
+                });
+            }
+        });
+    };
+    for _ in 0..20 {
+        asked(false);
+    }
+    scene.stop_daemon();
+    within(Duration::from_secs(12), || asked(true));
+    scene.signal_daemon(Signal::SIGCONT);
+    eventually("it answers again", PATIENCE, || {
+        let stats = caller.stats(&id, &paths[0])?;
+        anyhow::ensure!(!stats.volume_condition.unwrap().abnormal);
+        Ok(())
+    })
+    .unwrap();
+    asked(false);
+    caller.take_down(&id, &["one"]).unwrap();
+    scene.assert_nothing_left();
+}
+
 /// What is measured at a target whose mount is gone would be the node's own disk.
 #[test]
 fn statistics_of_an_unmounted_target_are_not_those_of_the_disk_beneath() {

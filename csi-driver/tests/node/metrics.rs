@@ -55,6 +55,9 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
             "hawser_csi_volumes{state=\"staged\"} 1",
             "hawser_csi_volumes{state=\"published\"} 1",
             "hawser_csi_volumes{state=\"dead\"} 0",
+            "hawser_csi_volumes{state=\"parked\"} 0",
+            "hawser_csi_daemon_deaths_total 0",
+            "hawser_csi_copied_bytes_total 0",
             "hawser_csi_pool_bytes{kind=\"capacity\"} 10737418240",
             "hawser_csi_pool_bytes{kind=\"committed\"} 3221225472",
             "hawser_csi_aborted_connections_total 0",
@@ -62,6 +65,11 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
     );
     caller.unstage(&ids[1]).unwrap();
     scene.kill_daemon();
+    tests::eventually("the death is counted", crate::scene::PATIENCE, || {
+        anyhow::ensure!(scene.metrics().contains("\nhawser_csi_daemon_deaths_total 1\n"));
+        Ok(())
+    })
+    .unwrap();
     assert_shows(&scene.metrics(), &["hawser_csi_volumes{state=\"dead\"} 1"]);
 
     // A driver that was killed leaves its socket, and the next takes its place.
@@ -102,6 +110,43 @@ fn every_metric_is_documented_and_every_documented_metric_exists() {
         })
         .collect();
     assert_eq!(shown, documented);
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn copies_and_the_pauses_for_them_are_counted() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("a").unwrap();
+    caller.stage(&id).unwrap();
+    std::fs::write(caller.staging_path(&id).join("file"), vec![7; 300_000]).unwrap();
+    let request = proto::csi::CreateSnapshotRequest {
+        name: "s".into(),
+        source_volume_id: id.clone(),
+        parameters: [("snapshotMode".to_owned(), "blocking-copy".to_owned())].into(),
+        ..Default::default()
+    };
+    let made = caller.controller(async |mut c| c.create_snapshot(request).await).unwrap().into_inner();
+    tests::eventually("it is counted", crate::scene::PATIENCE, || {
+        let page = scene.metrics();
+        for line in [
+            "hawser_csi_copied_bytes_total 300000",
+            "hawser_csi_pauses_total 1",
+            "hawser_csi_snapshots{state=\"ready\"} 1",
+        ] {
+            anyhow::ensure!(page.lines().any(|l| l == line), "{line} of {page}");
+        }
+        let paused = page.lines().find_map(|l| l.strip_prefix("hawser_csi_pause_seconds_total "));
+        anyhow::ensure!(paused.is_some_and(|seconds| seconds.parse::<f64>().unwrap() > 0.0), "{paused:?}");
+        anyhow::ensure!(!page.contains("hawser_csi_copy_bytes{"), "none is under way: {page}");
+        Ok(())
+    })
+    .unwrap();
+    let snapshot_id = made.snapshot.unwrap().snapshot_id;
+    let request = proto::csi::DeleteSnapshotRequest { snapshot_id, ..Default::default() };
+    caller.controller(async |mut c| c.delete_snapshot(request).await).unwrap();
+    crate::scene::retried(&scene, "unstage", || caller.unstage(&id));
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }

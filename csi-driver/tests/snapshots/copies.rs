@@ -8,10 +8,10 @@ use tests::loop_device::FileSystem;
 use tonic::Code;
 
 use crate::kit::{
-    BLOCKING_COPY, assert_refused, data, delete_snapshot, from_snapshot, from_volume, get_snapshot,
+    BLOCKING_COPY, assert_refused, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, ids,
     list_snapshots, scene_on, snapshot, snapshot_with, wait_until_ready, with,
 };
-use crate::scene::{Scene, create_request, retried};
+use crate::scene::{Flags, Scene, create_request, retried};
 
 /// So much that its copy is seen under way.
 const LARGE: usize = 300 << 20;
@@ -66,6 +66,19 @@ fn the_storage_class_of_the_volume_may_allow_the_copy() {
     scene.assert_nothing_left();
 }
 
+/// The view asks the driver that makes the copy.
+fn assert_progress_is_seen(scene: &Scene, snapshot: &str) {
+    let mut command = scene.sandbox.command(std::path::Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    command.args(["snapshots", "-o", "json", "--state-dir"]).arg(scene.sandbox.path("state"));
+    let done = command.arg("--run-dir").arg(scene.sandbox.path("run")).output().unwrap();
+    let rows: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    let row = &rows[0];
+    assert_eq!((&row["id"], &row["state"]), (&snapshot.into(), &"copying".into()), "{rows}");
+    let copied = row["copied_bytes"].as_u64().expect("how far it is");
+    let in_all = row["copy_bytes"].as_u64().expect("of how much");
+    assert!(copied <= in_all && in_all >= LARGE as u64, "{row}");
+}
+
 #[test]
 fn a_copy_reports_progress_and_becomes_ready() {
     let scene = Scene::start(crate::scene::Flags::process());
@@ -76,6 +89,7 @@ fn a_copy_reports_progress_and_becomes_ready() {
     assert!(!made.ready_to_use && made.creation_time.is_some(), "{made:?}");
     let again = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
     assert_eq!(again.creation_time, made.creation_time, "repeated");
+    assert_progress_is_seen(&scene, &made.snapshot_id);
     // What would change the volume under the copy waits, and is told how far it is.
     let status = caller.stage(&volume).unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status:?}");
@@ -94,6 +108,65 @@ fn a_copy_reports_progress_and_becomes_ready() {
     retried(&scene, "unstage", || caller.unstage(&volume));
     retried(&scene, "delete", || caller.delete(&volume));
     delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// A pod that has ended must not wait for a copy of its volume that takes hours.
+#[test]
+fn pods_come_and_go_while_their_volume_is_copied() {
+    let Flags(mut flags) = Flags::process();
+    flags.extend(["--overcommit", "4"].map(str::to_owned));
+    let scene = Scene::start(Flags(flags));
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    write_large(&scene, &volume);
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, "one").unwrap();
+    // The copy may be over before all was asked: then another one.
+    let met = (0..20).any(|n| {
+        let name = format!("s-{n}");
+        let made = retried(&scene, "snapshot", || snapshot_with(&caller, &name, &volume, &[BLOCKING_COPY]));
+        caller.publish(&volume, "two").unwrap();
+        caller.unpublish(&volume, "one").unwrap();
+        caller.publish(&volume, "one").unwrap();
+        caller.unpublish(&volume, "two").unwrap();
+        caller.stage(&volume).expect("it is staged");
+        let stats = caller.stats(&volume, &caller.target_path("one")).unwrap();
+        assert!(!stats.volume_condition.unwrap().abnormal);
+        caller.unpublish(&volume, "one").unwrap();
+        let refused = [
+            caller.unstage(&volume),
+            snapshot_with(&caller, "other", &volume, &[BLOCKING_COPY]).map(drop),
+            caller.create(with(from_volume("pvc-2", &volume), &[BLOCKING_COPY])).map(drop),
+        ];
+        let met = !get_snapshot(&caller, &made.snapshot_id).unwrap().ready_to_use;
+        if met {
+            for refused in refused {
+                assert_refused(refused, Code::Aborted, &format!("volume {volume} is being copied"));
+            }
+        }
+        wait_until_ready(&caller, &made.snapshot_id);
+        let copy = data(&scene, &made.snapshot_id).join("large");
+        assert_eq!(fs::metadata(copy).unwrap().len(), LARGE as u64);
+        delete_snapshot(&caller, &made.snapshot_id).unwrap();
+        if !met {
+            // What came too late to be refused.
+            let other = list_snapshots(&caller, ListSnapshotsRequest::default()).unwrap();
+            for id in ids(&other) {
+                retried(&scene, "delete", || delete_snapshot(&caller, &id));
+            }
+            let clone = retried(&scene, "clone", || {
+                caller.create(with(from_volume("pvc-2", &volume), &[BLOCKING_COPY]))
+            });
+            caller.delete(&clone.volume_id).unwrap();
+            retried(&scene, "stage", || caller.stage(&volume));
+            caller.publish(&volume, "one").unwrap();
+        }
+        met
+    });
+    assert!(met, "no copy was under way long enough");
+    retried(&scene, "unstage", || caller.unstage(&volume));
+    retried(&scene, "delete", || caller.delete(&volume));
     scene.assert_nothing_left();
 }
 
