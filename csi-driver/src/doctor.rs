@@ -91,6 +91,8 @@ struct World {
     dial_dirs: Vec<VolumeId>,
     /// kubelet's directories of staged volumes, with the volume handle that each names.
     staging_dirs: Vec<(PathBuf, std::result::Result<String, String>)>,
+    /// What the pool has data of.
+    stored: (BTreeSet<VolumeId>, BTreeSet<SnapshotId>),
     /// In `incoming` and `trash`.
     leftovers: Vec<PathBuf>,
     /// Why it cannot be used.
@@ -123,6 +125,7 @@ impl World {
             launches: driver::launcher(config).list().step("list launches")?,
             dial_dirs: dial::list(&config.run_dir).step("list dial directories")?,
             staging_dirs: staging_dirs(config),
+            stored: pool::stored(&config.pool),
             leftovers: pool::leftovers(&config.pool),
             pool_away: pool::why_away(&config.pool, &config.state_dir),
             is_driver_running,
@@ -209,6 +212,9 @@ fn findings(world: &World) -> BTreeSet<Finding> {
     }
     all.extend(world.mounts.iter().filter_map(|mount| of_mount(world, mount)));
     all.extend(of_daemons(world));
+    if world.pool_away.is_none() {
+        all.extend(of_data(world));
+    }
     all.extend(world.staging_dirs.iter().filter_map(|(dir, handle)| of_staging_dir(world, dir, handle)));
     if !world.is_driver_running {
         let left = |path: &PathBuf| Finding::new("left in the pool", path.display(), "by a killed call");
@@ -306,6 +312,27 @@ fn of_daemons(world: &World) -> Vec<Finding> {
     };
     let launches = world.launches.iter().filter(stray_launch).map(launch);
     launches.chain(world.dial_dirs.iter().filter(stray_dir).map(dir)).collect()
+}
+
+/// Data without an entry, and entries without their data.
+fn of_data(world: &World) -> Vec<Finding> {
+    let (volumes, snapshots) = &world.stored;
+    let nobodys = |id: &dyn std::fmt::Display| {
+        Finding::new("data of nobody", id, "in the pool; the journal has no entry of it")
+    };
+    let mut all: Vec<Finding> =
+        volumes.iter().filter(|id| !world.volumes.contains_key(id)).map(|id| nobodys(id)).collect();
+    all.extend(snapshots.iter().filter(|id| !world.snapshots.contains_key(id)).map(|id| nobodys(id)));
+    let is_whole = |record: &VolumeRecord| record.filled && !record.deleting;
+    let lost = world
+        .volumes
+        .iter()
+        .filter(|(id, record)| record.as_ref().is_ok_and(is_whole) && !volumes.contains(id));
+    all.extend(lost.map(|(id, _)| {
+        let advice = "call CreateVolume again if it is new; else put its data back";
+        Finding::new("volume has no data", id, advice)
+    }));
+    all
 }
 
 /// kubelet takes its own directories away, unless it was killed in between.

@@ -10,6 +10,7 @@ use crate::bounded::{OneEach, Shared};
 use crate::capacity::Room;
 use crate::config::{Config, LauncherKind};
 use crate::error::{Error, Result, chain};
+use crate::identity::Unready;
 use crate::jobs::Jobs;
 use crate::journal::Journal;
 use crate::keeper::{FdKeeper, LetGo};
@@ -38,6 +39,8 @@ pub(crate) struct Driver {
     pub(crate) waits: Waits,
     /// Looks at volumes' use, which a daemon that is stuck does not answer.
     pub(crate) measures: Shared<VolumeId, nix::Result<Statvfs>>,
+    /// Whether all that the next calls need is there.
+    pub(crate) probes: Shared<(), std::result::Result<(), Unready>>,
     pub(crate) calls: Arc<Calls>,
     pub(crate) counts: Arc<Counts>,
     /// Copies that go on when their calls are over.
@@ -66,6 +69,7 @@ impl Driver {
             parking: Parking::default(),
             waits: Waits::default(),
             measures: Shared::default(),
+            probes: Shared::default(),
             calls: Arc::default(),
             jobs: Jobs::new(counts.copied_bytes()),
             counts,

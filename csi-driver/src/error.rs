@@ -95,6 +95,12 @@ pub enum Error {
     // What happens at the same time.
     #[error("another operation on {what} is under way")]
     Pending { what: String },
+    #[error(
+        "{what}: data of that id lie at {} already, and no journal entry names them: move them away, or put \
+         the entry back",
+        path.display()
+    )]
+    DataOfNobody { what: String, path: PathBuf },
     #[error("volume {volume_id} is being deleted")]
     BeingDeleted { volume_id: VolumeId },
     #[error("starting_token: {value:?} is none that was given: list again from the start")]
@@ -151,12 +157,8 @@ pub enum Error {
     },
     #[error("journal {}: {reason}", path.display())]
     JournalUnreadable { path: PathBuf, reason: String },
-    #[error("not able to work: {what}")]
-    Unready {
-        what: &'static str,
-        #[source]
-        source: linux::Error,
-    },
+    #[error("not able to work: {what}: {reason}")]
+    Unready { what: &'static str, reason: String },
     #[error("{operation} ended unexpectedly")]
     Panicked { operation: &'static str },
     /// What was there before is still there, so the caller must come back.

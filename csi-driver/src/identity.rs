@@ -12,7 +12,7 @@ use proto::csi::{
 use tonic::{Request, Response, Status};
 
 use crate::driver::{Driver, refused};
-use crate::error::{Error, Result};
+use crate::error::{Error, chain};
 use crate::journal;
 use crate::pool::probe_dir;
 
@@ -54,23 +54,33 @@ impl Identity for IdentityService {
         _request: Request<ProbeRequest>,
     ) -> std::result::Result<Response<ProbeResponse>, Status> {
         let driver = self.0.clone();
-        let look = tokio::task::spawn_blocking(move || driver.probe());
-        let result = match tokio::time::timeout(PROBE_LIMIT, look).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_panic)) => Err(Error::Panicked { operation: "probe" }),
-            Err(_elapsed) => Err(Error::Deadline { what: "probe".to_owned(), limit: PROBE_LIMIT }),
+        // One look for all who ask: of a file system that hangs, one thread is kept.
+        let ask = move || {
+            driver.probes.within(&(), "probe", PROBE_LIMIT, {
+                let driver = driver.clone();
+                move || driver.probe()
+            })
         };
-        match result {
-            Ok(()) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
+        let asked = tokio::task::spawn_blocking(ask).await;
+        match asked.unwrap_or(Err(Error::Panicked { operation: "csi.Probe" })) {
+            Ok(Ok(())) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
+            Ok(Err(Unready { what, reason })) => Err(refused("csi.Probe", &Error::Unready { what, reason })),
             Err(error) => Err(refused("csi.Probe", &error)),
         }
     }
 }
 
+/// What cannot be used, and why: the same for all who asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Unready {
+    what: &'static str,
+    reason: String,
+}
+
 impl Driver {
     /// Whether the next CreateVolume and NodeStageVolume can do their work.
-    fn probe(&self) -> Result<()> {
-        let unready = |what| move |source| Error::Unready { what, source };
+    fn probe(&self) -> std::result::Result<(), Unready> {
+        let unready = |what| move |e: linux::Error| Unready { what, reason: chain(&e) };
         self.pool.probe().map_err(unready("pool"))?;
         for dir in journal::dirs(&self.config.state_dir) {
             probe_dir(&dir).map_err(unready("state directory"))?;

@@ -13,6 +13,7 @@ mod tree;
 mod usage;
 mod walk;
 
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, Permissions};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -122,6 +123,26 @@ impl Pool {
 
     fn is_complete(place: Place<'_>) -> bool {
         place.path().join(DATA).is_dir()
+    }
+
+    /// A volume that is new must not begin with data that its journal has forgotten.
+    pub(crate) fn check_no_volume(&self, id: &VolumeId) -> Result<()> {
+        self.check_vacant(format!("volume {id}"), self.volume(id))
+    }
+
+    /// [`Self::check_no_volume`] of a snapshot.
+    pub(crate) fn check_no_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.check_vacant(format!("snapshot {id}"), self.snapshot(id))
+    }
+
+    fn check_vacant(&self, what: String, place: Place<'_>) -> Result<()> {
+        self.check_present()?;
+        let path = place.path();
+        match std::fs::symlink_metadata(&path) {
+            Ok(_) => Err(Error::DataOfNobody { what, path }),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(linux::Error::at("look at", &path, e)).step("look at pool"),
+        }
     }
 
     /// Makes the volume's directory, empty; one that is there already is right.
@@ -242,7 +263,8 @@ impl Pool {
         removal::remove_tree(&trash)?;
         match std::fs::rename(&live, &trash) {
             Ok(()) => removal::remove_tree(&trash),
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            // And not the trash, which may have gone since the pool was looked at.
+            Err(e) if e.kind() == ErrorKind::NotFound && is_absent(&live) => Ok(()),
             Err(e) => Err(linux::Error::at("move to trash", &live, e)),
         }
     }
@@ -283,6 +305,16 @@ pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
     entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
+/// The volumes and the snapshots that a pool has data of; of one that cannot be listed, none.
+pub(crate) fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
+    let names = |part| {
+        let entries = std::fs::read_dir(dir.join(part)).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok())
+    };
+    let volumes = names("volumes").filter_map(|name| VolumeId::parse(&name));
+    (volumes.collect(), names("snapshots").filter_map(|name| SnapshotId::parse(&name)).collect())
+}
+
 /// Why the pool cannot be used; looked at without making or naming anything.
 pub(crate) fn why_away(dir: &Path, state_dir: &Path) -> Option<String> {
     presence::why_away(dir, state_dir)
@@ -303,17 +335,17 @@ fn sweep(dir: &Path) -> linux::Result<()> {
     Ok(())
 }
 
+fn is_absent(path: &Path) -> bool {
+    matches!(std::fs::symlink_metadata(path), Err(e) if e.kind() == ErrorKind::NotFound)
+}
+
 /// A directory of the pool's own, which may be reached through links.
 fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
     walk::open_dir(CWD, dir, ResolveFlags::empty()).map_err(|e| linux::Error::at("open", dir, e))
 }
 
-/// Makes the pool's directories where they are missing, and sees what it can do.
-fn prepare(dir: &Path) -> Result<Traits> {
-    let parts = PARTS.map(|name| dir.join(name));
-    for part in parts.iter().filter(|part| !part.is_dir()) {
-        private_dir(part).step("create pool")?;
-    }
+/// What the file system of the pool can do.
+fn traits_of(dir: &Path) -> Result<Traits> {
     let can_reflink = can_reflink(dir).step("try whether the pool can reflink")?;
     Ok(Traits { can_reflink, fs_type: fs_type(dir).step("look at pool")? })
 }
@@ -404,6 +436,19 @@ mod tests {
         pool.ensure(&id).unwrap();
         pool.remove(&id).unwrap();
         assert_eq!(std::fs::read_dir(&pool.trash).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_removal_without_a_trash_is_no_success() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = open(dir.path(), None).unwrap();
+        let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
+        pool.ensure(&id).unwrap();
+        std::fs::remove_dir(&pool.trash).unwrap();
+        let error = pool.clear(pool.volume(&id)).unwrap_err();
+        assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
+        pool.remove(&id).unwrap();
+        assert!(!id.under(&pool.volumes).exists());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::capacity::WantedCapacity;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::journal::{Source, VolumeRecord};
-use crate::node::stage::Health;
+use crate::node::stage::{Health, uncleared};
 use crate::parameters::Parameters;
 use crate::volume::{VolumeId, VolumeName};
 
@@ -21,10 +21,15 @@ pub(crate) struct VolumeWish {
 impl Driver {
     /// Creates the volume, or finds the one of that name if it is what is wanted.
     pub(crate) fn create(self: &Arc<Self>, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
-        let record = match self.journal.find(volume_id)? {
+        let found = match self.journal.find(volume_id)? {
+            // Nobody else is at it: of a creation or a deletion that failed half-way.
             Some(found) if found.deleting => {
-                return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
+                self.finish_deletion(volume_id).map_err(|e| uncleared(volume_id, e))?;
+                None
             }
+            found => found,
+        };
+        let record = match found {
             Some(found) => {
                 check_same(&found, &wish)?;
                 if found.filled {
@@ -52,6 +57,7 @@ impl Driver {
             None => wish.capacity.choose(),
             Some(source) => wish.capacity.choose_for(source, self.source_bytes(source)?)?,
         };
+        self.pool.check_no_volume(volume_id)?;
         let mut record = VolumeRecord::new(wish.name, capacity_bytes, wish.parameters);
         record.filled = wish.source.is_none();
         record.source = wish.source;

@@ -74,6 +74,7 @@ impl Driver {
             pause_us: 0,
             deleting: false,
         };
+        self.pool.check_no_snapshot(id)?;
         self.journal.admit_snapshot(id, &record, self.room()?)?;
         let made = match mode {
             SnapshotMode::Reflink => self.cut(id, record, &volume, control),

@@ -36,6 +36,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::GroupOtherwise { .. }
         | Error::NoReflink { .. }
         | Error::NoControl { .. }
+        | Error::DataOfNobody { .. }
         | Error::Unready { .. } => Code::FailedPrecondition,
         Error::LargerThanPool { .. } | Error::SourceLarger { .. } | Error::BeyondSize { .. } => {
             Code::OutOfRange

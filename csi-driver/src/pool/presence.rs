@@ -13,7 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Traits, prepare, private_dir_all};
+use rustix::fs::{AtFlags, Mode, mkdirat, statat};
+use rustix::io::Errno;
+
+use super::{PARTS, Traits, open_root, private_dir_all, traits_of};
 use crate::error::{Error, Result, Step, chain};
 
 const MARKER: &str = ".hawser-pool";
@@ -167,10 +170,34 @@ fn look(pool: &Path, remembered: &Path, traits: &mut Option<Traits>) -> Result<T
             write_id(remembered, &id)?;
         }
     }
+    make_parts(pool)?;
     match traits {
         Some(known) => Ok(known.clone()),
-        None => prepare(pool).map(|found| traits.insert(found).clone()),
+        None => traits_of(pool).map(|found| traits.insert(found).clone()),
     }
+}
+
+/// Makes the pool's directories where they are missing: of a new pool, of one from a
+/// backup, and where somebody cleaned up.
+fn make_parts(pool: &Path) -> Result<()> {
+    let dir = open_root(pool).step("look at pool")?;
+    let is_there = |name: &str| match statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(e) => Err(linux::Error::at("look at", &pool.join(name), e)).step("look at pool"),
+    };
+    // Of this very directory: what is beneath a mount that has just gone has none.
+    if !is_there(MARKER)? {
+        return Err(Error::PoolAway { path: pool.to_owned(), reason: format!("{MARKER} has just gone") });
+    }
+    for part in PARTS {
+        if !is_there(part)? {
+            mkdirat(&dir, part, Mode::RWXU)
+                .map_err(|e| linux::Error::at("create", &pool.join(part), e))
+                .step("create pool")?;
+        }
+    }
+    Ok(())
 }
 
 fn read_id(path: &Path) -> Result<Option<String>> {
@@ -253,5 +280,19 @@ mod tests {
         std::fs::remove_dir(&pool).unwrap();
         std::fs::rename(&aside, &pool).unwrap();
         check(&pool).unwrap();
+    }
+
+    #[test]
+    fn parts_that_somebody_took_away_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let [state, pool] = ["state", "pool"].map(|name| dir.path().join(name));
+        std::fs::create_dir(&state).unwrap();
+        let presence = Presence::watch(&pool, &state, Duration::from_secs(10)).unwrap();
+        presence.check().unwrap();
+        for part in PARTS {
+            std::fs::remove_dir(pool.join(part)).unwrap();
+        }
+        presence.check().unwrap();
+        assert!(PARTS.iter().all(|part| pool.join(part).is_dir()));
     }
 }

@@ -122,6 +122,7 @@ fn what_somebody_must_decide_is_told_and_stays() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let volume = caller.create_named("pvc-1").unwrap();
+    let empty = caller.create_named("pvc-2").unwrap();
     caller.stage(&volume).unwrap();
     caller.publish(&volume, "one").unwrap();
     scene.kill_driver();
@@ -131,17 +132,23 @@ fn what_somebody_must_decide_is_told_and_stays() {
     let staging = scene.sandbox.make_dir("k/plugins/kubernetes.io/csi/csi.hawser.dev/stale").unwrap();
     let gone = format!("vol-{}", NOBODYS.replace('0', "f"));
     fs::write(staging.join("vol_data.json"), format!(r#"{{"volumeHandle":"{gone}"}}"#)).unwrap();
+    let stored = |id: &str| scene.sandbox.path("pool/volumes").join(id);
+    fs::rename(stored(&empty), stored(&gone)).unwrap();
     let wanted = expected(&[
         ("daemon is dead", &volume),
+        ("data of nobody", &gone),
         ("journal entry is unreadable", &format!("vol-{NOBODYS}")),
         ("staging directory of nobody", staging.to_str().unwrap()),
+        ("volume has no data", &empty),
     ]);
     assert_eq!(found(&scene, &[]), (1, wanted.clone()));
     assert_eq!(found(&scene, &["--repair"]), (1, wanted));
     fs::remove_file(&torn).unwrap();
     fs::remove_dir_all(&staging).unwrap();
+    fs::rename(stored(&gone), stored(&empty)).unwrap();
 
     scene.start_driver();
+    caller.delete(&empty).unwrap();
     caller.unpublish(&volume, "one").unwrap();
     caller.unstage(&volume).unwrap();
     caller.delete(&volume).unwrap();

@@ -1,14 +1,17 @@
 //! A pool that is a file system of its own, and is not always mounted.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use nix::mount::{MsFlags, mount};
 use proto::csi::{GetCapacityRequest, ListVolumesRequest, ProbeRequest};
-use tests::Sandbox;
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
+use tests::{Sandbox, eventually};
 use tonic::Code;
 
 use crate::kit::{assert_refused, data, delete_snapshot, from_volume, snapshot};
-use crate::scene::{Caller, Flags, Scene};
+use crate::scene::{Caller, Flags, PATIENCE, Scene};
 
 const AWAY: &str = "is away: no .hawser-pool says that it is pool ";
 
@@ -55,5 +58,102 @@ fn a_pool_that_went_away_creates_nothing_beneath_and_is_used_again() {
         caller.delete(id).unwrap();
     }
     delete_snapshot(&caller, &made).unwrap();
+    scene.assert_nothing_left();
+}
+
+fn remount(pool: &Path, flags: MsFlags) {
+    mount(None::<&str>, pool, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
+}
+
+#[test]
+fn a_creation_that_failed_on_a_read_only_pool_is_made_when_it_is_writable() {
+    let sandbox = Sandbox::new();
+    let mount = LoopMount::new(&sandbox, "pool", FileSystem::Xfs, IMAGE_BYTES).unwrap();
+    let scene = Scene::start_in(sandbox, Flags::process());
+    let caller = scene.caller();
+    remount(mount.dir(), MsFlags::MS_RDONLY);
+    for _repeated in 0..2 {
+        assert_refused(caller.create_named("pvc-1"), Code::Aborted, "Read-only file system");
+    }
+    remount(mount.dir(), MsFlags::empty());
+    let volume = caller.create_named("pvc-1").unwrap();
+    caller.stage(&volume).unwrap();
+    caller.unstage(&volume).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// fsfreeze(8): writing waits, reading does not.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(pool: &Path) -> Self {
+        assert!(Command::new("fsfreeze").arg("-f").arg(pool).status().unwrap().success());
+        Self(pool.to_owned())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        assert!(Command::new("fsfreeze").arg("-u").arg(&self.0).status().unwrap().success());
+    }
+}
+
+#[test]
+fn probes_of_a_frozen_pool_cost_one_thread_and_fail_at_once() {
+    let sandbox = Sandbox::new();
+    let mount = LoopMount::new(&sandbox, "pool", FileSystem::Ext4, IMAGE_BYTES).unwrap();
+    let scene = Scene::start_in(sandbox, Flags::process());
+    let caller = scene.caller();
+    let probe = || caller.identity(async |mut i| i.probe(ProbeRequest {}).await);
+    let tasks = format!("/proc/{}/task", scene.driver.as_ref().unwrap().pid());
+    let threads = || fs::read_dir(&tasks).unwrap().count();
+    probe().unwrap();
+    let frozen = Frozen::new(mount.dir());
+    assert_refused(probe(), Code::DeadlineExceeded, "probe");
+    let before = threads();
+    for _ in 0..20 {
+        assert_refused(probe(), Code::DeadlineExceeded, "probe");
+    }
+    assert!(threads() <= before + 2, "{} threads, {before} before", threads());
+    drop(frozen);
+    eventually("it is ready again", PATIENCE, || Ok(probe().map(drop)?)).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_new_volume_never_begins_with_forgotten_data() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    fs::write(data(&scene, &volume).join("file"), "old").unwrap();
+    scene.kill_driver();
+    fs::remove_file(scene.journal_path(&volume)).unwrap();
+    scene.start_driver();
+    let words = "and no journal entry names them";
+    assert_refused(caller.create_named("pvc-1"), Code::FailedPrecondition, words);
+    let stored = data(&scene, &volume);
+    assert_eq!(fs::read(stored.join("file")).unwrap(), b"old", "nothing is lost");
+    fs::rename(stored.parent().unwrap(), scene.sandbox.path("aside")).unwrap();
+    assert_eq!(caller.create_named("pvc-1").unwrap(), volume);
+    assert_eq!(fs::read_dir(data(&scene, &volume)).unwrap().count(), 0);
+    caller.delete(&volume).unwrap();
+    fs::remove_dir_all(scene.sandbox.path("aside")).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_pool_without_its_trash_deletes_all_the_same() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    let stored = data(&scene, &volume);
+    for part in ["trash", "incoming"] {
+        fs::remove_dir(scene.sandbox.path("pool").join(part)).unwrap();
+    }
+    let other = caller.create_named("pvc-2").unwrap();
+    caller.delete(&volume).unwrap();
+    assert!(!stored.exists());
+    caller.delete(&other).unwrap();
     scene.assert_nothing_left();
 }
