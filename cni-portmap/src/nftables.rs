@@ -114,7 +114,8 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
         }
         let found = find(&mut kernel, family, owner).map_err(|source| Error::ListNftables { source })?;
         // The reference's rules of the same attachment are good, too.
-        let missing = wanted.iter().find(|wanted| wanted.common && !found.has(owner, wanted));
+        let there = found.deeds(owner);
+        let missing = wanted.iter().find(|wanted| wanted.common && !there.include(wanted));
         if let Some(wanted) = missing {
             return Ok(Some(Error::MissingRules { chain: wanted.chain, missing: wanted.text.clone() }));
         }

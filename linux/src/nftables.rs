@@ -193,9 +193,14 @@ impl Rule {
 
     /// Whether it does what `expressions` do; counters do not matter.
     pub fn does(&self, expressions: &[Expression]) -> bool {
-        let counts = |e: &&Expression| !matches!(e, Expression::Counter { .. });
-        self.expressions.iter().filter(counts).eq(expressions.iter().filter(counts))
+        do_the_same(&self.expressions, expressions)
     }
+}
+
+/// Whether two rules' bodies are the same; counters do not matter.
+pub fn do_the_same(one: &[Expression], other: &[Expression]) -> bool {
+    let counts = |e: &&Expression| !matches!(e, Expression::Counter { .. });
+    one.iter().filter(counts).eq(other.iter().filter(counts))
 }
 
 /// Whether [`NfTables::open_if_available`] would open anything.

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 
 use linux::iptables::quote;
 
-use super::rules::{DNAT_CHAIN, Gist, OLD_SNAT_CHAIN, Owner, Place, Rule, Wanted, owner_of_comment};
+use super::rules::{
+    DNAT_CHAIN, Entrance, Gist, OLD_SNAT_CHAIN, Owner, Place, Rule, Wanted, owner_of_comment,
+};
 
 /// A table as `iptables -S` prints it.
 #[derive(Clone, Debug, Default)]
@@ -170,9 +172,17 @@ pub(crate) fn missing(wanted: &Wanted, listing: &Listing) -> Option<Missing> {
     if !listing.chains.contains(&wanted.chain) {
         return Some(Missing::Chain(wanted.chain.clone()));
     }
-    let all = wanted.forwards.iter().chain(&wanted.shared);
-    let rule = all.clone().find(|rule| !listing.has(rule));
-    let rule = rule.or_else(|| wanted.entries.iter().find(|rule| !listing.has_entry(rule)))?;
+    // Ports may be thousands, each with three rules.
+    let listed = listing.rules.iter();
+    let deeds: BTreeSet<(&str, Gist)> =
+        listed.clone().map(|listed| (listed.chain.as_str(), listed.gist.deed())).collect();
+    let entrances: BTreeSet<(&str, Entrance<'_>)> =
+        listed.map(|listed| (listed.chain.as_str(), listed.gist.entrance())).collect();
+    let has = |rule: &Rule| deeds.contains(&(rule.chain.as_str(), Gist::of(&rule.words).deed()));
+    let has_entry =
+        |rule: &Rule| entrances.contains(&(rule.chain.as_str(), Gist::of(&rule.words).entrance()));
+    let rule = wanted.forwards.iter().chain(&wanted.shared).find(|rule| !has(rule));
+    let rule = rule.or_else(|| wanted.entries.iter().find(|rule| !has_entry(rule)))?;
     Some(Missing::Rule { chain: rule.chain.clone(), rule: rule.words.join(" ") })
 }
 

@@ -206,9 +206,12 @@ fn rule(chain: &str, words: &[&str]) -> Rule {
     }
 }
 
+/// Which ports of which protocol lead into which chain.
+pub(crate) type Entrance<'a> = (&'a str, Option<Protocol>, &'a [u16]);
+
 /// What a rule says, however it is written: as we hand it to iptables or as
 /// iptables prints it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Gist {
     /// `None`: any.
     source: Option<IpNetwork>,
@@ -251,16 +254,23 @@ impl Gist {
         gist
     }
 
-    /// Whether both do the same, whatever they are commented with.
+    /// What it does, whatever it is commented with.
+    pub(crate) fn deed(&self) -> Self {
+        Self { comment: None, ..self.clone() }
+    }
+
     pub(crate) fn does_like(&self, other: &Self) -> bool {
-        let deed = |gist: &Self| Self { comment: None, ..gist.clone() };
-        deed(self) == deed(other)
+        self.deed() == other.deed()
     }
 
     /// Whether both lead the same ports into the same chain. What conditions
     /// they have is nothing that can be compared: iptables prints them its own way.
     pub(crate) fn enters_like(&self, other: &Self) -> bool {
-        (&self.target, &self.protocol, &self.ports) == (&other.target, &other.protocol, &other.ports)
+        self.entrance() == other.entrance()
+    }
+
+    pub(crate) fn entrance(&self) -> Entrance<'_> {
+        (&self.target, self.protocol, &self.ports)
     }
 }
 

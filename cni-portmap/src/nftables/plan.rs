@@ -1,8 +1,9 @@
 //! From what is there and what is wanted to what has to be changed. No I/O.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use linux::nftables::{BaseChain, Batch, Expression, Rule};
+use linux::nftables::{BaseChain, Batch, Expression, Rule, do_the_same};
 
 use super::rules::{
     CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, Owner,
@@ -30,25 +31,54 @@ impl Found {
         self.rules.iter().filter(move |rule| rule.chain == chain)
     }
 
-    /// Whether a rule of this container does it, its own or the reference's.
-    pub(super) fn has(&self, owner: &Owner, wanted: &Wanted) -> bool {
-        let of_owner = |rule: &&Rule| owner.owns(rule) != Some(false);
-        self.in_chain(wanted.chain).filter(of_owner).any(|rule| does(rule, wanted))
+    /// What rules of this container do, its own and the reference's.
+    pub(super) fn deeds(&self, owner: &Owner) -> Deeds<'_> {
+        let mut deeds = Deeds::default();
+        for rule in self.rules.iter().filter(|rule| owner.owns(rule) != Some(false)) {
+            deeds.note(&rule.chain, Deed::of(rule), &rule.expressions);
+        }
+        deeds
     }
 
     /// Own rules that are not wanted any more: those of an ADD that no DEL
     /// followed, with another address.
     pub(super) fn outdated(&self, owner: &Owner, wanted: &[Wanted]) -> impl Iterator<Item = &Rule> {
-        let unwanted =
-            move |rule: &&Rule| !wanted.iter().any(|want| want.chain == rule.chain && does(rule, want));
-        self.rules.iter().filter(|rule| owner.owns(rule) == Some(true)).filter(unwanted)
+        let mut deeds = Deeds::default();
+        for wanted in wanted {
+            deeds.note(wanted.chain, Some(wanted.deed), &wanted.expressions);
+        }
+        let own = self.rules.iter().filter(|rule| owner.owns(rule) == Some(true));
+        own.filter(move |rule| !deeds.has(&rule.chain, Deed::of(rule), &rule.expressions))
     }
 }
 
-/// Bytecode may differ between versions of nft where the meaning does not.
-fn does(rule: &Rule, wanted: &Wanted) -> bool {
-    let same_port = || matches!(wanted.deed, Deed::Forward { .. }) && Deed::of(rule) == Some(wanted.deed);
-    rule.does(&wanted.expressions) || same_port()
+/// What rules do, by their chain. Forwarded ports may be thousands, and are
+/// looked for by what they mean: bytecode differs between versions of nft.
+#[derive(Debug, Default)]
+pub(super) struct Deeds<'a> {
+    forwards: BTreeSet<(&'a str, Deed)>,
+    others: Vec<(&'a str, &'a [Expression])>,
+}
+
+impl<'a> Deeds<'a> {
+    fn note(&mut self, chain: &'a str, deed: Option<Deed>, expressions: &'a [Expression]) {
+        match deed {
+            Some(forward @ Deed::Forward { .. }) => drop(self.forwards.insert((chain, forward))),
+            _ => self.others.push((chain, expressions)),
+        }
+    }
+
+    fn has(&self, chain: &str, deed: Option<Deed>, expressions: &[Expression]) -> bool {
+        match deed {
+            Some(forward @ Deed::Forward { .. }) => self.forwards.contains(&(chain, forward)),
+            _ => self.others.iter().any(|(of, body)| *of == chain && do_the_same(body, expressions)),
+        }
+    }
+
+    /// Whether one of the rules does it.
+    pub(super) fn include(&self, wanted: &Wanted) -> bool {
+        self.has(wanted.chain, Some(wanted.deed), &wanted.expressions)
+    }
 }
 
 /// Everything of one family that ADD wants and that is not there.
@@ -68,7 +98,8 @@ pub(super) fn add(
     if wanted.iter().any(|wanted| wanted.chain == MASQUERADING) {
         ensure_base(batch, family, MASQUERADING, found.has_masquerading);
     }
-    for wanted in wanted.iter().filter(|wanted| !found.has(owner, wanted)) {
+    let there = found.deeds(owner);
+    for wanted in wanted.iter().filter(|wanted| !there.include(wanted)) {
         let (chain, comment) = (wanted.chain, Some(owner.container_id.as_str()));
         batch.append_tagged_rule(nf_family, TABLE, chain, &wanted.expressions, comment, &owner.tag);
     }

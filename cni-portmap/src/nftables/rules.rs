@@ -230,7 +230,7 @@ pub(super) fn all_rules() -> [Vec<Expression>; 2] {
 }
 
 /// What a rule of a container does, read from its bytecode, whoever wrote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Deed {
     Forward {
         protocol: Protocol,

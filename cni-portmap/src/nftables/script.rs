@@ -62,7 +62,8 @@ fn text(config: &Config, owner: &Owner, part: &Part, found: &Found) -> String {
         let jump = format!("fib daddr type local jump {HOSTPORTS_ALL}");
         lines.push(format!("add rule {table} {chain} {conditions} {jump}"));
     }
-    for wanted in part.wanted.iter().filter(|wanted| !found.has(owner, wanted)) {
+    let there = found.deeds(owner);
+    for wanted in part.wanted.iter().filter(|wanted| !there.include(wanted)) {
         let Owner { container_id, .. } = owner;
         lines.push(format!("add rule {table} {} {} comment \"{container_id}\"", wanted.chain, wanted.text));
     }
