@@ -36,6 +36,7 @@ mod reconcile;
 mod registration;
 mod server;
 mod snapshots;
+mod socket;
 mod status;
 pub mod views;
 mod volume;
@@ -54,7 +55,7 @@ use tokio::sync::watch as channel;
 
 use config::Config;
 use driver::Driver;
-use server::SocketError;
+use socket::{Socket, SocketError};
 
 const PRIVATE_DIR_MODE: u32 = 0o750;
 
@@ -100,10 +101,9 @@ pub async fn run(config: Config) -> Result<(), StartError> {
 
     // Before anything is changed: a driver that answers is the one to stay.
     let csi_socket = config.csi_socket();
-    let listener = server::bind(&csi_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
-    let metrics_socket = config.metrics_socket();
-    let metrics_listener =
-        server::bind(&metrics_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
+    let socket = Socket::bind(&csi_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
+    let metrics_socket =
+        Socket::bind(&config.metrics_socket(), PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
     let driver = Arc::new(Driver::open(config.clone()).map_err(StartError::Driver)?);
     reconcile(&driver).await?;
 
@@ -111,10 +111,13 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let signals =
         await_signals(stop).map_err(|source| StartError::Runtime { op: "await signals", source })?;
     tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
-    let csi = server::serve_csi(driver.clone(), listener, &csi_socket, stopped.clone());
-    let metrics = metrics::serve(driver.clone(), metrics_listener, &metrics_socket, stopped.clone());
+    let csi = server::serve_csi(driver.clone(), socket, stopped.clone());
+    let metrics = metrics::serve(driver.clone(), metrics_socket, stopped.clone());
     let registration = registration::serve(driver.clone(), stopped);
-    let served = tokio::try_join!(csi, metrics, registration);
+    let served = tokio::try_join!(csi, registration, async {
+        metrics.await;
+        Ok(())
+    });
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || driver.end_all_parked());
     // A panic there has said so, and the next start ends what is left.

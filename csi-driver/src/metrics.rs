@@ -3,29 +3,22 @@
 
 mod calls;
 mod counts;
+mod readers;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::path::Path;
-use std::sync::Arc;
-
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch as channel;
 
 pub(crate) use calls::{Calls, CountCalls};
 pub(crate) use counts::Counts;
+pub(crate) use readers::serve;
 
 use crate::driver::Driver;
 use crate::error::chain;
 use crate::journal::{SnapshotPhase, VolumeRecord};
-use crate::limits;
 use crate::mounts;
-use crate::server::{self, SocketError};
 
 /// `hawser-csi snapshots` reads it too.
 pub(crate) const COPY_BYTES: &str = "hawser_csi_copy_bytes";
-const MAX_REQUEST_BYTES: usize = 4096;
 
 /// Writes one metric after the other, each with its HELP and TYPE lines.
 #[derive(Debug, Default)]
@@ -132,65 +125,4 @@ fn state_of(record: &VolumeRecord) -> &'static str {
         Some(_) if record.targets.is_empty() => "staged",
         Some(_) => "published",
     }
-}
-
-/// Answers one reader after the other until `stopped` is true, then removes the socket.
-pub(crate) async fn serve(
-    driver: Arc<Driver>,
-    listener: UnixListener,
-    path: &Path,
-    mut stopped: channel::Receiver<bool>,
-) -> Result<(), SocketError> {
-    loop {
-        let accepted = tokio::select! {
-            // An error is the sender's end, which is a stop too.
-            _ = stopped.wait_for(|stop| *stop) => break,
-            accepted = listener.accept() => accepted,
-        };
-        let answered = match accepted {
-            Ok((stream, _)) => tokio::time::timeout(limits::SCRAPE, answer(&driver, stream)).await,
-            Err(error) => {
-                tracing::warn!(%error, "accept a reader of metrics");
-                // Out of descriptors, say: not again before something may have changed.
-                tokio::time::sleep(limits::SCRAPE).await;
-                continue;
-            }
-        };
-        match answered {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "a reader of metrics went away"),
-            Err(_elapsed) => tracing::debug!("a reader of metrics took too long"),
-        }
-    }
-    server::remove_socket(path);
-    Ok(())
-}
-
-/// HTTP/1.0: any GET, and the connection's end after the answer.
-async fn answer(driver: &Arc<Driver>, mut stream: UnixStream) -> std::io::Result<()> {
-    let mut request = Vec::new();
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        let mut piece = [0; 512];
-        let length = stream.read(&mut piece).await?;
-        request.extend_from_slice(&piece[..length]);
-        if length == 0 || request.len() > MAX_REQUEST_BYTES {
-            break;
-        }
-    }
-    let (status, body) = if request.starts_with(b"GET ") {
-        let driver = driver.clone();
-        match tokio::task::spawn_blocking(move || driver.metrics()).await {
-            Ok(page) => ("200 OK", page),
-            Err(_panicked) => ("500 Internal Server Error", String::new()),
-        }
-    } else {
-        ("405 Method Not Allowed", "GET is answered, and nothing else\n".to_owned())
-    };
-    let head = format!(
-        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body.as_bytes()).await?;
-    stream.shutdown().await
 }

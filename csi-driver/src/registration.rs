@@ -16,20 +16,23 @@ use std::time::Duration;
 use proto::registration::registration_server::{Registration, RegistrationServer};
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::config::RegistrationEndpoint;
 use crate::driver::Driver;
 use crate::limits;
-use crate::server::{self, SocketError};
-use offer::{Offer, Verdict};
+use crate::server::{self, BACKLOG};
+use crate::socket::{Socket, SocketError};
+use offer::Verdict;
+use stream::RewrittenStream;
 
 const PLUGIN_TYPE: &str = "CSIPlugin";
 /// CSI versions, of which kubelet takes the highest 1.x.
 const SUPPORTED_VERSION: &str = "1.0.0";
-/// Accepted, and not yet looked at by the server.
-const BACKLOG: usize = 16;
+/// As kubelet makes it.
+const REGISTRY_MODE: u32 = 0o755;
 /// For the answer to leave before the connection is closed.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
@@ -37,9 +40,8 @@ const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// [`RegistrationEndpoint::Shared`] the socket serves CSI too.
 pub(crate) async fn serve(driver: Arc<Driver>, stop: watch::Receiver<bool>) -> Result<(), SocketError> {
     let path = driver.config.registration_socket();
+    let socket = Socket::bind(&path, REGISTRY_MODE).await?;
     let (verdicts, heard) = mpsc::unbounded_channel();
-    let (connections, accepted) = mpsc::channel(BACKLOG);
-    let offer = Offer::bind(&path, connections, heard).await?;
     let endpoint = driver.config.registration_endpoint;
     let service = RegistrationService {
         name: driver.config.driver_name.clone(),
@@ -54,17 +56,11 @@ pub(crate) async fn serve(driver: Arc<Driver>, stop: watch::Receiver<bool>) -> R
         RegistrationEndpoint::Own => (router, LAST_ANSWER),
         RegistrationEndpoint::Shared => (server::with_csi(router, driver), limits::LAST_CALLS),
     };
-    let connections = ReceiverStream::new(accepted);
-    let serving = server::serve(router, connections, last_calls, &path, stop.clone());
-    let mut stopped = stop;
-    let offering = async {
-        tokio::select! {
-            () = offer.keep() => {}
-            _ = stopped.wait_for(|stop| *stop) => {}
-        }
-    };
-    // The socket goes at once: whoever is connected is still answered.
-    let ((), served) = tokio::join!(offering, serving);
+    let (connections, accepted) = mpsc::channel(BACKLOG);
+    let keeping = offer::keep(socket, connections, heard);
+    let accepted = ReceiverStream::new(accepted).map(|socket| Ok(RewrittenStream::new(socket)));
+    let serving = server::serve(router, accepted, last_calls, &path, stop.clone());
+    let ((), served) = tokio::join!(server::until_stopped(keeping, stop), serving);
     served
 }
 

@@ -1,19 +1,16 @@
-//! Unix sockets, and the services of CSI on them.
+//! gRPC on unix sockets: the services of CSI, and how each server ends.
 
-use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch as channel;
-use tokio_stream::Stream;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::sync::{mpsc, watch as channel};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::{Connected, Router};
@@ -25,68 +22,10 @@ use crate::identity::IdentityService;
 use crate::limits::LAST_CALLS;
 use crate::metrics::CountCalls;
 use crate::node::NodeService;
-use crate::{LOOK_AGAIN, PREDECESSORS_END};
+use crate::socket::{Socket, SocketError};
 
-#[derive(Debug, thiserror::Error)]
-pub enum SocketError {
-    #[error("{}: another process answers there: is the driver running already?", path.display())]
-    Live { path: PathBuf },
-    #[error("{}: not a socket", path.display())]
-    NotASocket { path: PathBuf },
-    #[error("{op} {}", path.display())]
-    Io {
-        op: &'static str,
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("serve {}", path.display())]
-    Serve {
-        path: PathBuf,
-        #[source]
-        source: tonic::transport::Error,
-    },
-}
-
-/// Binds `path`, mode 0600, in the place of a socket that nobody serves any more.
-/// One that answers is refused. The directory is made, with `dir_mode`, if it is missing.
-pub(crate) async fn bind(path: &Path, dir_mode: u32) -> Result<UnixListener, SocketError> {
-    let io = |op| {
-        let path = path.to_owned();
-        move |source| SocketError::Io { op, path, source }
-    };
-    let dir = path.parent().unwrap_or(Path::new("/"));
-    if !dir.is_dir() {
-        std::fs::create_dir_all(dir).map_err(io("create directory of"))?;
-        let mode = std::fs::Permissions::from_mode(dir_mode);
-        std::fs::set_permissions(dir, mode).map_err(io("set mode of directory of"))?;
-    }
-    match connect_to_old(path).await {
-        Ok(_) => return Err(SocketError::Live { path: path.to_owned() }),
-        Err(e) if e.kind() == ErrorKind::NotFound => {}
-        Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-            let found = std::fs::symlink_metadata(path).map_err(io("look at"))?;
-            if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) {
-                return Err(SocketError::NotASocket { path: path.to_owned() });
-            }
-            std::fs::remove_file(path).map_err(io("remove stale"))?;
-        }
-        Err(e) => return Err(io("connect")(e)),
-    }
-    // Never open to others, not even for a moment: the process's umask is 0077.
-    UnixListener::bind(path).map_err(io("bind"))
-}
-
-/// Connects unless nobody listens, or whoever does is about to end.
-async fn connect_to_old(path: &Path) -> std::io::Result<UnixStream> {
-    let deadline = Instant::now() + PREDECESSORS_END;
-    loop {
-        match UnixStream::connect(path).await {
-            Ok(_) if Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
-            result => return result,
-        }
-    }
-}
+/// Accepted, and not yet looked at by the server.
+pub(crate) const BACKLOG: usize = 16;
 
 /// A server whose calls are counted.
 type Counting = Router<Stack<CountCalls, Identity>>;
@@ -104,17 +43,30 @@ pub(crate) fn with_csi(router: Counting, driver: Arc<Driver>) -> Counting {
         .add_service(NodeServer::new(NodeService(driver)))
 }
 
-/// CSI on `listener` until `stopped` is true; then the socket is removed.
+/// CSI on `socket` until `stopped` is true; then the socket is removed.
 pub(crate) async fn serve_csi(
     driver: Arc<Driver>,
-    listener: UnixListener,
-    path: &Path,
+    socket: Socket,
     stopped: channel::Receiver<bool>,
 ) -> Result<(), SocketError> {
     let router = with_csi(router(&driver), driver);
-    let served = serve(router, UnixListenerStream::new(listener), LAST_CALLS, path, stopped).await;
-    remove_socket(path);
+    let path = socket.path().to_owned();
+    let (connections, accepted) = mpsc::channel(BACKLOG);
+    let connections = socket.keep(connections);
+    let accepted = ReceiverStream::new(accepted).map(Ok);
+    let serving = serve(router, accepted, LAST_CALLS, &path, stopped.clone());
+    let ((), served) = tokio::join!(until_stopped(connections, stopped), serving);
     served
+}
+
+/// `keeping`, dropped when `stopped` turns true: its socket goes at once, while who is
+/// connected is still answered.
+pub(crate) async fn until_stopped(keeping: impl Future<Output = ()>, mut stopped: channel::Receiver<bool>) {
+    tokio::select! {
+        () = keeping => {}
+        // An error is the sender's end, which is a stop too.
+        _ = stopped.wait_for(|stop| *stop) => {}
+    }
 }
 
 /// Serves `connections` until `stopped` is true, then finishes what is under way,
@@ -142,12 +94,4 @@ where
         }
     };
     served.map_err(|source| SocketError::Serve { path: path.to_owned(), source })
-}
-
-pub(crate) fn remove_socket(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path)
-        && error.kind() != ErrorKind::NotFound
-    {
-        tracing::warn!(path = %path.display(), %error, "remove socket");
-    }
 }

@@ -12,4 +12,5 @@ mod refusals;
 mod registration;
 mod restart;
 mod scene;
+mod sockets;
 mod views;
