@@ -139,7 +139,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
     let pidfd = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerPidfd)
         .map_err(|e| linux::Error::new("getsockopt", "SO_PEERPIDFD", e))
         .step("watch daemon")?;
-    let daemon = ProcessId::of(peer.pid).ok_or_else(ended)?;
+    let daemon = ProcessId::of(peer.pid).step("watch daemon")?.ok_or_else(ended)?;
     socket.set_timeout(limits::ANSWER).step("hand over")?;
     let descriptors = [offer.fuse_device, offer.tree, offer.control, offer.metrics, offer.usage];
     match socket.send(&offer.assignment.encode_to_vec(), &descriptors) {
@@ -259,7 +259,7 @@ mod tests {
     fn another_process_than_the_one_started_gets_nothing() {
         let scene = Scene::new();
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
-        let process = ProcessId::of(child.id().cast_signed()).unwrap();
+        let process = ProcessId::of(child.id().cast_signed()).unwrap().unwrap();
         let other = scene.dial("right", ready());
         let offer = scene.offer(Some(process));
         let err = scene.hand_over(&offer, Duration::from_millis(300)).unwrap_err();
@@ -287,7 +287,7 @@ mod tests {
     fn a_daemon_that_ends_or_refuses_is_known_at_once() {
         let scene = Scene::new();
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let process = ProcessId::of(child.id().cast_signed());
+        let process = ProcessId::of(child.id().cast_signed()).unwrap();
         let err = scene.hand_over(&scene.offer(process), PATIENCE).unwrap_err();
         assert!(matches!(err, Error::DaemonEnded { .. }), "{err}");
         child.wait().unwrap();

@@ -22,15 +22,16 @@ pub(crate) struct ProcessId {
 
 impl ProcessId {
     /// Who has `pid` now; `None` when nobody has.
-    pub(crate) fn of(pid: i32) -> Option<Self> {
-        linux::process::start_time(pid).map(|start_time| Self { pid, start_time })
+    pub(crate) fn of(pid: i32) -> linux::Result<Option<Self>> {
+        Ok(linux::process::start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
     /// A pidfd of this very process; `None` when it is gone.
     pub(crate) fn open(self) -> linux::Result<Option<OwnedFd>> {
         let pidfd = linux::process::open_pidfd(self.pid)?;
         // Looked at after the open: what /proc shows is then the pidfd's process.
-        Ok(pidfd.filter(|_| Self::of(self.pid) == Some(self)))
+        let is_same = Self::of(self.pid)? == Some(self);
+        Ok(pidfd.filter(|_| is_same))
     }
 
     /// Whether it still runs; a zombie does not.
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn a_process_lives_until_it_is_ended_and_its_pid_alone_is_not_the_process() {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
-        let process = ProcessId::of(child.id().cast_signed()).unwrap();
+        let process = ProcessId::of(child.id().cast_signed()).unwrap().unwrap();
         assert!(process.is_alive().unwrap());
         let other = ProcessId { start_time: process.start_time + 1, ..process };
         assert!(!other.is_alive().unwrap());

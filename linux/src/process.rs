@@ -138,11 +138,19 @@ pub fn wait_for_end(pidfd: impl AsFd, timeout: Duration) -> Result<bool> {
 }
 
 /// Field 22 of /proc/PID/stat: when it started, in clock ticks since boot. With
-/// the pid it names one process for good. `None` when it is gone.
-pub fn start_time(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// the pid it names one process for good. `None` when it is gone, and an error when
+/// that cannot be told: a process that cannot be looked at may live.
+pub fn start_time(pid: i32) -> Result<Option<u64>> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = match std::fs::read_to_string(&path) {
+        Ok(stat) => stat,
+        // ESRCH: it ended between the open and the read.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
+        Err(e) => return Err(Error::new("read", path, e)),
+    };
     // The command name may hold spaces and parentheses; fields count from its last one.
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    let field = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(19)?.parse().ok());
+    field.map(Some).ok_or_else(|| Error::new("understand", path, Errno::EINVAL))
 }
 
 /// The next ended child, if any has ended.
@@ -391,8 +399,8 @@ mod tests {
 
     #[test]
     fn a_process_has_a_start_time_and_a_missing_one_has_none() {
-        assert!(start_time(std::process::id().cast_signed()).unwrap() > 0);
-        assert_eq!(start_time(i32::MAX), None);
+        assert!(start_time(std::process::id().cast_signed()).unwrap().unwrap() > 0);
+        assert_eq!(start_time(i32::MAX).unwrap(), None);
         assert!(open_pidfd(i32::MAX).unwrap().is_none());
     }
 

@@ -42,15 +42,16 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 
 impl ProcessId {
     /// `None` when there is no such process.
-    fn of(pid: i32) -> Option<Self> {
-        process::start_time(pid).map(|start_time| Self { pid, start_time })
+    fn of(pid: i32) -> Result<Option<Self>> {
+        Ok(process::start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
     /// `None` when it has ended.
     pub(crate) fn open(self) -> Result<Option<OwnedFd>> {
         let pidfd = process::open_pidfd(self.pid)?;
         // Looked at after the pidfd was opened: both are of one process.
-        Ok(pidfd.filter(|_| process::start_time(self.pid) == Some(self.start_time)))
+        let is_same = process::start_time(self.pid)? == Some(self.start_time);
+        Ok(pidfd.filter(|_| is_same))
     }
 }
 
@@ -96,7 +97,8 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     // Reaped whenever it ends; its end is noticed on the connection.
     tokio::spawn(async move { drop(child.wait().await) });
-    pid.and_then(ProcessId::of).ok_or_else(|| problem("it ended at once".to_owned()))
+    let process = pid.map(ProcessId::of).transpose()?.flatten();
+    process.ok_or_else(|| problem("it ended at once".to_owned()))
 }
 
 /// This program through a read-only mount that stands nowhere: a container that
@@ -137,7 +139,7 @@ pub(crate) async fn connect(
     let Answer::Containers { pid, containers } = client.call(Call::List).await? else {
         return Err(client.problem("it answers what was not asked".to_owned()));
     };
-    client.process = ProcessId::of(pid).ok_or_else(|| client.problem("it ended".to_owned()))?;
+    client.process = ProcessId::of(pid)?.ok_or_else(|| client.problem("it ended".to_owned()))?;
     Ok((client, containers))
 }
 

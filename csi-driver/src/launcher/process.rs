@@ -46,7 +46,11 @@ impl Launcher for ProcessLauncher {
         let pid = child.id().map_or(0, u32::cast_signed);
         // Not reaped before the task below waits for it, so the pid is still its own.
         let process = ProcessId::of(pid)
-            .ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))?;
+            .and_then(|child| {
+                child.ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))
+            })
+            // Nobody else would know of it; that it has ended already is as good.
+            .inspect_err(|_| drop(child.start_kill()))?;
         let volume_id = spec.volume_id.to_string();
         tokio::spawn(async move {
             match child.wait().await {
@@ -66,7 +70,7 @@ impl Launcher for ProcessLauncher {
             // A process that ends meanwhile is none of ours any more.
             let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
             let Some(volume_id) = self.served_by(&command_line) else { continue };
-            if let Some(process) = ProcessId::of(pid) {
+            if let Some(process) = ProcessId::of(pid)? {
                 launched.push(Launched { volume_id, id: LaunchId::Process(process) });
             }
         }
