@@ -179,20 +179,32 @@ impl Driver {
             return Ok(None);
         }
         check_staging_path(&wish.staging_path, volume_id)?;
-        let Some(mount) = self.parking.take(volume_id) else { return Ok(None) };
-        record.parked = None;
-        record.stage = Some(StageRecord {
+        let stage = StageRecord {
             staging_path: wish.staging_path.clone(),
             settings: wish.settings.clone(),
             ..parked.stage
-        });
-        self.journal.put(volume_id, record)?;
-        self.attach_mount(volume_id, record, mount).map(Some).map_err(|cause| {
-            match self.tear_down(volume_id, record) {
-                Ok(()) => cause,
-                Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-            }
+        };
+        let staged = VolumeRecord { stage: Some(stage), parked: None, ..record.clone() };
+        // Held until the journal says so: what cannot be written is parked as before.
+        self.journal.put(volume_id, &staged)?;
+        *record = staged;
+        let attached = match self.parking.take(volume_id) {
+            Some(mount) => self.attach_mount(volume_id, record, mount),
+            // By a driver that ends.
+            None => Err(Error::ControlLost { volume_id: volume_id.clone(), what: "its stage" }),
+        };
+        attached.map(Some).map_err(|cause| match self.tear_down(volume_id, record) {
+            Ok(()) => cause,
+            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
         })
+    }
+
+    /// Ends what an Unstage or a Stage that failed has let go, and not ended.
+    pub(super) fn end_let_go(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        if record.parked.is_some() && !self.parking.holds(volume_id) {
+            self.end_parked(volume_id, record)?;
+        }
+        Ok(())
     }
 
     /// Why the parked daemon is not the one that a new stage would start.

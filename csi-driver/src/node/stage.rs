@@ -80,7 +80,10 @@ impl Driver {
 
     /// NodeUnstageVolume; a volume that is not staged is a success.
     pub(crate) fn unstage(self: &Arc<Self>, volume_id: &VolumeId, staging_path: &Path) -> Result<()> {
-        let record = self.journal.find(volume_id)?;
+        let mut record = self.journal.find(volume_id)?;
+        if let Some(record) = &mut record {
+            self.end_let_go(volume_id, record)?;
+        }
         let is_here = |record: &VolumeRecord| {
             record.stage.as_ref().is_some_and(|stage| stage.staging_path == staging_path)
         };

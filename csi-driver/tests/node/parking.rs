@@ -7,13 +7,18 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use proto::csi::volume_capability::access_mode::Mode;
-use proto::csi::{CapacityRange, ControllerExpandVolumeRequest, CreateSnapshotRequest, CreateVolumeRequest};
+use proto::csi::{
+    CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
+    ControllerUnpublishVolumeRequest, CreateSnapshotRequest, CreateVolumeRequest, NodeStageVolumeRequest,
+};
 use serde_json::Value;
 use tests::{as_soon_as, eventually};
 use tonic::Status;
 
 use crate::access::{flags, stage};
-use crate::scene::{Caller, Flags, GI, PATIENCE, Scene, create_request, mounted, retried};
+use crate::scene::{
+    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, mounted, retried, text,
+};
 
 /// Longer than any test.
 const LONG: &str = "3600";
@@ -68,6 +73,19 @@ fn assert_serves(scene: &Scene, volume_id: &str) {
     caller.unpublish(volume_id, "one").unwrap();
 }
 
+/// What the doctor finds, which needs the driver's flags: its exit code, and what each is.
+fn found(scene: &Scene, options: &[&str]) -> (i32, Vec<String>) {
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    let path = |name: &str| scene.sandbox.path(name);
+    command.arg("doctor").args(options).args(["-o", "json", "--node-id", NODE, "--log", "error"]);
+    command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
+    command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
+    let done = command.args(Flags::process().0).output().unwrap();
+    let rows: Vec<Value> = serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"));
+    let what = |row: &Value| row["what"].as_str().unwrap().to_owned();
+    (done.status.code().unwrap(), rows.iter().map(what).collect())
+}
+
 #[test]
 fn the_next_stage_gets_the_daemon_that_is_parked() {
     let scene = Scene::start(Flags::process());
@@ -78,6 +96,7 @@ fn the_next_stage_gets_the_daemon_that_is_parked() {
     assert!(!staging.exists(), "kubelet could remove it");
     let seen = linux::mountinfo::read().unwrap();
     assert!(seen.iter().all(|mount| mount.source != id.as_str()), "mounted nowhere: {seen:?}");
+    assert_eq!(found(&scene, &[]), (0, vec![]), "as it should be");
     caller.unstage(&id).expect("repeated");
 
     caller.stage(&id).unwrap();
@@ -164,6 +183,9 @@ fn a_driver_that_is_killed_takes_what_is_parked_with_it() {
     })
     .unwrap();
     assert_eq!(shown(&scene, &id)["state"], "parked", "nobody has told the journal");
+    assert_eq!(found(&scene, &[]), (1, vec!["parked, and no driver holds it".to_owned()]));
+    assert_eq!(found(&scene, &["--repair"]), (0, vec![]));
+    assert_eq!(shown(&scene, &id)["state"], "unstaged");
     scene.start_driver();
     assert_eq!(shown(&scene, &id)["state"], "unstaged");
     assert!(!scene.dial_dir(&id).exists());
@@ -214,6 +236,45 @@ fn a_daemon_that_dies_while_it_is_parked_is_cleared_away() {
     caller.stage(&id).unwrap();
     assert_serves(&scene, &id);
     caller.take_down(&id, &[]).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// With `--attach`: nothing of a volume stays on a node that it is not attached to.
+#[test]
+fn a_detachment_ends_a_parked_daemon() {
+    let Flags(mut flags) = Flags::process();
+    flags.push("--attach".to_owned());
+    let scene = Scene::start(Flags(flags));
+    let caller = scene.caller();
+    let id = create(&caller, "pvc-1", LONG);
+    let request = ControllerPublishVolumeRequest {
+        volume_id: id.clone(),
+        node_id: NODE.into(),
+        volume_capability: Some(capability(Mode::MultiNodeMultiWriter)),
+        ..Default::default()
+    };
+    let reply = caller.controller(async |mut c| c.controller_publish_volume(request).await).unwrap();
+    let staging = caller.staging_path(&id);
+    fs::create_dir_all(&staging).unwrap();
+    let request = NodeStageVolumeRequest {
+        volume_id: id.clone(),
+        staging_target_path: text(&staging),
+        volume_capability: Some(capability(Mode::MultiNodeMultiWriter)),
+        publish_context: reply.into_inner().publish_context,
+        ..Default::default()
+    };
+    caller.node(async |mut n| n.node_stage_volume(request).await).unwrap();
+    caller.unstage(&id).unwrap();
+    assert_eq!(shown(&scene, &id)["state"], "parked");
+    let request = ControllerUnpublishVolumeRequest {
+        volume_id: id.clone(),
+        node_id: NODE.into(),
+        ..Default::default()
+    };
+    caller.controller(async |mut c| c.controller_unpublish_volume(request).await).unwrap();
+    assert_eq!(shown(&scene, &id)["state"], "unstaged");
+    assert_eq!(scene.daemons(), [] as [i32; 0]);
+    caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }
 
