@@ -21,6 +21,7 @@ pub mod node;
 mod process;
 pub mod sandbox;
 pub mod trace_calls;
+pub mod trace_steps;
 
 pub use eventually::{as_soon_as, eventually};
 pub use leaks::{Allowed, LeakCheck, Leaks};

@@ -3,6 +3,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use std::os::fd::AsFd;
@@ -22,6 +24,7 @@ use proto::csi::{
 };
 use tests::{Allowed, Daemon, LeakCheck, Sandbox, eventually};
 use tokio::net::UnixStream;
+use tokio::sync::Notify;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
@@ -81,10 +84,7 @@ impl Scene {
         let mut scene = Self { driver: None, flags, ground: None, sandbox };
         scene.start_driver();
         fs::create_dir_all(scene.kubelet_dir().join("pods")).unwrap();
-        // fusectl shows the whole machine's connections, other tests' among them.
-        let changing = ["driver.log", "fusectl"].map(|name| scene.sandbox.path(name)).to_vec();
-        let allowed = Allowed { changing, ..Default::default() };
-        scene.ground = Some(LeakCheck::start(&scene.sandbox, allowed).unwrap());
+        scene.ground = Some(scene.ground(Vec::new()));
         scene
     }
 
@@ -110,13 +110,17 @@ impl Scene {
 
     /// Started, and not waited for.
     pub(crate) fn spawn_driver(&self) -> Daemon {
+        Daemon::start("hawser-csi", self.driver_command(), &self.sandbox.path("driver.log")).unwrap()
+    }
+
+    pub(crate) fn driver_command(&self) -> Command {
         let mut command = self.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
         let path = |name: &str| self.sandbox.path(name);
         command.args(["--node-id", NODE, "--log", "debug"]);
         command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
         command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
         command.args(&self.flags.0);
-        Daemon::start("hawser-csi", command, &path("driver.log")).unwrap()
+        command
     }
 
     /// kill -9, and dead.
@@ -136,8 +140,19 @@ impl Scene {
     /// Everything is as it was before the first volume. The driver must run.
     #[track_caller]
     pub(crate) fn assert_nothing_left(&self) {
-        let left = self.ground.as_ref().unwrap().verify(&self.sandbox, PATIENCE);
-        left.unwrap_or_else(|error| panic!("{error:#}\n--- driver:\n{}", self.log()));
+        self.ensure_nothing_left(PATIENCE)
+            .unwrap_or_else(|error| panic!("{error:#}\n--- driver:\n{}", self.log()));
+    }
+
+    pub(crate) fn ensure_nothing_left(&self, patience: Duration) -> anyhow::Result<()> {
+        self.ground.as_ref().unwrap().verify(&self.sandbox, patience)
+    }
+
+    /// What is there now, and is to be there later; `standing` may come.
+    pub(crate) fn ground(&self, standing: Vec<PathBuf>) -> LeakCheck {
+        // fusectl shows the whole machine's connections, other tests' among them.
+        let changing = ["driver.log", "fusectl"].map(|name| self.sandbox.path(name)).to_vec();
+        LeakCheck::start(&self.sandbox, Allowed { changing, standing, ..Default::default() }).unwrap()
     }
 
     pub(crate) fn kubelet_dir(&self) -> PathBuf {
@@ -153,7 +168,7 @@ impl Scene {
     }
 
     pub(crate) fn caller(&self) -> Caller {
-        Caller { socket: self.csi_socket(), kubelet_dir: self.kubelet_dir() }
+        Caller { socket: self.csi_socket(), kubelet_dir: self.kubelet_dir(), gives_up: None }
     }
 
     /// The journal's text about a volume; empty when there is none.
@@ -200,6 +215,8 @@ pub(crate) fn mounted(path: &Path) -> Option<MountEntry> {
 pub(crate) struct Caller {
     socket: PathBuf,
     kubelet_dir: PathBuf,
+    /// Once notified, the next call, or the one that is waiting, is CANCELLED and its connection closed.
+    pub(crate) gives_up: Option<Arc<Notify>>,
 }
 
 impl Caller {
@@ -211,8 +228,16 @@ impl Caller {
                 let socket = socket.clone();
                 async move { UnixStream::connect(socket).await.map(TokioIo::new) }
             });
-            let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-            call(channel.map_err(|e| Status::unavailable(e.to_string()))?).await
+            let answer = async {
+                let channel =
+                    Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+                call(channel.map_err(|e| Status::unavailable(e.to_string()))?).await
+            };
+            let Some(gives_up) = &self.gives_up else { return answer.await };
+            tokio::select! {
+                answer = answer => answer,
+                () = gives_up.notified() => Err(Status::cancelled("the caller gave up")),
+            }
         })
     }
 

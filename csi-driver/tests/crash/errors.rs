@@ -1,0 +1,143 @@
+//! An error in the place of every step of every call.
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use tests::trace_steps::{Fault, Kind, Step, Strike};
+use tonic::Code;
+
+use crate::scene::is_uncertain;
+use crate::strikes::{go_on, strike_everywhere};
+use crate::world::{ENDING, Rpc, World};
+
+fn errors(step: &Step) -> Vec<Fault> {
+    let errors: &[Errno] = match (step.kind, step.name) {
+        (Kind::Look, _) => &[Errno::ENOMEM],
+        (Kind::Sync, _) => &[Errno::EIO],
+        (Kind::Effect, "mount" | "umount2" | "move_mount" | "mount_setattr" | "open_tree") => {
+            &[Errno::ENOMEM]
+        }
+        (Kind::Effect, "clone" | "clone3" | "vfork") => &[Errno::ENOMEM],
+        (Kind::Effect, "sendmsg") => &[Errno::ENOMEM],
+        // It cannot fail so: who signals has the process in hand.
+        (Kind::Effect, "pidfd_send_signal") => &[],
+        (
+            Kind::Effect,
+            "unlink" | "unlinkat" | "rmdir" | "chmod" | "fchmod" | "fchmodat" | "fchown" | "fchownat"
+            | "utimensat",
+        ) => &[Errno::EIO],
+        (Kind::Effect, _) => &[Errno::ENOSPC, Errno::EIO],
+    };
+    errors.iter().map(|errno| Fault::Fail(*errno)).collect()
+}
+
+/// The codes that the table has for what the machine refuses.
+const CODES: [Code; 3] = [Code::Internal, Code::Aborted, Code::Unavailable];
+
+fn failed(world: &mut World, strike: Strike, _number: usize) -> Result<bool> {
+    world.prepare().context("before the call")?;
+    let ground = world.ground();
+    let tracing = world.trace(Some(strike), || {})?;
+    let answer = world.call(&world.scene.caller());
+    let is_hit = tracing.finish()?.is_struck;
+    match &answer {
+        Ok(()) => world.ensure_as_asked().context("answered OK")?,
+        Err(status) => {
+            ensure!(CODES.contains(&status.code()), "{status:?}");
+            ensure!(status.message().contains("(os error "), "{status:?}");
+            let is_final = !is_uncertain(status) && !world.rpc.is_answered_early();
+            if is_final && !world.rpc.undoes() {
+                ground.verify(&world.scene.sandbox, ENDING).with_context(|| format!("{status:?}"))?;
+            }
+        }
+    }
+    go_on(world).map(|()| is_hit)
+}
+
+fn survives(rpc: Rpc) {
+    strike_everywhere(rpc, errors, failed);
+}
+
+#[test]
+fn create_volume_survives_errors() {
+    survives(Rpc::CreateVolume);
+}
+
+#[test]
+fn restore_survives_errors() {
+    survives(Rpc::Restore);
+}
+
+#[test]
+fn clone_survives_errors() {
+    survives(Rpc::Clone);
+}
+
+#[test]
+fn delete_volume_survives_errors() {
+    survives(Rpc::DeleteVolume);
+}
+
+#[test]
+fn create_snapshot_survives_errors() {
+    survives(Rpc::CreateSnapshot);
+}
+
+#[test]
+fn delete_snapshot_survives_errors() {
+    survives(Rpc::DeleteSnapshot);
+}
+
+#[test]
+fn controller_expand_survives_errors() {
+    survives(Rpc::ControllerExpand);
+}
+
+#[test]
+fn controller_publish_survives_errors() {
+    survives(Rpc::ControllerPublish);
+}
+
+#[test]
+fn controller_unpublish_survives_errors() {
+    survives(Rpc::ControllerUnpublish);
+}
+
+#[test]
+fn stage_survives_errors() {
+    survives(Rpc::Stage);
+}
+
+#[test]
+fn publish_survives_errors() {
+    survives(Rpc::Publish);
+}
+
+#[test]
+fn publish_read_only_survives_errors() {
+    survives(Rpc::PublishReadOnly);
+}
+
+#[test]
+fn node_expand_survives_errors() {
+    survives(Rpc::NodeExpand);
+}
+
+#[test]
+fn unpublish_survives_errors() {
+    survives(Rpc::Unpublish);
+}
+
+#[test]
+fn unstage_survives_errors() {
+    survives(Rpc::Unstage);
+}
+
+#[test]
+fn restore_by_copy_survives_errors() {
+    survives(Rpc::RestoreByCopy);
+}
+
+#[test]
+fn copy_snapshot_survives_errors() {
+    survives(Rpc::CopySnapshot);
+}

@@ -1,0 +1,92 @@
+//! A driver that was killed in a call, and whose successor is killed at every
+//! step of its repair, and of its start.
+
+use anyhow::{Context, Result, ensure};
+use tests::trace_steps::{Fault, Kind, Step, Strike};
+
+use crate::kills::kills;
+use crate::strikes::{call_struck, deal, go_on};
+use crate::world::{Rpc, World};
+
+/// Where the first driver is killed: after the last effect of this name, if it has one,
+/// on an object that ends so.
+#[derive(Debug, Clone, Copy)]
+struct Blow {
+    rpc: Rpc,
+    name: &'static str,
+    object: &'static str,
+}
+
+impl Blow {
+    fn of(self, steps: &[Step]) -> Strike {
+        let is_it = |step: &&Step| {
+            step.kind == Kind::Effect
+                && step.name.starts_with(self.name)
+                && step.object.ends_with(self.object)
+        };
+        let step = steps.iter().rfind(is_it).unwrap_or_else(|| panic!("{self:?} is none of {steps:#?}"));
+        Strike { step: step.clone(), fault: Fault::KillAfter }
+    }
+}
+
+/// Brings the driver to its death, as in the first blow.
+fn die(world: &mut World, first: &Strike) -> Result<()> {
+    let (answer, is_hit) = call_struck(world, first.clone())?;
+    ensure!(is_hit && answer.is_err(), "the first blow missed: {answer:?}");
+    world.scene.kill_driver();
+    Ok(())
+}
+
+fn repaired(world: &mut World, first: &Strike, second: Strike) -> Result<bool> {
+    die(world, first)?;
+    let is_hit = world.start_traced(Some(second)).context("the second start")?.is_struck;
+    if is_hit {
+        world.scene.restart_driver();
+    }
+    go_on(world).map(|()| is_hit)
+}
+
+fn survives(blow: Blow) {
+    let mut world = World::new(blow.rpc);
+    let calls = crate::strikes::record(&mut world).expect("an undisturbed call");
+    let first = blow.of(&calls);
+    die(&mut world, &first).expect("the first blow");
+    let steps = world.start_traced(None).expect("an undisturbed repair").steps;
+    go_on(&mut world).expect("after an undisturbed repair");
+    deal(world, &steps, kills, |world, strike, _| repaired(world, &first, strike));
+}
+
+#[test]
+fn repair_of_a_stage_survives_kills() {
+    survives(Blow { rpc: Rpc::Stage, name: "sendmsg", object: "" });
+}
+
+#[test]
+fn repair_of_a_publish_survives_kills() {
+    survives(Blow { rpc: Rpc::Publish, name: "", object: "/mount" });
+}
+
+#[test]
+fn repair_of_an_unstage_survives_kills() {
+    survives(Blow { rpc: Rpc::Unstage, name: "umount2", object: "/globalmount" });
+}
+
+#[test]
+fn repair_of_a_deletion_survives_kills() {
+    survives(Blow { rpc: Rpc::DeleteVolume, name: "renameat2", object: "/.up0" });
+}
+
+#[test]
+fn repair_of_a_snapshot_survives_kills() {
+    survives(Blow { rpc: Rpc::CreateSnapshot, name: "ioctl", object: "/file" });
+}
+
+#[test]
+fn repair_of_a_blocking_copy_survives_kills() {
+    survives(Blow { rpc: Rpc::CopySnapshot, name: "pwrite64", object: "/file" });
+}
+
+#[test]
+fn repair_of_a_restore_survives_kills() {
+    survives(Blow { rpc: Rpc::Restore, name: "ioctl", object: "/file" });
+}

@@ -1,0 +1,99 @@
+//! Which blows each step of an undisturbed call gets, and the count of those that hit.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tests::trace_steps::{Fault, Step, Strike};
+
+use crate::world::{Rpc, World};
+
+/// Threads make some of their calls in another order, or not at all, the next time.
+const ATTEMPTS: usize = 10;
+
+/// Every step of an undisturbed call.
+pub(crate) fn record(world: &mut World) -> Result<Vec<Step>> {
+    world.prepare()?;
+    let tracing = world.trace(None, || {})?;
+    let answer = world.call(&world.scene.caller());
+    let trace = tracing.finish()?;
+    answer?;
+    world.ensure_as_asked()?;
+    world.live_on()?;
+    world.end()?;
+    Ok(trace.steps)
+}
+
+/// Strikes at every step of an undisturbed call.
+pub(crate) fn strike_everywhere(
+    rpc: Rpc,
+    choose: impl Fn(&Step) -> Vec<Fault>,
+    strike: impl Fn(&mut World, Strike, usize) -> Result<bool>,
+) {
+    let mut world = World::new(rpc);
+    let steps = record(&mut world).expect("an undisturbed call");
+    deal(world, &steps, choose, strike);
+}
+
+/// Deals every blow that `choose` has for a step until it hits; `strike` says whether
+/// it did, and what was not as it should be. Its number is the blow's.
+pub(crate) fn deal(
+    mut world: World,
+    steps: &[Step],
+    choose: impl Fn(&Step) -> Vec<Fault>,
+    strike: impl Fn(&mut World, Strike, usize) -> Result<bool>,
+) {
+    let rpc = world.rpc;
+    let strikes: Vec<Strike> = steps
+        .iter()
+        .flat_map(|step| choose(step).into_iter().map(|fault| Strike { step: step.clone(), fault }))
+        .collect();
+    let mut findings = Vec::new();
+    let mut missed = Vec::new();
+    for (number, blow) in strikes.iter().enumerate() {
+        let mut outcome = Ok(false);
+        for _ in 0..ATTEMPTS {
+            outcome = catch_unwind(AssertUnwindSafe(|| strike(&mut world, blow.clone(), number)))
+                .unwrap_or_else(|_| Err(anyhow!("a panic, above")));
+            if !matches!(outcome, Ok(false)) {
+                break;
+            }
+        }
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => missed.push(format!("{}, {:?}", blow.step, blow.fault)),
+            Err(finding) => {
+                findings.push(format!("{}, {:?}: {finding:#}", blow.step, blow.fault));
+                drop(world);
+                world = World::new(rpc);
+            }
+        }
+    }
+    let title = format!("{rpc:?}: {} steps, {} strikes", steps.len(), strikes.len());
+    assert!(findings.is_empty(), "{title}, {} findings:\n{}", findings.len(), findings.join("\n"));
+    assert!(missed.is_empty(), "{title}, never hit:\n{}", missed.join("\n"));
+    assert!(!strikes.is_empty(), "{title}");
+}
+
+/// The call, with the blow; the answer, and whether it was hit.
+pub(crate) fn call_struck(world: &mut World, strike: Strike) -> Result<(Result<(), tonic::Status>, bool)> {
+    world.prepare().context("before the call")?;
+    let tracing = world.trace(Some(strike), || {})?;
+    let answer = world.call(&world.scene.caller());
+    let trace = tracing.finish()?;
+    Ok((answer, trace.is_struck))
+}
+
+/// The retry brings what was asked for; it can be used, and goes without a trace.
+pub(crate) fn go_on(world: &mut World) -> Result<()> {
+    world.retry()?;
+    world.ensure_as_asked().context("after the retry")?;
+    world.retry().context("once more")?;
+    world.ensure_as_asked().context("after one more")?;
+    world.live_on().context("later")?;
+    world.end()
+}
+
+pub(crate) fn ensure_refused(answer: &Result<(), tonic::Status>) -> Result<()> {
+    ensure!(answer.is_err(), "the killed driver answered");
+    Ok(())
+}
