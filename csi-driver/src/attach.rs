@@ -10,7 +10,8 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::handover::new_nonce;
 use crate::journal::{Attachment, VolumeRecord};
-use crate::node::stage::Health;
+use crate::mounts;
+use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
 
 /// In `publish_context`.
@@ -118,11 +119,18 @@ impl Driver {
     }
 
     fn check_unstaged(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        for target in record.targets.keys() {
+            if mounts::is_mounted(target, volume_id)? {
+                return Err(Error::StillPublished { volume_id: volume_id.clone(), path: target.clone() });
+            }
+        }
         let Some(stage) = &record.stage else { return Ok(()) };
         match self.health(volume_id, stage)? {
             // Left by a reboot or by a killed stage: nobody uses it.
-            Health::HalfDone | Health::Unmounted => Ok(()),
-            Health::Serving(_) | Health::DaemonDead => {
+            Health::HalfDone => Ok(()),
+            Health::Unmounted if !is_served(stage)? => Ok(()),
+            // Served and mounted nowhere: whoever has it open still writes to it.
+            Health::Unmounted | Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
                 let path = stage.staging_path.clone();
                 Err(Error::StillStaged { volume_id: volume_id.clone(), path })
             }

@@ -18,7 +18,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::journal::{Timestamp, VolumeRecord};
 use crate::limits;
-use crate::node::stage::Health;
+use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
 
 /// A connection to one volume's daemon.
@@ -159,11 +159,13 @@ impl Driver {
         }
         let Some(stage) = &record.stage else { return Ok(None) };
         match self.health(volume_id, stage)? {
-            Health::Serving(_) => {
+            // Where no path leads to it any more, whoever has it open still writes to it.
+            Health::Unmounted if !is_served(stage)? => Ok(None),
+            Health::Serving(_) | Health::Displaced(_) | Health::Unmounted => {
                 let dial = DialDir::of(&self.config.run_dir, volume_id);
                 Control::connect(&dial, volume_id, limits::CONTROL).map(Some)
             }
-            Health::HalfDone | Health::Unmounted | Health::DaemonDead => Ok(None),
+            Health::HalfDone | Health::DaemonDead => Ok(None),
         }
     }
 

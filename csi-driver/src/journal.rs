@@ -252,6 +252,7 @@ mod tests {
             serving: None,
             settings: Default::default(),
             data: None,
+            aborted: false,
         });
         record.targets.insert("/t".into(), TargetRecord { access, published: true });
         record.source = Some(Source::Volume(id.clone()));
@@ -280,6 +281,7 @@ mod tests {
             serving: Some(Serving { connection_minor: 5, daemon }),
             settings: Default::default(),
             data: None,
+            aborted: false,
         });
         record.targets.insert("/t".into(), TargetRecord { access, published: true });
         (id, record)

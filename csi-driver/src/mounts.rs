@@ -81,6 +81,35 @@ pub(crate) fn find(path: &Path, volume_id: &VolumeId) -> Result<Option<MountEntr
     }
 }
 
+/// Whether the volume is mounted at `path`, be it beneath something else.
+pub(crate) fn is_mounted(path: &Path, volume_id: &VolumeId) -> Result<bool> {
+    let all = mountinfo::read().step("read mountinfo")?;
+    Ok(all.iter().any(|mount| mount.mount_point == path && is_of(mount, volume_id)))
+}
+
+/// Where connection `minor` of the volume is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Whereabouts {
+    Nowhere,
+    /// Beneath something else, wherever it is.
+    Hidden,
+    /// All of it, and a path leads there.
+    At(Box<MountEntry>),
+}
+
+pub(crate) fn whereabouts(volume_id: &VolumeId, minor: u32) -> Result<Whereabouts> {
+    let is_it = |mount: &MountEntry| is_of(mount, volume_id) && mount.minor == minor;
+    let mut found = Whereabouts::Nowhere;
+    for mount in mountinfo::read().step("read mountinfo")?.into_iter().filter(is_it) {
+        let seen = mountinfo::at(&mount.mount_point).step("read mountinfo")?;
+        if mount.root == Path::new("/") && seen.is_some_and(|seen| seen.mount_id == mount.mount_id) {
+            return Ok(Whereabouts::At(Box::new(mount)));
+        }
+        found = Whereabouts::Hidden;
+    }
+    Ok(found)
+}
+
 fn is_of(entry: &MountEntry, volume_id: &VolumeId) -> bool {
     entry.fs_type == FS_TYPE && entry.source == volume_id.as_str()
 }

@@ -86,7 +86,7 @@ impl Driver {
             match self.health(volume_id, &stage)? {
                 // Left by a reboot or by a killed stage: nobody uses it.
                 Health::HalfDone | Health::Unmounted => self.tear_down(volume_id, &mut record)?,
-                Health::Serving(_) | Health::DaemonDead => {
+                Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
                     let path = stage.staging_path;
                     return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
                 }

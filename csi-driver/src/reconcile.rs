@@ -10,7 +10,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::VolumeRecord;
 use crate::launcher::{LaunchId, Launched};
-use crate::node::stage::Health;
+use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
 use std::time::Duration;
 
@@ -72,6 +72,16 @@ impl Driver {
         if let Some(stage) = record.stage.clone() {
             match self.health(volume_id, &stage)? {
                 Health::Serving(_) => self.adopt(volume_id, &record)?,
+                Health::Displaced(served) => {
+                    self.adopt(volume_id, &record)?;
+                    // Its pods are served all the same; the next stage or publish tries again.
+                    self.put_in_place(volume_id, &stage, served.as_deref())?;
+                }
+                // Whoever has it open, or in a mount namespace of its own, is served.
+                Health::Unmounted if is_served(&stage)? && !record.targets.is_empty() => {
+                    tracing::warn!(%volume_id, "the volume is served, and mounted nowhere any more");
+                    self.adopt(volume_id, &record)?;
+                }
                 // Its pods have ENOTCONN already; the next stage, publish or unstage clears it.
                 Health::DaemonDead => tracing::error!(%volume_id, "the volume's daemon is dead"),
                 Health::HalfDone | Health::Unmounted => self.tear_down(volume_id, &mut record)?,

@@ -1,6 +1,6 @@
 //! How this process's memory grows.
 
-#![expect(unsafe_code, reason = "mallopt(3) is a function of C")]
+#![cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "mallopt(3) is a function of C"))]
 
 use nix::errno::Errno;
 

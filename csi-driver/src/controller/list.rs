@@ -52,6 +52,7 @@ impl Driver {
             Some(stage) => match self.health(id, stage)? {
                 Health::Serving(_) => normal("served"),
                 Health::DaemonDead => daemon_ended(),
+                Health::Displaced(_) => abnormal("served, and not mounted where it is staged any more"),
                 Health::Unmounted => abnormal("staged, and not mounted any more"),
                 Health::HalfDone => being_staged(),
             },

@@ -143,6 +143,9 @@ pub(crate) struct StageRecord {
     /// The directory that the daemon serves; not known of an earlier version's.
     #[serde(default)]
     pub data: Option<DataId>,
+    /// Its connection was ended under it: it serves nobody, alive or not.
+    #[serde(default)]
+    pub aborted: bool,
 }
 
 /// Which directory a volume's data are: a pool's path may lead to another one by now.

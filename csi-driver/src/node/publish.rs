@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use linux::mountinfo::MountEntry;
 
@@ -11,7 +12,7 @@ use crate::error::{Error, Result, Step};
 use crate::journal::{StageRecord, TargetRecord, VolumeRecord};
 use crate::mounts::{self, WhenBusy};
 use crate::node::mount_point;
-use crate::node::stage::{StageWish, uncleared};
+use crate::node::stage::{StageWish, is_served, uncleared};
 use crate::volume::VolumeId;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,6 +155,7 @@ impl Driver {
         let when_busy = if is_served { WhenBusy::Refuse } else { WhenBusy::AbortNow };
         match (mounts::unmount(target, volume_id, when_busy), mounted) {
             (Err(Error::Busy { .. }), Some(minor)) if self.is_hung(volume_id, minor)? => {
+                self.give_up(volume_id, record)?;
                 mounts::unmount(target, volume_id, WhenBusy::AbortNow)?;
             }
             (outcome, _) => outcome?,
@@ -170,6 +172,24 @@ impl Driver {
         }
         record.targets.remove(target);
         self.journal.put(volume_id, record)
+    }
+}
+
+impl Driver {
+    /// Before the connection of a daemon that does not answer is aborted: whoever comes
+    /// next finds a volume that nobody serves, and serves it anew.
+    fn give_up(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        let Some(stage) = &mut record.stage else { return Ok(()) };
+        stage.aborted = true;
+        let daemon = stage.serving.map(|serving| serving.daemon);
+        self.journal.put(volume_id, record)?;
+        if let Some(daemon) = daemon
+            && !daemon.end(Duration::ZERO).step("end daemon")?
+        {
+            // In a frozen cgroup, or in a wait that nothing interrupts: it ends when it is let.
+            tracing::warn!(%volume_id, "the daemon that does not answer does not end either");
+        }
+        Ok(())
     }
 }
 
@@ -202,10 +222,8 @@ fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Re
 
 /// The connection whose daemon lives, wherever it is mounted.
 fn served_connection(record: &VolumeRecord) -> Result<Option<u32>> {
-    match record.stage.as_ref().and_then(|stage| stage.serving) {
-        Some(serving) if serving.daemon.is_alive().step("look at daemon")? => {
-            Ok(Some(serving.connection_minor))
-        }
+    match &record.stage {
+        Some(stage) if is_served(stage)? => Ok(stage.serving.map(|serving| serving.connection_minor)),
         Some(_) | None => Ok(None),
     }
 }

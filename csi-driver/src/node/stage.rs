@@ -26,7 +26,7 @@ use crate::journal::{DataId, Serving, StageRecord, VolumeRecord};
 use crate::launcher::LaunchSpec;
 use crate::launcher::settings::LaunchSettings;
 use crate::limits;
-use crate::mounts::{self, WhenBusy};
+use crate::mounts::{self, WhenBusy, Whereabouts};
 use crate::node::mount_point;
 use crate::pool::open_usage_file;
 use crate::volume::VolumeId;
@@ -36,8 +36,12 @@ use crate::volume::VolumeId;
 pub(crate) enum Health {
     /// The driver was killed, or failed and could not roll back, half-way.
     HalfDone,
-    /// Somebody else unmounted it, or the machine was rebooted.
+    /// Somebody else unmounted it everywhere, or the machine was rebooted.
     Unmounted,
+    /// Somebody else unmounted it, or mounted something on it, where it was staged. It
+    /// is served where it is published; `None` where no path leads to that either.
+    Displaced(Option<Box<MountEntry>>),
+    /// Or nobody's any more: its connection was aborted.
     DaemonDead,
     Serving(Box<MountEntry>),
 }
@@ -111,10 +115,9 @@ impl Driver {
     ) -> Result<()> {
         let mut unmounted = Vec::new();
         for target in record.targets.keys() {
-            match mounts::find(target, volume_id) {
-                Ok(Some(_)) => {}
-                Ok(None) | Err(Error::ForeignMount { .. }) => unmounted.push(target.clone()),
-                Err(e) => return Err(e),
+            // Beneath something else it is its pod's still.
+            if !mounts::is_mounted(target, volume_id)? {
+                unmounted.push(target.clone());
             }
         }
         if unmounted.is_empty() {
@@ -134,6 +137,10 @@ impl Driver {
         if let Some(stage) = record.stage.clone() {
             match self.health(volume_id, &stage)? {
                 Health::Serving(mount) => return same_stage(volume_id, &stage, wish).map(|()| *mount),
+                Health::Displaced(mount) => {
+                    same_stage(volume_id, &stage, wish)?;
+                    return self.put_in_place(volume_id, &stage, mount.as_deref());
+                }
                 broken @ (Health::HalfDone | Health::Unmounted | Health::DaemonDead) => {
                     tracing::info!(%volume_id, state = ?broken, "staging anew");
                     self.tear_down(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
@@ -148,16 +155,22 @@ impl Driver {
 
     pub(crate) fn health(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<Health> {
         let Some(serving) = stage.serving else { return Ok(Health::HalfDone) };
-        let mount = match mounts::find(&stage.staging_path, volume_id) {
-            Ok(Some(mount)) if mount.minor == serving.connection_minor => mount,
-            Ok(_) | Err(Error::ForeignMount { .. }) => return Ok(Health::Unmounted),
+        let staged = match mounts::find(&stage.staging_path, volume_id) {
+            Ok(staged) => staged.filter(|mount| mount.minor == serving.connection_minor),
+            Err(Error::ForeignMount { .. }) => None,
             Err(e) => return Err(e),
         };
-        if serving.daemon.is_alive().step("look at daemon")? {
-            Ok(Health::Serving(Box::new(mount)))
-        } else {
-            Ok(Health::DaemonDead)
-        }
+        let is_served = is_served(stage)?;
+        Ok(match staged {
+            Some(mount) if is_served => Health::Serving(Box::new(mount)),
+            Some(_) => Health::DaemonDead,
+            None if !is_served => Health::Unmounted,
+            None => match mounts::whereabouts(volume_id, serving.connection_minor)? {
+                Whereabouts::At(mount) => Health::Displaced(Some(mount)),
+                Whereabouts::Hidden => Health::Displaced(None),
+                Whereabouts::Nowhere => Health::Unmounted,
+            },
+        })
     }
 
     fn stage_anew(
@@ -176,6 +189,7 @@ impl Driver {
             serving: None,
             settings: wish.settings.clone(),
             data: None,
+            aborted: false,
         });
         self.journal.put(volume_id, record)?;
         self.try_stage(volume_id, record, wish).map_err(|cause| match self.tear_down(volume_id, record) {
@@ -253,6 +267,39 @@ impl Driver {
         Ok(mount)
     }
 
+    /// Mounts a volume that is served elsewhere where it is staged, once more. Its
+    /// daemon and its pods do not notice.
+    pub(crate) fn put_in_place(
+        &self,
+        volume_id: &VolumeId,
+        stage: &StageRecord,
+        served: Option<&MountEntry>,
+    ) -> Result<MountEntry> {
+        let path = &stage.staging_path;
+        let hidden = || Error::unusable("staging_target_path", path, "something is mounted on the volume");
+        let served = served.ok_or_else(hidden)?;
+        tracing::info!(%volume_id, path = %path.display(), "unmounted by somebody: mounted again");
+        // What somebody else mounted there is an error, and stays.
+        if mounts::find(path, volume_id)?.is_some() {
+            return Err(Error::unusable("staging_target_path", path, "an old mount of the volume is there"));
+        }
+        mount_point::close("staging_target_path", path)?;
+        linux::mount::bind(&served.mount_point, path).step("mount volume again")?;
+        // The bind has the flags of the target.
+        let remounted = linux::mount::remount_bind(path, mounts::flags(stage.access));
+        let seen = remounted.step("mount volume again").and_then(|()| mounts::find(path, volume_id));
+        match seen {
+            Ok(Some(mount)) if mount.same_root(served) => Ok(mount),
+            Ok(_) => Err(Error::unusable("staging_target_path", path, "a mount there is not seen")),
+            Err(cause) => match mounts::unmount_own(path, volume_id, WhenBusy::Hide) {
+                Ok(()) => Err(cause),
+                Err(rollback) => {
+                    Err(Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) })
+                }
+            },
+        }
+    }
+
     /// A pool that does not answer costs its caller no more than the limit.
     fn open_data(&self, volume_id: &VolumeId) -> Result<Data> {
         self.pool.check_present()?;
@@ -304,10 +351,7 @@ impl Driver {
     pub(super) fn take_away(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
         self.watch.stop(volume_id);
         let daemon = stage.serving.map(|serving| serving.daemon);
-        let is_served = match daemon {
-            Some(daemon) => daemon.is_alive().step("look at daemon")?,
-            None => false,
-        };
+        let is_served = is_served(stage)?;
         let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::AbortNow };
         mounts::unmount_own(&stage.staging_path, volume_id, when_busy)?;
         if let Some(launch) = &stage.launch {
@@ -330,6 +374,14 @@ impl Driver {
             Some(job) => Err(job.under_way(format!("volume {volume_id}"))),
             None => Ok(()),
         }
+    }
+}
+
+/// Whether somebody answers what is asked of the volume, wherever it is mounted.
+pub(crate) fn is_served(stage: &StageRecord) -> Result<bool> {
+    match stage.serving {
+        Some(serving) if !stage.aborted => serving.daemon.is_alive().step("look at daemon"),
+        Some(_) | None => Ok(false),
     }
 }
 

@@ -32,9 +32,11 @@ impl Driver {
     ) -> Result<NodeGetVolumeStatsResponse> {
         let (path, stage) = self.place(volume_id, volume_path)?;
         let (usage, abnormal) = match self.health(volume_id, &stage)? {
-            Health::Serving(staged) => self.measured(volume_id, &path, &staged)?,
+            Health::Serving(staged) | Health::Displaced(Some(staged)) => {
+                self.measured(volume_id, &path, &staged)?
+            }
             Health::DaemonDead => (Vec::new(), Some(DEAD)),
-            Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
+            Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
         };
         let message = abnormal.unwrap_or("served").to_owned();
         let condition = VolumeCondition { abnormal: abnormal.is_some(), message };

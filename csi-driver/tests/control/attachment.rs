@@ -6,7 +6,7 @@ use std::fs;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{
     ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, ListVolumesRequest,
-    NodeStageVolumeRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest,
 };
 use tonic::{Code, Status};
 
@@ -165,6 +165,28 @@ fn stage_without_the_attachment_is_refused() {
     stage(&caller, &id, &second).unwrap();
     caller.unstage(&id).unwrap();
     detach(&caller, &id, "").unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// Unmounted where it is staged by somebody else, it is written to all the same.
+#[test]
+fn a_volume_that_a_pod_writes_to_is_not_detached() {
+    let scene = Scene::start(attaching(&[]));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let context = attach(&caller, &id, NODE, Mode::SingleNodeWriter).unwrap();
+    stage(&caller, &id, &context).unwrap();
+    let publish = |request: &mut NodePublishVolumeRequest| {
+        request.volume_capability = Some(capability(Mode::SingleNodeWriter));
+        request.publish_context = context.clone();
+    };
+    caller.publish_with(&id, "pod", publish).unwrap();
+    linux::mount::unmount(&caller.staging_path(&id), linux::mount::UnmountMode::Detach).unwrap();
+    assert_refused(detach(&caller, &id, NODE), Code::FailedPrecondition, "still published at");
+    caller.unpublish(&id, "pod").unwrap();
+    caller.unstage(&id).unwrap();
+    detach(&caller, &id, NODE).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }

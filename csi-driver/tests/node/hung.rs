@@ -15,7 +15,7 @@ use crate::scene::{Flags, PATIENCE, Scene, mounted};
 
 /// How long a call on a volume whose daemon is stopped may take: the driver's own
 /// limits for a busy mount, a silent daemon and its end, and a slow machine.
-const BOUND: Duration = Duration::from_secs(40);
+pub(crate) const BOUND: Duration = Duration::from_secs(40);
 
 impl Scene {
     /// Signals the one daemon.
@@ -32,14 +32,14 @@ impl Scene {
     }
 }
 
-fn within<T>(limit: Duration, call: impl FnOnce() -> T) -> T {
+pub(crate) fn within<T>(limit: Duration, call: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let result = call();
     assert!(begun.elapsed() < limit, "{:?}", begun.elapsed());
     result
 }
 
-fn connection_of(path: &Path) -> u32 {
+pub(crate) fn connection_of(path: &Path) -> u32 {
     mounted(path).unwrap().minor
 }
 

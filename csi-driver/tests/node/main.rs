@@ -5,6 +5,7 @@
 
 mod access;
 mod bare;
+mod displaced;
 mod group;
 mod hung;
 mod metrics;

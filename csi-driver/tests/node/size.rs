@@ -15,18 +15,18 @@ use tonic::{Code, Status};
 
 use crate::scene::{Caller, Flags, Scene, create_request, text};
 
-const MI: i64 = 1 << 20;
+pub(crate) const MI: i64 = 1 << 20;
 
 fn range(required_bytes: i64, limit_bytes: i64) -> Option<CapacityRange> {
     Some(CapacityRange { required_bytes, limit_bytes })
 }
 
-fn create(caller: &Caller, name: &str, bytes: i64) -> String {
+pub(crate) fn create(caller: &Caller, name: &str, bytes: i64) -> String {
     let request = CreateVolumeRequest { capacity_range: range(bytes, 0), ..create_request(name) };
     caller.create(request).unwrap().volume_id
 }
 
-fn expand(caller: &Caller, volume_id: &str, bytes: i64) -> Result<i64, Status> {
+pub(crate) fn expand(caller: &Caller, volume_id: &str, bytes: i64) -> Result<i64, Status> {
     let request = ControllerExpandVolumeRequest {
         volume_id: volume_id.into(),
         capacity_range: range(bytes, 0),
@@ -55,7 +55,7 @@ fn node_expand(
 }
 
 /// What statfs of the volume says of bytes, as kubelet is told it: size and use.
-fn bytes_of(caller: &Caller, volume_id: &str, path: &Path) -> (i64, i64) {
+pub(crate) fn bytes_of(caller: &Caller, volume_id: &str, path: &Path) -> (i64, i64) {
     let usage = caller.stats(volume_id, path).unwrap().usage;
     let bytes = usage.iter().find(|u| u.unit == Unit::Bytes as i32).unwrap();
     (bytes.total, bytes.used)
