@@ -5,8 +5,9 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// PATH_MAX with its terminating zero.
+/// PATH_MAX without its terminating zero, and NAME_MAX.
 const MAX_BYTES: usize = 4095;
+const MAX_NAME_BYTES: usize = 255;
 
 /// Absolute, without `..` and without a zero byte, its symbolic links not looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +27,8 @@ impl HostPath {
             "not an absolute path"
         } else if text.len() > MAX_BYTES || text.contains('\0') {
             "longer than 4095 bytes or with a zero byte"
+        } else if path.components().any(|c| c.as_os_str().len() > MAX_NAME_BYTES) {
+            "a name in it is longer than 255 bytes"
         } else if path.components().any(|c| c == Component::ParentDir) || path.file_name().is_none() {
             "`..` or no name at its end"
         } else {
@@ -83,7 +86,8 @@ mod tests {
 
     #[test]
     fn relative_and_climbing_paths_are_refused() {
-        for text in ["some/path", "/a/../b", "/", "/a\0b"] {
+        let long = format!("/a/{}/b", "n".repeat(256));
+        for text in ["some/path", "/a/../b", "/", "/a\0b", &long] {
             assert!(
                 matches!(HostPath::parse("target_path", text), Err(Error::InvalidField { .. })),
                 "{text:?}"

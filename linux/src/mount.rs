@@ -10,7 +10,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 
 use crate::{Error, Result};
@@ -150,6 +150,15 @@ pub fn open_tree_clone(path: &Path) -> Result<OwnedFd> {
 pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
     rustix::mount::move_mount(tree, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
         .map_err(|e| Error::at("move_mount", target, e))
+}
+
+/// The minor number of the device of a mount's files, as mountinfo shows it. The file
+/// system is not asked (statx(2), `AT_STATX_DONT_SYNC`): a FUSE daemon may be stuck.
+pub fn minor_of(tree: impl AsFd) -> Result<u32> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(tree, "", flags, StatxFlags::empty())
+        .map(|found| found.stx_dev_minor)
+        .map_err(|e| Error::new("statx", "a mount", e))
 }
 
 /// A new, still unmounted FUSE connection.

@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Dir, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::error::{Error, Result, Step};
 
@@ -14,20 +15,40 @@ const BARE_MODE: u32 = 0;
 
 /// The directory that the caller made, closed. Called with nothing mounted there.
 pub(crate) fn close(field: &'static str, path: &Path) -> Result<()> {
-    let unusable = |reason: String| Error::unusable(field, path, reason);
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(dir) => File::from(dir),
-        // A link is neither followed nor mounted on: a bind mount would lead out of the pod.
-        Err(rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
-            return Err(unusable("not a directory".to_owned()));
-        }
-        Err(e @ rustix::io::Errno::NOENT) => return Err(unusable(std::io::Error::from(e).to_string())),
-        Err(e) => return Err(linux::Error::at("open", path, e)).step("close mount point"),
-    };
-    dir.set_permissions(Permissions::from_mode(BARE_MODE))
+    open_empty(field, path)?
+        .set_permissions(Permissions::from_mode(BARE_MODE))
         .map_err(|e| linux::Error::at("chmod", path, e))
         .step("close mount point")
+}
+
+/// Whether [`make`] may do its work. Called with nothing mounted there.
+pub(crate) fn check(field: &'static str, path: &Path) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        _ => open_empty(field, path).map(drop),
+    }
+}
+
+fn open_empty(field: &'static str, path: &Path) -> Result<File> {
+    let unusable = |reason: String| Error::unusable(field, path, reason);
+    let failed = |op| move |e| Err(linux::Error::at(op, path, e)).step("look at mount point");
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(dir) => dir,
+        // A link is neither followed nor mounted on: a bind mount would lead out of the pod.
+        Err(Errno::NOTDIR | Errno::LOOP) => return Err(unusable("not a directory".to_owned())),
+        Err(e @ Errno::NOENT) => return Err(unusable(std::io::Error::from(e).to_string())),
+        Err(e) => return failed("open")(e),
+    };
+    // What is in there would be hidden, and in the way when the volume goes.
+    let mut entries = match Dir::read_from(&dir) {
+        Ok(entries) => entries,
+        Err(e) => return failed("list")(e),
+    };
+    if entries.any(|entry| entry.is_ok_and(|entry| ![c".", c".."].contains(&entry.file_name()))) {
+        return Err(unusable("not an empty directory".to_owned()));
+    }
+    Ok(File::from(dir))
 }
 
 /// A closed directory, new or found. CSI spec, NodePublishVolume: the caller has
@@ -36,6 +57,9 @@ pub(crate) fn make(field: &'static str, path: &Path) -> Result<()> {
     match DirBuilder::new().mode(BARE_MODE).create(path) {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == ErrorKind::AlreadyExists => close(field, path),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Err(Error::unusable(field, path, format!("its parent: {e}")))
+        }
         Err(e) => Err(linux::Error::at("create", path, e)).step("create mount point"),
     }
 }
@@ -95,6 +119,13 @@ mod tests {
         std::os::unix::fs::symlink(at("linked"), at("link")).unwrap();
         std::fs::write(at("file"), "").unwrap();
         let before = mode("linked");
+        std::fs::create_dir(at("used")).unwrap();
+        std::fs::write(at("used/precious"), "").unwrap();
+        for act in [make, close] {
+            let message = act("target_path", &at("used")).unwrap_err().to_string();
+            assert!(message.ends_with("used: not an empty directory"), "{message}");
+        }
+        assert_eq!(mode("used"), before, "it is left as it was");
         for wrong in ["link", "file"] {
             let message = make("target_path", &at(wrong)).unwrap_err().to_string();
             assert!(message.starts_with("target_path ") && message.ends_with("not a directory"), "{message}");

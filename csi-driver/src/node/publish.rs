@@ -27,6 +27,7 @@ impl Driver {
     /// NodePublishVolume. A volume whose daemon died is staged anew first: kubelet
     /// does not stage again what it believes staged.
     pub(crate) fn publish(&self, volume_id: &VolumeId, wish: &PublishWish) -> Result<()> {
+        check_apart(wish)?;
         let mut record = self.journal.get(volume_id)?;
         let target = &wish.target_path;
         let is_known = record.targets.contains_key(target);
@@ -51,7 +52,12 @@ impl Driver {
                     return Ok(());
                 }
             }
-            None => self.check_new_target(volume_id, &mut record, wish)?,
+            None => {
+                if mounted.is_none() {
+                    mount_point::check("target_path", target)?;
+                }
+                self.check_new_target(volume_id, &mut record, wish)?;
+            }
         }
         record.targets.insert(target.clone(), TargetRecord { access: wish.access, published: false });
         self.journal.put(volume_id, &record)?;
@@ -96,17 +102,32 @@ impl Driver {
         record: &mut VolumeRecord,
         wish: &PublishWish,
     ) -> Result<()> {
-        if wish.access.mode.allows_second_target() {
+        let is_shared = |record: &VolumeRecord| {
+            record
+                .targets
+                .values()
+                .map(|found| &found.access)
+                .chain([&wish.access])
+                .all(|access| access.mode.allows_second_target())
+        };
+        if is_shared(record) {
             return Ok(());
         }
         self.forget_unmounted_targets(volume_id, record)?;
-        match record.targets.keys().next() {
-            None => Ok(()),
-            Some(published) => Err(Error::SecondTarget {
+        // That which forbids another, where there is one.
+        let published =
+            record.targets.iter().min_by_key(|(_, found)| found.access.mode.allows_second_target());
+        match published {
+            Some((published, found)) if !is_shared(record) => Err(Error::SecondTarget {
                 volume_id: volume_id.clone(),
                 published: published.clone(),
-                mode: wish.access.mode,
+                mode: if found.access.mode.allows_second_target() {
+                    wish.access.mode
+                } else {
+                    found.access.mode
+                },
             }),
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -124,8 +145,8 @@ impl Driver {
             mounts::unmount(target, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
         }
         mount_point::make("target_path", target)?;
-        linux::mount::bind(&wish.staging_path, target).step("publish volume")?;
-        // The bind has the flags of the staged mount.
+        attach(staged, target)?;
+        // It has the flags of the staged mount.
         if !mounts::is_as_wanted(staged, wish.access) {
             let staged_flags = record.stage.as_ref().map(|stage| stage.access.flags).unwrap_or_default();
             let access = Access { flags: wish.access.flags.with(staged_flags), ..wish.access };
@@ -193,6 +214,26 @@ impl Driver {
     }
 }
 
+/// The staged volume at `target`, and nothing else that may have come to its place since.
+fn attach(staged: &MountEntry, target: &Path) -> Result<()> {
+    let path = &staged.mount_point;
+    let tree = linux::mount::open_tree_clone(path).step("publish volume")?;
+    if linux::mount::minor_of(&tree).step("publish volume")? != staged.minor {
+        return Err(Error::unusable("staging_target_path", path, "the volume has just been unmounted there"));
+    }
+    linux::mount::move_mount(&tree, target).step("publish volume")
+}
+
+/// A target in the volume itself, or one that the volume is beneath, would be taken for its stage.
+fn check_apart(wish: &PublishWish) -> Result<()> {
+    let (staging, target) = (&wish.staging_path, &wish.target_path);
+    if target.starts_with(staging) || staging.starts_with(target) {
+        let reason = format!("not apart from staging_target_path {}", staging.display());
+        return Err(Error::invalid("target_path", target.to_string_lossy(), reason));
+    }
+    Ok(())
+}
+
 /// Same file system and same directory of it as the staged mount, with the flags that are wanted.
 fn is_right(mount: &MountEntry, staged: &MountEntry, access: Access) -> bool {
     mount.same_root(staged) && mounts::is_as_wanted(mount, access)
@@ -209,7 +250,15 @@ fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Re
         });
     }
     let is_synced = |access: Access| access.flags.contains(MountFlag::Sync);
-    if (stage.access.read_only && !wanted.read_only) || (is_synced(wanted) && !is_synced(stage.access)) {
+    // A mount has one rule for access times, and the stage's flags are every publish's.
+    let rules = [MountFlag::Noatime, MountFlag::Relatime];
+    let has = |access: Access, flag| access.flags.contains(flag);
+    let contradicts = rules.iter().any(|&flag| has(wanted, flag) && !has(stage.access, flag))
+        && rules.iter().any(|&flag| has(stage.access, flag));
+    if (stage.access.read_only && !wanted.read_only)
+        || (is_synced(wanted) && !is_synced(stage.access))
+        || contradicts
+    {
         return Err(Error::StagedOtherwise {
             volume_id: volume_id.clone(),
             path: stage.staging_path.clone(),

@@ -2,9 +2,15 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use proto::csi::volume_capability::access_mode::Mode;
-use proto::csi::{CapacityRange, CreateVolumeRequest, NodeStageVolumeRequest, Topology, TopologyRequirement};
+use proto::csi::volume_capability::{AccessType, MountVolume};
+use proto::csi::{
+    CapacityRange, CreateVolumeRequest, NodeStageVolumeRequest, Topology, TopologyRequirement,
+    VolumeCapability,
+};
 use tonic::{Code, Status};
 
 use crate::scene::{Flags, GI, PATIENCE, Scene, capability, create_request, mounted, text};
@@ -232,6 +238,76 @@ fn paths_that_are_something_else_are_left_alone() {
     caller.unpublish(&id, "one").unwrap();
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_target_that_cannot_be_mounted_on_is_refused_before_anything_is_done() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    let journaled = || scene.journal(&id);
+    let before = journaled();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+
+    let used = caller.target_path("used");
+    fs::create_dir_all(&used).unwrap();
+    fs::write(used.join("precious"), "x").unwrap();
+    let found = mode(&used);
+    let publish = |path: &Path| {
+        let path = text(path);
+        caller.publish_with(&id, "used", |r| r.target_path = path)
+    };
+    let code = Code::FailedPrecondition;
+    assert_refused(publish(&used), code, "pv/mount: not an empty directory");
+    assert_eq!((mode(&used), fs::read(used.join("precious")).unwrap()), (found, b"x".to_vec()));
+    assert_refused(publish(&used.join("no/parent")), code, "target_path");
+    assert_refused(publish(&used.join("precious/below")), code, "target_path");
+    assert_refused(publish(&used.join("n".repeat(256))), Code::InvalidArgument, "longer than 255 bytes");
+    let staging = caller.staging_path(&id);
+    for path in [staging.clone(), staging.join("below"), staging.parent().unwrap().into()] {
+        assert_refused(publish(&path), Code::InvalidArgument, "not apart from staging_target_path");
+    }
+    assert!(mounted(&staging).is_some());
+    assert_eq!(journaled(), before);
+
+    fs::remove_dir_all(&used).unwrap();
+    publish(&used).unwrap();
+    caller.take_down(&id, &["used"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn an_exclusive_target_forbids_a_shared_one_and_contradictions_are_named() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let with = |mode, flags: &[&str]| {
+        let mount_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let mount = MountVolume { mount_flags, ..Default::default() };
+        VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(mode) }
+    };
+    let publish = |pod, capability| caller.publish_with(&id, pod, |r| r.volume_capability = Some(capability));
+    let (single, multi) = (Mode::SingleNodeSingleWriter, Mode::SingleNodeMultiWriter);
+    fs::create_dir_all(caller.staging_path(&id)).unwrap();
+    let stage = NodeStageVolumeRequest {
+        volume_id: id.clone(),
+        staging_target_path: text(&caller.staging_path(&id)),
+        volume_capability: Some(with(multi, &["noatime"])),
+        ..Default::default()
+    };
+    caller.node(async |mut n| n.node_stage_volume(stage).await).unwrap();
+    assert_refused(publish("one", with(multi, &["relatime"])), Code::AlreadyExists, "noatime");
+    publish("one", with(single, &[])).unwrap();
+    assert_refused(
+        publish("two", with(multi, &[])),
+        Code::FailedPrecondition,
+        "SINGLE_NODE_SINGLE_WRITER allows no second target",
+    );
+    caller.unpublish(&id, "one").unwrap();
+    publish("two", with(multi, &["noatime"])).unwrap();
+    caller.take_down(&id, &["two"]).unwrap();
     scene.assert_nothing_left();
 }
 
