@@ -44,8 +44,7 @@ fn failed(world: &mut World, strike: Strike, _number: usize) -> Result<bool> {
         Err(status) => {
             ensure!(CODES.contains(&status.code()), "{status:?}");
             ensure!(status.message().contains("(os error "), "{status:?}");
-            let is_final = !is_uncertain(status) && !world.rpc.is_answered_early();
-            if is_final && !world.rpc.undoes() {
+            if world.rpc.fails_without_a_trace() && !is_uncertain(status) {
                 ground.verify(&world.scene.sandbox, ENDING).with_context(|| format!("{status:?}"))?;
             }
         }
@@ -140,4 +139,14 @@ fn restore_by_copy_survives_errors() {
 #[test]
 fn copy_snapshot_survives_errors() {
     survives(Rpc::CopySnapshot);
+}
+
+#[test]
+fn park_survives_errors() {
+    survives(Rpc::Park);
+}
+
+#[test]
+fn unpark_survives_errors() {
+    survives(Rpc::Unpark);
 }

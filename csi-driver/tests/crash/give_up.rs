@@ -121,3 +121,13 @@ fn unstage_survives_a_caller_that_gives_up() {
 fn restore_by_copy_survives_a_caller_that_gives_up() {
     survives(Rpc::RestoreByCopy);
 }
+
+#[test]
+fn park_survives_a_caller_that_gives_up() {
+    survives(Rpc::Park);
+}
+
+#[test]
+fn unpark_survives_a_caller_that_gives_up() {
+    survives(Rpc::Unpark);
+}

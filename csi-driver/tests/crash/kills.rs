@@ -134,3 +134,13 @@ fn restore_by_copy_survives_kills() {
 fn copy_snapshot_survives_kills() {
     survives(Rpc::CopySnapshot);
 }
+
+#[test]
+fn park_survives_kills() {
+    survives(Rpc::Park);
+}
+
+#[test]
+fn unpark_survives_kills() {
+    survives(Rpc::Unpark);
+}

@@ -23,7 +23,9 @@ use tonic::Status;
 use crate::kit::{
     self, BLOCKING_COPY, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, list_snapshots,
 };
-use crate::scene::{Caller, Flags, GI, NODE, PATIENCE, Scene, capability, is_uncertain, mounted, text};
+use crate::scene::{
+    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, is_uncertain, mounted, text,
+};
 use crate::tree;
 
 const POD: &str = "one";
@@ -61,6 +63,10 @@ pub(crate) enum Rpc {
     NodeExpand,
     Unpublish,
     Unstage,
+    /// Unstage of a volume whose daemon is to wait for the next stage.
+    Park,
+    /// Stage of a volume whose daemon waits.
+    Unpark,
 }
 
 impl Rpc {
@@ -73,12 +79,16 @@ impl Rpc {
                 | Self::ControllerUnpublish
                 | Self::Unpublish
                 | Self::Unstage
+                | Self::Park
         )
     }
 
     /// Whether a call takes back what this one began, answered or not.
     pub(crate) fn is_undone_by_another(self) -> bool {
-        matches!(self, Self::Stage | Self::Publish | Self::PublishReadOnly | Self::ControllerPublish)
+        matches!(
+            self,
+            Self::Stage | Self::Publish | Self::PublishReadOnly | Self::ControllerPublish | Self::Unpark
+        )
     }
 
     fn is_nodes(self) -> bool {
@@ -90,7 +100,13 @@ impl Rpc {
                 | Self::NodeExpand
                 | Self::Unpublish
                 | Self::Unstage
+                | Self::Park
+                | Self::Unpark
         )
+    }
+
+    fn parks(self) -> bool {
+        matches!(self, Self::Park | Self::Unpark)
     }
 
     fn attaches(self) -> bool {
@@ -112,9 +128,11 @@ impl Rpc {
         self.copies_on().is_some()
     }
 
-    /// Whether a failure is of something that was answered before, and stays until it is deleted.
-    pub(crate) fn is_answered_early(self) -> bool {
-        self == Self::CopySnapshot
+    /// Whether a failure that is final leaves all as it was. Not of a copy that was
+    /// answered before it failed, which stays until it is deleted; nor for a daemon that
+    /// waited, which has ended then.
+    pub(crate) fn fails_without_a_trace(self) -> bool {
+        !self.undoes() && !matches!(self, Self::CopySnapshot | Self::Unpark)
     }
 }
 
@@ -159,7 +177,11 @@ impl World {
                 caller.publish(&self.source, POD)?;
             }
             _ => {
-                self.volume = caller.create_named(NAME)?;
+                let mut request = create_request(NAME);
+                if self.rpc.parks() {
+                    request.parameters = [("mountPodDeleteDelaySeconds".into(), "3600".into())].into();
+                }
+                self.volume = caller.create(request)?.volume_id;
                 tree::make(&data(&self.scene, &self.volume));
             }
         }
@@ -170,6 +192,13 @@ impl World {
                 caller.stage(&self.volume)?;
                 let target = caller.target_path(POD);
                 fs::create_dir_all(target.parent().context("a target has a parent")?)?;
+            }
+            Rpc::Park => caller.stage(&self.volume)?,
+            Rpc::Unpark => {
+                caller.stage(&self.volume)?;
+                caller.unstage(&self.volume)?;
+                self.ensure_daemons(1).context("parked")?;
+                fs::create_dir_all(caller.staging_path(&self.volume))?;
             }
             Rpc::ControllerExpand | Rpc::NodeExpand | Rpc::Unpublish => {
                 caller.stage(&self.volume)?;
@@ -212,7 +241,8 @@ impl World {
             }
             Rpc::NodeExpand => self.expand_on_node(caller)?,
             Rpc::Unpublish => caller.unpublish(&self.volume, POD)?,
-            Rpc::Unstage => caller.unstage(&self.volume)?,
+            Rpc::Unstage | Rpc::Park => caller.unstage(&self.volume)?,
+            Rpc::Unpark => caller.stage(&self.volume)?,
         }
         Ok(())
     }
@@ -380,6 +410,18 @@ impl World {
                 let written = fs::write(caller.target_path(POD).join("new"), "").map_err(|e| e.kind());
                 ensure!(written == Err(std::io::ErrorKind::ReadOnlyFilesystem), "a write: {written:?}");
                 Ok(())
+            }
+            Rpc::Park => {
+                // After a blow it does not wait.
+                ensure!(mounted(&caller.staging_path(&self.volume)).is_none(), "it is mounted");
+                ensure!(self.scene.daemons().len() <= 1, "{:?}", self.scene.daemons());
+                tree::ensure_whole(&data_of(&self.volume))
+            }
+            Rpc::Unpark => {
+                let path = caller.staging_path(&self.volume);
+                self.ensure_mounted(&path)?;
+                self.ensure_one_daemon()?;
+                tree::ensure_whole(&path)
             }
             Rpc::Unstage => {
                 ensure!(mounted(&caller.staging_path(&self.volume)).is_none(), "it is mounted");
