@@ -434,6 +434,9 @@ mod tests {
         ));
         journal.admit_snapshot(&s, &s_record, Room { pool_bytes: 10, promised_bytes: 11 }).unwrap();
         assert_eq!(journal.committed_bytes(), 11);
+        let failed = SnapshotRecord { phase: SnapshotPhase::Failed { reason: "why".into() }, ..s_record };
+        journal.snapshots().put(&s, &failed).unwrap();
+        assert_eq!(journal.committed_bytes(), 6, "nothing is left of a failed one but its word");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::records::{SnapshotRecord, VolumeRecord};
+use super::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::error::{Error, Result, Step};
 use crate::volume::{SnapshotId, VolumeId};
 
@@ -64,7 +64,8 @@ impl Record for VolumeRecord {
 
 impl Record for SnapshotRecord {
     fn committed_bytes(&self) -> u64 {
-        self.used_bytes
+        // What was copied of a failed one is gone; its word stays.
+        if let SnapshotPhase::Failed { .. } = self.phase { 0 } else { self.used_bytes }
     }
 }
 
