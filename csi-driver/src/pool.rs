@@ -388,9 +388,12 @@ fn fs_type(dir: &Path) -> linux::Result<String> {
 /// Creates and removes a file in `dir`: what a read-only or vanished file system refuses.
 pub(crate) fn probe_dir(dir: &Path) -> linux::Result<()> {
     let path = dir.join(format!(".probe.{}.tmp", std::process::id()));
-    std::fs::write(&path, b"probe")
-        .and_then(|()| std::fs::remove_file(&path))
-        .map_err(|e| linux::Error::at("write", &path, e))
+    let written = std::fs::write(&path, b"probe");
+    let removed = match std::fs::remove_file(&path) {
+        Err(e) if written.is_err() && e.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    };
+    written.and(removed).map_err(|e| linux::Error::at("write", &path, e))
 }
 
 fn private_dir(dir: &Path) -> linux::Result<()> {

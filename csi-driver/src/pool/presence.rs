@@ -3,7 +3,10 @@
 //!
 //! A pool is known by the id in its file `.hawser-pool`, which the state
 //! directory remembers. Where a file system should be mounted and is not, there is
-//! no such file, and nothing is ever made in the bare directory beneath.
+//! no such file, and nothing is ever made in the bare directory beneath. A state
+//! directory that remembers no pool takes none that has volumes: they are another
+//! driver's, or its own journal is lost. An empty one gets an id of its own, by
+//! which another driver sees that it is taken.
 //!
 //! One thread looks, and only when it is asked; whoever asks waits a limited
 //! time, and not at all while an earlier look is stuck.
@@ -13,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Mode, mkdirat, statat};
+use rustix::fs::{AtFlags, Mode, fstat, fstatfs, mkdirat, statat};
 use rustix::io::Errno;
 
 use super::{PARTS, Traits, open_root, private_dir_all, traits_of};
@@ -150,36 +153,46 @@ fn same(pool: &Path, wanted: Option<&str>, found: Option<&str>) -> Result<()> {
     match (wanted, found) {
         (Some(wanted), Some(found)) if wanted != found => away(format!("it is pool {found}, not {wanted}")),
         (Some(wanted), None) => away(format!("no {MARKER} says that it is pool {wanted}")),
+        (None, Some(_)) if super::stored(pool) != Default::default() => away(format!(
+            "it has volumes that the state directory knows nothing of: put that back, or remove {MARKER} \
+             to forget them"
+        )),
         (Some(_), Some(_)) | (None, _) => Ok(()),
     }
 }
 
-/// `traits` are found out once: they are those of one file system.
-fn look(pool: &Path, remembered: &Path, traits: &mut Option<Traits>) -> Result<Traits> {
+/// A file system, as far as two that are mounted one after the other differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FsId {
+    device: u64,
+    fs_type: i64,
+}
+
+/// `traits` are found out once for each file system.
+fn look(pool: &Path, remembered: &Path, traits: &mut Option<(FsId, Traits)>) -> Result<Traits> {
     let marker = pool.join(MARKER);
     let (wanted, found) = (read_id(remembered)?, read_id(&marker)?);
     same(pool, wanted.as_deref(), found.as_deref())?;
     match (wanted, found) {
         (Some(_), _) => {}
-        (None, Some(found)) => write_id(remembered, &found)?,
-        (None, None) => {
+        (None, _) => {
             private_dir_all(pool).step("create pool")?;
             let id = crate::handover::new_nonce()?[..ID_DIGITS].to_owned();
-            // The pool's first: killed between the two, the next start takes it for known.
+            // The pool's first: killed between the two, the next start begins anew.
             write_id(&marker, &id)?;
             write_id(remembered, &id)?;
         }
     }
-    make_parts(pool)?;
+    let fs = make_parts(pool)?;
     match traits {
-        Some(known) => Ok(known.clone()),
-        None => traits_of(pool).map(|found| traits.insert(found).clone()),
+        Some((known, found)) if *known == fs => Ok(found.clone()),
+        _ => traits_of(pool).map(|found| traits.insert((fs, found)).1.clone()),
     }
 }
 
 /// Makes the pool's directories where they are missing: of a new pool, of one from a
 /// backup, and where somebody cleaned up.
-fn make_parts(pool: &Path) -> Result<()> {
+fn make_parts(pool: &Path) -> Result<FsId> {
     let dir = open_root(pool).step("look at pool")?;
     let is_there = |name: &str| match statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => Ok(true),
@@ -197,7 +210,9 @@ fn make_parts(pool: &Path) -> Result<()> {
                 .step("create pool")?;
         }
     }
-    Ok(())
+    let failed = |e| linux::Error::at("look at", pool, e);
+    let found = fstat(&dir).and_then(|at| Ok((at.st_dev, fstatfs(&dir)?.f_type)));
+    found.map(|(device, fs_type)| FsId { device, fs_type }).map_err(failed).step("look at pool")
 }
 
 fn read_id(path: &Path) -> Result<Option<String>> {
@@ -235,7 +250,7 @@ mod tests {
                 Err("answered".to_owned())
             });
         });
-        let limit = Duration::from_millis(50);
+        let limit = Duration::from_millis(500);
         assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
         let begun = Instant::now();
         assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
@@ -280,6 +295,30 @@ mod tests {
         std::fs::remove_dir(&pool).unwrap();
         std::fs::rename(&aside, &pool).unwrap();
         check(&pool).unwrap();
+    }
+
+    #[test]
+    fn a_pool_with_volumes_is_only_its_own_drivers_and_an_empty_one_the_last_comers() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second, pool] = ["first", "second", "pool"].map(|name| dir.path().join(name));
+        let check = |state: &Path| {
+            std::fs::create_dir_all(state).unwrap();
+            Presence::watch(&pool, state, Duration::from_secs(10)).unwrap().check().map(drop)
+        };
+        check(&first).unwrap();
+        check(&second).unwrap();
+        let taken = check(&first).unwrap_err().to_string();
+        assert!(taken.contains("it is pool ") && taken.contains(", not "), "{taken}");
+        std::fs::create_dir(pool.join("volumes/vol-0123456789abcdef0123456789abcdef")).unwrap();
+        check(&second).unwrap();
+        let third = dir.path().join("third");
+        let refused = check(&third).unwrap_err().to_string();
+        assert!(refused.contains("it has volumes that the state directory knows nothing of"), "{refused}");
+        assert!(!third.join(REMEMBERED).exists());
+        check(&second).unwrap();
+        // Said by a person: forget them.
+        std::fs::remove_file(pool.join(MARKER)).unwrap();
+        check(&third).unwrap();
     }
 
     #[test]
