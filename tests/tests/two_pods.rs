@@ -234,6 +234,54 @@ fn the_daemon_goes_with_the_last_pod_and_not_before() {
 }
 
 #[test]
+fn a_parked_mount_pod_serves_the_next_pod() {
+    a_parked_daemon_serves_the_next_pod(Launcher::Manifest);
+}
+
+#[test]
+fn a_parked_child_process_serves_the_next_pod() {
+    a_parked_daemon_serves_the_next_pod(Launcher::Process);
+}
+
+fn a_parked_daemon_serves_the_next_pod(launcher: Launcher) {
+    let sandbox = Sandbox::new();
+    let node = Node::start(&sandbox, NodeOptions { launcher, ..NodeOptions::default() }).unwrap();
+    let idle = node.leak_check().unwrap();
+    node.put_class().unwrap();
+    let patient = manifests::class("patient", "csi.hawser.dev");
+    let patient = format!("{patient}parameters: {{mountPodDeleteDelaySeconds: \"3600\"}}\n");
+    node.put_manifest("patient.yaml", &patient).unwrap();
+    node.put_manifest("claim.yaml", &manifests::claim_of_class("shared", "64Mi", "patient")).unwrap();
+    let mut daemons = Vec::new();
+    for (name, args) in
+        [("writer", ["write", "/data/note", "kept"].as_slice()), ("reader", &["cat", "/data/note"])]
+    {
+        let pod = manifests::Pod::new(name, args).with_claim("shared");
+        let file = format!("{name}.yaml");
+        node.put_manifest(&file, &pod.yaml()).unwrap();
+        node.wait_for_phase(name, "Succeeded").unwrap();
+        if name == "reader" {
+            assert_eq!(node.logs(name).unwrap(), "kept\n");
+        }
+        node.remove_manifest(&file).unwrap();
+        node.wait_for_no_pod(name).unwrap();
+        eventually("the volume is mounted nowhere", PATIENCE, || {
+            let seen = linux::mountinfo::read()?;
+            ensure!(seen.iter().all(|mount| mount.fs_type != "fuse.hawser"), "{seen:?}");
+            Ok(())
+        })
+        .unwrap();
+        daemons.extend(node.processes("hawser-volume").unwrap());
+    }
+    let is_one = daemons.len() == 2 && daemons[0] == daemons[1];
+    assert!(is_one, "one and the same: {daemons:?}\n{}", node.outputs());
+    // Its claim's deletion deletes the volume, and with it the daemon.
+    node.remove_manifest("claim.yaml").unwrap();
+    node.delete("pvc", "shared").unwrap();
+    node.finish(&idle).unwrap();
+}
+
+#[test]
 fn the_long_lived_processes_hold_no_more_descriptors_after_many_pods() {
     let sandbox = Sandbox::new();
     let mut node = Node::start(&sandbox, NodeOptions::default()).unwrap();

@@ -11,11 +11,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use prost::Message;
 use proto::control::{Done, Pong, Reply, Request, Usage, reply, request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
 use self::pauses::{Pauses, Who, refused};
 use self::scrapes::Scrapes;
@@ -150,12 +152,14 @@ impl Desk {
 
     fn accept(&mut self) {
         let Ok(fd) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) else { return };
-        match sockopt::socket_peercred(&fd) {
-            Ok(peer) if peer.uid.is_root() => {
+        // Seen from a pod's pid namespace the driver has pid 0, which is nobody's: only
+        // the owner is asked for.
+        match getsockopt(&fd, PeerCredentials) {
+            Ok(peer) if peer.uid() == 0 => {
                 self.connections.push(Connection { who: self.next, fd });
                 self.next += 1;
             }
-            Ok(peer) => tracing::warn!(uid = peer.uid.as_raw(), "control socket: turned a stranger away"),
+            Ok(peer) => tracing::warn!(uid = peer.uid(), "control socket: turned a stranger away"),
             Err(error) => tracing::warn!(%error, "control socket: turned somebody unknown away"),
         }
     }

@@ -240,7 +240,10 @@ impl Driver {
         let dial = DialDir::of(&self.config.run_dir, volume_id);
         let told = Control::connect(&dial, volume_id, limits::CONTROL)
             .and_then(|control| control.set_capacity(record.capacity_bytes));
-        Ok(told.err().map(|_| "it does not answer"))
+        Ok(told.err().map(|error| {
+            tracing::warn!(%volume_id, error = chain(&error), "the parked daemon was asked");
+            "it does not answer"
+        }))
     }
 
     fn attach_mount(
@@ -317,6 +320,8 @@ async fn end_in_time(driver: Arc<Driver>, volume_id: VolumeId, pidfd: OwnedFd, d
     tokio::select! {
         () = tokio::time::sleep(delay) => tracing::info!(%volume_id, "parked long enough"),
         ended = watch::ended(pidfd) => match ended {
+            // Told to, by whoever is about to say so to the journal.
+            Ok(()) if !driver.parking.holds(&volume_id) => {}
             Ok(()) => {
                 driver.counts.daemon_died();
                 tracing::error!(%volume_id, "the volume's daemon ended while it was parked");

@@ -38,13 +38,16 @@ fn value<'a>(text: &'a str, key: &str) -> &'a str {
     line.unwrap_or_else(|| panic!("{key} in {text}")).trim_matches('"')
 }
 
-/// What the pod's container would be, without a container around it.
+/// What the pod's container would be, without a container around it but for the
+/// processes that it sees: its own.
 fn run_pod(scene: &Scene, manifest: &Path) -> Child {
     let text = fs::read_to_string(manifest).unwrap();
     let nonce = text.split("name: HAWSER_NONCE").nth(1).unwrap();
     scene
         .sandbox
-        .command(&volume_binary())
+        .command(Path::new("unshare"))
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(volume_binary())
         .args(["serve", "--confine", "--socket"])
         .arg(Path::new(value(&text, "path: ")).join("dial.sock"))
         .env("HAWSER_NONCE", value(nonce, "value: "))
@@ -191,21 +194,45 @@ fn a_parked_pod_keeps_its_manifest_and_one_that_was_taken_back_is_not_taken() {
     let id = caller.create(request).unwrap().volume_id;
     let path = manifest(&scene, &id);
     let mut first = stage_with_pod(&scene, &id);
-    let text = fs::read_to_string(&path).unwrap();
+    let (text, daemons) = (fs::read_to_string(&path).unwrap(), scene.daemons());
     caller.unstage(&id).unwrap();
     caller.stage(&id).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), text, "the same pod");
-    assert_eq!(scene.daemons(), [first.id().cast_signed()]);
+    assert_eq!(scene.daemons(), daemons);
     caller.unstage(&id).unwrap();
 
     // Somebody ends the pod: its kubelet has until the grace is over to kill it.
     fs::remove_file(&path).unwrap();
     let mut second = stage_with_pod(&scene, &id);
     first.wait().unwrap();
-    assert_eq!(scene.daemons(), [second.id().cast_signed()]);
+    assert!(scene.daemons().len() == 1 && scene.daemons() != daemons, "{:?}", scene.daemons());
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     assert!(!path.exists());
     second.wait().unwrap();
+    scene.assert_nothing_left();
+}
+
+/// In a pod the daemon sees no process but its own: who asks it is nobody that it knows.
+#[test]
+fn a_daemon_in_a_pod_hears_the_driver() {
+    let scene = Scene::start(flags("30"));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let mut pod = stage_with_pod(&scene, &id);
+    caller.publish(&id, "one").unwrap();
+    let wanted = 2 * crate::scene::GI;
+    let request = proto::csi::ControllerExpandVolumeRequest {
+        volume_id: id.clone(),
+        capacity_range: Some(proto::csi::CapacityRange { required_bytes: wanted, limit_bytes: 0 }),
+        ..Default::default()
+    };
+    caller.controller(async |mut c| c.controller_expand_volume(request).await).unwrap();
+    let size = nix::sys::statvfs::statvfs(&caller.target_path("one")).unwrap();
+    assert_eq!(i64::try_from(size.blocks() * size.fragment_size()).unwrap(), wanted);
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    pod.wait().unwrap();
+    caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }

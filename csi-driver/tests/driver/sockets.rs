@@ -32,7 +32,7 @@ fn sockets_that_somebody_removes_come_back() {
     let metrics_socket = scene.sandbox.path("run/prom.sock");
     for path in [scene.csi_socket(), metrics_socket.clone()] {
         fs::remove_file(&path).unwrap();
-        eventually("it is there again", PATIENCE, || Ok(drop(UnixStream::connect(&path)?))).unwrap();
+        eventually("it is there again", PATIENCE, || Ok(UnixStream::connect(&path).map(drop)?)).unwrap();
     }
     assert_eq!(caller.create_named("pvc-1").unwrap(), id);
     assert!(metrics(&scene).unwrap().contains("hawser_csi_volumes"));
@@ -88,7 +88,7 @@ fn out_of_descriptors_the_driver_waits_and_does_not_spin() {
     let (elapsed, used) = (begun.elapsed(), processor_time(pid) - used);
     assert!(used < elapsed / 2, "{used:?} of {elapsed:?}");
     drop(waiting);
-    eventually("it serves again", PATIENCE, || Ok(drop(scene.caller().create_named("pvc-1")?))).unwrap();
+    eventually("it serves again", PATIENCE, || Ok(scene.caller().create_named("pvc-1").map(drop)?)).unwrap();
 }
 
 #[test]
