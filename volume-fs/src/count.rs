@@ -15,14 +15,14 @@ use rustix::io::Errno;
 use crate::attributes::Origin;
 use crate::errno::Result;
 use crate::nodes::stat;
-use crate::quota::{Counted, charge};
+use crate::quota::{Use, charge};
 
 const BUFFER_BYTES: usize = 32 * 1024;
 
 /// Everything below `root`, and `root` itself; a file of many names once.
 /// What lies on another file system is no part of the volume.
-pub(crate) fn count(root: impl AsFd, origin: Origin) -> Result<Counted> {
-    let mut walk = Walk { origin, counted: Counted::default(), linked: HashSet::new() };
+pub(crate) fn count(root: impl AsFd, origin: Origin) -> Result<Use> {
+    let mut walk = Walk { origin, found: Use::default(), linked: HashSet::new() };
     walk.take(&stat(&root)?);
     let mut here = open_directory(&root, c".")?;
     // The directories that are still to be seen, level by level.
@@ -45,12 +45,12 @@ pub(crate) fn count(root: impl AsFd, origin: Origin) -> Result<Counted> {
             }
         }
     }
-    Ok(walk.counted)
+    Ok(walk.found)
 }
 
 struct Walk {
     origin: Origin,
-    counted: Counted,
+    found: Use,
     /// Files of several names that were counted.
     linked: HashSet<u64>,
 }
@@ -81,14 +81,16 @@ impl Walk {
 
     /// Whether the file is of this volume.
     fn take(&mut self, seen: &Statx) -> bool {
-        if self.origin.node_id(seen).is_err() {
-            return false;
-        }
+        let Ok(id) = self.origin.node_id(seen) else { return false };
         let several =
             seen.stx_nlink > 1 && FileType::from_raw_mode(seen.stx_mode.into()) != FileType::Directory;
         if !several || self.linked.insert(seen.stx_ino) {
-            self.counted.bytes += charge(seen);
-            self.counted.inodes += 1;
+            let charged = charge(seen);
+            self.found.counted.bytes += charged.bytes;
+            self.found.counted.inodes += 1;
+            if !charged.lasting {
+                self.found.unsettled.push((id, charged.bytes));
+            }
         }
         true
     }
@@ -102,10 +104,15 @@ fn open_directory(parent: impl AsFd, name: &std::ffi::CStr) -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quota::Counted;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     fn counted(path: &std::path::Path) -> Counted {
+        found(path).counted
+    }
+
+    fn found(path: &std::path::Path) -> Use {
         let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         count(&root, Origin::of_root(&stat(&root).unwrap())).unwrap()
     }
@@ -125,6 +132,12 @@ mod tests {
         assert_eq!(whole.inodes - empty.inodes, 4);
         let directory = fs::metadata(at("d")).unwrap().blocks() * 512;
         assert_eq!(whole.bytes - empty.bytes, directory + 12_288);
+        let sparse = fs::metadata(at("sparse")).unwrap().ino();
+        assert_eq!(
+            found(dir.path()).unsettled,
+            [(sparse, 0)],
+            "what has holes may be charged otherwise later"
+        );
     }
 
     #[test]

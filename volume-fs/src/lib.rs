@@ -51,7 +51,7 @@ use crate::filesystem::VolumeFilesystem;
 use crate::gate::{Gate, Reason};
 use crate::handover::{Assignment, Dialled};
 use crate::metrics::Metrics;
-use crate::quota::{Counted, Quota};
+use crate::quota::{Counted, Quota, Use};
 use crate::usage_file::{BootId, UsageFile};
 use crate::volume::Volume;
 
@@ -125,10 +125,11 @@ impl Serving {
         threads: usize,
     ) -> Result<(Session<VolumeFilesystem>, Self)> {
         let usage_file = UsageFile::new(assignment.usage_file, boot);
-        let counted = usage_file.read();
+        let found = usage_file.read();
+        let is_counted = found.is_some();
         usage_file.forget().map_err(step("usage file", "truncate"))?;
-        let quota = Arc::new(Quota::new(assignment.limits, counted));
-        let gate = Arc::new(Gate::new(counted.is_none()).map_err(step("threads", "eventfd"))?);
+        let quota = Arc::new(Quota::new(assignment.limits, found, threads));
+        let gate = Arc::new(Gate::new(!is_counted).map_err(step("threads", "eventfd"))?);
         let volume =
             Arc::new(Volume::open(assignment.volume, descriptors, descriptor_limit, Arc::clone(&quota))?);
         let metrics = Arc::new(Metrics::default());
@@ -143,7 +144,7 @@ impl Serving {
         };
         control::start(assignment.listeners, subject)
             .map_err(|source| Error::Thread { name: "control", source })?;
-        if counted.is_none() {
+        if !is_counted {
             start_counting(volume, Arc::clone(&quota), Arc::clone(&gate))?;
         }
         Ok((session, Self { quota, gate, usage_file }))
@@ -156,7 +157,7 @@ impl Serving {
         if self.quota.usage().counting || !self.gate.is_still() {
             return;
         }
-        if let Err(error) = self.usage_file.keep(self.quota.at_the_end()) {
+        if let Err(error) = self.usage_file.keep(&self.quota.at_the_end()) {
             tracing::warn!(%error, "usage file: the next daemon will count anew");
         }
     }
@@ -166,11 +167,12 @@ impl Serving {
 fn start_counting(volume: Arc<Volume>, quota: Arc<Quota>, gate: Arc<Gate>) -> Result<()> {
     let counting = move || {
         match volume.count() {
-            Ok(counted) => quota.set_counted(counted),
+            Ok(found) => quota.set_counted(found),
             Err(error) => {
                 // Rather full than without a limit; removing makes no room either.
                 tracing::error!(%error, "the volume cannot be counted: it takes no more data");
-                quota.set_counted(Counted { bytes: u64::MAX, inodes: u64::MAX });
+                let counted = Counted { bytes: u64::MAX, inodes: u64::MAX };
+                quota.set_counted(Use { counted, unsettled: Vec::new() });
             }
         }
         gate.open(Reason::Counting);

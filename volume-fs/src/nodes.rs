@@ -9,11 +9,16 @@
 //!
 //! Invariants: `open` is the number of nodes with a descriptor, the root
 //! aside. A node is in the table while the kernel has looked it up more often
-//! than it forgot it, or while another node's place names it as directory.
+//! than it forgot it, or while another node's place names it as directory. It
+//! leaves the table and the quota's books in one step: whoever finds it in
+//! neither may begin both anew.
+//!
+//! Lock order: the table, then the quota's.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fuser::INodeNo;
@@ -30,6 +35,9 @@ const MOST_DESCRIPTORS: usize = 4096;
 /// A concurrent rename may invalidate the place between reading and using it.
 const ATTEMPTS: usize = 3;
 
+/// Directories share their [`NamesAsOf`] with others of the same remainder.
+const NAME_COUNTERS: usize = 64;
+
 /// Where a file was last seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -43,7 +51,13 @@ pub(crate) struct Nodes {
     limit: usize,
     table: Mutex<Table>,
     quota: Arc<Quota>,
+    /// How many names directories have lost; changed under the table's lock.
+    names_lost: [AtomicU64; NAME_COUNTERS],
 }
+
+/// A moment in the life of a directory's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NamesAsOf(u64);
 
 #[derive(Debug)]
 struct Table {
@@ -65,8 +79,7 @@ struct Node {
     in_clock: bool,
 }
 
-/// What left the table, dealt with outside the lock: closing takes time, and
-/// the quota has locks of its own.
+/// What left the table. The descriptors are closed outside the lock: that takes time.
 #[derive(Debug, Default)]
 struct Left {
     descriptors: Vec<Arc<OwnedFd>>,
@@ -84,7 +97,8 @@ impl Nodes {
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
         let table =
             Table { nodes: HashMap::from([(INodeNo::ROOT.0, root)]), clock: VecDeque::new(), open: 0 };
-        Self { origin, limit: half.min(MOST_DESCRIPTORS), table: Mutex::new(table), quota }
+        let names_lost = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { origin, limit: half.min(MOST_DESCRIPTORS), table: Mutex::new(table), quota, names_lost }
     }
 
     /// The O_PATH descriptor of a node, opened again if it was closed.
@@ -129,8 +143,9 @@ impl Nodes {
     pub(crate) fn with_descriptors<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         match open() {
             Err(Errno::MFILE) => {
-                let closed = self.table().close_until(self.limit / 4);
-                self.let_go(closed);
+                let mut table = self.table();
+                let closed = table.close_until(self.limit / 4);
+                self.let_go(table, closed);
                 open()
             }
             other => other,
@@ -139,7 +154,10 @@ impl Nodes {
 
     /// The kernel is about to learn of this file once more.
     pub(crate) fn remember(&self, id: u64, place: Place, fd: Option<OwnedFd>) {
-        let mut table = self.table();
+        self.remember_in(self.table(), (id, place), fd);
+    }
+
+    fn remember_in(&self, mut table: MutexGuard<'_, Table>, (id, place): (u64, Place), fd: Option<OwnedFd>) {
         let node = table.nodes.entry(id).or_default();
         node.lookups += 1;
         node.used = true;
@@ -151,8 +169,32 @@ impl Nodes {
         if let Some(fd) = fd {
             left.extend(table.keep_open(id, Arc::new(fd), self.limit));
         }
-        drop(table);
-        self.let_go(left);
+        self.let_go(table, left);
+    }
+
+    /// To be asked for before a name is looked up whose directory the kernel has not locked.
+    pub(crate) fn names_now(&self, directory: u64) -> NamesAsOf {
+        NamesAsOf(self.names_lost(directory).load(Ordering::Acquire))
+    }
+
+    /// [`Self::remember`], unless the directory has lost a name since `seen`:
+    /// that of this file may be another's by now, so it has to be looked up again.
+    pub(crate) fn remember_if_still_there(
+        &self,
+        (id, place): (u64, &Place),
+        fd: OwnedFd,
+        seen: NamesAsOf,
+    ) -> Option<OwnedFd> {
+        let table = self.table();
+        if self.names_now(place.directory) != seen {
+            return Some(fd);
+        }
+        self.remember_in(table, (id, place.clone()), Some(fd));
+        None
+    }
+
+    fn names_lost(&self, directory: u64) -> &AtomicU64 {
+        &self.names_lost[usize::try_from(directory % NAME_COUNTERS as u64).unwrap_or_default()]
     }
 
     /// How many nodes the kernel knows, the root and what only leads to others included.
@@ -171,30 +213,32 @@ impl Nodes {
         let Some(node) = table.nodes.get_mut(&id) else { return };
         node.lookups = node.lookups.saturating_sub(count);
         let left = table.drop_unused(id);
-        drop(table);
-        self.let_go(left);
+        self.let_go(table, left);
     }
 
-    /// The file at `place` lost that name; `held` keeps it reachable.
-    pub(crate) fn removed(&self, id: u64, place: &Place, held: Arc<OwnedFd>) {
+    /// The file at `place` lost that name; `held` keeps it reachable. Without
+    /// `names_left` it always does: while the kernel knows the node, its inode
+    /// number must not become another file's.
+    pub(crate) fn removed(&self, id: u64, place: &Place, held: Arc<OwnedFd>, names_left: bool) {
         let mut table = self.table();
+        self.names_lost(place.directory).fetch_add(1, Ordering::Release);
         let Some(node) = table.nodes.get(&id) else { return };
         let mut left = Left::default();
-        if node.place.as_ref() == Some(place) {
-            left.extend(table.keep_open(id, held, self.limit));
+        if !names_left || node.place.as_ref() == Some(place) {
+            // In this order: what has no place is not closed again.
             left.extend(table.take_place(id));
+            left.extend(table.keep_open(id, held, self.limit));
         }
-        drop(table);
-        self.let_go(left);
+        self.let_go(table, left);
     }
 
     /// The file at `from` is at `to` now. A node known by another of its names keeps that one.
     pub(crate) fn moved(&self, id: u64, from: &Place, to: Place) {
         let mut table = self.table();
+        self.names_lost(from.directory).fetch_add(1, Ordering::Release);
         let known_by_it = table.nodes.get(&id).is_some_and(|node| node.place.as_ref() == Some(from));
         let left = if known_by_it { table.put(id, to) } else { Left::default() };
-        drop(table);
-        self.let_go(left);
+        self.let_go(table, left);
     }
 
     /// Opens what should be the node `id` and keeps it.
@@ -206,17 +250,17 @@ impl Nodes {
         let fd = Arc::new(fd);
         let mut table = self.table();
         let left = table.keep_open(id, Arc::clone(&fd), self.limit);
-        drop(table);
-        self.let_go(left);
+        self.let_go(table, left);
         Ok(fd)
     }
 
     /// Space counts as free before the files are closed: who waits for it must
     /// not wait for the backing file system to take a large file apart.
-    fn let_go(&self, left: Left) {
+    fn let_go(&self, table: MutexGuard<'_, Table>, left: Left) {
         for id in left.forgotten {
             self.quota.forget(id);
         }
+        drop(table);
         drop(left.descriptors);
     }
 
@@ -394,7 +438,7 @@ mod tests {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
             let origin = Origin::of_root(&stat(&root).unwrap());
-            let quota = Arc::new(Quota::new(crate::quota::Limits::default(), None));
+            let quota = Arc::new(Quota::new(crate::quota::Limits::default(), None, 4));
             Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limit, quota), root }
         }
 
@@ -468,7 +512,7 @@ mod tests {
         let id = fixture.look_up(1, "gone");
         let held = fixture.nodes.descriptor(id).unwrap();
         std::fs::remove_file(fixture.directory.path().join("gone")).unwrap();
-        fixture.nodes.removed(id, &Place { directory: 1, name: c"gone".into() }, held);
+        fixture.nodes.removed(id, &Place { directory: 1, name: c"gone".into() }, held, false);
         for n in 0..10 {
             fixture.create(&format!("f{n}"));
             fixture.look_up(1, &format!("f{n}"));
@@ -480,6 +524,37 @@ mod tests {
         assert_eq!(fixture.inode(id), id);
         fixture.nodes.forget(id, 2);
         assert!(!fixture.nodes.contains(id));
+    }
+
+    #[test]
+    fn a_file_without_a_name_is_held_wherever_it_was_last_seen() {
+        let fixture = Fixture::with_limit(0);
+        fixture.create("a");
+        let id = fixture.look_up(1, "a");
+        let path = |name: &str| fixture.directory.path().join(name);
+        std::fs::rename(path("a"), path("b")).unwrap();
+        let at_b = Place { directory: 1, name: c"b".into() };
+        let held = Arc::new(fixture.nodes.open_path(&fixture.root, c"b").unwrap());
+        std::fs::remove_file(path("b")).unwrap();
+        fixture.nodes.removed(id, &at_b, held, false);
+        assert_eq!(fixture.inode(id), id);
+    }
+
+    #[test]
+    fn a_look_up_that_a_rename_overtakes_is_made_again() {
+        let fixture = Fixture::with_limit(0);
+        fixture.create("a");
+        let id = fixture.look_up(1, "a");
+        let place = |name: &CStr| Place { directory: 1, name: name.into() };
+        let seen = fixture.nodes.names_now(1);
+        let fd = fixture.nodes.open_path(&fixture.root, c"a").unwrap();
+        let path = |name: &str| fixture.directory.path().join(name);
+        std::fs::rename(path("a"), path("b")).unwrap();
+        fixture.nodes.moved(id, &place(c"a"), place(c"b"));
+        let fd = fixture.nodes.remember_if_still_there((id, &place(c"a")), fd, seen).expect("given back");
+        assert_eq!(fixture.inode(id), id, "found at b");
+        let seen = fixture.nodes.names_now(1);
+        assert!(fixture.nodes.remember_if_still_there((id, &place(c"b")), fd, seen).is_none());
     }
 
     #[test]

@@ -6,6 +6,12 @@
 //! Invariant: `used` is the sum of what every file was last charged and of
 //! what running requests have reserved. A file whose last name is gone stays
 //! charged until the kernel has forgotten it: until then somebody may hold it.
+//!
+//! What a file was charged is remembered as long as measuring it may say
+//! something else: while it is known and was changed, and, since a backing file
+//! system takes and gives back blocks long after a write, until its charge is
+//! [lasting](Charged::lasting) or it is gone. Otherwise a file could be freed
+//! for more than it was charged, again and again.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -39,6 +45,23 @@ pub(crate) struct Limits {
     pub(crate) inodes: u64,
 }
 
+/// What one file takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Charged {
+    pub(crate) bytes: u64,
+    /// Only a request can change it: there is nothing that the backing file
+    /// system could still map, trim or merge when it writes the file back.
+    pub(crate) lasting: bool,
+}
+
+/// What a volume uses.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Use {
+    pub(crate) counted: Counted,
+    /// Node ids of files whose charge is not lasting, and the bytes in `counted` that are theirs.
+    pub(crate) unsettled: Vec<(u64, u64)>,
+}
+
 /// What a tree takes, its root directory included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Counted {
@@ -64,12 +87,13 @@ pub(crate) struct Quota {
     charges: [Mutex<HashMap<u64, Charge>>; SHARDS],
     removals: Mutex<Removals>,
     forgotten: Condvar,
+    most_waiting: usize,
 }
 
-/// Of a node that was changed since the kernel has known it.
+/// Of a node that was changed since the kernel has known it, or whose charge is not lasting.
 #[derive(Debug, Clone, Copy)]
 struct Charge {
-    bytes: u64,
+    charged: Charged,
     /// Its last name is gone.
     removed: bool,
 }
@@ -79,6 +103,8 @@ struct Charge {
 struct Removals {
     known: usize,
     last: Option<Instant>,
+    /// Requests that wait for a FORGET.
+    waiting: usize,
 }
 
 /// Space that no other request can take. What is not settled is given back.
@@ -104,23 +130,35 @@ pub(crate) struct Shrinks {
 }
 
 impl Quota {
-    /// Without `counted` the use is unknown until [`Self::set_counted`]:
-    /// nothing may be changed before.
-    pub(crate) fn new(limits: Limits, counted: Option<Counted>) -> Self {
-        let used = counted.unwrap_or_default();
-        Self {
+    /// Without `found` the use is unknown until [`Self::set_counted`]: nothing
+    /// may be changed before.
+    ///
+    /// `event_loops`: one that waits for a FORGET reads no request, nor the
+    /// FORGET, so half of them never wait.
+    pub(crate) fn new(limits: Limits, found: Option<Use>, event_loops: usize) -> Self {
+        let quota = Self {
             limit_bytes: AtomicU64::new(limits.bytes),
             limit_inodes: AtomicU64::new(limits.inodes),
-            used_bytes: AtomicU64::new(used.bytes),
-            used_inodes: AtomicU64::new(used.inodes),
-            counting: AtomicBool::new(counted.is_none()),
+            used_bytes: AtomicU64::new(0),
+            used_inodes: AtomicU64::new(0),
+            counting: AtomicBool::new(true),
             charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
             removals: Mutex::new(Removals::default()),
             forgotten: Condvar::new(),
+            most_waiting: event_loops / 2,
+        };
+        if let Some(found) = found {
+            quota.set_counted(found);
         }
+        quota
     }
 
-    pub(crate) fn set_counted(&self, counted: Counted) {
+    pub(crate) fn set_counted(&self, found: Use) {
+        for (id, bytes) in found.unsettled {
+            let charge = Charge { charged: Charged { bytes, lasting: false }, removed: false };
+            self.shard(id).insert(id, charge);
+        }
+        let counted = found.counted;
         self.used_bytes.store(counted.bytes, Ordering::Release);
         self.used_inodes.store(counted.inodes, Ordering::Release);
         self.counting.store(false, Ordering::Release);
@@ -180,10 +218,10 @@ impl Quota {
         limit.saturating_sub(self.used_bytes.load(Ordering::Acquire))
     }
 
-    /// Whether a name may be added to a directory. The directory may need one
-    /// more block, which nobody knows before: the volume may outgrow its
-    /// limit by that, and takes no further name then.
-    pub(crate) fn admit_name(&self) -> Result<()> {
+    /// Whether a name may be added to a directory, or an attribute to a file.
+    /// That may need one more block, which nobody knows before: the volume may
+    /// outgrow its limit by that, and takes no further name then.
+    pub(crate) fn admit_block(&self) -> Result<()> {
         self.retrying(|| {
             let limit = unlimited(self.limit_bytes.load(Ordering::Acquire));
             if self.used_bytes.load(Ordering::Acquire) <= limit { Ok(()) } else { Err(Errno::NOSPC) }
@@ -210,57 +248,66 @@ impl Quota {
     }
 
     fn wait_for_a_forget(&self) -> bool {
-        let removals = self.removals();
+        let mut removals = self.removals();
         let (before, last) = (removals.known, removals.last);
         let left = last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
-        if before == 0 || left.is_zero() {
+        if before == 0 || left.is_zero() || removals.waiting >= self.most_waiting {
             return false;
         }
+        removals.waiting += 1;
         let waited = self.forgotten.wait_timeout_while(removals, left, |now| now.known >= before);
-        let (removals, _timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut removals, _timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        removals.waiting -= 1;
         removals.known < before
     }
 
     /// Before a file is changed: what it is charged now.
-    pub(crate) fn before_change(&self, id: u64, measure: impl FnOnce() -> Result<u64>) -> Result<u64> {
+    pub(crate) fn before_change(&self, id: u64, measure: impl FnOnce() -> Result<Charged>) -> Result<u64> {
         let mut shard = self.shard(id);
         if let Some(charge) = shard.get(&id) {
-            return Ok(charge.bytes);
+            return Ok(charge.charged.bytes);
         }
-        let bytes = measure()?;
-        shard.insert(id, Charge { bytes, removed: false });
-        Ok(bytes)
+        let charged = measure()?;
+        shard.insert(id, Charge { charged, removed: false });
+        Ok(charged.bytes)
     }
 
     /// After a change, or when the file system has tidied up: `measure` says
-    /// what the file is charged from now on. A file that was not changed, or
-    /// cannot be measured, stays charged as it was.
+    /// what the file is charged from now on. A file whose charge lasts and that
+    /// was not changed, or that cannot be measured, stays charged as it was.
     ///
     /// Measured under the lock: of two requests, the later one sees both changes.
     pub(crate) fn settle(
         &self,
         id: u64,
         reserved: Option<Reservation<'_>>,
-        measure: impl FnOnce() -> Result<u64>,
+        measure: impl FnOnce() -> Result<Charged>,
     ) {
         let mut shard = self.shard(id);
         let Some(charge) = shard.get_mut(&id) else { return };
         let Ok(now) = measure() else { return };
-        let before = std::mem::replace(&mut charge.bytes, now);
+        let before = std::mem::replace(&mut charge.charged, now);
         let reserved = reserved.map_or(0, Reservation::take);
-        change(&self.used_bytes, now, before.saturating_add(reserved));
+        change(&self.used_bytes, now.bytes, before.bytes.saturating_add(reserved));
+    }
+
+    /// Whether measuring a file that nobody changes may say something new.
+    pub(crate) fn is_unsettled(&self, id: u64) -> bool {
+        self.shard(id).get(&id).is_some_and(|charge| !charge.removed && !charge.charged.lasting)
     }
 
     /// A new file, which nobody has reserved space for.
-    pub(crate) fn add(&self, bytes: u64) {
-        change(&self.used_bytes, bytes, 0);
+    pub(crate) fn add(&self, id: u64, charged: Charged) {
+        // One of that number may have been removed behind the mount.
+        self.shard(id).insert(id, Charge { charged, removed: false });
+        change(&self.used_bytes, charged.bytes, 0);
     }
 
-    /// The last name of a node is gone, the kernel still knows it.
-    pub(crate) fn removed(&self, id: u64, measure: impl FnOnce() -> Result<u64>) {
+    /// The last name of a node is gone, the kernel still knows it. It `takes`
+    /// so much if nobody has changed it.
+    pub(crate) fn removed(&self, id: u64, takes: Charged) {
         let mut shard = self.shard(id);
-        let charge =
-            shard.entry(id).or_insert_with(|| Charge { bytes: measure().unwrap_or(0), removed: false });
+        let charge = shard.entry(id).or_insert(Charge { charged: takes, removed: false });
         if std::mem::replace(&mut charge.removed, true) {
             return;
         }
@@ -277,19 +324,30 @@ impl Quota {
         }
     }
 
-    /// The last name of a file that the kernel does not know is gone.
-    pub(crate) fn free(&self, bytes: u64) {
-        change(&self.used_bytes, 0, bytes);
+    /// The last name of a file that the kernel does not know is gone. It
+    /// `takes` so much if nobody has changed it.
+    pub(crate) fn free(&self, id: u64, takes: Charged) {
+        let charged = self.shard(id).remove(&id).map_or(takes, |charge| charge.charged);
+        self.give_back(charged);
+    }
+
+    fn give_back(&self, charged: Charged) {
+        change(&self.used_bytes, 0, charged.bytes);
         change(&self.used_inodes, 0, 1);
     }
 
     /// The kernel has forgotten the node.
     pub(crate) fn forget(&self, id: u64) {
-        let Some(charge) = self.shard(id).remove(&id) else { return };
-        if !charge.removed {
+        let mut shard = self.shard(id);
+        let Some(Charge { charged, removed }) = shard.get(&id).copied() else { return };
+        if removed || charged.lasting {
+            shard.remove(&id);
+        }
+        drop(shard);
+        if !removed {
             return;
         }
-        self.free(charge.bytes);
+        self.give_back(charged);
         let mut removals = self.removals();
         removals.known = removals.known.saturating_sub(1);
         drop(removals);
@@ -298,17 +356,19 @@ impl Quota {
 
     /// What is used once nobody holds anything any more: the kernel does not
     /// say that it forgets what it knew when the volume is unmounted.
-    pub(crate) fn at_the_end(&self) -> Counted {
-        let mut used = self.usage().used;
+    pub(crate) fn at_the_end(&self) -> Use {
+        let (mut counted, mut unsettled) = (self.usage().used, Vec::new());
         for shard in &self.charges {
-            for charge in shard.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            for (id, charge) in shard.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                 if charge.removed {
-                    used.bytes = used.bytes.saturating_sub(charge.bytes);
-                    used.inodes = used.inodes.saturating_sub(1);
+                    counted.bytes = counted.bytes.saturating_sub(charge.charged.bytes);
+                    counted.inodes = counted.inodes.saturating_sub(1);
+                } else if !charge.charged.lasting {
+                    unsettled.push((*id, charge.charged.bytes));
                 }
             }
         }
-        used
+        Use { counted, unsettled }
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Charge>> {
@@ -346,13 +406,18 @@ impl Drop for InodeReservation<'_> {
     }
 }
 
-/// What a file takes of its volume, in bytes.
-pub(crate) fn charge(seen: &Statx) -> u64 {
+/// What a file takes of its volume.
+pub(crate) fn charge(seen: &Statx) -> Charged {
     let allocated = seen.stx_blocks.saturating_mul(512);
-    match FileType::from_raw_mode(seen.stx_mode.into()) {
-        FileType::RegularFile => allocated.min(whole_blocks(seen.stx_size)),
-        FileType::Directory | FileType::Symlink => allocated,
-        _ => 0,
+    if FileType::from_raw_mode(seen.stx_mode.into()) != FileType::RegularFile {
+        return Charged { bytes: allocated, lasting: true };
+    }
+    match whole_blocks(seen.stx_size) {
+        // No content: whatever there is was not allocated ahead, so it holds attributes.
+        0 => Charged { bytes: allocated, lasting: true },
+        // More are allocated ahead, or map a file of many pieces or hold its
+        // attributes; fewer leave holes, which have to be mapped around.
+        whole => Charged { bytes: allocated.min(whole), lasting: allocated == whole },
     }
 }
 

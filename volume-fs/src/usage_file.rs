@@ -1,5 +1,5 @@
-//! What a volume uses, kept from one daemon to the next in 64 bytes beside the
-//! volume's directory, little endian:
+//! What a volume uses, kept from one daemon to the next beside the volume's
+//! directory: 64 bytes, little endian,
 //!
 //! | at | bytes | |
 //! |---|---|---|
@@ -10,7 +10,11 @@
 //! | 32 | 16 | boot id of the writer |
 //! | 56 | 8 | FNV-1a of what precedes |
 //!
-//! All others are zero. While a daemon serves, and when it was killed, the file
+//! All others are zero. If there are files whose charge is not lasting, 16
+//! bytes for each follow, its node id and what it is charged, and 8 bytes more,
+//! FNV-1a of these.
+//!
+//! While a daemon serves, and when it was killed, the file
 //! is empty. After a reboot the content is not trusted: a power cut
 //! may have taken back changes to the tree and not the one here, or the other
 //! way round. Within a boot the page cache shows everybody the same, so
@@ -19,10 +23,13 @@
 use std::os::fd::OwnedFd;
 
 use crate::errno::Result;
-use crate::quota::Counted;
+use crate::quota::{Counted, Use};
 
 const LENGTH: usize = 64;
 const SUMMED: usize = LENGTH - 8;
+const UNSETTLED_LENGTH: usize = 16;
+/// More is not believed: a million files.
+const MOST_LENGTH: usize = 16 << 20;
 const MAGIC: &[u8; 8] = b"HAWSUSE1";
 
 /// /proc/sys/kernel/random/boot_id.
@@ -54,10 +61,11 @@ impl UsageFile {
     }
 
     /// What the last daemon left, if it still holds.
-    pub(crate) fn read(&self) -> Option<Counted> {
-        let mut bytes = [0; LENGTH + 1];
-        let length = rustix::io::pread(&self.fd, &mut bytes, 0).ok()?;
-        decode(bytes.get(..length)?, self.boot?)
+    pub(crate) fn read(&self) -> Option<Use> {
+        let length = usize::try_from(rustix::fs::fstat(&self.fd).ok()?.st_size).ok()?;
+        let mut bytes = vec![0; Some(length).filter(|length| *length <= MOST_LENGTH)?];
+        (rustix::io::pread(&self.fd, &mut bytes, 0) == Ok(bytes.len())).then_some(())?;
+        decode(&bytes, self.boot?)
     }
 
     /// Somebody may change the volume from now on. Shortening takes no space,
@@ -67,16 +75,33 @@ impl UsageFile {
     }
 
     /// Nobody changes the volume any more.
-    pub(crate) fn keep(&self, counted: Counted) -> Result<()> {
+    pub(crate) fn keep(&self, used: &Use) -> Result<()> {
         let Some(boot) = self.boot else { return Ok(()) };
-        match rustix::io::pwrite(&self.fd, &encode(counted, boot), 0)? {
-            LENGTH => Ok(()),
-            _short => Err(rustix::io::Errno::NOSPC),
+        let bytes = encode(used, boot);
+        if rustix::io::pwrite(&self.fd, &bytes, 0)? == bytes.len() {
+            return Ok(());
         }
+        // The first half alone would be believed.
+        self.forget()?;
+        Err(rustix::io::Errno::NOSPC)
     }
 }
 
-fn encode(counted: Counted, boot: BootId) -> [u8; LENGTH] {
+fn encode(used: &Use, boot: BootId) -> Vec<u8> {
+    let mut bytes = header(used.counted, boot).to_vec();
+    if used.unsettled.is_empty() {
+        return bytes;
+    }
+    for (id, charged) in &used.unsettled {
+        bytes.extend(id.to_le_bytes());
+        bytes.extend(charged.to_le_bytes());
+    }
+    let sum = fnv1a(&bytes[LENGTH..]);
+    bytes.extend(sum.to_le_bytes());
+    bytes
+}
+
+fn header(counted: Counted, boot: BootId) -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8] = 1;
@@ -88,11 +113,15 @@ fn encode(counted: Counted, boot: BootId) -> [u8; LENGTH] {
     bytes
 }
 
-fn decode(bytes: &[u8], boot: BootId) -> Option<Counted> {
+fn decode(bytes: &[u8], boot: BootId) -> Option<Use> {
     let number = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let counted = Counted { bytes: number(16)?, inodes: number(24)? };
+    let mut used = Use { counted, unsettled: Vec::new() };
+    for at in (LENGTH..bytes.len().saturating_sub(UNSETTLED_LENGTH)).step_by(UNSETTLED_LENGTH) {
+        used.unsettled.push((number(at)?, number(at + 8)?));
+    }
     // Field by field would be the same: every byte has one right value.
-    (bytes == encode(counted, boot)).then_some(counted)
+    (bytes == encode(&used, boot)).then_some(used)
 }
 
 fn fnv1a(bytes: &[u8]) -> u64 {
@@ -108,6 +137,10 @@ mod tests {
     const BOOT: BootId = BootId([7; 16]);
     const COUNTED: Counted = Counted { bytes: 123_456_789, inodes: 42 };
 
+    fn used(unsettled: Vec<(u64, u64)>) -> Use {
+        Use { counted: COUNTED, unsettled }
+    }
+
     fn file(boot: Option<BootId>) -> (UsageFile, std::fs::File) {
         let file = tempfile::tempfile().unwrap();
         (UsageFile::new(file.try_clone().unwrap().into(), boot), file)
@@ -117,8 +150,13 @@ mod tests {
     fn what_is_kept_is_read_until_it_is_forgotten_or_the_machine_is_booted_anew() {
         let (usage, file) = file(Some(BOOT));
         assert_eq!(usage.read(), None, "a new file");
-        usage.keep(COUNTED).unwrap();
-        assert_eq!(usage.read(), Some(COUNTED));
+        for unsettled in [vec![], vec![(77, 4096), (1 << 40, 0)], vec![(5, 8192)]] {
+            let used = Use { counted: COUNTED, unsettled };
+            usage.keep(&used).unwrap();
+            assert_eq!(usage.read(), Some(used));
+            usage.forget().unwrap();
+        }
+        usage.keep(&used(vec![(1, 2)])).unwrap();
         assert_eq!(UsageFile::new(file.try_clone().unwrap().into(), Some(BootId([8; 16]))).read(), None);
         assert_eq!(UsageFile::new(file.into(), None).read(), None);
         usage.forget().unwrap();
@@ -127,17 +165,19 @@ mod tests {
 
     #[test]
     fn a_file_of_another_length_or_with_a_bit_changed_is_not_believed() {
-        let whole = encode(COUNTED, BOOT);
-        assert_eq!(decode(&whole, BOOT), Some(COUNTED));
-        for bit in 0..LENGTH * 8 {
-            let mut torn = whole;
-            torn[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(decode(&torn, BOOT), None, "bit {bit}");
+        for used in [used(vec![]), used(vec![(7, 4096), (8, 0)])] {
+            let whole = encode(&used, BOOT);
+            assert_eq!(decode(&whole, BOOT).as_ref(), Some(&used));
+            for bit in 0..whole.len() * 8 {
+                let mut torn = whole.clone();
+                torn[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(decode(&torn, BOOT), None, "bit {bit}");
+            }
+            for length in (0..whole.len()).filter(|length| *length != LENGTH) {
+                assert_eq!(decode(&whole[..length], BOOT), None, "{length} bytes");
+            }
+            assert_eq!(decode(&[&whole[..], b"x"].concat(), BOOT), None);
         }
-        for length in 0..LENGTH {
-            assert_eq!(decode(&whole[..length], BOOT), None, "{length} bytes");
-        }
-        assert_eq!(decode(&[&whole[..], b"x"].concat(), BOOT), None);
     }
 
     #[test]

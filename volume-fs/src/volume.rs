@@ -25,7 +25,7 @@ use crate::directory::{Directory, Entry, Taken};
 use crate::errno::{self, Result};
 use crate::handles::Handles;
 use crate::nodes::{Nodes, Place, stat};
-use crate::quota::{self, BLOCK_BYTES, Counted, Quota, Reservation, charge};
+use crate::quota::{self, BLOCK_BYTES, Charged, Quota, Reservation, Use, charge};
 
 /// While acting as a caller: the kernel has checked the directory's mode with
 /// all the caller's groups, and has taken setgid off a mode that may not have it.
@@ -131,7 +131,7 @@ impl Volume {
     }
 
     /// What the whole tree takes. Nothing may change meanwhile.
-    pub(crate) fn count(&self) -> Result<Counted> {
+    pub(crate) fn count(&self) -> Result<Use> {
         count::count(&*self.root, self.origin)
     }
 
@@ -152,14 +152,26 @@ impl Volume {
     fn find(&self, directory: u64, name: &OsStr) -> Result<(Known, Statx)> {
         let place = Place { directory, name: component(name)? };
         let parent = self.nodes.descriptor(directory)?;
-        let fd = self.nodes.open_path(&parent, &place.name)?;
-        let seen = stat(&fd)?;
-        let known = self.known(&seen, fd.as_fd(), c"")?;
-        self.nodes.remember(known.attributes.ino.0, place, Some(fd));
-        Ok((known, seen))
+        loop {
+            let names = self.nodes.names_now(directory);
+            let fd = self.nodes.open_path(&parent, &place.name)?;
+            let seen = stat(&fd)?;
+            let known = self.known(&seen, fd.as_fd(), c"")?;
+            let id = known.attributes.ino.0;
+            // Whenever it has to be looked up again, a rename or a removal has been made.
+            if self.nodes.remember_if_still_there((id, &place), fd, names).is_none() {
+                return Ok((known, seen));
+            }
+        }
     }
 
     pub(crate) fn forget(&self, id: u64, lookups: u64) {
+        // Written back since it was last measured, most likely.
+        if self.quota.is_unsettled(id)
+            && let Ok(file) = self.nodes.descriptor(id)
+        {
+            self.quota.settle(id, None, || measure(&file));
+        }
         self.nodes.forget(id, lookups);
     }
 
@@ -210,7 +222,7 @@ impl Volume {
         self.writable()?;
         let new_name = component(name)?;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
-        self.quota.admit_name()?;
+        self.quota.admit_block()?;
         self.settling(directory, &parent, || self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name))?;
         self.look_up(directory, name)
     }
@@ -245,7 +257,7 @@ impl Volume {
         let moving = self.found_at(&from_parent, &from)?;
         let in_the_way = self.found_at(&to_parent, &to)?;
         if in_the_way.is_none() {
-            self.quota.admit_name()?;
+            self.quota.admit_block()?;
         }
         self.settling(from_directory, &from_parent, || {
             self.settling(to_directory, &to_parent, || {
@@ -320,22 +332,22 @@ impl Volume {
         self.settling(id, &file.fd, || clearing_setid(|| rustix::fs::ftruncate(&file.fd, size)))
     }
 
-    /// Of a volume with a limit its own numbers, but never more free than the
-    /// backing file system has.
+    /// Of a volume with a limit its own numbers: size less free is what it
+    /// uses. Available is never more than the backing file system has; of
+    /// inodes FUSE has no such number.
     pub(crate) fn statistics(&self) -> Result<StatVfs> {
         let mut statistics = rustix::fs::fstatvfs(&*self.root)?;
         let quota::UsageNow { limits, used, .. } = self.quota.usage();
         if limits.bytes > 0 {
-            let available = statistics.f_bavail.saturating_mul(statistics.f_frsize);
-            let free = limits.bytes.saturating_sub(used.bytes).min(available) / BLOCK_BYTES;
+            let backing = statistics.f_bavail.saturating_mul(statistics.f_frsize);
+            let free = limits.bytes.saturating_sub(used.bytes);
             (statistics.f_bsize, statistics.f_frsize) = (BLOCK_BYTES, BLOCK_BYTES);
             statistics.f_blocks = limits.bytes / BLOCK_BYTES;
-            (statistics.f_bfree, statistics.f_bavail) = (free, free);
+            statistics.f_bfree = free / BLOCK_BYTES;
+            statistics.f_bavail = free.min(backing) / BLOCK_BYTES;
         }
         if limits.inodes > 0 {
             let free = limits.inodes.saturating_sub(used.inodes);
-            // btrfs has no number of inodes: it says 0 of 0.
-            let free = if statistics.f_files > 0 { free.min(statistics.f_favail) } else { free };
             statistics.f_files = limits.inodes;
             (statistics.f_ffree, statistics.f_favail) = (free, free);
         }
@@ -359,7 +371,7 @@ impl Volume {
         let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = self.granted(&parent, permissions)?;
         let inode = self.quota.reserve_inode()?;
-        self.quota.admit_name()?;
+        self.quota.admit_block()?;
         let created = self.settling(directory, &parent, || {
             self.nodes.with_descriptors(|| {
                 as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode))
@@ -372,9 +384,9 @@ impl Volume {
         };
         inode.keep();
         let seen = stat(&file)?;
-        self.quota.add(charge(&seen));
         let known = self.known(&seen, file.as_fd(), c"")?;
         let id = known.attributes.ino.0;
+        self.quota.add(id, charge(&seen));
         self.nodes.remember(id, place, None);
         Ok((known, self.files.insert(OpenFile { id, fd: file })))
     }
@@ -560,7 +572,8 @@ impl Volume {
         if together > MOST_XATTR_BYTES {
             return Err(Errno::NOSPC);
         }
-        self.descriptors.set_xattr(fd.as_fd(), &name, value, flags)
+        self.quota.admit_block()?;
+        self.settling(id, &fd, || self.descriptors.set_xattr(fd.as_fd(), &name, value, flags))
     }
 
     /// Names and values of a file's extended attributes but for `name`. The
@@ -604,8 +617,8 @@ impl Volume {
 
     pub(crate) fn remove_xattr(&self, id: u64, name: &OsStr) -> Result<()> {
         self.writable()?;
-        let fd = self.nodes.descriptor(id)?;
-        self.descriptors.remove_xattr(fd.as_fd(), &c_string(name)?)
+        let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
+        self.settling(id, &fd, || self.descriptors.remove_xattr(fd.as_fd(), &name))
     }
 
     // Below the requests.
@@ -620,11 +633,11 @@ impl Volume {
         let new_name = component(name)?;
         let parent = self.nodes.descriptor(directory)?;
         let inode = self.quota.reserve_inode()?;
-        self.quota.admit_name()?;
+        self.quota.admit_block()?;
         self.settling(directory, &parent, || create(&parent, &new_name))?;
         inode.keep();
         let (known, seen) = self.find(directory, name)?;
-        self.quota.add(charge(&seen));
+        self.quota.add(known.attributes.ino.0, charge(&seen));
         Ok(known)
     }
 
@@ -698,9 +711,20 @@ impl Volume {
             Err(errno) => return Err(errno),
         };
         let id = self.origin.node_id(&seen)?;
-        // A node that cannot be opened has nothing to hold on to.
-        let held = if self.nodes.contains(id) { self.nodes.descriptor(id).ok() } else { None };
+        let held = if self.nodes.contains(id) { Some(self.held_at(id, parent, place)?) } else { None };
         Ok(Some(Found { id, seen, held }))
+    }
+
+    /// A descriptor of a node that has just been seen at `place`.
+    fn held_at(&self, id: u64, parent: &OwnedFd, place: &Place) -> Result<Arc<OwnedFd>> {
+        match self.nodes.descriptor(id) {
+            // Changed behind the mount: it was known by another name.
+            Err(Errno::STALE) => {
+                let fd = self.nodes.open_path(parent, &place.name)?;
+                if self.origin.node_id(&stat(&fd)?)? == id { Ok(Arc::new(fd)) } else { Err(Errno::STALE) }
+            }
+            other => other,
+        }
     }
 
     /// The file that was found at `place` is not there any more. The kernel
@@ -708,19 +732,20 @@ impl Volume {
     fn lost(&self, found: Found, place: &Place) {
         let Found { id, seen, held } = found;
         let is_directory = BackingType::from_raw_mode(seen.stx_mode.into()) == BackingType::Directory;
-        let names_left = match &held {
+        let links = match &held {
             Some(held) => stat(held).map_or(0, |now| now.stx_nlink),
             None => seen.stx_nlink.saturating_sub(1),
         };
-        if is_directory || names_left == 0 {
-            if self.nodes.contains(id) {
-                self.quota.removed(id, || Ok(charge(&seen)));
-            } else {
-                self.quota.free(charge(&seen));
+        let names_left = !is_directory && links > 0;
+        match held {
+            Some(held) => {
+                if !names_left {
+                    self.quota.removed(id, charge(&seen));
+                }
+                self.nodes.removed(id, place, held, names_left);
             }
-        }
-        if let Some(held) = held {
-            self.nodes.removed(id, place, held);
+            None if !names_left => self.quota.free(id, charge(&seen)),
+            None => {}
         }
     }
 
@@ -779,7 +804,7 @@ fn clearing_setid<T>(change: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// What a file is charged now.
-fn measure(file: &OwnedFd) -> Result<u64> {
+fn measure(file: &OwnedFd) -> Result<Charged> {
     stat(file).map(|seen| charge(&seen))
 }
 

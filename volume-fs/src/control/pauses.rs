@@ -144,13 +144,14 @@ fn microseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::{Counted, Limits};
+    use crate::quota::{Counted, Limits, Use};
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn scene(counted: Option<Counted>) -> (Arc<Gate>, Pauses) {
         let gate = Arc::new(Gate::new(false).unwrap());
-        let quota = Arc::new(Quota::new(Limits::default(), counted));
+        let found = counted.map(|counted| Use { counted, unsettled: Vec::new() });
+        let quota = Arc::new(Quota::new(Limits::default(), found, 4));
         (Arc::clone(&gate), Pauses::new(gate, quota))
     }
 
@@ -226,12 +227,12 @@ mod tests {
     #[test]
     fn a_pause_waits_for_the_count_of_the_use() {
         let gate = Arc::new(Gate::new(true).unwrap());
-        let quota = Arc::new(Quota::new(Limits::default(), None));
+        let quota = Arc::new(Quota::new(Limits::default(), None, 4));
         let mut pauses = Pauses::new(Arc::clone(&gate), Arc::clone(&quota));
         let now = Instant::now();
         assert_eq!(pauses.quiesce(1, 1000, now), None);
         assert_eq!(pauses.became_still(now), None);
-        quota.set_counted(Counted { bytes: 5, inodes: 6 });
+        quota.set_counted(Use { counted: Counted { bytes: 5, inodes: 6 }, unsettled: Vec::new() });
         gate.open(Reason::Counting);
         let quiesced = Quiesced { waited_us: 0, used_bytes: 5, used_inodes: 6 };
         assert_eq!(pauses.became_still(now), Some((1, reply::Kind::Quiesced(quiesced))));

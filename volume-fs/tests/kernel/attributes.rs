@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{XattrFlags, getxattr, lgetxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
-use crate::fixture::{ALICE, ROOT, Setup, Volume, errno};
+use crate::fixture::{ALICE, ROOT, Setup, Stage, Volume, errno};
 
 fn mode(path: &std::path::Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
@@ -119,6 +119,22 @@ fn statfs_reports_the_capacity_that_was_assigned() {
     assert_eq!(statistics.f_blocks * statistics.f_frsize, 1 << 30);
     assert!(statistics.f_bavail <= statistics.f_blocks);
     assert_eq!(statistics.f_namemax, 255);
+}
+
+#[test]
+fn statfs_shows_what_is_used_and_as_available_what_the_pool_has_left() {
+    const CAPACITY: u64 = 4 << 30;
+    let setup = Setup { capacity_bytes: CAPACITY, inode_limit: 1 << 40, ..Setup::default() };
+    let volume = Volume::on(Stage::on_file_system("xfs"), setup);
+    fs::write(volume.path("f"), vec![1; 1 << 20]).unwrap();
+    let used = volume.usage();
+    let statistics = rustix::fs::statvfs(&volume.path).unwrap();
+    let pool = rustix::fs::statvfs(&volume.backing).unwrap();
+    let bytes = |blocks: u64| blocks * statistics.f_frsize;
+    assert_eq!(bytes(statistics.f_blocks - statistics.f_bfree), used.used_bytes);
+    assert_eq!(bytes(statistics.f_bavail), pool.f_bavail * pool.f_frsize);
+    assert!(bytes(statistics.f_bavail) < CAPACITY / 4);
+    assert_eq!(statistics.f_files - statistics.f_ffree, used.used_inodes);
 }
 
 #[test]

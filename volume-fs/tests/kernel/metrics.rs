@@ -32,6 +32,11 @@ fn value(page: &str, name: &str) -> f64 {
     line.trim().parse().unwrap()
 }
 
+/// Whether the kernel knows of the root alone.
+pub(crate) fn knows_nothing(volume: &Volume) -> bool {
+    scrape(volume).lines().any(|line| line == "hawser_volume_known_nodes 1")
+}
+
 #[test]
 fn metrics_count_what_was_done() {
     let setup = Setup { capacity_bytes: 1 << 20, inode_limit: 50, confine: true, ..Setup::default() };

@@ -1,0 +1,237 @@
+//! The use that the daemon keeps up to date against the one that it counts
+//! when it starts anew.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
+
+use crate::fixture::{ROOT, Setup, Stage, Volume};
+use crate::metrics::knows_nothing;
+
+const SETUP: Setup =
+    Setup { capacity_bytes: 24 << 20, inode_limit: 0, read_only: false, confine: false, descriptors: 0 };
+
+/// One of several users of the same few names.
+struct User<'a> {
+    volume: &'a Volume,
+    random: u64,
+    held: Vec<File>,
+}
+
+impl User<'_> {
+    /// Up to `end`, the same in every run (Knuth's MMIX constants).
+    fn up_to(&mut self, end: u64) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % end
+    }
+
+    fn path(&mut self) -> PathBuf {
+        let (directory, name) = (self.up_to(5), self.up_to(13));
+        self.volume.path(&format!("d{directory}/f{name}"))
+    }
+
+    fn content(&mut self, most: u64) -> Vec<u8> {
+        vec![0x5a; usize::try_from(self.up_to(most)).unwrap()]
+    }
+
+    fn one_held(&mut self) -> Option<File> {
+        let most = u64::try_from(self.held.len()).unwrap();
+        let which = if most == 0 { 0 } else { self.up_to(most) };
+        self.held.get(usize::try_from(which).unwrap()).map(|file| file.try_clone().unwrap())
+    }
+
+    /// Something that may succeed or not: that depends on the others.
+    fn do_something(&mut self) -> io::Result<()> {
+        let (one, other) = (self.path(), self.path());
+        match self.up_to(19) {
+            0..=3 => {
+                let truncate = self.up_to(3) == 0;
+                let file =
+                    OpenOptions::new().read(true).write(true).create(true).truncate(truncate).open(&one)?;
+                let (content, at) = (self.content(300_000), self.up_to(3_000_000));
+                self.held.push(file.try_clone()?);
+                file.write_all_at(&content, at)
+            }
+            4 => fs::remove_file(&one),
+            5 => fs::rename(&one, &other),
+            6 => fs::hard_link(&one, &other),
+            7 => Ok(rustix::fs::renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE)?),
+            8 => std::os::unix::fs::symlink("z".repeat(1 + self.content(4000).len()), &one),
+            9 => fs::create_dir(&one),
+            10 => fs::remove_dir(&one),
+            11 => {
+                let size = self.up_to(4_000_000);
+                OpenOptions::new().write(true).open(&one)?.set_len(size)
+            }
+            12 | 13 => self.allocate(),
+            14 => {
+                let (Some(from), Some(to)) = (self.one_held(), self.one_held()) else { return Ok(()) };
+                let (mut from_at, mut to_at) = (self.up_to(100_000), self.up_to(100_000));
+                let length = self.content(400_000).len();
+                rustix::fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), length)?;
+                Ok(())
+            }
+            15 => {
+                let size = self.up_to(2_000_000);
+                self.one_held().map_or(Ok(()), |file| file.set_len(size))
+            }
+            16 => self.one_held().map_or(Ok(()), |file| file.sync_all()),
+            17 => {
+                let value = self.content(2000);
+                Ok(rustix::fs::lsetxattr(&one, "user.a", &value, XattrFlags::empty())?)
+            }
+            _ => Ok(rustix::fs::lremovexattr(&one, "user.a")?),
+        }
+    }
+
+    fn allocate(&mut self) -> io::Result<()> {
+        let Some(file) = self.one_held() else { return Ok(()) };
+        let modes = [
+            FallocateFlags::empty(),
+            FallocateFlags::KEEP_SIZE,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            FallocateFlags::ZERO_RANGE,
+        ];
+        let mode = modes[usize::try_from(self.up_to(4)).unwrap()];
+        let (offset, length) = (self.up_to(3_000_000), 1 + self.up_to(500_000));
+        Ok(rustix::fs::fallocate(file, mode, offset, length)?)
+    }
+
+    fn work(&mut self, steps: usize) {
+        for _ in 0..steps {
+            drop(self.do_something());
+            if self.held.len() > 20 {
+                let oldest = usize::try_from(self.up_to(20)).unwrap();
+                drop(self.held.swap_remove(oldest));
+            }
+        }
+    }
+}
+
+fn everybody_does_everything(volume: &Volume, round: u64) {
+    std::thread::scope(|scope| {
+        for user in 1..=5 {
+            scope.spawn(move || {
+                let mut user = User { volume, random: round * 100 + user, held: Vec::new() };
+                user.work(600);
+            });
+        }
+    });
+}
+
+/// Everything is written back, and the kernel forgets it all.
+fn rest(volume: &Volume) {
+    rustix::fs::syncfs(File::open(&volume.backing).unwrap()).unwrap();
+    forget_all(volume);
+}
+
+fn forget_all(volume: &Volume) {
+    volume.shell(ROOT, "mount -o remount .");
+    while !knows_nothing(volume) {
+        std::thread::yield_now();
+    }
+}
+
+fn a_fresh_count_agrees_on(kind: &str) {
+    let mut volume = Volume::on(Stage::on_file_system(kind), SETUP);
+    let before = volume.usage();
+    for directory in 0..5 {
+        fs::create_dir(volume.path(&format!("d{directory}"))).unwrap();
+    }
+    for round in 0..3 {
+        everybody_does_everything(&volume, round);
+        rest(&volume);
+        let kept = volume.usage();
+        // Every second time the daemon has only what the last one has kept.
+        if round % 2 == 1 {
+            volume.unmount();
+            volume.serve_again(SETUP);
+            assert_eq!(volume.usage(), kept, "{kind}, round {round}: kept");
+        }
+        volume.kill();
+        volume.serve_again(SETUP);
+        assert_eq!(kept, volume.usage(), "{kind}, round {round}: kept and counted");
+    }
+    volume.shell(ROOT, "rm -r d*");
+    rest(&volume);
+    assert_eq!(volume.usage(), before, "{kind}: all of it is given back");
+}
+
+#[test]
+fn a_fresh_count_agrees_with_the_use_after_everything_at_once_on_ext4() {
+    a_fresh_count_agrees_on("ext4");
+}
+
+#[test]
+fn a_fresh_count_agrees_with_the_use_after_everything_at_once_on_xfs() {
+    a_fresh_count_agrees_on("xfs");
+}
+
+/// Files of many pieces: ext4 takes a block that says where they are when it
+/// writes them back, xfs gives back what it has allocated ahead between them.
+fn write_pieces(volume: &Volume) {
+    for n in 0..20 {
+        let file = File::create(volume.path(&format!("f{n}"))).unwrap();
+        for piece in 0..30 {
+            file.write_all_at(&[0x5a; 4096], piece * (128 << 10)).unwrap();
+        }
+    }
+}
+
+fn files_forgotten_before_they_are_written_back_on(kind: &str) {
+    // xfs allocates up to thirty times what is written.
+    let setup = Setup { capacity_bytes: 256 << 20, ..SETUP };
+    let mut volume = Volume::on(Stage::on_file_system(kind), setup);
+    let empty = volume.usage();
+    for clean_end in [false, true] {
+        write_pieces(&volume);
+        forget_all(&volume);
+        rustix::fs::syncfs(File::open(&volume.backing).unwrap()).unwrap();
+        if clean_end {
+            volume.unmount();
+            volume.serve_again(setup);
+        }
+        volume.shell(ROOT, "rm f*");
+        rest(&volume);
+        assert_eq!(volume.usage(), empty, "{kind}, the daemon before had a clean end: {clean_end}");
+    }
+}
+
+#[test]
+fn a_file_forgotten_before_it_is_written_back_is_freed_for_what_it_was_charged_on_ext4() {
+    files_forgotten_before_they_are_written_back_on("ext4");
+}
+
+#[test]
+fn a_file_forgotten_before_it_is_written_back_is_freed_for_what_it_was_charged_on_xfs() {
+    files_forgotten_before_they_are_written_back_on("xfs");
+}
+
+#[test]
+fn a_block_of_attributes_is_charged_where_a_count_finds_it() {
+    let mut volume = Volume::on(Stage::on_file_system("ext4"), SETUP);
+    let before = volume.usage();
+    fs::create_dir(volume.path("d")).unwrap();
+    fs::write(volume.path("empty"), "").unwrap();
+    File::create(volume.path("sparse")).unwrap().set_len(1 << 20).unwrap();
+    let plain = volume.usage();
+    for name in ["d", "empty", "sparse"] {
+        rustix::fs::setxattr(volume.path(name), "user.a", &[1; 2000], XattrFlags::empty()).unwrap();
+    }
+    let attributed = volume.usage();
+    assert_eq!(attributed.used_bytes - plain.used_bytes, 3 * 4096);
+    volume.kill();
+    volume.serve_again(SETUP);
+    assert_eq!(volume.usage(), attributed, "counted");
+    for name in ["d", "empty", "sparse"] {
+        rustix::fs::removexattr(volume.path(name), "user.a").unwrap();
+    }
+    assert_eq!(volume.usage(), plain);
+    volume.shell(ROOT, "rm -r d empty sparse");
+    rest(&volume);
+    assert_eq!(volume.usage(), before);
+}
