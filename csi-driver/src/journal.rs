@@ -308,6 +308,31 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_was_cut_short_was_not_taken_and_a_file_does_not_grow_for_ever() {
+        let (dir, journal) = state();
+        let (id, staged) = served("a");
+        let published = VolumeRecord { targets: Default::default(), ..staged.clone() };
+        journal.put(&id, &staged).unwrap();
+        let path = journal.boot_path(&id);
+        let line = std::fs::read(&path).unwrap();
+        let mut most = 0;
+        for _ in 0..500 {
+            journal.put(&id, &published).unwrap();
+            journal.put(&id, &staged).unwrap();
+            most = most.max(std::fs::metadata(&path).unwrap().len());
+        }
+        assert!((1 << 13..=1 << 14).contains(&most), "{most}");
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&whole, &line[..line.len() / 2]].concat()).unwrap();
+        assert_eq!(Journal::look(dir.path()).unwrap().get(&id).unwrap(), staged);
+        let journal = Journal::open(dir.path()).unwrap();
+        assert_eq!(journal.get(&id).unwrap(), staged);
+        assert_eq!(std::fs::read(&path).unwrap(), line, "in one line again");
+        journal.put(&id, &published).unwrap();
+        assert_eq!(Journal::look(dir.path()).unwrap().get(&id).unwrap(), published);
+    }
+
+    #[test]
     fn of_another_boot_its_processes_are_forgotten_and_what_is_torn_is_nothing() {
         let (dir, journal) = state();
         let [(a, a_record), (b, b_record), (c, c_record)] = ["a", "b", "c"].map(served);

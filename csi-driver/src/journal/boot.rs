@@ -1,5 +1,7 @@
 //! What is true as long as the machine runs: stages and targets, one file a volume
-//! in `boots/<boot id>`, replaced whole and never waited for.
+//! in `boots/<boot id>`, never waited for. Each line is all there is to say of the
+//! volume, and the last one counts: a step costs a write(2), and one that was cut
+//! short, a line without its end, was not taken.
 //!
 //! A killed driver loses nothing of it. A power cut may, and takes the mounts and
 //! processes that it is about as well: what stands in the directory of another boot
@@ -10,12 +12,16 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::records::BootRecord;
-use super::store::{FILE_MODE, Leftovers, file_of, key_of, parse, text_of};
+use super::store::{FILE_MODE, Leftovers, key_of};
 use crate::error::{Error, Result, Step};
 use crate::volume::VolumeId;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const BOOTS: &str = "boots";
+const EXTENSION: &str = "jsonl";
+/// Of a file that grows: a volume may be staged for years. Reserved from its first
+/// line on: what takes a volume down must not fail for want of space.
+const MOST_BYTES: u64 = 16 << 10;
 
 /// What a volume's file says, or why it cannot be read.
 pub(super) type Found = std::result::Result<BootRecord, String>;
@@ -45,12 +51,16 @@ impl BootDir {
     fn read(&self, leftovers: Leftovers) -> Result<BTreeMap<VolumeId, Found>> {
         let mut found = BTreeMap::new();
         for path in list(&self.dir)? {
-            if let Some(id) = key_of(&path) {
-                match parse(&path) {
+            if let Some(id) = key_of(&path, EXTENSION) {
+                let record = read(&path);
+                match &record {
                     // Of a driver that runs beside the reader, and has just removed it.
-                    Err(_) if leftovers == Leftovers::Keep && !path.exists() => {}
-                    record => drop(found.insert(id, record)),
+                    Err(_) if leftovers == Leftovers::Keep && !path.exists() => continue,
+                    // In one line, so that what follows does not stand behind half of one.
+                    Ok(record) if leftovers == Leftovers::Remove => self.replace(&id, record)?,
+                    Ok(_) | Err(_) => {}
                 }
+                found.insert(id, record);
             } else if leftovers == Leftovers::Remove {
                 remove_temporary(&path)?;
             }
@@ -66,12 +76,12 @@ impl BootDir {
         found: &mut BTreeMap<VolumeId, Found>,
     ) -> Result<()> {
         for path in list(&other)? {
-            let Some(id) = key_of(&path) else { continue };
-            match parse::<BootRecord>(&path) {
+            let Some(id) = key_of(&path, EXTENSION) else { continue };
+            match read(&path) {
                 Ok(record) if !found.contains_key(&id) => {
                     let record = record.after_the_boot();
                     if leftovers == Leftovers::Remove {
-                        self.put(&id, &record)?;
+                        self.replace(&id, &record)?;
                     }
                     found.insert(id, Ok(record));
                 }
@@ -95,14 +105,41 @@ impl BootDir {
         if *record == BootRecord::default() {
             return linux::atomic_file::discard(&path).step("remove journal entry");
         }
-        let text =
-            text_of(record).map_err(|reason| Error::JournalUnreadable { path: path.clone(), reason })?;
-        linux::atomic_file::replace(&path, &text, FILE_MODE).step("write journal entry")
+        let line = self.line(id, record)?;
+        if linux::atomic_file::append(&path, &line, MOST_BYTES).step("write journal entry")? {
+            return Ok(());
+        }
+        self.replace(id, record)
+    }
+
+    fn replace(&self, id: &VolumeId, record: &BootRecord) -> Result<()> {
+        let (path, line) = (self.path(id), self.line(id, record)?);
+        linux::atomic_file::replace(&path, &line, FILE_MODE).step("write journal entry")?;
+        if let Err(error) = linux::atomic_file::reserve(&path, MOST_BYTES) {
+            tracing::debug!(%id, error = crate::error::chain(&error), "no room is kept for later lines");
+        }
+        Ok(())
+    }
+
+    fn line(&self, id: &VolumeId, record: &BootRecord) -> Result<Vec<u8>> {
+        let unwritable =
+            |e: serde_json::Error| Error::JournalUnreadable { path: self.path(id), reason: e.to_string() };
+        let mut line = serde_json::to_vec(record).map_err(unwritable)?;
+        line.push(b'\n');
+        Ok(line)
     }
 
     pub(super) fn path(&self, id: &VolumeId) -> PathBuf {
-        file_of(id, &self.dir)
+        id.under(&self.dir).with_extension(EXTENSION)
     }
+}
+
+/// What the last whole line says.
+fn read(path: &Path) -> Found {
+    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    let mut lines = text.split_inclusive(|byte| *byte == b'\n').rev();
+    let last = lines.find(|line| line.ends_with(b"\n")).ok_or("not one whole line")?;
+    serde_json::from_slice(last).map_err(|e| e.to_string())
 }
 
 fn remove_temporary(path: &Path) -> Result<()> {

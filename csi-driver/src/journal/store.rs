@@ -118,7 +118,7 @@ impl<I: Key, R: Record> Store<I, R> {
         let io = |op, e| Error::Kernel { step: "open journal", source: linux::Error::at(op, dir, e) };
         for item in std::fs::read_dir(dir).map_err(|e| io("list", e))? {
             let path = item.map_err(|e| io("list", e))?.path();
-            if let Some(id) = key_of(&path) {
+            if let Some(id) = key_of(&path, EXTENSION) {
                 let entry = match parse(&path) {
                     Ok(record) => Entry::Readable(Box::new(record)),
                     Err(reason) => unreadable(path.clone(), reason),
@@ -257,22 +257,22 @@ fn unreadable<R>(path: PathBuf, reason: String) -> Entry<R> {
     Entry::Unreadable { path, reason }
 }
 
-pub(super) fn file_of<I: Key>(id: &I, dir: &Path) -> PathBuf {
+fn file_of<I: Key>(id: &I, dir: &Path) -> PathBuf {
     id.under(dir).with_extension(EXTENSION)
 }
 
-pub(super) fn key_of<I: Key>(path: &Path) -> Option<I> {
-    let is_entry = path.extension().is_some_and(|e| e == EXTENSION);
+pub(super) fn key_of<I: Key>(path: &Path, extension: &str) -> Option<I> {
+    let is_entry = path.extension().is_some_and(|e| e == extension);
     is_entry.then(|| path.file_stem()?.to_str()).flatten().and_then(I::parse)
 }
 
 /// What a file says, or why it cannot be read.
-pub(super) fn parse<R: DeserializeOwned>(path: &Path) -> std::result::Result<R, String> {
+fn parse<R: DeserializeOwned>(path: &Path) -> std::result::Result<R, String> {
     let text = std::fs::read(path).map_err(|e| e.to_string())?;
     serde_json::from_slice(&text).map_err(|e| e.to_string())
 }
 
-pub(super) fn text_of(record: &impl Serialize) -> std::result::Result<Vec<u8>, String> {
+fn text_of(record: &impl Serialize) -> std::result::Result<Vec<u8>, String> {
     let mut text = serde_json::to_vec_pretty(record).map_err(|e| e.to_string())?;
     text.push(b'\n');
     Ok(text)

@@ -13,10 +13,11 @@ pub(crate) fn dir(scene: &Scene) -> PathBuf {
 
 /// The file of a volume's stage and targets.
 pub(crate) fn journal_path(scene: &Scene, volume_id: &str) -> PathBuf {
-    dir(scene).join(format!("{volume_id}.json"))
+    dir(scene).join(format!("{volume_id}.jsonl"))
 }
 
-/// Its text; empty when there is none.
+/// What counts of its text, the last line; empty when there is none.
 pub(crate) fn journal(scene: &Scene, volume_id: &str) -> String {
-    fs::read_to_string(journal_path(scene, volume_id)).unwrap_or_default()
+    let text = fs::read_to_string(journal_path(scene, volume_id)).unwrap_or_default();
+    text.lines().next_back().unwrap_or_default().to_owned()
 }

@@ -80,7 +80,7 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
         fs::write(file, text.replace(from, to)).unwrap();
     };
     edit(&scene.journal_path(&deleting), "\"deleting\": false", "\"deleting\": true");
-    edit(&boot::journal_path(&scene, &half), "\"published\": true", "\"published\": false");
+    edit(&boot::journal_path(&scene, &half), "\"published\":true", "\"published\":false");
     let stray = scene.sandbox.make_dir("k/stray").unwrap();
     drop(mount_nobodys(&stray));
     let left = scene.sandbox.make_dir(&format!("pool/incoming/vol-{NOBODYS}")).unwrap();

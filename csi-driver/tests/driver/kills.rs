@@ -130,7 +130,7 @@ fn killed_when_the_journal_says_that_it_is_served() {
 
 #[test]
 fn killed_when_the_journal_names_the_target() {
-    killed_when(Operation::Publish, |scene, id, _| journal_says(scene, id, "\"published\": false"));
+    killed_when(Operation::Publish, |scene, id, _| journal_says(scene, id, "\"published\":false"));
 }
 
 #[test]
