@@ -113,11 +113,19 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
     let csi = server::serve_csi(driver.clone(), socket, stopped.clone());
     let metrics = metrics::serve(driver.clone(), metrics_socket, stopped.clone());
-    let registration = registration::serve(driver.clone(), stopped);
-    let served = tokio::try_join!(csi, registration, async {
+    let registration = registration::serve(driver.clone(), stopped.clone());
+    let waits = async {
+        let mut stopped = stopped;
+        // An error is the sender's end, which is a stop too.
+        let _sender_gone = stopped.wait_for(|stop| *stop).await;
+        driver.waits.close();
+        Ok(())
+    };
+    let metrics = async {
         metrics.await;
         Ok(())
-    });
+    };
+    let served = tokio::try_join!(csi, registration, metrics, waits);
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || driver.end_all_parked());
     // A panic there has said so, and the next start ends what is left.

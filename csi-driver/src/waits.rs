@@ -1,7 +1,7 @@
-//! Stages that wait for their daemon to dial, and the one call that ends such a
-//! wait before its time: NodeUnstageVolume (CSI spec, "Timeouts": what undoes a
-//! call is the only way to cancel it). Without it a pod whose mount pod cannot
-//! start would be Terminating until the wait is over.
+//! Stages that wait for their daemon to dial, and what ends such a wait before its
+//! time: NodeUnstageVolume (CSI spec, "Timeouts": what undoes a call is the only way
+//! to cancel it), without which a pod whose mount pod cannot start would be
+//! Terminating until the wait is over; and the driver's own end.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,7 +14,13 @@ use crate::volume::VolumeId;
 
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    waiting: Mutex<HashMap<VolumeId, Arc<EventFd>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: HashMap<VolumeId, Arc<EventFd>>,
+    is_closed: bool,
 }
 
 /// One Stage's wait, until dropped. Its descriptor becomes readable when the
@@ -32,21 +38,37 @@ impl Waits {
             .map_err(|e| linux::Error::new("eventfd", volume_id, e))
             .step("wait for daemon")?;
         let abandoned = Arc::new(abandoned);
-        self.lock().insert(volume_id.clone(), abandoned.clone());
+        let mut state = self.lock();
+        if state.is_closed {
+            end(&abandoned);
+        }
+        state.waiting.insert(volume_id.clone(), abandoned.clone());
+        drop(state);
         Ok(Wait { waits: self, volume_id: volume_id.clone(), abandoned })
     }
 
     /// Ends the volume's wait, if there is one; the Stage then rolls back.
     pub(crate) fn abandon(&self, volume_id: &VolumeId) {
-        if let Some(abandoned) = self.lock().get(volume_id) {
-            // Fails only when the counter is full: it is readable already.
-            let _readable_either_way = abandoned.write(1);
+        if let Some(abandoned) = self.lock().waiting.get(volume_id) {
+            end(abandoned);
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<VolumeId, Arc<EventFd>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ends all waits, and each that is begun from now on.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.waiting.values().for_each(|abandoned| end(abandoned));
     }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn end(abandoned: &EventFd) {
+    // Fails only when the counter is full: it is readable already.
+    let _readable_either_way = abandoned.write(1);
 }
 
 impl Wait<'_> {
@@ -63,6 +85,6 @@ impl AsFd for Wait<'_> {
 
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
-        self.waits.lock().remove(&self.volume_id);
+        self.waits.lock().waiting.remove(&self.volume_id);
     }
 }

@@ -116,6 +116,27 @@ fn an_unstage_ends_the_wait_for_a_pod_that_never_comes() {
     scene.assert_nothing_left();
 }
 
+/// What waits for a pod is taken back; the driver's end does not wait with it.
+#[test]
+fn sigterm_ends_the_wait_for_a_pod_that_never_comes() {
+    let mut scene = Scene::start(flags("80"));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let path = manifest(&scene, &id);
+    let staging = std::thread::spawn({
+        let (caller, id) = (caller.clone(), id.clone());
+        move || caller.stage(&id)
+    });
+    as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    assert_eq!(staging.join().unwrap().unwrap_err().code(), Code::Aborted, "and not broken off");
+    assert!(!path.exists() && mounted(&caller.staging_path(&id)).is_none() && !scene.dial_dir(&id).exists());
+    scene.start_driver();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
     let mut scene = Scene::start(flags("30"));
