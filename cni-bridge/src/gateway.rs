@@ -33,7 +33,7 @@ pub(crate) fn ensure(
             ensure_address(host, config, connection, wanted, undo)?;
         }
     }
-    if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(host, &plan.result) }
+    if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&plan.result) }
 }
 
 /// Of a bridge that has lost its last port.
@@ -88,11 +88,10 @@ fn ensure_address(
     }
 }
 
-fn enable_forwarding(host: &Netlink, result: &CniResult) -> Result<(), Error> {
-    for (is_v4, name) in [(true, "net/ipv4/ip_forward"), (false, "net/ipv6/conf/all/forwarding")] {
-        let is_needed = result.ips.iter().any(|ip| ip.address.is_ipv4() == is_v4);
-        // Where the kernel does not say, the file does.
-        if is_needed && !matches!(host.forwards(is_v4), Ok(Some(true))) {
+fn enable_forwarding(result: &CniResult) -> Result<(), Error> {
+    let has = |is_v4: bool| result.ips.iter().any(|ip| ip.address.is_ipv4() == is_v4);
+    for (needed, name) in [(has(true), "net/ipv4/ip_forward"), (has(false), "net/ipv6/conf/all/forwarding")] {
+        if needed {
             sysctl::ensure(name, "1").map_err(|source| Error::Forwarding { source })?;
         }
     }

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
+use crate::nftables::attributes::{find, find_u32, nest, put, put_u32};
 use crate::nftables::socket::{DUMP, ONE, Refusal, Socket};
-use crate::wire::attributes::{find, find_u32, nest, put, put_u32};
 use crate::{Error, Result};
 
 /// `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`, of subsystem 1.

@@ -30,7 +30,5 @@ pub mod process;
 pub mod program;
 pub mod rootfs;
 pub mod sysctl;
-#[cfg(any(feature = "netlink", feature = "nftables"))]
-mod wire;
 
 pub use error::{Error, Result, reason};

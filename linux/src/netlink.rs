@@ -9,22 +9,32 @@ mod lookup;
 mod messages;
 mod socket;
 
-use std::fmt::Display;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::link::{
+    InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask,
+    LinkFlags, LinkInfo, LinkMessage,
+};
+use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
 use crate::netns::NetNs;
-use crate::wire::{ACK, CREATE, DUMP, ECHO, EXCL};
 use crate::{Error, Result};
 
 pub use changes::{Changes, Watch};
-use messages::Request;
+use messages::{address_message, address_of, broadcast, link_of, route_message, route_of, up_message};
 use socket::Socket;
 
 /// A dump during which the tables changed is repeated this often before it is
 /// taken as it is.
 const DUMP_ATTEMPTS: usize = 5;
+
+/// In each direction.
+const ONE_QUEUE: [LinkAttribute; 2] = [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)];
 
 /// A MAC address as the kernel stores it.
 pub type Mac = [u8; 6];
@@ -196,79 +206,132 @@ impl Netlink {
 
     /// The link called `name`, if there is one.
     pub fn link_by_name(&self, name: &str) -> Result<Option<Link>> {
-        self.find_link(&messages::link_called(name), name)
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        self.find_link(message, name)
     }
 
     pub fn link_by_index(&self, index: u32) -> Result<Option<Link>> {
-        self.find_link(&messages::link_numbered(index), index)
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.find_link(message, &index.to_string())
     }
 
     /// All links of the namespace.
     pub fn links(&self) -> Result<Vec<Link>> {
-        let links = self.dump(&messages::all_links(None), messages::link_of);
-        links.map_err(|e| Error::new("list links", "all", e))
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let answers = self
+            .dump(RouteNetlinkMessage::GetLink(message))
+            .map_err(|e| Error::new("list links", "all", e))?;
+        Ok(answers.into_iter().filter_map(link_of).collect())
     }
 
     /// The ports of the bridge (or other master) `master`.
     pub fn ports_of(&self, master: u32) -> Result<Vec<Link>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::Controller(master));
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let answers = self
+            .dump(RouteNetlinkMessage::GetLink(message))
+            .map_err(|e| Error::new("list ports of link", master, e))?;
         // Without strict checking the kernel may send all.
-        let port_of = |kind, message: &[u8]| {
-            messages::link_of(kind, message).filter(|link| link.master == Some(master))
-        };
-        let ports = self.dump(&messages::all_links(Some(master)), port_of);
-        ports.map_err(|e| Error::new("list ports of link", master, e))
+        let links = answers.into_iter().filter_map(link_of);
+        Ok(links.filter(|link| link.master == Some(master)).collect())
     }
 
     /// `EEXIST` when there is a link of that name.
     pub fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<Link> {
-        let created = self.create_link(&messages::new_bridge(want), want.name);
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
+        message.attributes.push(LinkAttribute::Address(want.mac.to_vec()));
+        message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
+        let created = self.create_link(message, want.name);
         created.map_err(|e| Error::new("create bridge", want.name, e))
     }
 
     /// The end in the socket's namespace, as it was made: without `master` yet.
     /// `EEXIST` when either name is taken in its namespace.
     pub fn create_veth(&self, want: &VethSpec<'_>) -> Result<Link> {
-        let request = messages::new_veth(want, want.peer_netns.as_raw_fd());
-        let created = self.create_link(&request, want.name);
+        let mut peer = LinkMessage::default();
+        peer.attributes.push(LinkAttribute::IfName(want.peer_name.to_owned()));
+        peer.attributes.push(LinkAttribute::NetNsFd(want.peer_netns.as_raw_fd()));
+        peer.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
+        peer.attributes.extend(ONE_QUEUE);
+        peer.attributes.extend(want.peer_mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
+        message.attributes.push(LinkAttribute::Controller(want.master));
+        message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
+        message.attributes.extend(ONE_QUEUE);
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+        ]));
+        let created = self.create_link(message, want.name);
         created.map_err(|e| Error::new("create veth", format_args!("{} - {}", want.name, want.peer_name), e))
     }
 
     /// Labels a bridge port, sets its flags and brings it up, in one request.
     pub fn bring_port_up(&self, want: &PortSpec<'_>) -> Result<()> {
-        self.change(&messages::port_up(want), 0)
+        let mut message = up_message(want.index);
+        message.attributes.extend(want.alias.map(|alias| LinkAttribute::IfAlias(alias.to_owned())));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::PortKind(InfoPortKind::Bridge),
+            LinkInfo::PortData(InfoPortData::BridgePort(vec![
+                InfoBridgePort::HairpinMode(want.flags.hairpin),
+                InfoBridgePort::Isolated(want.flags.isolated),
+            ])),
+        ]));
+        // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the port's data.
+        self.change(RouteNetlinkMessage::NewLink(message), 0)
             .map_err(|e| Error::new("bring up bridge port", want.index, e))
     }
 
     pub fn set_up(&self, index: u32) -> Result<()> {
-        self.change(&messages::set_up(index, true), 0).map_err(|e| Error::new("set link up", index, e))
+        self.set_link("set link up", up_message(index))
     }
 
     pub fn set_down(&self, index: u32) -> Result<()> {
-        self.change(&messages::set_up(index, false), 0).map_err(|e| Error::new("set link down", index, e))
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.change_mask = LinkFlags::Up;
+        self.set_link("set link down", message)
     }
 
     pub fn set_promiscuous(&self, index: u32, on: bool) -> Result<()> {
-        let changed = self.change(&messages::set_promiscuous(index, on), 0);
-        changed.map_err(|e| Error::new("set link promiscuous", index, e))
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.flags = if on { LinkFlags::Promisc } else { LinkFlags::empty() };
+        message.header.change_mask = LinkFlags::Promisc;
+        self.set_link("set link promiscuous", message)
     }
 
     pub fn set_mac(&self, index: u32, mac: Mac) -> Result<()> {
-        self.change(&messages::set_mac(index, mac), 0).map_err(|e| Error::new("set link address", index, e))
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes.push(LinkAttribute::Address(mac.to_vec()));
+        self.set_link("set link address", message)
     }
 
     /// `ENODEV` when it is gone already. A veth takes its peer with it.
     pub fn delete_link(&self, index: u32) -> Result<()> {
-        self.change(&messages::delete_link(index), 0).map_err(|e| Error::new("delete link", index, e))
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.change(RouteNetlinkMessage::DelLink(message), 0).map_err(|e| Error::new("delete link", index, e))
     }
 
     /// The IPv4 and IPv6 addresses of one link.
     pub fn addresses(&self, index: u32) -> Result<Vec<Address>> {
+        let mut message = AddressMessage::default();
+        message.header.index = index;
+        let answers = self
+            .dump(RouteNetlinkMessage::GetAddress(message))
+            .map_err(|e| Error::new("list addresses of link", index, e))?;
         // Without strict checking the kernel ignores the index and sends all.
-        let of_link = |kind, message: &[u8]| {
-            messages::address_of(kind, message).filter(|(of, _)| *of == index).map(|(_, address)| address)
-        };
-        let addresses = self.dump(&messages::addresses_of(index), of_link);
-        addresses.map_err(|e| Error::new("list addresses of link", index, e))
+        Ok(answers.into_iter().filter_map(|answer| address_of(answer, index)).collect())
     }
 
     /// `EEXIST` when the link has it. IPv4 networks larger than /31 get their
@@ -279,21 +342,30 @@ impl Netlink {
         (ip, prefix_len): (IpAddr, u8),
         detection: DuplicateDetection,
     ) -> Result<()> {
-        let detect = detection == DuplicateDetection::On;
-        self.change(&messages::new_address(index, ip, prefix_len, detect), CREATE | EXCL)
+        let mut message = address_message(index, ip, prefix_len);
+        match (ip, detection) {
+            (IpAddr::V4(v4), _) => {
+                message.attributes.extend(broadcast(v4, prefix_len).map(AddressAttribute::Broadcast));
+            }
+            (IpAddr::V6(_), DuplicateDetection::Off) => {
+                message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+            }
+            (IpAddr::V6(_), DuplicateDetection::On) => {}
+        }
+        self.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
             .map_err(|e| Error::new("add address", format_args!("{ip}/{prefix_len}"), e))
     }
 
     /// `EADDRNOTAVAIL` when the link does not have it.
     pub fn delete_address(&self, index: u32, (ip, prefix_len): (IpAddr, u8)) -> Result<()> {
-        self.change(&messages::delete_address(index, ip, prefix_len), 0)
+        self.change(RouteNetlinkMessage::DelAddress(address_message(index, ip, prefix_len)), 0)
             .map_err(|e| Error::new("delete address", format_args!("{ip}/{prefix_len}"), e))
     }
 
     /// Adds a route beside what is there (IPv6 gateways to one destination
     /// become one multipath route); `EEXIST` for an identical one.
     pub fn add_route(&self, want: &RouteSpec) -> Result<()> {
-        self.change(&messages::new_route(want), CREATE).map_err(|e| {
+        self.change(RouteNetlinkMessage::NewRoute(route_message(want)), NLM_F_CREATE).map_err(|e| {
             let (ip, prefix_len) = want.destination;
             Error::new("add route", format_args!("{ip}/{prefix_len}"), e)
         })
@@ -301,18 +373,20 @@ impl Netlink {
 
     /// The unicast routes of one family, of all tables.
     pub fn routes(&self, is_v4: bool) -> Result<Vec<Route>> {
-        let routes = self.dump(&messages::routes(is_v4), messages::route_of);
-        routes.map_err(|e| Error::new("list routes", if is_v4 { "IPv4" } else { "IPv6" }, e))
+        let mut message = RouteMessage::default();
+        message.header.address_family = if is_v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let answers = self
+            .dump(RouteNetlinkMessage::GetRoute(message))
+            .map_err(|e| Error::new("list routes", if is_v4 { "IPv4" } else { "IPv6" }, e))?;
+        Ok(answers.into_iter().filter_map(route_of).collect())
     }
 
     /// Creates a link and returns it: the kernel echoes what it made (since
     /// 6.2), or is asked.
-    fn create_link(&self, request: &Request, name: &str) -> io::Result<Link> {
-        let mut made = None;
-        self.socket.request(request, ACK | CREATE | EXCL | ECHO, |kind, message| {
-            made = messages::link_of(kind, message).filter(|link| link.name == name).or(made.take());
-        })?;
-        match made {
+    fn create_link(&self, message: LinkMessage, name: &str) -> io::Result<Link> {
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO;
+        let (answers, _) = self.socket.request(RouteNetlinkMessage::NewLink(message), flags)?;
+        match answers.into_iter().filter_map(link_of).find(|link| link.name == name) {
             Some(link) => Ok(link),
             None => {
                 let found = self.link_by_name(name).map_err(|e| e.source)?;
@@ -321,33 +395,34 @@ impl Netlink {
         }
     }
 
-    fn find_link(&self, request: &Request, object: impl Display) -> Result<Option<Link>> {
-        match self.ask(request, messages::link_of) {
+    fn find_link(&self, mut message: LinkMessage, object: &str) -> Result<Option<Link>> {
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        match self.socket.request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST) {
+            Ok((answers, _)) => Ok(answers.into_iter().find_map(link_of)),
             Err(e) if e.raw_os_error() == Some(nix::libc::ENODEV) => Ok(None),
-            found => found.map_err(|e| Error::new("look up link", object, e)),
+            Err(e) => Err(Error::new("look up link", object, e)),
         }
     }
 
-    /// What `read` makes of the only answer.
-    fn ask<T>(&self, request: &Request, read: impl Fn(u16, &[u8]) -> Option<T>) -> io::Result<Option<T>> {
-        let mut found = None;
-        self.socket.request(request, 0, |kind, message| found = read(kind, message))?;
-        Ok(found)
+    fn set_link(&self, op: &'static str, message: LinkMessage) -> Result<()> {
+        let index = message.header.index;
+        self.change(RouteNetlinkMessage::SetLink(message), 0).map_err(|e| Error::new(op, index, e))
     }
 
-    fn change(&self, request: &Request, flags: u16) -> io::Result<()> {
-        self.socket.request(request, ACK | flags, |_, _| {}).map(drop)
+    fn change(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.socket.request(message, NLM_F_REQUEST | NLM_F_ACK | flags).map(drop)
     }
 
-    fn dump<T>(&self, request: &Request, read: impl Fn(u16, &[u8]) -> Option<T>) -> io::Result<Vec<T>> {
-        let mut found = Vec::new();
+    fn dump(&self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+        let mut answers = Vec::new();
         for _ in 0..DUMP_ATTEMPTS {
-            found.clear();
-            if self.socket.request(request, DUMP, |kind, message| found.extend(read(kind, message)))? {
+            let consistent;
+            (answers, consistent) = self.socket.request(message.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
+            if consistent {
                 break;
             }
         }
-        Ok(found)
+        Ok(answers)
     }
 }
 

@@ -28,9 +28,9 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use crate::wire::attributes::{self, each, find, find_text, find_u32, find_u64, put_text};
 use crate::{Error, Result};
 
+pub(crate) mod attributes;
 mod batch;
 mod body;
 #[cfg(test)]
@@ -51,6 +51,7 @@ pub use lock::NamespaceLock;
 use lock::PATIENCE;
 pub use refusal::{Unreached, WrongHook, is_unsupported, is_wrong_hook};
 
+use attributes::{each, find, find_text, find_u32, find_u64, put_text};
 use socket::{DUMP, Messages, ONE, Refusal, Socket};
 
 const SUBSYSTEM: u16 = 10;

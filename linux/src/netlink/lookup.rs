@@ -2,32 +2,40 @@
 
 use std::net::IpAddr;
 
-use super::{Netlink, messages};
+use netlink_packet_core::NLM_F_REQUEST;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::Netlink;
 use crate::{Error, Result};
 
 impl Netlink {
     /// The index of the link by which a packet of this host to `destination`
     /// leaves; `None` when there is no route.
     pub fn link_towards(&self, destination: IpAddr) -> Result<Option<u32>> {
-        match self.ask(&messages::route_towards(destination), messages::outgoing_link) {
-            Err(e) if is_no_route(&e) => Ok(None),
-            found => found.map_err(|e| Error::new("look up route", destination, e)),
-        }
+        let mut message = RouteMessage::default();
+        // The kernel's strict checks want the whole address as prefix.
+        let (family, prefix_len, address) = match destination {
+            IpAddr::V4(ip) => (AddressFamily::Inet, 32, RouteAddress::Inet(ip)),
+            IpAddr::V6(ip) => (AddressFamily::Inet6, 128, RouteAddress::Inet6(ip)),
+        };
+        message.header.address_family = family;
+        message.header.destination_prefix_length = prefix_len;
+        message.attributes.push(RouteAttribute::Destination(address));
+        let answers = match self.socket.request(RouteNetlinkMessage::GetRoute(message), NLM_F_REQUEST) {
+            Ok((answers, _)) => answers,
+            Err(e) if is_no_route(&e) => return Ok(None),
+            Err(e) => return Err(Error::new("look up route", destination, e)),
+        };
+        Ok(answers.into_iter().find_map(outgoing_link))
     }
 
     /// The addresses of all links, of both families.
     pub fn local_addresses(&self) -> Result<Vec<IpAddr>> {
-        let ip = |kind, message: &[u8]| messages::address_of(kind, message).map(|(_, address)| address.ip);
-        let addresses = self.dump(&messages::addresses_of(0), ip);
-        addresses.map_err(|e| Error::new("list addresses", "all", e))
-    }
-
-    /// Whether this host forwards packets of a family (`net/ipv4/ip_forward`,
-    /// `net/ipv6/conf/all/forwarding`); `None`: the kernel does not say. A file of
-    /// `/proc/sys` takes ten times as long to read.
-    pub fn forwards(&self, is_v4: bool) -> Result<Option<bool>> {
-        let settings = self.ask(&messages::settings_of_all(is_v4), messages::forwarding_of);
-        settings.map_err(|e| Error::new("read forwarding", if is_v4 { "IPv4" } else { "IPv6" }, e))
+        let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let answers = self.dump(request).map_err(|e| Error::new("list addresses", "all", e))?;
+        Ok(answers.into_iter().filter_map(local_address).collect())
     }
 }
 
@@ -36,6 +44,33 @@ impl Netlink {
 fn is_no_route(error: &std::io::Error) -> bool {
     use nix::libc::{EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH};
     error.raw_os_error().is_some_and(|number| [EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH].contains(&number))
+}
+
+fn outgoing_link(answer: RouteNetlinkMessage) -> Option<u32> {
+    let RouteNetlinkMessage::NewRoute(message) = answer else { return None };
+    // IPv6 answers with such routes where IPv4 fails.
+    let refusing = [RouteType::Unreachable, RouteType::Prohibit, RouteType::BlackHole];
+    if refusing.contains(&message.header.kind) {
+        return None;
+    }
+    message.attributes.into_iter().find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(index),
+        _ => None,
+    })
+}
+
+fn local_address(answer: RouteNetlinkMessage) -> Option<IpAddr> {
+    let RouteNetlinkMessage::NewAddress(message) = answer else { return None };
+    let (mut local, mut address) = (None, None);
+    for attribute in message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(ip),
+            AddressAttribute::Address(ip) => address = Some(ip),
+            _ => {}
+        }
+    }
+    // IFA_ADDRESS is the peer's on point-to-point links; IPv6 has no IFA_LOCAL.
+    local.or(address)
 }
 
 #[cfg(test)]

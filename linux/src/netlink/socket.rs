@@ -4,10 +4,11 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
 use netlink_sys::protocols::NETLINK_ROUTE;
-
-use super::messages::Request;
-use crate::wire::{self, Answers};
 
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`).
 const DATAGRAM_MAX: usize = 64 * 1024;
@@ -39,44 +40,47 @@ impl Socket {
         self.inner.add_membership(group)
     }
 
-    /// Sends `request`, gives type and body (behind the netlink header) of every
-    /// answer to `each`, and says whether the answers are one consistent state.
-    pub(super) fn request(
-        &self,
-        request: &Request,
-        flags: u16,
-        mut each: impl FnMut(u16, &[u8]),
-    ) -> io::Result<bool> {
+    /// The answers, and whether they are one consistent state.
+    pub(super) fn request<M>(&self, message: M, flags: u16) -> io::Result<(Vec<M>, bool)>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+        NetlinkMessage<M>: From<M>,
+    {
+        let mut request = NetlinkMessage::from(message);
         let sequence = self.sequence.get().wrapping_add(1);
         self.sequence.set(sequence);
-        let bytes = request.to_bytes(flags | wire::REQUEST, sequence);
+        request.header.flags = flags;
+        request.header.sequence_number = sequence;
+        request.finalize();
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
         retry(|| self.inner.send(&bytes, 0))?;
 
-        let is_dump = flags & wire::DUMP == wire::DUMP;
-        let mut consistent = true;
+        let is_dump = flags & NLM_F_DUMP == NLM_F_DUMP;
+        let (mut answers, mut consistent) = (Vec::new(), true);
         loop {
             let datagram = self.receive()?;
-            let mut answers = Answers(&datagram);
-            for answer in answers.by_ref() {
-                if answer.sequence != sequence {
+            let mut rest = datagram.as_slice();
+            while !rest.is_empty() {
+                let answer = NetlinkMessage::<M>::deserialize(rest)
+                    .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+                let advance = usize::try_from(answer.header.length).unwrap_or(usize::MAX).next_multiple_of(4);
+                rest = rest.get(advance..).unwrap_or_default();
+                if answer.header.sequence_number != sequence {
                     continue;
                 }
-                consistent &= !is_dump || answer.flags & wire::DUMP_INTR == 0;
-                match answer.kind {
-                    wire::ERROR | wire::DONE => {
-                        let refused = answer.refused_with().map(io::Error::from_raw_os_error);
-                        return refused.map_or(Ok(consistent), Err);
-                    }
-                    kind => {
-                        each(kind, answer.body);
-                        if !is_dump && flags & wire::ACK == 0 {
-                            return Ok(true);
+                consistent &= !is_dump || answer.header.flags & NLM_F_DUMP_INTR == 0;
+                match answer.payload {
+                    NetlinkPayload::InnerMessage(inner) => {
+                        answers.push(inner);
+                        if !is_dump && flags & NLM_F_ACK == 0 {
+                            return Ok((answers, true));
                         }
                     }
+                    NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+                    NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok((answers, consistent)),
+                    _ => {}
                 }
-            }
-            if !answers.0.is_empty() {
-                return Err(io::ErrorKind::InvalidData.into());
             }
         }
     }

@@ -23,8 +23,7 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, setsockopt, socketpair, sockopt,
 };
 
-use crate::wire::attributes::{find_text, put_u32};
-use crate::wire::{self, Answer, Answers};
+use super::attributes::{find_text, put_u32};
 
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`),
 /// and as much as it has seen a reader offer.
@@ -33,9 +32,16 @@ const DATAGRAM_MAX: usize = 64 * 1024;
 /// KiB, and the kernel counts its own overhead).
 const BATCH_UNASKED: usize = 100 * 1024;
 
+const NLMSG_HEADER: usize = 16;
 const NFGENMSG: usize = 4;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_REQUEST: u16 = 0x1;
+const NLM_F_ACK: u16 = 0x4;
+const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_CAPPED: u16 = 0x100;
 const NLM_F_ACK_TLVS: u16 = 0x200;
+const NLM_F_DUMP: u16 = 0x300;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
 const BATCH_BEGIN: u16 = 0x10;
@@ -46,7 +52,7 @@ const BATCH_GENERATION: u16 = 1;
 /// Of a request that wants one answer.
 pub(crate) const ONE: u16 = 0;
 /// Of a request that wants all there is.
-pub(crate) const DUMP: u16 = wire::DUMP;
+pub(crate) const DUMP: u16 = NLM_F_DUMP;
 
 /// What the kernel said no to.
 #[derive(Debug)]
@@ -96,8 +102,8 @@ impl Messages {
         let end = self.starts.get(index + 1).copied().unwrap_or(self.bytes.len());
         let message = self.bytes.get(start..end)?;
         let kind = u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?);
-        let (header, attributes) = message.split_at_checked(wire::HEADER + NFGENMSG)?;
-        Some((kind, *header.get(wire::HEADER)?, attributes))
+        let (header, attributes) = message.split_at_checked(NLMSG_HEADER + NFGENMSG)?;
+        Some((kind, *header.get(NLMSG_HEADER)?, attributes))
     }
 
     fn push_for(
@@ -112,7 +118,7 @@ impl Messages {
         self.starts.push(start);
         self.bytes.extend([0; 4]);
         self.bytes.extend(kind.to_ne_bytes());
-        self.bytes.extend((flags | wire::REQUEST).to_ne_bytes());
+        self.bytes.extend((flags | NLM_F_REQUEST).to_ne_bytes());
         self.bytes.extend([0; 8]);
         self.bytes.extend([family, 0]);
         self.bytes.extend(resource.to_be_bytes());
@@ -134,7 +140,7 @@ impl Messages {
         if let Some(start) = self.starts.get(index) {
             // NLM_F_ACK is in the low byte of the flags.
             let at = start + if cfg!(target_endian = "little") { 6 } else { 7 };
-            self.bytes[at] |= wire::ACK.to_le_bytes()[0];
+            self.bytes[at] |= NLM_F_ACK.to_le_bytes()[0];
         }
     }
 
@@ -194,7 +200,7 @@ impl Socket {
         mut each: impl FnMut(u8, &[u8]) -> io::Result<()>,
     ) -> Result<bool, Refusal> {
         let mut request = Messages::default();
-        request.push(kind, flags | wire::ACK, family, attributes);
+        request.push(kind, flags | NLM_F_ACK, family, attributes);
         let sequence = self.take_numbers(1);
         request.number_from(sequence);
         self.send(&request.bytes)?;
@@ -208,13 +214,13 @@ impl Socket {
                 if answer.sequence != sequence {
                     continue;
                 }
-                consistent &= answer.flags & wire::DUMP_INTR == 0;
+                consistent &= answer.flags & NLM_F_DUMP_INTR == 0;
                 match answer.kind {
-                    wire::ERROR => {
+                    NLMSG_ERROR => {
                         refusal(&answer, None).map_or(Ok(()), Err)?;
                         return misread.map_or(Ok(consistent), |e: io::Error| Err(e.into()));
                     }
-                    wire::DONE => {
+                    NLMSG_DONE => {
                         // A dump that broke off says so here (netlink_dump_done).
                         if let Some(refused) = refusal(&answer, None) {
                             return Err(refused);
@@ -269,7 +275,7 @@ impl Socket {
             }
             for answer in Answers(&datagram) {
                 let index = answer.sequence.wrapping_sub(first);
-                if index >= count || answer.kind != wire::ERROR {
+                if index >= count || answer.kind != NLMSG_ERROR {
                     continue;
                 }
                 // Begin and end stand for the batch as a whole.
@@ -343,11 +349,45 @@ fn bury(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     Ok(open)
 }
 
+struct Answer<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    body: &'a [u8],
+}
+
+/// The messages of one datagram; what is torn is the end.
+struct Answers<'a>(&'a [u8]);
+
+impl<'a> Iterator for Answers<'a> {
+    type Item = Answer<'a>;
+
+    fn next(&mut self) -> Option<Answer<'a>> {
+        let (header, _) = self.0.split_at_checked(NLMSG_HEADER)?;
+        let length = usize::try_from(u32::from_ne_bytes(header.get(..4)?.try_into().ok()?)).ok()?;
+        let body = self.0.get(NLMSG_HEADER..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Answer {
+            kind: u16::from_ne_bytes(header.get(4..6)?.try_into().ok()?),
+            flags: u16::from_ne_bytes(header.get(6..8)?.try_into().ok()?),
+            sequence: u32::from_ne_bytes(header.get(8..12)?.try_into().ok()?),
+            body,
+        })
+    }
+}
+
 /// What an error message or the end of a dump refuses; `None` when its code is
 /// 0, a success.
 fn refusal(answer: &Answer<'_>, message: Option<usize>) -> Option<Refusal> {
-    let errno = answer.refused_with()?;
-    Some(Refusal { message, error: io::Error::from_raw_os_error(errno), words: words(answer) })
+    let code = answer.body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+    if code >= 0 {
+        return None;
+    }
+    Some(Refusal {
+        message,
+        error: io::Error::from_raw_os_error(code.saturating_neg()),
+        words: words(answer),
+    })
 }
 
 /// Behind the code stands the request (its header only, when capped), then the
@@ -356,10 +396,10 @@ fn words(answer: &Answer<'_>) -> Option<String> {
     if answer.flags & NLM_F_ACK_TLVS == 0 {
         return None;
     }
-    let behind = if answer.kind == wire::DONE {
+    let behind = if answer.kind == NLMSG_DONE {
         4
     } else if answer.flags & NLM_F_CAPPED != 0 {
-        4 + wire::HEADER
+        4 + NLMSG_HEADER
     } else {
         let length = u32::from_ne_bytes(answer.body.get(4..8)?.try_into().ok()?);
         4 + usize::try_from(length).ok()?.next_multiple_of(4)

@@ -1,6 +1,6 @@
 //! Netlink attributes: length, type, value, padded to four bytes; nested ones
-//! are attributes in a value. Numbers of netfilter are in network order
-//! (`put_u32` and its like), those of routing in the machine's own.
+//! are attributes in a value (`include/uapi/linux/netlink.h`). Numbers of
+//! netfilter are in network order.
 
 const HEADER: usize = 4;
 /// Marks an attribute whose value is attributes.
