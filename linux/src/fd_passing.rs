@@ -92,9 +92,22 @@ impl PacketSocket {
     /// full for `limit`; afterwards as after [`Self::set_timeout`].
     pub fn connect_within(path: &Path, limit: std::time::Duration) -> Result<Self> {
         let socket = Self { fd: new_socket(path)? };
-        socket.set_timeout(limit)?;
         let address = UnixAddr::new(path).map_err(|e| Error::at("connect", path, e))?;
-        socket::connect(socket.fd.as_raw_fd(), &address).map_err(|e| Error::at("connect", path, e))?;
+        let deadline = std::time::Instant::now() + limit;
+        let mut left = limit;
+        loop {
+            socket.set_timeout(left)?;
+            match socket::connect(socket.fd.as_raw_fd(), &address) {
+                Ok(()) => break,
+                // A signal, while it waited: it waits for the rest. (No time at all would be no limit.)
+                Err(Errno::EINTR) => {
+                    left = deadline.saturating_duration_since(std::time::Instant::now());
+                    left = left.max(std::time::Duration::from_millis(1));
+                }
+                Err(e) => return Err(Error::at("connect", path, e)),
+            }
+        }
+        socket.set_timeout(limit)?;
         Ok(socket)
     }
 
