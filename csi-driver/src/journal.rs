@@ -491,6 +491,29 @@ mod tests {
     }
 
     #[test]
+    fn a_torn_entry_keeps_its_part_of_the_pool_and_one_in_the_wrong_place_is_not_believed() {
+        let (dir, journal) = state();
+        let (a, a_record) = record("a", 6);
+        let (b, b_record) = record("b", 3);
+        journal.put(&a, &a_record).unwrap();
+        journal.put(&b, &b_record).unwrap();
+        let path = |id: &VolumeId| dir.path().join(format!("volumes/{id}.json"));
+        let text = std::fs::read_to_string(path(&a)).unwrap();
+        std::fs::write(path(&a), text.trim_end().trim_end_matches('}')).unwrap();
+        let torn = Journal::open(dir.path()).unwrap();
+        torn.get(&a).unwrap_err();
+        assert_eq!(torn.committed_bytes(), 9);
+
+        std::fs::write(path(&b), text).unwrap();
+        let wrong = Journal::open(dir.path()).unwrap();
+        let message = wrong.get(&b).unwrap_err().to_string();
+        assert!(message.contains("it is the entry of \"a\", which has another id"), "{message}");
+        assert_eq!(wrong.committed_bytes(), 12);
+        std::fs::write(path(&b), "{\"name\":").unwrap();
+        assert_eq!(Journal::open(dir.path()).unwrap().committed_bytes(), 6);
+    }
+
+    #[test]
     fn a_torn_entry_is_an_error_of_its_volume_alone() {
         let (dir, _) = state();
         let volumes = dir.path().join("volumes");

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::error::{Error, Result, Step};
-use crate::volume::{SnapshotId, VolumeId};
+use crate::volume::{SnapshotId, VolumeId, VolumeName};
 
 const EXTENSION: &str = "json";
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -20,12 +20,17 @@ pub(crate) trait Key: Clone + Ord {
     fn parse(text: &str) -> Option<Self>;
     fn under(&self, dir: &Path) -> PathBuf;
     fn unknown(&self) -> Error;
+    /// The one key that an object of this name has.
+    fn for_name(name: &VolumeName) -> Self;
 }
 
 /// What entries say.
 pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
+    /// The field that says its part of the pool, also of an entry that is torn.
+    const BYTES_FIELD: &'static str;
     /// Its part of the pool.
     fn committed_bytes(&self) -> u64;
+    fn name(&self) -> &VolumeName;
 }
 
 impl Key for VolumeId {
@@ -39,6 +44,10 @@ impl Key for VolumeId {
 
     fn unknown(&self) -> Error {
         Error::UnknownVolume { volume_id: self.to_string() }
+    }
+
+    fn for_name(name: &VolumeName) -> Self {
+        Self::for_name(name)
     }
 }
 
@@ -54,15 +63,31 @@ impl Key for SnapshotId {
     fn unknown(&self) -> Error {
         Error::UnknownSnapshot { snapshot_id: self.to_string() }
     }
+
+    fn for_name(name: &VolumeName) -> Self {
+        Self::for_name(name)
+    }
 }
 
 impl Record for VolumeRecord {
+    const BYTES_FIELD: &'static str = "capacity_bytes";
+
+    fn name(&self) -> &VolumeName {
+        &self.name
+    }
+
     fn committed_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 }
 
 impl Record for SnapshotRecord {
+    const BYTES_FIELD: &'static str = "used_bytes";
+
+    fn name(&self) -> &VolumeName {
+        &self.name
+    }
+
     fn committed_bytes(&self) -> u64 {
         // What was copied of a failed one is gone; its word stays.
         if let SnapshotPhase::Failed { .. } = self.phase { 0 } else { self.used_bytes }
@@ -83,6 +108,8 @@ enum Entry<R> {
     Unreadable {
         path: PathBuf,
         reason: String,
+        /// As far as it still says: the room is not given twice.
+        committed_bytes: u64,
     },
 }
 
@@ -90,14 +117,14 @@ impl<R: Record> Entry<R> {
     fn committed_bytes(&self) -> u64 {
         match self {
             Self::Readable(record) => record.committed_bytes(),
-            Self::Unreadable { .. } => 0,
+            Self::Unreadable { committed_bytes, .. } => *committed_bytes,
         }
     }
 
     fn get(&self) -> Result<&R> {
         match self {
             Self::Readable(record) => Ok(record),
-            Self::Unreadable { path, reason } => {
+            Self::Unreadable { path, reason, .. } => {
                 Err(Error::JournalUnreadable { path: path.clone(), reason: reason.clone() })
             }
         }
@@ -119,10 +146,7 @@ impl<I: Key, R: Record> Store<I, R> {
         for item in std::fs::read_dir(dir).map_err(|e| io("list", e))? {
             let path = item.map_err(|e| io("list", e))?.path();
             if let Some(id) = key_of(&path, EXTENSION) {
-                let entry = match parse(&path) {
-                    Ok(record) => Entry::Readable(Box::new(record)),
-                    Err(reason) => unreadable(path.clone(), reason),
-                };
+                let entry = read(&id, &path);
                 // A driver that runs beside the reader has just removed it.
                 let is_gone = || leftovers == Leftovers::Keep && !path.exists();
                 if matches!(entry, Entry::Readable(_)) || !is_gone() {
@@ -176,7 +200,8 @@ impl<I: Key, R: Record> Store<I, R> {
 
     /// Something else that belongs to the object cannot be read.
     pub(super) fn spoil(&self, id: &I, path: PathBuf, reason: String) {
-        self.locked().insert(id.clone(), unreadable(path, reason));
+        let committed_bytes = self.committed_by(id);
+        self.locked().insert(id.clone(), unreadable(path, reason, committed_bytes));
     }
 
     pub(crate) fn remove(&self, id: &I) -> Result<()> {
@@ -252,9 +277,34 @@ impl<I: Key, R: Record> Store<I, R> {
 #[derive(Debug)]
 pub(super) struct Claimed<R>(Option<Entry<R>>);
 
-fn unreadable<R>(path: PathBuf, reason: String) -> Entry<R> {
+fn unreadable<R>(path: PathBuf, reason: String, committed_bytes: u64) -> Entry<R> {
     tracing::error!(path = %path.display(), reason, "unreadable journal entry");
-    Entry::Unreadable { path, reason }
+    Entry::Unreadable { path, reason, committed_bytes }
+}
+
+/// The entry of `id`, which must be that of an object of its name: a file that was put
+/// back in another one's place is nobody's word.
+fn read<I: Key, R: Record>(id: &I, path: &Path) -> Entry<R> {
+    match parse::<R>(path) {
+        Ok(record) if I::for_name(record.name()) == *id => Entry::Readable(Box::new(record)),
+        Ok(record) => {
+            let reason = format!("it is the entry of {:?}, which has another id", record.name().as_str());
+            unreadable(path.to_owned(), reason, record.committed_bytes())
+        }
+        Err(reason) => unreadable(path.to_owned(), reason, bytes_of_torn(path, R::BYTES_FIELD)),
+    }
+}
+
+/// What stands behind `field` in a text that is no JSON any more; 0 if nothing does.
+fn bytes_of_torn(path: &Path, field: &str) -> u64 {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let value = text.split(&format!("\"{field}\":")).nth(1).unwrap_or_default().trim_start();
+    value
+        .split(|c: char| !c.is_ascii_digit())
+        .next()
+        .and_then(|digits| digits.parse().ok())
+        .unwrap_or_default()
 }
 
 fn file_of<I: Key>(id: &I, dir: &Path) -> PathBuf {
