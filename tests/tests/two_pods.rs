@@ -245,40 +245,41 @@ fn a_parked_child_process_serves_the_next_pod() {
 
 fn a_parked_daemon_serves_the_next_pod(launcher: Launcher) {
     let sandbox = Sandbox::new();
-    let node = Node::start(&sandbox, NodeOptions { launcher, ..NodeOptions::default() }).unwrap();
-    let idle = node.leak_check().unwrap();
-    node.put_class().unwrap();
+    let node =
+        Node::start(&sandbox, NodeOptions { launcher, ..NodeOptions::default() }).expect("the node starts");
+    let idle = node.leak_check().expect("the kernel answers");
+    node.put_class().expect("put");
     let patient = manifests::class("patient", "csi.hawser.dev");
     let patient = format!("{patient}parameters: {{mountPodDeleteDelaySeconds: \"3600\"}}\n");
-    node.put_manifest("patient.yaml", &patient).unwrap();
-    node.put_manifest("claim.yaml", &manifests::claim_of_class("shared", "64Mi", "patient")).unwrap();
+    node.put_manifest("patient.yaml", &patient).expect("put");
+    node.put_manifest("claim.yaml", &manifests::claim_of_class("shared", "64Mi", "patient")).expect("put");
     let mut daemons = Vec::new();
     for (name, args) in
         [("writer", ["write", "/data/note", "kept"].as_slice()), ("reader", &["cat", "/data/note"])]
     {
         let pod = manifests::Pod::new(name, args).with_claim("shared");
         let file = format!("{name}.yaml");
-        node.put_manifest(&file, &pod.yaml()).unwrap();
-        node.wait_for_phase(name, "Succeeded").unwrap();
+        node.put_manifest(&file, &pod.yaml()).expect("put");
+        node.wait_for_phase(name, "Succeeded").expect("it succeeds");
         if name == "reader" {
-            assert_eq!(node.logs(name).unwrap(), "kept\n");
+            assert_eq!(node.logs(name).expect("its log"), "kept\n");
         }
-        node.remove_manifest(&file).unwrap();
-        node.wait_for_no_pod(name).unwrap();
+        node.remove_manifest(&file).expect("removed");
+        node.wait_for_no_pod(name).expect("it goes");
         eventually("the volume is mounted nowhere", PATIENCE, || {
             let seen = linux::mountinfo::read()?;
             ensure!(seen.iter().all(|mount| mount.fs_type != "fuse.hawser"), "{seen:?}");
             Ok(())
         })
-        .unwrap();
-        daemons.extend(node.processes("hawser-volume").unwrap());
+        .expect("it was unstaged");
+        daemons.extend(node.processes("hawser-volume").expect("the kernel answers"));
     }
     let is_one = daemons.len() == 2 && daemons[0] == daemons[1];
     assert!(is_one, "one and the same: {daemons:?}\n{}", node.outputs());
     // Its claim's deletion deletes the volume, and with it the daemon.
-    node.remove_manifest("claim.yaml").unwrap();
-    node.delete("pvc", "shared").unwrap();
-    node.finish(&idle).unwrap();
+    node.remove_manifest("claim.yaml").expect("removed");
+    node.delete("pvc", "shared").expect("deleted");
+    node.finish(&idle).expect("nothing is left");
 }
 
 #[test]
