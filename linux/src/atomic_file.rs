@@ -1,6 +1,7 @@
 //! Files that are there whole or not at all: [`write()`] and [`remove`] also after a
 //! power cut, [`replace`], [`append`] and [`discard`] as long as the machine runs.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -100,6 +101,26 @@ fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::at("fsync", dir, e))
 }
 
+/// Removes what killed writers of `path` left beside it. Nobody may be writing it.
+pub fn remove_leftovers(path: &Path) -> Result<()> {
+    let dir = parent(path);
+    let listed = |e| Error::at("list", &dir, e);
+    let mut begins = OsString::from(".");
+    begins.push(path.file_name().unwrap_or_default());
+    begins.push(".");
+    for entry in std::fs::read_dir(&dir).map_err(listed)? {
+        let name = entry.map_err(listed)?.file_name();
+        let between = name
+            .as_encoded_bytes()
+            .strip_prefix(begins.as_encoded_bytes())
+            .and_then(|rest| rest.strip_suffix(b".tmp"));
+        if between.is_some_and(|pid| !pid.is_empty() && pid.iter().all(u8::is_ascii_digit)) {
+            discard(&dir.join(name))?;
+        }
+    }
+    Ok(())
+}
+
 fn parent(path: &Path) -> PathBuf {
     match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
@@ -148,6 +169,21 @@ mod tests {
         let err = write(Path::new("/nonexistent/x"), b"", 0o600).unwrap_err();
         assert_eq!(err.op, "create");
         assert_eq!(err.errno(), nix::errno::Errno::ENOENT);
+    }
+
+    #[test]
+    fn only_what_killed_writers_of_the_file_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        write(&path, b"", 0o600).unwrap();
+        for name in [".x.12.tmp", ".x.3.tmp", ".x.tmp", ".x..tmp", ".xy.12.tmp", ".x.y.12.tmp", "x.12.tmp"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        remove_leftovers(&path).unwrap();
+        let mut left: Vec<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".x..tmp", ".x.tmp", ".x.y.12.tmp", ".xy.12.tmp", "x", "x.12.tmp"]);
     }
 
     #[test]

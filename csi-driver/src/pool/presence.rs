@@ -224,6 +224,7 @@ fn read_id(path: &Path) -> Result<Option<String>> {
 }
 
 fn write_id(path: &Path, id: &str) -> Result<()> {
+    linux::atomic_file::remove_leftovers(path).step("name pool")?;
     linux::atomic_file::write(path, format!("{id}\n").as_bytes(), 0o600).step("name pool")
 }
 
