@@ -25,25 +25,29 @@ pub(crate) fn close(field: &'static str, path: &Path) -> Result<()> {
 pub(crate) fn check(field: &'static str, path: &Path) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-        _ => open_empty(field, path).map(drop),
+        Err(e) if e.kind() != ErrorKind::NotADirectory => failed("look at", path, e),
+        Ok(_) | Err(_) => open_empty(field, path).map(drop),
     }
+}
+
+fn failed<T>(op: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Result<T> {
+    Err(linux::Error::at(op, path, source)).step("look at mount point")
 }
 
 fn open_empty(field: &'static str, path: &Path) -> Result<File> {
     let unusable = |reason: String| Error::unusable(field, path, reason);
-    let failed = |op| move |e| Err(linux::Error::at(op, path, e)).step("look at mount point");
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(dir) => dir,
         // A link is neither followed nor mounted on: a bind mount would lead out of the pod.
         Err(Errno::NOTDIR | Errno::LOOP) => return Err(unusable("not a directory".to_owned())),
         Err(e @ Errno::NOENT) => return Err(unusable(std::io::Error::from(e).to_string())),
-        Err(e) => return failed("open")(e),
+        Err(e) => return failed("open", path, e),
     };
     // What is in there would be hidden, and in the way when the volume goes.
     let mut entries = match Dir::read_from(&dir) {
         Ok(entries) => entries,
-        Err(e) => return failed("list")(e),
+        Err(e) => return failed("list", path, e),
     };
     if entries.any(|entry| entry.is_ok_and(|entry| ![c".", c".."].contains(&entry.file_name()))) {
         return Err(unusable("not an empty directory".to_owned()));
@@ -68,15 +72,19 @@ pub(crate) fn make(field: &'static str, path: &Path) -> Result<()> {
 /// an empty, closed directory of root's. All else is left alone. Called with nothing
 /// mounted there.
 pub(crate) fn remove_left(field: &'static str, path: &Path) -> Result<()> {
-    let unusable = |e: std::io::Error| Error::unusable(field, path, e.to_string());
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() && found.mode() & 0o7777 == BARE_MODE && found.uid() == 0 => {}
         Ok(_) => return Ok(()),
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(unusable(e)),
+        Err(e) if e.kind() == ErrorKind::NotADirectory => {
+            return Err(Error::unusable(field, path, e.to_string()));
+        }
+        Err(e) => return failed("look at", path, e),
     }
     match std::fs::remove_dir(path) {
-        Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => Err(unusable(e)),
+        Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
+            failed("remove", path, e)
+        }
         Ok(()) | Err(_) => Ok(()),
     }
 }
