@@ -39,8 +39,10 @@ pub enum Kind {
     Effect,
     /// What is different comes to disk.
     Sync,
-    /// Something is opened to be read.
+    /// Something is looked at.
     Look,
+    /// A thread is started.
+    Thread,
 }
 
 /// One system call of those that [`Kind`] speaks of.

@@ -8,7 +8,7 @@ use crate::world::{Rpc, World};
 
 pub(crate) fn kills(step: &Step) -> Vec<Fault> {
     match (step.kind, step.name) {
-        (Kind::Sync | Kind::Look, _) => vec![],
+        (Kind::Sync | Kind::Look | Kind::Thread, _) => vec![],
         // To a daemon that has not ended by itself: it is not sent every time. A driver
         // that is dead before it was killed after the step before.
         (Kind::Effect, "pidfd_send_signal") => vec![],

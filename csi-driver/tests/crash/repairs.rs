@@ -1,6 +1,8 @@
 //! A driver that was killed in a call, and whose successor is killed at every
 //! step of its repair, and of its start.
 
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 use tests::trace_steps::{Fault, Kind, Step, Strike};
 
@@ -54,6 +56,29 @@ fn survives(blow: Blow) {
     let steps = world.start_traced(None).expect("an undisturbed repair").steps;
     go_on(&mut world).expect("after an undisturbed repair");
     deal(world, &steps, kills, |world, strike, _| repaired(world, &first, strike));
+}
+
+/// The first of all starts, on an empty pool.
+#[test]
+fn first_start_survives_kills() {
+    let mut world = World::new(Rpc::CreateVolume);
+    let started = |world: &mut World, strike: Option<Strike>| {
+        world.scene.kill_driver();
+        for dir in ["state", "run", "pool"] {
+            fs::remove_dir_all(world.scene.sandbox.path(dir)).context(dir)?;
+        }
+        fs::create_dir(world.scene.sandbox.path("pool")).context("pool")?;
+        world.start_traced(strike)
+    };
+    let steps = started(&mut world, None).expect("an undisturbed start").steps;
+    go_on(&mut world).expect("after an undisturbed start");
+    deal(world, &steps, kills, |world, strike, _| {
+        let is_hit = started(world, Some(strike))?.is_struck;
+        if is_hit {
+            world.scene.restart_driver();
+        }
+        go_on(world).map(|()| is_hit)
+    });
 }
 
 #[test]

@@ -27,7 +27,7 @@ enum Argument {
 }
 use Argument::{Address, At, File, Nameless, Path as PathAt, Text};
 
-const KNOWN: [(c_long, &str, &[Argument], Kind); 48] = [
+const KNOWN: [(c_long, &str, &[Argument], Kind); 55] = [
     (libc::SYS_open, "open", &[PathAt(0)], Kind::Effect),
     (libc::SYS_openat, "openat", &[At(0)], Kind::Effect),
     (libc::SYS_openat2, "openat2", &[At(0)], Kind::Effect),
@@ -65,6 +65,13 @@ const KNOWN: [(c_long, &str, &[Argument], Kind); 48] = [
     (libc::SYS_fsync, "fsync", &[File(0)], Kind::Sync),
     (libc::SYS_fdatasync, "fdatasync", &[File(0)], Kind::Sync),
     (libc::SYS_syncfs, "syncfs", &[File(0)], Kind::Sync),
+    (libc::SYS_read, "read", &[File(0)], Kind::Look),
+    (libc::SYS_getdents64, "getdents64", &[File(0)], Kind::Look),
+    (libc::SYS_statx, "statx", &[At(0)], Kind::Look),
+    (libc::SYS_newfstatat, "newfstatat", &[At(0)], Kind::Look),
+    (libc::SYS_recvmsg, "recvmsg", &[Nameless], Kind::Look),
+    (libc::SYS_socket, "socket", &[Nameless], Kind::Look),
+    (libc::SYS_pidfd_open, "pidfd_open", &[Nameless], Kind::Look),
     (libc::SYS_mount, "mount", &[Text(0), PathAt(1)], Kind::Effect),
     (libc::SYS_umount2, "umount2", &[PathAt(0)], Kind::Effect),
     (libc::SYS_move_mount, "move_mount", &[At(2)], Kind::Effect),
@@ -100,7 +107,7 @@ pub(super) fn describe(
 ) -> Option<Described> {
     let r = registers;
     let number = r.orig_rax.cast_signed();
-    let (_, name, arguments, kind) = *KNOWN.iter().find(|(known, ..)| *known == number)?;
+    let (_, mut name, arguments, kind) = *KNOWN.iter().find(|(known, ..)| *known == number)?;
     let values = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
     let number_at = |address| read_at::<8>(thread, address).map(u64::from_ne_bytes);
     let creates = |flags: u64| if flags & CREATING != 0 { Kind::Effect } else { Kind::Look };
@@ -109,10 +116,13 @@ pub(super) fn describe(
         "openat" => creates(r.rdx),
         "openat2" => creates(number_at(r.rdx)?),
         "ioctl" if r.rsi != FICLONE => return None,
-        "clone" if r.rdi & CLONE_THREAD != 0 => return None,
-        "clone3" if number_at(r.rdi)? & CLONE_THREAD != 0 => return None,
+        "clone" if r.rdi & CLONE_THREAD != 0 => Kind::Thread,
+        "clone3" if number_at(r.rdi)? & CLONE_THREAD != 0 => Kind::Thread,
         _ => kind,
     };
+    if kind == Kind::Thread {
+        name = "thread";
+    }
     let shown = |path: PathBuf| show(&path, places, process);
     let mut objects = Vec::new();
     for argument in arguments {
