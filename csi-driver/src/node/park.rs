@@ -282,7 +282,7 @@ impl Driver {
         self.parking.let_go(volume_id);
         self.take_away(volume_id, &parked.stage)?;
         record.parked = None;
-        self.journal.put(volume_id, record)?;
+        self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
         drop(self.parking.take(volume_id));
         Ok(())
     }

@@ -192,7 +192,7 @@ impl Driver {
             Ok(()) | Err(_) => {}
         }
         record.targets.remove(target);
-        self.journal.put(volume_id, record)
+        self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))
     }
 }
 

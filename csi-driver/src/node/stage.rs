@@ -344,7 +344,7 @@ impl Driver {
         let Some(stage) = &record.stage else { return Ok(()) };
         self.take_away(volume_id, stage)?;
         record.stage = None;
-        self.journal.put(volume_id, record)
+        self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))
     }
 
     /// [`Self::tear_down`], but for the journal.

@@ -68,3 +68,23 @@ fn a_foreign_mount_upon_a_published_target_is_named_and_kept() {
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }
+
+/// kubelet is to come again: the journal still says what is not there any more.
+#[test]
+fn an_undo_that_cannot_be_journaled_is_aborted_and_succeeds_later() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let boots = scene.sandbox.path("state/boots");
+    let aside = scene.sandbox.path("state/aside");
+    fs::rename(&boots, &aside).unwrap();
+    let refused = caller.unpublish(&id, "one").unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
+    fs::rename(&aside, &boots).unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
