@@ -4,6 +4,7 @@
 //! One thread for both listeners and all connections; it never waits for
 //! anything but poll(2), so that a lease ends when it should.
 
+mod listener;
 mod pauses;
 mod scrapes;
 
@@ -17,8 +18,9 @@ use prost::Message;
 use proto::control::{Done, Pong, Reply, Request, Usage, reply, request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags};
 
+use self::listener::Listener;
 use self::pauses::{Pauses, Who, refused};
 use self::scrapes::Scrapes;
 use crate::gate::Gate;
@@ -26,8 +28,9 @@ use crate::metrics::{Gauges, Metrics};
 use crate::quota::{Limits, Quota};
 use crate::volume::Volume;
 
-/// The driver's, and a person's with a tool beside it.
-const MOST_CONNECTIONS: usize = 4;
+/// The driver's, and a person's with a tool beside it. For one more the oldest
+/// is closed that has not paused the volume.
+const MOST_CONNECTIONS: usize = 8;
 /// No request needs a tenth of it.
 const MOST_REQUEST_BYTES: usize = 4096;
 const STACK_BYTES: usize = 128 << 10;
@@ -56,8 +59,14 @@ pub(crate) fn start(listeners: Listeners, subject: Subject) -> std::io::Result<(
     thread.spawn(move || {
         let pauses = Pauses::new(Arc::clone(&subject.gate), Arc::clone(&subject.quota));
         let scrapes = Scrapes::new(listeners.metrics);
-        let mut desk =
-            Desk { listener: listeners.control, scrapes, subject, pauses, connections: Vec::new(), next: 0 };
+        let mut desk = Desk {
+            listener: Listener::new(listeners.control),
+            scrapes,
+            subject,
+            pauses,
+            connections: Vec::new(),
+            next: 0,
+        };
         loop {
             if let Err(errno) = desk.turn() {
                 tracing::error!(error = %errno, "control socket: no more is answered");
@@ -69,7 +78,7 @@ pub(crate) fn start(listeners: Listeners, subject: Subject) -> std::io::Result<(
 }
 
 struct Desk {
-    listener: OwnedFd,
+    listener: Listener,
     scrapes: Scrapes,
     subject: Subject,
     pauses: Pauses,
@@ -106,8 +115,8 @@ impl Desk {
         for who in ready.connections {
             self.receive(who, now);
         }
-        if ready.dialled {
-            self.accept();
+        if let Some(fd) = self.listener.turn(ready.dialled, now) {
+            self.let_in(fd, now);
         }
         self.scrapes.turn(&ready.scrapes, now, || {
             let Subject { volume, quota, metrics, .. } = &self.subject;
@@ -122,17 +131,15 @@ impl Desk {
     }
 
     fn wait(&self) -> rustix::io::Result<Ready> {
-        let ends = [self.pauses.ends(), self.scrapes.ends()].into_iter().flatten().min();
+        let ends =
+            [self.pauses.ends(), self.scrapes.ends(), self.listener.ends()].into_iter().flatten().min();
         let timeout = ends.map(|ends| {
             // Up to the next millisecond: not a moment before the lease is over.
             let left = ends.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 })
         });
         let gate = self.subject.gate.still();
-        let mut fds = vec![
-            PollFd::new(&gate, wanted(self.pauses.is_awaited())),
-            PollFd::new(&self.listener, wanted(self.connections.len() < MOST_CONNECTIONS)),
-        ];
+        let mut fds = vec![PollFd::new(&gate, wanted(self.pauses.is_awaited())), self.listener.poll()];
         fds.extend(self.connections.iter().map(|one| PollFd::new(&one.fd, PollFlags::IN)));
         fds.extend(self.scrapes.fds());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
@@ -150,17 +157,27 @@ impl Desk {
         })
     }
 
-    fn accept(&mut self) {
-        let Ok(fd) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) else { return };
+    fn let_in(&mut self, fd: OwnedFd, now: Instant) {
         // Seen from a pod's pid namespace the driver has pid 0, which is nobody's: only
         // the owner is asked for.
         match getsockopt(&fd, PeerCredentials) {
             Ok(peer) if peer.uid() == 0 => {
+                self.make_room(now);
                 self.connections.push(Connection { who: self.next, fd });
                 self.next += 1;
             }
             Ok(peer) => tracing::warn!(uid = peer.uid(), "control socket: turned a stranger away"),
             Err(error) => tracing::warn!(%error, "control socket: turned somebody unknown away"),
+        }
+    }
+
+    fn make_room(&mut self, now: Instant) {
+        if self.connections.len() < MOST_CONNECTIONS {
+            return;
+        }
+        let mut idle = self.connections.iter().filter(|one| !self.pauses.is_of(one.who));
+        if let Some(oldest) = idle.next().map(|one| one.who) {
+            self.close(oldest, now);
         }
     }
 

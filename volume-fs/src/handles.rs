@@ -12,13 +12,21 @@ use crate::errno::Result;
 /// Numbers are never used twice, so that a late request cannot meet another file.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
+    most: usize,
     next: AtomicU64,
     open: RwLock<HashMap<u64, Arc<T>>>,
 }
 
 impl<T> Handles<T> {
-    pub(crate) fn new() -> Self {
-        Self { next: AtomicU64::new(1), open: RwLock::new(HashMap::new()) }
+    /// `most`: beyond it nothing is opened.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { most, next: AtomicU64::new(1), open: RwLock::new(HashMap::new()) }
+    }
+
+    /// To be asked before something is opened. Those who ask at the same time
+    /// may all be told yes: an event loop opens one thing at a time.
+    pub(crate) fn admit(&self) -> Result<()> {
+        if self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
 
     pub(crate) fn insert(&self, item: T) -> FileHandle {
@@ -48,10 +56,13 @@ mod tests {
 
     #[test]
     fn a_released_handle_is_bad_and_its_number_is_not_used_again() {
-        let handles = Handles::new();
+        let handles = Handles::new(2);
         let first = handles.insert("a");
         assert_eq!(handles.remove(first).as_deref(), Some(&"a"));
         assert_eq!(handles.get(first), Err(Errno::BADF));
         assert_ne!(handles.insert("b"), first);
+        assert_eq!(handles.admit(), Ok(()));
+        handles.insert("c");
+        assert_eq!(handles.admit(), Err(Errno::MFILE));
     }
 }

@@ -90,15 +90,15 @@ struct Left {
 type WayDown = Vec<(u64, CString)>;
 
 impl Nodes {
-    /// `descriptor_limit` is RLIMIT_NOFILE; half of it stays for open files.
+    /// `descriptor_limit` is RLIMIT_NOFILE, of which nodes take a quarter at most.
     /// `quota` is told which nodes are forgotten.
     pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, descriptor_limit: u64, quota: Arc<Quota>) -> Self {
-        let half = usize::try_from(descriptor_limit / 2).unwrap_or(usize::MAX);
+        let quarter = usize::try_from(descriptor_limit / 4).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
         let table =
             Table { nodes: HashMap::from([(INodeNo::ROOT.0, root)]), clock: VecDeque::new(), open: 0 };
         let names_lost = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { origin, limit: half.min(MOST_DESCRIPTORS), table: Mutex::new(table), quota, names_lost }
+        Self { origin, limit: quarter.min(MOST_DESCRIPTORS), table: Mutex::new(table), quota, names_lost }
     }
 
     /// The O_PATH descriptor of a node, opened again if it was closed.
@@ -195,6 +195,11 @@ impl Nodes {
 
     fn names_lost(&self, directory: u64) -> &AtomicU64 {
         &self.names_lost[usize::try_from(directory % NAME_COUNTERS as u64).unwrap_or_default()]
+    }
+
+    /// How many descriptors of nodes may be open at once.
+    pub(crate) fn most_descriptors(&self) -> usize {
+        self.limit
     }
 
     /// How many nodes the kernel knows, the root and what only leads to others included.

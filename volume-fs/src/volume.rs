@@ -40,6 +40,10 @@ const PASSED_ON: OFlags = OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC
 /// room for beside the inode. They are not charged, and xfs would keep any number.
 const MOST_XATTR_BYTES: usize = 4096;
 
+/// Descriptors that no open file takes: directories are listed in half of them,
+/// and the driver and scrapers are answered, whatever a pod has opened.
+const MOST_KEPT_FREE: usize = 2048;
+
 /// What is served.
 #[derive(Debug)]
 pub struct Source {
@@ -118,13 +122,16 @@ impl Volume {
             source: linux::Error::new("statx", "the volume's directory", e),
         })?;
         let origin = Origin::of_root(&seen);
+        let nodes = Nodes::new(Arc::clone(&root), origin, descriptor_limit, Arc::clone(&quota));
+        let limit = usize::try_from(descriptor_limit).unwrap_or(usize::MAX);
+        let kept_free = (limit / 4).min(MOST_KEPT_FREE);
         Ok(Self {
             origin,
-            nodes: Nodes::new(Arc::clone(&root), origin, descriptor_limit, Arc::clone(&quota)),
+            files: Handles::new(limit.saturating_sub(nodes.most_descriptors() + kept_free)),
+            directories: Handles::new(kept_free / 2),
+            nodes,
             root,
             descriptors,
-            files: Handles::new(),
-            directories: Handles::new(),
             quota,
             read_only: source.read_only,
         })
@@ -370,6 +377,7 @@ impl Volume {
         // go past the permission check.
         let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = self.granted(&parent, permissions)?;
+        self.files.admit()?;
         let inode = self.quota.reserve_inode()?;
         self.quota.admit_block()?;
         let created = self.settling(directory, &parent, || {
@@ -395,6 +403,7 @@ impl Volume {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
             self.writable()?;
         }
+        self.files.admit()?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, flags & PASSED_ON)?;
         Ok(self.files.insert(OpenFile { id, fd }))
@@ -505,6 +514,7 @@ impl Volume {
     // Directories.
 
     pub(crate) fn open_directory(&self, id: u64) -> Result<FileHandle> {
+        self.directories.admit()?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
         Ok(self.directories.insert(Directory::new(fd)))

@@ -48,14 +48,13 @@ impl Count {
 
 const BLOCK: u64 = 4096;
 
-/// The room that a file is charged: its blocks, but for a regular file none
-/// beyond its end, where XFS preallocates.
+/// The room that a file is charged: its blocks, but for a regular file with
+/// content none beyond its end, where XFS preallocates.
 fn charge(stat: &Statx) -> u64 {
     let blocks = stat.stx_blocks.saturating_mul(512);
     match file_type(stat) {
-        FileType::RegularFile => blocks.min(stat.stx_size.next_multiple_of(BLOCK)),
-        FileType::Directory | FileType::Symlink => blocks,
-        _ => 0,
+        FileType::RegularFile if stat.stx_size > 0 => blocks.min(stat.stx_size.next_multiple_of(BLOCK)),
+        _ => blocks,
     }
 }
 

@@ -82,6 +82,11 @@ impl Pauses {
         self.now.as_ref().is_some_and(|pause| pause.still.is_none())
     }
 
+    /// Whether the pause of now belongs to this connection.
+    pub(crate) fn is_of(&self, who: Who) -> bool {
+        self.now.as_ref().is_some_and(|pause| pause.who == who)
+    }
+
     pub(crate) fn ends(&self) -> Option<Instant> {
         self.now.as_ref().map(|pause| pause.ends)
     }

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::listener::Listener;
 
 const MOST_CONNECTIONS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -16,7 +18,7 @@ const MOST_REQUEST_BYTES: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Scrapes {
-    listener: OwnedFd,
+    listener: Listener,
     connections: Vec<Connection>,
 }
 
@@ -37,20 +39,18 @@ enum Asked {
 
 impl Scrapes {
     pub(super) fn new(listener: OwnedFd) -> Self {
-        Self { listener, connections: Vec::new() }
+        Self { listener: Listener::new(listener), connections: Vec::new() }
     }
 
     /// What to wait for.
     pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let room = self.connections.len() < MOST_CONNECTIONS;
-        let listener = PollFd::new(&self.listener, if room { PollFlags::IN } else { PollFlags::empty() });
         let connections = self.connections.iter().map(|one| PollFd::new(&one.fd, PollFlags::IN));
-        std::iter::once(listener).chain(connections)
+        std::iter::once(self.listener.poll()).chain(connections)
     }
 
-    /// When the next connection has lasted long enough.
+    /// When the next connection has lasted long enough, or there may be another one.
     pub(super) fn ends(&self) -> Option<Instant> {
-        self.connections.iter().map(|one| one.ends).min()
+        self.connections.iter().map(|one| one.ends).chain(self.listener.ends()).min()
     }
 
     /// `ready`: which of [`Self::fds`] are.
@@ -61,7 +61,10 @@ impl Scrapes {
             let ready = ready.next().is_some_and(|ready| *ready);
             one.ends > now && (!ready || one.goes_on(&metrics))
         });
-        if *dialled && let Ok(fd) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+        if let Some(fd) = self.listener.turn(*dialled, now) {
+            if self.connections.len() == MOST_CONNECTIONS {
+                self.connections.remove(0);
+            }
             self.connections.push(Connection { fd, ends: now + PATIENCE, asked: Vec::new() });
         }
     }

@@ -307,6 +307,34 @@ fn thousands_of_files_fit_through_few_descriptors() {
 }
 
 #[test]
+fn who_opens_too_many_files_shuts_nobody_out() {
+    use proto::control::{Ping, Pong, reply, request};
+    let volume = Volume::with(Setup { descriptors: 256, ..Setup::default() });
+    fs::create_dir(volume.path("d")).unwrap();
+    for n in 0..300 {
+        fs::write(volume.path(&format!("d/f{n}")), "x").unwrap();
+    }
+    let mut open = Vec::new();
+    let refused = loop {
+        match File::open(volume.path(&format!("d/f{}", open.len()))) {
+            Ok(file) => open.push(file),
+            Err(error) => break error.raw_os_error(),
+        }
+    };
+    assert_eq!(refused, Some(libc::EMFILE));
+    assert!(open.len() >= 100, "{} files", open.len());
+    assert_eq!(errno(File::create(volume.path("new"))), libc::EMFILE);
+    assert!(!volume.path("new").exists());
+    assert_eq!(fs::read_dir(volume.path("d")).unwrap().count(), 300);
+    let connections: Vec<_> = (0..20).map(|_| volume.control()).collect();
+    let last = connections.last().unwrap().ask(request::Kind::Ping(Ping {}));
+    assert_eq!(last, reply::Kind::Pong(Pong {}), "idle connections are closed for a new one");
+    assert!(!crate::metrics::knows_nothing(&volume), "and the scraper is answered");
+    drop(open);
+    File::create(volume.path("new")).unwrap();
+}
+
+#[test]
 fn a_file_changed_behind_the_mount_is_seen_after_the_next_open() {
     let volume = Volume::new();
     fs::write(volume.path("f"), "old").unwrap();

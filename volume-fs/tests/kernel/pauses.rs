@@ -16,6 +16,8 @@ use rustix::fs::{
     removexattr, setxattr,
 };
 
+use rustix::process::{Pid, Signal};
+
 use crate::fixture::{Control, Setup, Volume};
 
 /// No test needs a tenth of it.
@@ -77,6 +79,28 @@ fn contents(directory: &Path) -> String {
     let attributes =
         ["user.there", "user.new"].map(|name| getxattr(directory.join("f"), name, &mut [0_u8; 8]));
     format!("{attributes:?} {}", String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn a_process_that_waits_for_the_end_of_a_pause_is_killed_then() {
+    use std::os::unix::process::ExitStatusExt;
+    let volume = Volume::new();
+    let file = File::create(volume.path("f")).unwrap();
+    let control = volume.control();
+    quiesce(&control, LONG_LEASE);
+    let mut child = Command::new("echo").arg("written").stdout(file).spawn().unwrap();
+    let about = |what: &str| fs::read_to_string(format!("/proc/{}/{what}", child.id())).unwrap();
+    while about("wchan") != "request_wait_answer" {
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    // Not interruptible: the change may be made yet.
+    while !about("status").contains("State:\tD") {
+        std::thread::yield_now();
+    }
+    resume(&control);
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "written\n");
 }
 
 #[test]
