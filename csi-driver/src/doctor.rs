@@ -416,10 +416,11 @@ fn standing(config: &Config, is_driver_running: bool) -> Result<BTreeSet<Finding
 }
 
 fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
-    Arc::new(Driver::open(config.clone())?).reconcile()?;
+    let driver = Arc::new(Driver::open(config.clone())?);
+    // First, since what is mounted is left alone.
     for path in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
         tracing::info!(path = %path.display(), "unmounting");
         linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
     }
-    Ok(())
+    driver.reconcile()
 }

@@ -87,6 +87,11 @@ pub(crate) fn is_mounted(path: &Path, volume_id: &VolumeId) -> Result<bool> {
     Ok(all.iter().any(|mount| mount.mount_point == path && is_of(mount, volume_id)))
 }
 
+/// Whether anything of the volume is mounted anywhere, visible or not.
+pub(crate) fn is_mounted_anywhere(volume_id: &VolumeId) -> Result<bool> {
+    Ok(mountinfo::read().step("read mountinfo")?.iter().any(|mount| is_of(mount, volume_id)))
+}
+
 /// Where connection `minor` of the volume is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Whereabouts {

@@ -42,6 +42,22 @@ impl ProcessId {
         }
     }
 
+    /// Tells it to end, without waiting; one that is gone is a success.
+    pub(crate) fn kill(self) -> linux::Result<()> {
+        match self.open()? {
+            Some(pidfd) => linux::process::signal_pidfd(&pidfd, SIGKILL).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether it is gone within `limit`.
+    pub(crate) fn is_gone_within(self, limit: Duration) -> linux::Result<bool> {
+        match self.open()? {
+            Some(pidfd) => wait_for_exit(pidfd.as_fd(), limit),
+            None => Ok(true),
+        }
+    }
+
     /// Waits `grace` for it to end by itself, then kills it. Whether it is gone.
     pub(crate) fn end(self, grace: Duration) -> linux::Result<bool> {
         let Some(pidfd) = self.open()? else { return Ok(true) };

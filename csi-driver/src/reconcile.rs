@@ -10,9 +10,13 @@ use crate::driver::Driver;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::VolumeRecord;
 use crate::launcher::{LaunchId, Launched};
+use crate::mounts;
 use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// For all daemons together that nobody knows, at a start.
+const STRAYS_END: Duration = Duration::from_secs(5);
 
 impl Driver {
     /// Needs the runtime's context. Fails only where the machine cannot be looked at.
@@ -38,24 +42,38 @@ impl Driver {
     }
 
     fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)]) -> Result<()> {
-        let known: HashMap<&VolumeId, &LaunchId> = volumes
+        // What is staged, or being staged, with its launch as far as the journal had come.
+        let known: HashMap<&VolumeId, Option<&LaunchId>> = volumes
             .iter()
             .filter_map(|(id, record)| {
                 let parked = record.parked.as_ref().map(|parked| &parked.stage);
-                Some((id, record.stage.as_ref().or(parked)?.launch.as_ref()?))
+                Some((id, record.stage.as_ref().or(parked)?.launch.as_ref()))
             })
             .collect();
+        let mut strays = Vec::new();
         for Launched { volume_id, id } in self.launcher.list().step("list launches")? {
             // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
-            if known.get(&volume_id) == Some(&&id) || self.journal.find(&volume_id).is_err() {
+            if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
+                continue;
+            }
+            // Of a journal that was lost, or is another one: pods may use it.
+            if !known.contains_key(&volume_id) && mounts::is_mounted_anywhere(&volume_id)? {
+                tracing::error!(%volume_id, launch = ?id, "the journal does not know who serves this volume: it is left alone");
                 continue;
             }
             tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");
             self.launcher.remove(&id).step("remove launch")?;
-            if let Some(process) = id.process()
-                && !process.end(Duration::ZERO).step("end daemon")?
-            {
-                return Err(Error::DaemonLives { volume_id, pid: process.pid });
+            if let Some(process) = id.process() {
+                process.kill().step("end daemon")?;
+                strays.push((volume_id, process));
+            }
+        }
+        let deadline = Instant::now() + STRAYS_END;
+        for (volume_id, process) in strays {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !process.is_gone_within(left).step("end daemon")? {
+                // In a wait that nothing interrupts; other volumes do not wait for it.
+                tracing::error!(%volume_id, pid = process.pid, "lives on after SIGKILL");
             }
         }
         Ok(())
@@ -108,7 +126,7 @@ impl Driver {
                     .journal
                     .find(&volume_id)
                     .map_or(true, |r| r.is_some_and(|r| r.stage.is_some() || r.parked.is_some()));
-            if !is_staged {
+            if !is_staged && !mounts::is_mounted_anywhere(&volume_id)? {
                 DialDir::of(&self.config.run_dir, &volume_id).remove().step("remove dial directory")?;
             }
         }

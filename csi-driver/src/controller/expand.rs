@@ -11,6 +11,7 @@ use crate::capacity::WantedCapacity;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::journal::VolumeRecord;
+use crate::node::stage::is_served;
 use crate::volume::VolumeId;
 use crate::wire;
 
@@ -52,8 +53,9 @@ impl Driver {
             });
         }
         match self.tell_daemon(volume_id, &mut record) {
-            // Of an earlier version, or just ended: the next one is told when it is staged.
-            Ok(()) | Err(Error::NoControl { .. } | Error::ControlLost { .. }) => {}
+            Ok(()) => {}
+            // Just ended: the next one is told when it is staged.
+            Err(Error::NoControl { .. } | Error::ControlLost { .. }) if !is_served_now(&record)? => {}
             Err(e) => return Err(e),
         }
         Ok(ControllerExpandVolumeResponse {
@@ -62,10 +64,15 @@ impl Driver {
         })
     }
 
+    /// The daemon has the size that the journal says, if there is one.
     fn tell_daemon(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         match self.serving(volume_id, record)? {
             Some(control) => control.set_capacity(record.capacity_bytes),
             None => Ok(()),
         }
     }
+}
+
+fn is_served_now(record: &VolumeRecord) -> Result<bool> {
+    record.stage.as_ref().map_or(Ok(false), is_served)
 }

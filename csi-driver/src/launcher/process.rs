@@ -2,7 +2,7 @@
 //! group, no pipe to the driver, and found again by what they were started with.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -70,6 +70,10 @@ impl Launcher for ProcessLauncher {
             // A process that ends meanwhile is none of ours any more.
             let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
             let Some(volume_id) = self.served_by(&command_line) else { continue };
+            // What a process calls itself anybody can choose.
+            if !self.is_daemon(&entry.path()) {
+                continue;
+            }
             if let Some(process) = ProcessId::of(pid)? {
                 launched.push(Launched { volume_id, id: LaunchId::Process(process) });
             }
@@ -95,6 +99,18 @@ impl Launcher for ProcessLauncher {
 }
 
 impl ProcessLauncher {
+    /// Whether a process, by its directory in /proc, is root's and runs our binary.
+    fn is_daemon(&self, process: &Path) -> bool {
+        let file = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
+        let runs_ours = match (file(&process.join("exe")), file(&self.volume_binary)) {
+            (Ok(running), Ok(ours)) => running == ours,
+            (Err(_), _) | (_, Err(_)) => false,
+        };
+        let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
+        let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+        runs_ours && uids.split_whitespace().take(2).eq(["0", "0"])
+    }
+
     /// Whose daemon a command line is: ours dial into our run directory.
     fn served_by(&self, command_line: &[u8]) -> Option<VolumeId> {
         let mut arguments = command_line.split(|b| *b == 0).skip(1);

@@ -353,7 +353,11 @@ impl Driver {
         let daemon = stage.serving.map(|serving| serving.daemon);
         let is_served = is_served(stage)?;
         let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::AbortNow };
-        mounts::unmount_own(&stage.staging_path, volume_id, when_busy)?;
+        match mounts::unmount(&stage.staging_path, volume_id, when_busy) {
+            // Beneath it there is nothing of the volume's.
+            Err(Error::ForeignMount { .. }) if !mounts::is_mounted(&stage.staging_path, volume_id)? => {}
+            outcome => outcome?,
+        }
         if let Some(launch) = &stage.launch {
             self.launcher.remove(launch).step("remove launch")?;
             // A daemon that never got the connection has nothing to finish.

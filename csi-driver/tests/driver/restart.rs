@@ -3,10 +3,12 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use linux::fd_passing::PacketListener;
 
 use crate::boot;
-use crate::scene::{Flags, PATIENCE, Scene, mounted};
+use crate::scene::{Flags, PATIENCE, Scene, volume_binary};
 
 #[test]
 fn a_restart_disturbs_nothing_and_adopts_everything() {
@@ -141,27 +143,84 @@ fn what_belongs_to_no_volume_is_removed_at_start() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
     scene.kill_driver();
-    // The journal forgets the stage: mount, daemon and dial directory are orphans.
-    fs::remove_file(boot::journal_path(&scene, &id)).unwrap();
     let stray = scene.sandbox.path("run").join("f".repeat(32));
     fs::create_dir(&stray).unwrap();
     let halves = [scene.sandbox.path("state/volumes"), boot::dir(&scene)]
         .map(|dir| dir.join(format!(".{id}.json.1.tmp")));
     halves.iter().for_each(|half| fs::write(half, "half").unwrap());
+    // A daemon that a killed Stage started, and that waits for its connection.
+    let (waiting, listener) = lone_daemon(&scene, &"e".repeat(32), &volume_binary());
     scene.start_driver();
-    assert!(!halves.iter().any(|half| half.exists()));
-    assert!(!stray.exists() && !scene.dial_dir(&id).exists());
+    assert!(!stray.exists() && !halves.iter().any(|half| half.exists()));
     assert_eq!(scene.daemons(), [] as [i32; 0]);
-    // The mount shows whose it is, and the next stage replaces it.
-    assert!(mounted(&caller.staging_path(&id)).is_some());
+    assert!(!waiting.parent().unwrap().exists());
+    drop(listener);
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// A daemon's arguments, with nobody in the journal that they belong to; its socket,
+/// on which nobody answers.
+fn lone_daemon(scene: &Scene, key: &str, program: &Path) -> (PathBuf, PacketListener) {
+    let dir = scene.sandbox.path("run").join(key);
+    fs::create_dir_all(&dir).unwrap();
+    let socket = dir.join("dial.sock");
+    let listener = PacketListener::bind(&socket).unwrap();
+    let mut command = scene.sandbox.command(program);
+    command.args(["serve", "--confine", "--socket"]).arg(&socket).args(["--log-level", "info"]);
+    command.env("HAWSER_NONCE", "none");
+    drop(command.spawn().unwrap());
+    (socket, listener)
+}
+
+/// The journal of this boot is lost, or a mistyped --state-dir is another one.
+#[test]
+fn a_volume_that_the_journal_does_not_know_goes_on_until_it_is_staged() {
+    let mut scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
-    fs::write(caller.target_path("one").join("file"), "x").unwrap();
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    let mut open = fs::File::create_new(caller.target_path("one").join("file")).unwrap();
+    scene.kill_driver();
+    let daemons = scene.daemons();
+    let entries = [scene.journal_path(&id), boot::journal_path(&scene, &id)];
+    let kept = entries.each_ref().map(|entry| fs::read(entry).unwrap());
+    for entries in [&entries[..], &entries[1..]] {
+        entries.iter().for_each(|entry| fs::remove_file(entry).unwrap());
+        scene.start_driver();
+        assert_eq!(scene.daemons(), daemons);
+        assert!(scene.dial_dir(&id).exists());
+        assert!(scene.log().contains("the journal does not know who serves this volume"));
+        open.write_all(b"x").unwrap();
+        scene.kill_driver();
+        for (entry, text) in [scene.journal_path(&id), boot::journal_path(&scene, &id)].iter().zip(&kept) {
+            fs::write(entry, text).unwrap();
+        }
+    }
+    scene.start_driver();
+    drop(open);
+    caller.take_down(&id, &["one"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// What a process calls itself says nothing: this one is of somebody else's pod.
+#[test]
+fn a_stranger_with_a_daemons_arguments_is_not_killed() {
+    let mut scene = Scene::start(Flags::process());
+    scene.kill_driver();
+    let socket = scene.sandbox.path("run").join("e".repeat(32)).join("dial.sock");
+    let mut command = scene.sandbox.command(Path::new("bash"));
+    // bash reads its script from the file that its arguments name first.
+    let script = scene.sandbox.path("serve");
+    fs::write(&script, "kill -STOP $$").unwrap();
+    command.current_dir(script.parent().unwrap()).args(["serve", "--confine", "--socket"]).arg(&socket);
+    let mut stranger = tests::Daemon::start("stranger", command, &scene.sandbox.path("driver.log")).unwrap();
+    scene.start_driver();
+    assert!(stranger.ended().unwrap().is_none(), "it was killed");
+    stranger.kill().unwrap();
+    fs::remove_file(script).unwrap();
     scene.assert_nothing_left();
 }
 

@@ -110,6 +110,43 @@ fn what_is_mounted_on_a_target_or_a_stage_does_not_make_the_volume_free() {
     scene.assert_nothing_left();
 }
 
+/// Beneath what somebody mounted on it, the volume would be mounted for ever.
+#[test]
+fn a_stage_that_something_is_mounted_on_is_not_unstaged() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = create(&caller, "pvc-1", 8 * MI);
+    caller.stage(&id).unwrap();
+    let staging = caller.staging_path(&id);
+    linux::mount::mount_fs("tmpfs", "stranger", &staging, MountFlags::default(), "").unwrap();
+    for refused in [caller.unstage(&id), caller.delete(&id)] {
+        assert_eq!(refused.unwrap_err().code(), Code::FailedPrecondition);
+    }
+    assert_eq!(scene.daemons().len(), 1);
+    linux::mount::unmount(&staging, UnmountMode::Plain).unwrap();
+    fs::write(staging.join("file"), "x").unwrap();
+    caller.take_down(&id, &[]).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// An expansion that nobody was told of has not happened.
+#[test]
+fn an_expansion_that_a_daemon_cannot_be_told_is_an_error_until_it_is_staged_anew() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = create(&caller, "pvc-1", 8 * MI);
+    caller.stage(&id).unwrap();
+    fs::remove_file(scene.dial_dir(&id).join("ctl.sock")).unwrap();
+    let refused = expand(&caller, &id, 16 * MI).unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+    caller.unstage(&id).unwrap();
+    caller.stage(&id).unwrap();
+    assert_eq!(expand(&caller, &id, 16 * MI).unwrap(), 16 * MI);
+    assert_eq!(bytes_of(&caller, &id, &caller.staging_path(&id)).0, 16 * MI);
+    caller.take_down(&id, &[]).unwrap();
+    scene.assert_nothing_left();
+}
+
 /// A pod's container has mounts of its own, which an unmount on the host does not take.
 #[test]
 fn a_restart_spares_a_volume_that_is_mounted_nowhere_and_in_use() {
