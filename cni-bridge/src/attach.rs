@@ -136,7 +136,7 @@ impl Ends {
             Err(source) => {
                 // It may have been made, and only the kernel's answer be lost.
                 undo.push(Step::DeleteBridgeOfMac { name: config.bridge.clone(), mac: spec.mac });
-                Err(Error::CreateBridge { name: config.bridge.clone(), source })
+                Err(Error::CreateBridge { name: config.bridge.clone(), mtu: config.mtu, source })
             }
         }
     }
@@ -171,7 +171,7 @@ impl Ends {
                 Err(source) => {
                     // It may have been made, and only the kernel's answer be lost.
                     undo.push(Step::DeleteUnfinishedVeth { name });
-                    return Err(Error::CreateVeth { source });
+                    return Err(Error::CreateVeth { mtu: config.mtu, source });
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! What can go wrong, in the reference's words, and its CNI codes.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use cni_plugin::CniError;
@@ -27,6 +28,7 @@ pub(crate) enum Error {
     #[error("failed to create bridge {name:?}: could not add {name:?}")]
     CreateBridge {
         name: String,
+        mtu: Option<u32>,
         #[source]
         source: linux::Error,
     },
@@ -37,6 +39,7 @@ pub(crate) enum Error {
     ContainerLinkExists { ifname: String, peer: String },
     #[error("failed to make veth pair")]
     CreateVeth {
+        mtu: Option<u32>,
         #[source]
         source: linux::Error,
     },
@@ -197,9 +200,16 @@ impl From<Error> for CniError {
                 let first = failures.next().unwrap_or_else(|| CniError::internal("unknown failure"));
                 failures.fold(first, |first, next| first.with_details(next.msg))
             }
+            Error::CreateBridge { mtu, ref source, .. } | Error::CreateVeth { mtu, ref source } => {
+                refused(&error, source).with_details(wrong_mtu(mtu, source))
+            }
+            Error::ContainerLinkExists { ref ifname, .. } => {
+                let details = format!(
+                    "CNI_IFNAME: the container has {ifname:?} already; an earlier ADD is taken back by DEL"
+                );
+                CniError::chain(&error).with_details(details)
+            }
             Error::EnsureBridge { ref source, .. }
-            | Error::CreateBridge { ref source, .. }
-            | Error::CreateVeth { ref source }
             | Error::ConnectPort { ref source, .. }
             | Error::EnableIpv6 { ref source, .. }
             | Error::AddAddress { ref source, .. }
@@ -211,7 +221,6 @@ impl From<Error> for CniError {
             | Error::Rules { ref source } => refused(&error, source),
             Error::OpenNetns { .. }
             | Error::NotABridge { .. }
-            | Error::ContainerLinkExists { .. }
             | Error::NoVethName
             | Error::LinkVanished { .. }
             | Error::NoAddresses
@@ -223,6 +232,21 @@ impl From<Error> for CniError {
             | Error::Iptables(_)
             | Error::Kernel(_) => CniError::chain(&error),
         }
+    }
+}
+
+/// What bridges and veth pairs take (`ETH_MIN_MTU`, `ETH_MAX_MTU`).
+const MTU: RangeInclusive<u32> = 68..=65535;
+
+/// Empty where another reason made the kernel refuse.
+fn wrong_mtu(mtu: Option<u32>, source: &linux::Error) -> String {
+    match mtu.filter(|mtu| source.errno() == Errno::EINVAL && !MTU.contains(mtu)) {
+        Some(mtu) => format!(
+            "mtu: expected {} to {}, or 0 for the kernel's default, found {mtu}",
+            MTU.start(),
+            MTU.end()
+        ),
+        None => String::new(),
     }
 }
 

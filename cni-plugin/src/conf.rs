@@ -237,7 +237,12 @@ impl NetConf {
         let undecodable = |why: &dyn std::fmt::Display| {
             CniError::new(code::DECODING_FAILURE, format_args!("error unmarshall network config: {why}"))
         };
-        let document = json::parse(&stdin).map_err(|e| undecodable(&e))?;
+        let document = json::parse(&stdin).map_err(|e| match stdin.trim_ascii() {
+            [] => undecodable(&e).with_details(
+                "stdin: expected the configuration, one object with \"cniVersion\", \"name\" and \"type\", found nothing",
+            ),
+            _ => undecodable(&e),
+        })?;
         let mut fields = Fields::of(&document, "").map_err(|e| undecodable(&e.msg))?;
         fields.asked.clone_from(&asked);
         let name = fields.string("name").map_err(|e| undecodable(&e.msg))?.unwrap_or_default();
@@ -295,6 +300,16 @@ mod tests {
 
     fn parse(text: &str) -> Result<NetConf, CniError> {
         NetConf::parse(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn an_empty_stdin_is_told_what_belongs_there() {
+        for text in ["", " \n"] {
+            let error = parse(text).unwrap_err();
+            assert_eq!(error.code, code::DECODING_FAILURE);
+            assert!(error.details.starts_with("stdin: expected the configuration"), "{error}");
+        }
+        assert_eq!(parse("{").unwrap_err().details, "");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub fn run(plugin: &Plugin) -> ExitCode {
     }
     let (text, exit, added) = match serve(plugin, &environment, std::io::stdin()) {
         Ok(answer) => (answer.text, ExitCode::SUCCESS, answer.added),
-        Err(error) => (pretty(&error.to_json()), ExitCode::FAILURE, None),
+        Err(error) => (pretty(&with_user(error).to_json()), ExitCode::FAILURE, None),
     };
     let Err(e) = write_stdout(&text) else { return exit };
     warn(plugin.name, format_args!("write stdout: {}", linux::reason(&e)));
@@ -50,6 +50,19 @@ pub fn run(plugin: &Plugin) -> ExitCode {
     }
     ExitCode::FAILURE
 }
+
+/// Where the kernel did not permit something to a process that is not root: that.
+fn with_user(error: CniError) -> CniError {
+    let ends = ["operation not permitted", "permission denied"];
+    let is_refused = ends.iter().any(|end| error.msg.ends_with(end));
+    match linux::credentials::effective_user() {
+        // A delegate has said it.
+        user if user == 0 || !is_refused || error.details.contains(MUST_BE_ROOT) => error,
+        user => error.with_details(format_args!("{MUST_BE_ROOT}: this process is user {user}'s")),
+    }
+}
+
+const MUST_BE_ROOT: &str = "CNI plugins must be started by root";
 
 /// What a call that succeeded says.
 struct Answer {
@@ -179,7 +192,7 @@ pub fn warn(plugin: &str, what: impl std::fmt::Display) {
 fn about(plugin: &Plugin) {
     let versions: Vec<&str> = Version::ALL.iter().map(|version| version.as_str()).collect();
     let text = format!(
-        "CNI {} plugin {}\nCNI protocol versions supported: {}\n",
+        "CNI {} plugin {} (Hawser)\nCNI protocol versions supported: {}\n",
         plugin.name,
         plugin.version,
         versions.join(", ")

@@ -16,6 +16,11 @@ use rustix::thread::CapabilitySets;
 
 use crate::{Error, Result};
 
+/// By whose rights this process acts; 0 is root.
+pub fn effective_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// The three sets of the calling thread (capget(2)).
 pub fn capabilities() -> Result<CapabilitySets> {
     rustix::thread::capabilities(None).map_err(|e| Error::new("read capabilities of", "this thread", e))

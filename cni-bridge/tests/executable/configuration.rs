@@ -127,6 +127,8 @@ fn a_negative_mtu_is_the_kernels_default_and_unknown_arguments_are_refused() {
     let msg = format!("failed to create bridge {0:?}: could not add {0:?}: invalid argument", sandbox.bridge);
     run_in(&sandbox.host, &format!("ip link del {}", sandbox.bridge));
     assert_eq!(attachment.refused(), (999, msg));
+    let details = "mtu: expected 68 to 65535, or 0 for the kernel's default, found 10";
+    assert!(attachment.call("ADD").1["details"].as_str().unwrap().ends_with(details));
     sandbox.assert_untouched();
 }
 
