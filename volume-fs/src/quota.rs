@@ -298,8 +298,13 @@ impl Quota {
 
     /// A new file, which nobody has reserved space for.
     pub(crate) fn add(&self, id: u64, charged: Charged) {
+        let mut shard = self.shard(id);
         // One of that number may have been removed behind the mount.
-        self.shard(id).insert(id, Charge { charged, removed: false });
+        shard.remove(&id);
+        if !charged.lasting {
+            shard.insert(id, Charge { charged, removed: false });
+        }
+        drop(shard);
         change(&self.used_bytes, charged.bytes, 0);
     }
 

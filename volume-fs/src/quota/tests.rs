@@ -75,6 +75,7 @@ fn what_is_freed_is_what_was_charged_though_the_file_takes_more_by_now() {
     let unsettled = |bytes| Charged { bytes, lasting: false };
     quota.reserve_inode().unwrap().keep();
     quota.add(7, lasting(0));
+    quota.before_change(7, || Ok(lasting(0))).unwrap();
     quota.settle(7, None, || Ok(unsettled(8192)));
     quota.forget(7);
     let end = quota.at_the_end();

@@ -1,0 +1,159 @@
+//! Attributes of files and of the volume. trusted.* and security.capability are
+//! refused by the kernel: the process lacks CAP_SYS_ADMIN and CAP_SETFCAP.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use fuser::{FileAttr, FileHandle};
+use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use super::{OpenFile, Volume, c_string, clearing_setid, mode_bits};
+use crate::errno::Result;
+use crate::nodes::stat;
+use crate::quota::{self, BLOCK_BYTES};
+
+/// Extended attributes of one file, names and values together: what ext4 has
+/// room for beside the inode. Not all of them are charged, and xfs would keep any number.
+const MOST_XATTR_BYTES: usize = 4096;
+
+/// The part of setattr that is asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) mode: Option<u32>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    pub(crate) size: Option<u64>,
+    pub(crate) times: Option<Timestamps>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Xattr {
+    /// The caller asked how large its buffer has to be.
+    Size(usize),
+    Value(Vec<u8>),
+}
+
+impl Volume {
+    pub(crate) fn attributes(&self, id: u64, handle: Option<FileHandle>) -> Result<FileAttr> {
+        // An open file answers for itself: no descriptor has to be opened again.
+        if let Some(file) = handle.and_then(|handle| self.files.get(handle).ok()) {
+            return self.origin.attributes(&stat(&file.fd)?);
+        }
+        self.origin.attributes(&stat(self.nodes.descriptor(id)?)?)
+    }
+
+    pub(crate) fn change(&self, id: u64, handle: Option<FileHandle>, changes: &Changes) -> Result<FileAttr> {
+        self.writable()?;
+        let fd = self.nodes.descriptor(id)?;
+        if let Some(size) = changes.size {
+            self.truncate((id, &fd), handle, size)?;
+        }
+        let asked_for_nothing = changes.mode.or(changes.uid).or(changes.gid).is_none()
+            && changes.size.is_none()
+            && changes.times.is_none();
+        if changes.uid.is_some() || changes.gid.is_some() || asked_for_nothing {
+            // A request for nothing is how FUSE_HANDLE_KILLPRIV_V2 says "clear
+            // suid and sgid" (and chown(-1, -1), which does the same).
+            let (uid, gid) = (changes.uid.map(Uid::from_raw), changes.gid.map(Gid::from_raw));
+            rustix::fs::chownat(&*fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = changes.mode {
+            // After chown, which clears suid and sgid.
+            self.descriptors.chmod(fd.as_fd(), mode_bits(mode))?;
+        }
+        if let Some(times) = &changes.times {
+            rustix::fs::utimensat(&*fd, c"", times, AtFlags::EMPTY_PATH)?;
+        }
+        self.origin.attributes(&stat(&*fd)?)
+    }
+
+    /// Always clears suid and sgid: the request says whether the caller may
+    /// keep them, but fuser 0.18 does not say it on. POSIX leaves it open.
+    fn truncate(&self, (id, node): (u64, &OwnedFd), handle: Option<FileHandle>, size: u64) -> Result<()> {
+        let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
+            Some(open) => open,
+            None => Arc::new(OpenFile { id, fd: self.reopen(node, OFlags::WRONLY)? }),
+        };
+        self.settling(id, &file.fd, || clearing_setid(|| rustix::fs::ftruncate(&file.fd, size)))
+    }
+
+    /// Of a volume with a limit its own numbers: size less free is what it
+    /// uses. Available is never more than the backing file system has; of
+    /// inodes FUSE has no such number.
+    pub(crate) fn statistics(&self) -> Result<StatVfs> {
+        let mut statistics = rustix::fs::fstatvfs(&*self.root)?;
+        let quota::UsageNow { limits, used, .. } = self.quota.usage();
+        if limits.bytes > 0 {
+            let backing = statistics.f_bavail.saturating_mul(statistics.f_frsize);
+            let free = limits.bytes.saturating_sub(used.bytes);
+            (statistics.f_bsize, statistics.f_frsize) = (BLOCK_BYTES, BLOCK_BYTES);
+            statistics.f_blocks = limits.bytes / BLOCK_BYTES;
+            statistics.f_bfree = free / BLOCK_BYTES;
+            statistics.f_bavail = free.min(backing) / BLOCK_BYTES;
+        }
+        if limits.inodes > 0 {
+            let free = limits.inodes.saturating_sub(used.inodes);
+            statistics.f_files = limits.inodes;
+            (statistics.f_ffree, statistics.f_favail) = (free, free);
+        }
+        Ok(statistics)
+    }
+
+    pub(crate) fn set_xattr(&self, id: u64, name: &OsStr, value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.writable()?;
+        let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
+        let together = self.other_xattr_bytes(fd.as_fd(), &name)? + name.as_bytes().len() + value.len();
+        if together > MOST_XATTR_BYTES {
+            return Err(Errno::NOSPC);
+        }
+        self.quota.admit_block()?;
+        self.settling(id, &fd, || self.descriptors.set_xattr(fd.as_fd(), &name, value, flags))
+    }
+
+    /// Names and values of a file's extended attributes but for `name`. The
+    /// kernel lets nobody change them meanwhile.
+    fn other_xattr_bytes(&self, fd: BorrowedFd<'_>, name: &CString) -> Result<usize> {
+        let size = match self.descriptors.xattr_names_size(fd) {
+            Err(Errno::OPNOTSUPP) | Ok(0) => return Ok(0),
+            size => size?,
+        };
+        let names = self.descriptors.xattr_names(fd, size)?;
+        let others = names.split(|byte| *byte == 0).filter(|one| !one.is_empty() && *one != name.as_bytes());
+        let mut sum = 0;
+        for other in others {
+            let other = CString::new(other).map_err(|_| Errno::INVAL)?;
+            sum += other.as_bytes().len() + self.descriptors.xattr_size(fd, &other)?;
+        }
+        Ok(sum)
+    }
+
+    pub(crate) fn xattr(&self, id: u64, name: &OsStr, size: usize) -> Result<Xattr> {
+        let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
+        let answer = match size {
+            0 => self.descriptors.xattr_size(fd.as_fd(), &name).map(Xattr::Size),
+            _ => self.descriptors.xattr(fd.as_fd(), &name, size).map(Xattr::Value),
+        };
+        match answer {
+            // A backing file system without ACLs: to the kernel above, which
+            // has them switched on, that is a file without one.
+            Err(Errno::OPNOTSUPP) if name.to_bytes().starts_with(b"system.posix_acl_") => Err(Errno::NODATA),
+            other => other,
+        }
+    }
+
+    pub(crate) fn xattr_names(&self, id: u64, size: usize) -> Result<Xattr> {
+        let fd = self.nodes.descriptor(id)?;
+        match size {
+            0 => self.descriptors.xattr_names_size(fd.as_fd()).map(Xattr::Size),
+            _ => self.descriptors.xattr_names(fd.as_fd(), size).map(Xattr::Value),
+        }
+    }
+
+    pub(crate) fn remove_xattr(&self, id: u64, name: &OsStr) -> Result<()> {
+        self.writable()?;
+        let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
+        self.settling(id, &fd, || self.descriptors.remove_xattr(fd.as_fd(), &name))
+    }
+}

@@ -1,0 +1,184 @@
+//! The content of files, and the space that it takes.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use fuser::FileHandle;
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::{OpenFile, Volume, clearing_setid, measure, synchronise};
+use crate::errno::{self, Result};
+use crate::nodes::stat;
+use crate::quota::{self, BLOCK_BYTES, Reservation};
+
+/// open(2) flags that reach the backing file. Not O_APPEND (pwrite(2) would
+/// ignore the offset, which the kernel has computed) nor O_DIRECT (our buffers
+/// are not aligned; the request itself already went past the page cache above).
+pub(super) const PASSED_ON: OFlags =
+    OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
+
+/// One end of copy_file_range.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Range {
+    pub(crate) handle: FileHandle,
+    pub(crate) offset: u64,
+}
+
+impl Volume {
+    pub(crate) fn open_file(&self, id: u64, flags: OFlags) -> Result<FileHandle> {
+        if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
+            self.writable()?;
+        }
+        self.files.admit()?;
+        let node = self.nodes.descriptor(id)?;
+        let fd = self.reopen(&node, flags & PASSED_ON)?;
+        Ok(self.files.insert(OpenFile { id, fd }))
+    }
+
+    pub(crate) fn release_file(&self, handle: FileHandle) {
+        if let Some(file) = self.files.remove(handle) {
+            // What was written late may have taken or given back a block.
+            self.quota.settle(file.id, None, || measure(&file.fd));
+            self.quota.closed(file.id);
+        }
+    }
+
+    pub(crate) fn read(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>> {
+        let file = self.files.get(handle)?;
+        let size = usize::try_from(size).map_err(|_| Errno::INVAL)?;
+        let mut data = Vec::with_capacity(size);
+        // FUSE takes a short answer for the end of the file.
+        while data.len() < size {
+            let at = offset + data.len() as u64;
+            match rustix::io::pread(&file.fd, rustix::buffer::spare_capacity(&mut data), at) {
+                Ok(0) => break,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) if data.is_empty() => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        data.truncate(size);
+        Ok(data)
+    }
+
+    /// How many bytes of `data` were written: as many as fit. `clear_setid`:
+    /// the caller may not keep suid and sgid.
+    pub(crate) fn write(
+        &self,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        clear_setid: bool,
+    ) -> Result<usize> {
+        let file = self.files.get(handle)?;
+        let (fitting, reserved) = self.make_room(&file, offset, data.len() as u64)?;
+        let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
+        let write = || write_all(&file.fd, offset, data);
+        // With CAP_FSETID, which we have, the backing file would keep the bits.
+        let written = if clear_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
+        self.quota.settle(file.id, Some(reserved), || measure(&file.fd));
+        written
+    }
+
+    /// What close(2) of the backing file would report.
+    pub(crate) fn flush(&self, handle: FileHandle) -> Result<()> {
+        let file = self.files.get(handle)?;
+        let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&file.fd, 0))?;
+        nix::unistd::close(duplicate).map_err(errno::from_nix)
+    }
+
+    pub(crate) fn synchronise(&self, handle: FileHandle, data_only: bool) -> Result<()> {
+        let file = self.files.get(handle)?;
+        synchronise(file.fd.as_fd(), data_only)?;
+        self.quota.settle(file.id, None, || measure(&file.fd));
+        Ok(())
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        handle: FileHandle,
+        (offset, length): (u64, u64),
+        mode: FallocateFlags,
+    ) -> Result<()> {
+        let file = self.files.get(handle)?;
+        let allocate = || rustix::fs::fallocate(&file.fd, mode, offset, length);
+        if mode.contains(FallocateFlags::PUNCH_HOLE) {
+            return self.settling(file.id, &file.fd, allocate);
+        }
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        // Blocks beyond the end of a file are not charged for, so nobody gets any.
+        if mode.contains(FallocateFlags::KEEP_SIZE) && end > quota::whole_blocks(stat(&file.fd)?.stx_size) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let before = self.quota.before_change(file.id, || measure(&file.fd))?;
+        let reserved = self.quota.retrying(|| self.reserve(&file.fd, (offset, end), before))?;
+        let allocated = allocate();
+        self.quota.settle(file.id, Some(reserved), || measure(&file.fd));
+        allocated
+    }
+
+    pub(crate) fn seek(&self, handle: FileHandle, position: SeekFrom) -> Result<u64> {
+        rustix::fs::seek(&self.files.get(handle)?.fd, position)
+    }
+
+    pub(crate) fn copy_range(&self, from: Range, to: Range, length: u64) -> Result<usize> {
+        let (source, target) = (self.files.get(from.handle)?, self.files.get(to.handle)?);
+        let (mut from_offset, mut to_offset) = (from.offset, to.offset);
+        let length = length.min(stat(&source.fd)?.stx_size.saturating_sub(from.offset));
+        let (fitting, reserved) = self.make_room(&target, to.offset, length)?;
+        let copied = rustix::fs::copy_file_range(
+            &source.fd,
+            Some(&mut from_offset),
+            &target.fd,
+            Some(&mut to_offset),
+            usize::try_from(fitting).unwrap_or(usize::MAX),
+        );
+        self.quota.settle(target.id, Some(reserved), || measure(&target.fd));
+        copied
+    }
+
+    /// Space for as much of `length` bytes at `offset` as fits, at least one.
+    fn make_room(&self, file: &OpenFile, offset: u64, length: u64) -> Result<(u64, Reservation<'_>)> {
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        let before = self.quota.before_change(file.id, || measure(&file.fd))?;
+        let most = quota::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
+        if let Ok(reserved) = self.quota.reserve_amply(most) {
+            return Ok((length, reserved));
+        }
+        match self.quota.retrying(|| self.reserve(&file.fd, (offset, end), before)) {
+            Err(Errno::NOSPC) => {}
+            other => return other.map(|reserved| (length, reserved)),
+        }
+        let fitting = quota::longest_fitting(&file.fd, (offset, end), self.quota.free_bytes())?;
+        if fitting == offset {
+            return Err(Errno::NOSPC);
+        }
+        self.reserve(&file.fd, (offset, fitting), before).map(|reserved| (fitting - offset, reserved))
+    }
+
+    /// Space for exactly what writing the range adds to the charge of `before`.
+    fn reserve(&self, file: &OwnedFd, (start, end): (u64, u64), before: u64) -> Result<Reservation<'_>> {
+        let whole = quota::whole_blocks(stat(file)?.stx_size.max(end));
+        self.quota.reserve(quota::growth(file, (start, end), whole.saturating_sub(before))?)
+    }
+}
+
+fn has_setid(file: &OwnedFd) -> Result<bool> {
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
+    Ok(mode.intersects(Mode::SUID | Mode::SGID))
+}
+
+fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<usize> {
+    let mut written = 0;
+    while written < data.len() {
+        match rustix::io::pwrite(file, &data[written..], offset + written as u64) {
+            Ok(0) => break,
+            Ok(more) => written += more,
+            Err(Errno::INTR) => {}
+            // What is written is written: the next write meets the error.
+            Err(_) if written > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(written)
+}

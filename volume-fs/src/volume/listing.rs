@@ -1,0 +1,92 @@
+//! What is in a directory.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+
+use fuser::{FileAttr, FileHandle, FileType, INodeNo};
+use rustix::fs::{AtFlags, OFlags};
+
+use super::{Known, Volume, WANTED, synchronise};
+use crate::attributes::file_type;
+use crate::directory::{Directory, Entry, Taken};
+use crate::errno::Result;
+use crate::nodes::{Place, stat};
+
+/// An entry of a directory.
+#[derive(Debug)]
+pub(crate) struct Listed<'a> {
+    pub(crate) id: u64,
+    pub(crate) kind: FileType,
+    pub(crate) name: &'a OsStr,
+    pub(crate) next: u64,
+}
+
+impl Volume {
+    pub(crate) fn open_directory(&self, id: u64) -> Result<FileHandle> {
+        self.directories.admit()?;
+        let node = self.nodes.descriptor(id)?;
+        let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(self.directories.insert(Directory::new(fd)))
+    }
+
+    pub(crate) fn release_directory(&self, handle: FileHandle) {
+        drop(self.directories.remove(handle));
+    }
+
+    pub(crate) fn synchronise_directory(&self, handle: FileHandle, data_only: bool) -> Result<()> {
+        synchronise(self.directories.get(handle)?.as_fd(), data_only)
+    }
+
+    /// Names and kinds from the cookie `offset` on.
+    pub(crate) fn list(
+        &self,
+        handle: FileHandle,
+        offset: u64,
+        mut take: impl FnMut(Listed<'_>) -> Taken,
+    ) -> Result<()> {
+        self.directories.get(handle)?.read(offset, |entry| take(self.listed(entry)))
+    }
+
+    /// The same with attributes; each entry taken counts as a lookup, but for `.` and `..`.
+    pub(crate) fn list_known(
+        &self,
+        id: u64,
+        handle: FileHandle,
+        offset: u64,
+        mut take: impl FnMut(Listed<'_>, &Known) -> Taken,
+    ) -> Result<()> {
+        let directory = self.directories.get(handle)?;
+        let own = self.origin.attributes(&stat(&*directory)?)?;
+        directory.read(offset, |entry| {
+            let listed = self.listed(entry);
+            if matches!(entry.name.as_bytes(), b"." | b"..") {
+                // Only number and kind of these are looked at; the root's
+                // parent is the root.
+                let ino = INodeNo(if entry.name.as_bytes() == b"." || id == 1 { id } else { listed.id });
+                return take(listed, &Known { attributes: FileAttr { ino, ..own }, generation: 0 });
+            }
+            let seen = rustix::fs::statx(&*directory, &entry.name, AtFlags::SYMLINK_NOFOLLOW, WANTED);
+            let known = seen.and_then(|seen| self.known(&seen, directory.as_fd(), &entry.name));
+            // Removed since it was read, or not of this volume: not there.
+            let Ok(known) = known else { return Taken::Yes };
+            // Remembered first: an answer that was sent may be used at once.
+            let place = Place { directory: id, name: entry.name.clone() };
+            self.nodes.remember(known.attributes.ino.0, place, None);
+            let taken = take(listed, &known);
+            if taken == Taken::No {
+                self.nodes.forget(known.attributes.ino.0, 1);
+            }
+            taken
+        })
+    }
+
+    fn listed<'a>(&self, entry: &'a Entry) -> Listed<'a> {
+        Listed {
+            id: self.origin.node_id_of_inode(entry.inode),
+            kind: file_type(entry.kind).unwrap_or(FileType::RegularFile),
+            name: OsStr::from_bytes(entry.name.as_bytes()),
+            next: entry.next,
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Names: what is behind one, and what is made, linked, moved and removed under one.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use fuser::FileHandle;
+use linux::credentials::{self, Caller, CapabilitySet};
+use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, Statx};
+use rustix::io::Errno;
+
+use super::data::PASSED_ON;
+use super::{Known, OpenFile, Volume, WANTED, component, measure, mode_bits};
+use crate::errno::{self, Result};
+use crate::nodes::{Place, stat};
+use crate::quota::charge;
+
+/// While acting as a caller: the kernel has checked the directory's mode with
+/// all the caller's groups, and has taken setgid off a mode that may not have it.
+const KEPT_AS_CALLER: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FSETID);
+
+/// What a file is to be created with, as asked for (FUSE_DONT_MASK).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Permissions {
+    pub(crate) mode: u32,
+    pub(crate) umask: u32,
+}
+
+/// What mknod may create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Special {
+    Regular,
+    Fifo,
+    Socket,
+}
+
+impl Volume {
+    pub(crate) fn look_up(&self, directory: u64, name: &OsStr) -> Result<Known> {
+        self.find(directory, name).map(|(known, _seen)| known)
+    }
+
+    fn find(&self, directory: u64, name: &OsStr) -> Result<(Known, Statx)> {
+        let place = Place { directory, name: component(name)? };
+        let parent = self.nodes.descriptor(directory)?;
+        loop {
+            let names = self.nodes.names_now(directory);
+            let fd = self.nodes.open_path(&parent, &place.name)?;
+            let seen = stat(&fd)?;
+            let known = self.known(&seen, fd.as_fd(), c"")?;
+            let id = known.attributes.ino.0;
+            // Whenever it has to be looked up again, a rename or a removal has been made.
+            if self.nodes.remember_if_still_there((id, &place), fd, names).is_none() {
+                return Ok((known, seen));
+            }
+        }
+    }
+
+    pub(crate) fn forget(&self, id: u64, lookups: u64) {
+        // Written back since it was last measured, most likely.
+        if self.quota.is_unsettled(id)
+            && let Ok(file) = self.nodes.descriptor(id)
+        {
+            self.quota.settle(id, None, || measure(&file));
+        }
+        self.nodes.forget(id, lookups);
+    }
+
+    pub(crate) fn make_directory(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        permissions: Permissions,
+        caller: Caller,
+    ) -> Result<Known> {
+        self.create_name(directory, name, |parent, name| {
+            let mode = self.granted(parent, permissions)?;
+            as_caller(caller, || rustix::fs::mkdirat(parent, name, mode))
+        })
+    }
+
+    pub(crate) fn make_special(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        (special, permissions): (Special, Permissions),
+        caller: Caller,
+    ) -> Result<Known> {
+        let kind = match special {
+            Special::Regular => BackingType::RegularFile,
+            Special::Fifo => BackingType::Fifo,
+            Special::Socket => BackingType::Socket,
+        };
+        self.create_name(directory, name, |parent, name| {
+            let mode = self.granted(parent, permissions)?;
+            as_caller(caller, || rustix::fs::mknodat(parent, name, kind, mode, 0))
+        })
+    }
+
+    pub(crate) fn make_symlink(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        target: &OsStr,
+        caller: Caller,
+    ) -> Result<Known> {
+        self.create_name(directory, name, |parent, name| {
+            as_caller(caller, || rustix::fs::symlinkat(target, parent, name))
+        })
+    }
+
+    pub(crate) fn create(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        (permissions, flags): (Permissions, OFlags),
+        caller: Caller,
+    ) -> Result<(Known, FileHandle)> {
+        self.writable()?;
+        let place = Place { directory, name: component(name)? };
+        let parent = self.nodes.descriptor(directory)?;
+        // Always exclusive: opening what somebody else created meanwhile would
+        // go past the permission check.
+        let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = self.granted(&parent, permissions)?;
+        self.files.admit()?;
+        let inode = self.quota.reserve_inode()?;
+        self.quota.admit_block()?;
+        let created = self.settling(directory, &parent, || {
+            self.nodes.with_descriptors(|| {
+                as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode))
+            })
+        });
+        let file = match created {
+            // The kernel looks again, and opens what it finds.
+            Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
+            other => other?,
+        };
+        inode.keep();
+        let seen = stat(&file)?;
+        let known = self.known(&seen, file.as_fd(), c"")?;
+        let id = known.attributes.ino.0;
+        self.quota.add(id, charge(&seen));
+        self.nodes.remember(id, place, None);
+        Ok((known, self.files.insert(OpenFile { id, fd: file })))
+    }
+
+    pub(crate) fn link(&self, id: u64, directory: u64, name: &OsStr) -> Result<Known> {
+        self.writable()?;
+        let new_name = component(name)?;
+        let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
+        self.quota.admit_block()?;
+        self.settling(directory, &parent, || self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name))?;
+        self.look_up(directory, name)
+    }
+
+    pub(crate) fn remove(&self, directory: u64, name: &OsStr, kind: AtFlags) -> Result<()> {
+        self.writable()?;
+        let place = Place { directory, name: component(name)? };
+        let parent = self.nodes.descriptor(directory)?;
+        let found = self.found_at(&parent, &place)?;
+        self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))?;
+        if let Some(found) = found {
+            self.lost(found, &place);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn rename(
+        &self,
+        (from_directory, from_name): (u64, &OsStr),
+        (to_directory, to_name): (u64, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.writable()?;
+        // A whiteout is a device node.
+        if flags.contains(RenameFlags::WHITEOUT) {
+            return Err(Errno::INVAL);
+        }
+        let from = Place { directory: from_directory, name: component(from_name)? };
+        let to = Place { directory: to_directory, name: component(to_name)? };
+        let (from_parent, to_parent) =
+            (self.nodes.descriptor(from_directory)?, self.nodes.descriptor(to_directory)?);
+        let moving = self.found_at(&from_parent, &from)?;
+        let in_the_way = self.found_at(&to_parent, &to)?;
+        if in_the_way.is_none() {
+            self.quota.admit_block()?;
+        }
+        self.settling(from_directory, &from_parent, || {
+            self.settling(to_directory, &to_parent, || {
+                rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)
+            })
+        })?;
+        let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
+        if id(&moving).is_some() && id(&moving) == id(&in_the_way) {
+            // Two names of one file: rename(2) does nothing.
+            return Ok(());
+        }
+        match in_the_way {
+            Some(other) if flags.contains(RenameFlags::EXCHANGE) => {
+                self.nodes.moved(other.id, &to, from.clone());
+            }
+            Some(replaced) => self.lost(replaced, &to),
+            None => {}
+        }
+        if let Some(moved) = moving {
+            self.nodes.moved(moved.id, &from, to);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_link(&self, id: u64) -> Result<Vec<u8>> {
+        let fd = self.nodes.descriptor(id)?;
+        rustix::fs::readlinkat(&*fd, c"", Vec::new()).map(CString::into_bytes)
+    }
+
+    fn create_name(
+        &self,
+        directory: u64,
+        name: &OsStr,
+        create: impl Fn(&OwnedFd, &CString) -> Result<()>,
+    ) -> Result<Known> {
+        self.writable()?;
+        let new_name = component(name)?;
+        let parent = self.nodes.descriptor(directory)?;
+        let inode = self.quota.reserve_inode()?;
+        self.quota.admit_block()?;
+        self.settling(directory, &parent, || create(&parent, &new_name))?;
+        inode.keep();
+        let (known, seen) = self.find(directory, name)?;
+        self.quota.add(known.attributes.ino.0, charge(&seen));
+        Ok(known)
+    }
+
+    /// The umask takes bits away, but not where a default ACL says what a new
+    /// file may have (acl(5)): the backing file system applies that one.
+    fn granted(&self, parent: &OwnedFd, permissions: Permissions) -> Result<Mode> {
+        let Permissions { mode, umask } = permissions;
+        if mode & umask & 0o777 == 0 {
+            return Ok(mode_bits(mode));
+        }
+        match self.descriptors.xattr_size(parent.as_fd(), c"system.posix_acl_default") {
+            Ok(_) => Ok(mode_bits(mode)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(mode_bits(mode & !umask)),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn found_at(&self, parent: &OwnedFd, place: &Place) -> Result<Option<Found>> {
+        let seen = match rustix::fs::statx(parent, &place.name, AtFlags::SYMLINK_NOFOLLOW, WANTED) {
+            Ok(seen) => seen,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        let id = self.origin.node_id(&seen)?;
+        let held = if self.nodes.contains(id) { Some(self.held_at(id, parent, place)?) } else { None };
+        Ok(Some(Found { id, seen, held }))
+    }
+
+    /// A descriptor of a node that has just been seen at `place`.
+    fn held_at(&self, id: u64, parent: &OwnedFd, place: &Place) -> Result<Arc<OwnedFd>> {
+        match self.nodes.descriptor(id) {
+            // Changed behind the mount: it was known by another name.
+            Err(Errno::STALE) => {
+                let fd = self.nodes.open_path(parent, &place.name)?;
+                if self.origin.node_id(&stat(&fd)?)? == id { Ok(Arc::new(fd)) } else { Err(Errno::STALE) }
+            }
+            other => other,
+        }
+    }
+
+    /// The file that was found at `place` is not there any more. The kernel
+    /// lets no two requests take names from one file at a time.
+    fn lost(&self, found: Found, place: &Place) {
+        let Found { id, seen, held } = found;
+        let is_directory = BackingType::from_raw_mode(seen.stx_mode.into()) == BackingType::Directory;
+        let links = match &held {
+            Some(held) => stat(held).map_or(0, |now| now.stx_nlink),
+            None => seen.stx_nlink.saturating_sub(1),
+        };
+        let names_left = !is_directory && links > 0;
+        match held {
+            Some(held) => {
+                if !names_left {
+                    self.quota.removed(id, charge(&seen));
+                }
+                self.nodes.removed(id, place, held, names_left);
+            }
+            None if !names_left => self.quota.free(id, charge(&seen)),
+            None => {}
+        }
+    }
+}
+
+/// What is behind a name.
+struct Found {
+    id: u64,
+    seen: Statx,
+    /// If the kernel knows it.
+    held: Option<Arc<OwnedFd>>,
+}
+
+/// Creates as `caller`.
+fn as_caller<T>(caller: Caller, create: impl FnOnce() -> Result<T>) -> Result<T> {
+    credentials::as_caller(caller, KEPT_AS_CALLER, create).map_err(errno::from_nix)?
+}
