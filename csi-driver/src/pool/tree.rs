@@ -300,6 +300,65 @@ impl Copier<'_> {
     }
 }
 
+/// A file as the calls that copy attributes reach it: those for descriptors are
+/// quicker, and a descriptor that is a mere path (O_PATH) they refuse.
+enum Reach<'a> {
+    Open(BorrowedFd<'a>),
+    ByName(CString),
+}
+
+impl<'a> Reach<'a> {
+    fn of(file: BorrowedFd<'a>, kind: FileType) -> Self {
+        match kind {
+            FileType::RegularFile | FileType::Directory => Self::Open(file),
+            _ => Self::ByName(by_descriptor(file)),
+        }
+    }
+
+    /// How many bytes the attributes' names have.
+    fn attributes_length(&self) -> Result<usize, Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::flistxattr_query(file),
+            Self::ByName(path) => rustix::fs::listxattr_query(path.as_c_str()),
+        }
+    }
+
+    fn attributes(&self, names: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::flistxattr(file, names),
+            Self::ByName(path) => rustix::fs::listxattr(path.as_c_str(), names),
+        }
+    }
+
+    fn attribute(&self, name: &CStr, value: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::fgetxattr(file, name, value),
+            Self::ByName(path) => rustix::fs::getxattr(path.as_c_str(), name, value),
+        }
+    }
+
+    fn set_attribute(&self, name: &CStr, value: &[u8]) -> Result<(), Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()),
+            Self::ByName(path) => rustix::fs::setxattr(path.as_c_str(), name, value, XattrFlags::empty()),
+        }
+    }
+
+    fn set_mode(&self, mode: Mode) -> Result<(), Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::fchmod(file, mode),
+            Self::ByName(path) => rustix::fs::chmod(path.as_c_str(), mode),
+        }
+    }
+
+    fn set_times(&self, times: &Timestamps) -> Result<(), Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::futimens(file, times),
+            Self::ByName(path) => rustix::fs::utimensat(CWD, path.as_c_str(), times, AtFlags::empty()),
+        }
+    }
+}
+
 /// Everything but the content. In this order: a change of owner takes
 /// capabilities and setuid away, an ACL changes the mode, and all the time.
 fn copy_attributes(
@@ -308,36 +367,38 @@ fn copy_attributes(
     name: &CStr,
     stat: &Statx,
 ) -> linux::Result<()> {
-    let owner = (Uid::from_raw(stat.stx_uid), Gid::from_raw(stat.stx_gid));
-    rustix::fs::chownat(copy, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)
-        .map_err(at("chown", name))?;
-    let copy = by_descriptor(copy);
-    copy_xattrs(&by_descriptor(source), &copy, name)?;
-    if file_type(stat) != FileType::Symlink {
-        rustix::fs::chmod(copy.as_c_str(), mode_of(stat)).map_err(at("chmod", name))?;
+    // A new file is root's: nobody else makes one in `incoming`.
+    if (stat.stx_uid, stat.stx_gid) != (0, 0) {
+        let owner = (Uid::from_raw(stat.stx_uid), Gid::from_raw(stat.stx_gid));
+        rustix::fs::chownat(copy, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)
+            .map_err(at("chown", name))?;
+    }
+    let kind = file_type(stat);
+    let (source, copy) = (Reach::of(source, kind), Reach::of(copy, kind));
+    copy_xattrs(&source, &copy, name)?;
+    if kind != FileType::Symlink {
+        copy.set_mode(mode_of(stat)).map_err(at("chmod", name))?;
     }
     let times =
         Timestamps { last_access: timespec(stat.stx_atime), last_modification: timespec(stat.stx_mtime) };
-    rustix::fs::utimensat(CWD, copy.as_c_str(), &times, AtFlags::empty()).map_err(at("set times of", name))
+    copy.set_times(&times).map_err(at("set times of", name))
 }
 
-fn copy_xattrs(source: &CStr, copy: &CStr, name: &CStr) -> linux::Result<()> {
-    let length = match rustix::fs::listxattr_query(source) {
+fn copy_xattrs(source: &Reach<'_>, copy: &Reach<'_>, name: &CStr) -> linux::Result<()> {
+    let length = match source.attributes_length() {
         Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(()),
         other => other.map_err(at("list attributes of", name))?,
     };
     let mut names = vec![0; length];
-    let length = rustix::fs::listxattr(source, &mut names[..]).map_err(at("list attributes of", name))?;
+    let length = source.attributes(&mut names).map_err(at("list attributes of", name))?;
     let mut value = vec![0; XATTR_SIZE_MAX];
     for attribute in names[..length].split_inclusive(|byte| *byte == 0) {
         let Ok(attribute) = CStr::from_bytes_with_nul(attribute) else { continue };
         if !is_copied(attribute) {
             continue;
         }
-        let length = rustix::fs::getxattr(source, attribute, &mut value[..])
-            .map_err(at("read an attribute of", name))?;
-        rustix::fs::setxattr(copy, attribute, &value[..length], XattrFlags::empty())
-            .map_err(at("set an attribute of", name))?;
+        let length = source.attribute(attribute, &mut value).map_err(at("read an attribute of", name))?;
+        copy.set_attribute(attribute, &value[..length]).map_err(at("set an attribute of", name))?;
     }
     Ok(())
 }
