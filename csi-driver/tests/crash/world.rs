@@ -175,6 +175,10 @@ impl World {
             Rpc::Clone | Rpc::CreateSnapshot | Rpc::CopySnapshot => {
                 caller.stage(&self.source)?;
                 caller.publish(&self.source, POD)?;
+                // A change waits until the daemon has counted the volume, and a copy is
+                // ABORTED until then.
+                let settled = caller.target_path(POD).join("settled");
+                fs::write(&settled, "").and_then(|()| fs::remove_file(&settled)).context("settle")?;
             }
             _ => {
                 let mut request = create_request(NAME);
