@@ -59,7 +59,8 @@ fn floor_program() -> Result<PathBuf> {
 
 /// The kernel goes on with what a call has deferred (a deleted link's
 /// namespaces and queues) after the call's end, and would hold up the next one.
-/// Awake: after a sleep the processor itself is slow for the length of a call.
+/// Awake, and on the thread that calls: after a sleep the processor itself is slow
+/// for the length of a call.
 fn let_deferred_work_end() {
     let started = Instant::now();
     while started.elapsed() < DEFERRED_WORK {
@@ -437,7 +438,6 @@ impl<'a> World<'a> {
 
     /// One timed call, ms.
     fn one(&self, case: &Case, run: usize, command: &str) -> Result<f64> {
-        let_deferred_work_end();
         if let (Side::Floor, Some(words)) = (self.side, case.floor) {
             return self.floor(if command == "ADD" { "add" } else { "del" }, words, "container");
         }
@@ -466,7 +466,10 @@ impl<'a> World<'a> {
         prev_result: Option<Value>,
     ) -> Result<(f64, Value)> {
         let (call, stdin) = self.call(case, command, id, container, prev_result);
-        let (took, stdout) = self.host.run(move || timed(call, &stdin))??;
+        let (took, stdout) = self.host.run(move || {
+            let_deferred_work_end();
+            timed(call, &stdin)
+        })??;
         let result = if stdout.is_empty() { Value::Null } else { serde_json::from_slice(&stdout)? };
         Ok((took, result))
     }
@@ -499,7 +502,11 @@ impl<'a> World<'a> {
     fn floor(&self, verb: &str, words: &[&str], container: &str) -> Result<f64> {
         let mut call = Command::new(&self.bench.floor);
         call.arg(verb).arg(self.dir.join(container)).args(words).env_clear();
-        Ok(self.host.run(move || timed(call, b""))??.0)
+        let timed = move || {
+            let_deferred_work_end();
+            timed(call, b"")
+        };
+        Ok(self.host.run(timed)??.0)
     }
 
     /// The programs and the memory of one more ADD.
