@@ -158,6 +158,18 @@ impl World {
         Self { rpc, scene, volume: none(), source: none(), snapshot: none(), context: HashMap::new() }
     }
 
+    /// The kernel tells a daemon a moment later that a removed file has no user any more.
+    fn ensure_nothing_deleted_is_open(&self) -> Result<()> {
+        for daemon in self.scene.daemons() {
+            for entry in fs::read_dir(format!("/proc/{daemon}/fd"))? {
+                // Closed meanwhile, perhaps.
+                let Ok(target) = fs::read_link(entry?.path()) else { continue };
+                ensure!(!target.to_string_lossy().ends_with(" (deleted)"), "{}", target.display());
+            }
+        }
+        Ok(())
+    }
+
     /// Everything until just before the call.
     pub(crate) fn prepare(&mut self) -> Result<()> {
         let caller = self.scene.caller();
@@ -179,6 +191,7 @@ impl World {
                 // ABORTED until then.
                 let settled = caller.target_path(POD).join("settled");
                 fs::write(&settled, "").and_then(|()| fs::remove_file(&settled)).context("settle")?;
+                eventually("its daemon lets go of it", PATIENCE, || self.ensure_nothing_deleted_is_open())?;
             }
             _ => {
                 let mut request = create_request(NAME);
