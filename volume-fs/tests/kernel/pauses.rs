@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -81,6 +81,35 @@ fn contents(directory: &Path) -> String {
     format!("{attributes:?} {}", String::from_utf8(output.stdout).unwrap())
 }
 
+/// Struck in the request that waits, and not in one before it that is answered.
+const ATTEMPTS: usize = 50;
+
+/// R, S, D, Z and so on, as proc(5) has them.
+fn state_of(child: &Child) -> String {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:\t")).unwrap();
+    state[..1].to_owned()
+}
+
+/// One that writes, killed while it waits for an answer: dead, or not interruptible.
+fn killed_in_a_request(file: &File) -> Child {
+    let mut command = Command::new("echo");
+    let child = command.arg("written").stdout(file.try_clone().unwrap()).spawn().unwrap();
+    let waits =
+        || fs::read_to_string(format!("/proc/{}/wchan", child.id())).unwrap() == "request_wait_answer";
+    let until = |is_so: &dyn Fn() -> bool| {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{}", state_of(&child));
+            std::thread::yield_now();
+        }
+    };
+    until(&|| waits() || state_of(&child) == "Z");
+    rustix::process::kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    until(&|| state_of(&child) == "Z" || (state_of(&child) == "D" && waits()));
+    child
+}
+
 #[test]
 fn a_process_that_waits_for_the_end_of_a_pause_is_killed_then() {
     use std::os::unix::process::ExitStatusExt;
@@ -88,16 +117,15 @@ fn a_process_that_waits_for_the_end_of_a_pause_is_killed_then() {
     let file = File::create(volume.path("f")).unwrap();
     let control = volume.control();
     quiesce(&control, LONG_LEASE);
-    let mut child = Command::new("echo").arg("written").stdout(file).spawn().unwrap();
-    let about = |what: &str| fs::read_to_string(format!("/proc/{}/{what}", child.id())).unwrap();
-    while about("wchan") != "request_wait_answer" {
-        std::thread::yield_now();
+    let mut child = killed_in_a_request(&file);
+    for _ in 0..ATTEMPTS {
+        if state_of(&child) != "Z" {
+            break;
+        }
+        child.wait().unwrap();
+        child = killed_in_a_request(&file);
     }
-    rustix::process::kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-    // Not interruptible: the change may be made yet.
-    while !about("status").contains("State:\tD") {
-        std::thread::yield_now();
-    }
+    assert_eq!(state_of(&child), "D", "not interruptible: the change may be made yet");
     resume(&control);
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
     assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "written\n");
