@@ -192,7 +192,10 @@ fn a_plugin_that_runs_is_replaced() {
     let node = Node::new();
     // A program and not a script: the kernel refuses to open a running one for writing.
     fs::remove_file(node.bin().join("bridge")).unwrap();
-    fs::copy("/bin/cat", node.bin().join("bridge")).unwrap();
+    // By a program: a child that another test starts meanwhile would keep a file of this
+    // process open for writing, and what is open for writing does not run.
+    let copied = Command::new("cp").arg("/bin/cat").arg(node.bin().join("bridge")).status();
+    assert!(copied.unwrap().success());
     let before = fs::read(node.bin().join("bridge")).unwrap();
     // Ends with its stdin, and so with this test.
     let mut running = Command::new(node.bin().join("bridge")).stdin(Stdio::piped()).spawn().unwrap();
