@@ -215,7 +215,8 @@ impl Parsed {
 
 const FLAGS_FIELD: &str = "volume_capability.mount.mount_flags";
 const KNOWN_FLAGS: &str = "ro, rw, nosuid, nodev, noexec, noatime, relatime, nodiratime, sync, \
-                           hawser.threads=N, hawser.log-level=LEVEL, hawser.grace=SECONDS";
+                           hawser.threads=N, hawser.log-level=LEVEL, hawser.grace=SECONDS, \
+                           hawser.delete-delay=SECONDS";
 
 fn parse_mount(mode: AccessMode, mount: &MountVolume) -> Result<Parsed> {
     // fs_type is what a block volume is formatted with; some provisioners send a default.

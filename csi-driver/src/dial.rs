@@ -131,7 +131,12 @@ impl Drop for DialListener {
 pub(crate) fn list(run_dir: &Path) -> linux::Result<Vec<VolumeId>> {
     let listed = |e| linux::Error::at("list", run_dir, e);
     let mut volumes = Vec::new();
-    for entry in std::fs::read_dir(run_dir).map_err(listed)? {
+    let entries = match std::fs::read_dir(run_dir) {
+        // As on every node between a reboot and the driver's start.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(volumes),
+        entries => entries.map_err(listed)?,
+    };
+    for entry in entries {
         volumes.extend(entry.map_err(listed)?.file_name().to_str().and_then(VolumeId::from_key));
     }
     Ok(volumes)

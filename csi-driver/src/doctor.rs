@@ -141,6 +141,15 @@ impl World {
         self.volumes.get(id).and_then(|record| record.as_ref().ok())
     }
 
+    /// Whether a target is of the connection that is served now, where one is: a volume
+    /// that was staged anew has another than its older pods'.
+    fn is_served(&self, id: &VolumeId, record: &VolumeRecord, path: &Path) -> bool {
+        let serving =
+            record.stage.as_ref().and_then(|stage| stage.serving).filter(|_| self.alive.contains(id));
+        let at = |minor| self.mounts.iter().any(|m| m.mount_point == path && m.minor == minor);
+        serving.is_none_or(|serving| at(serving.connection_minor))
+    }
+
     fn is_mounted(&self, id: &VolumeId, path: &Path) -> bool {
         self.mounts.iter().any(|m| m.mount_point == path && m.source.to_str() == Some(id.as_str()))
     }
@@ -251,6 +260,8 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
             all.push(Finding::new("publish is half done", id, at).at_start());
         } else if !world.is_mounted(id, path) {
             all.push(Finding::new("target is not mounted", id, at + ": start its pod anew"));
+        } else if !world.is_served(id, record, path) {
+            all.push(Finding::new("target of a daemon that died", id, at + ": start its pod anew"));
         }
     }
     all

@@ -184,3 +184,19 @@ fn what_another_driver_serves_and_what_may_be_in_use_stays() {
     scene.start_driver();
     scene.assert_nothing_left();
 }
+
+#[test]
+fn a_target_of_a_daemon_that_died_is_told_when_another_pod_is_served_again() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, "one").unwrap();
+    scene.kill_daemon();
+    crate::scene::retried(&scene, "publish", || caller.publish(&volume, "two"));
+    assert_eq!(found(&scene, &[]), (1, expected(&[("target of a daemon that died", &volume)])));
+    caller.unpublish(&volume, "one").unwrap();
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    caller.take_down(&volume, &["two"]).unwrap();
+    scene.assert_nothing_left();
+}
