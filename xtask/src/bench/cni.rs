@@ -284,6 +284,8 @@ impl Bench<'_> {
         }
         let observed = [worlds[0].observe(case)?, worlds[1].observe(case)?];
         worlds.into_iter().try_for_each(World::remove)?;
+        // Ten thousands of removed files are not to be brought to disk under the next case's calls.
+        nix::unistd::sync();
         let rows = ["ADD", "DEL"].into_iter().enumerate().map(|(verb, name)| {
             let over_floor = samples.get(2).map(|floor| {
                 let pairs = samples[0][verb].iter().zip(&floor[verb]);
