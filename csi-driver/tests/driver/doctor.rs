@@ -57,9 +57,7 @@ fn a_healthy_node_has_no_findings_and_a_running_driver_is_not_repaired_under() {
     let (code, printed, said) = run(&scene, &["--repair"]);
     assert_eq!((code, printed.as_str()), (2, ""));
     assert!(said.contains("a driver runs with --state-dir"), "{said}");
-    caller.unpublish(&volume, "one").unwrap();
-    caller.unstage(&volume).unwrap();
-    caller.delete(&volume).unwrap();
+    caller.take_down(&volume, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -149,9 +147,7 @@ fn what_somebody_must_decide_is_told_and_stays() {
 
     scene.start_driver();
     caller.delete(&empty).unwrap();
-    caller.unpublish(&volume, "one").unwrap();
-    caller.unstage(&volume).unwrap();
-    caller.delete(&volume).unwrap();
+    caller.take_down(&volume, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 

@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::thread::JoinHandle;
 
 use tests::{as_soon_as, eventually};
-use tonic::Code;
+use tonic::{Code, Status};
 
-use crate::scene::{Flags, PATIENCE, Scene, mounted, retried, volume_binary};
+use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted, retried, volume_binary};
 
 fn flags(start_timeout: &str) -> Flags {
     // Relative to the sandbox, which is the driver's working directory.
@@ -25,6 +26,12 @@ fn flags(start_timeout: &str) -> Flags {
         .map(str::to_owned)
         .to_vec(),
     )
+}
+
+/// A Stage that goes on while the test looks.
+fn stage_beside(caller: &Caller, volume_id: &str) -> JoinHandle<Result<(), Status>> {
+    let (caller, id) = (caller.clone(), volume_id.to_owned());
+    std::thread::spawn(move || caller.stage(&id))
 }
 
 fn manifest(scene: &Scene, volume_id: &str) -> PathBuf {
@@ -94,8 +101,7 @@ fn a_pod_that_never_comes_leaves_nothing() {
     let id = caller.create_named("pvc-1").unwrap();
     assert_eq!(caller.stage(&id).unwrap_err().code(), Code::DeadlineExceeded);
     assert!(!manifest(&scene, &id).exists() && mounted(&caller.staging_path(&id)).is_none());
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -123,17 +129,13 @@ fn sigterm_ends_the_wait_for_a_pod_that_never_comes() {
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     let path = manifest(&scene, &id);
-    let staging = std::thread::spawn({
-        let (caller, id) = (caller.clone(), id.clone());
-        move || caller.stage(&id)
-    });
+    let staging = stage_beside(&caller, &id);
     as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
     assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
     assert_eq!(staging.join().unwrap().unwrap_err().code(), Code::Aborted, "and not broken off");
     assert!(!path.exists() && mounted(&caller.staging_path(&id)).is_none() && !scene.dial_dir(&id).exists());
     scene.start_driver();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -143,10 +145,7 @@ fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     let path = manifest(&scene, &id);
-    let staging = std::thread::spawn({
-        let (caller, id) = (caller.clone(), id.clone());
-        move || caller.stage(&id)
-    });
+    let staging = stage_beside(&caller, &id);
     as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
     scene.kill_driver();
     drop(staging.join().unwrap());
@@ -176,10 +175,7 @@ fn the_manifest_asks_for_six_capabilities_and_nothing_else() {
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     let path = manifest(&scene, &id);
-    let staging = std::thread::spawn({
-        let (caller, id) = (caller.clone(), id.clone());
-        move || caller.stage(&id)
-    });
+    let staging = stage_beside(&caller, &id);
     as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
     let text = fs::read_to_string(&path).unwrap();
     scene.kill_driver();

@@ -173,9 +173,7 @@ fn the_same_path_with_another_capability_is_already_taken() {
         Code::AlreadyExists,
         "wanted MULTI_NODE_MULTI_WRITER read-only",
     );
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -235,9 +233,7 @@ fn paths_that_are_something_else_are_left_alone() {
     fs::remove_file(&target).unwrap();
 
     caller.publish(&id, "one").unwrap();
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -322,9 +318,7 @@ fn a_busy_target_is_not_torn_from_its_user() {
     assert_refused(caller.unpublish(&id, "one"), Code::Aborted, "is busy");
     assert!(mounted(&caller.target_path("one")).is_some());
     drop(open);
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -403,8 +397,7 @@ fn a_daemon_that_never_dials_is_given_up_and_ended() {
     .unwrap();
     assert_refused(caller.stage(&id), Code::Aborted, "another operation on volume");
     assert_refused(stage.join().unwrap(), Code::DeadlineExceeded, "no daemon dialled");
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
     fs::remove_file(sleeper).unwrap();
 }

@@ -104,9 +104,7 @@ fn republish_makes_no_second_mount() {
     }
     assert_eq!(seen(&paths), before);
     assert_eq!(scene.daemons(), daemons);
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 

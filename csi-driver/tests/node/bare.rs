@@ -39,9 +39,7 @@ fn the_bare_directory_is_closed_to_everybody() {
         assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o7777, 0, "{}", path.display());
     }
     // And whoever made the directories can remove them.
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -58,9 +56,7 @@ fn a_target_that_was_left_open_is_closed_before_it_is_used() {
     caller.publish(&id, "one").unwrap();
     unmount(&target, UnmountMode::Plain).unwrap();
     assert_eq!(lets_in(&scene, &target), (false, false));
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -77,8 +73,6 @@ fn a_crashed_drivers_target_can_be_removed_by_rmdir() {
     unmount(&target, UnmountMode::Plain).unwrap();
     fs::remove_dir(&target).unwrap();
     scene.start_driver();
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }

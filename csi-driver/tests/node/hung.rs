@@ -136,9 +136,7 @@ fn statistics_of_an_unmounted_target_are_not_those_of_the_disk_beneath() {
     assert!(condition.abnormal && condition.message.contains("not mounted"), "{condition:?}");
     assert_eq!(stats.usage, []);
     assert!(!caller.stats(&id, &caller.staging_path(&id)).unwrap().volume_condition.unwrap().abnormal);
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 

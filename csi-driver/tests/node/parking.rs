@@ -290,8 +290,7 @@ fn a_parked_daemon_that_is_stopped_is_not_taken() {
     caller.stage(&id).unwrap();
     assert!(scene.daemons().len() == 1 && scene.daemons() != [before], "{:?}", scene.daemons());
     assert_serves(&scene, &id);
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -366,8 +365,7 @@ fn a_parked_daemon_of_another_directory_is_not_taken() {
     assert!(scene.daemons().len() == 1 && scene.daemons() != [before], "{:?}", scene.daemons());
     assert_eq!(fs::read(caller.staging_path(&id).join("file")).unwrap(), b"restored");
     fs::remove_dir_all(&aside).unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -384,8 +382,7 @@ fn another_access_mode_gets_a_mount_of_its_own() {
     assert!(!mounted(&caller.staging_path(&id)).unwrap().is_read_only());
     assert_eq!(scene.daemons().len(), 1);
     assert_serves(&scene, &id);
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }
 

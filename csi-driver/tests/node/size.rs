@@ -97,9 +97,7 @@ fn a_write_past_the_claim_is_enospc_in_the_pod() {
     drop(file);
     fs::remove_file(&path).unwrap();
     fs::write(target.join("more"), vec![0; 1 << 20]).unwrap();
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -126,8 +124,7 @@ fn a_published_volume_grows_under_its_pods() {
     assert_eq!(expand(&caller, &id, 32 * MI).unwrap(), 32 * MI);
     caller.stage(&id).unwrap();
     assert_eq!(bytes_of(&caller, &id, &caller.staging_path(&id)).0, 32 * MI);
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -167,9 +164,7 @@ fn node_expand_follows_the_controller_and_never_leads() {
         let refused = call(volume_id, path, wanted).unwrap_err();
         assert_eq!(refused.code(), code, "{volume_id} {path}: {refused:?}");
     }
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -189,8 +184,7 @@ fn node_expand_alone_tells_the_daemon_what_the_journal_says() {
     assert_eq!(bytes_of(&caller, &id, &staging).0, 8 * MI);
     assert_eq!(node_expand(&caller, &id, &staging, range(16 * MI, 0)).unwrap(), 16 * MI);
     assert_eq!(bytes_of(&caller, &id, &staging).0, 16 * MI);
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -213,7 +207,6 @@ fn an_expansion_that_a_stopped_daemon_does_not_answer_ends_in_time_and_is_comple
     scene.signal_daemon(Signal::SIGCONT);
     assert_eq!(expand(&caller, &id, 16 * MI).unwrap(), 16 * MI);
     assert_eq!(bytes_of(&caller, &id, &staging).0, 16 * MI);
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
 }

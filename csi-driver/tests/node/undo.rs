@@ -63,9 +63,7 @@ fn a_foreign_mount_upon_a_published_target_is_named_and_kept() {
     assert!(refused.message().contains("tmpfs from stranger"), "{refused:?}");
     assert_eq!(mounted(&target).unwrap().source, "stranger");
     linux::mount::unmount(&target, linux::mount::UnmountMode::Plain).unwrap();
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -83,8 +81,6 @@ fn an_undo_that_cannot_be_journaled_is_aborted_and_succeeds_later() {
     let refused = caller.unpublish(&id, "one").unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
     fs::rename(&aside, &boots).unwrap();
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
