@@ -31,10 +31,14 @@ pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// as long as this much is free, a write may reserve more than it will take.
 const AMPLE_BYTES: u64 = 64 << 20;
 
-/// How long after a removal, or a close of what was removed, its FORGET may still be on its way. A request for
-/// space waits for it instead of failing: on other file systems, what unlink(2)
-/// frees is free when it returns.
-const FORGET_IS_DUE: Duration = Duration::from_millis(250);
+/// How long after a removal, or a close of what was removed, its FORGET may
+/// still be on its way. A request for space waits for it instead of failing: on
+/// other file systems, what unlink(2) frees is free when it returns.
+const FORGET_IS_DUE: Duration = Duration::from_secs(1);
+
+/// As long as any removed file is open, its close may have been read by another
+/// event loop before the request that finds no space, and not be known yet.
+const CLOSE_IS_DUE: Duration = Duration::from_millis(100);
 
 const SHARDS: usize = 16;
 
@@ -251,7 +255,8 @@ impl Quota {
         let mut removals = self.removals();
         let (before, last) = (removals.known, removals.last);
         let left = last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
-        if before == 0 || left.is_zero() || removals.waiting >= self.most_waiting {
+        let left = left.max(CLOSE_IS_DUE);
+        if before == 0 || removals.waiting >= self.most_waiting {
             return false;
         }
         removals.waiting += 1;

@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::fs;
 
+use anyhow::Context;
 use proto::csi::volume_capability::AccessType;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
+use tests::eventually;
 use tonic::{Code, Status};
 
 use crate::assert_refused;
-use crate::scene::{Caller, Flags, Scene, capability, create_request, text};
+use crate::scene::{Caller, Flags, PATIENCE, Scene, capability, create_request, text};
 
 fn with_flags(flags: &[&str]) -> VolumeCapability {
     let mut wanted = capability(Mode::MultiNodeMultiWriter);
@@ -35,10 +37,14 @@ fn stage(caller: &Caller, volume_id: &str, flags: &[&str]) -> Result<(), Status>
 fn daemon(scene: &Scene, volume_id: &str) -> (String, usize) {
     let [pid] = scene.daemons()[..] else { panic!("one daemon: {:?}", scene.daemons()) };
     let command_line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
-    let log = fs::read_to_string(scene.dial_dir(volume_id).join("daemon.log")).unwrap();
-    let threads = log.split("threads=").nth(1).unwrap_or_else(|| panic!("threads in {log}"));
-    let digits: String = threads.chars().take_while(char::is_ascii_digit).collect();
-    (command_line, digits.parse().unwrap())
+    // It answers the kernel before it has said so.
+    let threads = eventually("the daemon says its threads", PATIENCE, || {
+        let log = fs::read_to_string(scene.dial_dir(volume_id).join("daemon.log"))?;
+        let threads = log.split("threads=").nth(1).with_context(|| log.clone())?;
+        let digits: String = threads.chars().take_while(char::is_ascii_digit).collect();
+        Ok(digits.parse()?)
+    });
+    (command_line, threads.unwrap())
 }
 
 #[test]

@@ -52,16 +52,19 @@ fn survives(blow: Blow) {
     let mut world = World::new(blow.rpc);
     let calls = crate::strikes::record(&mut world).expect("an undisturbed call");
     let first = blow.of(&calls);
-    die(&mut world, &first).expect("the first blow");
-    let steps = world.start_traced(None).expect("an undisturbed repair").steps;
-    go_on(&mut world).expect("after an undisturbed repair");
-    deal(world, &steps, kills, |world, strike, _| repaired(world, &first, strike));
+    let undisturbed = |world: &mut World| {
+        die(world, &first)?;
+        let steps = world.start_traced(None).context("an undisturbed repair")?.steps;
+        go_on(world).context("after an undisturbed repair")?;
+        Ok(steps)
+    };
+    deal(world, undisturbed, kills, |world, strike, _| repaired(world, &first, strike));
 }
 
 /// The first of all starts, on an empty pool.
 #[test]
 fn first_start_survives_kills() {
-    let mut world = World::new(Rpc::CreateVolume);
+    let world = World::new(Rpc::CreateVolume);
     let started = |world: &mut World, strike: Option<Strike>| {
         world.scene.kill_driver();
         for dir in ["state", "run", "pool"] {
@@ -70,9 +73,12 @@ fn first_start_survives_kills() {
         fs::create_dir(world.scene.sandbox.path("pool")).context("pool")?;
         world.start_traced(strike)
     };
-    let steps = started(&mut world, None).expect("an undisturbed start").steps;
-    go_on(&mut world).expect("after an undisturbed start");
-    deal(world, &steps, kills, |world, strike, _| {
+    let undisturbed = |world: &mut World| {
+        let steps = started(world, None).context("an undisturbed start")?.steps;
+        go_on(world).context("after an undisturbed start")?;
+        Ok(steps)
+    };
+    deal(world, undisturbed, kills, |world, strike, _| {
         let is_hit = started(world, Some(strike))?.is_struck;
         if is_hit {
             world.scene.restart_driver();

@@ -116,7 +116,7 @@ fn space_that_a_forget_is_about_to_free_is_waited_for() {
 }
 
 #[test]
-fn a_removed_file_that_stays_open_costs_others_one_short_wait() {
+fn a_removed_file_that_stays_open_costs_others_one_long_wait() {
     let quota = using(Limits { bytes: 4096, inodes: 1 }, Counted { bytes: 4096, inodes: 1 });
     quota.removed(7, lasting(4096));
     let refused = || quota.retrying(|| quota.reserve(1)).map(drop);
