@@ -1,6 +1,6 @@
 //! ADD: all of it, or nothing.
 
-use cni_plugin::delegate::{Delegate, PendingAdd};
+use cni_plugin::delegate::{Delegate, PendingAdd, PreparedAdd};
 use cni_plugin::{CniResult, Interface, Invocation};
 use linux::interface::Interfaces;
 
@@ -14,20 +14,50 @@ use crate::{gateway, random, rules};
 
 pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
     let config = Config::read(call)?;
+    let ipam = Ipam::prepare(&config, call);
     let ends = Ends::open(call)?;
-    // Before the IPAM plugin: a repeated ADD must not cost the first its lease.
+    // Before the IPAM plugin begins: a repeated ADD must not cost the first its lease.
     ends.refuse_existing(call, &random::veth_name()?)?;
     let mut undo = Undo::default();
-    match try_add(&config, call, &ends, &mut undo) {
+    match try_add(&config, call, &ends, ipam?, &mut undo) {
         Ok(result) => Ok(result),
         Err(cause) => Err(undo.roll_back(&ends.host, call, &config.bridge, cause)),
     }
 }
 
-fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> Result<CniResult, Error> {
+/// The IPAM plugin that waits for its configuration.
+struct Ipam {
+    delegate: Delegate,
+    prepared: PreparedAdd,
+}
+
+impl Ipam {
+    /// `None` without IPAM.
+    fn prepare(config: &Config, call: &Invocation) -> Result<Option<Self>, Error> {
+        let Some(ipam) = config.ipam() else { return Ok(None) };
+        let delegate = Delegate::find(ipam, &call.path)?;
+        let prepared = delegate.prepare_add()?;
+        Ok(Some(Self { delegate, prepared }))
+    }
+
+    /// The specification wants DEL of a delegate also when its ADD fails, so the
+    /// step is recorded first.
+    fn start(self, call: &Invocation, undo: &mut Undo) -> Result<PendingAdd, Error> {
+        undo.push(Step::ReleaseAddresses { ipam: self.delegate });
+        Ok(self.prepared.start(call)?)
+    }
+}
+
+fn try_add(
+    config: &Config,
+    call: &Invocation,
+    ends: &Ends,
+    ipam: Option<Ipam>,
+    undo: &mut Undo,
+) -> Result<CniResult, Error> {
     // The IPAM plugin runs while the links are made, and ends while they get its
     // addresses; it has ended, one way or the other, before anything is rolled back.
-    let mut pending = start_ipam(config, call, undo)?;
+    let mut pending = ipam.map(|ipam| ipam.start(call, undo)).transpose()?;
     let connected = connect(config, call, ends, undo);
     let addresses = pending.as_mut().map(|pending| pending.result(call)).transpose();
     let (connection, addresses) = (connected?, addresses?);
@@ -54,15 +84,6 @@ fn try_add(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
     // What the asked version cannot express must fail here, where it is undone.
     result.ensure_fits(call.conf.cni_version)?;
     Ok(result)
-}
-
-/// `None` without IPAM. The specification wants DEL of a delegate also when its
-/// ADD fails, so the step is recorded first.
-fn start_ipam(config: &Config, call: &Invocation, undo: &mut Undo) -> Result<Option<PendingAdd>, Error> {
-    let Some(ipam) = config.ipam() else { return Ok(None) };
-    let ipam = Delegate::find(ipam, &call.path)?;
-    undo.push(Step::ReleaseAddresses { ipam: ipam.clone() });
-    Ok(Some(ipam.start_add(call)?))
 }
 
 fn connect(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> Result<Connection, Error> {

@@ -40,9 +40,11 @@ impl Delegate {
         })
     }
 
-    /// Starts ADD and returns at once, so that the caller can work meanwhile.
-    pub fn start_add(&self, call: &Invocation) -> Result<PendingAdd, CniError> {
-        Ok(PendingAdd { running: self.start(Command::Add, call)? })
+    /// Starts the program of an ADD, which can do nothing before it gets its
+    /// configuration, and returns at once.
+    pub fn prepare_add(&self) -> Result<PreparedAdd, CniError> {
+        let (running, stdin) = self.launch(Command::Add)?;
+        Ok(PreparedAdd { waiting: Some((stdin, running)) })
     }
 
     /// Runs DEL to its end.
@@ -66,15 +68,38 @@ impl Delegate {
     }
 
     fn start(&self, command: Command, call: &Invocation) -> Result<Running, CniError> {
-        let (running, stdin) =
-            Running::start(&self.binary, command).map_err(|e| failed(&self.binary, "start", &e))?;
-        // A plugin reads its whole stdin before it writes anything; one that
-        // does not read it ends, and how it ended says more than EPIPE.
-        match File::from(stdin).write_all(&call.conf.stdin) {
-            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-                Err(failed(&self.binary, "write configuration to", &e))
-            }
-            _ => Ok(running),
+        let (running, stdin) = self.launch(command)?;
+        running.configure(stdin, call)
+    }
+
+    /// And what writes to its stdin.
+    fn launch(&self, command: Command) -> Result<(Running, OwnedFd), CniError> {
+        Running::start(&self.binary, command).map_err(|e| failed(&self.binary, "start", &e))
+    }
+}
+
+/// An ADD that waits for its configuration: while it does, another processor
+/// wakes up for it. Dropped, it is killed and has done nothing.
+#[derive(Debug)]
+#[must_use]
+pub struct PreparedAdd {
+    /// What writes to its stdin comes with it; `None` when it has begun.
+    waiting: Option<(OwnedFd, Running)>,
+}
+
+impl PreparedAdd {
+    /// Lets it begin, and returns at once, so that the caller can work meanwhile.
+    pub fn start(mut self, call: &Invocation) -> Result<PendingAdd, CniError> {
+        let waiting = self.waiting.take();
+        let (stdin, running) = waiting.ok_or_else(|| CniError::internal("the plugin has begun before"))?;
+        Ok(PendingAdd { running: running.configure(stdin, call)? })
+    }
+}
+
+impl Drop for PreparedAdd {
+    fn drop(&mut self) {
+        if let Some((_stdin, running)) = &self.waiting {
+            running.program.kill();
         }
     }
 }
@@ -146,6 +171,18 @@ impl Running {
         let outputs = Some(Pipes::new([from_stdout, from_stderr]));
         let texts = [const { Vec::new() }; 2];
         Ok((Self { program, outputs, texts, binary: binary.to_owned() }, to_stdin))
+    }
+
+    /// Writes the configuration; the plugin begins when it has read all of it.
+    fn configure(self, stdin: OwnedFd, call: &Invocation) -> Result<Self, CniError> {
+        // A plugin reads its whole stdin before it writes anything; one that
+        // does not read it ends, and how it ended says more than EPIPE.
+        match File::from(stdin).write_all(&call.conf.stdin) {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+                Err(failed(&self.binary, "write configuration to", &e))
+            }
+            _ => Ok(self),
+        }
     }
 
     fn stdout(&self) -> &[u8] {
@@ -268,6 +305,18 @@ mod tests {
 
         std::fs::write(second.path().join("host-local"), "").unwrap();
         assert_eq!(Delegate::find("host-local", &path).unwrap().binary, second.path().join("host-local"));
+    }
+
+    #[test]
+    fn an_add_that_never_begins_is_ended() {
+        // A shell whose script has not come: killed, though its stdin is still open.
+        let prepared = Delegate { binary: "/bin/sh".into() }.prepare_add().unwrap();
+        let (stdin, running) = prepared.waiting.as_ref().unwrap();
+        let kept = stdin.try_clone().unwrap();
+        let pid = running.program.id();
+        drop(prepared);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
+        assert_eq!(File::from(kept).write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 
     #[test]

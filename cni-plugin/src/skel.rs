@@ -146,7 +146,7 @@ fn check_netns(attachment: &Attachment) -> Result<(), CniError> {
     // A path that cannot be looked at is for the plugin to judge: gone is fine for DEL.
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
     let theirs = identity(Path::new(&attachment.netns));
-    if theirs.is_some() && theirs == identity(Path::new("/proc/self/ns/net")) {
+    if theirs.is_some() && theirs == identity(Path::new("/proc/thread-self/ns/net")) {
         return Err(CniError::new(
             code::INVALID_NETNS,
             "plugin's netns and netns from CNI_NETNS should not be the same",

@@ -2,6 +2,7 @@
 
 #![cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "mallopt(3) is a function of C"))]
 
+#[cfg(any(target_env = "gnu", test))]
 use nix::errno::Errno;
 
 use crate::{Error, Result};

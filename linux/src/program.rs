@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
 use nix::libc::{self, c_int, c_long};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 /// A program that was started. Dropped without [`Program::wait`], it has ended all the same.
 #[derive(Debug)]
@@ -109,6 +111,21 @@ impl Program {
         match self.shared.take().map_or(0, |shared| shared.errno.load(Ordering::Acquire)) {
             0 => Ok(ExitStatus::from_raw(status)),
             errno => Err(NoStatus::NotStarted(io::Error::from_raw_os_error(errno))),
+        }
+    }
+}
+
+impl Program {
+    /// Its process id, until it has been waited for.
+    pub fn id(&self) -> i32 {
+        self.pid
+    }
+
+    /// Ends it, whatever it does; [`Program::wait`] still tells how.
+    pub fn kill(&self) {
+        if self.shared.is_some() {
+            // Nobody has waited for it, so the number is its own, and it may be killed.
+            let _killed = nix::sys::signal::kill(Pid::from_raw(self.pid), Signal::SIGKILL);
         }
     }
 }

@@ -56,6 +56,9 @@ enum Task {
         /// Runs of each kind
         #[arg(long, default_value_t = 20)]
         runs: usize,
+        /// Of `cni`: only cases whose title contains this
+        #[arg(long, value_name = "WORD")]
+        only: Option<String>,
     },
     /// Put the CNI plugins into a node's plugin directory; those that are there are kept beside them
     Install {
@@ -116,9 +119,12 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Conformance { name, scenario } => conformance::run(name, scenario.as_deref()),
-        Task::Bench { what: Bench::PodStart, runs } => bench::pod_start::run(runs),
-        Task::Bench { what: Bench::Cni, runs } => bench::cni::run(runs),
-        Task::Bench { what: Bench::Csi, runs } => bench::csi::run(runs),
+        Task::Bench { what: Bench::PodStart, runs, only: None } => bench::pod_start::run(runs),
+        Task::Bench { what: Bench::Cni, runs, only } => bench::cni::run(runs, only.as_deref()),
+        Task::Bench { what: Bench::Csi, runs, only: None } => bench::csi::run(runs),
+        Task::Bench { only: Some(word), .. } => {
+            Err(anyhow::anyhow!("--only {word}: only `bench cni` has cases to choose from"))
+        }
         Task::Install { cni_bin_dir, put_back } => install::run(&cni_bin_dir, put_back),
     };
     match done {
