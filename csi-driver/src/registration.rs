@@ -4,11 +4,7 @@
 //! One server answers on it as long as the driver runs, whichever listener a
 //! connection came by: `offer` binds the socket, and binds it anew.
 
-mod authority;
-mod hpack;
-mod huffman;
 mod offer;
-mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +12,6 @@ use std::time::Duration;
 use proto::registration::registration_server::{Registration, RegistrationServer};
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use tokio::sync::{mpsc, watch};
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::config::RegistrationEndpoint;
@@ -26,7 +20,6 @@ use crate::limits;
 use crate::server::{self, BACKLOG};
 use crate::socket::{Socket, SocketError};
 use offer::Verdict;
-use stream::RewrittenStream;
 
 const PLUGIN_TYPE: &str = "CSIPlugin";
 /// CSI versions, of which kubelet takes the highest 1.x.
@@ -58,7 +51,6 @@ pub(crate) async fn serve(driver: Arc<Driver>, stop: watch::Receiver<bool>) -> R
     };
     let (connections, accepted) = mpsc::channel(BACKLOG);
     let keeping = offer::keep(socket, connections, heard);
-    let accepted = ReceiverStream::new(accepted).map(|socket| Ok(RewrittenStream::new(socket)));
     let serving = server::serve(router, accepted, last_calls, &path, stop.clone());
     let ((), served) = tokio::join!(server::until_stopped(keeping, stop), serving);
     served

@@ -1,4 +1,12 @@
 //! gRPC on unix sockets: the services of CSI, and how each server ends.
+//!
+//! Many clients address a unix socket by its path, which h2 refuses: what they send is
+//! rewritten on the way (docs/decisions/0001-registration-listener.md).
+
+mod authority;
+mod hpack;
+mod huffman;
+mod stream;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,13 +15,13 @@ use std::time::Duration;
 use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch as channel};
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::{Connected, Router};
+use tonic::transport::server::Router;
 use tower::layer::util::{Identity, Stack};
 
 use crate::controller::ControllerService;
@@ -23,6 +31,7 @@ use crate::limits::LAST_CALLS;
 use crate::metrics::CountCalls;
 use crate::node::NodeService;
 use crate::socket::{Socket, SocketError};
+use stream::RewrittenStream;
 
 /// Accepted, and not yet looked at by the server.
 pub(crate) const BACKLOG: usize = 16;
@@ -53,7 +62,6 @@ pub(crate) async fn serve_csi(
     let path = socket.path().to_owned();
     let (connections, accepted) = mpsc::channel(BACKLOG);
     let connections = socket.keep(connections);
-    let accepted = ReceiverStream::new(accepted).map(Ok);
     let serving = serve(router, accepted, LAST_CALLS, &path, stopped.clone());
     let ((), served) = tokio::join!(until_stopped(connections, stopped), serving);
     served
@@ -71,20 +79,19 @@ pub(crate) async fn until_stopped(keeping: impl Future<Output = ()>, mut stopped
 
 /// Serves `connections` until `stopped` is true, then finishes what is under way,
 /// for `last_calls` at most. `path` is what an error names.
-pub(crate) async fn serve<C>(
+pub(crate) async fn serve(
     router: Counting,
-    connections: impl Stream<Item = std::io::Result<C>>,
+    connections: mpsc::Receiver<UnixStream>,
     last_calls: Duration,
     path: &Path,
     stopped: channel::Receiver<bool>,
-) -> Result<(), SocketError>
-where
-    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-{
+) -> Result<(), SocketError> {
     let told = |mut stopped: channel::Receiver<bool>| async move {
         // An error is the sender's end, which is a stop too.
         let _sender_gone = stopped.wait_for(|stop| *stop).await;
     };
+    let rewritten = |socket| Ok::<_, std::io::Error>(RewrittenStream::new(socket));
+    let connections = ReceiverStream::new(connections).map(rewritten);
     let serving = router.serve_with_incoming_shutdown(connections, told(stopped.clone()));
     let served = tokio::select! {
         served = serving => served,

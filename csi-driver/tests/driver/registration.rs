@@ -16,7 +16,7 @@ use proto::csi::{
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use tests::eventually;
 
-use crate::scene::{Flags, NODE, PATIENCE, Scene, create_request};
+use crate::scene::{Flags, GI, NODE, PATIENCE, Scene, create_request};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -144,13 +144,23 @@ fn a_go_kubelet_registers_the_driver_on_one_connection() {
     .unwrap();
 }
 
-/// Why there is a listener of its own: the same request on the CSI socket is refused by h2.
+/// As gRPC's C core and Java address a unix socket, and old Go clients: by its path.
 #[test]
-fn the_same_request_is_refused_where_nothing_rewrites_it() {
+fn the_csi_socket_serves_clients_that_name_its_path_as_their_authority() {
     let scene = Scene::start(Flags::process());
-    let mut client = GoClient::dial(&scene.csi_socket());
-    let refused = client.call::<PluginInfo>("GetInfo", &InfoRequest {}).unwrap_err();
-    assert_eq!(refused, RST_STREAM);
+    let path = scene.csi_socket();
+    let escaped = path.to_str().unwrap().replace('/', "%2F");
+    for authority in [escaped, "%2Fk%2Fcsi.sock".to_owned(), "/k/csi.sock".to_owned(), String::new()] {
+        let mut client = GoClient { authority, ..GoClient::dial(&path) };
+        for _ in 0..2 {
+            let info: GetPluginInfoResponse =
+                client.call_of("csi.v1.Identity", "GetPluginInfo", &GetPluginInfoRequest {}).unwrap();
+            assert_eq!(info.name, "csi.hawser.dev", "{}", client.authority);
+        }
+        let made: CreateVolumeResponse =
+            client.call_of("csi.v1.Controller", "CreateVolume", &create_request("pvc-1")).unwrap();
+        assert_eq!(made.volume.unwrap().capacity_bytes, GI);
+    }
 }
 
 const REGISTERED: RegistrationStatus = RegistrationStatus { plugin_registered: true, error: String::new() };
@@ -290,17 +300,19 @@ fn with_a_shared_endpoint_the_registration_socket_serves_csi() {
 }
 
 #[test]
-fn garbage_on_the_registration_socket_harms_nobody() {
+fn garbage_on_a_socket_harms_nobody() {
     let scene = Scene::start(Flags::process());
-    let path = scene.registration_socket();
     let large_frame = [PREFACE, &[0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 1]].concat();
     let wrong_block = [PREFACE, &[0, 0, 1, 1, 4, 0, 0, 0, 1, 0x80]].concat();
-    for bytes in [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0; 4096], large_frame, wrong_block] {
-        let mut socket = UnixStream::connect(&path).unwrap();
+    let garbage = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0; 4096], large_frame, wrong_block];
+    let paths = [scene.registration_socket(), scene.csi_socket()];
+    for (path, bytes) in paths.iter().flat_map(|path| garbage.iter().map(move |bytes| (path, bytes))) {
+        let mut socket = UnixStream::connect(path).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        socket.write_all(&bytes).unwrap();
+        socket.write_all(bytes).unwrap();
         // Closed by the driver: the read ends, with or without a reset.
         let _reset_or_not = socket.read_to_end(&mut Vec::new());
     }
-    register(&path, &REGISTERED);
+    register(&paths[0], &REGISTERED);
+    scene.caller().create_named("pvc-1").unwrap();
 }

@@ -1,4 +1,4 @@
-//! The registration socket's connections as h2 is to read them.
+//! Connections as h2 is to read them.
 
 use std::io;
 use std::pin::Pin;

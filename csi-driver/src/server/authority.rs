@@ -1,9 +1,9 @@
-//! Makes a Go client's requests acceptable to h2: the bytes of one connection,
+//! Makes the requests of all clients acceptable to h2: the bytes of one connection,
 //! client to server, with every `:authority` replaced by [`AUTHORITY`].
 //!
-//! kubelet dials a plugin's registration socket by its bare path, so grpc-go
-//! sends `:authority: %2Fvar%2Flib%2F...sock`, which h2 answers with a stream
-//! error (docs/decisions/0001-registration-listener.md). Frames that carry no
+//! Who dials a unix socket by its path may send `:authority: %2Fvar%2Flib%2F...sock`:
+//! kubelet at the registration socket, gRPC's C core and Java everywhere. h2 answers
+//! that with a stream error (docs/decisions/0001-registration-listener.md). Frames that carry no
 //! header block pass as they are; header blocks are decoded and written anew as
 //! plain literals, so the receiver's dynamic table stays empty.
 
