@@ -279,18 +279,19 @@ impl Flags {
         let overrides = &mut self.overrides;
         match flag.split_once('=') {
             Some(("hawser.threads", value)) => {
-                let threads = number(FLAGS_FIELD, value, 1..=MAX_THREADS)?;
+                let threads = whole(flag, number(FLAGS_FIELD, value, 1..=MAX_THREADS))?;
                 return once(&mut overrides.threads, threads, flag);
             }
             Some(("hawser.log-level", value)) => {
-                return once(&mut overrides.log_level, LogLevel::parse(FLAGS_FIELD, value)?, flag);
+                let level = whole(flag, LogLevel::parse(FLAGS_FIELD, value))?;
+                return once(&mut overrides.log_level, level, flag);
             }
             Some(("hawser.grace", value)) => {
-                let seconds = number(FLAGS_FIELD, value, 0..=MAX_GRACE_SECONDS)?;
+                let seconds = whole(flag, number(FLAGS_FIELD, value, 0..=MAX_GRACE_SECONDS))?;
                 return once(&mut overrides.grace_seconds, seconds, flag);
             }
             Some(("hawser.delete-delay", value)) => {
-                let seconds = number(FLAGS_FIELD, value, 0..=MAX_DELETE_DELAY_SECONDS)?;
+                let seconds = whole(flag, number(FLAGS_FIELD, value, 0..=MAX_DELETE_DELAY_SECONDS))?;
                 return once(&mut overrides.delete_delay_seconds, seconds, flag);
             }
             Some(_) | None => {}
@@ -309,6 +310,14 @@ impl Flags {
             },
         }
     }
+}
+
+/// What was refused is shown with its key: of several options, the value alone says too little.
+fn whole<T>(flag: &str, parsed: Result<T>) -> Result<T> {
+    parsed.map_err(|error| match error {
+        Error::InvalidField { field, reason, .. } => Error::invalid(field, flag, reason),
+        other => other,
+    })
 }
 
 /// Sets what is not set, or is set so already.
@@ -392,10 +401,10 @@ mod tests {
             (&["ro", "rw"][..], "\"rw\": contradicts an earlier flag"),
             (&["noatime", "relatime"], "\"relatime\": contradicts noatime"),
             (&["hawser.threads=1", "hawser.threads=2"], "\"hawser.threads=2\": contradicts"),
-            (&["hawser.threads=17"], "\"17\": a number from 1 to 16"),
-            (&["hawser.delete-delay=86401"], "\"86401\": a number from 0 to 86400"),
-            (&["hawser.grace=61"], "\"61\": a number from 0 to 60"),
-            (&["hawser.log-level=loud"], "\"loud\": known are"),
+            (&["hawser.threads=17"], "\"hawser.threads=17\": a number from 1 to 16"),
+            (&["hawser.delete-delay=86401"], "\"hawser.delete-delay=86401\": a number from 0 to 86400"),
+            (&["hawser.grace=61"], "\"hawser.grace=61\": a number from 0 to 60"),
+            (&["hawser.log-level=loud"], "\"hawser.log-level=loud\": known are"),
             (&["hawser.other=1"], "\"hawser.other=1\": known are ro"),
             (&["suid"], "\"suid\": known are ro"),
             (&["dev"], "\"dev\""),

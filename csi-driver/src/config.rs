@@ -162,6 +162,11 @@ impl Config {
                 let path = flags.manifests.ok_or(ConfigError::Missing { flag: "--manifests" })?;
                 let manifests = absolute("--manifests", &path)?;
                 let mount_image = flags.mount_image.ok_or(ConfigError::Missing { flag: "--mount-image" })?;
+                if mount_image.is_empty()
+                    || mount_image.contains(|c: char| c.is_whitespace() || c.is_control())
+                {
+                    return Err(wrong("--mount-image", &mount_image, "the name of an image is wanted"));
+                }
                 (LauncherKind::Manifest { manifests, mount_image }, limits::START_POD)
             }
         };
@@ -242,7 +247,7 @@ fn absolute(flag: &'static str, path: &Path) -> Result<PathBuf, ConfigError> {
     }
 }
 
-fn wrong(flag: &'static str, value: &str, reason: impl Into<String>) -> ConfigError {
+pub(crate) fn wrong(flag: &'static str, value: &str, reason: impl Into<String>) -> ConfigError {
     ConfigError::Flag { flag, value: value.to_owned(), reason: reason.into() }
 }
 
@@ -285,6 +290,10 @@ mod tests {
             (vec!["--overcommit", "0.5"], "--overcommit"),
             (vec!["--start-timeout", "81"], "--start-timeout"),
             (vec!["--launcher", "manifest"], "--manifests"),
+            (
+                vec!["--launcher", "manifest", "--manifests", "/m", "--mount-image", ""],
+                "--mount-image \"\": the name of an image",
+            ),
         ] {
             let message = check(&more).unwrap_err();
             assert!(message.contains(named), "{message}");

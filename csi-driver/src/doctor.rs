@@ -22,15 +22,17 @@ use crate::driver::{self, Driver};
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::launcher::Launched;
-use crate::views::{Format, Row};
+use crate::node_of_state::OtherNode;
+use crate::views::{Format, NoJournal, Row};
 use crate::volume::{SnapshotId, VolumeId};
-use crate::{bounded, dial, limits, mounts, pool};
+use crate::{bounded, dial, limits, mounts, node_of_state, pool};
 
 /// What a running driver is in the middle of is no finding: it is gone by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 const AT_START: &str = "as a driver does at its start";
 const UNMOUNT: &str = "unmount it: its daemon has ended";
 const BY_HAND: &str = "by hand";
+const WELL: &str = "Nothing is left to be repaired.\n";
 
 #[derive(Debug, Clone, Args)]
 pub struct Doctor {
@@ -98,6 +100,8 @@ struct World {
     /// Why it cannot be used.
     pool_away: Option<String>,
     is_driver_running: bool,
+    /// Why a driver with these flags would not start.
+    other_node: Option<OtherNode>,
 }
 
 impl World {
@@ -128,6 +132,7 @@ impl World {
             stored: pool::stored(&config.pool),
             leftovers: pool::leftovers(&config.pool),
             pool_away: pool::why_away(&config.pool, &config.state_dir),
+            other_node: node_of_state::find_other(&config.state_dir, &config.node_id, &journal)?,
             is_driver_running,
             volumes,
         })
@@ -206,6 +211,9 @@ fn staging_dirs(config: &Config) -> Vec<(PathBuf, std::result::Result<String, St
 /// What is wrong with the world, sorted, each thing once.
 fn findings(world: &World) -> BTreeSet<Finding> {
     let mut all = BTreeSet::new();
+    let other_node =
+        |other: &OtherNode| Finding::new("state directory of another node", &other.found, other.to_string());
+    all.extend(world.other_node.as_ref().map(other_node));
     all.extend(world.pool_away.as_ref().map(|reason| Finding::new("pool is away", "pool", reason)));
     for (id, record) in &world.volumes {
         match record {
@@ -374,6 +382,8 @@ pub struct Report {
 pub enum DoctorError {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    NoJournal(#[from] NoJournal),
     #[error(
         "a driver runs with --state-dir {}: it repairs when it starts; restart it, or stop it first",
         state_dir.display()
@@ -391,6 +401,7 @@ impl Doctor {
     /// Needs a runtime's context.
     pub fn run(self) -> std::result::Result<Report, DoctorError> {
         let config = Config::check(self.driver)?;
+        NoJournal::check(&config.state_dir)?;
         let lock_path = config.state_dir.join("lock");
         // A look makes no file, not even this one.
         let lock = if self.repair || lock_path.exists() {
@@ -409,7 +420,12 @@ impl Doctor {
         }
         let left = found.len();
         let rows: Vec<Finding> = found.into_iter().collect();
-        Ok(Report { text: self.output.print(&rows).map_err(DoctorError::Look)?, left })
+        let text = match self.output {
+            // A head without a table looks like one that was cut off.
+            Format::Table if rows.is_empty() => WELL.to_owned(),
+            Format::Table | Format::Json => self.output.print(&rows).map_err(DoctorError::Look)?,
+        };
+        Ok(Report { text, left })
     }
 }
 

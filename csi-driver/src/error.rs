@@ -69,8 +69,12 @@ pub enum Error {
     StillAttached { volume_id: VolumeId, node_id: String },
     #[error("volume {volume_id} is staged with volume_mount_group {found}, wanted {wanted}")]
     GroupOtherwise { volume_id: VolumeId, found: String, wanted: String },
-    #[error("pool {} is {fs_type}, which cannot reflink: set {field} to blocking-copy", pool.display())]
-    NoReflink { pool: PathBuf, fs_type: String, field: &'static str },
+    #[error(
+        "pool {} is {fs_type}, which cannot reflink: set snapshotMode to blocking-copy in the parameters of \
+         the {class}",
+        pool.display()
+    )]
+    NoReflink { pool: PathBuf, fs_type: String, class: &'static str },
     #[error("the daemon of volume {volume_id} has no control socket: {what} works after the next stage")]
     NoControl { volume_id: VolumeId, what: &'static str },
 
@@ -117,18 +121,20 @@ pub enum Error {
     Deadline { what: String, limit: Duration },
 
     // The daemon.
-    #[error("start the daemon of volume {volume_id}")]
+    #[error("start the daemon of volume {volume_id}, {launch}")]
     Launch {
         volume_id: VolumeId,
+        /// As its launcher describes it.
+        launch: String,
         #[source]
         source: linux::Error,
     },
-    #[error("no daemon dialled {} within {} s", socket.display(), waited.as_secs())]
-    NobodyDialled { socket: PathBuf, waited: Duration },
+    #[error("no daemon dialled {} within {} s: waited for {launch}", socket.display(), waited.as_secs())]
+    NobodyDialled { socket: PathBuf, waited: Duration, launch: String },
     #[error("the stage of volume {volume_id} was taken back before its daemon dialled")]
     Abandoned { volume_id: VolumeId },
-    #[error("the daemon of volume {volume_id} ended before it served{}", last_words(log.as_deref()))]
-    DaemonEnded { volume_id: VolumeId, log: Option<String> },
+    #[error("the daemon of volume {volume_id}, {launch}, ended before it served{}", last_words(log.as_deref()))]
+    DaemonEnded { volume_id: VolumeId, launch: String, log: Option<String> },
     #[error("the daemon of volume {volume_id} refused to serve: {reason}")]
     DaemonRefused { volume_id: VolumeId, reason: String },
     #[error("hand over volume {volume_id}: {reason}")]

@@ -25,6 +25,8 @@ const NONCE_BYTES: usize = 16;
 pub(crate) struct Offer<'a> {
     pub volume_id: &'a VolumeId,
     pub nonce: &'a str,
+    /// Who is waited for, as the launcher describes it.
+    pub launch: &'a str,
     /// The only process that may have it, where the launcher knows.
     pub process: Option<ProcessId>,
     pub assignment: Assignment,
@@ -91,7 +93,11 @@ fn wait_for_dial(
     (deadline, patience): (Instant, Duration),
     wait: &Wait<'_>,
 ) -> Result<()> {
-    let ended = || Error::DaemonEnded { volume_id: offer.volume_id.clone(), log: None };
+    let ended = || Error::DaemonEnded {
+        volume_id: offer.volume_id.clone(),
+        launch: offer.launch.to_owned(),
+        log: None,
+    };
     let mut fds =
         vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(wait.as_fd(), PollFlags::POLLIN)];
     match started {
@@ -101,7 +107,8 @@ fn wait_for_dial(
     }
     let left = deadline.saturating_duration_since(Instant::now());
     if process::poll(&mut fds, left).step("wait for daemon")? == 0 {
-        return Err(Error::NobodyDialled { socket: listener.path().to_owned(), waited: patience });
+        let (socket, launch) = (listener.path().to_owned(), offer.launch.to_owned());
+        return Err(Error::NobodyDialled { socket, waited: patience, launch });
     }
     match (fds[0].any(), fds[1].any()) {
         (_, Some(true)) => Err(wait.error()),
@@ -134,7 +141,11 @@ fn greet(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> std
 fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Result<Served> {
     let refused =
         |reason: &str| Error::HandOver { volume_id: offer.volume_id.clone(), reason: reason.to_owned() };
-    let ended = || Error::DaemonEnded { volume_id: offer.volume_id.clone(), log: None };
+    let ended = || Error::DaemonEnded {
+        volume_id: offer.volume_id.clone(),
+        launch: offer.launch.to_owned(),
+        log: None,
+    };
     // The connection's owner is the process that dialled, whoever has its pid by now.
     let pidfd = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerPidfd)
         .map_err(|e| linux::Error::new("getsockopt", "SO_PEERPIDFD", e))
@@ -196,6 +207,7 @@ mod tests {
             Offer {
                 volume_id: &self.volume_id,
                 nonce: "right",
+                launch: "pod ns/p with image i",
                 process,
                 assignment: Assignment { volume_name: "v".into(), ..Default::default() },
                 fuse_device: self.file.as_fd(),
@@ -264,6 +276,7 @@ mod tests {
         let offer = scene.offer(Some(process));
         let err = scene.hand_over(&offer, Duration::from_millis(300)).unwrap_err();
         assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
+        assert!(err.to_string().ends_with(" within 0 s: waited for pod ns/p with image i"), "{err}");
         assert_eq!(other.join().unwrap(), 0);
         child.kill().unwrap();
         child.wait().unwrap();

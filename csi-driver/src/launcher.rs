@@ -4,6 +4,7 @@
 //! come from a cluster, it is the cluster that assigns those.
 
 pub(crate) mod manifest;
+pub(crate) mod needs;
 pub(crate) mod process;
 pub(crate) mod settings;
 
@@ -65,6 +66,9 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     /// Sees to it that the launch ends; one that is gone is a success. The
     /// daemon may live on for a moment.
     fn remove(&self, id: &LaunchId) -> linux::Result<()>;
+
+    /// The words for who is started, with what somebody needs to look for it.
+    fn describe(&self, spec: LaunchSpec<'_>) -> String;
 
     /// How long a daemon may take from `ensure` to its dialling in.
     fn patience(&self) -> Duration;

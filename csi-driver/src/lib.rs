@@ -28,6 +28,7 @@ mod limits;
 mod metrics;
 mod mounts;
 mod node;
+mod node_of_state;
 mod parameters;
 mod pool;
 mod process;
@@ -53,7 +54,7 @@ use linux::lock::FileLock;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
 
-use config::Config;
+use config::{Config, ConfigError};
 use driver::Driver;
 use socket::{Socket, SocketError};
 
@@ -66,6 +67,10 @@ pub enum StartError {
     NotRoot,
     #[error("{} is locked: another hawser-csi runs with this --state-dir", path.display())]
     Locked { path: PathBuf },
+    #[error(transparent)]
+    Config(ConfigError),
+    #[error(transparent)]
+    OtherNode(node_of_state::OtherNode),
     #[error("start")]
     Driver(#[source] error::Error),
     #[error("socket")]
@@ -89,6 +94,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
+    launcher::needs::check(&config.launcher).map_err(StartError::Config)?;
     // Sockets, journal and logs are root's alone; what needs more says so itself.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let kernel = |op| move |source| StartError::Kernel { op, source };
@@ -105,6 +111,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let metrics_socket =
         Socket::bind(&config.metrics_socket(), PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
     let driver = Arc::new(Driver::open(config.clone()).map_err(StartError::Driver)?);
+    ensure_node(&driver)?;
     reconcile(&driver).await?;
 
     let (stop, stopped) = channel::channel(false);
@@ -147,6 +154,15 @@ async fn lock(path: &Path) -> Result<FileLock, StartError> {
             None if Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
             None => return Err(StartError::Locked { path: path.to_owned() }),
         }
+    }
+}
+
+fn ensure_node(driver: &Driver) -> Result<(), StartError> {
+    let (state_dir, node_id) = (&driver.config.state_dir, &driver.config.node_id);
+    let other = node_of_state::find_other(state_dir, node_id, &driver.journal).map_err(StartError::Driver)?;
+    match other {
+        Some(other) => Err(StartError::OtherNode(other)),
+        None => node_of_state::record(state_dir, node_id).map_err(StartError::Driver),
     }
 }
 

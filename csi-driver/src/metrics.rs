@@ -97,7 +97,10 @@ impl Driver {
     fn snapshots_by_state(&self) -> BTreeMap<&'static str, usize> {
         let states = ["begun", "copying", "ready", "failed", "deleting"];
         let mut counts: BTreeMap<_, _> = states.into_iter().map(|state| (state, 0)).collect();
-        for (_, record) in self.journal.snapshots().list() {
+        let readable = self.journal.snapshots().list();
+        let unreadable = self.journal.snapshots().ids().len().saturating_sub(readable.len());
+        counts.insert("unreadable", unreadable);
+        for (_, record) in &readable {
             let state = match record.phase {
                 _ if record.deleting => "deleting",
                 SnapshotPhase::Begun => "begun",

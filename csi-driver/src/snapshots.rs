@@ -27,6 +27,10 @@ use crate::volume::{SnapshotId, VolumeId, VolumeName};
 /// What the driver that is gone leaves to be read of a copy it was making.
 const ENDED: &str = "the driver ended during the copy";
 
+/// Where a class says that writers may have to wait for a copy.
+pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or of the volume's StorageClass";
+const CLASS_OF_CLONES: &str = "new volume's StorageClass";
+
 #[derive(Debug)]
 pub(crate) struct SnapshotWish {
     pub(crate) name: VolumeName,
@@ -61,7 +65,7 @@ impl Driver {
         let mut volume = self.journal.get(&source)?;
         check_usable(&source, &volume)?;
         self.check_not_copied(&source)?;
-        let mode = self.snapshot_mode(wish.mode.or(volume.parameters.snapshot_mode))?;
+        let mode = self.snapshot_mode(wish.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
         let control = self.serving(&source, &mut volume)?;
         let record = SnapshotRecord {
             name: wish.name,
@@ -232,7 +236,7 @@ impl Driver {
         let mut volume = self.journal.get(source)?;
         check_usable(source, &volume)?;
         self.check_not_copied(source)?;
-        self.snapshot_mode(wish)?;
+        self.snapshot_mode(wish, CLASS_OF_CLONES)?;
         let control = self.serving(source, &mut volume)?;
         let used_bytes = self.used_now(source, control.as_ref())?.bytes;
         let pause = self.hold_back(source, &volume, control)?;
@@ -311,14 +315,15 @@ impl Driver {
     }
 
     /// A class that allows a blocking copy does not ask for one where a reflink will do.
-    fn snapshot_mode(&self, wish: Option<SnapshotMode>) -> Result<SnapshotMode> {
+    /// `class` is where it is allowed.
+    fn snapshot_mode(&self, wish: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode> {
         match wish {
             _ if self.pool.can_reflink()? => Ok(SnapshotMode::Reflink),
             Some(SnapshotMode::BlockingCopy) => Ok(SnapshotMode::BlockingCopy),
             Some(SnapshotMode::Reflink) | None => Err(Error::NoReflink {
                 pool: self.pool.dir().to_owned(),
                 fs_type: self.pool.fs_type()?,
-                field: "parameters.snapshotMode",
+                class,
             }),
         }
     }

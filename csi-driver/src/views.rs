@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::config::Flags;
 use crate::doctor::Doctor;
 use crate::error::{Error, Result, Step, chain};
-use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::journal::{self, Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::mounts;
 use crate::process::ProcessId;
 use crate::volume::{SnapshotId, VolumeId};
@@ -86,15 +86,48 @@ pub enum Format {
 
 impl View {
     /// The text to print.
-    pub fn show(&self) -> Result<String> {
+    pub fn show(&self) -> std::result::Result<String, ViewError> {
         let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
+        NoJournal::check(&look.state_dir)?;
         let journal = Journal::look(&look.state_dir)?;
-        match self {
-            Self::Volumes(_) => look.output.print(&volumes(&journal, &look.run_dir)),
-            Self::Snapshots(_) => look.output.print(&snapshots(&journal, &look.run_dir)),
-            Self::Mounts(_) => look.output.print(&mounted(&journal)?),
+        Ok(match self {
+            Self::Volumes(_) => look.output.print(&volumes(&journal, &look.run_dir))?,
+            Self::Snapshots(_) => look.output.print(&snapshots(&journal, &look.run_dir))?,
+            Self::Mounts(_) => look.output.print(&mounted(&journal)?)?,
+        })
+    }
+}
+
+/// No driver has run with this state directory: its volumes, if there are any, are elsewhere.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no journal is in {}, for there is no {}: say with --state-dir where the driver has it",
+    state_dir.display(),
+    missing.display()
+)]
+pub struct NoJournal {
+    state_dir: PathBuf,
+    missing: PathBuf,
+}
+
+impl NoJournal {
+    pub(crate) fn check(state_dir: &Path) -> std::result::Result<(), Self> {
+        // What cannot be looked at is told by who opens it.
+        let is_missing = |dir: &PathBuf| matches!(dir.try_exists(), Ok(false));
+        match journal::dirs(state_dir).into_iter().find(is_missing) {
+            Some(missing) => Err(Self { state_dir: state_dir.to_owned(), missing }),
+            None => Ok(()),
         }
     }
+}
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum ViewError {
+    #[error(transparent)]
+    NoJournal(#[from] NoJournal),
+    #[error(transparent)]
+    Look(#[from] Error),
 }
 
 impl Format {

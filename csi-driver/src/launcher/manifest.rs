@@ -10,6 +10,7 @@ use crate::dial::DialDir;
 use crate::parameters::Resources;
 use crate::volume::VolumeId;
 
+const NAMESPACE: &str = "hawser-system";
 const SUFFIX: &str = ".yaml";
 /// The first line of our manifests, with the volume's id behind it.
 const MARK: &str = "# hawser-csi: volume ";
@@ -65,6 +66,11 @@ impl Launcher for ManifestLauncher {
         }
     }
 
+    fn describe(&self, spec: LaunchSpec<'_>) -> String {
+        let name = pod_name(&spec.settings.name_prefix, spec.volume_id);
+        format!("pod {NAMESPACE}/{name} with image {}", self.mount_image)
+    }
+
     fn patience(&self) -> Duration {
         self.patience
     }
@@ -116,7 +122,7 @@ apiVersion: v1
 kind: Pod
 metadata:
   name: {name}
-  namespace: hawser-system
+  namespace: {NAMESPACE}
   labels:
     app.kubernetes.io/managed-by: hawser-csi
     hawser.dev/role: mount-pod

@@ -93,6 +93,10 @@ impl Launcher for ProcessLauncher {
         }
     }
 
+    fn describe(&self, _spec: LaunchSpec<'_>) -> String {
+        format!("a process of {}", self.volume_binary.display())
+    }
+
     fn patience(&self) -> Duration {
         self.patience
     }

@@ -221,10 +221,12 @@ impl Driver {
         let dial = DialDir::of(&self.config.run_dir, volume_id);
         let sockets = dial.listen().step("listen for daemon")?;
         let nonce = handover::new_nonce()?;
-        let launch = self
-            .launcher
-            .ensure(LaunchSpec { volume_id, nonce: &nonce, settings: &wish.settings })
-            .map_err(|source| Error::Launch { volume_id: volume_id.clone(), source })?;
+        let spec = LaunchSpec { volume_id, nonce: &nonce, settings: &wish.settings };
+        let described = self.launcher.describe(spec);
+        let launch = self.launcher.ensure(spec).map_err(|source| {
+            let (volume_id, launch) = (volume_id.clone(), described.clone());
+            Error::Launch { volume_id, launch, source }
+        })?;
         let process = launch.process();
         self.update_stage(volume_id, record, |stage| {
             (stage.launch, stage.data) = (Some(launch), Some(data.id));
@@ -235,6 +237,7 @@ impl Driver {
         let offer = Offer {
             volume_id,
             nonce: &nonce,
+            launch: &described,
             process,
             assignment: Assignment {
                 volume_name: record.name.as_str().to_owned(),
@@ -430,8 +433,8 @@ fn same_stage(volume_id: &VolumeId, stage: &StageRecord, wish: &StageWish) -> Re
 /// A daemon that ended has written why, if the driver itself keeps its log.
 fn with_last_words(error: Error, dial: &DialDir) -> Error {
     match error {
-        Error::DaemonEnded { volume_id, log: None } => {
-            Error::DaemonEnded { volume_id, log: dial.last_log_line() }
+        Error::DaemonEnded { volume_id, launch, log: None } => {
+            Error::DaemonEnded { volume_id, launch, log: dial.last_log_line() }
         }
         other => other,
     }

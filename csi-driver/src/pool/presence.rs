@@ -176,11 +176,19 @@ fn look(pool: &Path, remembered: &Path, traits: &mut Option<(FsId, Traits)>) -> 
     match (wanted, found) {
         (Some(_), _) => {}
         (None, _) => {
+            // Where a person mistyped a path, or a file system is not mounted, this is all there is to see.
+            let was_there = pool.exists();
             private_dir_all(pool).step("create pool")?;
             let id = crate::handover::new_nonce()?[..ID_DIGITS].to_owned();
             // The pool's first: killed between the two, the next start begins anew.
             write_id(&marker, &id)?;
             write_id(remembered, &id)?;
+            let path = pool.display();
+            if was_there {
+                tracing::info!(%path, id, "made a new pool in this directory");
+            } else {
+                tracing::warn!(%path, id, "the pool's directory did not exist: made it, and a new pool in it");
+            }
         }
     }
     let fs = make_parts(pool)?;

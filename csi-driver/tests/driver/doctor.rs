@@ -54,6 +54,7 @@ fn a_healthy_node_has_no_findings_and_a_running_driver_is_not_repaired_under() {
     caller.stage(&volume).unwrap();
     caller.publish(&volume, "one").unwrap();
     assert_eq!(found(&scene, &[]), (0, vec![]));
+    assert_eq!(run(&scene, &[]), (0, "Nothing is left to be repaired.\n".to_owned(), String::new()));
     let (code, printed, said) = run(&scene, &["--repair"]);
     assert_eq!((code, printed.as_str()), (2, ""));
     assert!(said.contains("a driver runs with --state-dir"), "{said}");

@@ -13,4 +13,5 @@ mod registration;
 mod restart;
 mod scene;
 mod sockets;
+mod start;
 mod views;

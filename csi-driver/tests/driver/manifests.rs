@@ -99,7 +99,11 @@ fn a_pod_that_never_comes_leaves_nothing() {
     let scene = Scene::start(flags("1"));
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
-    assert_eq!(caller.stage(&id).unwrap_err().code(), Code::DeadlineExceeded);
+    let refused = caller.stage(&id).unwrap_err();
+    assert_eq!(refused.code(), Code::DeadlineExceeded);
+    let name = manifest(&scene, &id).file_stem().unwrap().to_owned();
+    let awaited = format!("waited for pod hawser-system/{} with image hawser/volume:test", name.display());
+    assert!(refused.message().ends_with(&awaited), "{}", refused.message());
     assert!(!manifest(&scene, &id).exists() && mounted(&caller.staging_path(&id)).is_none());
     caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();

@@ -11,6 +11,7 @@ use proto::csi::{
     CapacityRange, CreateVolumeRequest, NodeStageVolumeRequest, Topology, TopologyRequirement,
     VolumeCapability,
 };
+use tests::Sandbox;
 use tonic::{Code, Status};
 
 use crate::scene::{Flags, GI, PATIENCE, Scene, capability, create_request, mounted, text};
@@ -96,7 +97,7 @@ fn the_pool_is_committed_claim_by_claim() {
 #[test]
 fn a_claim_is_measured_against_the_file_system_when_no_capacity_is_given() {
     let scene = Scene::start(Flags(
-        ["--launcher", "process", "--volume-binary", "/nonexistent"].map(str::to_owned).to_vec(),
+        ["--launcher", "process", "--volume-binary", "/bin/false"].map(str::to_owned).to_vec(),
     ));
     let mut request = create_request("huge");
     request.capacity_range = Some(CapacityRange { required_bytes: i64::MAX, limit_bytes: 0 });
@@ -325,8 +326,7 @@ fn a_busy_target_is_not_torn_from_its_user() {
 #[test]
 fn a_daemon_that_cannot_start_leaves_nothing_and_says_why() {
     for (binary, code, words) in [
-        ("/nonexistent/hawser-volume", Code::Internal, "start /nonexistent/hawser-volume: No such file"),
-        ("/bin/false", Code::Internal, "ended before it served"),
+        ("/bin/false", Code::Internal, ", a process of /bin/false, ended before it served"),
         ("/bin/ls", Code::Internal, "its last words: "),
     ] {
         let flags = ["--launcher", "process", "--volume-binary", binary].map(str::to_owned).to_vec();
@@ -347,10 +347,11 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
     let mut flags = Flags::process();
     // In the sandbox, which is the driver's working directory.
     flags.0[3] = "hawser-volume".to_owned();
-    let scene = Scene::start(flags);
-    let caller = scene.caller();
-    let binary = scene.sandbox.path("hawser-volume");
+    let sandbox = Sandbox::new();
+    let binary = sandbox.path("hawser-volume");
     fs::copy(crate::scene::volume_binary(), &binary).unwrap();
+    let scene = Scene::start_in(sandbox, flags);
+    let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
@@ -359,7 +360,7 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
     assert_refused(
         caller.publish(&id, "one"),
         Code::Aborted,
-        "what an earlier call left is still there: start",
+        &format!("what an earlier call left is still there: start the daemon of volume {id}, a process of"),
     );
     // Nothing of this one was ever there.
     assert_refused(caller.publish(&id, "two"), Code::FailedPrecondition, "is not staged");
@@ -371,7 +372,6 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
     caller.unpublish(&id, "one").unwrap();
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
-    fs::remove_file(&binary).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -396,7 +396,7 @@ fn a_daemon_that_never_dials_is_given_up_and_ended() {
     })
     .unwrap();
     assert_refused(caller.stage(&id), Code::Aborted, "another operation on volume");
-    assert_refused(stage.join().unwrap(), Code::DeadlineExceeded, "no daemon dialled");
+    assert_refused(stage.join().unwrap(), Code::DeadlineExceeded, ": waited for a process of");
     caller.take_down(&id, &[]).unwrap();
     scene.assert_nothing_left();
     fs::remove_file(sleeper).unwrap();

@@ -110,9 +110,16 @@ fn views_show_snapshots() {
 #[test]
 fn a_journal_that_is_not_there_is_named() {
     let scene = Scene::start(Flags::process());
-    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
-    let done = command.args(["volumes", "--state-dir", "/nonexistent"]).output().unwrap();
-    assert!(!done.status.success());
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(said.contains("/nonexistent/volumes"), "{said}");
+    let flags = ["--state-dir", "/nonexistent"];
+    let doctors = ["--node-id", "n", "--pool", "/p", "--launcher", "process", "--volume-binary", "/v"];
+    for arguments in [&["volumes"][..], &["snapshots"], &["mounts"], &[&["doctor"][..], &doctors].concat()] {
+        let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+        let done = command.args(arguments).args(flags).output().unwrap();
+        assert!(!done.status.success() && done.stdout.is_empty());
+        assert_eq!(
+            String::from_utf8_lossy(&done.stderr),
+            "hawser-csi: no journal is in /nonexistent, for there is no /nonexistent/volumes: say with \
+             --state-dir where the driver has it\n"
+        );
+    }
 }

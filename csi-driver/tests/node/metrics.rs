@@ -73,8 +73,19 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
     assert_shows(&scene.metrics(), &["hawser_csi_volumes{state=\"dead\"} 1"]);
 
     // A driver that was killed leaves its socket, and the next takes its place.
+    let torn = ["volumes/vol", "snapshots/snap"]
+        .map(|kind| scene.sandbox.path(&format!("state/{kind}-{}.json", "0".repeat(32))));
+    torn.iter().for_each(|path| std::fs::write(path, "{").unwrap());
     scene.restart_driver();
-    assert_shows(&scene.metrics(), &["hawser_csi_volumes{state=\"dead\"} 1"]);
+    assert_shows(
+        &scene.metrics(),
+        &[
+            "hawser_csi_volumes{state=\"dead\"} 1",
+            "hawser_csi_volumes{state=\"unreadable\"} 1",
+            "hawser_csi_snapshots{state=\"unreadable\"} 1",
+        ],
+    );
+    torn.iter().for_each(|path| std::fs::remove_file(path).unwrap());
     assert!(scene.ask_for_metrics("POST / HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 405 "));
     let mode = std::fs::metadata(scene.sandbox.path("run/prom.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o077, 0, "root's alone");

@@ -30,14 +30,18 @@ fn ext4_refuses_without_the_class_and_copies_with_it() {
     let caller = scene.caller();
     let volume = caller.create_named("pvc-1").unwrap();
     fs::write(data(&scene, &volume).join("file"), "at the cut").unwrap();
-    let words = format!(
-        "pool {} is ext4, which cannot reflink: set parameters.snapshotMode to blocking-copy",
-        scene.sandbox.path("pool").display()
-    );
-    assert_refused(snapshot(&caller, "s", &volume), Code::FailedPrecondition, &words);
+    let words = |class: &str| {
+        format!(
+            "pool {} is ext4, which cannot reflink: set snapshotMode to blocking-copy in the parameters of the {class}",
+            scene.sandbox.path("pool").display()
+        )
+    };
+    let of_snapshots = words("VolumeSnapshotClass, or of the volume's StorageClass");
+    assert_refused(snapshot(&caller, "s", &volume), Code::FailedPrecondition, &of_snapshots);
     let reflink = snapshot_with(&caller, "s", &volume, &[("snapshotMode", "reflink")]);
-    assert_refused(reflink, Code::FailedPrecondition, &words);
-    assert_refused(caller.create(from_volume("pvc-2", &volume)), Code::FailedPrecondition, &words);
+    assert_refused(reflink, Code::FailedPrecondition, &of_snapshots);
+    let of_clones = words("new volume's StorageClass");
+    assert_refused(caller.create(from_volume("pvc-2", &volume)), Code::FailedPrecondition, &of_clones);
 
     let made = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
     wait_until_ready(&caller, &made.snapshot_id);

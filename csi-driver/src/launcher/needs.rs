@@ -1,0 +1,72 @@
+//! What a launcher needs on this node before it can start a daemon: looked at when the
+//! driver starts, so that a mistyped flag is told there and not by the first stage.
+
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{Access, access};
+
+use crate::config::{ConfigError, LauncherKind, wrong};
+
+pub(crate) fn check(launcher: &LauncherKind) -> Result<(), ConfigError> {
+    let (flag, path, found, wanted) = match launcher {
+        LauncherKind::Manifest { manifests, .. } => (
+            "--manifests",
+            manifests,
+            check_directory(manifests),
+            "the directory is wanted that the kubelet takes static pods from",
+        ),
+        LauncherKind::Process { volume_binary } => (
+            "--volume-binary",
+            volume_binary,
+            check_program(volume_binary),
+            "the program hawser-volume is wanted",
+        ),
+    };
+    found.map_err(|e| wrong(flag, &path.to_string_lossy(), format!("{}: {wanted}", linux::reason(&e))))
+}
+
+/// The driver makes files in it.
+fn check_directory(path: &Path) -> io::Result<()> {
+    if !std::fs::metadata(path)?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    // Of root, what a read-only file system refuses.
+    Ok(access(path, Access::WRITE_OK)?)
+}
+
+fn check_program(path: &Path) -> io::Result<()> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("not a file"));
+    }
+    // Of root, what no mode bit, or a noexec file system, allows.
+    Ok(access(path, Access::EXEC_OK)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_something_else_is_named_with_its_flag() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let [plain, missing] = ["plain", "missing"].map(path);
+        std::fs::write(&plain, "").unwrap();
+        let manifests =
+            |path: &Path| LauncherKind::Manifest { manifests: path.to_owned(), mount_image: "i".to_owned() };
+        let process = |path: &Path| LauncherKind::Process { volume_binary: path.to_owned() };
+        check(&manifests(dir.path())).unwrap();
+        check(&process(Path::new("/bin/true"))).unwrap();
+        for (launcher, flag, path, reason) in [
+            (manifests(&missing), "--manifests", &*missing, "no such file or directory: the directory is"),
+            (manifests(&plain), "--manifests", &plain, "not a directory: the directory is wanted"),
+            (process(&missing), "--volume-binary", &missing, "no such file or directory: the program"),
+            (process(&plain), "--volume-binary", &plain, "permission denied: the program"),
+            (process(dir.path()), "--volume-binary", dir.path(), "not a file: the program"),
+        ] {
+            let message = check(&launcher).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("{flag} {path:?}: {reason}")), "{message}");
+        }
+    }
+}
