@@ -51,7 +51,7 @@ fn every_kind_of_leak_is_seen() {
     let mut child = sandbox.command(Path::new("/bin/sleep")).arg("600").spawn().unwrap();
 
     // Its command line is empty for an instant within execve.
-    tests::eventually("sleep has begun", Duration::from_secs(1), || {
+    tests::eventually("sleep has begun", Duration::from_secs(30), || {
         let processes = sandbox.tag().processes()?;
         anyhow::ensure!(processes.iter().any(|process| !process.command_line.is_empty()), "{processes:?}");
         Ok(())
@@ -95,6 +95,17 @@ fn links_routes_and_nf_tables_are_seen() {
 
 #[test]
 fn a_fuse_mount_that_stops_answering_is_aborted_within_a_second() {
+    // A busy machine may be late in all attempts but one.
+    const ATTEMPTS: usize = 10;
+    let mut took = Vec::new();
+    while took.last().is_none_or(|last| *last >= Duration::from_millis(1500)) {
+        assert!(took.len() < ATTEMPTS, "{took:?}");
+        took.push(aborted_after());
+    }
+}
+
+/// How long the first request waits that such a mount does not answer.
+fn aborted_after() -> Duration {
     let sandbox = Sandbox::new();
     let target = sandbox.make_dir("v").unwrap();
     let device = linux::mount::open_fuse_device().unwrap();
@@ -116,7 +127,7 @@ fn a_fuse_mount_that_stops_answering_is_aborted_within_a_second() {
     let started = Instant::now();
     let error = fs::metadata(target.join("file")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::ECONNABORTED as i32), "{error}");
-    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+    started.elapsed()
 }
 
 /// Reads FUSE_INIT and answers it (linux/fuse.h: fuse_out_header, fuse_init_out), and then nothing more.
@@ -177,7 +188,7 @@ fn a_loop_device_is_free_again_even_after_a_panic() {
         });
         let (device, image) = told.recv().unwrap();
         assert!(test.join().is_err());
-        tests::eventually("the device is free", Duration::from_secs(10), || {
+        tests::eventually("the device is free", Duration::from_secs(30), || {
             let stands_for = loop_device::backing_file(&device);
             // The kernel adds " (deleted)" to the name of a removed file.
             let is_ours =
