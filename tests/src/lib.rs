@@ -26,5 +26,5 @@ pub mod trace_steps;
 pub use eventually::{as_soon_as, eventually};
 pub use leaks::{Allowed, LeakCheck, Leaks};
 pub use node::{Launcher, Node, NodeOptions};
-pub use process::Daemon;
+pub use process::{Daemon, wait_until_stopped};
 pub use sandbox::{Network, Sandbox};

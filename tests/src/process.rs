@@ -72,6 +72,19 @@ impl Daemon {
     }
 }
 
+/// After SIGSTOP, which a process obeys in its own time: until then it answers.
+pub fn wait_until_stopped(pid: i32, patience: Duration) -> Result<()> {
+    eventually(&format!("process {pid} is stopped"), patience, || {
+        for thread in fs::read_dir(format!("/proc/{pid}/task")).context("its threads")? {
+            let stat = fs::read_to_string(thread.context("its threads")?.path().join("stat"))?;
+            // Behind the name, which may hold anything (proc(5)).
+            let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+            ensure!(state == Some('T'), "{stat}");
+        }
+        Ok(())
+    })
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         // Dead already is as good; the sandbox kills and reports what is left.
