@@ -11,6 +11,10 @@ use crate::parameters::Resources;
 use crate::volume::VolumeId;
 
 const NAMESPACE: &str = "hawser-system";
+/// What the class `system-node-critical` stands for. No admission fills it in for a
+/// static pod, and kubelet's graceful node shutdown ends pods by it: a mount pod ends
+/// after the pods that use its volume.
+const NODE_CRITICAL: i32 = 2_000_001_000;
 const SUFFIX: &str = ".yaml";
 /// The first line of our manifests, with the volume's id behind it.
 const MARK: &str = "# hawser-csi: volume ";
@@ -132,6 +136,8 @@ metadata:
     hawser.dev/volume-id: {id}
 spec:
   restartPolicy: Never
+  priorityClassName: system-node-critical
+  priority: {NODE_CRITICAL}
   terminationGracePeriodSeconds: {grace}
   enableServiceLinks: false
   automountServiceAccountToken: false
@@ -294,7 +300,7 @@ mod tests {
         for line in [
             "  name: fast-0123456789abcdef0123456789abcdef\n",
             "    \"example.com/tier\": \"1\"\n  annotations:\n",
-            "  terminationGracePeriodSeconds: 17\n",
+            "  priority: 2000001000\n  terminationGracePeriodSeconds: 17\n",
             "\"--log-level\", \"debug\"]\n",
         ] {
             assert!(text.contains(line), "{line} in {text}");
