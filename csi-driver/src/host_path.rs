@@ -37,6 +37,11 @@ impl HostPath {
         Err(Error::invalid(field, text, reason))
     }
 
+    /// As the caller wrote it, without what means nothing: `//`, `/./`, a `/` at the end.
+    pub(crate) fn as_asked(&self) -> &Path {
+        &self.path
+    }
+
     /// The path as mountinfo shows it: links in its parents are followed, as far
     /// as the parents exist. The last component is never looked at: it may be
     /// the root of a FUSE mount whose daemon does not answer.

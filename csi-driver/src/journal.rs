@@ -254,7 +254,7 @@ mod tests {
             data: None,
             aborted: false,
         });
-        record.targets.insert("/t".into(), TargetRecord { access, published: true });
+        record.targets.insert("/t".into(), TargetRecord { access, published: true, asked: None });
         record.source = Some(Source::Volume(id.clone()));
         record.attachments.insert("node".to_owned(), Attachment { access, nonce: "n".to_owned() });
         let (snapshot_id, snapshot) = snapshot("a", 3);
@@ -283,8 +283,23 @@ mod tests {
             data: None,
             aborted: false,
         });
-        record.targets.insert("/t".into(), TargetRecord { access, published: true });
+        record.targets.insert("/t".into(), TargetRecord { access, published: true, asked: None });
         (id, record)
+    }
+
+    #[test]
+    fn targets_are_found_by_the_path_that_was_asked_for_and_an_earlier_versions_by_their_own() {
+        let (_, mut record) = served("a");
+        let target = record.targets[Path::new("/t")].clone();
+        assert!(!serde_json::to_string(&target).unwrap().contains("asked"));
+        let earlier = serde_json::json!({ "access": target.access, "published": true });
+        assert_eq!(serde_json::from_value::<TargetRecord>(earlier).unwrap(), target);
+        let linked = TargetRecord { asked: Some("/link/t".into()), ..target };
+        record.targets.insert("/u".into(), linked.clone());
+        record.targets.insert("/v".into(), linked);
+        assert_eq!(record.targets_asked_at(Path::new("/t")), [Path::new("/t")]);
+        assert_eq!(record.targets_asked_at(Path::new("/link/t")), [Path::new("/u"), Path::new("/v")]);
+        assert_eq!(record.targets_asked_at(Path::new("/u")), Vec::<PathBuf>::new());
     }
 
     #[test]

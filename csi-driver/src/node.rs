@@ -114,7 +114,9 @@ impl Node for NodeService {
                 None => return Err(Error::NotStaged { volume_id: id, path: PathBuf::new() }),
             };
             let target_path = publish.target_path.resolve()?;
-            driver.publish(&id, &PublishWish { staging_path, target_path, access: publish.access })
+            let asked = publish.target_path.as_asked().to_owned();
+            let asked = (asked != target_path).then_some(asked);
+            driver.publish(&id, &PublishWish { staging_path, target_path, asked, access: publish.access })
         })
         .await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
@@ -128,10 +130,7 @@ impl Node for NodeService {
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let path = parse_undo(&volume_id, "target_path", &target_path).map_err(|e| refused(name, &e))?;
         if let Some(id) = VolumeId::parse(&volume_id) {
-            run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
-                driver.unpublish(&id, &path.resolve()?)
-            })
-            .await?;
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.unpublish(&id, &path)).await?;
         }
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }

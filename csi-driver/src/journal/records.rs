@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,12 @@ impl VolumeRecord {
             filled: true,
             attachments: BTreeMap::new(),
         }
+    }
+
+    /// The targets that Publish was asked for at `path`, wherever links led it then.
+    pub(crate) fn targets_asked_at(&self, path: &Path) -> Vec<PathBuf> {
+        let asked = |(at, target): &(&PathBuf, &TargetRecord)| target.asked.as_ref().unwrap_or(at) == path;
+        self.targets.iter().filter(asked).map(|(at, _)| at.clone()).collect()
     }
 
     /// What of it ends with this boot.
@@ -171,11 +177,15 @@ pub(crate) struct Serving {
     pub daemon: ProcessId,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TargetRecord {
     pub access: Access,
     /// False from before the bind mount until it has been verified.
     pub published: bool,
+    /// The path as it was asked for, where links led from it to this one: they may lead
+    /// elsewhere when it is to be undone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<PathBuf>,
 }
 
 /// One snapshot, from CreateSnapshot to the end of DeleteSnapshot.

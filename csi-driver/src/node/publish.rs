@@ -9,6 +9,7 @@ use linux::mountinfo::MountEntry;
 use crate::capability::{Access, MountFlag};
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
+use crate::host_path::HostPath;
 use crate::journal::{StageRecord, TargetRecord, VolumeRecord};
 use crate::mounts::{self, WhenBusy};
 use crate::node::mount_point;
@@ -19,8 +20,16 @@ use crate::volume::VolumeId;
 pub(crate) struct PublishWish {
     pub(crate) staging_path: PathBuf,
     pub(crate) target_path: PathBuf,
+    /// As it was asked for, if links led from there to `target_path`.
+    pub(crate) asked: Option<PathBuf>,
     /// Read-only where the request or the capability says so.
     pub(crate) access: Access,
+}
+
+impl PublishWish {
+    fn target(&self, published: bool) -> TargetRecord {
+        TargetRecord { access: self.access, published, asked: self.asked.clone() }
+    }
 }
 
 impl Driver {
@@ -59,7 +68,7 @@ impl Driver {
                 self.check_new_target(volume_id, &mut record, wish)?;
             }
         }
-        record.targets.insert(target.clone(), TargetRecord { access: wish.access, published: false });
+        record.targets.insert(target.clone(), wish.target(false));
         self.journal.put(volume_id, &record)?;
         self.try_publish(volume_id, &mut record, wish, (&staged, mounted)).map_err(|cause| {
             match self.retract(volume_id, &mut record, target) {
@@ -70,11 +79,16 @@ impl Driver {
     }
 
     /// NodeUnpublishVolume; a target that is not published is a success.
-    pub(crate) fn unpublish(&self, volume_id: &VolumeId, target: &Path) -> Result<()> {
+    pub(crate) fn unpublish(&self, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
+        let resolved = path.resolve();
         match self.journal.find(volume_id)? {
-            Some(mut record) => self.retract(volume_id, &mut record, target),
+            Some(mut record) => {
+                let asked = record.targets_asked_at(path.as_asked());
+                let targets = if asked.is_empty() { vec![resolved?] } else { asked };
+                targets.iter().try_for_each(|target| self.retract(volume_id, &mut record, target))
+            }
             // Whatever the journal forgot, mountinfo still tells whose it is.
-            None => mounts::unmount_own(target, volume_id, WhenBusy::Refuse),
+            None => mounts::unmount_own(&resolved?, volume_id, WhenBusy::Refuse),
         }
     }
 
@@ -156,7 +170,7 @@ impl Driver {
         if !mount.is_some_and(|mount| is_right(&mount, staged, wish.access)) {
             return Err(Error::unusable("target_path", target, "mountinfo does not show the volume there"));
         }
-        record.targets.insert(target.clone(), TargetRecord { access: wish.access, published: true });
+        record.targets.insert(target.clone(), wish.target(true));
         self.journal.put(volume_id, record)
     }
 

@@ -52,6 +52,10 @@ impl Driver {
         let is_target = record.targets.contains_key(&path);
         let stage = record.stage.filter(|stage| is_target || stage.staging_path == path);
         Ok((path, stage.ok_or_else(not_there)?))
+        let path = match record.targets_asked_at(path.as_asked()).pop() {
+            Some(target) => target,
+            None => path.resolve()?,
+        };
     }
 
     /// What the daemon says, or what is wrong with it.

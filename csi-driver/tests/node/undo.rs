@@ -48,6 +48,54 @@ fn to_undo_a_volume_where_another_is_mounted_succeeds_and_touches_nothing() {
     scene.assert_nothing_left();
 }
 
+/// The directory that a link leads to may change between Publish and Unpublish.
+#[test]
+fn unpublish_finds_what_was_published_through_a_link_that_leads_elsewhere_by_now() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    let pods = caller.target_path("x").ancestors().nth(5).unwrap().to_owned();
+    let [first, second, link] = ["first", "second", "link"].map(|name| pods.join(name));
+    for dir in [&first, &second] {
+        fs::create_dir_all(dir).unwrap();
+    }
+    let lead_to = |dir: &Path| {
+        let _none_yet = fs::remove_file(&link);
+        std::os::unix::fs::symlink(dir, &link).unwrap();
+    };
+    let publish = |path: &Path| {
+        caller.publish_with(&id, "x", |request| request.target_path = text(path)).unwrap();
+    };
+    lead_to(&first);
+    publish(&link.join("mount"));
+    assert!(mounted(&first.join("mount")).is_some());
+    lead_to(&second);
+    // By a path without links, and so another's.
+    publish(&second.join("mount"));
+    let stats = caller.stats(&id, &link.join("mount")).unwrap();
+    assert!(!stats.volume_condition.unwrap().abnormal);
+    unpublish_at(&caller, &id, &link.join("mount"));
+    assert!(mounted(&first.join("mount")).is_none() && !first.join("mount").exists());
+    assert!(mounted(&second.join("mount")).is_some(), "nobody asked for that");
+    // By the path that it was resolved to.
+    lead_to(&first);
+    publish(&link.join("mount"));
+    unpublish_at(&caller, &id, &first.join("mount"));
+    assert!(mounted(&first.join("mount")).is_none());
+    // As an earlier version journaled it, by the path that links lead to.
+    lead_to(&second);
+    unpublish_at(&caller, &id, &link.join("mount"));
+    assert!(mounted(&second.join("mount")).is_none());
+    fs::remove_file(&link).unwrap();
+    for dir in [first, second, caller.target_path("x").parent().unwrap().to_owned()] {
+        fs::remove_dir(dir).unwrap();
+    }
+    caller.take_down(&id, &[]).unwrap();
+    fs::remove_dir_all(pods.join("x")).unwrap();
+    scene.assert_nothing_left();
+}
+
 /// Where the volume is published, something else on top is an operator's to take away.
 #[test]
 fn a_foreign_mount_upon_a_published_target_is_named_and_kept() {
