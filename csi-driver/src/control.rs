@@ -5,6 +5,8 @@
 //! Every wait ends: a daemon that is stopped is [`Error::Silent`] within
 //! [`limits::CONTROL`].
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use linux::fd_passing::PacketSocket;
@@ -20,6 +22,9 @@ use crate::journal::{Timestamp, VolumeRecord};
 use crate::limits;
 use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
+
+/// By one look: a thread each.
+const MOST_ASKED_AT_ONCE: usize = 256;
 
 /// A connection to one volume's daemon.
 #[derive(Debug)]
@@ -98,6 +103,29 @@ impl Control {
     fn refused(&self, what: &'static str, reason: String) -> Error {
         Error::ControlRefused { volume_id: self.volume_id.clone(), what, reason }
     }
+}
+
+/// The volumes whose daemons live and answer no Ping: stopped, or stuck. All are
+/// asked at once, so that none waits for another's silence.
+pub(crate) fn silent<'a>(
+    run_dir: &Path,
+    volumes: impl IntoIterator<Item = &'a VolumeId>,
+) -> BTreeSet<VolumeId> {
+    let is_silent = |volume_id: &VolumeId| {
+        let control = Control::connect(&DialDir::of(run_dir, volume_id), volume_id, limits::STATISTICS);
+        matches!(control.and_then(|control| control.ping()), Err(Error::Silent { .. }))
+    };
+    let volumes: Vec<&VolumeId> = volumes.into_iter().collect();
+    let mut silent = BTreeSet::new();
+    for some in volumes.chunks(MOST_ASKED_AT_ONCE) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = some.iter().map(|id| (id, scope.spawn(|| is_silent(id)))).collect();
+            // A panic has said so itself.
+            let found = asked.into_iter().filter_map(|(&id, asked)| asked.join().ok()?.then(|| id.clone()));
+            silent.extend(found);
+        });
+    }
+    silent
 }
 
 fn unreachable(volume_id: &VolumeId, what: &'static str, limit: Duration, error: linux::Error) -> Error {

@@ -5,6 +5,7 @@
 //! mounts that no journal names and no daemon serves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -20,12 +21,12 @@ use serde::Serialize;
 use crate::config::{Config, ConfigError, Flags};
 use crate::driver::{self, Driver};
 use crate::error::{Error, Result, Step, chain};
-use crate::journal::{Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::journal::{DataId, Journal, SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::launcher::Launched;
 use crate::node_of_state::OtherNode;
 use crate::views::{Format, NoJournal, Row};
 use crate::volume::{SnapshotId, VolumeId};
-use crate::{bounded, dial, limits, mounts, node_of_state, pool};
+use crate::{bounded, control, dial, limits, mounts, node_of_state, pool};
 
 /// What a running driver is in the middle of is no finding: it is gone by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -89,6 +90,10 @@ struct World {
     ended: BTreeSet<PathBuf>,
     /// Volumes whose recorded daemon lives.
     alive: BTreeSet<VolumeId>,
+    /// Those of them that do not answer.
+    silent: BTreeSet<VolumeId>,
+    /// Volumes whose daemon serves another directory than the pool has.
+    astray: BTreeSet<VolumeId>,
     launches: Vec<Launched>,
     dial_dirs: Vec<VolumeId>,
     /// kubelet's directories of staged volumes, with the volume handle that each names.
@@ -113,6 +118,7 @@ impl World {
             serving.is_some_and(|serving| serving.daemon.is_alive().unwrap_or(true))
         };
         let alive = volumes.iter().filter(|(_, record)| record.as_ref().is_ok_and(is_alive));
+        let alive: BTreeSet<VolumeId> = alive.map(|(id, _)| id.clone()).collect();
         let mut mounts = linux::mountinfo::read().step("read mountinfo")?;
         mounts.retain(|mount| {
             mount.fs_type == mounts::FS_TYPE && !is_of_another_driver(config, &mount.mount_point)
@@ -121,9 +127,12 @@ impl World {
             mount.source.to_str().and_then(VolumeId::parse).is_some_and(|id| !volumes.contains_key(&id))
         });
         let ended = unknown.filter(|mount| has_ended(mount)).map(|mount| mount.mount_point.clone()).collect();
+        let pool_away = pool::why_away(&config.pool, &config.state_dir);
         Ok(Self {
             ended,
-            alive: alive.map(|(id, _)| id.clone()).collect(),
+            silent: control::silent(&config.run_dir, &alive),
+            astray: if pool_away.is_none() { astray(config, &volumes, &alive) } else { BTreeSet::new() },
+            alive,
             snapshots: journal.snapshots().entries().into_iter().collect(),
             mounts,
             launches: driver::launcher(config).list().step("list launches")?,
@@ -131,7 +140,7 @@ impl World {
             staging_dirs: staging_dirs(config),
             stored: pool::stored(&config.pool),
             leftovers: pool::leftovers(&config.pool),
-            pool_away: pool::why_away(&config.pool, &config.state_dir),
+            pool_away,
             other_node: node_of_state::find_other(&config.state_dir, &config.node_id, &journal)?,
             is_driver_running,
             volumes,
@@ -158,6 +167,22 @@ impl World {
     fn is_mounted(&self, id: &VolumeId, path: &Path) -> bool {
         self.mounts.iter().any(|m| m.mount_point == path && m.source.to_str() == Some(id.as_str()))
     }
+}
+
+/// Whose daemon serves another directory than the pool has now.
+fn astray(
+    config: &Config,
+    volumes: &BTreeMap<VolumeId, Result<VolumeRecord>>,
+    alive: &BTreeSet<VolumeId>,
+) -> BTreeSet<VolumeId> {
+    let is_astray = |id: &&VolumeId| {
+        let record = volumes.get(id).and_then(|record| record.as_ref().ok());
+        let served = record.and_then(|record| record.stage.as_ref()?.data);
+        let found = std::fs::symlink_metadata(pool::data_dir(&config.pool, id)).ok();
+        let found = found.map(|found| DataId { device: found.dev(), inode: found.ino() });
+        served.is_some() && found.is_some() && served != found
+    };
+    alive.iter().filter(is_astray).cloned().collect()
 }
 
 /// Two drivers of one kind may serve a node, by two names. Whose a mount is, kubelet's
@@ -260,6 +285,14 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
         } else if !world.alive.contains(id) {
             let found = format!("{} targets answer ENOTCONN: start their pods anew", record.targets.len());
             all.push(Finding::new("daemon is dead", id, found));
+        } else if world.silent.contains(id) {
+            let pid = stage.serving.map_or(0, |serving| serving.daemon.pid);
+            let found = format!("{} targets wait for process {pid}", record.targets.len());
+            all.push(Finding::new("daemon does not answer", id, found));
+        }
+        if world.astray.contains(id) {
+            let found = "its directory is not the one that the pool has now: take its pods down";
+            all.push(Finding::new("daemon of another directory", id, found));
         }
     }
     for (path, target) in &record.targets {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use nix::sys::stat::FileStat;
 use nix::sys::statvfs::Statvfs;
 use tonic::Status;
 use tracing::Instrument;
@@ -47,6 +48,8 @@ pub(crate) struct Driver {
     pub(crate) jobs: Jobs,
     /// syncfs of volumes, which a daemon that is stuck does not answer.
     pub(crate) flushes: OneEach<VolumeId>,
+    /// Looks at volumes' directories in the pool, which may not answer.
+    pub(crate) data_looks: Shared<VolumeId, nix::Result<FileStat>>,
     /// Held from the count of a node's attachments until one more is journaled.
     pub(crate) attaching: Mutex<()>,
     locks: VolumeLocks,
@@ -74,6 +77,7 @@ impl Driver {
             jobs: Jobs::new(counts.copied_bytes()),
             counts,
             flushes: OneEach::default(),
+            data_looks: Shared::default(),
             attaching: Mutex::default(),
             locks: VolumeLocks::default(),
         })

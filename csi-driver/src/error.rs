@@ -46,6 +46,12 @@ pub enum Error {
     NotStaged { volume_id: VolumeId, path: PathBuf },
     #[error("volume {volume_id} is staged at {}, not at {}", staged.display(), wanted.display())]
     StagedElsewhere { volume_id: VolumeId, staged: PathBuf, wanted: PathBuf },
+    #[error(
+        "the daemon of volume {volume_id} serves another directory than {}, which the pool has now: take the \
+         volume's pods down",
+        path.display()
+    )]
+    ServesAnother { volume_id: VolumeId, path: PathBuf },
     #[error("volume {volume_id} is still published at {}", path.display())]
     StillPublished { volume_id: VolumeId, path: PathBuf },
     #[error("volume {volume_id} is still staged at {}", path.display())]

@@ -19,6 +19,8 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 pub(crate) const CONTROL: Duration = Duration::from_secs(5);
 /// Opening a volume's directory in the pool.
 pub(crate) const POOL: Duration = Duration::from_secs(5);
+/// Whether a volume that is served already is still the one that the pool has.
+pub(crate) const POOL_LOOK: Duration = Duration::from_secs(2);
 /// statvfs of a mounted volume.
 pub(crate) const STATISTICS: Duration = Duration::from_secs(2);
 /// umount(2) of a FUSE mount, which waits for the daemon only where written pages

@@ -1,6 +1,7 @@
 //! CSI Node: the wire side. Checks come in the order that callers rely on: the
 //! request itself (INVALID_ARGUMENT), the volume (NOT_FOUND), then paths.
 
+mod data;
 mod expand;
 mod mount_point;
 pub(crate) mod park;
@@ -113,8 +114,8 @@ impl Node for NodeService {
                 Some(path) => path.resolve()?,
                 None => return Err(Error::NotStaged { volume_id: id, path: PathBuf::new() }),
             };
-            let target_path = publish.target_path.resolve()?;
             let asked = publish.target_path.as_asked().to_owned();
+            let target_path = publish.target_path.resolve()?;
             let asked = (asked != target_path).then_some(asked);
             driver.publish(&id, &PublishWish { staging_path, target_path, asked, access: publish.access })
         })

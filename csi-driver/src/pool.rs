@@ -315,6 +315,11 @@ pub(crate) fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
     (volumes.collect(), names("snapshots").filter_map(|name| SnapshotId::parse(&name)).collect())
 }
 
+/// The directory that the volume's daemon is to serve, of the pool in `dir`.
+pub(crate) fn data_dir(dir: &Path, id: &VolumeId) -> PathBuf {
+    id.under(&dir.join("volumes")).join(DATA)
+}
+
 /// Why the pool cannot be used; looked at without making or naming anything.
 pub(crate) fn why_away(dir: &Path, state_dir: &Path) -> Option<String> {
     presence::why_away(dir, state_dir)

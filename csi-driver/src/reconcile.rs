@@ -24,7 +24,12 @@ impl Driver {
         let volumes = self.journal.list();
         // First, so that no kubelet starts a pod that nobody waits for.
         self.remove_unknown_launches(&volumes)?;
+        // A pool that does not answer is waited for once, and not by every volume.
+        let is_pool_there = self.pool.check_present().is_ok();
         for (volume_id, record) in volumes {
+            if is_pool_there {
+                self.say_if_astray(&volume_id, &record);
+            }
             if let Err(error) = self.reconcile_volume(&volume_id, record) {
                 tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
             }
@@ -106,6 +111,15 @@ impl Driver {
             }
         }
         if record.deleting { self.finish_deletion(volume_id) } else { Ok(()) }
+    }
+
+    /// Whose daemon lives, and serves what the pool had once. It is left to its pods; no
+    /// stage and no publish gets it any more.
+    fn say_if_astray(&self, volume_id: &VolumeId, record: &VolumeRecord) {
+        let served = record.stage.as_ref().filter(|stage| is_served(stage).unwrap_or(true));
+        if let Some(Err(error)) = served.map(|stage| self.check_data(volume_id, stage)) {
+            tracing::error!(%volume_id, error = chain(&error), "adopted for its pods alone");
+        }
     }
 
     fn adopt(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {

@@ -25,6 +25,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::AttachedOtherwise { .. } => Code::AlreadyExists,
         Error::NotStaged { .. }
         | Error::StagedElsewhere { .. }
+        | Error::ServesAnother { .. }
         | Error::StillPublished { .. }
         | Error::StillStaged { .. }
         | Error::SecondTarget { .. }

@@ -2,10 +2,11 @@
 //! say, beside the driver and without it.
 //!
 //! Only looked at are the journal's files, each of which is whole at any time,
-//! and mountinfo; no mount, no pool and no daemon is asked. How far a copy is that
+//! and mountinfo; no mount and no pool is asked, of daemons only whether they answer. How far a copy is that
 //! the journal names, the driver is asked that makes it.
 
 mod copies;
+mod daemons;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,6 +22,7 @@ use crate::mounts;
 use crate::process::ProcessId;
 use crate::volume::{SnapshotId, VolumeId};
 use copies::{Copied, Copies};
+use daemons::Daemon;
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
@@ -93,7 +95,7 @@ impl View {
         Ok(match self {
             Self::Volumes(_) => look.output.print(&volumes(&journal, &look.run_dir))?,
             Self::Snapshots(_) => look.output.print(&snapshots(&journal, &look.run_dir))?,
-            Self::Mounts(_) => look.output.print(&mounted(&journal)?)?,
+            Self::Mounts(_) => look.output.print(&mounted(&journal, &look.run_dir)?)?,
         })
     }
 }
@@ -213,10 +215,17 @@ fn volumes(journal: &Journal, run_dir: &Path) -> Vec<VolumeRow> {
         true => copies::under_way(run_dir),
         false => Copies::new(),
     };
-    entries.into_iter().map(|(id, record)| volume_row(&id, record, &copies)).collect()
+    let daemons = daemons::look(run_dir, &entries);
+    let row = |(id, record)| volume_row(&id, record, &copies, daemons.get(&id).copied());
+    entries.into_iter().map(row).collect()
 }
 
-fn volume_row(id: &VolumeId, record: Result<VolumeRecord>, copies: &Copies) -> VolumeRow {
+fn volume_row(
+    id: &VolumeId,
+    record: Result<VolumeRecord>,
+    copies: &Copies,
+    daemon: Option<Daemon>,
+) -> VolumeRow {
     let unreadable = |error: &Error| VolumeRow {
         id: id.to_string(),
         name: None,
@@ -234,7 +243,7 @@ fn volume_row(id: &VolumeId, record: Result<VolumeRecord>, copies: &Copies) -> V
         Err(error) => unreadable(&error),
         Ok(record) => VolumeRow {
             id: id.to_string(),
-            state: volume_state(&record),
+            state: volume_state(&record, daemon),
             name: Some(record.name.as_str().to_owned()),
             capacity_bytes: Some(record.capacity_bytes),
             daemon_pid: daemon_of(&record).map(|daemon| daemon.pid),
@@ -254,17 +263,17 @@ fn daemon_of(record: &VolumeRecord) -> Option<ProcessId> {
     record.stage.as_ref().or(parked)?.serving.map(|serving| serving.daemon)
 }
 
-fn volume_state(record: &VolumeRecord) -> &'static str {
+fn volume_state(record: &VolumeRecord, daemon: Option<Daemon>) -> &'static str {
     match &record.stage {
         _ if record.deleting => "deleting",
         _ if !record.filled => "filling",
         None if record.parked.is_some() => "parked",
         None => "unstaged",
-        Some(stage) => match stage.serving {
+        Some(_) => match daemon {
             None => "staging",
-            Some(serving) if !serving.daemon.is_alive().unwrap_or(true) => "dead",
-            Some(_) if record.targets.is_empty() => "staged",
-            Some(_) => "published",
+            Some(ill @ (Daemon::Dead | Daemon::Hung)) => ill.as_str(),
+            Some(Daemon::Serves) if record.targets.is_empty() => "staged",
+            Some(Daemon::Serves) => "published",
         },
     }
 }
@@ -347,18 +356,21 @@ struct MountRow {
     volume: String,
     /// `staged`, `published`, or `unknown`: the journal does not name it.
     state: &'static str,
+    /// Of the connection that is mounted; null where the journal does not name it.
+    daemon: Option<Daemon>,
     read_only: bool,
     /// The number of its directory in fusectl.
     connection: u32,
 }
 
 impl Row for MountRow {
-    const HEADINGS: &'static [&'static str] = &["VOLUME", "STATE", "MODE", "CONNECTION", "PATH"];
+    const HEADINGS: &'static [&'static str] = &["VOLUME", "STATE", "DAEMON", "MODE", "CONNECTION", "PATH"];
 
     fn cells(&self) -> Vec<String> {
         vec![
             self.volume.clone(),
             self.state.to_owned(),
+            self.daemon.map(Daemon::as_str).unwrap_or_default().to_owned(),
             if self.read_only { "ro" } else { "rw" }.to_owned(),
             self.connection.to_string(),
             self.path.display().to_string(),
@@ -366,13 +378,23 @@ impl Row for MountRow {
     }
 }
 
-fn mounted(journal: &Journal) -> Result<Vec<MountRow>> {
+fn mounted(journal: &Journal, run_dir: &Path) -> Result<Vec<MountRow>> {
+    let daemons = daemons::look(run_dir, &journal.entries());
     let all = linux::mountinfo::read().step("read mountinfo")?;
     let row = |mount: linux::mountinfo::MountEntry| {
         let volume = mount.source.to_string_lossy().into_owned();
-        let record = VolumeId::parse(&volume).and_then(|id| journal.find(&id).ok().flatten());
+        let id = VolumeId::parse(&volume);
+        let record = id.as_ref().and_then(|id| journal.find(id).ok().flatten());
+        let serving = record.as_ref().and_then(|record| record.stage.as_ref()?.serving);
+        let daemon = match (id, serving) {
+            (Some(id), Some(serving)) if serving.connection_minor == mount.minor => daemons.get(&id).copied(),
+            // A volume that was staged anew has another than its older pods'.
+            (Some(_), Some(_)) => Some(Daemon::Dead),
+            _ => None,
+        };
         MountRow {
             state: record.map_or("unknown", |record| mount_state(&record, &mount.mount_point)),
+            daemon,
             read_only: mount.is_read_only(),
             connection: mount.minor,
             path: mount.mount_point,

@@ -50,7 +50,10 @@ impl Driver {
         let record = self.journal.get(id)?;
         let condition = match &record.stage {
             Some(stage) => match self.health(id, stage)? {
-                Health::Serving(_) => normal("served"),
+                Health::Serving(staged) => match self.ailment(id, stage, &staged)? {
+                    None => normal("served"),
+                    Some(message) => abnormal(message),
+                },
                 Health::DaemonDead => daemon_ended(),
                 Health::Displaced(_) => abnormal("served, and not mounted where it is staged any more"),
                 Health::Unmounted => abnormal("staged, and not mounted any more"),

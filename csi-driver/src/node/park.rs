@@ -13,7 +13,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,12 +25,12 @@ use crate::control::Control;
 use crate::dial::DialDir;
 use crate::driver::{Driver, Lock};
 use crate::error::{Error, Result, Step, chain};
-use crate::journal::{DataId, ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
+use crate::journal::{ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
 use crate::limits;
 use crate::mounts::{self, WhenBusy};
 use crate::node::stage::Health;
 use crate::volume::VolumeId;
-use crate::{bounded, watch};
+use crate::watch;
 
 /// The descriptors of parked volumes, and who ends each in time.
 #[derive(Debug, Default)]
@@ -266,13 +265,6 @@ impl Driver {
             }
             _ => Err(Error::unusable("staging_target_path", path, "the parked mount is not seen there")),
         }
-    }
-
-    fn data_id(&self, volume_id: &VolumeId) -> Result<DataId> {
-        let dir = self.pool.data_dir(volume_id);
-        let look = move || std::fs::symlink_metadata(&dir).map_err(|e| linux::Error::at("stat", &dir, e));
-        let found = bounded::within(format!("look at volume {volume_id} in the pool"), limits::POOL, look)?;
-        found.map(|found| DataId { device: found.dev(), inode: found.ino() }).step("look at volume")
     }
 
     /// Ends what the journal calls parked: connection, launch, daemon, directory. One

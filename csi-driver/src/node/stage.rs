@@ -79,7 +79,11 @@ impl Driver {
             access: how.access,
             settings: LaunchSettings::of(&record.parameters, &how.overrides),
         };
-        self.ensure_staged(volume_id, &mut record, &wish).map(drop)
+        self.ensure_staged(volume_id, &mut record, &wish).map(drop).map_err(|error| match error {
+            // The stage is there all the same, and is to be taken back.
+            Error::ServesAnother { .. } => uncleared(volume_id, error),
+            other => other,
+        })
     }
 
     /// NodeUnstageVolume; a volume that is not staged is a success.
@@ -136,9 +140,13 @@ impl Driver {
     ) -> Result<MountEntry> {
         if let Some(stage) = record.stage.clone() {
             match self.health(volume_id, &stage)? {
-                Health::Serving(mount) => return same_stage(volume_id, &stage, wish).map(|()| *mount),
+                Health::Serving(mount) => {
+                    same_stage(volume_id, &stage, wish)?;
+                    return self.check_data(volume_id, &stage).map(|()| *mount);
+                }
                 Health::Displaced(mount) => {
                     same_stage(volume_id, &stage, wish)?;
+                    self.check_data(volume_id, &stage)?;
                     return self.put_in_place(volume_id, &stage, mount.as_deref());
                 }
                 broken @ (Health::HalfDone | Health::Unmounted | Health::DaemonDead) => {

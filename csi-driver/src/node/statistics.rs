@@ -1,5 +1,5 @@
 //! NodeGetVolumeStats: size, use and condition of a volume, also of one whose
-//! daemon does not answer.
+//! daemon does not answer; and the condition that ControllerGetVolume tells.
 
 use std::path::{Path, PathBuf};
 
@@ -21,6 +21,8 @@ use crate::volume::VolumeId;
 /// Why a volume cannot be used, as VolumeCondition tells it.
 const DEAD: &str = "the volume's daemon ended: reads and writes fail with ENOTCONN";
 const SILENT: &str = "the volume's daemon does not answer: reads and writes wait";
+const ASTRAY: &str =
+    "the volume's daemon serves another directory than the pool has now: take the volume's pods down";
 const UNMOUNTED: &str = "the volume is not mounted there";
 
 impl Driver {
@@ -33,7 +35,8 @@ impl Driver {
         let (path, stage) = self.place(volume_id, volume_path)?;
         let (usage, abnormal) = match self.health(volume_id, &stage)? {
             Health::Serving(staged) | Health::Displaced(Some(staged)) => {
-                self.measured(volume_id, &path, &staged)?
+                let (usage, abnormal) = self.measured(volume_id, &path, &staged)?;
+                (usage, abnormal.or_else(|| self.astray(volume_id, &stage)))
             }
             Health::DaemonDead => (Vec::new(), Some(DEAD)),
             Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
@@ -47,15 +50,30 @@ impl Driver {
     /// the volume's, be it a path or not, is NOT_FOUND.
     pub(crate) fn place(&self, volume_id: &VolumeId, volume_path: &str) -> Result<(PathBuf, StageRecord)> {
         let not_there = || Error::NotAtPath { volume_id: volume_id.clone(), path: volume_path.into() };
-        let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?.resolve()?;
+        let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?;
         let record = self.journal.get(volume_id)?;
-        let is_target = record.targets.contains_key(&path);
-        let stage = record.stage.filter(|stage| is_target || stage.staging_path == path);
-        Ok((path, stage.ok_or_else(not_there)?))
         let path = match record.targets_asked_at(path.as_asked()).pop() {
             Some(target) => target,
             None => path.resolve()?,
         };
+        let is_target = record.targets.contains_key(&path);
+        let stage = record.stage.filter(|stage| is_target || stage.staging_path == path);
+        Ok((path, stage.ok_or_else(not_there)?))
+    }
+
+    /// What is wrong with what is mounted and served, for who asks of no path.
+    pub(crate) fn ailment(
+        &self,
+        volume_id: &VolumeId,
+        stage: &StageRecord,
+        staged: &MountEntry,
+    ) -> Result<Option<&'static str>> {
+        let (_, abnormal) = self.measured(volume_id, &staged.mount_point, staged)?;
+        Ok(abnormal.or_else(|| self.astray(volume_id, stage)))
+    }
+
+    fn astray(&self, volume_id: &VolumeId, stage: &StageRecord) -> Option<&'static str> {
+        self.check_data(volume_id, stage).is_err().then_some(ASTRAY)
     }
 
     /// What the daemon says, or what is wrong with it.

@@ -44,6 +44,7 @@ fn examples() -> Vec<Error> {
         },
         Error::NotStaged { volume_id: volume_id(), path: path() },
         Error::StagedElsewhere { volume_id: volume_id(), staged: path(), wanted: "/other".into() },
+        Error::ServesAnother { volume_id: volume_id(), path: path() },
         Error::StillPublished { volume_id: volume_id(), path: path() },
         Error::StillStaged { volume_id: volume_id(), path: path() },
         Error::StillAttached { volume_id: volume_id(), node_id: text("node-1") },

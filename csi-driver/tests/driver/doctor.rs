@@ -25,7 +25,7 @@ fn run(scene: &Scene, options: &[&str]) -> (i32, String, String) {
 }
 
 /// What is found, as `what` and `object`, in order.
-fn found(scene: &Scene, options: &[&str]) -> (i32, Vec<[String; 2]>) {
+pub(crate) fn found(scene: &Scene, options: &[&str]) -> (i32, Vec<[String; 2]>) {
     let (code, printed, said) = run(scene, &[options, &["-o", "json"]].concat());
     let rows: Vec<Value> = serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}{said}"));
     let text = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();

@@ -12,6 +12,7 @@ mod refusals;
 mod registration;
 mod restart;
 mod scene;
+mod silent;
 mod sockets;
 mod start;
 mod views;

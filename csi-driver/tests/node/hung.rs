@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use linux::mount::{FuseConnections, FuseMountOptions, MountFlags};
 use nix::sys::signal::Signal;
-use tests::{Daemon, eventually};
+use tests::{Daemon, eventually, wait_until_stopped};
 use tonic::Code;
 
+use crate::astray::condition;
 use crate::scene::{Flags, PATIENCE, Scene, mounted};
 
 /// How long a call on a volume whose daemon is stopped may take: the driver's own
@@ -20,9 +21,18 @@ pub(crate) const BOUND: Duration = Duration::from_secs(40);
 impl Scene {
     /// Signals the one daemon.
     pub(crate) fn signal_daemon(&self, signal: Signal) {
-        let [daemon] = self.daemons()[..] else { panic!("one daemon: {:?}", self.daemons()) };
-        let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
-        assert!(linux::process::signal_pidfd(&pidfd, signal as i32).unwrap());
+        let [_] = self.daemons()[..] else { panic!("one daemon: {:?}", self.daemons()) };
+        self.signal_daemons(signal);
+    }
+
+    fn signal_daemons(&self, signal: Signal) {
+        for daemon in self.daemons() {
+            let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
+            assert!(linux::process::signal_pidfd(&pidfd, signal as i32).unwrap());
+            if signal == Signal::SIGSTOP {
+                wait_until_stopped(daemon, PATIENCE).unwrap();
+            }
+        }
     }
 
     /// Stopped, as by a frozen cgroup, and with nobody to help the driver.
@@ -76,6 +86,40 @@ fn statistics_of_a_stopped_daemon_are_abnormal_within_seconds() {
     })
     .unwrap();
     caller.take_down(&id, &["one", "two"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// Whoever asks of the volume alone is told what who asks of a path is.
+#[test]
+fn get_volume_tells_daemons_that_do_not_answer_and_none_waits_for_another() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let ids: Vec<_> = (0..8).map(|n| caller.create_named(&format!("pvc-{n}")).unwrap()).collect();
+    ids.iter().for_each(|id| caller.stage(id).unwrap());
+    assert!(ids.iter().all(|id| !condition(&caller, id).abnormal));
+    scene.sandbox.switch_fuse_guard_off();
+    scene.signal_daemons(Signal::SIGSTOP);
+    // Less than one after the other would take.
+    within(Duration::from_secs(12), || {
+        std::thread::scope(|scope| {
+            for id in &ids {
+                scope.spawn(|| {
+                    let told = condition(&caller, id);
+                    assert!(told.abnormal && told.message.contains("does not answer"), "{told:?}");
+                });
+            }
+        });
+    });
+    scene.signal_daemons(Signal::SIGCONT);
+    for id in &ids {
+        eventually("it answers again", PATIENCE, || {
+            let told = condition(&caller, id);
+            anyhow::ensure!(!told.abnormal, "{told:?}");
+            Ok(())
+        })
+        .unwrap();
+        caller.take_down(id, &[]).unwrap();
+    }
     scene.assert_nothing_left();
 }
 

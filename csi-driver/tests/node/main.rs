@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]
 
 mod access;
+mod astray;
 mod bare;
 mod displaced;
 mod group;
