@@ -6,7 +6,7 @@ use std::path::Path;
 use proto::csi::CreateSnapshotRequest;
 use serde_json::Value;
 
-use crate::scene::{Flags, PATIENCE, Scene};
+use crate::scene::{Flags, PATIENCE, Scene, retried};
 
 /// What the command prints, which must succeed.
 fn shown(scene: &Scene, view: &str, output: &str) -> String {
@@ -103,7 +103,8 @@ fn views_show_snapshots() {
     assert_eq!(shown["pause_us"], 0);
     let request = proto::csi::DeleteSnapshotRequest { snapshot_id: id, ..Default::default() };
     caller.controller(async |mut c| c.delete_snapshot(request).await).unwrap();
-    caller.delete(&volume).unwrap();
+    // The copy has its lock until it has told that it is ready.
+    retried(&scene, "delete", || caller.delete(&volume));
     scene.assert_nothing_left();
 }
 

@@ -49,7 +49,8 @@ fn ext4_refuses_without_the_class_and_copies_with_it() {
     // To restore is to copy, and nobody waits for it: no class has to allow that.
     let restored = caller.create(from_snapshot("pvc-2", &made.snapshot_id)).unwrap();
     assert_eq!(fs::read(data(&scene, &restored.volume_id).join("file")).unwrap(), b"at the cut");
-    let clone = caller.create(with(from_volume("pvc-3", &volume), &[BLOCKING_COPY])).unwrap();
+    let clone =
+        retried(&scene, "clone", || caller.create(with(from_volume("pvc-3", &volume), &[BLOCKING_COPY])));
     assert_eq!(fs::read(data(&scene, &clone.volume_id).join("file")).unwrap(), b"after it");
     delete_snapshot(&caller, &made.snapshot_id).unwrap();
     for id in [volume, restored.volume_id, clone.volume_id] {
@@ -66,16 +67,20 @@ fn the_storage_class_of_the_volume_may_allow_the_copy() {
     let made = snapshot(&caller, "s", &volume).unwrap();
     wait_until_ready(&caller, &made.snapshot_id);
     delete_snapshot(&caller, &made.snapshot_id).unwrap();
-    caller.delete(&volume).unwrap();
+    // The copy has the volume's lock until it has told that it is ready.
+    retried(&scene, "delete", || caller.delete(&volume));
     scene.assert_nothing_left();
 }
 
-/// The view asks the driver that makes the copy.
-fn assert_progress_is_seen(scene: &Scene, snapshot: &str) {
+/// What the view shows of snapshots, for which it asks the driver that makes the copy.
+fn shown(scene: &Scene) -> serde_json::Value {
     let mut command = scene.sandbox.command(std::path::Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
     command.args(["snapshots", "-o", "json", "--state-dir"]).arg(scene.sandbox.path("state"));
     let done = command.arg("--run-dir").arg(scene.sandbox.path("run")).output().unwrap();
-    let rows: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    serde_json::from_slice(&done.stdout).unwrap()
+}
+
+fn assert_progress(rows: &serde_json::Value, snapshot: &str) {
     let row = &rows[0];
     assert_eq!((&row["id"], &row["state"]), (&snapshot.into(), &"copying".into()), "{rows}");
     let copied = row["copied_bytes"].as_u64().expect("how far it is");
@@ -86,33 +91,44 @@ fn assert_progress_is_seen(scene: &Scene, snapshot: &str) {
 #[test]
 fn a_copy_reports_progress_and_becomes_ready() {
     let scene = Scene::start(crate::scene::Flags::process());
+    // The copy may be over before all was asked: then another one.
+    let met = (0..20).any(|_| is_met_under_way(&scene));
+    assert!(met, "no copy was under way long enough");
+    scene.assert_nothing_left();
+}
+
+/// Asks all that there is to ask of a copy under way; whether it was.
+fn is_met_under_way(scene: &Scene) -> bool {
     let caller = scene.caller();
     let volume = caller.create_named("pvc-1").unwrap();
-    write_large(&scene, &volume);
+    write_large(scene, &volume);
     let made = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
     assert!(!made.ready_to_use && made.creation_time.is_some(), "{made:?}");
     let again = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]).unwrap();
     assert_eq!(again.creation_time, made.creation_time, "repeated");
-    assert_progress_is_seen(&scene, &made.snapshot_id);
+    let rows = shown(scene);
     // What would change the volume under the copy waits, and is told how far it is.
-    let status = caller.stage(&volume).unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status:?}");
-    assert!(status.message().contains(&format!("volume {volume} is being copied: ")), "{status:?}");
-    assert_refused(caller.delete(&volume), Code::Aborted, "is being copied");
-    assert_refused(
-        caller.create(from_snapshot("pvc-2", &made.snapshot_id)),
-        Code::Aborted,
-        "is being copied",
-    );
+    let stage = caller.stage(&volume);
+    let delete = caller.delete(&volume);
+    let restore = caller.create(from_snapshot("pvc-2", &made.snapshot_id));
+    let met = !get_snapshot(&caller, &made.snapshot_id).unwrap().ready_to_use;
+    if met {
+        assert_progress(&rows, &made.snapshot_id);
+        assert_refused(stage, Code::Aborted, &format!("volume {volume} is being copied: "));
+        assert_refused(delete, Code::Aborted, "is being copied");
+        assert_refused(restore, Code::Aborted, "is being copied");
+    } else if let Ok(restored) = restore {
+        caller.delete(&restored.volume_id).unwrap();
+    }
 
     let ready = wait_until_ready(&caller, &made.snapshot_id);
     assert_eq!(ready.creation_time, made.creation_time);
-    let copy = data(&scene, &made.snapshot_id).join("large");
+    let copy = data(scene, &made.snapshot_id).join("large");
     assert!(fs::read(copy).unwrap().iter().all(|byte| *byte == 5));
-    retried(&scene, "unstage", || caller.unstage(&volume));
-    retried(&scene, "delete", || caller.delete(&volume));
+    retried(scene, "unstage", || caller.unstage(&volume));
+    retried(scene, "delete", || caller.delete(&volume));
     delete_snapshot(&caller, &made.snapshot_id).unwrap();
-    scene.assert_nothing_left();
+    met
 }
 
 /// A pod that has ended must not wait for a copy of its volume that takes hours.
@@ -199,14 +215,23 @@ fn a_driver_killed_during_a_copy_leaves_a_failed_snapshot_and_running_writers() 
     caller.publish(&volume, "one").unwrap();
     let file = caller.target_path("one").join("file");
     fs::write(&file, "before").unwrap();
-    let made = retried(&scene, "snapshot", || snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]));
-    assert!(!made.ready_to_use);
-    scene.kill_driver();
-    // The connection is gone, and with it the pause: no lease has to end first.
-    let begun = std::time::Instant::now();
-    fs::write(&file, "written on").unwrap();
-    assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
-    scene.start_driver();
+    let mut attempts = 0..20;
+    let made = loop {
+        let made = retried(&scene, "snapshot", || snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]));
+        assert!(!made.ready_to_use);
+        scene.kill_driver();
+        // The connection is gone, and with it the pause: no lease has to end first.
+        let begun = std::time::Instant::now();
+        fs::write(&file, "written on").unwrap();
+        assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+        scene.start_driver();
+        if !get_snapshot(&caller, &made.snapshot_id).is_ok_and(|found| found.ready_to_use) {
+            break made;
+        }
+        // The copy was over before the blow.
+        delete_snapshot(&caller, &made.snapshot_id).unwrap();
+        assert!(attempts.next().is_some(), "no copy was under way long enough");
+    };
 
     let words = "the driver ended during the copy";
     let repeated = snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]);
