@@ -287,7 +287,7 @@ fn daemon_killed(launcher: Launcher) {
     kill(Pid::from_raw(daemons[0]), Signal::SIGKILL).expect("kill -9");
     assert!(process::wait_for_end(&daemon, PATIENCE).expect("poll"), "kill -9 ends it");
     // At once: the first request after its death.
-    let refused = fs::metadata(volume.join("absent")).unwrap_err();
+    let refused = fs::metadata(volume.join("absent")).expect_err("nobody answers");
     assert_eq!(refused.raw_os_error(), Some(Errno::ENOTCONN as i32), "{refused}");
     eventually("an event tells of it", PATIENCE, || {
         let events = node.list("events")?;

@@ -107,11 +107,11 @@ fn a_fuse_mount_that_stops_answering_is_aborted_within_a_second() {
 /// How long the first request waits that such a mount does not answer.
 fn aborted_after() -> Duration {
     let sandbox = Sandbox::new();
-    let target = sandbox.make_dir("v").unwrap();
-    let device = linux::mount::open_fuse_device().unwrap();
+    let target = sandbox.make_dir("v").expect("a directory");
+    let device = linux::mount::open_fuse_device().expect("/dev/fuse");
     let options =
         FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: true };
-    linux::mount::mount_fuse(device.as_fd(), ("wedged", "wedged"), &target, options).unwrap();
+    linux::mount::mount_fuse(device.as_fd(), ("wedged", "wedged"), &target, options).expect("mount");
     answer_init(&device);
     let idle_since = Instant::now();
     tests::eventually("the guard has seen it idle", Duration::from_secs(1), || {
@@ -122,10 +122,10 @@ fn aborted_after() -> Duration {
         );
         Ok(())
     })
-    .unwrap();
+    .expect("time passes");
 
     let started = Instant::now();
-    let error = fs::metadata(target.join("file")).unwrap_err();
+    let error = fs::metadata(target.join("file")).expect_err("it is aborted");
     assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::ECONNABORTED as i32), "{error}");
     started.elapsed()
 }
