@@ -35,7 +35,7 @@ const SNAPSHOT: &str = "snap-1";
 const LARGER: i64 = 2 * GI;
 const GROUP: u32 = 2000;
 /// For what ends by itself: a daemon whose connection is gone.
-pub(crate) const ENDING: Duration = Duration::from_secs(10);
+pub(crate) const ENDING: Duration = Duration::from_secs(30);
 
 /// The call that is disturbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
