@@ -40,8 +40,8 @@ impl Ipam {
         Ok(Some(Self { delegate, prepared }))
     }
 
-    /// The specification wants DEL of a delegate also when its ADD fails, so the
-    /// step is recorded first.
+    /// The specification wants DEL of a delegate also when its ADD fails, and one that
+    /// was killed may have taken addresses: the step is recorded first.
     fn start(self, call: &Invocation, undo: &mut Undo) -> Result<PendingAdd, Error> {
         undo.push(Step::ReleaseAddresses { ipam: self.delegate });
         Ok(self.prepared.start(call)?)
@@ -60,6 +60,9 @@ fn try_add(
     let mut pending = ipam.map(|ipam| ipam.start(call, undo)).transpose()?;
     let connected = connect(config, call, ends, undo);
     let addresses = pending.as_mut().map(|pending| pending.result(call)).transpose();
+    if pending.as_ref().is_some_and(PendingAdd::has_refused) {
+        undo.keep_addresses();
+    }
     let (connection, addresses) = (connected?, addresses?);
 
     let result = match addresses {

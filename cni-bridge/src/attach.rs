@@ -171,7 +171,7 @@ impl Ends {
                 Err(source) => {
                     // It may have been made, and only the kernel's answer be lost.
                     undo.push(Step::DeleteUnfinishedVeth { name });
-                    return Err(Error::CreateVeth { mtu: config.mtu, source });
+                    return Err(Error::CreateVeth { mtu: config.mtu, mac: config.container_mac, source });
                 }
             }
         }

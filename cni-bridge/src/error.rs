@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use cni_plugin::CniError;
 use ipnetwork::IpNetwork;
-use linux::netlink::OperState;
+use linux::netlink::{Mac, OperState};
 use linux::netns::filesystem_magic;
 use linux::nftables;
 use nix::errno::Errno;
+
+use crate::plan::format_mac;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -40,6 +42,8 @@ pub(crate) enum Error {
     #[error("failed to make veth pair")]
     CreateVeth {
         mtu: Option<u32>,
+        /// Of the container's end, where the configuration has one.
+        mac: Option<Mac>,
         #[source]
         source: linux::Error,
     },
@@ -200,9 +204,12 @@ impl From<Error> for CniError {
                 let first = failures.next().unwrap_or_else(|| CniError::internal("unknown failure"));
                 failures.fold(first, |first, next| first.with_details(next.msg))
             }
-            Error::CreateBridge { mtu, ref source, .. } | Error::CreateVeth { mtu, ref source } => {
+            Error::CreateBridge { mtu, ref source, .. } => {
                 refused(&error, source).with_details(wrong_mtu(mtu, source))
             }
+            Error::CreateVeth { mtu, mac, ref source } => refused(&error, source)
+                .with_details(wrong_mtu(mtu, source))
+                .with_details(wrong_mac(mac, source)),
             Error::ContainerLinkExists { ref ifname, .. } => {
                 let details = format!(
                     "CNI_IFNAME: the container has {ifname:?} already; an earlier ADD is taken back by DEL"
@@ -246,6 +253,19 @@ fn wrong_mtu(mtu: Option<u32>, source: &linux::Error) -> String {
             MTU.start(),
             MTU.end()
         ),
+        None => String::new(),
+    }
+}
+
+/// Empty where another reason made the kernel refuse (`is_valid_ether_addr`).
+fn wrong_mac(mac: Option<Mac>, source: &linux::Error) -> String {
+    match mac.filter(|_| source.errno() == Errno::EADDRNOTAVAIL) {
+        Some(mac) => {
+            format!(
+                "mac: expected that of one interface, not a group's and not zero, found {}",
+                format_mac(Some(mac))
+            )
+        }
         None => String::new(),
     }
 }

@@ -55,6 +55,12 @@ impl Undo {
         self.steps.push(step);
     }
 
+    /// The IPAM plugin gave this call nothing. Its DEL would release what an earlier
+    /// ADD of the same id and interface got, from another namespace, say.
+    pub(crate) fn keep_addresses(&mut self) {
+        self.steps.retain(|step| !matches!(step, Step::ReleaseAddresses { .. }));
+    }
+
     /// Takes all steps back, going on after failures. `cause` comes back alone
     /// or with what could not be undone.
     pub(crate) fn roll_back(self, host: &Netlink, call: &Invocation, bridge: &str, cause: Error) -> Error {
@@ -70,7 +76,7 @@ impl Undo {
             }
             match take_back(step, host, call) {
                 Ok(()) => {}
-                // An IPAM plugin that refuses the configuration says so twice.
+                // An IPAM plugin that fails without a word of its own does so twice.
                 Err(Error::Protocol(again)) if matches!(&cause, Error::Protocol(first) if *first == again) => {
                 }
                 Err(e) => rollback.push(e),

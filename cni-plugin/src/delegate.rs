@@ -130,6 +130,12 @@ impl PendingAdd {
         CniResult::from_json(&value, call.conf.cni_version)
     }
 
+    /// Whether it has ended and said itself, with an error object, that it failed:
+    /// then it has nothing of this call's.
+    pub fn has_refused(&self) -> bool {
+        self.running.refused
+    }
+
     /// Waits for the end, which must be a success and add nothing to the result.
     pub fn confirm(mut self) -> Result<(), CniError> {
         let length = self.running.stdout().len();
@@ -157,6 +163,8 @@ struct Running {
     outputs: Option<Pipes<2>>,
     /// What they were.
     texts: [Vec<u8>; 2],
+    /// It has failed with an error object.
+    refused: bool,
     binary: PathBuf,
 }
 
@@ -170,13 +178,16 @@ impl Running {
         let program = program::start(path, environment(command), [stdin, stdout, stderr])?;
         let outputs = Some(Pipes::new([from_stdout, from_stderr]));
         let texts = [const { Vec::new() }; 2];
-        Ok((Self { program, outputs, texts, binary: binary.to_owned() }, to_stdin))
+        let binary = binary.to_owned();
+        Ok((Self { program, outputs, texts, refused: false, binary }, to_stdin))
     }
 
     /// Writes the configuration; the plugin begins when it has read all of it.
     fn configure(self, stdin: OwnedFd, call: &Invocation) -> Result<Self, CniError> {
-        // A plugin reads its whole stdin before it writes anything; one that
-        // does not read it ends, and how it ended says more than EPIPE.
+        // A plugin reads its whole stdin before it writes anything, or nearly: what
+        // fits into the pipe does not wait for it. One that does not read it ends,
+        // and how it ended says more than EPIPE.
+        pipes::make_room(&stdin, call.conf.stdin.len());
         match File::from(stdin).write_all(&call.conf.stdin) {
             Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
                 Err(failed(&self.binary, "write configuration to", &e))
@@ -214,7 +225,10 @@ impl Running {
             drop(std::io::stderr().write_all(stderr));
             return Ok(());
         }
-        Err(error_of(&Output { status, stdout: stdout.clone(), stderr: stderr.clone() }))
+        let output = Output { status, stdout: stdout.clone(), stderr: stderr.clone() };
+        let said = error_object(&output);
+        self.refused = status.code().is_some() && matches!(said, Ok(Some(_)));
+        Err(error_of(&output, said))
     }
 }
 
@@ -239,25 +253,27 @@ fn environment(command: Command) -> Vec<CString> {
     words.filter_map(|word| CString::new(word).ok()).collect()
 }
 
-fn error_of(output: &Output) -> CniError {
+/// The error object of a plugin that failed; `None` where it wrote a result, or
+/// nothing. An error says why its output is neither.
+fn error_object(output: &Output) -> Result<Option<CniError>, String> {
     if output.stdout.is_empty() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        return if stderr.is_empty() {
-            no_error_message(output)
-        } else {
-            CniError::internal(format_args!("netplugin failed: {stderr:?}"))
-        };
+        return Ok(None);
     }
+    let value: Value = serde_json::from_slice(&output.stdout).map_err(|e| e.to_string())?;
+    let error = CniError::from_json(&value).map_err(|e| e.msg)?;
+    Ok((error.code != 0 || !error.msg.is_empty()).then_some(error))
+}
+
+fn error_of(output: &Output, said: Result<Option<CniError>, String>) -> CniError {
     let stdout = String::from_utf8_lossy(&output.stdout);
-    let parsed = serde_json::from_slice::<Value>(&output.stdout)
-        .map_err(|e| e.to_string())
-        .and_then(|value| CniError::from_json(&value).map_err(|e| e.msg));
-    match parsed {
+    match said {
+        Ok(Some(error)) => error,
+        Ok(None) if output.stdout.is_empty() => match String::from_utf8_lossy(&output.stderr) {
+            stderr if stderr.is_empty() => no_error_message(output),
+            stderr => CniError::internal(format_args!("netplugin failed: {stderr:?}")),
+        },
         // A result: the plugin was killed after it had written it.
-        Ok(error) if error.code == 0 && error.msg.is_empty() => {
-            no_error_message(output).with_details(format_args!("its output was {stdout:?}"))
-        }
-        Ok(error) => error,
+        Ok(None) => no_error_message(output).with_details(format_args!("its output was {stdout:?}")),
         Err(e) => CniError::internal(format_args!(
             "netplugin failed but error parsing its diagnostic message {stdout:?}: {e}"
         )),
@@ -317,6 +333,10 @@ mod tests {
         drop(prepared);
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
         assert_eq!(File::from(kept).write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    fn error_of(output: &Output) -> CniError {
+        super::error_of(output, error_object(output))
     }
 
     #[test]

@@ -30,5 +30,6 @@ pub mod process;
 pub mod program;
 pub mod rootfs;
 pub mod sysctl;
+pub mod xfs;
 
 pub use error::{Error, Result, reason};

@@ -15,6 +15,16 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC)?)
 }
 
+/// Lets `bytes` be written at once into a pipe that is empty, as far as the kernel
+/// allows (`/proc/sys/fs/pipe-max-size`); a new pipe takes 64 KiB.
+pub fn make_room(pipe: impl AsFd, bytes: usize) {
+    const NEW: usize = 64 * 1024;
+    if let Some(bytes) = i32::try_from(bytes).ok().filter(|_| bytes > NEW) {
+        // Refused, whoever writes waits for the reader.
+        let _size = nix::fcntl::fcntl(pipe, nix::fcntl::FcntlArg::F_SETPIPE_SZ(bytes));
+    }
+}
+
 /// The reading ends of `N` pipes, and what has come out of each.
 #[derive(Debug)]
 pub struct Pipes<const N: usize> {
@@ -86,6 +96,14 @@ mod tests {
             .unwrap();
         let pipes = Pipes::new([child.stdout.take().unwrap().into(), child.stderr.take().unwrap().into()]);
         (child, pipes)
+    }
+
+    #[test]
+    fn a_pipe_with_room_takes_all_at_once() {
+        let (_from, to) = pipe().unwrap();
+        make_room(&to, 300_000);
+        nix::fcntl::fcntl(&to, nix::fcntl::FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        assert_eq!(nix::unistd::write(&to, &vec![0; 300_000]).unwrap(), 300_000);
     }
 
     #[test]

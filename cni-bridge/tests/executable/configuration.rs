@@ -129,6 +129,12 @@ fn a_negative_mtu_is_the_kernels_default_and_unknown_arguments_are_refused() {
     assert_eq!(attachment.refused(), (999, msg));
     let details = "mtu: expected 68 to 65535, or 0 for the kernel's default, found 10";
     assert!(attachment.call("ADD").1["details"].as_str().unwrap().ends_with(details));
+    attachment.conf["mtu"] = json!(0);
+    attachment.args = "MAC=01:00:5e:00:00:01";
+    let (_, refused) = attachment.call("ADD");
+    assert_eq!(refused["msg"], "failed to make veth pair: cannot assign requested address");
+    let details = "mac: expected that of one interface, not a group's and not zero, found 01:00:5e:00:00:01";
+    assert!(refused["details"].as_str().unwrap().ends_with(details), "{refused}");
     sandbox.assert_untouched();
 }
 

@@ -123,15 +123,43 @@ fn a_repeated_add_is_refused_and_costs_the_first_nothing() {
 }
 
 #[test]
-fn a_failing_ipam_plugin_is_quoted_and_told_to_release() {
+fn an_ipam_plugin_that_refuses_is_quoted_and_not_told_to_release() {
     let error = json!({"cniVersion": "1.0.0", "code": 11, "msg": "come back later", "details": "busy"});
     let sandbox = Sandbox::new().with_scripted_ipam(&error);
     std::fs::write(sandbox.dir.path().join("bin/fail"), "").unwrap();
     let attachment = sandbox.attachment("c1", r#"{"ipam": {"type": "scripted-ipam"}}"#);
     let (code, answer) = attachment.call("ADD");
     assert_eq!((code, answer), (Some(1), json!({"code": 11, "msg": "come back later", "details": "busy"})));
+    assert_eq!(sandbox.ipam_calls(), ["ADD"]);
+    sandbox.assert_untouched();
+}
+
+#[test]
+fn an_ipam_plugin_that_fails_without_a_word_is_told_to_release() {
+    let sandbox = Sandbox::new().with_scripted_ipam(&json!({"cniVersion": "1.0.0"}));
+    std::fs::write(sandbox.dir.path().join("bin/result"), "").unwrap();
+    std::fs::write(sandbox.dir.path().join("bin/fail"), "").unwrap();
+    let attachment = sandbox.attachment("c1", r#"{"ipam": {"type": "scripted-ipam"}}"#);
+    let msg = "netplugin failed with no error message: exit status: 1".to_owned();
+    assert_eq!(attachment.refused(), (999, msg));
     assert_eq!(sandbox.ipam_calls(), ["ADD", "DEL"]);
     sandbox.assert_untouched();
+}
+
+#[test]
+fn an_add_of_the_same_id_in_another_namespace_keeps_the_firsts_lease() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let first = sandbox.attachment("c1", DUAL);
+    first.add();
+    let leases = sandbox.leases();
+    let mut second = sandbox.attachment("c2", DUAL);
+    second.id.clone_from(&first.id);
+    let (_, msg) = second.refused();
+    assert!(msg.ends_with("duplicate allocation is not allowed"), "{msg}");
+    assert_eq!(sandbox.leases(), leases);
+    first.del();
+    sandbox.assert_detached();
 }
 
 #[test]
