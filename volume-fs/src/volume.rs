@@ -81,6 +81,9 @@ impl Volume {
         quota: Arc<Quota>,
     ) -> crate::Result<Self> {
         let root = Arc::new(source.directory);
+        if !source.read_only {
+            copy_single_blocks(&descriptors, &root);
+        }
         let seen = stat(&root).map_err(|e| crate::Error::Kernel {
             step: "open volume",
             source: linux::Error::new("statx", "the volume's directory", e),
@@ -144,6 +147,16 @@ impl Volume {
 
     fn writable(&self) -> Result<()> {
         if self.read_only { Err(Errno::ROFS) } else { Ok(()) }
+    }
+}
+
+/// Overwriting what a snapshot shares reserves nothing, so it must not take
+/// more than is written. Files and directories inherit this when they are made.
+fn copy_single_blocks(descriptors: &DescriptorDir, root: &OwnedFd) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let chosen = descriptors.reopen(root.as_fd(), flags).and_then(linux::xfs::copy_single_blocks_below);
+    if let Err(errno) = chosen {
+        tracing::warn!(%errno, "xfs: overwriting what a snapshot shares will take more than is written");
     }
 }
 

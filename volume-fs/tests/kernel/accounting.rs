@@ -235,3 +235,41 @@ fn a_block_of_attributes_is_charged_where_a_count_finds_it() {
     rest(&volume);
     assert_eq!(volume.usage(), before);
 }
+
+#[test]
+fn overwriting_what_a_snapshot_shares_on_xfs_takes_no_more_than_is_written() {
+    const FILES: u64 = 20;
+    const PIECES: u64 = 30;
+    const PIECE: u64 = 4096;
+    // Confined: with no more than six capabilities xfs is told how to copy.
+    let setup = Setup { capacity_bytes: 256 << 20, confine: true, ..SETUP };
+    let volume = Volume::on(Stage::on_file_system("xfs"), setup);
+    let snapshot = volume.backing.join("snapshot");
+    fs::create_dir(&snapshot).unwrap();
+    fs::create_dir(volume.path("d")).unwrap();
+    let overwrite = |byte: u8| {
+        for n in 0..FILES {
+            let path = volume.path(&format!("d/f{n}"));
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).unwrap();
+            for piece in 0..PIECES {
+                file.write_all_at(&vec![byte; 4096], piece * (128 << 10)).unwrap();
+            }
+        }
+    };
+    overwrite(1);
+    rest(&volume);
+    let written = volume.usage().used_bytes;
+    for round in 2..5 {
+        for n in 0..FILES {
+            let from = File::open(volume.backing.join(format!("d/f{n}"))).unwrap();
+            let to = File::create(snapshot.join(format!("f{n}"))).unwrap();
+            rustix::fs::ioctl_ficlone(to, from).unwrap();
+        }
+        overwrite(round);
+        let most = written + FILES * PIECES * PIECE;
+        let used = volume.usage().used_bytes;
+        assert!(used <= most, "round {round}: {used}, {most} would be every piece twice");
+    }
+    rest(&volume);
+    assert_eq!(volume.usage().used_bytes, written, "what was copied is written back");
+}
