@@ -40,19 +40,6 @@ pub fn refuse_huge_pages() -> Result<()> {
     nix::sys::prctl::set_thp_disable(true).map_err(|e| Error::new("prctl", "PR_SET_THP_DISABLE", e))
 }
 
-/// What was freed goes back to the kernel, of every thread's heap: the C library
-/// by itself gives back only what is freed at a heap's end.
-///
-/// Takes milliseconds when much was freed, and other threads that allocate wait
-/// meanwhile. Does nothing with musl's C library.
-pub fn give_back_freed() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it takes a number, and touches only memory that nobody has allocated.
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

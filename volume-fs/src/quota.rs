@@ -90,6 +90,8 @@ pub(crate) struct Quota {
     counting: AtomicBool,
     charges: [Mutex<HashMap<u64, Charge>>; SHARDS],
     removals: Mutex<Removals>,
+    /// FORGETs of removed nodes.
+    forgets: AtomicU64,
     forgotten: Condvar,
     most_waiting: usize,
 }
@@ -148,6 +150,7 @@ impl Quota {
             counting: AtomicBool::new(true),
             charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
             removals: Mutex::new(Removals::default()),
+            forgets: AtomicU64::new(0),
             forgotten: Condvar::new(),
             most_waiting: event_loops / 2,
         };
@@ -241,29 +244,40 @@ impl Quota {
     }
 
     /// Tries again as long as the answer is that nothing is left and space is
-    /// about to come back.
+    /// about to come back, but not for ever while others take it.
     pub(crate) fn retrying<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        let mut deadline = None;
         loop {
+            let seen = self.forgets.load(Ordering::Acquire);
             match attempt() {
-                Err(Errno::NOSPC) if self.wait_for_a_forget() => {}
+                Err(Errno::NOSPC) => {
+                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + FORGET_IS_DUE);
+                    if !self.wait_for_a_forget(seen, deadline) {
+                        return Err(Errno::NOSPC);
+                    }
+                }
                 other => return other,
             }
         }
     }
 
-    fn wait_for_a_forget(&self) -> bool {
+    /// Whether there was a FORGET of a removed file since `seen`.
+    fn wait_for_a_forget(&self, seen: u64, deadline: Instant) -> bool {
+        let is_over = |_: &mut Removals| self.forgets.load(Ordering::Acquire) != seen;
         let mut removals = self.removals();
-        let (before, last) = (removals.known, removals.last);
-        let left = last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
-        let left = left.max(CLOSE_IS_DUE);
-        if before == 0 || removals.waiting >= self.most_waiting {
+        if is_over(&mut removals) {
+            return Instant::now() < deadline;
+        }
+        if removals.known == 0 || removals.waiting >= self.most_waiting {
             return false;
         }
+        let due = removals.last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
+        let left = due.max(CLOSE_IS_DUE).min(deadline.saturating_duration_since(Instant::now()));
         removals.waiting += 1;
-        let waited = self.forgotten.wait_timeout_while(removals, left, |now| now.known >= before);
+        let waited = self.forgotten.wait_timeout_while(removals, left, |now| !is_over(now));
         let (mut removals, _timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         removals.waiting -= 1;
-        removals.known < before
+        is_over(&mut removals)
     }
 
     /// Before a file is changed: what it is charged now.
@@ -360,6 +374,7 @@ impl Quota {
         self.give_back(charged);
         let mut removals = self.removals();
         removals.known = removals.known.saturating_sub(1);
+        self.forgets.fetch_add(1, Ordering::Release);
         drop(removals);
         self.forgotten.notify_all();
     }

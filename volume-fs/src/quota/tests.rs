@@ -116,6 +116,24 @@ fn space_that_a_forget_is_about_to_free_is_waited_for() {
 }
 
 #[test]
+fn a_forget_counts_though_another_file_is_removed_meanwhile() {
+    let quota = using(Limits { bytes: 8192, inodes: 2 }, Counted { bytes: 8192, inodes: 2 });
+    quota.removed(7, lasting(4096));
+    let attempts = AtomicU64::new(0);
+    let reserved = quota.retrying(|| {
+        let reserved = quota.reserve(4096);
+        if attempts.fetch_add(1, Ordering::Relaxed) == 0 {
+            // Between the attempt and the wait.
+            quota.removed(8, lasting(4096));
+            quota.forget(7);
+        }
+        reserved
+    });
+    assert_eq!(reserved.map(drop), Ok(()));
+    assert_eq!(attempts.into_inner(), 2);
+}
+
+#[test]
 fn a_removed_file_that_stays_open_costs_others_one_long_wait() {
     let quota = using(Limits { bytes: 4096, inodes: 1 }, Counted { bytes: 4096, inodes: 1 });
     quota.removed(7, lasting(4096));
