@@ -141,8 +141,13 @@ pub(super) fn copy_tree(
     mode: CopyMode,
     progress: &Progress,
 ) -> linux::Result<Count> {
+    let to = open_dir(to, c".", rustix::fs::ResolveFlags::empty()).map_err(at("open", c"."))?;
+    // All that is made below inherits it: overwriting what the copy shares takes what is written.
+    if let Err(errno) = linux::xfs::copy_single_blocks_below(&to) {
+        tracing::warn!(%errno, "xfs: overwriting what a copy shares will take more than is written");
+    }
     let mut copier = Copier {
-        to: open_dir(to, c".", rustix::fs::ResolveFlags::empty()).map_err(at("open", c"."))?,
+        to,
         above: Vec::new(),
         links,
         linked: HashMap::new(),
