@@ -44,7 +44,7 @@ impl Delegate {
     /// configuration, and returns at once.
     pub fn prepare_add(&self) -> Result<PreparedAdd, CniError> {
         let (running, stdin) = self.launch(Command::Add)?;
-        Ok(PreparedAdd { waiting: Some((stdin, running)) })
+        Ok(PreparedAdd { running, stdin })
     }
 
     /// Runs DEL to its end.
@@ -83,24 +83,14 @@ impl Delegate {
 #[derive(Debug)]
 #[must_use]
 pub struct PreparedAdd {
-    /// What writes to its stdin comes with it; `None` when it has begun.
-    waiting: Option<(OwnedFd, Running)>,
+    running: Running,
+    stdin: OwnedFd,
 }
 
 impl PreparedAdd {
     /// Lets it begin, and returns at once, so that the caller can work meanwhile.
-    pub fn start(mut self, call: &Invocation) -> Result<PendingAdd, CniError> {
-        let waiting = self.waiting.take();
-        let (stdin, running) = waiting.ok_or_else(|| CniError::internal("the plugin has begun before"))?;
-        Ok(PendingAdd { running: running.configure(stdin, call)? })
-    }
-}
-
-impl Drop for PreparedAdd {
-    fn drop(&mut self) {
-        if let Some((_stdin, running)) = &self.waiting {
-            running.program.kill();
-        }
+    pub fn start(self, call: &Invocation) -> Result<PendingAdd, CniError> {
+        Ok(PendingAdd { running: self.running.configure(self.stdin, call)? })
     }
 }
 
@@ -159,6 +149,8 @@ fn is_result(stdout: &[u8]) -> bool {
 #[derive(Debug)]
 struct Running {
     program: Program,
+    /// It has no configuration yet, and so has done nothing.
+    waiting: bool,
     /// stdout and stderr; `None` when the child has been waited for.
     outputs: Option<Pipes<2>>,
     /// What they were.
@@ -179,11 +171,12 @@ impl Running {
         let outputs = Some(Pipes::new([from_stdout, from_stderr]));
         let texts = [const { Vec::new() }; 2];
         let binary = binary.to_owned();
-        Ok((Self { program, outputs, texts, refused: false, binary }, to_stdin))
+        Ok((Self { program, waiting: true, outputs, texts, refused: false, binary }, to_stdin))
     }
 
     /// Writes the configuration; the plugin begins when it has read all of it.
-    fn configure(self, stdin: OwnedFd, call: &Invocation) -> Result<Self, CniError> {
+    fn configure(mut self, stdin: OwnedFd, call: &Invocation) -> Result<Self, CniError> {
+        self.waiting = false;
         // A plugin reads its whole stdin before it writes anything, or nearly: what
         // fits into the pipe does not wait for it. One that does not read it ends,
         // and how it ended says more than EPIPE.
@@ -234,6 +227,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if self.waiting {
+            self.program.kill();
+        }
         // The program is waited for next, and must not wait for a reader.
         drop(self.outputs.take());
     }
@@ -327,9 +323,8 @@ mod tests {
     fn an_add_that_never_begins_is_ended() {
         // A shell whose script has not come: killed, though its stdin is still open.
         let prepared = Delegate { binary: "/bin/sh".into() }.prepare_add().unwrap();
-        let (stdin, running) = prepared.waiting.as_ref().unwrap();
-        let kept = stdin.try_clone().unwrap();
-        let pid = running.program.id();
+        let kept = prepared.stdin.try_clone().unwrap();
+        let pid = prepared.running.program.id();
         drop(prepared);
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
         assert_eq!(File::from(kept).write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);

@@ -2,8 +2,8 @@
 //! say, beside the driver and without it.
 //!
 //! Only looked at are the journal's files, each of which is whole at any time,
-//! and mountinfo; no mount and no pool is asked, of daemons only whether they answer. How far a copy is that
-//! the journal names, the driver is asked that makes it.
+//! and mountinfo; no mount and no pool is asked, and of daemons only whether they
+//! answer. How far a copy is that the journal names, the driver is asked that makes it.
 
 mod copies;
 mod daemons;

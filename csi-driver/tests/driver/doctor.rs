@@ -50,9 +50,7 @@ fn mount_nobodys(target: &Path) -> OwnedFd {
 fn a_healthy_node_has_no_findings_and_a_running_driver_is_not_repaired_under() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let volume = caller.create_named("pvc-1").unwrap();
-    caller.stage(&volume).unwrap();
-    caller.publish(&volume, "one").unwrap();
+    let volume = caller.bring_up("pvc-1", &["one"]).unwrap();
     assert_eq!(found(&scene, &[]), (0, vec![]));
     assert_eq!(run(&scene, &[]), (0, "Nothing is left to be repaired.\n".to_owned(), String::new()));
     let (code, printed, said) = run(&scene, &["--repair"]);
@@ -186,9 +184,7 @@ fn what_another_driver_serves_and_what_may_be_in_use_stays() {
 fn a_target_of_a_daemon_that_died_is_told_when_another_pod_is_served_again() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let volume = caller.create_named("pvc-1").unwrap();
-    caller.stage(&volume).unwrap();
-    caller.publish(&volume, "one").unwrap();
+    let volume = caller.bring_up("pvc-1", &["one"]).unwrap();
     scene.kill_daemon();
     crate::scene::retried(&scene, "publish", || caller.publish(&volume, "two"));
     assert_eq!(found(&scene, &[]), (1, expected(&[("target of a daemon that died", &volume)])));

@@ -12,10 +12,7 @@ use crate::scene::{Flags, GI, NODE, PATIENCE, Scene, create_request, mounted};
 fn two_pods_share_a_volume_and_nothing_is_left_of_it() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
-    caller.publish(&id, "two").unwrap();
+    let id = caller.bring_up("pvc-1", &["one", "two"]).unwrap();
 
     fs::write(caller.target_path("one").join("file"), "from one").unwrap();
     assert_eq!(fs::read(caller.target_path("two").join("file")).unwrap(), b"from one");
@@ -87,9 +84,7 @@ fn data_outlive_the_stage_and_volumes_do_not_see_each_other() {
 fn a_read_only_publish_refuses_writes_beside_a_writable_one() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "writer").unwrap();
+    let id = caller.bring_up("pvc-1", &["writer"]).unwrap();
     caller.publish_with(&id, "reader", |request| request.readonly = true).unwrap();
     fs::write(caller.target_path("writer").join("file"), "x").unwrap();
     let refused = fs::write(caller.target_path("reader").join("file"), "y").unwrap_err();
@@ -125,9 +120,7 @@ fn a_stage_for_readers_only_is_read_only_for_everybody() {
 fn any_user_may_write_and_modes_are_the_writers_own() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let file = caller.target_path("one").join("file");
     fs::write(&file, "x").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
@@ -150,9 +143,7 @@ fn any_user_may_write_and_modes_are_the_writers_own() {
 fn a_dead_daemon_is_noticed_and_the_next_pod_gets_a_fresh_mount() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     let healthy = caller.stats(&id, &caller.target_path("one")).unwrap();
     assert!(!healthy.volume_condition.unwrap().abnormal);
@@ -188,9 +179,7 @@ fn a_dead_daemon_is_noticed_and_the_next_pod_gets_a_fresh_mount() {
 fn a_dead_daemons_volume_can_be_taken_down_without_being_healed() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let open = fs::File::create(caller.target_path("one").join("file")).unwrap();
     scene.kill_daemon();
     // A process of the pod that still has a file open does not keep the dead mount.

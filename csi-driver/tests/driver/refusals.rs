@@ -312,9 +312,7 @@ fn an_exclusive_target_forbids_a_shared_one_and_contradictions_are_named() {
 fn a_busy_target_is_not_torn_from_its_user() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let open = fs::File::create(caller.target_path("one").join("file")).unwrap();
     assert_refused(caller.unpublish(&id, "one"), Code::Aborted, "is busy");
     assert!(mounted(&caller.target_path("one")).is_some());
@@ -352,9 +350,7 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
     fs::copy(crate::scene::volume_binary(), &binary).unwrap();
     let scene = Scene::start_in(sandbox, flags);
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     fs::rename(&binary, scene.sandbox.path("moved")).unwrap();
     scene.kill_daemon();
     assert_refused(

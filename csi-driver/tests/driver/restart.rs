@@ -14,9 +14,7 @@ use crate::scene::{Flags, PATIENCE, Scene, volume_binary};
 fn a_restart_disturbs_nothing_and_adopts_everything() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let path = caller.target_path("one").join("file");
     let mut open = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     let journal = |scene: &Scene| scene.journal(&id) + &boot::journal(scene, &id);
@@ -52,9 +50,7 @@ fn a_restart_disturbs_nothing_and_adopts_everything() {
 fn sigterm_ends_the_driver_and_leaves_volumes_and_no_sockets() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
     assert!(!scene.csi_socket().exists() && !scene.registration_socket().exists());
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
@@ -69,9 +65,7 @@ fn sigterm_ends_the_driver_and_leaves_volumes_and_no_sockets() {
 fn driver_and_daemon_may_die_together() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     scene.kill_driver();
     scene.kill_daemon();
@@ -105,10 +99,7 @@ fn after_a_power_cut_the_volume_is_unstaged_and_usable() {
 fn rebooted(cut: impl Fn(&Path)) {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
-    caller.publish(&id, "two").unwrap();
+    let id = caller.bring_up("pvc-1", &["one", "two"]).unwrap();
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     scene.kill_driver();
     for path in [caller.target_path("one"), caller.target_path("two"), caller.staging_path(&id)] {
@@ -179,9 +170,7 @@ fn lone_daemon(scene: &Scene, key: &str, program: &Path) -> (PathBuf, PacketList
 fn a_volume_that_the_journal_does_not_know_goes_on_until_it_is_staged() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let mut open = fs::File::create_new(caller.target_path("one").join("file")).unwrap();
     scene.kill_driver();
     let daemons = scene.daemons();
@@ -229,9 +218,7 @@ fn a_stranger_with_a_daemons_arguments_is_not_killed() {
 fn an_unreadable_journal_entry_does_not_cost_a_volume_its_daemon() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let daemons = scene.daemons();
     for torn in [scene.journal_path(&id), boot::journal_path(&scene, &id)] {
         let whole = fs::read(&torn).unwrap();

@@ -336,6 +336,14 @@ impl Caller {
         Ok(())
     }
 
+    /// A volume of that name, which these pods use. Its id.
+    pub(crate) fn bring_up(&self, name: &str, pods: &[&str]) -> Result<String, Status> {
+        let id = self.create_named(name)?;
+        self.stage(&id)?;
+        pods.iter().try_for_each(|pod| self.publish(&id, pod))?;
+        Ok(id)
+    }
+
     /// Everything of a volume that these pods use, and the volume.
     pub(crate) fn take_down(&self, volume_id: &str, pods: &[&str]) -> Result<(), Status> {
         pods.iter().try_for_each(|pod| self.unpublish(volume_id, pod))?;

@@ -61,9 +61,7 @@ fn assert_serves_the_restored_once_it_was_down(scene: &Scene, caller: &Caller, i
 fn a_daemon_of_another_directory_gets_no_more_pods_and_says_so() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     assert!(!condition(&caller, &id).abnormal);
     let aside = restored(&scene, &id);
     assert_told(&caller, &id);
@@ -74,9 +72,7 @@ fn a_daemon_of_another_directory_gets_no_more_pods_and_says_so() {
 fn a_restart_does_not_take_a_daemon_of_another_directory_for_well() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let daemons = scene.daemons();
     scene.kill_driver();
     let aside = restored(&scene, &id);

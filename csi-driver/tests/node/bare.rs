@@ -25,9 +25,7 @@ fn lets_in(scene: &Scene, dir: &Path) -> (bool, bool) {
 fn the_bare_directory_is_closed_to_everybody() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let (target, staging) = (caller.target_path("one"), caller.staging_path(&id));
     assert_eq!(lets_in(&scene, &target), (true, true), "the volume itself is open");
 
@@ -65,9 +63,7 @@ fn a_target_that_was_left_open_is_closed_before_it_is_used() {
 fn a_crashed_drivers_target_can_be_removed_by_rmdir() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     scene.kill_driver();
     let target = caller.target_path("one");
     unmount(&target, UnmountMode::Plain).unwrap();

@@ -66,9 +66,7 @@ fn assert_no_connection(minor: u32) {
 fn statistics_of_a_stopped_daemon_are_abnormal_within_seconds() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let target = caller.target_path("one");
     scene.stop_daemon();
     for _ in 0..3 {
@@ -128,9 +126,7 @@ fn get_volume_tells_daemons_that_do_not_answer_and_none_waits_for_another() {
 fn statistics_asked_for_at_once_are_all_answered() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let paths = [caller.target_path("one"), caller.staging_path(&id)];
     let asked = |abnormal: bool| {
         std::thread::scope(|scope| {
@@ -170,9 +166,7 @@ fn statistics_asked_for_at_once_are_all_answered() {
 fn statistics_of_an_unmounted_target_are_not_those_of_the_disk_beneath() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let target = caller.target_path("one");
     linux::mount::unmount(&target, linux::mount::UnmountMode::Plain).unwrap();
     let stats = caller.stats(&id, &target).unwrap();
@@ -190,10 +184,7 @@ fn statistics_of_an_unmounted_target_are_not_those_of_the_disk_beneath() {
 fn unpublish_and_unstage_of_a_stopped_daemon_end_in_time_and_leave_no_connection() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
-    caller.publish(&id, "two").unwrap();
+    let id = caller.bring_up("pvc-1", &["one", "two"]).unwrap();
     let connection = connection_of(&caller.staging_path(&id));
     let file = caller.target_path("one").join("file");
     let mut command = scene.sandbox.command(Path::new("sh"));

@@ -208,9 +208,7 @@ fn a_driver_that_is_killed_takes_what_is_parked_with_it() {
 fn sigterm_ends_all_that_is_parked_and_nothing_that_is_staged() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let used = caller.create_named("pvc-used").unwrap();
-    caller.stage(&used).unwrap();
-    caller.publish(&used, "two").unwrap();
+    let used = caller.bring_up("pvc-used", &["two"]).unwrap();
     let serving = scene.daemons();
     let ids = ["a", "b", "c", "d"].map(|name| create(&caller, name, LONG));
     for id in &ids {

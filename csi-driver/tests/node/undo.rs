@@ -22,15 +22,11 @@ fn unstage_at(caller: &Caller, volume_id: &str, path: &Path) {
 fn to_undo_a_volume_where_another_is_mounted_succeeds_and_touches_nothing() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let there = caller.create_named("there").unwrap();
-    caller.stage(&there).unwrap();
-    caller.publish(&there, "one").unwrap();
+    let there = caller.bring_up("there", &["one"]).unwrap();
     let (target, staging) = (caller.target_path("one"), caller.staging_path(&there));
     fs::write(target.join("file"), "x").unwrap();
 
-    let elsewhere = caller.create_named("elsewhere").unwrap();
-    caller.stage(&elsewhere).unwrap();
-    caller.publish(&elsewhere, "two").unwrap();
+    let elsewhere = caller.bring_up("elsewhere", &["two"]).unwrap();
     let never_created = format!("vol-{}", "0".repeat(32));
     for other in [elsewhere.as_str(), &never_created, "fake-vol-id"] {
         unpublish_at(&caller, other, &target);
@@ -101,9 +97,7 @@ fn unpublish_finds_what_was_published_through_a_link_that_leads_elsewhere_by_now
 fn a_foreign_mount_upon_a_published_target_is_named_and_kept() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let target = caller.target_path("one");
     linux::mount::mount_fs("tmpfs", "stranger", &target, linux::mount::MountFlags::default(), "").unwrap();
     let refused = caller.unpublish(&id, "one").unwrap_err();
@@ -120,9 +114,7 @@ fn a_foreign_mount_upon_a_published_target_is_named_and_kept() {
 fn an_undo_that_cannot_be_journaled_is_aborted_and_succeeds_later() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = caller.create_named("pvc-1").unwrap();
-    caller.stage(&id).unwrap();
-    caller.publish(&id, "one").unwrap();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let boots = scene.sandbox.path("state/boots");
     let aside = scene.sandbox.path("state/aside");
     fs::rename(&boots, &aside).unwrap();
