@@ -5,6 +5,7 @@
 //! Invariant: a test meets the real kernel or fails. Nothing here skips, and
 //! nothing here starts a process that outlives its [`Sandbox`].
 
+pub mod attacker;
 pub mod binaries;
 pub mod cgroups;
 pub mod cni;

@@ -9,9 +9,14 @@ use crate::build::{cargo, products, require_root, words};
 use crate::conformance::foreign::debian_program;
 use crate::progress::{part, say};
 
-/// What makes the pools of csi-driver's tests, and their Debian packages.
-const MKFS: [(&str, &str); 3] =
-    [("mkfs.btrfs", "btrfs-progs"), ("mkfs.ext4", "e2fsprogs"), ("mkfs.xfs", "xfsprogs")];
+/// Programs that the tests start, and their Debian packages: mkfs makes the pools
+/// of csi-driver's tests, busybox is the attacker of `tests/tests/hostile`.
+const PROGRAMS: [(&str, &str); 4] = [
+    ("mkfs.btrfs", "btrfs-progs"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
+    ("busybox", "busybox-static"),
+];
 
 /// What libtest counted, over all test binaries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +28,8 @@ struct Counts {
 
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     require_root("test")?;
-    part("mkfs", || {
-        for (program, package) in MKFS {
+    part("programs of the tests", || {
+        for (program, package) in PROGRAMS {
             debian_program(program, package)?;
         }
         Ok(())
