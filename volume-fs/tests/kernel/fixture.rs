@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, MountFlags, UnmountMode};
+use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{GetUsage, Reply, Request, Usage, reply, request};
 use proto::handover::{Answer, Assignment, Hello, answer};
@@ -293,6 +294,14 @@ impl Volume {
         let output = self.try_shell(user, script);
         assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// Remounts the file system: the kernel forgets every entry that is not in use.
+    /// A system call: mount(8) would run mount.fuse, which asks for a program of the
+    /// subtype's name.
+    pub(crate) fn remount(&self, more: MsFlags) -> nix::Result<()> {
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | more;
+        nix::mount::mount(None::<&str>, &self.path, None::<&str>, flags, None::<&str>)
     }
 
     pub(crate) fn try_shell(&self, user: User, script: &str) -> Output {

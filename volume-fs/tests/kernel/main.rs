@@ -14,4 +14,5 @@ mod hand_over;
 mod metrics;
 mod ownership;
 mod pauses;
+mod remounts;
 mod semantics;

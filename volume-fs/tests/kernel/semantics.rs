@@ -11,6 +11,7 @@ const TESTS: &[&str] = &[
     include_str!("hand_over.rs"),
     include_str!("ownership.rs"),
     include_str!("pauses.rs"),
+    include_str!("remounts.rs"),
 ];
 
 #[test]
