@@ -3,7 +3,8 @@
 //! (proto/proto/hawser/control/v1/control.proto).
 //!
 //! Every wait ends: a daemon that is stopped is [`Error::Silent`] within
-//! [`limits::CONTROL`].
+//! [`limits::CONTROL`]. A daemon is not trusted: one packet of limited size is read for
+//! each request, its descriptors are never taken, and its words are cut short.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,6 +23,7 @@ use crate::journal::{Timestamp, VolumeRecord};
 use crate::limits;
 use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
+use crate::wire::foreign;
 
 /// By one look: a thread each.
 const MOST_ASKED_AT_ONCE: usize = 256;
@@ -87,10 +89,10 @@ impl Control {
         let failed = |e| unreachable(&self.volume_id, what, self.limit, e);
         self.socket.send(&request.encode_to_vec(), &[]).map_err(failed)?;
         let lost = || Error::ControlLost { volume_id: self.volume_id.clone(), what };
-        let (packet, _no_descriptors) = self.socket.receive().map_err(failed)?.ok_or_else(lost)?;
+        let packet = self.socket.receive().map_err(failed)?.ok_or_else(lost)?;
         let reply = Reply::decode(&*packet).map_err(|e| self.refused(what, format!("no Reply: {e}")))?;
         match reply.kind {
-            Some(reply::Kind::Refused(refused)) => Err(self.refused(what, refused.reason)),
+            Some(reply::Kind::Refused(refused)) => Err(self.refused(what, foreign(&refused.reason))),
             Some(kind) => Ok(kind),
             None => Err(self.refused(what, "a Reply of no kind".to_owned())),
         }
@@ -241,7 +243,7 @@ mod tests {
             thread::spawn(move || {
                 let mut asked = Vec::new();
                 for kind in replies {
-                    let (packet, _) = socket.receive().unwrap().unwrap();
+                    let packet = socket.receive().unwrap().unwrap();
                     asked.push(Request::decode(&*packet).unwrap().kind.unwrap());
                     socket.send(&Reply { kind: Some(kind) }.encode_to_vec(), &[]).unwrap();
                 }
@@ -267,6 +269,67 @@ mod tests {
         let hold = |lease_ms| request::Kind::Quiesce(Quiesce { lease_ms });
         let asked = daemon.join().unwrap();
         assert_eq!(asked, [hold(30_000), hold(15_000), request::Kind::Resume(Resume {})]);
+    }
+
+    /// A daemon that was taken over passes /dev/fuse along, to keep its mount alive when
+    /// it is killed.
+    #[test]
+    fn descriptors_of_a_daemon_are_closed_and_its_reply_is_an_error() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let daemon = scene.listener.accept().unwrap();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let pong = Reply { kind: Some(reply::Kind::Pong(Pong {})) }.encode_to_vec();
+        for _ in 0..100 {
+            daemon.send(&pong, &[std::os::fd::AsFd::as_fd(&writer); 16]).unwrap();
+            let err = control.ping().unwrap_err();
+            let text = crate::error::chain(&err);
+            assert!(text.contains("descriptors in a packet that may carry none"), "{text}");
+        }
+        drop(writer);
+        // At once: no copy is open in this process, which is driver and daemon here.
+        assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_daemon_that_never_stops_sending_costs_one_packet_a_request() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let daemon = scene.listener.accept().unwrap();
+        daemon.set_timeout(LIMIT).unwrap();
+        let flood = thread::spawn(move || {
+            let mut sent = 0_u32;
+            while daemon.send(&[0xff; 1000], &[]).is_ok() {
+                sent += 1;
+            }
+            sent
+        });
+        for _ in 0..3 {
+            let err = control.usage().unwrap_err();
+            assert!(err.to_string().contains("refused GetUsage: no Reply"), "{err}");
+        }
+        // The rest waits in the socket, which is bounded, until the connection is closed.
+        drop(control);
+        assert!(flood.join().unwrap() < 10_000);
+    }
+
+    #[test]
+    fn a_daemon_that_sends_a_byte_now_and_then_is_refused_or_silent() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let daemon = scene.listener.accept().unwrap();
+        daemon.send(&[0x0a], &[]).unwrap();
+        let err = control.ping().unwrap_err();
+        assert!(matches!(err, Error::ControlRefused { what: "Ping", .. }), "{err}");
+        let begun = std::time::Instant::now();
+        let err = control.ping().unwrap_err();
+        assert!(matches!(err, Error::Silent { .. }) && begun.elapsed() < 10 * LIMIT, "{err}");
+        let refused = reply::Kind::Refused(Refused { reason: "x".repeat(60_000) });
+        daemon.send(&Reply { kind: Some(refused) }.encode_to_vec(), &[]).unwrap();
+        assert!(control.ping().unwrap_err().to_string().len() < 1000);
+        daemon.send(&[0; 100_000], &[]).unwrap();
+        let err = control.ping().unwrap_err();
+        assert!(crate::error::chain(&err).contains("of more than 65536 bytes"), "{err}");
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //!
 //! The pod of a static manifest sees this directory and nothing else of the host.
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -13,11 +14,14 @@ use linux::fd_passing::PacketListener;
 
 use crate::pool::private_dir_all;
 use crate::volume::VolumeId;
+use crate::wire::foreign;
 
 const SOCKET: &str = "dial.sock";
 const CONTROL: &str = "ctl.sock";
 const METRICS: &str = "prom.sock";
 const LOG: &str = "daemon.log";
+/// Of a line that is longer the end is shown.
+const MAX_LAST_LINE_BYTES: u64 = 4096;
 /// sun_path of unix(7), without its terminating zero.
 pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
@@ -77,11 +81,16 @@ impl DialDir {
         }
     }
 
-    /// The last line that the daemon wrote, for the message about its end.
+    /// The last line that the daemon wrote, for the message about its end. However much
+    /// it wrote, only the end is read.
     pub(crate) fn last_log_line(&self) -> Option<String> {
-        let log = std::fs::read(self.log()).ok()?;
-        let text = String::from_utf8_lossy(&log);
-        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+        let mut log = File::open(self.log()).ok()?;
+        let begin = log.metadata().ok()?.len().saturating_sub(MAX_LAST_LINE_BYTES);
+        log.seek(SeekFrom::Start(begin)).ok()?;
+        let mut end = Vec::new();
+        log.take(MAX_LAST_LINE_BYTES).read_to_end(&mut end).ok()?;
+        let text = String::from_utf8_lossy(&end);
+        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(foreign)
     }
 }
 

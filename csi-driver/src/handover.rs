@@ -16,9 +16,12 @@ use crate::limits;
 use crate::process::{self, ProcessId};
 use crate::volume::VolumeId;
 use crate::waits::Wait;
+use crate::wire::foreign;
 
 const VERSION: u32 = 2;
 const NONCE_BYTES: usize = 16;
+/// A time-out of zero would be none at all (socket(7), SO_RCVTIMEO).
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Everything one daemon gets, and what it must know to get it.
 #[derive(Debug)]
@@ -76,7 +79,8 @@ pub(crate) fn hand_over(
         wait_for_dial(listener, offer, started.as_ref(), (deadline, patience), wait)?;
         let socket = listener.accept().step("hand over")?;
         let peer = socket.peer().step("hand over")?;
-        match greet(&socket, peer, offer) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match greet(&socket, peer, offer, limits::HELLO.min(left.max(SHORTEST))) {
             Ok(()) => return serve(&socket, peer, offer),
             Err(reason) => {
                 tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, "turned a dialler away");
@@ -118,16 +122,21 @@ fn wait_for_dial(
 }
 
 /// Whether this is the daemon: root, the process that was started, and with the nonce.
-fn greet(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> std::result::Result<(), String> {
+fn greet(
+    socket: &PacketSocket,
+    peer: PeerCredentials,
+    offer: &Offer<'_>,
+    limit: Duration,
+) -> std::result::Result<(), String> {
     if peer.uid != 0 {
         return Err(format!("uid {}, not 0", peer.uid));
     }
     if let Some(process) = offer.process.filter(|process| process.pid != peer.pid) {
         return Err(format!("pid {}, not {}", peer.pid, process.pid));
     }
-    let packet = socket.set_timeout(limits::HELLO).and_then(|()| socket.receive());
+    let packet = socket.set_timeout(limit).and_then(|()| socket.receive());
     let packet = packet.map_err(|e| crate::error::chain(&e))?;
-    let (packet, _no_descriptors) = packet.ok_or("closed without a Hello")?;
+    let packet = packet.ok_or("closed without a Hello")?;
     let hello = Hello::decode(&*packet).map_err(|e| format!("no Hello: {e}"))?;
     if hello.version != VERSION {
         return Err(format!("protocol version {}, not {VERSION}", hello.version));
@@ -158,7 +167,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
         sent => sent.step("hand over")?,
     }
     let packet = match socket.receive() {
-        Ok(Some((packet, _no_descriptors))) => packet,
+        Ok(Some(packet)) => packet,
         Ok(None) => return Err(ended()),
         Err(e) if e.errno() == Errno::ECONNRESET => return Err(ended()),
         Err(e) if e.errno() == Errno::EAGAIN => {
@@ -172,7 +181,8 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
             Ok(Served { daemon, pidfd, max_write_bytes: ready.max_write_bytes })
         }
         Some(answer::Result::Failed(failed)) => {
-            Err(Error::DaemonRefused { volume_id: offer.volume_id.clone(), reason: failed.reason })
+            let reason = foreign(&failed.reason);
+            Err(Error::DaemonRefused { volume_id: offer.volume_id.clone(), reason })
         }
         None => Err(refused("an Answer without a result")),
     }
@@ -231,7 +241,7 @@ mod tests {
                 if socket.send(&hello.encode_to_vec(), &[]).is_err() {
                     return 0;
                 }
-                let Ok(Some((packet, fds))) = socket.receive() else { return 0 };
+                let Ok(Some((packet, fds))) = socket.receive_with_fds::<5>() else { return 0 };
                 assert_eq!(Assignment::decode(&*packet).unwrap().volume_name, "v");
                 socket.send(&Answer { result }.encode_to_vec(), &[]).unwrap();
                 fds.len()
@@ -265,6 +275,40 @@ mod tests {
             driver.join().unwrap()
         });
         assert_eq!(waiting.unwrap().max_write_bytes, 4096);
+    }
+
+    #[test]
+    fn diallers_that_say_nothing_do_not_lengthen_the_wait() {
+        let scene = Scene::new();
+        let socket = DialDir::of(scene.dir.path(), &scene.volume_id).socket();
+        let _silent: Vec<_> = (0..8).map(|_| PacketSocket::connect(&socket).unwrap()).collect();
+        let begun = Instant::now();
+        let err = scene.hand_over(&scene.offer(None), Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn descriptors_in_a_hello_or_an_answer_are_closed_and_refused() {
+        let scene = Scene::new();
+        let socket = DialDir::of(scene.dir.path(), &scene.volume_id).socket();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let hello = Hello { version: VERSION, nonce: "right".into() }.encode_to_vec();
+        let answer = Answer { result: ready() }.encode_to_vec();
+        let daemon = thread::spawn(move || {
+            let turned_away = PacketSocket::connect(&socket).unwrap();
+            turned_away.send(&hello, &[writer.as_fd()]).unwrap();
+            let served = PacketSocket::connect(&socket).unwrap();
+            served.send(&hello, &[]).unwrap();
+            served.receive_with_fds::<5>().unwrap().unwrap();
+            served.send(&answer, &[writer.as_fd()]).unwrap();
+            (turned_away, served)
+        });
+        let err = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err();
+        let text = crate::error::chain(&err);
+        assert!(text.starts_with("hand over: receive packet descriptors in a packet"), "{text}");
+        drop(daemon.join().unwrap());
+        assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0, "no copy is open");
     }
 
     #[test]

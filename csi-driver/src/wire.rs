@@ -75,6 +75,25 @@ impl<I: Ord + Display> Page<I> {
     }
 }
 
+/// The most characters of a daemon's own words in a message or in the log.
+const MAX_FOREIGN_CHARS: usize = 512;
+
+/// What a daemon says of itself, for a message: a daemon is not trusted to be brief, nor
+/// to keep to one line.
+pub(crate) fn foreign(text: &str) -> String {
+    let mut shown: String = text.chars().take(MAX_FOREIGN_CHARS).flat_map(shown_char).collect();
+    if text.chars().nth(MAX_FOREIGN_CHARS).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+fn shown_char(c: char) -> impl Iterator<Item = char> {
+    let escaped = c.is_control().then(|| c.escape_default());
+    let plain = (!c.is_control()).then_some(c);
+    escaped.into_iter().flatten().chain(plain)
+}
+
 /// A value that somebody else made up, for a message.
 fn shortened(text: &str) -> String {
     text.chars().take(MAX_STRING_BYTES).collect()
@@ -124,6 +143,13 @@ mod tests {
         }
         let error = page(-1, "", number).unwrap_err().to_string();
         assert_eq!(error, "max_entries: \"-1\": negative");
+    }
+
+    #[test]
+    fn a_daemons_words_are_one_short_line() {
+        assert_eq!(foreign("no INIT"), "no INIT");
+        assert_eq!(foreign("a\nERROR forged\u{1b}[2J"), "a\\nERROR forged\\u{1b}[2J");
+        assert_eq!(foreign(&"é".repeat(60_000)), format!("{}...", "é".repeat(512)));
     }
 
     #[test]

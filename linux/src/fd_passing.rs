@@ -1,22 +1,26 @@
 //! Packets with file descriptors between processes: SOCK_SEQPACKET unix
 //! sockets (unix(7)), one message a packet, SCM_RIGHTS beside it.
+//!
+//! Invariant: a sender that is not trusted leaves no descriptor open here. Who expects
+//! none receives without a control buffer; who expects some names their exact number.
 
 #![expect(unsafe_code, reason = "raw descriptors from the kernel become owned ones")]
 
 use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    self, AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr,
 };
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 use crate::{Error, Result};
 
-/// Largest packet and most descriptors of one [`PacketSocket::receive`].
+/// Largest packet that is received.
 const MAX_PACKET_BYTES: usize = 64 * 1024;
-const MAX_FDS: usize = 8;
 
 /// Who is at the other end, as of its connect(2) or listen(2) (SO_PEERCRED).
 /// `pid` is in the reader's pid namespace, 0 when it has none there.
@@ -139,44 +143,55 @@ impl PacketSocket {
         }
     }
 
-    /// One packet and its descriptors (close-on-exec), or `None` at the end.
-    pub fn receive(&self) -> Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
-        let mut packet = vec![0; MAX_PACKET_BYTES];
-        let mut control = nix::cmsg_space!([RawFd; MAX_FDS]);
-        let (length, fds) = loop {
-            let mut buffers = [IoSliceMut::new(&mut packet)];
-            let received = socket::recvmsg::<UnixAddr>(
-                self.fd.as_raw_fd(),
-                &mut buffers,
-                Some(&mut control),
-                MsgFlags::MSG_CMSG_CLOEXEC,
-            );
-            match received {
-                Ok(message) => {
-                    let mut fds = Vec::new();
-                    for item in
-                        message.cmsgs().map_err(|e| Error::new("receive packet", "control data", e))?
-                    {
-                        if let ControlMessageOwned::ScmRights(raw) = item {
-                            // SAFETY: the kernel installed these descriptors for this
-                            // recvmsg(2) alone; each is converted exactly once.
-                            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                        }
-                    }
-                    if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
-                        return Err(Error::new("receive packet", "truncated", Errno::EMSGSIZE));
-                    }
-                    break (message.bytes, fds);
-                }
-                Err(Errno::EINTR) => {}
-                Err(e) => return Err(Error::new("receive packet", "", e)),
+    /// One packet, or `None` at the end of the connection. No control buffer is given
+    /// to the kernel, so it never installs a descriptor here: a packet that carries
+    /// some is an error (EBADMSG), and the kernel has closed them.
+    pub fn receive(&self) -> Result<Option<Vec<u8>>> {
+        let mut none = RecvAncillaryBuffer::new(&mut []);
+        let (packet, flags) = self.receive_message(&mut none)?;
+        if flags.contains(ReturnFlags::CTRUNC) {
+            return Err(refused("descriptors in a packet that may carry none"));
+        }
+        Ok((!packet.is_empty()).then_some(packet))
+    }
+
+    /// One packet with exactly `N` descriptors (close-on-exec), or `None` at the end of
+    /// the connection. Any other number is an error (EBADMSG), and all are closed.
+    pub fn receive_with_fds<const N: usize>(&self) -> Result<Option<(Vec<u8>, [OwnedFd; N])>> {
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(N))];
+        // Its drop closes whatever is still in it, on every way out of here.
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let (packet, flags) = self.receive_message(&mut control)?;
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
             }
-        };
-        if length == 0 && fds.is_empty() {
+        }
+        if flags.contains(ReturnFlags::CTRUNC) {
+            return Err(refused(format!("more than {N} descriptors where {N} are expected")));
+        }
+        if packet.is_empty() && fds.is_empty() {
             return Ok(None);
         }
-        packet.truncate(length);
+        let fds = <[OwnedFd; N]>::try_from(fds)
+            .map_err(|fds| refused(format!("{} descriptors where {N} are expected", fds.len())))?;
         Ok(Some((packet, fds)))
+    }
+
+    fn receive_message(&self, control: &mut RecvAncillaryBuffer<'_>) -> Result<(Vec<u8>, ReturnFlags)> {
+        let mut packet = vec![0; MAX_PACKET_BYTES];
+        let received = rustix::io::retry_on_intr(|| {
+            let mut buffers = [IoSliceMut::new(&mut packet)];
+            rustix::net::recvmsg(&self.fd, &mut buffers, control, RecvFlags::CMSG_CLOEXEC)
+        });
+        let received = received.map_err(|e| Error::new("receive packet", "", e))?;
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            let longer = format!("of more than {MAX_PACKET_BYTES} bytes");
+            return Err(Error::new("receive packet", longer, Errno::EMSGSIZE));
+        }
+        packet.truncate(received.bytes);
+        Ok((packet, received.flags))
     }
 
     pub fn peer(&self) -> Result<PeerCredentials> {
@@ -203,6 +218,10 @@ impl AsFd for PacketSocket {
     }
 }
 
+fn refused(what: impl std::fmt::Display) -> Error {
+    Error::new("receive packet", what, Errno::EBADMSG)
+}
+
 fn new_socket(path: &Path) -> Result<OwnedFd> {
     socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
         .map_err(|e| Error::at("socket for", path, e))
@@ -218,9 +237,8 @@ mod tests {
         let (a, b) = PacketSocket::pair().unwrap();
         let mut file = tempfile::tempfile().unwrap();
         a.send(b"here", &[file.as_fd()]).unwrap();
-        let (packet, fds) = b.receive().unwrap().unwrap();
+        let (packet, [fd]) = b.receive_with_fds().unwrap().unwrap();
         assert_eq!(packet, b"here");
-        let [fd] = <[OwnedFd; 1]>::try_from(fds).unwrap();
         std::fs::File::from(fd).write_all(b"shared offset").unwrap();
         file.rewind().unwrap();
         let mut content = String::new();
@@ -233,6 +251,63 @@ mod tests {
         let (a, b) = PacketSocket::pair().unwrap();
         drop(a);
         assert!(b.receive().unwrap().is_none());
+        assert!(b.receive_with_fds::<1>().unwrap().is_none());
+    }
+
+    /// Sends `count` copies of a pipe's writing end, whose other copies are closed, beside
+    /// `packet`; then `receive` is to leave none open, which the reading end shows.
+    #[track_caller]
+    fn assert_all_closed(
+        packet: &[u8],
+        count: usize,
+        receive: impl FnOnce(&PacketSocket) -> Error,
+    ) -> String {
+        let (a, b) = PacketSocket::pair().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        a.send(packet, &vec![writer.as_fd(); count]).unwrap();
+        drop(writer);
+        let error = receive(&b);
+        let mut wait = [nix::poll::PollFd::new(reader.as_fd(), nix::poll::PollFlags::empty())];
+        assert_eq!(nix::poll::poll(&mut wait, nix::poll::PollTimeout::ZERO).unwrap(), 1, "one is still open");
+        assert_eq!(wait[0].revents(), Some(nix::poll::PollFlags::POLLHUP));
+        a.send(b"next", &[]).unwrap();
+        assert_eq!(b.receive().unwrap().unwrap(), b"next", "the connection goes on");
+        error.to_string()
+    }
+
+    #[test]
+    fn descriptors_are_closed_where_none_are_expected() {
+        for (packet, count) in [(&b"reply"[..], 1), (b"reply", 250), (b"", 1)] {
+            let error = assert_all_closed(packet, count, |socket| socket.receive().unwrap_err());
+            assert_eq!(error, "receive packet descriptors in a packet that may carry none");
+        }
+    }
+
+    #[test]
+    fn descriptors_are_closed_where_another_number_is_expected() {
+        // Rounding makes room for more than the one, so that it takes the count to tell.
+        for (count, named) in [
+            (0, "0 descriptors where 1 are expected"),
+            (2, "2 descriptors where 1 are expected"),
+            (250, "more than 1 descriptors where 1 are expected"),
+        ] {
+            let error = assert_all_closed(b"x", count, |s| s.receive_with_fds::<1>().unwrap_err());
+            assert_eq!(error, format!("receive packet {named}"));
+        }
+        let error = assert_all_closed(b"x", 4, |s| s.receive_with_fds::<5>().unwrap_err());
+        assert!(error.ends_with("4 descriptors where 5 are expected"), "{error}");
+    }
+
+    #[test]
+    fn a_packet_that_is_too_long_is_refused_and_its_descriptors_are_closed() {
+        let long = vec![0; MAX_PACKET_BYTES + 1];
+        for receive in [
+            |s: &PacketSocket| s.receive().unwrap_err(),
+            |s: &PacketSocket| s.receive_with_fds::<1>().unwrap_err(),
+        ] {
+            let error = assert_all_closed(&long, 1, receive);
+            assert_eq!(error, "receive packet of more than 65536 bytes");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use linux::{process, rootfs};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::Command;
@@ -29,6 +29,10 @@ const SOCKET: &str = "shim.sock";
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// After its last answer a shim has nothing to do but to end.
 const END_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Longest line of a shim; none of its messages has a hundredth of it.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+const MAX_SHOWN_BYTES: usize = 256;
 
 /// A process, told apart from a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -195,16 +199,24 @@ pub(crate) async fn wait_for_end(pidfd: &OwnedFd, deadline: Duration) -> Result<
     crate::sandbox::blocking("wait for a process", move || Ok(process::wait_for_end(own, deadline)?)).await
 }
 
+/// `None` at the connection's end, and for a line that is too long: it ends the connection.
+async fn next_line(reader: &mut (impl AsyncBufRead + Unpin)) -> Option<Vec<u8>> {
+    let mut line = Vec::new();
+    reader.take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await.ok()?;
+    (line.pop() == Some(b'\n')).then_some(line)
+}
+
 async fn listen(
     sandbox: String,
     reader: OwnedReadHalf,
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
     listener: Arc<dyn Listener>,
 ) {
-    let mut lines = BufReader::new(reader).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        let Ok(message) = serde_json::from_str::<Message>(&line) else {
-            tracing::warn!(sandbox, line, "a shim's message is not understood");
+    let mut reader = BufReader::new(reader);
+    while let Some(line) = next_line(&mut reader).await {
+        let Ok(message) = serde_json::from_slice::<Message>(&line) else {
+            let line = String::from_utf8_lossy(&line[..line.len().min(MAX_SHOWN_BYTES)]);
+            tracing::warn!(sandbox, %line, "a shim's message is not understood");
             continue;
         };
         // Before the caller goes on: what follows on this connection comes later than the answer.
@@ -218,4 +230,18 @@ async fn listen(
     }
     listener.lost(&sandbox);
     waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_line_without_an_end_ends_the_connection_within_its_limit() {
+        let mut sent: &[u8] = b"{\"a\":1}\nrest";
+        assert_eq!(next_line(&mut sent).await.as_deref(), Some(&b"{\"a\":1}"[..]));
+        assert_eq!(next_line(&mut sent).await, None, "cut short by the end");
+        let mut endless = BufReader::new(tokio::io::repeat(b'x'));
+        assert_eq!(next_line(&mut endless).await, None);
+    }
 }

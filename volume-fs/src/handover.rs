@@ -64,10 +64,17 @@ impl Dialled {
     pub fn receive_assignment(self, nonce: String) -> Result<(Assignment, Assigned)> {
         let hello = Hello { version: PROTOCOL_VERSION, nonce };
         self.socket.send(&hello.encode_to_vec(), &[]).map_err(|e| self.refused_or(e))?;
-        let (packet, descriptors) =
-            self.socket.receive().map_err(|e| self.refused_or(e))?.ok_or_else(|| self.refused())?;
+        let checked = match self.socket.receive_with_fds() {
+            Ok(Some((packet, descriptors))) => Assignment::check(&packet, descriptors, &self.path),
+            Ok(None) => return Err(self.refused()),
+            Err(wrong) if wrong.errno() == nix::errno::Errno::EBADMSG => {
+                let (socket, reason) = (self.path.clone(), wrong.object);
+                Err(Error::Assignment { socket, field: "descriptors", reason })
+            }
+            Err(e) => return Err(self.refused_or(e)),
+        };
         let assigned = Assigned { socket: self.socket };
-        match Assignment::check(&packet, descriptors, &self.path) {
+        match checked {
             Ok(assignment) => Ok((assignment, assigned)),
             Err(error) => {
                 assigned.failed(&error);
@@ -109,11 +116,10 @@ impl Assigned {
 }
 
 impl Assignment {
-    fn check(packet: &[u8], descriptors: Vec<OwnedFd>, socket: &Path) -> Result<Self> {
+    fn check(packet: &[u8], descriptors: [OwnedFd; 5], socket: &Path) -> Result<Self> {
         let wrong = |field, reason: String| Error::Assignment { socket: socket.to_owned(), field, reason };
         let wire = Wire::decode(packet).map_err(|e| wrong("packet", e.to_string()))?;
-        let [fuse_device, directory, control, metrics, usage_file] = <[OwnedFd; 5]>::try_from(descriptors)
-            .map_err(|got| wrong("descriptors", format!("{} came, 5 are needed", got.len())))?;
+        let [fuse_device, directory, control, metrics, usage_file] = descriptors;
         check_fuse_device(&fuse_device).map_err(|reason| wrong("first descriptor", reason))?;
         check_directory(&directory).map_err(|reason| wrong("second descriptor", reason))?;
         check_listener(&control, SocketType::SEQPACKET)

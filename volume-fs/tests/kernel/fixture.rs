@@ -358,8 +358,7 @@ impl Control {
     }
 
     pub(crate) fn hear(&self) -> reply::Kind {
-        let (packet, descriptors) = self.socket.receive().unwrap().expect("the daemon answers");
-        assert!(descriptors.is_empty());
+        let packet = self.socket.receive().unwrap().expect("the daemon answers");
         Reply::decode(&*packet).unwrap().kind.expect("the answer says something")
     }
 }
@@ -413,13 +412,12 @@ pub(crate) fn accept(listener: &PacketListener) -> PacketSocket {
 }
 
 pub(crate) fn hello(socket: &PacketSocket) -> Hello {
-    let (packet, descriptors) = socket.receive().unwrap().expect("the daemon says Hello");
-    assert!(descriptors.is_empty());
+    let packet = socket.receive().unwrap().expect("the daemon says Hello");
     Hello::decode(&*packet).unwrap()
 }
 
 pub(crate) fn answer(socket: &PacketSocket) -> answer::Result {
-    let (packet, _none) = socket.receive().unwrap().expect("the daemon answers");
+    let packet = socket.receive().unwrap().expect("the daemon answers");
     Answer::decode(&*packet).unwrap().result.expect("the answer says something")
 }
 

@@ -122,7 +122,7 @@ fn an_assignment_without_all_descriptors_is_refused() {
     let stage = Stage::new();
     let device = stage.mount_fuse();
     let (reason, said) = assign(&stage, &Assignment::default(), &[device.as_fd()]);
-    assert!(reason.ends_with("descriptors: 1 came, 5 are needed"), "{reason}");
+    assert!(reason.ends_with("descriptors: 1 descriptors where 5 are expected"), "{reason}");
     assert_eq!(said, format!("hawser-volume: {reason}"));
 }
 

@@ -328,7 +328,7 @@ fn ping_as(uid: u32, socket: &Path) -> Option<reply::Kind> {
     let ping = Request { kind: Some(request::Kind::Ping(Ping {})) };
     // Turned away before or after: both are no answer.
     socket.send(&ping.encode_to_vec(), &[]).ok()?;
-    let (packet, _) = socket.receive().ok()??;
+    let packet = socket.receive().ok()??;
     Reply::decode(&*packet).unwrap().kind
 }
 
