@@ -51,6 +51,14 @@ pub(crate) struct Connection {
     pub(crate) container_veth: ContainerVeth,
 }
 
+/// Whose bridge it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// Made by this call.
+    Made,
+    Found,
+}
+
 /// The container's end of the pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerVeth {
@@ -100,8 +108,8 @@ impl Ends {
     fn ensure_bridge(&self, config: &Config, undo: &mut Undo) -> Result<Link, Error> {
         let failed = |source| Error::EnsureBridge { name: config.bridge.clone(), source };
         let found = self.host.link_by_name(&config.bridge).map_err(failed)?;
-        let bridge = match found {
-            Some(bridge) => bridge,
+        let (bridge, origin) = match found {
+            Some(bridge) => (bridge, Origin::Found),
             None => self.create_bridge(config, undo)?,
         };
         if bridge.kind.as_deref() != Some("bridge") {
@@ -116,26 +124,32 @@ impl Ends {
         }
         ignore_router_advertisements(&bridge);
         if !bridge.up {
-            self.host.set_up(bridge.index).map_err(failed)?;
+            match bridge.mac {
+                // The kernel's random MAC, set: ports that come and go no longer change it.
+                Some(mac) if origin == Origin::Made => self.host.set_up_with_mac(bridge.index, mac),
+                _ => self.host.set_up(bridge.index),
+            }
+            .map_err(failed)?;
         }
         Ok(bridge)
     }
 
-    fn create_bridge(&self, config: &Config, undo: &mut Undo) -> Result<Link, Error> {
-        let spec = BridgeSpec { name: &config.bridge, mac: random::mac()?, mtu: config.mtu };
+    fn create_bridge(&self, config: &Config, undo: &mut Undo) -> Result<(Link, Origin), Error> {
+        let spec = BridgeSpec { name: &config.bridge, mac: None, mtu: config.mtu };
         match self.host.create_bridge(&spec) {
             Ok(bridge) => {
                 undo.push(Step::DeleteBridge { index: bridge.index });
-                Ok(bridge)
+                Ok((bridge, Origin::Made))
             }
             // The reference does not take our lock: it may have been quicker.
             Err(e) if e.errno() == Errno::EEXIST => {
                 let found = self.host.link_by_name(&config.bridge)?;
-                found.ok_or_else(|| Error::LinkVanished { name: config.bridge.clone() })
+                let found = found.ok_or_else(|| Error::LinkVanished { name: config.bridge.clone() })?;
+                Ok((found, Origin::Found))
             }
             Err(source) => {
                 // It may have been made, and only the kernel's answer be lost.
-                undo.push(Step::DeleteBridgeOfMac { name: config.bridge.clone(), mac: spec.mac });
+                undo.push(Step::DeleteUnfinishedBridge { name: config.bridge.clone() });
                 Err(Error::CreateBridge { name: config.bridge.clone(), mtu: config.mtu, source })
             }
         }

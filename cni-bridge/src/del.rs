@@ -81,22 +81,29 @@ fn addresses(call: &Invocation, inside: Option<&Inside>) -> Addresses {
     Addresses { known, complete }
 }
 
+/// A container may rename its interface and give the name to another one. So
+/// the host's end is what counts: where the peer of the container's interface
+/// carries our alias, deleting that removes both, whatever they are called.
 fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
-    match inside {
-        Some(Inside { container, link }) => delete(&container, link.index),
-        None => remove_host_end(call),
+    let host = Netlink::open()?;
+    let Some(Inside { container, link }) = inside else { return remove_host_end(call, &host) };
+    let peer = link.peer.map(|peer| host.link_by_index(peer)).transpose()?.flatten();
+    match peer.filter(|peer| peer.alias.as_deref() == Some(&alias(call))) {
+        Some(port) => delete(&host, port.index)?,
+        // Made by the reference, by an ADD killed before the alias, or by the container itself.
+        None => remove_host_end(call, &host)?,
     }
+    delete(&container, link.index)
 }
 
 /// Without the namespace the kernel removes the veth, but only once nothing
 /// holds the namespace: the host's end is found by its alias; that of a killed
 /// ADD, which has none yet, by its name; the reference's by what the runtime
 /// remembers of it.
-fn remove_host_end(call: &Invocation) -> Result<(), Error> {
+fn remove_host_end(call: &Invocation, host: &Netlink) -> Result<(), Error> {
     let (alias, unfinished) = (alias(call), veth_name(call));
     let remembered = remembered_ports(call);
-    let host = Netlink::open()?;
-    let bridge = bridge(call, &host)?;
+    let bridge = bridge(call, host)?;
     let is_ours = |link: &Link| match &link.alias {
         Some(found) => *found == alias,
         None => {
@@ -107,7 +114,7 @@ fn remove_host_end(call: &Invocation) -> Result<(), Error> {
         }
     };
     for link in host.links()?.iter().filter(|link| is_ours(link)) {
-        delete(&host, link.index)?;
+        delete(host, link.index)?;
     }
     Ok(())
 }

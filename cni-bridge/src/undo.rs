@@ -6,7 +6,7 @@
 use cni_plugin::Invocation;
 use cni_plugin::delegate::Delegate;
 use ipnetwork::IpNetwork;
-use linux::netlink::{DuplicateDetection, Link, Mac, Netlink};
+use linux::netlink::{DuplicateDetection, Link, Netlink};
 use nix::errno::Errno;
 
 use crate::bridge_lock::BridgeLock;
@@ -21,8 +21,8 @@ pub(crate) enum Step {
     ReleaseAddresses { ipam: Delegate },
     /// The bridge, unless others have joined it meanwhile.
     DeleteBridge { index: u32 },
-    /// The bridge of that name, if it is the one that was to have this random MAC.
-    DeleteBridgeOfMac { name: String, mac: Mac },
+    /// The same, if it was made at all: one that is up is in use by others.
+    DeleteUnfinishedBridge { name: String },
     /// The host's end, and with it the container's.
     DeleteVeth { name: String },
     /// The same, if it was made at all: one with an alias is an earlier ADD's.
@@ -99,8 +99,10 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
             _ => Ok(()),
         },
         Step::DeleteBridge { index } => delete_bridge(host, index),
-        Step::DeleteBridgeOfMac { name, mac } => match host.link_by_name(&name)? {
-            Some(link) if link.mac == Some(mac) => delete_bridge(host, link.index),
+        Step::DeleteUnfinishedBridge { name } => match host.link_by_name(&name)? {
+            Some(link) if link.kind.as_deref() == Some("bridge") && !link.up => {
+                delete_bridge(host, link.index)
+            }
             _ => Ok(()),
         },
         Step::RestoreBridge { was } => restore_bridge(host, &was),

@@ -83,6 +83,11 @@ impl<'a> Fields<'a> {
         same.map(|(_, value)| value).rfind(|value| !value.is_null())
     }
 
+    /// Whether the key stands there, be it with `null`.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.is_some_and(|map| map.keys().any(|written| json::same_key(written, key)))
+    }
+
     pub fn string(&self, key: &str) -> Result<Option<String>, CniError> {
         self.typed(key, "a string", |v| v.as_str().map(str::to_owned))
     }

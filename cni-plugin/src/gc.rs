@@ -8,6 +8,8 @@ use crate::{CniError, NetConf};
 const KEY: &str = "cni.dev/valid-attachments";
 /// What libcni before 1.2 called it; it sends both.
 const OLD_KEY: &str = "cni.dev/attachments";
+const MISSING: &str = "missing; GC removes nothing: pass the attachments in use as a list of \
+                       {\"containerID\", \"ifname\"}, [] if there are none";
 
 /// The attachments of one network that GC must not touch. Everything else of
 /// that network is stale.
@@ -18,12 +20,16 @@ pub struct ValidAttachments {
 }
 
 impl ValidAttachments {
-    /// An error without a list: a missing list says nothing about what is in
-    /// use, and only an empty one says that nothing is.
+    /// A list that is present and null is empty: libcni sends a nil slice so, when
+    /// nothing is in use. An error without a list: that says nothing about what
+    /// is in use (`cnitool gc` sends none).
     pub fn read(conf: &NetConf) -> Result<Self, CniError> {
         let fields = conf.fields();
-        let key = [KEY, OLD_KEY].into_iter().find(|key| fields.get(key).is_some());
-        let key = key.ok_or_else(|| CniError::config(format_args!("{KEY}: missing; GC removes nothing")))?;
+        let keys = [KEY, OLD_KEY];
+        // A list says more than a null under the other name.
+        let listed = keys.into_iter().find(|key| fields.get(key).is_some());
+        let key = listed.or_else(|| keys.into_iter().find(|key| fields.has(key)));
+        let key = key.ok_or_else(|| CniError::config(format_args!("{KEY}: {MISSING}")))?;
         let mut pairs = BTreeSet::new();
         for entry in fields.objects(key)? {
             let required = |key: &str| {
@@ -61,8 +67,20 @@ mod tests {
 
     #[test]
     fn a_missing_list_is_no_empty_list() {
-        assert_eq!(read("").unwrap_err().msg, "cni.dev/valid-attachments: missing; GC removes nothing");
+        let err = read("").unwrap_err();
+        assert!(
+            err.msg.starts_with("cni.dev/valid-attachments: missing; GC removes nothing: pass "),
+            "{err:?}"
+        );
+        assert!(err.msg.contains(r#"{"containerID", "ifname"}"#), "{err:?}");
         assert_eq!(read(r#","cni.dev/valid-attachments":[]"#).unwrap(), ValidAttachments::default());
+    }
+
+    #[test]
+    fn a_null_list_is_libcnis_empty_list() {
+        for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
+            assert_eq!(read(&format!(r#","{key}":null"#)).unwrap(), ValidAttachments::default());
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     match *verb {
         "prepare" => {
             let host = Netlink::open()?;
-            let bridge = host.create_bridge(&BridgeSpec { name: BRIDGE, mac: MAC, mtu: None })?;
+            let bridge = host.create_bridge(&BridgeSpec { name: BRIDGE, mac: Some(MAC), mtu: None })?;
             host.set_up(bridge.index)?;
             let mut batch = Batch::new();
             batch.add_table(Family::Inet, TABLE, None).add_chain(Family::Inet, TABLE, CHAIN, None, None);

@@ -128,8 +128,10 @@ pub struct Route {
 #[derive(Clone, Debug)]
 pub struct BridgeSpec<'a> {
     pub name: &'a str,
-    /// Given at creation, so that ports coming and going never change it.
-    pub mac: Mac,
+    /// `None`: a random one of the kernel's. A bridge that is given one has no
+    /// carrier until a port is up, and thus no IPv6 link-local address
+    /// (net/bridge/br_netlink.c, `br_dev_newlink`).
+    pub mac: Option<Mac>,
     /// `None`: the kernel's default.
     pub mtu: Option<u32>,
 }
@@ -244,7 +246,7 @@ impl Netlink {
     pub fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<Link> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
-        message.attributes.push(LinkAttribute::Address(want.mac.to_vec()));
+        message.attributes.extend(want.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
         message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
         let created = self.create_link(message, want.name);
@@ -292,6 +294,14 @@ impl Netlink {
 
     pub fn set_up(&self, index: u32) -> Result<()> {
         self.set_link("set link up", up_message(index))
+    }
+
+    /// Sets a link up and its MAC. A bridge whose MAC was set keeps it while ports
+    /// come and go, also when the MAC is the one it has.
+    pub fn set_up_with_mac(&self, index: u32, mac: Mac) -> Result<()> {
+        let mut message = up_message(index);
+        message.attributes.push(LinkAttribute::Address(mac.to_vec()));
+        self.set_link("set link up", message)
     }
 
     pub fn set_down(&self, index: u32) -> Result<()> {
@@ -458,7 +468,7 @@ mod tests {
             let host = Netlink::open().unwrap();
             let inside = Netlink::open_in(&container).unwrap();
 
-            let spec = BridgeSpec { name: "br", mac: MAC, mtu: Some(1400) };
+            let spec = BridgeSpec { name: "br", mac: Some(MAC), mtu: Some(1400) };
             let created = host.create_bridge(&spec).unwrap();
             assert_eq!(host.create_bridge(&spec).unwrap_err().errno(), Errno::EEXIST);
             let bridge = host.link_by_name("br").unwrap().unwrap();

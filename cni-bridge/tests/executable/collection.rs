@@ -1,6 +1,6 @@
 //! GC: what nobody uses goes, of this network and no other.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::sandbox::{Attachment, DUAL, Sandbox, run_in, try_run_in};
 
@@ -77,6 +77,18 @@ fn rules_are_collected_after_their_container_died_without_del() {
     sandbox.assert_detached();
 }
 
+/// What libcni sends when nothing is in use: the JSON of a nil slice.
+#[test]
+fn a_null_list_collects_everything_of_the_network() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut added = attachment(&sandbox, "net", "c1").added();
+    added.conf["cniVersion"] = json!("1.1.0");
+    added.conf["cni.dev/valid-attachments"] = Value::Null;
+    added.conf["cni.dev/attachments"] = Value::Null;
+    added.is_fine("GC");
+    sandbox.assert_detached();
+}
+
 #[test]
 fn what_the_reference_made_is_collected_where_its_network_is_known() {
     let sandbox = Sandbox::new().with_host_local();
@@ -113,8 +125,12 @@ fn what_the_reference_made_is_collected_where_its_network_is_known() {
 fn a_missing_list_removes_nothing_and_links_of_others_stay() {
     let sandbox = Sandbox::new().with_host_local();
     let attachment = attachment(&sandbox, "net", "c1").added();
-    let error = attachment.fails("GC");
-    assert_eq!(error, (7, "cni.dev/valid-attachments: missing; GC removes nothing".to_owned()));
+    let (code, message) = attachment.fails("GC");
+    assert_eq!(code, 7);
+    assert!(
+        message.starts_with("cni.dev/valid-attachments: missing; GC removes nothing: pass "),
+        "{message}"
+    );
     attachment.is_fine("CHECK");
 
     let made =

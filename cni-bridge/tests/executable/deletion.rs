@@ -102,6 +102,39 @@ fn a_port_without_alias_goes_by_its_name() {
 }
 
 #[test]
+fn the_port_goes_after_the_container_renamed_its_interface() {
+    let sandbox = Sandbox::new().with_host_local();
+    let added = sandbox.attachment("c1", DUAL).added();
+    let container = sandbox.netns("c1");
+    run_in(&container, "ip link set eth0 down");
+    run_in(&container, "ip link set eth0 name other");
+    added.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn the_port_goes_when_the_container_gave_the_interfaces_name_to_another_one() {
+    let sandbox = Sandbox::new().with_host_local();
+    let added = sandbox.attachment("c1", DUAL).added();
+    let container = sandbox.netns("c1");
+    let port =
+        Sandbox::ip(&sandbox.host, &format!("link show dev {}", added.host_veth()))[0]["ifindex"].clone();
+    run_in(&container, "ip link set eth0 down");
+    run_in(&container, "ip link set eth0 name other");
+    // Its peer even has the index that the port has in the host's namespace.
+    run_in(&container, &format!("ip link add eth0 type veth peer name peer0 index {port}"));
+    added.del();
+    sandbox.assert_detached();
+    // Again without a peer of that index.
+    let added = sandbox.attachment("c1", DUAL).added();
+    run_in(&container, "ip link set eth0 down");
+    run_in(&container, "ip link set eth0 name other");
+    run_in(&container, "ip link add eth0 type bridge");
+    added.del();
+    sandbox.assert_detached();
+}
+
+#[test]
 fn a_link_of_the_reference_goes_by_what_the_runtime_remembers() {
     let sandbox = Sandbox::new().with_host_local();
     let mut attachment = sandbox.attachment("c1", DUAL).added();

@@ -108,6 +108,19 @@ fn parallel_first_adds_share_one_bridge() {
     sandbox.assert_detached();
 }
 
+/// A bridge whose MAC is set in the request that makes it has no carrier, and
+/// without a carrier no such address.
+#[test]
+fn a_new_bridge_has_a_link_local_address_before_any_port_is_up() {
+    let sandbox = Sandbox::new();
+    let attachment = sandbox.attachment("c1", r#"{"disableContainerInterface": true}"#);
+    attachment.add();
+    let addresses =
+        &Sandbox::ip(&sandbox.host, &format!("-6 addr show dev {}", sandbox.bridge))[0]["addr_info"];
+    assert_eq!(addresses[0]["scope"], "link", "{addresses}");
+    attachment.del();
+}
+
 #[test]
 fn layer_2_needs_no_ipam() {
     let sandbox = Sandbox::new();

@@ -1,6 +1,6 @@
 //! ipMasq: what the far end sees, and which rules make it so.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
+const RESEND_AFTER: Duration = Duration::from_millis(250);
 
 fn masqueraded<'a>(sandbox: &'a Sandbox, id: &str) -> Attachment<'a> {
     let mut attachment = sandbox.attachment(id, DUAL);
@@ -75,15 +76,22 @@ fn multicast_keeps_its_source() {
     let world = sandbox.netns("world").run(|| {
         let socket = UdpSocket::bind("[::]:5000").unwrap();
         socket.join_multicast_v6(&group, up1).unwrap();
-        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket.set_read_timeout(Some(RESEND_AFTER)).unwrap();
         socket
     });
     let world = world.unwrap();
     let host = sandbox.host.run(|| UdpSocket::bind("[fd00:1::2]:0").unwrap()).unwrap();
+    let began = std::time::Instant::now();
     let far = "2001:db8::2".parse().unwrap();
     for (destination, source) in [(group, "fd00:1::2"), (far, HOST[1])] {
-        host.send_to(b"ahoy", SocketAddrV6::new(destination, 5000, 0, up0)).unwrap();
-        let (_, from) = world.recv_from(&mut [0; 8]).unwrap();
+        // The kernel drops what is sent before it has noticed the carrier of `up0`.
+        let (_, from) = loop {
+            host.send_to(b"ahoy", SocketAddrV6::new(destination, 5000, 0, up0)).unwrap();
+            match world.recv_from(&mut [0; 8]) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock && began.elapsed() < TIMEOUT => {}
+                received => break received.unwrap(),
+            }
+        };
         assert_eq!(from.ip(), ip(source), "{destination}");
     }
     attachment.del();

@@ -92,7 +92,8 @@ mod tests {
                 for target in ["10.1.0.2", "fd00::2"] {
                     assert_eq!(host.link_towards(ip(target)).unwrap(), None);
                 }
-                host.create_bridge(&BridgeSpec { name: "br", mac: [2, 0, 0, 0, 0, 1], mtu: None }).unwrap();
+                host.create_bridge(&BridgeSpec { name: "br", mac: Some([2, 0, 0, 0, 0, 1]), mtu: None })
+                    .unwrap();
                 let bridge = host.link_by_name("br").unwrap().unwrap().index;
                 host.set_up(bridge).unwrap();
                 for (own, prefix_len) in [("10.1.0.1", 24), ("fd00::1", 64)] {

@@ -105,7 +105,9 @@ fn differences(name: &str) -> Vec<Difference> {
             ])
             .collect(),
         "upkeep: GC without a list" => {
-            refused("gc", "2 GC c1/bridge", "7: cni.dev/valid-attachments: missing; GC removes nothing")
+            let list = r#"a list of {"containerID", "ifname"}, [] if there are none"#;
+            let words = format!("GC removes nothing: pass the attachments in use as {list}");
+            refused("gc", "2 GC c1/bridge", &format!("7: cni.dev/valid-attachments: missing; {words}"))
         }
         "upkeep: CHECK without masquerading" => check("Failed to find masquerade rules for 10.1.0.2/24"),
         "upkeep: CHECK without the rules of macspoofchk" => {
