@@ -75,10 +75,7 @@ impl DialDir {
 
     /// Its absence is a success.
     pub(crate) fn remove(&self) -> linux::Result<()> {
-        match std::fs::remove_dir_all(&self.path) {
-            Err(e) if e.kind() != ErrorKind::NotFound => Err(linux::Error::at("remove", &self.path, e)),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        linux::tree::remove(&self.path)
     }
 
     /// The last line that the daemon wrote, for the message about its end. However much

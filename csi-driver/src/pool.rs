@@ -8,10 +8,8 @@
 //! a volume are its users' own affair.
 
 mod presence;
-mod removal;
 mod tree;
 mod usage;
-mod walk;
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, Permissions};
@@ -234,7 +232,7 @@ impl Pool {
             let [from, to, links] = [from, &data, &links].map(open_root);
             tree::copy_tree(from?.as_fd(), to?.as_fd(), links?.as_fd(), mode, progress)?
         };
-        removal::remove_tree(&links)?;
+        linux::tree::remove(&links)?;
         self.complete(place)?;
         Ok(copied)
     }
@@ -242,7 +240,7 @@ impl Pool {
     /// An empty `data` in the place's part of `incoming`.
     fn begin(&self, place: Place<'_>) -> linux::Result<PathBuf> {
         let incoming = self.incoming.join(place.name);
-        removal::remove_tree(&incoming)?;
+        linux::tree::remove(&incoming)?;
         let data = incoming.join(DATA);
         // Not with their parents: where those are missing, the pool has just gone.
         [&incoming, &data].into_iter().try_for_each(|dir| private_dir(dir))?;
@@ -258,11 +256,11 @@ impl Pool {
     /// killed after that, a repetition removes the rest.
     fn clear(&self, place: Place<'_>) -> linux::Result<()> {
         let (live, trash) = (place.path(), self.trash.join(place.name));
-        removal::remove_tree(&self.incoming.join(place.name))?;
+        linux::tree::remove(&self.incoming.join(place.name))?;
         // Left by a deletion that was killed: a rename onto it would fail.
-        removal::remove_tree(&trash)?;
+        linux::tree::remove(&trash)?;
         match std::fs::rename(&live, &trash) {
-            Ok(()) => removal::remove_tree(&trash),
+            Ok(()) => linux::tree::remove(&trash),
             // And not the trash, which may have gone since the pool was looked at.
             Err(e) if e.kind() == ErrorKind::NotFound && is_absent(&live) => Ok(()),
             Err(e) => Err(linux::Error::at("move to trash", &live, e)),
@@ -332,7 +330,7 @@ fn sweep(dir: &Path) -> linux::Result<()> {
         let path = entry.path();
         let is_ours = |name: &str| VolumeId::parse(name).is_some() || SnapshotId::parse(name).is_some();
         if entry.file_name().to_str().is_some_and(is_ours) {
-            removal::remove_tree(&path)?;
+            linux::tree::remove(&path)?;
         } else if path.extension().is_some_and(|e| e == "tmp") {
             linux::atomic_file::remove(&path)?;
         }
@@ -346,7 +344,7 @@ fn is_absent(path: &Path) -> bool {
 
 /// A directory of the pool's own, which may be reached through links.
 fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
-    walk::open_dir(CWD, dir, ResolveFlags::empty()).map_err(|e| linux::Error::at("open", dir, e))
+    linux::tree::open_dir(CWD, dir, ResolveFlags::empty()).map_err(|e| linux::Error::at("open", dir, e))
 }
 
 /// What the file system of the pool can do.

@@ -30,6 +30,7 @@ pub mod process;
 pub mod program;
 pub mod rootfs;
 pub mod sysctl;
+pub mod tree;
 pub mod xfs;
 
 pub use error::{Error, Result, reason};

@@ -1,7 +1,6 @@
 //! Records on disk: JSON files that are there whole or not at all.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
@@ -61,12 +60,9 @@ pub(crate) fn ensure_dir(path: &Path) -> Result<()> {
         .map_err(|e| Error::io("create directory", path, e))
 }
 
-/// rm -rf; absence is a success.
+/// Whatever a container or an image made of it; absence is a success.
 pub(crate) fn remove_tree(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, e)),
-        _ => Ok(()),
-    }
+    Ok(linux::tree::remove(path)?)
 }
 
 /// Names in a directory, sorted.

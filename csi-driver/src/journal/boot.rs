@@ -92,9 +92,7 @@ impl BootDir {
             }
         }
         if leftovers == Leftovers::Remove {
-            std::fs::remove_dir_all(&other)
-                .map_err(|e| linux::Error::at("remove", &other, e))
-                .step("open journal")?;
+            linux::tree::remove(&other).step("open journal")?;
         }
         Ok(())
     }

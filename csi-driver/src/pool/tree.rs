@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::walk::{self, Identity, Visitor, WITHIN, at, file_type, open_dir, stat};
+use linux::tree::{self, Changes, GroupAccess, Identity, Visitor, WITHIN, at, file_type, open_dir, stat};
 
 /// How a file's content comes into its copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,51 +80,16 @@ pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Resu
         }
     }
     let mut counter = Counter::default();
-    walk::walk(root, stop, &mut counter)?;
+    tree::walk(root, Changes::Refused, stop, &mut counter)?;
     Ok(counter.count)
 }
 
-/// Gives everything below `root`, and `root` last of all, to group `gid`, and
-/// the group access to it: files at least 0660, directories 2770.
-fn give_group(root: BorrowedFd<'_>, gid: u32, stop: &AtomicBool) -> linux::Result<()> {
-    struct Giver(u32);
-    impl Giver {
-        fn give(&self, file: BorrowedFd<'_>, name: &CStr) -> linux::Result<()> {
-            let stat = stat(file, c"")?;
-            if stat.stx_gid != self.0 {
-                rustix::fs::chownat(file, c"", None, Some(Gid::from_raw(self.0)), AtFlags::EMPTY_PATH)
-                    .map_err(at("chgrp", name))?;
-            }
-            let wanted = match file_type(&stat) {
-                FileType::Symlink => return Ok(()),
-                FileType::Directory => mode_of(&stat) | Mode::from_raw_mode(0o2770),
-                _ => mode_of(&stat) | Mode::from_raw_mode(0o660),
-            };
-            // A change of owner may have cleared bits that were there.
-            rustix::fs::chmod(by_descriptor(file).as_c_str(), wanted).map_err(at("chmod", name))
-        }
-    }
-    impl Visitor for Giver {
-        fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, _stat: &Statx) -> linux::Result<()> {
-            self.give(open_path(parent, name)?.as_fd(), name)
-        }
-        fn enter(&mut self, _name: &CStr) -> linux::Result<()> {
-            Ok(())
-        }
-        fn leave(&mut self, directory: BorrowedFd<'_>) -> linux::Result<()> {
-            self.give(directory, c".")
-        }
-    }
-    walk::walk(root, stop, &mut Giver(gid))
-}
-
-/// [`give_group`], unless the root, given last, shows that it has been done.
+/// Gives the tree to a group, unless the root, given last, shows that it has been done.
 pub(super) fn give_group_once(root: BorrowedFd<'_>, gid: u32) -> linux::Result<()> {
-    let found = stat(root, c"")?;
-    if found.stx_gid == gid && mode_of(&found).contains(Mode::from_raw_mode(0o2770)) {
+    if tree::has_group(root, gid, GroupAccess::ReadWrite)? {
         return Ok(());
     }
-    give_group(root, gid, &AtomicBool::new(false))
+    tree::give_group(root, gid, GroupAccess::ReadWrite, &AtomicBool::new(false))
 }
 
 /// Copies all that is below `from` into the empty directory `to`: content with
@@ -156,7 +121,7 @@ pub(super) fn copy_tree(
         copied: Count::default(),
         buffer: vec![0; CHUNK],
     };
-    walk::walk(from, &progress.stop, &mut copier)?;
+    tree::walk(from, Changes::Refused, &progress.stop, &mut copier)?;
     Ok(copier.copied)
 }
 
@@ -196,7 +161,7 @@ impl Visitor for Copier<'_> {
                 self.special(parent, name, stat)?;
             }
         }
-        self.copied.add(&walk::stat(self.to.as_fd(), name)?);
+        self.copied.add(&tree::stat(self.to.as_fd(), name)?);
         self.keep_link(name, stat).map_err(at("link", name))
     }
 

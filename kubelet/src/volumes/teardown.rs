@@ -35,10 +35,7 @@ impl Volumes {
     pub(crate) async fn remove_pod_dir(&self, uid: &str) -> Result<(), Error> {
         let dir = self.shared.layout.pod_dir(uid);
         files::check_nothing_mounted(&dir)?;
-        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", &dir, e)),
-            _ => Ok(()),
-        });
+        let removed = tokio::task::spawn_blocking(move || linux::tree::remove(&dir).map_err(Error::Kernel));
         removed.await.unwrap_or(Err(Error::Interrupted { what: "the removal" }))
     }
 

@@ -193,10 +193,7 @@ async fn stop_all(cri: &Cri, running: &[cri::ContainerStatus], grace: Duration) 
 }
 
 fn remove_logs(dir: &Path) {
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            warn!(dir = %dir.display(), %error, "logs of a deleted pod stay");
-        }
-        _ => {}
+    if let Err(error) = linux::tree::remove(dir) {
+        warn!(error = trace::error_chain(&error), "logs of a deleted pod stay");
     }
 }

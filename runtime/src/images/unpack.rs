@@ -4,6 +4,7 @@
 //! Invariant: every path is resolved below the layer's root with
 //! openat2(RESOLVE_IN_ROOT), so no entry and no link can reach outside.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -233,9 +234,9 @@ fn remove_existing(parent: &OwnedFd, name: &std::ffi::OsStr) -> Result<(), Strin
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
         Err(rustix::io::Errno::ISDIR) => {
-            let path = format!("/proc/self/fd/{}/", std::os::fd::AsRawFd::as_raw_fd(parent));
-            std::fs::remove_dir_all(Path::new(&path).join(name))
-                .map_err(|e| format!("replace directory: {e}"))
+            let replaced = CString::new(name.as_bytes()).map_err(|e| format!("replace directory: {e}"))?;
+            linux::tree::remove_in(parent.as_fd(), &replaced, Path::new(name))
+                .map_err(|e| format!("replace directory: {}", chain(&e)))
         }
         Err(e) => Err(format!("replace: {e}")),
     }

@@ -231,7 +231,7 @@ fn a_tree_of_any_depth_is_copied() {
     stat(at.as_fd(), c"bottom").unwrap();
     drop(at);
     for name in ["from", "to"] {
-        super::super::removal::remove_tree(&dir.path().join(name)).unwrap();
+        linux::tree::remove(&dir.path().join(name)).unwrap();
     }
 }
 
@@ -290,18 +290,18 @@ fn a_group_gets_every_file_and_the_root_last() {
     chmod(&outside.path().join("file"), 0o600);
     symlink(outside.path().join("file"), root.join("dir/link")).unwrap();
     let root_fd = open(root);
-    give_group(root_fd.as_fd(), 4242, &AtomicBool::new(false)).unwrap();
+    tree::give_group(root_fd.as_fd(), 4242, GroupAccess::ReadWrite, &AtomicBool::new(false)).unwrap();
     let seen = |path: &Path| {
         let stat = fs::symlink_metadata(path).unwrap();
         (stat.gid(), stat.mode() & 0o7777)
     };
     assert_eq!(seen(root), (4242, 0o2770));
     assert_eq!(seen(&root.join("dir")), (4242, 0o2775));
-    assert_eq!(seen(&root.join("dir/file")), (4242, 0o4771));
+    assert_eq!(seen(&root.join("dir/file")), (4242, 0o771), "no program that runs with the group");
     assert_eq!(seen(&root.join("dir/link")).0, 4242);
     assert_eq!(seen(&outside.path().join("file")), (0, 0o600));
 
     // What cut a walk short left the root as it was: the next walk begins anew.
-    give_group(root_fd.as_fd(), 4343, &AtomicBool::new(true)).unwrap_err();
+    tree::give_group(root_fd.as_fd(), 4343, GroupAccess::ReadWrite, &AtomicBool::new(true)).unwrap_err();
     assert_eq!(seen(root), (4242, 0o2770));
 }
