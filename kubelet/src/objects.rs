@@ -38,7 +38,10 @@ pub use pod_status::{
     ContainerStatus, PodCondition, PodIp, PodPhase, PodStatus, QosClass,
 };
 pub use quantity::{Quantity, QuantityError, Resources};
-pub use security::{Capabilities, PodSecurityContext, SeccompProfile, SeccompProfileType, SecurityContext};
+pub use security::{
+    Capabilities, FsGroupChangePolicy, PodSecurityContext, SeccompProfile, SeccompProfileType,
+    SecurityContext,
+};
 pub use storage::{
     AccessMode, ClaimPhase, ClaimResources, CsiVolumeSource, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeClaimSpec, PersistentVolumeClaimStatus, PersistentVolumeSpec, PersistentVolumeStatus,

@@ -32,12 +32,13 @@ use tracing::{Instrument, info_span};
 pub(crate) use capability::of_claim as capabilities_of_claim;
 pub(crate) use error::Error;
 
-use crate::objects::{EventType, Object, Pod, Volume, VolumeSource};
+use crate::objects::{EventType, FsGroupChangePolicy, Object, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
 use crate::store::Store;
 use csi_mount::CsiMount;
 use device::{Device, DeviceKey, Devices, Stage};
 use layout::Layout;
+use ownership::Gift;
 use resolve::Resolved;
 use retry::Retry;
 
@@ -133,7 +134,11 @@ impl Volumes {
                 let dir = self.shared.layout.empty_dir(uid, &volume.name);
                 let host_path = local::ensure_empty_dir(&dir, source)?;
                 if let Some(group) = pod.spec.security_context.fs_group {
-                    ownership::give_to_group(host_path.clone(), group).await?;
+                    // As kubelet has it: a pod's own volumes are given whatever their root shows.
+                    let policy = FsGroupChangePolicy::Always;
+                    let marker = self.shared.layout.empty_dir_ready(uid, &volume.name);
+                    let root = host_path.clone();
+                    ownership::give_to_group(Gift { root, group, policy, marker }).await?;
                 }
                 Ok(Mounted { host_path, read_only: false })
             }

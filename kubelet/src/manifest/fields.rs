@@ -99,7 +99,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.securityContext.windowsOptions", Harmless),
-    pod("spec.securityContext.fsGroupChangePolicy", Ignored("ownership is always set")),
     pod("spec.securityContext.supplementalGroupsPolicy", Ignored("groups of the image are kept")),
     pod("spec.containers[*].livenessProbe", Ignored("a container is restarted only when it ends")),
     pod("spec.containers[*].readinessProbe", NO_PROBES),

@@ -17,10 +17,22 @@ pub struct PodSecurityContext {
     /// A supplemental group, and the group of volumes that support ownership.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fs_group: Option<u32>,
+    /// Of claims; emptyDirs are always given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fs_group_change_policy: Option<FsGroupChangePolicy>,
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub supplemental_groups: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seccomp_profile: Option<SeccompProfile>,
+}
+
+/// When a volume's files are given to `fs_group` that may be its already.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FsGroupChangePolicy {
+    #[default]
+    Always,
+    /// Only if its root is another group's or lacks what the group needs.
+    OnRootMismatch,
 }
 
 /// A container's own; wins over the pod's.

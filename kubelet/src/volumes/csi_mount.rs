@@ -12,7 +12,8 @@ use tracing::{info, warn};
 
 use super::device::{Device, Stage};
 use super::layout::{self, Layout, PublishData, StageData};
-use super::{capability, error::Error, files, ownership};
+use super::ownership::{self, Gift};
+use super::{capability, error::Error, files};
 use crate::csi::Driver;
 use crate::objects::{AccessMode, CsiDriver, FsGroupPolicy, PersistentVolume, Pod};
 
@@ -47,7 +48,10 @@ impl CsiMount {
         let target = self.publish(&staging_path, capability).await?;
         match fs_group {
             Some(group) if !can.mount_group && self.kubelet_owns_group() => {
-                ownership::give_to_group(target.clone(), group).await?;
+                let pod = &self.pod.metadata.uid;
+                let marker = self.layout.csi_ready(pod, &self.volume.metadata.name);
+                let policy = self.pod.spec.security_context.fs_group_change_policy.unwrap_or_default();
+                ownership::give_to_group(Gift { root: target.clone(), group, policy, marker }).await?;
             }
             _ => {}
         }

@@ -52,6 +52,13 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    #[error("give {} to fsGroup {group}", root.display())]
+    FsGroup {
+        root: PathBuf,
+        group: u32,
+        #[source]
+        source: linux::Error,
+    },
     #[error(transparent)]
     Kernel(linux::Error),
     #[error("{what} was interrupted")]

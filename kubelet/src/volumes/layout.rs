@@ -15,6 +15,7 @@ use super::files;
 
 const CSI_PLUGIN: &str = "kubernetes.io~csi";
 const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
+const READY: &str = "ready";
 const VOL_DATA: &str = "vol_data.json";
 const TEMPORARY: &str = ".vol_data.json.new";
 
@@ -76,6 +77,20 @@ impl Layout {
 
     pub(crate) fn empty_dirs(&self, uid: &str) -> PathBuf {
         self.pod_dir(uid).join("volumes").join(EMPTY_DIR_PLUGIN)
+    }
+
+    /// kubelet's mark of an emptyDir that is ready, owner and all.
+    pub(crate) fn empty_dir_ready(&self, uid: &str, name: &str) -> PathBuf {
+        self.plugin_dir(uid, EMPTY_DIR_PLUGIN, name).join(READY)
+    }
+
+    /// The same of a CSI volume; `spec_name` is the PV's name.
+    pub(crate) fn csi_ready(&self, uid: &str, spec_name: &str) -> PathBuf {
+        self.plugin_dir(uid, CSI_PLUGIN, spec_name).join(READY)
+    }
+
+    fn plugin_dir(&self, uid: &str, plugin: &str, volume: &str) -> PathBuf {
+        self.pod_dir(uid).join("plugins").join(plugin).join(escape(volume))
     }
 
     /// The directory that holds `globalmount` and its vol_data.json.
