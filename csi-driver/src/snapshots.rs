@@ -71,7 +71,7 @@ impl Driver {
             name: wish.name,
             source: source.clone(),
             source_capacity_bytes: volume.capacity_bytes,
-            used_bytes: self.used_now(&source, control.as_ref())?.bytes,
+            used_bytes: self.used_now(&source, volume.capacity_bytes, control.as_ref())?,
             created: Timestamp::now(),
             mode,
             phase: SnapshotPhase::Begun,
@@ -123,7 +123,8 @@ impl Driver {
     ) -> Result<SnapshotRecord> {
         let pause = self.hold_back(&record.source, volume, control)?;
         record.created = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
-        record.used_bytes = pause.as_ref().map_or(record.used_bytes, |pause| pause.used_bytes);
+        record.used_bytes =
+            pause.as_ref().map_or(record.used_bytes, |pause| pause.used_bytes.min(volume.capacity_bytes));
         record.phase = SnapshotPhase::Copying;
         self.journal.snapshots().put(id, &record)?;
         let (driver, id, answered) = (self.clone(), id.clone(), record.clone());
@@ -238,7 +239,7 @@ impl Driver {
         self.check_not_copied(source)?;
         self.snapshot_mode(wish, CLASS_OF_CLONES)?;
         let control = self.serving(source, &mut volume)?;
-        let used_bytes = self.used_now(source, control.as_ref())?.bytes;
+        let used_bytes = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
         let pause = self.hold_back(source, &volume, control)?;
         let (driver, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), move |progress| {
@@ -328,14 +329,16 @@ impl Driver {
         }
     }
 
-    fn used_now(&self, id: &VolumeId, control: Option<&Control>) -> Result<Count> {
-        let Some(control) = control else { return self.pool.used(id) };
+    /// How many bytes a volume holds. Its daemon is not trusted with more than the
+    /// volume's capacity: what it reports is committed, and would be missing for all others.
+    fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<u64> {
+        let Some(control) = control else { return Ok(self.pool.used(id)?.bytes) };
         let usage = control.usage()?;
         if usage.counting {
             // It would refuse to hold back: what a cut holds is not known yet.
             return Err(Error::Pending { what: format!("volume {id} (its daemon counts what it holds)") });
         }
-        Ok(Count { bytes: usage.used_bytes, inodes: usage.used_inodes })
+        Ok(usage.used_bytes.min(capacity_bytes))
     }
 
     /// Nothing changes in the volume from here on; `None` when nobody serves it.

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::ffi::CString;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -15,15 +15,21 @@ use rustix::io::Errno;
 use crate::attributes::Origin;
 use crate::errno::Result;
 use crate::nodes::stat;
-use crate::quota::{Use, charge};
+use crate::quota::{Charged, Use, charge};
 
 const BUFFER_BYTES: usize = 32 * 1024;
 
 /// Everything below `root`, and `root` itself; a file of many names once.
-/// What lies on another file system is no part of the volume.
-pub(crate) fn count(root: impl AsFd, origin: Origin) -> Result<Use> {
-    let mut walk = Walk { origin, found: Use::default(), linked: HashSet::new() };
-    walk.take(&stat(&root)?);
+/// What lies on another file system is no part of the volume. `attribute_blocks`
+/// says how many blocks the attributes of a file (an O_PATH descriptor) take at most.
+pub(crate) fn count(
+    root: impl AsFd,
+    origin: Origin,
+    attribute_blocks: impl Fn(BorrowedFd<'_>) -> Result<u8>,
+) -> Result<Use> {
+    let mut walk = Walk { origin, attribute_blocks, found: Use::default(), linked: HashSet::new() };
+    let seen = stat(&root)?;
+    walk.take(&seen, charge(&seen, 0));
     let mut here = open_directory(&root, c".")?;
     // The directories that are still to be seen, level by level.
     let mut levels = vec![walk.directory(&here)?];
@@ -48,14 +54,15 @@ pub(crate) fn count(root: impl AsFd, origin: Origin) -> Result<Use> {
     Ok(walk.found)
 }
 
-struct Walk {
+struct Walk<B> {
     origin: Origin,
+    attribute_blocks: B,
     found: Use,
     /// Files of several names that were counted.
     linked: HashSet<u64>,
 }
 
-impl Walk {
+impl<B: Fn(BorrowedFd<'_>) -> Result<u8>> Walk<B> {
     /// Counts what is in `directory`. Returns the directories in it.
     fn directory(&mut self, directory: &OwnedFd) -> Result<Vec<CString>> {
         let mut below = Vec::new();
@@ -72,20 +79,38 @@ impl Walk {
                 Err(Errno::NOENT) => continue,
                 seen => seen?,
             };
-            if self.take(&seen) && FileType::from_raw_mode(seen.stx_mode.into()) == FileType::Directory {
+            let charged = self.charged(directory, name, &seen)?;
+            if self.take(&seen, charged)
+                && FileType::from_raw_mode(seen.stx_mode.into()) == FileType::Directory
+            {
                 below.push(name.to_owned());
             }
         }
         Ok(below)
     }
 
+    /// Attributes are looked at only where they may hold blocks that are not charged yet.
+    fn charged(&self, directory: &OwnedFd, name: &std::ffi::CStr, seen: &Statx) -> Result<Charged> {
+        let plain = charge(seen, 0);
+        if plain.bytes == seen.stx_blocks.saturating_mul(512) {
+            return Ok(plain);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, name, flags, Mode::empty());
+        let blocks = match file.and_then(|file| (self.attribute_blocks)(file.as_fd())) {
+            // Removed behind the mount.
+            Err(Errno::NOENT) => return Ok(plain),
+            blocks => blocks?,
+        };
+        Ok(charge(seen, blocks))
+    }
+
     /// Whether the file is of this volume.
-    fn take(&mut self, seen: &Statx) -> bool {
+    fn take(&mut self, seen: &Statx, charged: Charged) -> bool {
         let Ok(id) = self.origin.node_id(seen) else { return false };
         let several =
             seen.stx_nlink > 1 && FileType::from_raw_mode(seen.stx_mode.into()) != FileType::Directory;
         if !several || self.linked.insert(seen.stx_ino) {
-            let charged = charge(seen);
             self.found.counted.bytes += charged.bytes;
             self.found.counted.inodes += 1;
             if !charged.lasting {
@@ -114,7 +139,7 @@ mod tests {
 
     fn found(path: &std::path::Path) -> Use {
         let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        count(&root, Origin::of_root(&stat(&root).unwrap())).unwrap()
+        count(&root, Origin::of_root(&stat(&root).unwrap()), |_file| Ok(0)).unwrap()
     }
 
     #[test]

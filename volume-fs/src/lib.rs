@@ -34,6 +34,7 @@ mod quota;
 pub mod seccomp;
 mod usage_file;
 mod volume;
+mod xattrs;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! How much of its capacity a volume uses, and whether more fits.
 //!
 //! A file is charged what its blocks take, as du(1) counts it, but never for
-//! blocks beyond its end: xfs allocates those ahead and takes them back.
+//! blocks beyond its end, except those that its extended attributes can take:
+//! xfs allocates blocks beyond the end ahead and takes them back.
 //!
 //! Invariant: `used` is the sum of what every file was last charged and of
 //! what running requests have reserved. A file whose last name is gone stays
@@ -56,6 +57,8 @@ pub(crate) struct Charged {
     /// Only a request can change it: there is nothing that the backing file
     /// system could still map, trim or merge when it writes the file back.
     pub(crate) lasting: bool,
+    /// How many blocks its attributes may take; `None`: not looked at yet.
+    pub(crate) attribute_blocks: Option<u8>,
 }
 
 /// What a volume uses.
@@ -162,7 +165,8 @@ impl Quota {
 
     pub(crate) fn set_counted(&self, found: Use) {
         for (id, bytes) in found.unsettled {
-            let charge = Charge { charged: Charged { bytes, lasting: false }, removed: false };
+            let charged = Charged { bytes, lasting: false, attribute_blocks: None };
+            let charge = Charge { charged, removed: false };
             self.shard(id).insert(id, charge);
         }
         let counted = found.counted;
@@ -280,19 +284,24 @@ impl Quota {
         is_over(&mut removals)
     }
 
-    /// Before a file is changed: what it is charged now.
-    pub(crate) fn before_change(&self, id: u64, measure: impl FnOnce() -> Result<Charged>) -> Result<u64> {
+    /// Before a file is changed: what it is charged now. `measure` is called
+    /// for a file that is not remembered.
+    pub(crate) fn before_change(
+        &self,
+        id: u64,
+        measure: impl FnOnce() -> Result<Charged>,
+    ) -> Result<Charged> {
         let mut shard = self.shard(id);
         if let Some(charge) = shard.get(&id) {
-            return Ok(charge.charged.bytes);
+            return Ok(charge.charged);
         }
         let charged = measure()?;
         shard.insert(id, Charge { charged, removed: false });
-        Ok(charged.bytes)
+        Ok(charged)
     }
 
-    /// After a change, or when the file system has tidied up: `measure` says
-    /// what the file is charged from now on. A file whose charge lasts and that
+    /// After a change, or when the file system has tidied up: `measure` gets
+    /// the charge so far and returns the one from now on. A file whose charge lasts and that
     /// was not changed, or that cannot be measured, stays charged as it was.
     ///
     /// Measured under the lock: of two requests, the later one sees both changes.
@@ -300,11 +309,11 @@ impl Quota {
         &self,
         id: u64,
         reserved: Option<Reservation<'_>>,
-        measure: impl FnOnce() -> Result<Charged>,
+        measure: impl FnOnce(Charged) -> Result<Charged>,
     ) {
         let mut shard = self.shard(id);
         let Some(charge) = shard.get_mut(&id) else { return };
-        let Ok(now) = measure() else { return };
+        let Ok(now) = measure(charge.charged) else { return };
         let before = std::mem::replace(&mut charge.charged, now);
         let reserved = reserved.map_or(0, Reservation::take);
         change(&self.used_bytes, now.bytes, before.bytes.saturating_add(reserved));
@@ -431,19 +440,30 @@ impl Drop for InodeReservation<'_> {
     }
 }
 
-/// What a file takes of its volume.
-pub(crate) fn charge(seen: &Statx) -> Charged {
+/// What a file takes of its volume, if its attributes take `attribute_blocks` at most.
+///
+/// The charge of a file with such blocks is not lasting. So a regular file with
+/// content that is not remembered was charged as if it had none.
+pub(crate) fn charge(seen: &Statx, attribute_blocks: u8) -> Charged {
     let allocated = seen.stx_blocks.saturating_mul(512);
-    if FileType::from_raw_mode(seen.stx_mode.into()) != FileType::RegularFile {
-        return Charged { bytes: allocated, lasting: true };
-    }
+    let attributes = Some(attribute_blocks);
+    let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
     match whole_blocks(seen.stx_size) {
-        // No content: whatever there is was not allocated ahead, so it holds attributes.
-        0 => Charged { bytes: allocated, lasting: true },
         // More are allocated ahead, or map a file of many pieces or hold its
         // attributes; fewer leave holes, which have to be mapped around.
-        whole => Charged { bytes: allocated.min(whole), lasting: allocated == whole },
+        whole if is_file && whole > 0 => Charged {
+            bytes: allocated.min(whole.saturating_add(attribute_bytes(attribute_blocks))),
+            lasting: allocated == whole && attribute_blocks == 0,
+            attribute_blocks: attributes,
+        },
+        // No content: whatever there is was not allocated ahead, so it holds attributes.
+        _ => Charged { bytes: allocated, lasting: true, attribute_blocks: attributes },
     }
+}
+
+/// What so many blocks of attributes take.
+pub(crate) fn attribute_bytes(blocks: u8) -> u64 {
+    u64::from(blocks) * BLOCK_BYTES
 }
 
 /// What writing `[start, end)` of `file` will add to its charge at most.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use fuser::FileAttr;
 use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
-use rustix::fs::{Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 pub(crate) use self::attributes::{Changes, Xattr};
@@ -33,6 +33,7 @@ use crate::errno::{self, Result};
 use crate::handles::Handles;
 use crate::nodes::{Nodes, stat};
 use crate::quota::{Charged, Quota, Use, charge};
+use crate::xattrs::{self, AttributeBlocks};
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
@@ -54,6 +55,7 @@ pub(crate) struct Volume {
     nodes: Nodes,
     root: Arc<OwnedFd>,
     descriptors: DescriptorDir,
+    attribute_blocks: AttributeBlocks,
     files: Handles<OpenFile>,
     directories: Handles<Directory>,
     quota: Arc<Quota>,
@@ -89,6 +91,7 @@ impl Volume {
             source: linux::Error::new("statx", "the volume's directory", e),
         })?;
         let origin = Origin::of_root(&seen);
+        let attribute_blocks = AttributeBlocks::of_file_system(&root);
         let nodes = Nodes::new(Arc::clone(&root), origin, descriptor_limit, Arc::clone(&quota));
         let limit = usize::try_from(descriptor_limit).unwrap_or(usize::MAX);
         let kept_free = (limit / 4).min(MOST_KEPT_FREE);
@@ -99,6 +102,7 @@ impl Volume {
             nodes,
             root,
             descriptors,
+            attribute_blocks,
             quota,
             read_only: source.read_only,
         })
@@ -106,7 +110,8 @@ impl Volume {
 
     /// What the whole tree takes. Nothing may change meanwhile.
     pub(crate) fn count(&self) -> Result<Use> {
-        count::count(&*self.root, self.origin)
+        let attribute_blocks = |file: BorrowedFd<'_>| self.attribute_blocks_of(file);
+        count::count(&*self.root, self.origin, attribute_blocks)
     }
 
     pub(crate) fn open_files(&self) -> usize {
@@ -119,10 +124,39 @@ impl Volume {
 
     /// Makes a change to a file, and charges it for what that took or gave back.
     fn settling<T>(&self, id: u64, file: &OwnedFd, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.quota.before_change(id, || measure(file))?;
+        self.quota.before_change(id, || self.measure_first(file))?;
         let changed = change();
-        self.quota.settle(id, None, || measure(file));
+        self.quota.settle(id, None, |before| self.measure(file, before));
         changed
+    }
+
+    /// What a file is charged now, of which no charge is remembered: that of a
+    /// file without attribute blocks, see [`charge`].
+    fn measure_first(&self, file: &OwnedFd) -> Result<Charged> {
+        let seen = stat(file)?;
+        let attribute_blocks = Some(self.attribute_blocks_seen(file, &seen)?);
+        Ok(Charged { attribute_blocks, ..charge(&seen, 0) })
+    }
+
+    /// What a file is charged now. Only setxattr and removexattr change how
+    /// many blocks its attributes may take, so these are not counted again.
+    fn measure(&self, file: &OwnedFd, before: Charged) -> Result<Charged> {
+        let seen = stat(file)?;
+        let attribute_blocks = match before.attribute_blocks {
+            Some(blocks) => blocks,
+            None => self.attribute_blocks_seen(file, &seen)?,
+        };
+        Ok(charge(&seen, attribute_blocks))
+    }
+
+    /// Matters for regular files alone, and not while they have no block at all.
+    fn attribute_blocks_seen(&self, file: &OwnedFd, seen: &Statx) -> Result<u8> {
+        let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
+        if is_file && seen.stx_blocks > 0 { self.attribute_blocks_of(file.as_fd()) } else { Ok(0) }
+    }
+
+    fn attribute_blocks_of(&self, file: BorrowedFd<'_>) -> Result<u8> {
+        Ok(self.attribute_blocks.most(xattrs::total(&self.descriptors, file, None)?))
     }
 
     fn reopen(&self, node: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
@@ -163,11 +197,6 @@ fn copy_single_blocks(descriptors: &DescriptorDir, root: &OwnedFd) {
 /// Changes a file the way a process without CAP_FSETID would: suid and sgid go.
 fn clearing_setid<T>(change: impl FnOnce() -> Result<T>) -> Result<T> {
     credentials::without_capability(CapabilitySet::FSETID, change).map_err(errno::from_nix)?
-}
-
-/// What a file is charged now.
-fn measure(file: &OwnedFd) -> Result<Charged> {
-    stat(file).map(|seen| charge(&seen))
 }
 
 fn synchronise(file: BorrowedFd<'_>, data_only: bool) -> Result<()> {

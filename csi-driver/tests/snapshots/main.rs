@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]
 
+mod claims;
 mod copies;
 mod kills;
 mod kit;

@@ -17,7 +17,7 @@ fn using(limits: Limits, counted: Counted) -> Quota {
 }
 
 fn lasting(bytes: u64) -> Charged {
-    Charged { bytes, lasting: true }
+    Charged { bytes, lasting: true, attribute_blocks: Some(0) }
 }
 
 fn used(quota: &Quota) -> u64 {
@@ -32,10 +32,10 @@ fn what_is_not_settled_is_given_back() {
     drop(reserved);
     quota.before_change(5, || Ok(lasting(0))).unwrap();
     let reserved = quota.reserve(9_000).unwrap();
-    quota.settle(5, Some(reserved), || Ok(lasting(4_096)));
+    quota.settle(5, Some(reserved), |_before| Ok(lasting(4_096)));
     assert_eq!(used(&quota), 4_096);
     let reserved = quota.reserve(1_000).unwrap();
-    quota.settle(5, Some(reserved), || Err(Errno::IO));
+    quota.settle(5, Some(reserved), |_before| Err(Errno::IO));
     assert_eq!(used(&quota), 4_096, "what cannot be measured stays as it was");
 }
 
@@ -65,25 +65,25 @@ fn a_removed_node_is_charged_until_it_is_forgotten_and_freed_once() {
     quota.forget(8);
     assert_eq!(quota.usage().used, Counted { bytes: 4096, inodes: 1 });
     // Let go after that: no news.
-    quota.settle(8, None, || Ok(lasting(99)));
+    quota.settle(8, None, |_before| Ok(lasting(99)));
     assert_eq!(used(&quota), 4096);
 }
 
 #[test]
 fn what_is_freed_is_what_was_charged_though_the_file_takes_more_by_now() {
     let quota = quota(0, 0);
-    let unsettled = |bytes| Charged { bytes, lasting: false };
+    let unsettled = |bytes| Charged { bytes, lasting: false, attribute_blocks: Some(0) };
     quota.reserve_inode().unwrap().keep();
     quota.add(7, lasting(0));
     quota.before_change(7, || Ok(lasting(0))).unwrap();
-    quota.settle(7, None, || Ok(unsettled(8192)));
+    quota.settle(7, None, |_before| Ok(unsettled(8192)));
     quota.forget(7);
     let end = quota.at_the_end();
     assert_eq!(end, Use { counted: Counted { bytes: 8192, inodes: 1 }, unsettled: vec![(7, 8192)] });
     // Written back, it takes one block more, which the next daemon meets.
     let next = Quota::new(Limits::default(), Some(end), 4);
-    assert_eq!(next.before_change(7, || Ok(unsettled(12_288))), Ok(8192));
-    next.settle(7, None, || Ok(lasting(12_288)));
+    assert_eq!(next.before_change(7, || Ok(unsettled(12_288))).unwrap().bytes, 8192);
+    next.settle(7, None, |_before| Ok(lasting(12_288)));
     assert_eq!(used(&next), 12_288);
     assert_eq!(next.at_the_end().unsettled, []);
     // Or it is removed unseen.
@@ -190,7 +190,7 @@ proptest! {
         free in 0_u64..400_000,
     ) {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
-        let charged = |file: &File| charge(&crate::nodes::stat(file).unwrap()).bytes;
+        let charged = |file: &File| charge(&crate::nodes::stat(file).unwrap(), 0).bytes;
         for (at, length) in writes {
             let range = (at, at + length as u64);
             let before = charged(&file);
@@ -223,9 +223,9 @@ proptest! {
                     }
                 }
                 (1, Some((before, named))) => {
-                    prop_assert_eq!(quota.before_change(id, || Ok(lasting(before))), Ok(before));
+                    prop_assert_eq!(quota.before_change(id, || Ok(lasting(before))).map(|now| now.bytes), Ok(before));
                     if let Ok(reserved) = quota.reserve(bytes.saturating_sub(before)) {
-                        quota.settle(id, Some(reserved), || Ok(lasting(bytes)));
+                        quota.settle(id, Some(reserved), |_before| Ok(lasting(bytes)));
                         files.insert(id, (bytes, named));
                     }
                 }

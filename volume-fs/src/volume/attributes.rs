@@ -1,8 +1,8 @@
 //! Attributes of files and of the volume. trusted.* and security.capability are
 //! refused by the kernel: the process lacks CAP_SYS_ADMIN and CAP_SETFCAP.
 
-use std::ffi::{CString, OsStr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle};
@@ -12,10 +12,11 @@ use rustix::io::Errno;
 use super::{OpenFile, Volume, c_string, clearing_setid, mode_bits};
 use crate::errno::Result;
 use crate::nodes::stat;
-use crate::quota::{self, BLOCK_BYTES};
+use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
+use crate::xattrs;
 
 /// Extended attributes of one file, names and values together: what ext4 has
-/// room for beside the inode. Not all of them are charged, and xfs would keep any number.
+/// room for beside the inode. xfs would keep any number.
 const MOST_XATTR_BYTES: usize = 4096;
 
 /// The part of setattr that is asked for.
@@ -104,29 +105,28 @@ impl Volume {
     pub(crate) fn set_xattr(&self, id: u64, name: &OsStr, value: &[u8], flags: XattrFlags) -> Result<()> {
         self.writable()?;
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        let together = self.other_xattr_bytes(fd.as_fd(), &name)? + name.as_bytes().len() + value.len();
-        if together > MOST_XATTR_BYTES {
+        let others = xattrs::total(&self.descriptors, fd.as_fd(), Some(&name))?;
+        let replaced = match self.descriptors.xattr_size(fd.as_fd(), &name) {
+            Ok(length) => others.with(&name, length),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => others,
+            Err(errno) => return Err(errno),
+        };
+        let wanted = others.with(&name, value.len());
+        if wanted.bytes() > MOST_XATTR_BYTES {
             return Err(Errno::NOSPC);
         }
-        self.quota.admit_block()?;
-        self.settling(id, &fd, || self.descriptors.set_xattr(fd.as_fd(), &name, value, flags))
+        let growth = quota::attribute_bytes(self.attribute_blocks.growth(replaced, wanted));
+        self.quota.before_change(id, || self.measure_first(&fd))?;
+        let reserved = self.quota.retrying(|| self.quota.reserve(growth))?;
+        let set = self.descriptors.set_xattr(fd.as_fd(), &name, value, flags);
+        self.settle_attributes(id, &fd, Some(reserved));
+        set
     }
 
-    /// Names and values of a file's extended attributes but for `name`. The
-    /// kernel lets nobody change them meanwhile.
-    fn other_xattr_bytes(&self, fd: BorrowedFd<'_>, name: &CString) -> Result<usize> {
-        let size = match self.descriptors.xattr_names_size(fd) {
-            Err(Errno::OPNOTSUPP) | Ok(0) => return Ok(0),
-            size => size?,
-        };
-        let names = self.descriptors.xattr_names(fd, size)?;
-        let others = names.split(|byte| *byte == 0).filter(|one| !one.is_empty() && *one != name.as_bytes());
-        let mut sum = 0;
-        for other in others {
-            let other = CString::new(other).map_err(|_| Errno::INVAL)?;
-            sum += other.as_bytes().len() + self.descriptors.xattr_size(fd, &other)?;
-        }
-        Ok(sum)
+    /// After a change of attributes. The kernel lets no two requests change those of one file.
+    fn settle_attributes(&self, id: u64, fd: &OwnedFd, reserved: Option<Reservation<'_>>) {
+        self.quota
+            .settle(id, reserved, |before| self.measure(fd, Charged { attribute_blocks: None, ..before }));
     }
 
     pub(crate) fn xattr(&self, id: u64, name: &OsStr, size: usize) -> Result<Xattr> {
@@ -154,6 +154,9 @@ impl Volume {
     pub(crate) fn remove_xattr(&self, id: u64, name: &OsStr) -> Result<()> {
         self.writable()?;
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        self.settling(id, &fd, || self.descriptors.remove_xattr(fd.as_fd(), &name))
+        self.quota.before_change(id, || self.measure_first(&fd))?;
+        let removed = self.descriptors.remove_xattr(fd.as_fd(), &name);
+        self.settle_attributes(id, &fd, None);
+        removed
     }
 }

@@ -6,10 +6,10 @@ use fuser::FileHandle;
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::{OpenFile, Volume, clearing_setid, measure, synchronise};
+use super::{OpenFile, Volume, clearing_setid, synchronise};
 use crate::errno::{self, Result};
 use crate::nodes::stat;
-use crate::quota::{self, BLOCK_BYTES, Reservation};
+use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 
 /// open(2) flags that reach the backing file. Not O_APPEND (pwrite(2) would
 /// ignore the offset, which the kernel has computed) nor O_DIRECT (our buffers
@@ -38,7 +38,7 @@ impl Volume {
     pub(crate) fn release_file(&self, handle: FileHandle) {
         if let Some(file) = self.files.remove(handle) {
             // What was written late may have taken or given back a block.
-            self.quota.settle(file.id, None, || measure(&file.fd));
+            self.quota.settle(file.id, None, |before| self.measure(&file.fd, before));
             self.quota.closed(file.id);
         }
     }
@@ -76,7 +76,7 @@ impl Volume {
         let write = || write_all(&file.fd, offset, data);
         // With CAP_FSETID, which we have, the backing file would keep the bits.
         let written = if clear_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
-        self.quota.settle(file.id, Some(reserved), || measure(&file.fd));
+        self.quota.settle(file.id, Some(reserved), |before| self.measure(&file.fd, before));
         written
     }
 
@@ -90,7 +90,7 @@ impl Volume {
     pub(crate) fn synchronise(&self, handle: FileHandle, data_only: bool) -> Result<()> {
         let file = self.files.get(handle)?;
         synchronise(file.fd.as_fd(), data_only)?;
-        self.quota.settle(file.id, None, || measure(&file.fd));
+        self.quota.settle(file.id, None, |before| self.measure(&file.fd, before));
         Ok(())
     }
 
@@ -110,10 +110,10 @@ impl Volume {
         if mode.contains(FallocateFlags::KEEP_SIZE) && end > quota::whole_blocks(stat(&file.fd)?.stx_size) {
             return Err(Errno::OPNOTSUPP);
         }
-        let before = self.quota.before_change(file.id, || measure(&file.fd))?;
+        let before = self.quota.before_change(file.id, || self.measure_first(&file.fd))?;
         let reserved = self.quota.retrying(|| self.reserve(&file.fd, (offset, end), before))?;
         let allocated = allocate();
-        self.quota.settle(file.id, Some(reserved), || measure(&file.fd));
+        self.quota.settle(file.id, Some(reserved), |before| self.measure(&file.fd, before));
         allocated
     }
 
@@ -133,14 +133,14 @@ impl Volume {
             Some(&mut to_offset),
             usize::try_from(fitting).unwrap_or(usize::MAX),
         );
-        self.quota.settle(target.id, Some(reserved), || measure(&target.fd));
+        self.quota.settle(target.id, Some(reserved), |before| self.measure(&target.fd, before));
         copied
     }
 
     /// Space for as much of `length` bytes at `offset` as fits, at least one.
     fn make_room(&self, file: &OpenFile, offset: u64, length: u64) -> Result<(u64, Reservation<'_>)> {
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
-        let before = self.quota.before_change(file.id, || measure(&file.fd))?;
+        let before = self.quota.before_change(file.id, || self.measure_first(&file.fd))?;
         let most = quota::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
         if let Ok(reserved) = self.quota.reserve_amply(most) {
             return Ok((length, reserved));
@@ -156,10 +156,11 @@ impl Volume {
         self.reserve(&file.fd, (offset, fitting), before).map(|reserved| (fitting - offset, reserved))
     }
 
-    /// Space for exactly what writing the range adds to the charge of `before`.
-    fn reserve(&self, file: &OwnedFd, (start, end): (u64, u64), before: u64) -> Result<Reservation<'_>> {
-        let whole = quota::whole_blocks(stat(file)?.stx_size.max(end));
-        self.quota.reserve(quota::growth(file, (start, end), whole.saturating_sub(before))?)
+    /// Space for exactly what writing the range adds to the charge `before`.
+    fn reserve(&self, file: &OwnedFd, (start, end): (u64, u64), before: Charged) -> Result<Reservation<'_>> {
+        let attributes = quota::attribute_bytes(before.attribute_blocks.unwrap_or(0));
+        let most = quota::whole_blocks(stat(file)?.stx_size.max(end)).saturating_add(attributes);
+        self.quota.reserve(quota::growth(file, (start, end), most.saturating_sub(before.bytes))?)
     }
 }
 

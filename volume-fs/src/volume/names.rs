@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, St
 use rustix::io::Errno;
 
 use super::data::PASSED_ON;
-use super::{Known, OpenFile, Volume, WANTED, component, measure, mode_bits};
+use super::{Known, OpenFile, Volume, WANTED, component, mode_bits};
 use crate::errno::{self, Result};
 use crate::nodes::{Place, stat};
 use crate::quota::charge;
@@ -60,7 +60,7 @@ impl Volume {
         if self.quota.is_unsettled(id)
             && let Ok(file) = self.nodes.descriptor(id)
         {
-            self.quota.settle(id, None, || measure(&file));
+            self.quota.settle(id, None, |before| self.measure(&file, before));
         }
         self.nodes.forget(id, lookups);
     }
@@ -139,7 +139,7 @@ impl Volume {
         let seen = stat(&file)?;
         let known = self.known(&seen, file.as_fd(), c"")?;
         let id = known.attributes.ino.0;
-        self.quota.add(id, charge(&seen));
+        self.quota.add(id, charge(&seen, 0));
         self.nodes.remember(id, place, None);
         Ok((known, self.files.insert(OpenFile { id, fd: file })))
     }
@@ -227,7 +227,7 @@ impl Volume {
         self.settling(directory, &parent, || create(&parent, &new_name))?;
         inode.keep();
         let (known, seen) = self.find(directory, name)?;
-        self.quota.add(known.attributes.ino.0, charge(&seen));
+        self.quota.add(known.attributes.ino.0, charge(&seen, 0));
         Ok(known)
     }
 
@@ -281,11 +281,11 @@ impl Volume {
         match held {
             Some(held) => {
                 if !names_left {
-                    self.quota.removed(id, charge(&seen));
+                    self.quota.removed(id, charge(&seen, 0));
                 }
                 self.nodes.removed(id, place, held, names_left);
             }
-            None if !names_left => self.quota.free(id, charge(&seen)),
+            None if !names_left => self.quota.free(id, charge(&seen, 0)),
             None => {}
         }
     }

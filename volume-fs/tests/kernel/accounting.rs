@@ -237,6 +237,105 @@ fn a_block_of_attributes_is_charged_where_a_count_finds_it() {
     assert_eq!(volume.usage(), before);
 }
 
+/// What the backing files take.
+fn du(volume: &Volume) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let own = fs::metadata(&volume.backing).unwrap().blocks();
+    let below = fs::read_dir(&volume.backing).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+    512 * (own + below.map(|file| file.blocks()).sum::<u64>())
+}
+
+fn attribute(volume: &Volume, name: &str, length: usize) -> rustix::io::Result<()> {
+    rustix::fs::setxattr(volume.path(name), "user.a", &vec![1; length], XattrFlags::empty())
+}
+
+fn attributes_of_small_files_are_charged_on(kind: &str, at_least: u64) {
+    const FILES: u64 = 200;
+    let stage = Stage::on_file_system(kind);
+    // mkfs makes it in the root of ext4.
+    drop(fs::remove_dir(stage.backing.join("lost+found")));
+    let mut volume = Volume::on(stage, SETUP);
+    let before = volume.usage();
+    let name = |n: u64| format!("f{n}");
+    for n in 0..FILES {
+        fs::write(volume.path(&name(n)), "1").unwrap();
+    }
+    rest(&volume);
+    let plain = volume.usage().used_bytes;
+    for n in 0..FILES {
+        attribute(&volume, &name(n), 3900).unwrap();
+    }
+    rest(&volume);
+    let attributed = volume.usage();
+    assert_eq!(attributed.used_bytes, du(&volume), "{kind}: charged, found");
+    assert!(attributed.used_bytes - plain >= FILES * at_least, "{kind}: {} {plain}", attributed.used_bytes);
+    for clean_end in [false, true] {
+        if clean_end {
+            drop(volume.unmount());
+        } else {
+            volume.kill();
+        }
+        volume.serve_again(SETUP);
+        assert_eq!(volume.usage(), attributed, "{kind}: the next daemon, after a clean end: {clean_end}");
+    }
+    // Overwritten, known anew, or neither: each is charged once.
+    for n in 0..FILES / 2 {
+        fs::write(volume.path(&name(n)), "2").unwrap();
+    }
+    rest(&volume);
+    assert_eq!(volume.usage(), attributed, "{kind}: overwritten");
+    for n in 0..FILES {
+        rustix::fs::removexattr(volume.path(&name(n)), "user.a").unwrap();
+    }
+    rest(&volume);
+    assert_eq!(volume.usage().used_bytes, du(&volume), "{kind}: removed attributes");
+    assert!(volume.usage().used_bytes <= plain + (64 << 10), "{kind}: given back");
+    for n in 0..FILES {
+        attribute(&volume, &name(n), 3900).unwrap();
+    }
+    volume.shell(ROOT, "rm f*");
+    rest(&volume);
+    assert_eq!(volume.usage().used_inodes, before.used_inodes);
+    assert_eq!(volume.usage().used_bytes, du(&volume), "{kind}: removed files");
+}
+
+#[test]
+fn attribute_blocks_of_small_files_are_charged_and_given_back_on_ext4() {
+    attributes_of_small_files_are_charged_on("ext4", 4096);
+}
+
+#[test]
+fn attribute_blocks_of_small_files_are_charged_and_given_back_on_xfs() {
+    attributes_of_small_files_are_charged_on("xfs", 8192);
+}
+
+fn an_attribute_beyond_the_capacity_leaves_nothing_on(kind: &str) {
+    let volume = Volume::on(Stage::on_file_system(kind), SETUP);
+    for name in ["plain", "attributed"] {
+        fs::write(volume.path(name), "1").unwrap();
+    }
+    attribute(&volume, "attributed", 3900).unwrap();
+    let full = fs::write(volume.path("fill"), vec![1; 32 << 20]).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+    let before = volume.usage();
+    assert_eq!(attribute(&volume, "plain", 2000), Err(rustix::io::Errno::NOSPC));
+    assert_eq!(volume.usage(), before);
+    let mut names = [0; 100];
+    let length = rustix::fs::listxattr(volume.backing.join("plain"), &mut names[..]).unwrap();
+    assert!(!names[..length].starts_with(b"user.a"), "nothing is left");
+    // What takes nothing works in a full volume.
+    attribute(&volume, "attributed", 3900).unwrap();
+    attribute(&volume, "plain", 20).unwrap();
+    rustix::fs::removexattr(volume.path("attributed"), "user.a").unwrap();
+    attribute(&volume, "plain", 2000).unwrap();
+}
+
+#[test]
+fn an_attribute_that_does_not_fit_the_capacity_is_enospc_and_leaves_nothing() {
+    an_attribute_beyond_the_capacity_leaves_nothing_on("ext4");
+    an_attribute_beyond_the_capacity_leaves_nothing_on("xfs");
+}
+
 #[test]
 fn overwriting_what_a_snapshot_shares_on_xfs_takes_no_more_than_is_written() {
     const FILES: u64 = 20;

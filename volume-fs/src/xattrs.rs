@@ -1,0 +1,140 @@
+//! How much space the extended attributes of a file take. statx(2) counts
+//! their blocks together with those of the content and those allocated ahead,
+//! so the attributes themselves are added up.
+//!
+//! Invariant: attributes of which [`AttributeBlocks::most`] is zero fit the
+//! inode, where ext4 and xfs have inodes of the default size.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use linux::fs_at::DescriptorDir;
+use rustix::io::Errno;
+
+use crate::errno::Result;
+
+const EXT4_SUPER_MAGIC: u64 = 0xef53;
+
+/// At most, beside name and value: ext4 has 16 bytes for an entry, and rounds
+/// name (without a prefix of 5 bytes or more) and value up to four bytes.
+const ENTRY_BYTES: usize = 17;
+/// What an ext4 inode of 256 bytes has room for, less its two headers. An xfs inode has more.
+const INODE_BYTES: usize = 88;
+/// What an xfs leaf surely has room for. A larger value gets blocks of its own.
+const LEAF_BYTES: usize = 3000;
+/// More than any inode has room for: ext4 and xfs make them of 2 KiB at most.
+const BEYOND_INODES: usize = 2048;
+
+/// Attributes of one file, added up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Total {
+    /// Names and values.
+    bytes: usize,
+    entries: usize,
+}
+
+/// How many blocks attributes take on this file system.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum AttributeBlocks {
+    /// ext4: one, whatever is in it.
+    One,
+    /// xfs: up to three. Any other file system is taken for it; what it does
+    /// not allocate is not charged.
+    Several,
+}
+
+impl Total {
+    pub(crate) fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn with(self, name: &CStr, value_length: usize) -> Self {
+        Self { bytes: self.bytes + name.to_bytes().len() + value_length, entries: self.entries + 1 }
+    }
+
+    fn in_inode(self) -> usize {
+        self.bytes + self.entries * ENTRY_BYTES
+    }
+}
+
+impl AttributeBlocks {
+    pub(crate) fn of_file_system(root: impl AsFd) -> Self {
+        match rustix::fs::fstatfs(root) {
+            Ok(found) if u64::try_from(found.f_type) == Ok(EXT4_SUPER_MAGIC) => Self::One,
+            _ => Self::Several,
+        }
+    }
+
+    /// How many blocks these attributes take at most.
+    pub(crate) fn most(self, total: Total) -> u8 {
+        match (self, total.in_inode()) {
+            (_, 0..=INODE_BYTES) => 0,
+            (Self::One, _) | (Self::Several, 0..=LEAF_BYTES) => 1,
+            (Self::Several, _) => 3,
+        }
+    }
+
+    /// How many more blocks are taken at most when `from` becomes `to`.
+    pub(crate) fn growth(self, from: Total, to: Total) -> u8 {
+        if to.in_inode() <= from.in_inode() {
+            return 0;
+        }
+        let at_least = u8::from(from.in_inode() > BEYOND_INODES);
+        self.most(to).saturating_sub(at_least)
+    }
+}
+
+/// The attributes of `file` but for `except`. The kernel lets nobody change
+/// them while a request does.
+pub(crate) fn total(
+    descriptors: &DescriptorDir,
+    file: BorrowedFd<'_>,
+    except: Option<&CStr>,
+) -> Result<Total> {
+    let size = match descriptors.xattr_names_size(file) {
+        Err(Errno::OPNOTSUPP) | Ok(0) => return Ok(Total::default()),
+        size => size?,
+    };
+    let mut total = Total::default();
+    for name in descriptors.xattr_names(file, size)?.split(|byte| *byte == 0).filter(|name| !name.is_empty())
+    {
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        if except != Some(&name) {
+            total = total.with(&name, descriptors.xattr_size(file, &name)?);
+        }
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[usize]) -> Total {
+        values.iter().fold(Total::default(), |total, length| total.with(c"user.a", *length))
+    }
+
+    #[test]
+    fn a_label_and_little_else_fits_the_inode() {
+        let label = Total::default().with(c"security.selinux", 40);
+        for blocks in [AttributeBlocks::One, AttributeBlocks::Several] {
+            assert_eq!(blocks.most(Total::default()), 0);
+            assert_eq!(blocks.most(label), 0);
+            assert_eq!(blocks.most(of(&[0, 0, 0, 0])), 1, "entries take space too");
+            assert_eq!(blocks.most(of(&[200])), 1);
+        }
+        assert_eq!(AttributeBlocks::One.most(of(&[3900])), 1);
+        assert_eq!(AttributeBlocks::Several.most(of(&[3900])), 3);
+    }
+
+    #[test]
+    fn what_becomes_no_larger_needs_no_room() {
+        for blocks in [AttributeBlocks::One, AttributeBlocks::Several] {
+            assert_eq!(blocks.growth(of(&[3900]), of(&[3900])), 0);
+            assert_eq!(blocks.growth(of(&[10]), of(&[20])), 0, "both fit the inode");
+        }
+        assert_eq!(AttributeBlocks::One.growth(of(&[10]), of(&[200])), 1);
+        assert_eq!(AttributeBlocks::One.growth(of(&[2100]), of(&[3900])), 0, "the one block is there");
+        assert_eq!(AttributeBlocks::Several.growth(of(&[2100]), of(&[3900])), 2);
+    }
+}
