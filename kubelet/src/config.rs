@@ -71,6 +71,9 @@ pub struct RunArgs {
     /// Start containers with this OCI runtime (runc, crun, youki) and not with our own
     #[arg(long, value_name = "PROGRAM", conflicts_with = "container_runtime_endpoint")]
     pub oci_runtime: Option<PathBuf>,
+    /// Where the kernel refuses to restrict a container's devices, start it without CAP_MKNOD
+    #[arg(long, conflicts_with_all = ["oci_runtime", "container_runtime_endpoint"])]
+    pub allow_without_device_control: bool,
     /// Use this CRI runtime (unix:///run/containerd/containerd.sock) and not the embedded one
     #[arg(long, value_name = "SOCKET", value_parser = unix_socket)]
     pub container_runtime_endpoint: Option<PathBuf>,

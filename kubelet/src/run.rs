@@ -140,6 +140,7 @@ fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Erro
         cni_bin_dir: absolute("cni-bin-dir", &args.cni_bin_dir)?,
         cni_cache_dir: private.join("cni"),
         oci_runtime: args.oci_runtime.clone(),
+        allow_without_device_control: args.allow_without_device_control,
     };
     Ok(RuntimeEndpoint::Embedded(EmbeddedRuntime { socket: private.join("runtime.sock"), config }))
 }

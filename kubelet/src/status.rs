@@ -13,6 +13,12 @@ use crate::objects::{
 use crate::observed::{Observed, instance_of, time};
 use crate::resources;
 
+/// Condition of a pod for which this machine does not restrict devices. It is there
+/// only where it is False: everywhere else the rules are in force.
+pub(crate) const DEVICE_CONTROL: &str = "hawser.dev/DeviceControl";
+/// The runtime's reason for a running container without device control.
+pub(crate) const DEVICE_CONTROL_MISSING: &str = "DeviceControlMissing";
+
 /// Why containers wait, by name: kept by the worker from its last attempts.
 pub(crate) type Waiting = BTreeMap<String, ContainerStateWaiting>;
 
@@ -124,16 +130,21 @@ impl Sources<'_> {
             _ => ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))),
         };
         let ready = (unready.is_empty(), reason, message.as_str());
-        [
+        let mut conditions = vec![
             ("PodReadyToStartContainers", (self.observed.ready_sandbox().is_some(), "", "")),
             ("Initialized", (true, "", "")),
             ("Ready", ready),
             ("ContainersReady", ready),
             ("PodScheduled", (true, "", "")),
-        ]
-        .into_iter()
-        .map(|(name, (holds, reason, message))| self.condition(name, holds, (reason, message)))
-        .collect()
+        ];
+        let uncontrolled = self.observed.running().find(|c| c.reason == DEVICE_CONTROL_MISSING);
+        if let Some(container) = uncontrolled {
+            conditions.push((DEVICE_CONTROL, (false, DEVICE_CONTROL_MISSING, &container.message)));
+        }
+        conditions
+            .into_iter()
+            .map(|(name, (holds, reason, message))| self.condition(name, holds, (reason, message)))
+            .collect()
     }
 
     /// Keeps the time of the last change of `name`.

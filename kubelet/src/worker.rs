@@ -20,10 +20,10 @@ use tracing::warn;
 
 use crate::backoff::Backoff;
 use crate::keyed_backoff::KeyedBackoff;
-use crate::objects::{EventType, Object, Pod, Time};
+use crate::objects::{EventType, Object, Pod, PodCondition, Time};
 use crate::observed::Observed;
 use crate::plan::{self, Plan};
-use crate::status::{Sources, Waiting};
+use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
 
 pub(crate) use termination::tear_down_orphan;
@@ -151,6 +151,14 @@ impl Worker {
             now: crate::objects::now(),
         }
         .status();
+        let missing = |conditions: &[PodCondition]| {
+            conditions.iter().find(|c| c.condition_type == DEVICE_CONTROL).map(|c| c.message.clone())
+        };
+        if let Some(message) = missing(&status.conditions)
+            && missing(&self.pod.status.conditions).is_none()
+        {
+            self.record(EventType::Warning, DEVICE_CONTROL_MISSING, &message);
+        }
         self.pod.status = status.clone();
         self.tools.store.set_pod_status(self.uid(), status);
     }

@@ -4,13 +4,25 @@
 //! Invariant: a group joins only the hierarchies that have an effect on it
 //! (limits, device rules, accounting): each join costs an RCU grace period.
 
+mod end;
+mod settings;
+pub mod v2;
+pub mod view;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+
+use crate::bpf::DeviceProgram;
+use crate::device_rules::Policy;
 use crate::mountinfo::{self, MountEntry};
 use crate::{Error, Result};
+
+use settings::{Files, settings};
+pub use settings::{Limits, weight};
 
 /// Controllers that a container group is put under, where the machine has them.
 const WANTED: &[&str] = &["cpu", "cpuacct", "memory", "pids", "devices"];
@@ -47,29 +59,15 @@ pub struct Hierarchies {
     v1: Vec<PathBuf>,
 }
 
-/// Limits of one group; `None` leaves the kernel's default.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Limits {
-    pub memory_bytes: Option<i64>,
-    /// cgroup v1 meaning: 2..=262144; converted to a weight on v2.
-    pub cpu_shares: Option<u64>,
-    /// Microseconds per period; negative for none.
-    pub cpu_quota: Option<i64>,
-    pub cpu_period: Option<u64>,
-    pub pids: Option<i64>,
-    pub cpuset_cpus: Option<String>,
-    pub cpuset_mems: Option<String>,
-    /// Page size (`2MB`) and bytes.
-    pub hugepages: Vec<(String, u64)>,
-    /// In order; `None` leaves devices alone.
-    pub devices: Option<Vec<DeviceRule>>,
-}
-
-/// One line of devices.allow or devices.deny: `c 1:3 rwm`.
+/// What restricts the devices of a group, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceRule {
-    pub allow: bool,
-    pub rule: String,
+pub enum DeviceControl {
+    /// The v1 hierarchy with the controller `devices`.
+    V1(PathBuf),
+    /// No such hierarchy: a BPF program in the v2 one.
+    V2(PathBuf),
+    /// Neither is mounted.
+    Missing,
 }
 
 /// One group, as the directories it has in the hierarchies it takes part in.
@@ -77,15 +75,20 @@ pub struct DeviceRule {
 pub struct Cgroup {
     dirs: Vec<(Version, PathBuf)>,
     memory: Option<(Version, PathBuf)>,
+    /// With the group's own directory.
+    devices: DeviceControl,
 }
 
 impl Hierarchies {
     pub fn detect() -> Result<Self> {
-        let mut found = Self::from_mounts(&mountinfo::read()?);
+        Self::of(&mountinfo::read()?)
+    }
+
+    /// Those of one mount table, with the controllers that the v2 tree has now.
+    pub fn of(mounts: &[MountEntry]) -> Result<Self> {
+        let mut found = Self::from_mounts(mounts);
         if let Some(unified) = found.unified.clone() {
-            let path = unified.join("cgroup.controllers");
-            let text = fs::read_to_string(&path).map_err(|e| Error::at("read", &path, e))?;
-            for controller in text.split_whitespace() {
+            for controller in read(&unified.join("cgroup.controllers"))?.split_whitespace() {
                 let place = (Version::V2, unified.clone());
                 found.controllers.entry(controller.to_owned()).or_insert(place);
             }
@@ -116,6 +119,21 @@ impl Hierarchies {
         self.controllers.contains_key(controller)
     }
 
+    /// Whether `controller` is one of the v2 tree.
+    pub fn has_in_v2(&self, controller: &str) -> bool {
+        self.controllers.get(controller).is_some_and(|(version, _)| *version == Version::V2)
+    }
+
+    /// Where devices are restricted: on v1 wherever it has the controller, since
+    /// programs in a v2 tree beside it would be a second opinion.
+    pub fn device_control(&self) -> DeviceControl {
+        match (self.controllers.get("devices"), &self.unified) {
+            (Some((_, root)), _) => DeviceControl::V1(root.clone()),
+            (None, Some(unified)) => DeviceControl::V2(unified.clone()),
+            (None, None) => DeviceControl::Missing,
+        }
+    }
+
     /// The directory of group `path` for `controller`, if the machine has the controller.
     pub fn dir(&self, controller: &str, path: &Path) -> Option<PathBuf> {
         self.controllers.get(controller).map(|(_, root)| under(root, path))
@@ -142,14 +160,13 @@ impl Hierarchies {
     /// Makes the group `path` with `limits`. Fails without leaving the leaf
     /// behind. A limit whose controller the machine lacks is named in the second value.
     pub fn create(&self, path: &Path, limits: &Limits) -> Result<(Cgroup, Vec<String>)> {
-        let mut wanted = WANTED.to_vec();
-        if limits.cpuset_cpus.is_some() || limits.cpuset_mems.is_some() {
-            wanted.push("cpuset");
-        }
-        if !limits.hugepages.is_empty() {
-            wanted.push("hugetlb");
-        }
-        let mut group = Cgroup { dirs: Vec::new(), memory: None };
+        let wanted = [WANTED, &limits.more_controllers()].concat();
+        let devices = match self.device_control() {
+            DeviceControl::V1(root) => DeviceControl::V1(under(&root, path)),
+            DeviceControl::V2(root) => DeviceControl::V2(under(&root, path)),
+            DeviceControl::Missing => DeviceControl::Missing,
+        };
+        let mut group = Cgroup { dirs: Vec::new(), memory: None, devices };
         if let Some((version, root)) = self.controllers.get("memory") {
             group.memory = Some((*version, under(root, path)));
         }
@@ -172,7 +189,8 @@ impl Hierarchies {
         }
     }
 
-    /// Hierarchies with any of `wanted`, each once, with the ones it has.
+    /// Hierarchies with any of `wanted`, each once, with the ones it has; and the
+    /// one where devices are restricted.
     fn places<'a>(&self, wanted: &[&'a str]) -> Vec<(Version, &Path, Vec<&'a str>)> {
         let mut places: Vec<(Version, &Path, Vec<&'a str>)> = Vec::new();
         for &name in wanted {
@@ -182,81 +200,39 @@ impl Hierarchies {
                 None => places.push((*version, root, vec![name])),
             }
         }
+        if let (DeviceControl::V2(_), Some(unified)) = (self.device_control(), &self.unified)
+            && !places.iter().any(|(_, known, _)| known == unified)
+        {
+            places.push((Version::V2, unified, Vec::new()));
+        }
         places
     }
 
     fn apply(&self, path: &Path, limits: &Limits) -> Result<Vec<String>> {
         let mut unmet = Vec::new();
-        for (controller, v1, v2) in settings(limits) {
+        for setting in settings(limits) {
+            let controller = setting.controller;
             match self.controllers.get(controller) {
                 None => unmet.push(format!("{controller}: this machine has no such cgroup controller")),
-                Some((Version::V1, root)) => write_all(&under(root, path), &v1)?,
-                Some((Version::V2, root)) => write_all(&under(root, path), &v2)?,
+                Some((Version::V1, root)) => write_all(&under(root, path), &setting.v1)?,
+                Some((Version::V2, root)) => {
+                    let dir = under(root, path);
+                    write_all(&dir, &setting.v2)?;
+                    v2::write_present(&dir, &setting.v2_if_there)?;
+                }
             }
         }
-        if let Some(rules) = &limits.devices {
-            match self.controllers.get("devices") {
-                Some((_, root)) => {
-                    for rule in rules {
-                        let file = if rule.allow { "devices.allow" } else { "devices.deny" };
-                        write(&under(root, path).join(file), &rule.rule)?;
-                    }
-                }
-                None => unmet.push("devices: cgroup v2 has device rules only as BPF programs".to_owned()),
-            }
+        let unified =
+            |(file, _): &&(String, String)| self.has_in_v2(file.split('.').next().unwrap_or_default());
+        let files: Files = limits.unified.iter().filter(unified).cloned().collect();
+        if let Some(root) = self.unified.as_ref().filter(|_| !files.is_empty()) {
+            let missing = v2::write_present(&under(root, path), &files)?;
+            unmet.extend(
+                missing.iter().map(|file| format!("{file}: this kernel's cgroups have no such limit")),
+            );
         }
         Ok(unmet)
     }
-}
-
-type FileValues = Vec<(String, String)>;
-
-/// What to write for the limits that are set: controller, v1 files, v2 files.
-fn settings(limits: &Limits) -> Vec<(&'static str, FileValues, FileValues)> {
-    let pair = |file: &str, value: String| (file.to_owned(), value);
-    let max = |value: i64| if value < 0 { "max".to_owned() } else { value.to_string() };
-    let mut out = Vec::new();
-    if let Some(bytes) = limits.memory_bytes {
-        out.push((
-            "memory",
-            vec![pair("memory.limit_in_bytes", bytes.to_string())],
-            vec![pair("memory.max", max(bytes))],
-        ));
-    }
-    if let Some(shares) = limits.cpu_shares {
-        // The kernel's own bounds, mapped as runc does: 2..262144 -> 1..10000.
-        let weight = 1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142;
-        out.push((
-            "cpu",
-            vec![pair("cpu.shares", shares.to_string())],
-            vec![pair("cpu.weight", weight.to_string())],
-        ));
-    }
-    if limits.cpu_quota.is_some() || limits.cpu_period.is_some() {
-        let period = limits.cpu_period.unwrap_or(100_000);
-        let quota = limits.cpu_quota.unwrap_or(-1);
-        out.push((
-            "cpu",
-            vec![pair("cpu.cfs_period_us", period.to_string()), pair("cpu.cfs_quota_us", quota.to_string())],
-            vec![pair("cpu.max", format!("{} {period}", max(quota)))],
-        ));
-    }
-    if let Some(pids) = limits.pids {
-        out.push(("pids", vec![pair("pids.max", max(pids))], vec![pair("pids.max", max(pids))]));
-    }
-    for (file, value) in [("cpuset.cpus", &limits.cpuset_cpus), ("cpuset.mems", &limits.cpuset_mems)] {
-        if let Some(value) = value {
-            out.push(("cpuset", vec![pair(file, value.clone())], vec![pair(file, value.clone())]));
-        }
-    }
-    for (size, bytes) in &limits.hugepages {
-        out.push((
-            "hugetlb",
-            vec![pair(&format!("hugetlb.{size}.limit_in_bytes"), bytes.to_string())],
-            vec![pair(&format!("hugetlb.{size}.max"), bytes.to_string())],
-        ));
-    }
-    out
 }
 
 impl Cgroup {
@@ -270,6 +246,23 @@ impl Cgroup {
         })
     }
 
+    /// Restricts its processes to the devices that `policy` allows. Comes before
+    /// the first process joins. A failure leaves them unrestricted.
+    pub fn restrict_devices(&self, policy: &Policy) -> Result<()> {
+        match &self.devices {
+            DeviceControl::V1(dir) => {
+                let writes = policy.v1_writes();
+                writes.iter().try_for_each(|(file, line)| write(&dir.join(file), line))
+            }
+            _ if policy.allows_everything() => Ok(()),
+            DeviceControl::V2(dir) => DeviceProgram::load(&policy.program())?.attach(dir),
+            DeviceControl::Missing => {
+                let missing = "neither the cgroup v1 controller `devices` nor a cgroup v2 tree is mounted";
+                Err(Error::new("restrict devices", missing, Errno::ENODEV))
+            }
+        }
+    }
+
     /// How often the kernel killed one of its processes for lack of memory.
     pub fn oom_kills(&self) -> u64 {
         let Some((version, dir)) = &self.memory else { return 0 };
@@ -281,27 +274,6 @@ impl Cgroup {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
     }
 
-    /// The processes in it, as pids of the reader.
-    pub fn pids(&self) -> Vec<i32> {
-        let mut pids: Vec<i32> = self
-            .dirs
-            .iter()
-            .filter_map(|(_, dir)| fs::read_to_string(dir.join("cgroup.procs")).ok())
-            .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>())
-            .collect();
-        pids.sort_unstable();
-        pids.dedup();
-        pids
-    }
-
-    /// Removes its directories; absence is a success. `EBUSY` while it has processes.
-    pub fn remove(&self) -> Result<()> {
-        self.dirs.iter().try_for_each(|(_, dir)| match fs::remove_dir(dir) {
-            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::at("remove cgroup", dir, e)),
-            _ => Ok(()),
-        })
-    }
-
     /// The group `path` wherever it exists, whoever made it.
     pub fn find(hierarchies: &Hierarchies, path: &Path) -> Self {
         let v1 = hierarchies.v1.iter().map(|root| (Version::V1, under(root, path)));
@@ -311,7 +283,7 @@ impl Cgroup {
         dirs.sort_by(|a, b| a.1.cmp(&b.1));
         dirs.dedup();
         let memory = hierarchies.controllers.get("memory").map(|(v, root)| (*v, under(root, path)));
-        Self { dirs, memory }
+        Self { dirs, memory, devices: DeviceControl::Missing }
     }
 }
 
@@ -355,25 +327,8 @@ fn ensure_dirs(
     version: Version,
     controllers: &[&str],
 ) -> std::result::Result<Vec<PathBuf>, (Error, Vec<PathBuf>)> {
-    let mut made = Vec::new();
-    let mut dir = root.to_owned();
-    for name in path.strip_prefix("/").unwrap_or(path) {
-        if version == Version::V2 {
-            for controller in controllers {
-                let file = dir.join("cgroup.subtree_control");
-                if let Err(error) = write(&file, &format!("+{controller}")) {
-                    return Err((error, made));
-                }
-            }
-        }
-        dir.push(name);
-        match fs::create_dir(&dir) {
-            Ok(()) => made.push(dir.clone()),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-            Err(e) => return Err((Error::at("create cgroup", &dir, e), made)),
-        }
-    }
-    Ok(made)
+    // v1 has nothing to hand down.
+    v2::ensure_dirs(root, path, if version == Version::V2 { controllers } else { &[] })
 }
 
 /// A v1 cpuset group takes no process until it has cpus and mems; new ones are empty.
@@ -383,12 +338,8 @@ fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
         let parent = dir.clone();
         dir.push(name);
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            let own =
-                fs::read_to_string(dir.join(file)).map_err(|e| Error::at("read", &dir.join(file), e))?;
-            if own.trim().is_empty() {
-                let inherited = fs::read_to_string(parent.join(file))
-                    .map_err(|e| Error::at("read", &parent.join(file), e))?;
-                write(&dir.join(file), inherited.trim())?;
+            if read(&dir.join(file))?.trim().is_empty() {
+                write(&dir.join(file), read(&parent.join(file))?.trim())?;
             }
         }
     }
@@ -397,6 +348,10 @@ fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
 
 fn write_all(dir: &Path, values: &[(String, String)]) -> Result<()> {
     values.iter().try_for_each(|(file, value)| write(&dir.join(file), value))
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| Error::at("read", path, e))
 }
 
 fn write(path: &Path, value: &str) -> Result<()> {
@@ -418,15 +373,19 @@ mod tests {
         assert_eq!(found.dir("cpuacct", Path::new("/a")), Some(PathBuf::from("/cg/cpu,cpuacct/a")));
         assert!(!found.has("memory"), "a bind mount of one group is not the hierarchy");
         assert_eq!(found.unified.as_deref(), Some(Path::new("/cg/unified")));
-        assert_eq!(found.places(WANTED).len(), 1);
+        assert_eq!(found.places(WANTED).len(), 2, "cpu and cpuacct together; v2 for devices");
     }
 
     #[test]
-    fn shares_become_a_weight_on_v2() {
-        let limits = Limits { cpu_shares: Some(1024), cpu_quota: Some(-1), ..Limits::default() };
-        let [(_, _, weight), (_, _, max)] = &settings(&limits)[..] else { panic!("two settings") };
-        assert_eq!(weight, &[("cpu.weight".to_owned(), "39".to_owned())]);
-        assert_eq!(max, &[("cpu.max".to_owned(), "max 100000".to_owned())]);
+    fn devices_are_restricted_by_v1_where_it_has_the_controller_and_by_v2_elsewhere() {
+        let control = |table: &str| {
+            Hierarchies::from_mounts(&mountinfo::parse(table.as_bytes()).unwrap()).device_control()
+        };
+        let v1 = "32 31 0:29 / /cg/devices rw - cgroup cgroup rw,devices\n";
+        let v2 = "35 31 0:32 / /cg rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(control(&format!("{v2}{v1}")), DeviceControl::V1("/cg/devices".into()));
+        assert_eq!(control(v2), DeviceControl::V2("/cg".into()));
+        assert_eq!(control(""), DeviceControl::Missing);
     }
 
     #[test]

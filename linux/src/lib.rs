@@ -7,10 +7,12 @@
 
 pub mod atomic_file;
 pub mod bare_start;
+pub mod bpf;
 pub mod cgroup;
 #[cfg(feature = "nftables")]
 pub mod conntrack;
 pub mod credentials;
+pub mod device_rules;
 mod error;
 pub mod fd_passing;
 pub mod fs_at;

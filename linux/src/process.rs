@@ -232,6 +232,20 @@ pub struct Capabilities {
     pub ambient: u64,
 }
 
+impl Capabilities {
+    /// All five sets less the capabilities in `mask`.
+    #[must_use]
+    pub fn without(self, mask: u64) -> Self {
+        Self {
+            bounding: self.bounding & !mask,
+            effective: self.effective & !mask,
+            permitted: self.permitted & !mask,
+            inheritable: self.inheritable & !mask,
+            ambient: self.ambient & !mask,
+        }
+    }
+}
+
 /// The capabilities that this thread may ever have (PR_CAPBSET_READ).
 pub fn bounding_set() -> u64 {
     let mut set = 0;

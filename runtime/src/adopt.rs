@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use crate::container;
 use crate::error::{Result, chain};
 use crate::record;
-use crate::runtime::{Runtime, ended};
+use crate::runtime::{Runtime, ended, running};
 use crate::sandbox;
 use crate::shim::protocol::ShimStatus;
 use crate::shim_client;
@@ -111,10 +111,7 @@ async fn adopt_containers(
         let state = match (&found.ended, &status) {
             (Some(ended), _) => RunState::Exited(ended.clone()),
             (None, None) => RunState::Created,
-            (None, Some(status)) => ended(status).map_or(
-                RunState::Running { pid: status.pid, started_at: status.started_at },
-                RunState::Exited,
-            ),
+            (None, Some(status)) => ended(status).map_or_else(|| running(status), RunState::Exited),
         };
         let container = Arc::new(Container::new(found, state));
         runtime.insert_container(Arc::clone(&container));

@@ -151,11 +151,15 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         upper: dir.join("upper"),
         work: dir.join("work"),
     };
-    let call =
-        Call::Start { container: container.id.clone(), log: container.record.log_path.clone(), overlay };
+    let call = Call::Start {
+        container: container.id.clone(),
+        log: container.record.log_path.clone(),
+        overlay,
+        allow_without_device_control: runtime.allow_without_device_control,
+    };
     match shim.call(call).await {
-        Ok(Answer::Started { warnings, .. }) => {
-            for warning in warnings {
+        Ok(Answer::Started { warnings, status, .. }) => {
+            for warning in warnings.into_iter().chain(status.not_enforced) {
                 tracing::warn!(container_id = container.id, "{warning}");
             }
             Ok(())
@@ -280,14 +284,8 @@ pub(crate) async fn lose(
 }
 
 fn kill_group(path: &std::path::Path) -> Result<()> {
-    let group = Cgroup::find(&Hierarchies::detect()?, path);
-    for pid in group.pids() {
-        let Some(pidfd) = linux::process::open_pidfd(pid)? else { continue };
-        linux::process::signal_pidfd(&pidfd, libc::SIGKILL)?;
-        // What has not ended by then shows as EBUSY below.
-        linux::process::wait_for_end(&pidfd, Duration::from_secs(1))?;
-    }
-    Ok(group.remove()?)
+    // What has not ended by then shows as EBUSY.
+    Ok(Cgroup::find(&Hierarchies::detect()?, path).end(Duration::from_secs(5))?)
 }
 
 pub(crate) async fn reopen_log(runtime: &Runtime, id: &str) -> Result<()> {

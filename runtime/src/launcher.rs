@@ -7,6 +7,7 @@
 //! Invariant: runs in the single-threaded shim only.
 
 mod child;
+pub(crate) mod device_control;
 mod plan;
 mod seccomp;
 
@@ -20,6 +21,7 @@ use linux::process::{self, Child};
 use oci_spec::runtime::Spec;
 use serde::{Deserialize, Serialize};
 
+use device_control::WithoutControl;
 use plan::Plan;
 
 /// Directories of a container's root file system.
@@ -45,26 +47,35 @@ pub(crate) struct Launched {
     /// Ends empty when the program runs, or with the reason why it does not.
     pub(crate) outcome: OwnedFd,
     pub(crate) warnings: Vec<String>,
+    /// What its specification demands and this machine does not enforce.
+    pub(crate) not_enforced: Option<String>,
+}
+
+/// What a container is started with beside its specification.
+#[derive(Debug)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) overlay: &'a Overlay,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+    pub(crate) without_device_control: WithoutControl,
 }
 
 /// Clones the container's first process. `bundle` holds config.json and the
 /// directory that it names as root.
-pub(crate) fn launch(
-    bundle: &Path,
-    spec: &Spec,
-    overlay: &Overlay,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
-) -> Result<Launched, String> {
-    let plan = Plan::new(bundle, spec)?;
+pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Result<Launched, String> {
+    let mut plan = Plan::new(bundle, spec)?;
     let hierarchies = Hierarchies::detect().map_err(|e| crate::error::chain(&e))?;
     let (cgroup, warnings) =
         hierarchies.create(&plan.cgroup_path, &plan.limits).map_err(|e| crate::error::chain(&e))?;
-    let cloned = clone(&plan, overlay, &cgroup, stdout, stderr);
-    match cloned {
-        Ok((child, outcome)) => Ok(Launched { child, cgroup, outcome, warnings }),
+    let launched =
+        device_control::establish(&mut plan, &cgroup, with.without_device_control).and_then(|not_enforced| {
+            let (child, outcome) = clone(&plan, with.overlay, &cgroup, with.stdout, with.stderr)?;
+            Ok((child, outcome, not_enforced))
+        });
+    match launched {
+        Ok((child, outcome, not_enforced)) => Ok(Launched { child, cgroup, outcome, warnings, not_enforced }),
         Err(problem) => {
-            // The clone's failure is what matters; the group is empty.
+            // The failure is what matters; the group is empty.
             drop(cgroup.remove());
             Err(problem)
         }

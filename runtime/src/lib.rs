@@ -54,6 +54,9 @@ pub struct Config {
     pub cni_cache_dir: PathBuf,
     /// `runc`, `crun` or `youki` instead of the native launcher.
     pub oci_runtime: Option<PathBuf>,
+    /// Starts containers without CAP_MKNOD where their device rules cannot be put in
+    /// force (cgroup v2 on a kernel that refuses the program); otherwise they do not start.
+    pub allow_without_device_control: bool,
 }
 
 /// How long a runtime that is just ending may still hold its root directory.

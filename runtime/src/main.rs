@@ -33,6 +33,9 @@ struct Args {
     /// OCI runtime (runc, crun, youki) to start containers with, instead of the native launcher
     #[arg(long)]
     oci_runtime: Option<PathBuf>,
+    /// Where the kernel refuses to restrict a container's devices, start it without CAP_MKNOD
+    #[arg(long, conflicts_with = "oci_runtime")]
+    allow_without_device_control: bool,
     /// Append finished spans to this file, one JSON object a line
     #[arg(long)]
     trace_file: Option<PathBuf>,
@@ -67,6 +70,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         cni_bin_dir: args.cni_bin_dir,
         cni_cache_dir: args.cni_cache_dir,
         oci_runtime: args.oci_runtime,
+        allow_without_device_control: args.allow_without_device_control,
     };
     let tokio = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

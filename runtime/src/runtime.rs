@@ -26,6 +26,7 @@ const EVENTS_KEPT: usize = 4096;
 pub(crate) struct Runtime {
     pub(crate) root_dir: PathBuf,
     pub(crate) oci_runtime: Option<PathBuf>,
+    pub(crate) allow_without_device_control: bool,
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
     pub(crate) boot_id: String,
@@ -56,6 +57,7 @@ impl Runtime {
         let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
         Ok(Arc::new_cyclic(|itself| Self {
             oci_runtime: config.oci_runtime.clone(),
+            allow_without_device_control: config.allow_without_device_control,
             cni: Cni {
                 conf_dir: config.cni_conf_dir.clone(),
                 bin_dir: config.cni_bin_dir.clone(),
@@ -185,7 +187,7 @@ impl Runtime {
 
     fn started(&self, id: &str, status: &ShimStatus) {
         let Some(container) = self.find_container(id) else { return };
-        container.state.send_replace(RunState::Running { pid: status.pid, started_at: status.started_at });
+        container.state.send_replace(running(status));
         self.announce(id, &container.record.sandbox_id, ContainerEventType::ContainerStartedEvent);
     }
 
@@ -199,6 +201,15 @@ impl Runtime {
     pub(crate) fn end(&self, container: &Container, ended: Ended) {
         container.state.send_replace(RunState::Exited(ended));
         self.announce(&container.id, &container.record.sandbox_id, ContainerEventType::ContainerStoppedEvent);
+    }
+}
+
+/// The state of a container whose program runs.
+pub(crate) fn running(status: &ShimStatus) -> RunState {
+    RunState::Running {
+        pid: status.pid,
+        started_at: status.started_at,
+        not_enforced: status.not_enforced.clone(),
     }
 }
 

@@ -28,7 +28,8 @@ use nix::sys::signalfd::SignalFd;
 use oci_spec::runtime::Spec;
 
 use crate::error::{Error, Result, chain};
-use crate::launcher::{self, Overlay};
+use crate::launcher::device_control::WithoutControl;
+use crate::launcher::{self, Overlay, Surroundings};
 use crate::record;
 use log::{LogFile, Stream};
 use oci::OciRuntime;
@@ -36,6 +37,8 @@ use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, c
 
 /// A caller that does not read its answers is let go beyond this.
 const MAX_UNREAD_BYTES: usize = 1 << 20;
+/// A process that gets SIGKILL ends at once, unless it hangs in the kernel.
+const AFTER_KILL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Shim {
@@ -216,8 +219,12 @@ impl Shim {
     /// `None`: the answer comes later.
     fn call(&mut self, client: u64, request: u64, call: Call) -> Option<Answer> {
         let result = match call {
-            Call::Start { container, log, overlay } => {
-                self.start((client, request), &container, log, &overlay)
+            Call::Start { container, log, overlay, allow_without_device_control } => {
+                let without = match allow_without_device_control {
+                    true => WithoutControl::StartWithoutMknod,
+                    false => WithoutControl::Refuse,
+                };
+                self.start((client, request), &container, log, (&overlay, without))
             }
             Call::Signal { container, signal } => {
                 self.signal(&container, signal).map(|()| Some(Answer::Done))
@@ -243,7 +250,7 @@ impl Shim {
         (client, request): (u64, u64),
         id: &str,
         log: Option<PathBuf>,
-        overlay: &Overlay,
+        (overlay, without_device_control): (&Overlay, WithoutControl),
     ) -> std::result::Result<Option<Answer>, String> {
         if self.containers.contains_key(id) {
             return Err("it was started before".to_owned());
@@ -256,8 +263,15 @@ impl Shim {
         let (stderr, stderr_end) = output_pipe("stderr")?;
         let mut streams = vec![stdout, stderr];
         let Some(program) = self.config.oci_runtime.clone() else {
-            let launched = launcher::launch(&bundle, &spec, overlay, stdout_end, stderr_end)?;
-            let status = ShimStatus { pid: launched.child.pid, started_at: now(), exit: None };
+            let (stdout, stderr) = (stdout_end, stderr_end);
+            let with = Surroundings { overlay, stdout, stderr, without_device_control };
+            let launched = launcher::launch(&bundle, &spec, with)?;
+            let status = ShimStatus {
+                pid: launched.child.pid,
+                started_at: now(),
+                not_enforced: launched.not_enforced,
+                exit: None,
+            };
             let starting = Starting {
                 client,
                 request,
@@ -286,7 +300,8 @@ impl Shim {
             })?;
         let pidfd =
             process::open_pidfd(pid).map_err(|e| chain(&e))?.ok_or("it ended before it was started")?;
-        let status = ShimStatus { pid, started_at: now(), exit: None };
+        // An OCI runtime restricts devices itself, or refuses.
+        let status = ShimStatus { pid, started_at: now(), not_enforced: None, exit: None };
         let container = Container { pidfd, cgroup, log, streams, starting: None, status: status.clone() };
         if let Err(problem) = runtime.start(id) {
             // Gone with its process, which is reaped as nobody's.
@@ -454,16 +469,9 @@ fn remove_cgroup(cgroup: Option<&Cgroup>) {
     if cgroup.remove().is_ok() {
         return;
     }
-    for pid in cgroup.pids() {
-        if let Ok(Some(pidfd)) = process::open_pidfd(pid)
-            && process::signal_pidfd(&pidfd, libc::SIGKILL).is_ok()
-        {
-            // What has not ended by then shows as EBUSY below.
-            drop(process::wait_for_end(&pidfd, Duration::from_secs(1)));
-        }
-    }
+    let ended = cgroup.end(AFTER_KILL);
     drop(process::reap());
-    if let Err(error) = cgroup.remove() {
+    if let Err(error) = ended {
         note(&chain(&error));
     }
 }

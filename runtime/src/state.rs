@@ -105,7 +105,12 @@ impl Sandbox {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RunState {
     Created,
-    Running { pid: i32, started_at: i64 },
+    Running {
+        pid: i32,
+        started_at: i64,
+        /// What the container's specification demands and this machine does not enforce.
+        not_enforced: Option<String>,
+    },
     Exited(Ended),
 }
 

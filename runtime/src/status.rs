@@ -9,6 +9,10 @@ use proto::cri::{
 
 use crate::state::{Container, RunState, Sandbox};
 
+/// Reason of a running container for which this machine does not enforce all that
+/// its specification demands; the message names it.
+const NOT_ENFORCED: &str = "DeviceControlMissing";
+
 pub(crate) fn sandbox_status(sandbox: &Sandbox) -> PodSandboxStatus {
     let record = sandbox.record();
     let mut ips = record.ips.iter();
@@ -79,7 +83,13 @@ pub(crate) fn container_status(container: &Container) -> ContainerStatus {
     };
     match state {
         RunState::Created => {}
-        RunState::Running { started_at, .. } => status.started_at = started_at,
+        RunState::Running { started_at, not_enforced, .. } => {
+            status.started_at = started_at;
+            if let Some(what) = not_enforced {
+                NOT_ENFORCED.clone_into(&mut status.reason);
+                status.message = what;
+            }
+        }
         RunState::Exited(ended) => {
             status.started_at = ended.started_at;
             status.finished_at = ended.finished_at;

@@ -47,6 +47,8 @@ pub struct NodeOptions {
     pub volume_binary: Option<PathBuf>,
     /// Seconds that a daemon has to dial in; `None`: the driver's own.
     pub start_timeout: Option<u32>,
+    /// More flags of `hawser-kubelet run`.
+    pub kubelet_flags: Vec<String>,
 }
 
 impl Default for NodeOptions {
@@ -58,6 +60,7 @@ impl Default for NodeOptions {
             pool_capacity: "10Gi".to_owned(),
             volume_binary: None,
             start_timeout: None,
+            kubelet_flags: Vec::new(),
         }
     }
 }
@@ -335,6 +338,7 @@ impl<'a> Node<'a> {
         if let Some(runtime) = &self.options.oci_runtime {
             command.arg("--oci-runtime").arg(runtime);
         }
+        command.args(&self.options.kubelet_flags);
         Ok(command)
     }
 

@@ -3,16 +3,16 @@
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
-use linux::cgroup::{DeviceRule, Limits};
+use linux::cgroup::Limits;
+use linux::device_rules::Policy;
 use linux::process::{BpfInstruction, Capabilities};
 use linux::rootfs::{Attributes, Propagation};
 use nix::sched::CloneFlags;
 use oci_spec::runtime::{
-    LinuxDeviceCgroup, LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimitType, Process,
-    Spec,
+    LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimitType, Process, Spec,
 };
 
-use super::seccomp;
+use super::{device_control, seccomp};
 use crate::spec::capabilities;
 
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Plan {
     pub(super) joined_namespaces: Vec<(PathBuf, CloneFlags)>,
     pub(super) cgroup_path: PathBuf,
     pub(super) limits: Limits,
+    /// `None` leaves devices alone.
+    pub(super) devices_policy: Option<Policy>,
     pub(super) rootfs: PathBuf,
     pub(super) read_only_root: bool,
     pub(super) mounts: Vec<PlannedMount>,
@@ -91,6 +93,9 @@ impl Plan {
             joined_namespaces,
             cgroup_path: linux.cgroups_path().clone().ok_or_else(|| missing("linux.cgroupsPath"))?,
             limits: linux.resources().as_ref().map(limits).unwrap_or_default(),
+            devices_policy: device_control::policy(
+                linux.resources().as_ref().and_then(|r| r.devices().as_deref()),
+            )?,
             rootfs: bundle.join(root.path()),
             read_only_root: root.readonly().unwrap_or(false),
             mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_, _>>()?,
@@ -192,20 +197,8 @@ fn limits(resources: &LinuxResources) -> Limits {
             .flatten()
             .map(|h| (h.page_size().clone(), h.limit().cast_unsigned()))
             .collect(),
-        devices: resources.devices().as_ref().map(|rules| rules.iter().map(device_rule).collect()),
+        unified: resources.unified().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect(),
     }
-}
-
-fn device_rule(rule: &LinuxDeviceCgroup) -> DeviceRule {
-    let kind = rule.typ().unwrap_or(LinuxDeviceType::A);
-    let number = |n: Option<i64>| n.map_or_else(|| "*".to_owned(), |n| n.to_string());
-    let text = if kind == LinuxDeviceType::A {
-        "a".to_owned() // everything; the kernel takes nothing behind it
-    } else {
-        let access = rule.access().as_deref().unwrap_or("rwm");
-        format!("{} {}:{} {access}", kind.as_str(), number(rule.major()), number(rule.minor()))
-    };
-    DeviceRule { allow: rule.allow(), rule: text }
 }
 
 fn rlimits(process: &Process) -> Result<Vec<(u32, u64, u64)>, String> {
@@ -286,12 +279,5 @@ mod tests {
         let err = mount(r#"{"destination":"/a","type":"bind","source":"/b","options":["rbind","size=1"]}"#)
             .unwrap_err();
         assert_eq!(err, "mount /a: option \"size=1\" is not one of a bind mount");
-    }
-
-    #[test]
-    fn device_rules_read_as_the_kernel_writes_them() {
-        let rule = |text: &str| device_rule(&serde_json::from_str(text).unwrap());
-        assert_eq!(rule(r#"{"allow":false,"access":"rwm"}"#).rule, "a");
-        assert_eq!(rule(r#"{"allow":true,"type":"c","major":136,"access":"rwm"}"#).rule, "c 136:* rwm");
     }
 }

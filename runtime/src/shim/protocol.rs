@@ -35,6 +35,9 @@ pub(crate) enum Call {
         /// `None`: output is read and dropped.
         log: Option<PathBuf>,
         overlay: Overlay,
+        /// Where device rules cannot be put in force: start without CAP_MKNOD.
+        #[serde(default)]
+        allow_without_device_control: bool,
     },
     Signal {
         container: String,
@@ -82,6 +85,9 @@ pub(crate) struct ShimStatus {
     pub(crate) pid: i32,
     /// Nanoseconds since 1970.
     pub(crate) started_at: i64,
+    /// What its specification demands and this machine does not enforce, for a person.
+    #[serde(default)]
+    pub(crate) not_enforced: Option<String>,
     pub(crate) exit: Option<Exited>,
 }
 

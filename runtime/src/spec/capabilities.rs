@@ -72,6 +72,11 @@ pub(crate) fn bit(name: &str) -> Option<u64> {
     NAMES.iter().position(|n| *n == short).map(|number| 1 << number)
 }
 
+/// The set of the one that makes device nodes.
+pub(crate) fn mknod() -> u64 {
+    bit("MKNOD").expect("it is in the list above")
+}
+
 /// `CAP_X` for each bit, in order of number.
 pub(crate) fn names(set: u64) -> Vec<String> {
     let known = NAMES.iter().enumerate();
