@@ -156,9 +156,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
         log: None,
     };
     // The connection's owner is the process that dialled, whoever has its pid by now.
-    let pidfd = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerPidfd)
-        .map_err(|e| linux::Error::new("getsockopt", "SO_PEERPIDFD", e))
-        .step("watch daemon")?;
+    let pidfd = linux::peer_process::peer_pidfd(socket).step("watch daemon")?.ok_or_else(ended)?;
     let daemon = ProcessId::of(peer.pid).step("watch daemon")?.ok_or_else(ended)?;
     socket.set_timeout(limits::ANSWER).step("hand over")?;
     let descriptors = [offer.fuse_device, offer.tree, offer.control, offer.metrics, offer.usage];

@@ -27,6 +27,7 @@ pub mod netlink;
 pub mod netns;
 #[cfg(feature = "nftables")]
 pub mod nftables;
+pub mod peer_process;
 pub mod pipes;
 pub mod process;
 pub mod program;

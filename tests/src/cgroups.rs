@@ -1,14 +1,18 @@
 //! The cgroup by which every process of a sandbox is known, however it was
 //! orphaned, and by which it is killed.
 //!
-//! Invariant: membership is inherited by fork from the *thread* that joined
-//! (cgroup v1, file `tasks`), so what a test starts is tagged without a race.
+//! Invariant: membership is inherited by fork from the *thread* that joined, so
+//! what a test starts is tagged without a race. On cgroup v1 any thread may join
+//! alone (file `tasks`). On cgroup v2 a thread may do so among the threaded
+//! children of its process's own group only, so the process moves to one first;
+//! what it starts may go from there to any group, as a pod's process does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, gettid};
 
@@ -18,10 +22,16 @@ const ROOT: &str = "/sys/fs/cgroup";
 /// Hierarchies in which a thread may join alone; the first that is mounted is used.
 const TRACKING: [&str; 3] = ["systemd", "freezer", "pids"];
 
+/// On a machine with cgroup v2 alone, the group of processes whose threads have tags.
+const THREADED: &str = "hawser-kit";
+
 #[derive(Debug)]
 pub struct Tag {
     name: String,
-    hierarchy: PathBuf,
+    /// Where the thread comes from and goes back to; the tag is a child of it.
+    home: PathBuf,
+    /// The file of a group that takes threads.
+    threads: &'static str,
 }
 
 /// A process of the sandbox.
@@ -39,26 +49,33 @@ pub struct Process {
 impl Tag {
     /// Makes the cgroup `/<name>` and moves the calling thread into it.
     pub fn join(name: &str) -> Result<Self> {
-        let hierarchy =
-            TRACKING.iter().map(|name| Path::new(ROOT).join(name)).find(|dir| dir.join("tasks").exists());
-        let Some(hierarchy) = hierarchy else {
-            bail!(
-                "no cgroup v1 hierarchy of {TRACKING:?} in {ROOT}: the kit cannot tell its processes apart"
-            );
-        };
-        let tag = Self { name: name.to_owned(), hierarchy };
+        let name = name.to_owned();
+        let v1 = TRACKING.iter().map(|name| Path::new(ROOT).join(name));
+        if let Some(home) = v1.into_iter().find(|dir| dir.join("tasks").exists()) {
+            let tag = Self { name, home, threads: "tasks" };
+            fs::create_dir(tag.dir()).with_context(|| tag.dir().display().to_string())?;
+            tag.move_thread_to(&tag.dir())?;
+            return Ok(tag);
+        }
+        ensure!(
+            is_v2(),
+            "no cgroup v1 hierarchy of {TRACKING:?} in {ROOT}, nor is that cgroup v2: the kit cannot tell its processes apart"
+        );
+        let tag = Self { name, home: threaded_home()?, threads: "cgroup.threads" };
         fs::create_dir(tag.dir()).with_context(|| tag.dir().display().to_string())?;
+        let kind = tag.dir().join("cgroup.type");
+        fs::write(&kind, "threaded").with_context(|| kind.display().to_string())?;
         tag.move_thread_to(&tag.dir())?;
         Ok(tag)
     }
 
     fn dir(&self) -> PathBuf {
-        self.hierarchy.join(&self.name)
+        self.home.join(&self.name)
     }
 
     fn move_thread_to(&self, dir: &Path) -> Result<()> {
-        let tasks = dir.join("tasks");
-        fs::write(&tasks, gettid().to_string()).with_context(|| tasks.display().to_string())
+        let threads = dir.join(self.threads);
+        fs::write(&threads, gettid().to_string()).with_context(|| threads.display().to_string())
     }
 
     /// Every process that is in a cgroup at or below `/<name>` of any hierarchy,
@@ -82,6 +99,9 @@ impl Tag {
     /// Directories at or below `/<name>` in every hierarchy, the tracking one itself excepted.
     pub fn directories(&self) -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();
+        if is_v2() {
+            collect_directories(&Path::new(ROOT).join(&self.name), &mut found);
+        }
         for entry in fs::read_dir(ROOT).context(ROOT)? {
             let hierarchy = entry.context(ROOT)?.path();
             // `cpu,cpuacct` and its like have symbolic links beside them.
@@ -109,7 +129,7 @@ impl Tag {
 
     /// Removes what [`Tag::directories`] lists and the tag itself.
     pub fn remove(&self) -> Result<()> {
-        self.move_thread_to(&self.hierarchy)?;
+        self.move_thread_to(&self.home)?;
         let mut dirs = self.directories()?;
         // Children stand after their parents.
         dirs.reverse();
@@ -121,6 +141,27 @@ impl Tag {
         }
         Ok(())
     }
+}
+
+/// Whether the machine has cgroup v2 alone.
+fn is_v2() -> bool {
+    Path::new(ROOT).join("cgroup.controllers").exists()
+}
+
+/// The group that this process is in from now on. Once for a process: a second
+/// move would take along the threads that have tags by then.
+fn threaded_home() -> Result<PathBuf> {
+    static MOVED: Mutex<bool> = Mutex::new(false);
+    let home = Path::new(ROOT).join(THREADED);
+    let mut moved = MOVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*moved {
+        fs::create_dir_all(&home).with_context(|| home.display().to_string())?;
+        let processes = home.join("cgroup.procs");
+        fs::write(&processes, std::process::id().to_string())
+            .with_context(|| processes.display().to_string())?;
+        *moved = true;
+    }
+    Ok(home)
 }
 
 fn collect_directories(dir: &Path, found: &mut Vec<PathBuf>) {

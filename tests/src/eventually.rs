@@ -1,18 +1,26 @@
 //! Waiting for what another process does, with the last observation in hand
 //! when patience ends.
 
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 const PAUSE: Duration = Duration::from_millis(10);
+/// How many times slower this machine is than one where tests are written: the
+/// laboratory's guests are emulated, and say so here.
+static SLOWNESS: LazyLock<u32> = LazyLock::new(|| {
+    let said = std::env::var("HAWSER_TEST_SLOWNESS").ok();
+    said.and_then(|factor| factor.parse().ok()).unwrap_or(1)
+});
 
 /// Looks until `look` is content or `patience` has passed; then the error says
 /// what was awaited and what `look` saw last.
 #[expect(clippy::disallowed_methods, reason = "the one place of the kit that polls")]
 pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
+    let patience = patience * *SLOWNESS;
     loop {
         match look() {
             Ok(seen) => return Ok(seen),
@@ -28,6 +36,7 @@ pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> R
 /// blow that must fall while something happens.
 pub fn as_soon_as(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let started = Instant::now();
+    let patience = patience * *SLOWNESS;
     while !is_so() {
         anyhow::ensure!(started.elapsed() < patience, "{what}: not within {patience:?}");
         thread::yield_now();

@@ -131,10 +131,11 @@ fn is_another_tests(mount_point: &Path, sandbox: &Sandbox) -> bool {
         && !mount_point.starts_with(sandbox.dir())
 }
 
-/// Whether `dir` is the control group `path` of some hierarchy: /sys/fs/cgroup/<hierarchy><path>.
+/// Whether `dir` is the control group `path` of some hierarchy: /sys/fs/cgroup/<hierarchy><path>,
+/// and without a hierarchy's name where there is cgroup v2 alone.
 fn is_cgroup(dir: &Path, path: &Path) -> bool {
     let within = path.strip_prefix("/").unwrap_or(path);
-    dir.iter().skip(5).eq(within.iter())
+    [4, 5].iter().any(|&above| dir.iter().skip(above).eq(within.iter()))
 }
 
 /// linux/ipv6_route.h. The kernel adds an anycast route for each prefix of a link
@@ -238,6 +239,7 @@ mod tests {
     fn a_control_group_is_known_in_every_hierarchy() {
         let path = Path::new("/hw-1/pods");
         assert!(is_cgroup(Path::new("/sys/fs/cgroup/memory/hw-1/pods"), path));
+        assert!(is_cgroup(Path::new("/sys/fs/cgroup/hw-1/pods"), path));
         assert!(!is_cgroup(Path::new("/sys/fs/cgroup/memory/hw-1/pods/pod1"), path));
         assert!(!is_cgroup(Path::new("/sys/fs/cgroup/memory/hw-1"), path));
     }

@@ -9,6 +9,7 @@ mod check;
 mod conformance;
 mod demo;
 mod install;
+mod lab;
 mod lone_driver;
 mod progress;
 mod test;
@@ -49,6 +50,14 @@ enum Task {
         name: Option<conformance::Suite>,
         /// Of suites `cni` and `csi`: only scenarios or specs whose name contains this
         scenario: Option<String>,
+    },
+    /// On kernels of distributions, booted under QEMU with cgroup v2 alone (docs/LAB.md)
+    Lab {
+        /// debian-12, debian-13, a kernel's package, or a directory with boot/ and lib/modules/ [default: both of Debian]
+        #[arg(long, value_name = "KERNEL")]
+        kernel: Option<String>,
+        /// Default: all
+        suites: Vec<lab::Suite>,
     },
     /// Measure
     Bench {
@@ -119,6 +128,7 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Conformance { name, scenario } => conformance::run(name, scenario.as_deref()),
+        Task::Lab { kernel, suites } => lab::run(kernel.as_deref(), &suites),
         Task::Bench { what: Bench::PodStart, runs, only: None } => bench::pod_start::run(runs),
         Task::Bench { what: Bench::Cni, runs, only } => bench::cni::run(runs, only.as_deref()),
         Task::Bench { what: Bench::Csi, runs, only: None } => bench::csi::run(runs),

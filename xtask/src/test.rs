@@ -24,10 +24,10 @@ const PROGRAMS: [(&str, &str); 7] = [
 
 /// What libtest counted, over all test binaries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Counts {
-    passed: usize,
-    failed: usize,
-    ignored: usize,
+pub(crate) struct Counts {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    pub(crate) ignored: usize,
 }
 
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
@@ -70,7 +70,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
 
 impl Counts {
     /// Adds a line such as `test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; ...`.
-    fn add(&mut self, line: &str) {
+    pub(crate) fn add(&mut self, line: &str) {
         let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
             return;
@@ -87,7 +87,7 @@ impl Counts {
 }
 
 /// The name in `test a::b ... FAILED`.
-fn failed_test(line: &str) -> Option<&str> {
+pub(crate) fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 

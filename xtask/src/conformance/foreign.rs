@@ -83,7 +83,7 @@ pub(crate) fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
     find_program(program).with_context(|| format!("package {package} brought no {program}"))
 }
 
-fn find_program(name: &str) -> Option<PathBuf> {
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let standard =
         ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);

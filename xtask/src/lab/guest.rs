@@ -1,0 +1,153 @@
+//! One guest: a QEMU process that boots a kernel, and the lines of its suite.
+//!
+//! Invariant: it ends with this process, at its deadline, or when dropped,
+//! whichever is first; no other QEMU of the machine is touched.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::kernel::Kernel;
+use crate::conformance::foreign::{debian_program, find_program};
+use crate::progress::say;
+
+/// In emulation a boot takes 6 to 20 s; a guest under KVM that works answers within one.
+const PROBE_DEADLINE: Duration = Duration::from_secs(20);
+const MEMORY: &str = "3G";
+
+#[derive(Debug)]
+pub(super) struct Guest {
+    qemu: Child,
+    lines: Receiver<String>,
+    deadline: Instant,
+    patience: Duration,
+    console: PathBuf,
+}
+
+impl Guest {
+    /// Boots `kernel` with the root file system as the first of `disks`.
+    pub(super) fn boot(
+        kernel: &Kernel,
+        initramfs: &Path,
+        disks: &[PathBuf],
+        console: &Path,
+        patience: Duration,
+    ) -> Result<Self> {
+        let kvm = *KVM.get_or_init(|| kvm_works(kernel, initramfs, console));
+        Self::start(kernel, initramfs, disks, console, patience, kvm, "")
+    }
+
+    fn start(
+        kernel: &Kernel,
+        initramfs: &Path,
+        disks: &[PathBuf],
+        console: &Path,
+        patience: Duration,
+        kvm: bool,
+        words: &str,
+    ) -> Result<Self> {
+        let mut command = low_priority(&debian_program("qemu-system-x86_64", "qemu-system-x86")?)?;
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-net", "none"]);
+        command.args(["-machine", if kvm { "q35,accel=kvm" } else { "q35,accel=tcg" }]);
+        command.args(["-cpu", "max", "-smp", "2", "-m", MEMORY]);
+        command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
+        command.args(["-append", &format!("console=ttyS0 panic=-1 quiet cgroup_no_v1=all {words}")]);
+        command.arg("-serial").arg(format!("file:{}", console.display()));
+        command.args(["-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out"]);
+        for disk in disks {
+            // What the guest writes is gone with it.
+            let kind = "if=virtio,format=raw,snapshot=on,cache=unsafe";
+            command.args(["-drive", &format!("file={},{kind}", disk.display())]);
+        }
+        let log = console.with_extension("qemu");
+        let log = File::create(&log).with_context(|| log.display().to_string())?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let mut qemu = command.spawn().context("start qemu-system-x86_64")?;
+        let stdout = qemu.stdout.take().context("QEMU has a piped stdout")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
+                if sender.send(String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned()).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self {
+            qemu,
+            lines,
+            deadline: Instant::now() + patience,
+            patience,
+            console: console.to_path_buf(),
+        })
+    }
+
+    /// The suite's next line; none when the guest has ended.
+    pub(super) fn next_line(&mut self) -> Result<Option<String>> {
+        match self.lines.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => Ok(Some(line)),
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("the guest has not ended within {} s{}", self.patience.as_secs(), self.last_words())
+            }
+        }
+    }
+
+    /// What the kernel said last, for whoever asks why a guest is gone.
+    pub(super) fn last_words(&self) -> String {
+        let mut words = String::new();
+        for (what, file) in [("kernel", self.console.clone()), ("QEMU", self.console.with_extension("qemu"))]
+        {
+            let text = std::fs::read(&file).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+            for line in lines.iter().skip(lines.len().saturating_sub(12)) {
+                words.push_str(&format!("\n  {what}: {line}"));
+            }
+        }
+        words
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ended_already = self.qemu.kill();
+        let _reaped = self.qemu.wait();
+    }
+}
+
+static KVM: OnceLock<bool> = OnceLock::new();
+
+/// Nested virtualization may be offered and not work: only a guest that has
+/// reached user space shows that it does.
+fn kvm_works(kernel: &Kernel, initramfs: &Path, console: &Path) -> bool {
+    if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
+        say("no /dev/kvm: the guests are emulated");
+        return false;
+    }
+    let console = console.with_extension("probe");
+    let answered = Guest::start(kernel, initramfs, &[], &console, PROBE_DEADLINE, true, "lab.probe")
+        .and_then(|mut guest| Ok(guest.next_line()?.is_some_and(|line| line == "lab: probe answered")))
+        .unwrap_or(false);
+    say(if answered {
+        "the guests run under KVM"
+    } else {
+        "/dev/kvm is there, but no guest starts with it: they are emulated"
+    });
+    answered
+}
+
+/// The program behind `nice`, since others need the processors, and ended by
+/// the kernel when the thread that started it is gone.
+fn low_priority(program: &Path) -> Result<Command> {
+    let nice = find_program("nice").context("missing: nice (package coreutils)")?;
+    let setpriv = find_program("setpriv").context("missing: setpriv (package util-linux)")?;
+    let mut command = Command::new(nice);
+    command.args(["-n", "10"]).arg(setpriv).args(["--pdeathsig", "KILL"]).arg(program);
+    Ok(command)
+}

@@ -1,0 +1,188 @@
+//! The suites of the laboratory: which binaries run in a guest, with which
+//! words, and how their lines are counted.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use ::tests::binaries::{TARGET, workspace_root};
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use serde_json::Value;
+
+use crate::build::{cargo, words};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Suite {
+    /// The kernel interfaces that everything else rests on: the tests of crate `linux`
+    Kernel,
+    /// The four CNI plugins: their own tests
+    Plugins,
+    /// The runtime through its CRI socket: sandboxes, containers, cgroups, restarts
+    Container,
+    /// Two pods that share a volume and talk over the bridge
+    Demo,
+}
+
+/// Programs of this machine that tests and plugins start, and their packages.
+pub(super) const PROGRAMS: [(&str, &str); 2] = [("nft", "nftables"), ("mkfs.ext4", "e2fsprogs")];
+
+/// One line of a suite's script.
+#[derive(Debug)]
+pub(super) struct Item {
+    /// What it is called in the report.
+    pub(super) name: String,
+    /// The working directory, as cargo would choose it.
+    dir: PathBuf,
+    program: PathBuf,
+    words: Vec<String>,
+}
+
+impl Suite {
+    /// Packages whose test binaries it runs.
+    pub(super) fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::Kernel => &["linux"],
+            Self::Plugins => &["cni-bridge", "cni-loopback", "cni-portmap", "ipam-host-local"],
+            Self::Container => &["runtime"],
+            Self::Demo => &[],
+        }
+    }
+
+    pub(super) fn items(self, binaries: &TestBinaries) -> Result<Vec<Item>> {
+        Ok(match self {
+            Self::Kernel => vec![
+                binaries.item("linux", "linux", &[])?,
+                binaries.item("linux", "conntrack", &[])?,
+                binaries.item("linux", "nftables", &[])?,
+            ],
+            Self::Plugins => vec![
+                binaries.item("cni-loopback", "executable", &[])?,
+                binaries.item("ipam-host-local", "executable", &[])?,
+                binaries.item("cni-bridge", "executable", &[])?,
+                binaries.item("cni-portmap", "executable", &[])?,
+            ],
+            Self::Container => vec![binaries.item("runtime", "cri", &[])?],
+            Self::Demo => vec![xtask(&["demo"])],
+        })
+    }
+
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+fn xtask(words: &[&str]) -> Item {
+    Item {
+        name: format!("xtask {}", words.join(" ")),
+        dir: workspace_root(),
+        program: static_dir().join("xtask"),
+        words: words.iter().map(|&word| word.to_owned()).collect(),
+    }
+}
+
+/// Where static test binaries lie, and the programs that they start.
+pub(super) fn static_dir() -> PathBuf {
+    workspace_root().join("target").join(TARGET).join("debug")
+}
+
+/// The shell script that runs `items` in a guest.
+pub(super) fn script(items: &[Item]) -> String {
+    let mut script = format!("export RUST_TEST_THREADS=2 HAWSER_TEST_SLOWNESS={SLOWNESS}\n");
+    for item in items {
+        let words: Vec<String> = item.words.iter().map(|word| quoted(word)).collect();
+        script.push_str(&format!(
+            "echo {begin}\ncd {dir}\nHAWSER_BIN_DIR={bin} {program} {words}\necho \"{END}$?\"\n",
+            begin = quoted(&format!("{BEGIN}{}", item.name)),
+            dir = quoted(&item.dir.to_string_lossy()),
+            bin = quoted(&::tests::binaries::dir().to_string_lossy()),
+            program = quoted(&item.program.to_string_lossy()),
+            words = words.join(" "),
+        ));
+    }
+    script
+}
+
+/// Of an emulated guest on a busy machine.
+const SLOWNESS: u32 = 10;
+pub(super) const BEGIN: &str = "lab: begin ";
+pub(super) const END: &str = "lab: ended with ";
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Static test binaries, by package and name of the target.
+#[derive(Debug, Default)]
+pub(super) struct TestBinaries {
+    found: BTreeMap<(String, String), PathBuf>,
+    /// What tests start as `CARGO_BIN_EXE_…`.
+    programs: Vec<PathBuf>,
+    directories: BTreeMap<String, PathBuf>,
+}
+
+impl TestBinaries {
+    /// Builds those of `packages`, and the binaries that they start.
+    pub(super) fn build(packages: &[&str]) -> Result<Self> {
+        let mut binaries = Self::default();
+        if packages.is_empty() {
+            return Ok(binaries);
+        }
+        let mut command = cargo();
+        command.args(["test", "--no-run", "--target", TARGET, "--message-format", "json-render-diagnostics"]);
+        for package in packages {
+            command.args(["-p", package]);
+        }
+        let output =
+            static_flags(&mut command).stderr(Stdio::inherit()).output().context("start cargo test")?;
+        ensure!(output.status.success(), "{}: {}", words(&command), output.status);
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+            binaries.add(&message);
+        }
+        Ok(binaries)
+    }
+
+    /// Adds what cargo says on an artifact that is a test binary.
+    fn add(&mut self, message: &Value) {
+        let (Some(executable), Some(manifest), Some(target)) = (
+            message["executable"].as_str(),
+            message["manifest_path"].as_str(),
+            message["target"]["name"].as_str(),
+        ) else {
+            return;
+        };
+        let Some(dir) = Path::new(manifest).parent() else { return };
+        let package = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if message["profile"]["test"] == true {
+            self.found.insert((package.clone(), target.to_owned()), PathBuf::from(executable));
+        } else {
+            self.programs.push(PathBuf::from(executable));
+        }
+        self.directories.insert(package, dir.to_path_buf());
+    }
+
+    pub(super) fn tests(&self) -> impl Iterator<Item = &PathBuf> {
+        self.found.values()
+    }
+
+    pub(super) fn programs(&self) -> impl Iterator<Item = &PathBuf> {
+        self.programs.iter()
+    }
+
+    fn item(&self, package: &str, target: &str, words: &[&str]) -> Result<Item> {
+        let found = self.found.get(&(package.to_owned(), target.to_owned()));
+        let program = found.with_context(|| format!("package {package} has no test target {target}"))?;
+        Ok(Item {
+            name: format!("{package} {target}"),
+            dir: self.directories[package].clone(),
+            program: program.clone(),
+            words: words.iter().map(|&word| word.to_owned()).collect(),
+        })
+    }
+}
+
+/// Flags for binaries that need nothing of the guest but its kernel.
+pub(super) fn static_flags(command: &mut std::process::Command) -> &mut std::process::Command {
+    command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static")
+}
