@@ -73,8 +73,6 @@ pub enum Error {
     NotAttached { volume_id: VolumeId, node_id: String, key: &'static str },
     #[error("volume {volume_id} is still attached to node {node_id}")]
     StillAttached { volume_id: VolumeId, node_id: String },
-    #[error("volume {volume_id} is staged with volume_mount_group {found}, wanted {wanted}")]
-    GroupOtherwise { volume_id: VolumeId, found: String, wanted: String },
     #[error(
         "pool {} is {fs_type}, which cannot reflink: set snapshotMode to blocking-copy in the parameters of \
          the {class}",

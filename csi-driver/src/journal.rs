@@ -254,7 +254,9 @@ mod tests {
             data: None,
             aborted: false,
         });
-        record.targets.insert("/t".into(), TargetRecord { access, published: true, asked: None });
+        record
+            .targets
+            .insert("/t".into(), TargetRecord { access, published: true, asked: None, owes_group: false });
         record.source = Some(Source::Volume(id.clone()));
         record.attachments.insert("node".to_owned(), Attachment { access, nonce: "n".to_owned() });
         let (snapshot_id, snapshot) = snapshot("a", 3);
@@ -283,7 +285,9 @@ mod tests {
             data: None,
             aborted: false,
         });
-        record.targets.insert("/t".into(), TargetRecord { access, published: true, asked: None });
+        record
+            .targets
+            .insert("/t".into(), TargetRecord { access, published: true, asked: None, owes_group: false });
         (id, record)
     }
 

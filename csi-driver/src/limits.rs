@@ -31,6 +31,8 @@ pub(crate) const UNMOUNT: Duration = Duration::from_secs(10);
 pub(crate) const CLOSING: Duration = Duration::from_secs(1);
 /// syncfs(2) of a mounted volume, which sends what was written through mappings.
 pub(crate) const SYNCFS: Duration = Duration::from_secs(20);
+/// Giving a volume in use to a group, file by file.
+pub(crate) const GIVE_GROUP: Duration = Duration::from_secs(60);
 /// How long a daemon holds its writers back without hearing from the driver.
 pub(crate) const QUIESCE: Duration = Duration::from_secs(15);
 /// How often it hears.

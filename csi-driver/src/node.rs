@@ -3,6 +3,7 @@
 
 mod data;
 mod expand;
+mod group;
 mod mount_point;
 pub(crate) mod park;
 mod publish;

@@ -34,7 +34,6 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::AttachedElsewhere { .. }
         | Error::NotAttached { .. }
         | Error::StillAttached { .. }
-        | Error::GroupOtherwise { .. }
         | Error::NoReflink { .. }
         | Error::NoControl { .. }
         | Error::DataOfNobody { .. }

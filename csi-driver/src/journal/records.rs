@@ -186,6 +186,15 @@ pub(crate) struct TargetRecord {
     /// elsewhere when it is to be undone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<PathBuf>,
+    /// The volume is still to be given to the group of this target: its first publish
+    /// has begun, and has not come to its end.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub owes_group: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// One snapshot, from CreateSnapshot to the end of DeleteSnapshot.

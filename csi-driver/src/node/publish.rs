@@ -27,8 +27,9 @@ pub(crate) struct PublishWish {
 }
 
 impl PublishWish {
-    fn target(&self, published: bool) -> TargetRecord {
-        TargetRecord { access: self.access, published, asked: self.asked.clone() }
+    /// Before its mount is made.
+    fn target(&self, owes_group: bool) -> TargetRecord {
+        TargetRecord { access: self.access, published: false, asked: self.asked.clone(), owes_group }
     }
 }
 
@@ -68,7 +69,10 @@ impl Driver {
                 self.check_new_target(volume_id, &mut record, wish)?;
             }
         }
-        record.targets.insert(target.clone(), wish.target(false));
+        // The first publish gives the group; what repeats it only if that was cut short.
+        let is_owed = record.targets.get(target).is_none_or(|found| found.owes_group);
+        let owes_group = is_owed && Self::begin_group(&mut record, wish);
+        record.targets.insert(target.clone(), wish.target(owes_group));
         self.journal.put(volume_id, &record)?;
         self.try_publish(volume_id, &mut record, wish, (&staged, mounted)).map_err(|cause| {
             match self.retract(volume_id, &mut record, target) {
@@ -101,13 +105,26 @@ impl Driver {
     ) -> Result<MountEntry> {
         let not_staged =
             || Error::NotStaged { volume_id: volume_id.clone(), path: wish.staging_path.clone() };
-        let stage = record.stage.as_ref().ok_or_else(not_staged)?;
+        let mut stage = record.stage.clone().ok_or_else(not_staged)?;
         if stage.staging_path != wish.staging_path || stage.serving.is_none() {
             return Err(not_staged());
         }
-        check_access(volume_id, stage, wish.access)?;
-        let again = StageWish::again(stage);
-        self.ensure_staged(volume_id, record, &again)
+        check_access(volume_id, &stage, wish.access)?;
+        if !record.targets.contains_key(&wish.target_path) {
+            stage.access.group = self.group_of_stage(volume_id, record, wish.access)?;
+        }
+        self.ensure_staged(volume_id, record, &StageWish::again(&stage))
+    }
+
+    /// Whether the volume is to be given to the group of this publish. From here on the
+    /// stage has that group: a remount gives what the publish does not come to.
+    fn begin_group(record: &mut VolumeRecord, wish: &PublishWish) -> bool {
+        let Some(stage) = &mut record.stage else { return false };
+        if wish.access.group.is_none() || wish.access.read_only || stage.access.read_only {
+            return false;
+        }
+        stage.access.group = wish.access.group;
+        true
     }
 
     fn check_new_target(
@@ -153,6 +170,10 @@ impl Driver {
         (staged, left): (&MountEntry, Option<MountEntry>),
     ) -> Result<()> {
         let target = &wish.target_path;
+        let owes_group = record.targets.get(target).is_some_and(|found| found.owes_group);
+        if let Some(gid) = wish.access.group.filter(|_| owes_group) {
+            self.give_group_in_use(volume_id, staged, gid)?;
+        }
         // Of a daemon that died, or of a publish that was cut short.
         if let Some(left) = left {
             let is_served = left.minor == staged.minor;
@@ -170,7 +191,7 @@ impl Driver {
         if !mount.is_some_and(|mount| is_right(&mount, staged, wish.access)) {
             return Err(Error::unusable("target_path", target, "mountinfo does not show the volume there"));
         }
-        record.targets.insert(target.clone(), wish.target(true));
+        record.targets.insert(target.clone(), TargetRecord { published: true, ..wish.target(false) });
         self.journal.put(volume_id, record)
     }
 
@@ -255,14 +276,6 @@ fn is_right(mount: &MountEntry, staged: &MountEntry, access: Access) -> bool {
 
 /// What the file system refuses or is given when it is staged, no publish can change.
 fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Result<()> {
-    if wanted.group.is_some() && wanted.group != stage.access.group {
-        let text = |group: Option<u32>| group.map_or_else(|| "none".to_owned(), |gid| gid.to_string());
-        return Err(Error::GroupOtherwise {
-            volume_id: volume_id.clone(),
-            found: text(stage.access.group),
-            wanted: text(wanted.group),
-        });
-    }
     let is_synced = |access: Access| access.flags.contains(MountFlag::Sync);
     // A mount has one rule for access times, and the stage's flags are every publish's.
     let rules = [MountFlag::Noatime, MountFlag::Relatime];

@@ -79,6 +79,16 @@ impl Driver {
             access: how.access,
             settings: LaunchSettings::of(&record.parameters, &how.overrides),
         };
+        let differs_in_group = |stage: &StageRecord| {
+            let access = Access { group: stage.access.group, ..wish.access };
+            stage.staging_path == wish.staging_path && stage.access == access
+        };
+        let group = if record.stage.as_ref().is_some_and(differs_in_group) {
+            self.group_of_stage(volume_id, &mut record, wish.access)?
+        } else {
+            wish.access.group
+        };
+        let wish = StageWish { access: Access { group, ..wish.access }, ..wish };
         self.ensure_staged(volume_id, &mut record, &wish).map(drop).map_err(|error| match error {
             // The stage is there all the same, and is to be taken back.
             Error::ServesAnother { .. } => uncleared(volume_id, error),

@@ -57,7 +57,6 @@ fn examples() -> Vec<Error> {
             node_id: text("node-1"),
             key: crate::attach::ATTACHMENT_KEY,
         },
-        Error::GroupOtherwise { volume_id: volume_id(), found: text("1000"), wanted: text("2000") },
         Error::NoReflink { pool: path(), fs_type: text("ext4"), class: crate::snapshots::CLASS_OF_SNAPSHOTS },
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
         Error::DataOfNobody { what: text("volume vol-1"), path: path() },

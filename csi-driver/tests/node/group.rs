@@ -58,22 +58,88 @@ fn a_group_owns_a_new_volume_and_an_old_one() {
     scene.assert_nothing_left();
 }
 
+fn group_of(path: impl AsRef<Path>) -> u32 {
+    fs::symlink_metadata(path).unwrap().gid()
+}
+
+/// A file of the volume that the walk has not seen since.
+fn take_back(path: &Path) {
+    std::os::unix::fs::chown(path, None, Some(7)).unwrap();
+}
+
 #[test]
-fn another_group_is_refused_while_one_is_in_use() {
+fn a_pod_of_another_group_gets_a_volume_that_others_use() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     stage(&caller, &id, group("2000")).unwrap();
+    let root = caller.staging_path(&id);
+    fs::create_dir(root.join("dir")).unwrap();
+    fs::write(root.join("dir/file"), "").unwrap();
     publish(&caller, &id, "one", group("2000")).unwrap();
-    let refused = stage(&caller, &id, group("3000")).unwrap_err();
-    assert_eq!(refused.code(), Code::AlreadyExists, "{refused:?}");
-    let refused = publish(&caller, &id, "two", group("3000")).unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
-    assert!(refused.message().contains("2000") && refused.message().contains("3000"), "{refused:?}");
-    assert!(!caller.target_path("two").exists());
-    publish(&caller, &id, "three", flags(&[])).expect("a pod without a group takes the volume as it is");
+    publish(&caller, &id, "two", group("3000")).unwrap();
+    for path in ["", "dir", "dir/file"] {
+        assert_eq!(group_of(caller.target_path("one").join(path)), 3000, "{path:?}: the last pod wins");
+    }
+    // kubelet repeats its publishes: no walk, whoever's turn it is.
+    take_back(&root.join("dir/file"));
+    for pod in ["one", "two", "one", "two"] {
+        publish(&caller, &id, pod, group(if pod == "one" { "2000" } else { "3000" })).unwrap();
+        assert_eq!((group_of(&root), group_of(root.join("dir/file"))), (3000, 7), "{pod}");
+    }
+    // Nor does kubelet's repetition of Stage, after its restart.
+    stage(&caller, &id, group("2000")).unwrap();
+    assert_eq!((group_of(&root), group_of(root.join("dir/file"))), (3000, 7));
+    publish(&caller, &id, "none", flags(&[])).expect("a pod without a group takes the volume as it is");
+    publish(&caller, &id, "reader", group_of_reader("4000")).unwrap();
+    assert_eq!(group_of(&root), 3000, "a reader changes nothing");
+    publish(&caller, &id, "three", group("2000")).unwrap();
+    assert_eq!((group_of(&root), group_of(root.join("dir/file"))), (2000, 2000));
     let refused = stage(&caller, &id, group("staff")).unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
-    caller.take_down(&id, &["one", "two", "three"]).unwrap();
+    caller.take_down(&id, &["one", "two", "three", "none", "reader"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+fn group_of_reader(gid: &str) -> VolumeCapability {
+    let mount_flags = vec!["ro".to_owned()];
+    capability_of(MountVolume { volume_mount_group: gid.to_owned(), mount_flags, ..Default::default() })
+}
+
+#[test]
+fn a_volume_that_nobody_uses_is_staged_anew_for_another_group() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    stage(&caller, &id, group("2000")).unwrap();
+    let root = caller.staging_path(&id);
+    fs::write(root.join("file"), "").unwrap();
+    publish(&caller, &id, "one", group("2000")).unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    publish(&caller, &id, "two", group("3000")).unwrap();
+    assert_eq!(group_of(caller.target_path("two").join("file")), 3000);
+    caller.unpublish(&id, "two").unwrap();
+    stage(&caller, &id, group("4000")).unwrap();
+    assert_eq!(group_of(root.join("file")), 4000);
+    caller.take_down(&id, &[]).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_remounted_volume_has_the_group_of_the_last_first_publish() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    stage(&caller, &id, group("2000")).unwrap();
+    let root = caller.staging_path(&id);
+    fs::write(root.join("file"), "").unwrap();
+    publish(&caller, &id, "one", group("2000")).unwrap();
+    publish(&caller, &id, "two", group("3000")).unwrap();
+    scene.kill_daemon();
+    publish(&caller, &id, "one", group("2000")).unwrap();
+    let target = caller.target_path("one");
+    assert_eq!((group_of(&target), group_of(target.join("file"))), (3000, 3000));
+    publish(&caller, &id, "two", group("3000")).unwrap();
+    caller.take_down(&id, &["one", "two"]).unwrap();
     scene.assert_nothing_left();
 }
