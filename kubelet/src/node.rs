@@ -1,12 +1,13 @@
 //! The node's own ground: the root directory with kubelet's layout, shared for
 //! mount propagation, and the lock that keeps a second kubelet out of it.
 
+mod own_mount;
+
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use linux::lock::FileLock;
-use linux::mount::{self, UnmountMode};
 use linux::mountinfo;
 
 /// Why this node cannot be used.
@@ -44,7 +45,8 @@ pub struct Node {
 impl Node {
     /// Makes the directories, takes the lock (first, before anything changes)
     /// and mounts the root directory on itself as a shared mount, so that what
-    /// a CSI driver mounts below it is seen by kubelet and runtime alike.
+    /// a CSI driver mounts below it is seen by kubelet and runtime alike. A root
+    /// directory that is a mount point already is shared as it is.
     pub fn claim(root: &Path) -> Result<Self, Error> {
         make_dir(root, 0o750)?;
         let root = root.canonicalize().map_err(|source| Error::Directory {
@@ -59,7 +61,7 @@ impl Node {
         for dir in ["pods", "plugins", "plugins_registry"] {
             make_dir(&root.join(dir), 0o750)?;
         }
-        share(&root).map_err(|source| Error::Kernel { path: root.clone(), source })?;
+        own_mount::share(&root).map_err(|source| Error::Kernel { path: root.clone(), source })?;
         Ok(Self { root, _lock: lock })
     }
 
@@ -69,7 +71,7 @@ impl Node {
     }
 
     /// Takes the mount of the root directory on itself away again, after the
-    /// last pod is gone. Refuses while anything is mounted below it.
+    /// last pod is gone; a file system that the user mounted there stays. Refuses while anything is mounted below it.
     pub(crate) fn unshare(&self) -> Result<(), Error> {
         let kernel = |source| Error::Kernel { path: self.root.clone(), source };
         let below: Vec<PathBuf> = mountinfo::read()
@@ -81,20 +83,8 @@ impl Node {
         if !below.is_empty() {
             return Err(Error::StillMounted { root: self.root.clone(), mounts: below });
         }
-        match mountinfo::at(&self.root).map_err(kernel)? {
-            // Our own listening sockets keep the mount busy until we exit.
-            Some(_) => mount::unmount(&self.root, UnmountMode::Detach).map_err(kernel),
-            None => Ok(()),
-        }
+        own_mount::unshare(&self.root).map_err(kernel)
     }
-}
-
-fn share(root: &Path) -> linux::Result<()> {
-    if mountinfo::at(root)?.is_none() {
-        // Recursive: what is mounted below already must stay visible.
-        mount::bind_recursive(root, root)?;
-    }
-    mount::make_shared(root)
 }
 
 fn make_dir(path: &Path, mode: u32) -> Result<(), Error> {
@@ -107,4 +97,77 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), Error> {
 
 fn list(mounts: &[PathBuf]) -> String {
     mounts.iter().map(|m| m.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux::mount::{self, MountFlags};
+
+    /// Runs in a mount namespace of its own.
+    fn in_own_mounts(test: impl FnOnce(&Path) + Send) {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root may unshare");
+                mount::make_private(Path::new("/")).unwrap();
+                let dir = tempfile::tempdir().unwrap();
+                let root = dir.path().join("root");
+                std::fs::create_dir(&root).unwrap();
+                test(&root);
+            });
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        });
+    }
+
+    fn mounts_at(root: &Path) -> usize {
+        mountinfo::read().unwrap().iter().filter(|mount| mount.mount_point == root).count()
+    }
+
+    #[test]
+    fn the_mount_of_an_earlier_run_is_taken_away() {
+        in_own_mounts(|root| {
+            drop(Node::claim(root).unwrap());
+            assert_eq!(mounts_at(root), 1);
+            let node = Node::claim(root).unwrap();
+            assert_eq!(mounts_at(root), 1);
+            node.unshare().unwrap();
+            assert_eq!(mounts_at(root), 0);
+            node.unshare().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_file_system_that_the_user_mounted_stays() {
+        in_own_mounts(|root| {
+            mount::mount_fs("tmpfs", "users", root, MountFlags::default(), "").unwrap();
+            for _ in 0..2 {
+                Node::claim(root).unwrap().unshare().unwrap();
+                assert_eq!(mounts_at(root), 1);
+            }
+            mount::unmount(root, mount::UnmountMode::Detach).unwrap();
+            // The same of a mount of the directory on itself that the user made, for
+            // instance in fstab.
+            mount::bind(root, root).unwrap();
+            Node::claim(root).unwrap().unshare().unwrap();
+            assert_eq!(mounts_at(root), 1);
+            mount::unmount(root, mount::UnmountMode::Detach).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_record_of_another_boot_or_of_another_mount_unmounts_nothing() {
+        in_own_mounts(|root| {
+            let record = root.join("hawser/own_mount.json");
+            for text in ["", "{", "{\"bootId\":\"other\",\"mountId\":ID}"] {
+                let node = Node::claim(root).unwrap();
+                let id = mountinfo::at(root).unwrap().unwrap().mount_id.to_string();
+                std::fs::write(&record, text.replace("ID}", &format!("{id}}}"))).unwrap();
+                node.unshare().unwrap();
+                assert_eq!(mounts_at(root), 1, "{text}");
+                mount::unmount(root, mount::UnmountMode::Detach).unwrap();
+            }
+        });
+    }
 }

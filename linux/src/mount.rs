@@ -161,6 +161,15 @@ pub fn minor_of(tree: impl AsFd) -> Result<u32> {
         .map_err(|e| Error::new("statx", "a mount", e))
 }
 
+/// The id by which mountinfo calls the mount that `tree` is on, also of one that is
+/// detached and will be attached with this id.
+pub fn id_of(tree: impl AsFd) -> Result<u64> {
+    let flags = rustix::fs::AtFlags::EMPTY_PATH;
+    let found = rustix::fs::statx(tree, c"", flags, rustix::fs::StatxFlags::MNT_ID)
+        .map_err(|e| Error::new("stat", "a mount", e))?;
+    Ok(found.stx_mnt_id)
+}
+
 /// A new, still unmounted FUSE connection.
 pub fn open_fuse_device() -> Result<OwnedFd> {
     let path = Path::new("/dev/fuse");
