@@ -4,6 +4,7 @@
 //! come from a cluster, it is the cluster that assigns those.
 
 pub(crate) mod manifest;
+mod memory;
 pub(crate) mod needs;
 pub(crate) mod process;
 pub(crate) mod settings;
@@ -42,6 +43,8 @@ pub(crate) struct LaunchSpec<'a> {
     /// Proves to the driver that it is this launch that dials in; single use.
     pub nonce: &'a str,
     pub settings: &'a LaunchSettings,
+    /// Most files, directories and links of the volume; 0: no limit.
+    pub inode_limit: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

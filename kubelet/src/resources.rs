@@ -7,6 +7,9 @@ use crate::pod_cgroup::{CPU_PERIOD_US, Limits, quota_us, shares};
 
 const GUARANTEED_OOM_SCORE: i64 = -997;
 const BEST_EFFORT_OOM_SCORE: i64 = 1000;
+/// kubelet's IsNodeCriticalPod, whose first half (static, or of a system priority)
+/// holds for every pod here: the administrator wrote its manifest.
+const NODE_CRITICAL_CLASS: &str = "system-node-critical";
 
 /// Kubernetes' class of a pod (apis/core/v1/helper/qos).
 pub(crate) fn qos_class(pod: &Pod) -> QosClass {
@@ -74,12 +77,18 @@ pub(crate) fn of_container(
     node_memory_bytes: i64,
 ) -> LinuxContainerResources {
     let limits = &container.resources.limits;
+    let oom_score_adj = if pod.spec.priority_class_name == NODE_CRITICAL_CLASS {
+        // The kernel takes the node's own pods last: a mount pod's death is its users' death.
+        GUARANTEED_OOM_SCORE
+    } else {
+        oom_score_adj(qos_class(pod), bytes(request(container, "memory")), node_memory_bytes)
+    };
     LinuxContainerResources {
         cpu_shares: shares(milli_cpu(request(container, "cpu"))),
         cpu_period: if limits.contains_key("cpu") { CPU_PERIOD_US } else { 0 },
         cpu_quota: limits.get("cpu").map_or(0, |q| quota_us(milli_cpu(Some(q)))),
         memory_limit_in_bytes: bytes(limits.get("memory")),
-        oom_score_adj: oom_score_adj(qos_class(pod), bytes(request(container, "memory")), node_memory_bytes),
+        oom_score_adj,
         ..LinuxContainerResources::default()
     }
 }
@@ -143,6 +152,18 @@ mod tests {
         assert_eq!(cgroup(&pod(std::slice::from_ref(&full))), "/hawser/kubepods/podu");
         assert_eq!(cgroup(&pod(&[full.clone(), none])), "/hawser/kubepods/burstable/podu");
         assert_eq!(qos_class(&pod(&[half])), QosClass::Burstable);
+    }
+
+    #[test]
+    fn the_kernel_takes_node_critical_pods_last() {
+        let burstable = serde_json::json!({"requests": {"memory": "32Mi"}});
+        let score = |p: &Pod| of_container(p, &p.spec.containers[0], 4 << 30).oom_score_adj;
+        let mut mount_pod = pod(&[burstable]);
+        assert_eq!(score(&mount_pod), 993);
+        mount_pod.spec.priority_class_name = "system-node-critical".to_owned();
+        assert_eq!(score(&mount_pod), -997);
+        mount_pod.spec.priority_class_name = "system-cluster-critical".to_owned();
+        assert_eq!(score(&mount_pod), 993);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{LaunchId, LaunchSpec, Launched, Launcher};
+use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
 use crate::capacity::parse_quantity;
 use crate::dial::DialDir;
 use crate::parameters::Resources;
@@ -118,7 +118,7 @@ impl ManifestLauncher {
             .map(|(key, value)| format!("    {}: {}\n", quoted(key), quoted(value)))
             .collect();
         let (grace, log_level) = (settings.grace_seconds, settings.log_level.as_str());
-        let resources = resources(&settings.resources);
+        let resources = resources(&settings.resources, spec.inode_limit);
         let host_path = self.host_path(spec.volume_id);
         format!(
             r#"{MARK}{id}
@@ -173,12 +173,17 @@ spec:
 
 /// Kubernetes refuses a pod whose limit is below its request: where one of the
 /// two is given, the other gives way.
-fn resources(given: &Resources) -> String {
+fn resources(given: &Resources, inode_limit: u64) -> String {
     let cpu_request = given.cpu_request.as_deref().or(given.cpu_limit.as_deref()).unwrap_or("10m");
     let memory_request = given.memory_request.as_deref().unwrap_or("32Mi");
     let bytes = |quantity| parse_quantity(quantity).unwrap_or_default();
-    let default_limit = Some("512Mi").filter(|limit| bytes(limit) >= bytes(memory_request));
-    let memory_limit = given.memory_limit.as_deref().or(default_limit).unwrap_or(memory_request);
+    let default_limit = memory::default_limit_bytes(inode_limit);
+    let default_limit = if default_limit < bytes(memory_request) {
+        memory_request.to_owned()
+    } else {
+        format!("{}Mi", default_limit >> 20)
+    };
+    let memory_limit = given.memory_limit.as_ref().unwrap_or(&default_limit);
     let mut text = format!("      requests:\n        cpu: {}\n", quoted(cpu_request));
     text += &format!("        memory: {}\n      limits:\n", quoted(memory_request));
     if let Some(limit) = &given.cpu_limit {
@@ -251,6 +256,7 @@ mod tests {
                 volume_id: &volume_id,
                 nonce: "n0nce",
                 settings: &LaunchSettings::default(),
+                inode_limit: 0,
             })
             .unwrap();
         assert_eq!(launcher.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
@@ -271,7 +277,12 @@ mod tests {
         assert_eq!(launcher.list().unwrap(), []);
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
         let err = launcher
-            .ensure(LaunchSpec { volume_id: &volume_id, nonce: "", settings: &LaunchSettings::default() })
+            .ensure(LaunchSpec {
+                volume_id: &volume_id,
+                nonce: "",
+                settings: &LaunchSettings::default(),
+                inode_limit: 0,
+            })
             .unwrap_err();
         assert_eq!(err.errno(), nix::errno::Errno::ENOENT);
     }
@@ -288,8 +299,9 @@ mod tests {
             grace_seconds: 17,
             ..LaunchSettings::default()
         };
-        let id =
-            manifests.ensure(LaunchSpec { volume_id: &volume_id, nonce: "n", settings: &settings }).unwrap();
+        let id = manifests
+            .ensure(LaunchSpec { volume_id: &volume_id, nonce: "n", settings: &settings, inode_limit: 0 })
+            .unwrap();
         let users = dir.path().join(format!("users-{}.yaml", "0".repeat(32)));
         std::fs::write(&users, "kind: Pod\n").unwrap();
         assert_eq!(manifests.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
@@ -315,7 +327,7 @@ mod tests {
             let pairs = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
             let PodParameters { resources: given, .. } =
                 crate::parameters::Parameters::parse(&pairs).unwrap().pod;
-            resources(&given).split_whitespace().collect::<Vec<_>>().join(" ").replace('"', "")
+            resources(&given, 1024).split_whitespace().collect::<Vec<_>>().join(" ").replace('"', "")
         };
         for (given, wanted) in [
             (&[][..], "requests: cpu: 10m memory: 32Mi limits: memory: 512Mi"),

@@ -239,7 +239,8 @@ impl Driver {
         let dial = DialDir::of(&self.config.run_dir, volume_id);
         let sockets = dial.listen().step("listen for daemon")?;
         let nonce = handover::new_nonce()?;
-        let spec = LaunchSpec { volume_id, nonce: &nonce, settings: &wish.settings };
+        let inode_limit = capacity::inode_limit(record.capacity_bytes);
+        let spec = LaunchSpec { volume_id, nonce: &nonce, settings: &wish.settings, inode_limit };
         let described = self.launcher.describe(spec);
         let launch = self.launcher.ensure(spec).map_err(|source| {
             let (volume_id, launch) = (volume_id.clone(), described.clone());
@@ -262,7 +263,7 @@ impl Driver {
                 capacity_bytes: record.capacity_bytes,
                 read_only: wish.access.read_only,
                 threads: wish.settings.threads,
-                inode_limit: capacity::inode_limit(record.capacity_bytes),
+                inode_limit,
             },
             fuse_device: fuse_device.as_fd(),
             tree: data.tree.as_fd(),
