@@ -30,6 +30,7 @@ pub mod nftables;
 pub mod peer_process;
 pub mod pipes;
 pub mod process;
+pub mod procfs;
 pub mod program;
 pub mod rootfs;
 pub mod sysctl;

@@ -7,12 +7,21 @@
 
 #![expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
 
+mod device;
+mod mask;
+mod target;
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+pub use device::{Device, make_device, make_link, verify_device};
+pub(crate) use mask::verify_magic;
+pub use mask::{KernelFs, Masks, open_kernel_fs};
+pub use target::{Target, ensure_target, resolve};
 
 use crate::{Error, Result};
 
@@ -248,73 +257,17 @@ pub fn ensure_in_root(root: impl AsFd, path: &Path, kind: Kind) -> Result<OwnedF
     Ok(dir)
 }
 
-/// The type and permission bits of what an O_PATH descriptor points to.
+/// Whether an O_PATH descriptor points to a directory.
 pub fn is_directory(fd: impl AsFd) -> Result<bool> {
     let stat = rustix::fs::fstat(fd).map_err(|e| Error::new("fstat", "mount source", e))?;
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Whether two descriptors point to one file.
-pub fn is_same_file(a: impl AsFd, b: impl AsFd) -> Result<bool> {
-    let stat = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map_err(|e| Error::new("fstat", "mount target", e));
-    let (a, b) = (stat(a.as_fd())?, stat(b.as_fd())?);
-    Ok((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
-}
-
-/// A device node in a directory; an existing one is a success.
-pub fn make_node(
-    dir: impl AsFd,
-    name: &str,
-    block: bool,
-    (major, minor): (u32, u32),
-    mode: u32,
-) -> Result<()> {
-    let kind = if block { FileType::BlockDevice } else { FileType::CharacterDevice };
-    match rustix::fs::mknodat(&dir, name, kind, Mode::from(mode), rustix::fs::makedev(major, minor)) {
-        Ok(()) => rustix::fs::chmodat(&dir, name, Mode::from(mode), AtFlags::empty())
-            .map_err(|e| Error::new("chmod device", name, e)),
-        Err(rustix::io::Errno::EXIST) => Ok(()),
-        Err(e) => Err(Error::new("mknod", name, e)),
-    }
-}
-
-/// A symbolic link in a directory; an existing entry is a success.
-pub fn make_link(dir: impl AsFd, name: &str, target: &str) -> Result<()> {
-    match rustix::fs::symlinkat(target, &dir, name) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-        Err(e) => Err(Error::new("symlink", name, e)),
-    }
-}
-
-/// Covers `path` in `root` so that nothing of it can be read: /dev/null over a
-/// file, an empty read-only tmpfs over a directory. A missing path is a success.
-pub fn mask(root: impl AsFd, path: &Path) -> Result<()> {
-    let target = match open_in_root(&root, path) {
-        Ok(target) => target,
-        Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
-        Err(e) => return Err(e),
-    };
-    let cover = if is_directory(&target)? {
-        let cover = new_fs("tmpfs", &["size=0k".to_owned()])?;
-        set_attributes(&cover, Attributes { read_only: true, ..Attributes::default() })?;
-        cover
-    } else {
-        let null = open_in_root(&root, Path::new("dev/null"))?;
-        clone_tree_at(null.as_fd(), Path::new(""), false)?
-    };
-    attach(cover, target, path)
-}
-
-/// Makes `path` in `root` read-only, with the mounts below. A missing path is a success.
-pub fn make_read_only(root: impl AsFd, path: &Path) -> Result<()> {
-    let target = match open_in_root(&root, path) {
-        Ok(target) => target,
-        Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
-        Err(e) => return Err(e),
-    };
-    let tree = clone_tree_at(target.as_fd(), Path::new(""), true)?;
-    set_attributes(&tree, Attributes { read_only: true, recursive: true, ..Attributes::default() })?;
-    attach(tree, target, path)
+/// The type of what an O_PATH descriptor points to.
+pub fn file_type(fd: impl AsFd) -> Result<std::fs::FileType> {
+    let problem = |e: std::io::Error| Error::new("fstat", "mount source", e);
+    let copy = fd.as_fd().try_clone_to_owned().map_err(problem)?;
+    Ok(std::fs::File::from(copy).metadata().map_err(problem)?.file_type())
 }
 
 /// Makes the mount at `root` this process's root directory; the old root is gone

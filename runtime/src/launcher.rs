@@ -9,7 +9,9 @@
 mod child;
 pub(crate) mod device_control;
 mod plan;
+mod root;
 mod seccomp;
+mod sysctl;
 
 use std::fs::File;
 use std::io::Write;

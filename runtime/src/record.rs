@@ -25,6 +25,27 @@ pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
     fs::rename(&temp, path).map_err(|e| Error::io("rename to", path, e))
 }
 
+/// A record that was written by [`save`], held open: it can be flushed later
+/// without any more names, also while somebody removes its directory.
+#[derive(Debug)]
+pub(crate) struct Unflushed {
+    file: fs::File,
+    dir: fs::File,
+}
+
+impl Unflushed {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let open = |path: &Path| fs::File::open(path).map_err(|e| Error::io("open", path, e));
+        Ok(Self { file: open(path)?, dir: open(path.parent().unwrap_or(path))? })
+    }
+
+    /// Returns once content and name are on disk.
+    pub(crate) fn flush(&self) -> std::io::Result<()> {
+        self.file.sync_all()?;
+        self.dir.sync_all()
+    }
+}
+
 pub(crate) fn load<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = fs::read(path).map_err(|e| Error::io("read", path, e))?;
     serde_json::from_slice(&bytes).map_err(|source| Error::Record { path: path.to_owned(), source })
@@ -83,6 +104,18 @@ fn to_json(value: &impl Serialize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_is_flushed_while_its_directory_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        fs::create_dir(&own).unwrap();
+        save(&own.join("record.json"), &["kept"]).unwrap();
+        let unflushed = Unflushed::open(&own.join("record.json")).unwrap();
+        fs::remove_file(own.join("record.json")).unwrap();
+        unflushed.flush().unwrap();
+        fs::remove_dir(&own).expect("nothing came into it");
+    }
 
     #[test]
     fn a_torn_record_is_an_error_or_dropped_where_it_can_be_made_anew() {

@@ -30,7 +30,7 @@ use oci_spec::runtime::Spec;
 use crate::error::{Error, Result, chain};
 use crate::launcher::device_control::WithoutControl;
 use crate::launcher::{self, Overlay, Surroundings};
-use crate::record;
+use crate::record::{self, Unflushed};
 use log::{LogFile, Stream};
 use oci::OciRuntime;
 use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, container_dir, now};
@@ -311,7 +311,7 @@ impl Shim {
             return Err(problem);
         }
         self.containers.insert(id.to_owned(), container);
-        self.save(id, false);
+        self.save(id);
         Ok(Some(Answer::Started { container: id.to_owned(), status, warnings: Vec::new() }))
     }
 
@@ -329,7 +329,7 @@ impl Shim {
         let Some(starting) = container.starting.take() else { return };
         let answer = if starting.problem.is_empty() {
             let status = container.status.clone();
-            self.save(id, false);
+            self.save(id);
             Answer::Started { container: id.to_owned(), status, warnings: starting.warnings }
         } else {
             // The child is about to end and is reaped as nobody's.
@@ -384,25 +384,24 @@ impl Shim {
         }
         remove_cgroup(Some(&container.cgroup));
         let message = Message::Exited { container: id.to_owned(), status: container.status.clone() };
-        self.save(id, false);
+        let record = self.save(id);
         for client in self.clients.keys().copied().collect::<Vec<_>>() {
             self.send(client, &message);
         }
-        self.save(id, true);
+        // The clients may be removing the container by now: nothing is made in its directory any more.
+        if let Some(Err(error)) = record.map(|record| record.flush()) {
+            note(&format!("flush the record of container {id}: {error}"));
+        }
     }
 
     /// For a runtime that comes when this shim is gone, too.
-    fn save(&self, id: &str, durably: bool) {
-        let Some(container) = self.containers.get(id) else { return };
+    fn save(&self, id: &str) -> Option<Unflushed> {
+        let container = self.containers.get(id)?;
         let path = container_dir(&self.dir, id).join("status.json");
-        let saved = if durably {
-            record::save_durably(&path, &container.status)
-        } else {
-            record::save(&path, &container.status)
-        };
-        if let Err(error) = saved {
-            note(&chain(&error));
-        }
+        record::save(&path, &container.status)
+            .and_then(|()| Unflushed::open(&path))
+            .inspect_err(|error| note(&chain(error)))
+            .ok()
     }
 }
 

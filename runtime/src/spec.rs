@@ -5,6 +5,8 @@
 //! limits; what the machine does not allow is clamped here and named in `warnings`.
 
 pub(crate) mod capabilities;
+pub(crate) mod mount_policy;
+mod mounts;
 pub(crate) mod seccomp;
 pub(crate) mod user;
 
@@ -12,13 +14,12 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Spec;
 use proto::cri::security_profile::ProfileType;
-use proto::cri::{
-    ContainerConfig, LinuxContainerResources, MountPropagation, NamespaceMode, SecurityProfile,
-};
+use proto::cri::{ContainerConfig, LinuxContainerResources, NamespaceMode, SecurityProfile};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::images::ImageConfig;
+use mount_policy::MountPolicy;
 use user::User;
 
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -128,13 +129,12 @@ pub(crate) fn build(
             },
         },
         "root": {"path": "rootfs", "readonly": context.readonly_rootfs},
-        "mounts": mounts(config, context.privileged, &sandbox)?,
         "linux": {
             "cgroupsPath": sandbox.cgroup_path,
             "namespaces": namespaces,
             "devices": devices.nodes,
             "resources": resources_json(&resources, context.privileged, devices.rules),
-            "rootfsPropagation": rootfs_propagation(config),
+            "rootfsPropagation": mounts::rootfs_propagation(config),
         },
     });
     if !sandbox.sysctls.is_empty() {
@@ -149,9 +149,18 @@ pub(crate) fn build(
             spec["linux"]["seccomp"] = profile;
         }
     }
-    let spec = serde_json::from_value(spec)
-        .map_err(|source| Error::Record { path: PathBuf::from("config.json"), source })?;
+    if let Some((name, value)) = MountPolicy::annotation(&config.annotations) {
+        spec["annotations"] = json!({name: value});
+    }
+    let policy = MountPolicy::of(&parsed(spec.clone())?);
+    spec["mounts"] = mounts::build(config, context.privileged, &sandbox, &policy)?;
+    let spec = parsed(spec)?;
     Ok(ContainerSpec { spec, user, warnings })
+}
+
+fn parsed(spec: Value) -> Result<Spec> {
+    serde_json::from_value(spec)
+        .map_err(|source| Error::Record { path: PathBuf::from("config.json"), source })
 }
 
 fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
@@ -167,8 +176,9 @@ fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     }
     let context = config.linux.as_ref().and_then(|l| l.security_context.as_ref());
     if let Some(options) = context.and_then(|c| c.namespace_options.as_ref()) {
-        if options.pid() == NamespaceMode::Target {
-            return unsupported("linux.security_context.namespace_options.pid", "TARGET");
+        // Absent options mean a namespace of the container's own.
+        if matches!(options.pid(), NamespaceMode::Target | NamespaceMode::Pod) {
+            return unsupported("linux.security_context.namespace_options.pid", options.pid().as_str_name());
         }
         if options.userns_options.as_ref().is_some_and(|u| u.mode() == NamespaceMode::Pod) {
             return unsupported("linux.security_context.namespace_options.userns_options", "POD");
@@ -253,88 +263,6 @@ fn oom_score_adj(wanted: i64, warnings: &mut Vec<String>) -> i64 {
     warnings
         .push(format!("oom_score_adj: {current} instead of {wanted}, lowering it takes CAP_SYS_RESOURCE"));
     current
-}
-
-fn mounts(config: &ContainerConfig, privileged: bool, sandbox: &SandboxView<'_>) -> Result<Value> {
-    let sys_mode = if privileged { "rw" } else { "ro" };
-    let mut mounts = vec![
-        json!({"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]}),
-        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
-               "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
-        json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts",
-               "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]}),
-        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": ["nosuid", "noexec", "nodev"]}),
-        json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", sys_mode]}),
-    ];
-    let bind = |source: &Path, target: &str, options: &[&str]| json!({"destination": target, "type": "bind", "source": source, "options": options});
-    mounts.push(bind(
-        sandbox.shm.unwrap_or(Path::new("/dev/shm")),
-        "/dev/shm",
-        &["rbind", "rprivate", "nosuid", "nodev", "noexec"],
-    ));
-    for name in ["resolv.conf", "hostname", "hosts"] {
-        let target = format!("/etc/{name}");
-        if !config.mounts.iter().any(|m| m.container_path == target) {
-            mounts.push(bind(&sandbox.dir.join(name), &target, &["rbind", "rprivate"]));
-        }
-    }
-    let mut wanted: Vec<&proto::cri::Mount> = config.mounts.iter().collect();
-    // A mount below another one comes after it.
-    wanted.sort_by_key(|m| Path::new(&m.container_path).components().count());
-    for mount in wanted {
-        mounts.push(requested_mount(mount)?);
-    }
-    Ok(Value::Array(mounts))
-}
-
-fn requested_mount(mount: &proto::cri::Mount) -> Result<Value> {
-    let field = |name| format!("mounts {:?} {name}", mount.container_path);
-    if !mount.container_path.starts_with('/') {
-        return Err(Error::invalid(field("container_path"), "is not absolute"));
-    }
-    if mount.image.is_some() {
-        return Err(Error::Unsupported { field: "mounts.image", value: mount.container_path.clone() });
-    }
-    if !uses_no_mapping(mount) {
-        return Err(Error::Unsupported { field: "mounts.uidMappings", value: mount.container_path.clone() });
-    }
-    if !mount.host_path.starts_with('/') {
-        return Err(Error::invalid(field("host_path"), format!("{:?} is not absolute", mount.host_path)));
-    }
-    let mut options = vec!["rbind"];
-    options.push(match mount.propagation() {
-        MountPropagation::PropagationPrivate => "rprivate",
-        MountPropagation::PropagationHostToContainer => "rslave",
-        MountPropagation::PropagationBidirectional => "rshared",
-    });
-    if mount.recursive_read_only && !mount.readonly {
-        return Err(Error::invalid(field("recursive_read_only"), "needs readonly"));
-    }
-    options.push(match (mount.readonly, mount.recursive_read_only) {
-        (true, true) => "rro",
-        (true, false) => "ro",
-        (false, _) => "rw",
-    });
-    options.extend(mount.mount_options.iter().map(String::as_str));
-    // The path the kernel would show, so that a link at the source is not mounted itself.
-    let source = std::fs::canonicalize(&mount.host_path)
-        .map_err(|e| Error::invalid(field("host_path"), format!("{}: {e}", mount.host_path)))?;
-    Ok(json!({"destination": mount.container_path, "type": "bind", "source": source, "options": options}))
-}
-
-fn uses_no_mapping(mount: &proto::cri::Mount) -> bool {
-    mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty()
-}
-
-fn rootfs_propagation(config: &ContainerConfig) -> &'static str {
-    let any = |wanted| config.mounts.iter().any(|m| m.propagation() == wanted);
-    if any(MountPropagation::PropagationBidirectional) {
-        "rshared"
-    } else if any(MountPropagation::PropagationHostToContainer) {
-        "rslave"
-    } else {
-        "rprivate"
-    }
 }
 
 struct Devices {
@@ -483,7 +411,7 @@ fn or_default(wanted: &[String], default: &[&str]) -> Value {
 mod tests {
     use std::collections::HashMap;
 
-    use proto::cri::{KeyValue, Mount};
+    use proto::cri::{KeyValue, LinuxContainerConfig, LinuxContainerSecurityContext, Mount, NamespaceOption};
 
     use super::*;
 
@@ -536,18 +464,62 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_whose_source_is_missing_is_named() {
-        let mounts = vec![Mount {
-            container_path: "/data".into(),
-            host_path: "/nonexistent".into(),
+    fn a_refused_mount_is_named_with_its_reason_and_nothing_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        let mount = |path: &str| Mount {
+            container_path: path.into(),
+            host_path: missing.display().to_string(),
             ..Default::default()
-        }];
+        };
+        let mounts = vec![mount("/data"), mount("/tmp/../dev/")];
         let err =
             spec_of(&ContainerConfig { mounts, ..command(&["/x"]) }, &ImageConfig::default()).unwrap_err();
         assert_eq!(
             err.to_string(),
-            "mounts \"/data\" host_path: /nonexistent: No such file or directory (os error 2)"
+            "mounts \"/tmp/../dev/\" container_path: refused: only a privileged container can have a mount on /dev itself"
         );
+        assert!(!missing.exists());
+    }
+
+    #[test]
+    fn a_mount_of_the_request_takes_the_place_of_the_default_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let targets = |wanted: &str, privileged| -> Vec<String> {
+            let mount = Mount {
+                container_path: wanted.into(),
+                host_path: dir.path().display().to_string(),
+                ..Default::default()
+            };
+            let context = LinuxContainerSecurityContext { privileged, ..Default::default() };
+            let linux = LinuxContainerConfig { security_context: Some(context), ..Default::default() };
+            let config = ContainerConfig { mounts: vec![mount], linux: Some(linux), ..command(&["/x"]) };
+            let spec = spec_of(&config, &ImageConfig::default()).unwrap();
+            spec["mounts"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|m| m["destination"].as_str().unwrap().to_owned())
+                .collect()
+        };
+        let shm = targets("/dev/shm", false);
+        assert_eq!(
+            (shm.iter().filter(|t| *t == "/dev/shm").count(), shm.last().unwrap().as_str()),
+            (1, "/dev/shm")
+        );
+        let dev = targets("/dev", true);
+        assert_eq!(dev.iter().filter(|t| t.starts_with("/dev")).count(), 1, "{dev:?}");
+    }
+
+    #[test]
+    fn a_pods_shared_pid_namespace_is_refused_by_name() {
+        let options = NamespaceOption::default(); // pid: POD
+        let context =
+            LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
+        let linux = LinuxContainerConfig { security_context: Some(context), ..Default::default() };
+        let config = ContainerConfig { linux: Some(linux), ..command(&["/x"]) };
+        let err = spec_of(&config, &ImageConfig::default()).unwrap_err();
+        assert_eq!(err.to_string(), "linux.security_context.namespace_options.pid: POD is not supported");
     }
 
     #[test]

@@ -9,6 +9,8 @@
 
 #[path = "cri/containers.rs"]
 mod containers;
+#[path = "cri/hostile_mounts.rs"]
+mod hostile_mounts;
 #[path = "cri/image_store.rs"]
 mod image_store;
 #[path = "cri/kit.rs"]

@@ -12,12 +12,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use linux::cgroup::Cgroup;
-use linux::process;
-use linux::rootfs::{self, Attributes, Kind, Propagation};
+use linux::rootfs::{self, Attributes, Propagation};
+use linux::{process, procfs};
 use nix::errno::Errno;
 
 use super::Overlay;
 use super::plan::{Plan, PlannedMount, What};
+use super::root::Root;
 use crate::error::chain;
 
 #[derive(Debug)]
@@ -26,23 +27,6 @@ pub(super) struct Stdio {
     pub(super) stdout: OwnedFd,
     pub(super) stderr: OwnedFd,
 }
-
-/// Name, major, minor of what every container has in /dev.
-const DEVICES: &[(&str, (u32, u32))] = &[
-    ("null", (1, 3)),
-    ("zero", (1, 5)),
-    ("full", (1, 7)),
-    ("random", (1, 8)),
-    ("urandom", (1, 9)),
-    ("tty", (5, 0)),
-];
-const DEVICE_LINKS: &[(&str, &str)] = &[
-    ("fd", "/proc/self/fd"),
-    ("stdin", "/proc/self/fd/0"),
-    ("stdout", "/proc/self/fd/1"),
-    ("stderr", "/proc/self/fd/2"),
-    ("ptmx", "pts/ptmx"),
-];
 
 /// Does not return but with the reason why the program does not run.
 pub(super) fn run(
@@ -67,9 +51,7 @@ pub(super) fn run(
         process::set_rlimit(*resource, *soft, *hard).map_err(text)?;
     }
     process::set_stdio(&stdio.stdin, &stdio.stdout, &stdio.stderr).map_err(text)?;
-    std::env::set_current_dir(&plan.cwd)
-        .map_err(|e| format!("chdir to {}: {}", plan.cwd.display(), words(&e)))?;
-    rustix::process::umask(rustix::fs::Mode::from(0o022));
+    change_directory(&plan.cwd)?;
     give_up_privileges(plan)?;
     process::reset_signals().map_err(text)?;
     process::close_on_exec_from(3).map_err(text)?;
@@ -79,31 +61,17 @@ pub(super) fn run(
 fn build_root(plan: &Plan, overlay: &Overlay) -> Result<(), String> {
     let sources = plan.mounts.iter().map(source).collect::<Result<Vec<_>, _>>()?;
     rootfs::make_all_slaves().map_err(text)?;
-    let mount_point = rootfs::open_root(&plan.rootfs).map_err(text)?;
-    let tree = overlay.view().mount().map_err(text)?;
-    rootfs::attach(tree, mount_point, &plan.rootfs).map_err(text)?;
-    let root = rootfs::open_root(&plan.rootfs).map_err(text)?;
+    let mut root = Root::mount(plan, overlay)?;
     for (mount, tree) in plan.mounts.iter().zip(sources) {
-        attach(&root, mount, tree)
-            .map_err(|problem| format!("mount {}: {problem}", mount.target.display()))?;
+        root.attach(mount, tree)?;
     }
-    make_devices(plan, &root)?;
     for (name, value) in &plan.sysctls {
-        let path = Path::new("/proc/sys").join(name);
-        std::fs::write(&path, value).map_err(|e| format!("sysctl {name}={value}: {}", words(&e)))?;
+        procfs::write(&Path::new("sys").join(name), value)
+            .map_err(|e| format!("sysctl {name}={value}: {}", words(&e.source)))?;
     }
-    rootfs::ensure_in_root(&root, &plan.cwd, Kind::Directory).map_err(text)?;
-    for path in &plan.masked {
-        rootfs::mask(&root, path).map_err(text)?;
-    }
-    for path in &plan.read_only {
-        rootfs::make_read_only(&root, path).map_err(text)?;
-    }
-    if plan.read_only_root {
-        rootfs::set_attributes(&root, Attributes { read_only: true, ..Attributes::default() })
-            .map_err(text)?;
-    }
-    rootfs::pivot_into(root).map_err(text)
+    root.ensure_directory(&plan.cwd)?;
+    root.protect()?;
+    root.enter()
 }
 
 /// A bind mount's tree, while its peers are still known; file systems are made later.
@@ -120,52 +88,21 @@ fn source(mount: &PlannedMount) -> Result<Option<OwnedFd>, String> {
     Ok(Some(tree))
 }
 
-fn attach(root: &OwnedFd, mount: &PlannedMount, tree: Option<OwnedFd>) -> Result<(), String> {
-    let tree = match (&mount.what, tree) {
-        (_, Some(tree)) => tree,
-        (What::FileSystem { fs_type, options }, None) => rootfs::new_fs(fs_type, options).map_err(text)?,
-        (What::Bind { .. }, None) => return Err("the source was not opened".to_owned()),
-    };
-    if mount.attributes != Attributes::default() {
-        rootfs::set_attributes(&tree, mount.attributes).map_err(text)?;
-    }
-    let kind = if rootfs::is_directory(&tree).map_err(text)? { Kind::Directory } else { Kind::File };
-    let target = rootfs::ensure_in_root(root, &mount.target, kind).map_err(text)?;
-    if rootfs::is_same_file(root, &target).map_err(text)? {
-        // It would lie on top of the root, where nobody in the container finds it.
-        return Err("a container's root cannot be mounted over".to_owned());
-    }
-    rootfs::attach(tree, target, &mount.target).map_err(text)
-}
-
-fn make_devices(plan: &Plan, root: &OwnedFd) -> Result<(), String> {
-    let dev = rootfs::open_in_root(root, Path::new("dev")).map_err(text)?;
-    // umask would take bits away from the modes of the nodes.
-    rustix::process::umask(rustix::fs::Mode::empty());
-    for (name, numbers) in DEVICES {
-        rootfs::make_node(&dev, name, false, *numbers, 0o666).map_err(text)?;
-    }
-    for (name, target) in DEVICE_LINKS {
-        rootfs::make_link(&dev, name, target).map_err(text)?;
-    }
-    rustix::process::umask(rustix::fs::Mode::from(0o022));
-    for device in &plan.devices {
-        let (Some(dir), Some(name)) = (device.path.parent(), device.path.file_name().and_then(OsStr::to_str))
-        else {
-            return Err(format!("device {}: not a path", device.path.display()));
-        };
-        let dir = rootfs::ensure_in_root(root, dir, Kind::Directory).map_err(text)?;
-        rootfs::make_node(dir, name, device.block, device.numbers, device.mode).map_err(text)?;
-    }
-    Ok(())
+/// By descriptor: a link of /proc in the image's path would lead to a directory
+/// that this process still holds open (CVE-2024-21626).
+fn change_directory(path: &Path) -> Result<(), String> {
+    let problem = |e: linux::Error| format!("chdir to {}: {}", path.display(), words(&e.source));
+    let root = rootfs::open_root(Path::new("/")).map_err(problem)?;
+    let found = rootfs::open_in_root(root, path).map_err(problem)?;
+    rustix::process::fchdir(found).map_err(|e| format!("chdir to {}: {}", path.display(), words(&e.into())))
 }
 
 /// The value that was clamped before is set as it is; a kernel that still
 /// refuses keeps the inherited one, which the caller has reported.
 fn set_oom_score_adj(wanted: i32) -> Result<(), String> {
-    match std::fs::write("/proc/self/oom_score_adj", wanted.to_string()) {
-        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
-        other => other.map_err(|e| format!("set oom_score_adj {wanted}: {}", words(&e))),
+    match procfs::write(Path::new("self/oom_score_adj"), &wanted.to_string()) {
+        Err(e) if e.source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
+        other => other.map_err(|e| format!("set oom_score_adj {wanted}: {}", words(&e.source))),
     }
 }
 
@@ -225,7 +162,7 @@ fn candidates(name: &OsStr, env: &[CString]) -> Vec<PathBuf> {
         .collect()
 }
 
-fn text(error: linux::Error) -> String {
+pub(super) fn text(error: linux::Error) -> String {
     chain(&error)
 }
 

@@ -12,8 +12,9 @@ use oci_spec::runtime::{
     LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimitType, Process, Spec,
 };
 
-use super::{device_control, seccomp};
+use super::{device_control, seccomp, sysctl};
 use crate::spec::capabilities;
+use crate::spec::mount_policy::MountPolicy;
 
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -26,9 +27,10 @@ pub(super) struct Plan {
     pub(super) rootfs: PathBuf,
     pub(super) read_only_root: bool,
     pub(super) mounts: Vec<PlannedMount>,
-    pub(super) devices: Vec<Device>,
-    /// `net.ipv4.ip_forward` as `net/ipv4/ip_forward`, and its value.
+    pub(super) devices: Vec<WantedDevice>,
+    /// Name below /proc/sys, and value.
     pub(super) sysctls: Vec<(String, String)>,
+    pub(super) mount_policy: MountPolicy,
     pub(super) masked: Vec<PathBuf>,
     pub(super) read_only: Vec<PathBuf>,
     pub(super) oom_score_adj: Option<i32>,
@@ -60,10 +62,9 @@ pub(super) enum What {
 }
 
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct WantedDevice {
     pub(super) path: PathBuf,
-    pub(super) block: bool,
-    pub(super) numbers: (u32, u32),
+    pub(super) device: linux::rootfs::Device,
     pub(super) mode: u32,
 }
 
@@ -100,7 +101,8 @@ impl Plan {
             read_only_root: root.readonly().unwrap_or(false),
             mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_, _>>()?,
             devices: linux.devices().iter().flatten().map(device).collect::<Result<_, _>>()?,
-            sysctls: linux.sysctl().iter().flatten().map(|(k, v)| (k.replace('.', "/"), v.clone())).collect(),
+            sysctls: sysctl::checked(linux)?,
+            mount_policy: MountPolicy::of(spec),
             masked: paths(linux.masked_paths()),
             read_only: paths(linux.readonly_paths()),
             oom_score_adj: process.oom_score_adj(),
@@ -170,13 +172,16 @@ fn planned_mount(mount: &Mount) -> Result<PlannedMount, String> {
     Ok(PlannedMount { target, what, attributes, propagation })
 }
 
-fn device(device: &oci_spec::runtime::LinuxDevice) -> Result<Device, String> {
+fn device(device: &oci_spec::runtime::LinuxDevice) -> Result<WantedDevice, String> {
     let number =
         |n: i64| u32::try_from(n).map_err(|_| format!("device {}: number {n}", device.path().display()));
-    Ok(Device {
+    Ok(WantedDevice {
         path: device.path().clone(),
-        block: device.typ() == LinuxDeviceType::B,
-        numbers: (number(device.major())?, number(device.minor())?),
+        device: linux::rootfs::Device {
+            block: device.typ() == LinuxDeviceType::B,
+            major: number(device.major())?,
+            minor: number(device.minor())?,
+        },
         mode: device.file_mode().unwrap_or(0o666),
     })
 }

@@ -13,6 +13,7 @@ use oci_spec::runtime::Spec;
 
 use crate::error::chain;
 use crate::launcher::Overlay;
+use crate::spec::mount_policy::{MountPolicy, Source};
 
 #[derive(Debug)]
 pub(super) struct OciRuntime<'a> {
@@ -32,6 +33,10 @@ impl OciRuntime<'_> {
         (stdout, stderr): (OwnedFd, OwnedFd),
     ) -> Result<(i32, Cgroup), String> {
         mount_root(bundle, overlay)?;
+        if let Err(problem) = check_links(bundle, spec) {
+            unmount_root(bundle);
+            return Err(problem);
+        }
         let pid_file = bundle.join("pid");
         let output = self
             .command(&["create", "--bundle"])
@@ -93,6 +98,39 @@ pub(super) fn last_message(stderr: &[u8]) -> String {
     let line = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no error message").trim();
     let message = line.split_once("msg=\"").and_then(|(_, rest)| rest.strip_suffix('"'));
     message.map_or_else(|| line.to_owned(), |m| m.replace("\\\"", "\""))
+}
+
+/// What the native launcher refuses when it mounts, refused before the OCI
+/// runtime sees the specification: mounts and a working directory that the
+/// image's links lead to where a request may not mount.
+fn check_links(bundle: &Path, spec: &Spec) -> Result<(), String> {
+    let root = rootfs::open_root(&bundle.join("rootfs")).map_err(|e| chain(&e))?;
+    let policy = MountPolicy::of(spec);
+    for mount in spec.mounts().iter().flatten() {
+        let target = mount.destination();
+        let problem = |problem: String| format!("mount {}: {problem}", target.display());
+        let place = rootfs::resolve(&root, target).map_err(|e| problem(chain(&e)))?;
+        let source = mount.source().as_deref().filter(|_| mount.typ().as_deref() == Some("bind"));
+        let Some(source) = source else {
+            if place == *target {
+                continue;
+            }
+            return Err(problem(format!("the image has a link there, to {}", place.display())));
+        };
+        let kind =
+            std::fs::symlink_metadata(source).map_err(|e| problem(format!("{}: {e}", source.display())))?;
+        policy
+            .check(&place, Source::of(kind.file_type()))
+            .map_err(|reason| problem(format!("it leads to {}: refused: {reason}", place.display())))?;
+    }
+    let cwd = spec.process().as_ref().map(|p| p.cwd().as_path()).unwrap_or(Path::new("/"));
+    let place =
+        rootfs::resolve(&root, cwd).map_err(|e| format!("chdir to {}: {}", cwd.display(), chain(&e)))?;
+    // Its links would be followed with the descriptors of the OCI runtime (CVE-2024-21626).
+    if place.starts_with("/proc") && place.components().count() > 2 {
+        return Err(format!("chdir to {}: it leads to {}", cwd.display(), place.display()));
+    }
+    Ok(())
 }
 
 fn mount_root(bundle: &Path, overlay: &Overlay) -> Result<(), String> {

@@ -44,13 +44,22 @@ pub(crate) fn resolve(
     } else {
         context.run_as_username.clone()
     };
+    if let Some(group) = &context.run_as_group
+        && context.run_as_user.is_none()
+        && context.run_as_username.is_empty()
+    {
+        // The interface's own rule (api.proto, LinuxContainerSecurityContext).
+        let problem = format!("{} without run_as_user or run_as_username", group.value);
+        return Err(Error::invalid("run_as_group", problem));
+    }
     let (user_text, group_text) = wanted.split_once(':').unwrap_or((&wanted, ""));
+    // An image without a user runs as root, whose home is in its passwd.
+    let user_text = if user_text.is_empty() { "0" } else { user_text };
     let account = accounts(&passwd).find(|a| a.name == user_text || a.uid.to_string() == user_text);
-    let uid = match (&account, user_text) {
-        (Some(account), _) => account.uid,
-        (None, "") => 0,
-        (None, text) => id(text).ok_or_else(|| {
-            Error::invalid("run_as_user", format!("the image has no user {text:?} in its /etc/passwd"))
+    let uid = match &account {
+        Some(account) => account.uid,
+        None => id(user_text).ok_or_else(|| {
+            Error::invalid("run_as_user", format!("the image has no user {user_text:?} in its /etc/passwd"))
         })?,
     };
     let gid = match (&context.run_as_group, group_text) {
@@ -154,6 +163,26 @@ mod tests {
         };
         let user = resolve(&context, "web", &[dir.path().to_owned()]).unwrap();
         assert_eq!(user, User { uid: 1000, gid: 5, groups: vec![5, 7], home: "/".to_owned() });
+    }
+
+    #[test]
+    fn an_image_without_a_user_runs_as_root_with_roots_home() {
+        let dir = image();
+        let context = LinuxContainerSecurityContext::default();
+        let user = resolve(&context, "", &[dir.path().to_owned()]).unwrap();
+        assert_eq!(user, User { uid: 0, gid: 0, groups: vec![0], home: "/root".to_owned() });
+        // Without a passwd file nobody has a home.
+        assert_eq!(resolve(&context, "", &[]).unwrap().home, "/");
+    }
+
+    #[test]
+    fn a_group_without_a_user_is_refused() {
+        let context = LinuxContainerSecurityContext {
+            run_as_group: Some(Int64Value { value: 5 }),
+            ..Default::default()
+        };
+        let err = resolve(&context, "web", &[]).unwrap_err();
+        assert_eq!(err.to_string(), "run_as_group: 5 without run_as_user or run_as_username");
     }
 
     #[test]

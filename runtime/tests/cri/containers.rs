@@ -13,7 +13,7 @@ use tonic::Code;
 use crate::kit::{Host, IMAGE, container, eventually, image_spec};
 
 /// The same container with a changed security context.
-fn with_context(
+pub(crate) fn with_context(
     mut config: ContainerConfig,
     change: impl FnOnce(&mut LinuxContainerSecurityContext),
 ) -> ContainerConfig {
@@ -270,13 +270,6 @@ async fn mounts_show_the_host_read_only_means_read_only_and_nothing_leaks_out() 
     });
     assert_ne!(cri.run(&pod, root).await.exit_code, 0);
     assert!(host.container_log("root")[0].contains("Read-only file system"));
-    for (name, target) in [("slash", "/"), ("climbs", "/..")] {
-        let over_root = Mount { container_path: target.into(), ..mount(false) };
-        let config =
-            ContainerConfig { mounts: vec![over_root], ..container(name, &["/demo-app", "print", "hidden"]) };
-        let id = cri.create(&pod, config).await.unwrap();
-        cri.start(&id).await.expect_err("the mount would be where nobody finds it");
-    }
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
@@ -408,13 +401,60 @@ async fn bad_requests_name_the_field() {
     let tty = ContainerConfig { tty: true, ..container("c", &["/demo-app"]) };
     let error = cri.create(&pod, tty).await.unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::Unimplemented, "tty: true is not supported"));
-    let user =
-        with_context(container("c", &["/demo-app"]), |c| c.run_as_group = Some(Int64Value { value: -1 }));
+    let user = with_context(container("c", &["/demo-app"]), |c| {
+        c.run_as_user = Some(Int64Value { value: 1000 });
+        c.run_as_group = Some(Int64Value { value: -1 });
+    });
     let error = cri.create(&pod, user).await.unwrap_err();
     assert_eq!(
         (error.code(), error.message()),
         (Code::InvalidArgument, "run_as_group: -1 is not a group id")
     );
+    let group_only =
+        with_context(container("c", &["/demo-app"]), |c| c.run_as_group = Some(Int64Value { value: 5 }));
+    let error = cri.create(&pod, group_only).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::InvalidArgument, "run_as_group: 5 without run_as_user or run_as_username")
+    );
+    let shared_pid = with_context(container("c", &["/demo-app"]), |c| {
+        c.namespace_options = Some(proto::cri::NamespaceOption::default());
+    });
+    let error = cri.create(&pod, shared_pid).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::Unimplemented, "linux.security_context.namespace_options.pid: POD is not supported")
+    );
+    let mount = Mount {
+        container_path: "/data".into(),
+        host_path: "/".into(),
+        readonly: true,
+        recursive_read_only: true,
+        propagation: MountPropagation::PropagationHostToContainer.into(),
+        ..Default::default()
+    };
+    let travels = ContainerConfig { mounts: vec![mount], ..container("c", &["/demo-app"]) };
+    let error = cri.create(&pod, travels).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "{error:?}");
+    assert!(error.message().contains("recursive_read_only: needs PROPAGATION_PRIVATE"), "{error:?}");
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_container_is_removed_the_moment_its_end_is_announced() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    for number in 0..40 {
+        let id =
+            cri.create(&pod, container(&format!("c{number}"), &["/demo-app", "exit", "0"])).await.unwrap();
+        cri.start(&id).await.unwrap();
+        cri.ended(&id).await;
+        let request = proto::cri::RemoveContainerRequest { container_id: id };
+        cri.runtime.remove_container(request).await.unwrap_or_else(|e| panic!("container {number}: {e:?}"));
+    }
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

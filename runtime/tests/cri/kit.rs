@@ -324,16 +324,23 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T
     }
 }
 
+/// The static demo program.
+pub(crate) fn demo_program() -> Vec<u8> {
+    let products = std::env::var_os("HAWSER_BIN_DIR").map(PathBuf::from).unwrap_or_else(|| {
+        std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from)
+            .join("x86_64-unknown-linux-gnu/release")
+    });
+    let program = products.join("demo-app");
+    std::fs::read(&program).unwrap_or_else(|e| {
+        panic!("{}: {e}; build it: cargo build --release --target x86_64-unknown-linux-gnu -p demo-app with crt-static", program.display())
+    })
+}
+
 /// One layer: the static demo program, and what /etc a program expects.
 pub(crate) fn demo_layer() -> Vec<u8> {
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
-    let program = target.join("x86_64-unknown-linux-gnu/release/demo-app");
-    let content = std::fs::read(&program).unwrap_or_else(|e| {
-        panic!("{}: {e}; build it: cargo build --release --target x86_64-unknown-linux-gnu -p demo-app with crt-static", program.display())
-    });
     layer(&[
-        ("demo-app", 0o755, &content),
+        ("demo-app", 0o755, &demo_program()),
         ("etc/passwd", 0o644, b"root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n"),
         ("etc/group", 0o644, b"root:x:0:\nweb:x:34:\n"),
         ("plain-file", 0o644, b"not a program"),
@@ -341,14 +348,27 @@ pub(crate) fn demo_layer() -> Vec<u8> {
 }
 
 pub(crate) fn layer(files: &[(&str, u32, &[u8])]) -> Vec<u8> {
+    layer_with_links(files, &[])
+}
+
+/// `links`: name and where it leads.
+pub(crate) fn layer_with_links(files: &[(&str, u32, &[u8])], links: &[(&str, &str)]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
-    for (name, mode, content) in files {
+    let header = |mode, size| {
         let mut header = tar::Header::new_gnu();
-        header.set_mode(*mode);
+        header.set_mode(mode);
         header.set_uid(0);
         header.set_gid(0);
-        header.set_size(content.len() as u64);
-        tar.append_data(&mut header, name, *content).unwrap();
+        header.set_size(size);
+        header
+    };
+    for (name, mode, content) in files {
+        tar.append_data(&mut header(*mode, content.len() as u64), name, *content).unwrap();
+    }
+    for (name, leads_to) in links {
+        let mut header = header(0o777, 0);
+        header.set_entry_type(tar::EntryType::Symlink);
+        tar.append_link(&mut header, name, leads_to).unwrap();
     }
     tar.into_inner().unwrap()
 }

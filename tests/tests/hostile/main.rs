@@ -3,6 +3,7 @@
 //! tries to break; SECURITY.md lists the promises.
 
 mod devices;
+mod mounts;
 mod processes;
 
 use anyhow::Result;

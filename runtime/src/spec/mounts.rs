@@ -1,0 +1,260 @@
+//! A container's mounts: what every container has, and what the request asks for.
+//!
+//! Invariant: nothing is made on the host before every mount of the request is
+//! known to be allowed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use proto::cri::{ContainerConfig, MountPropagation};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use serde_json::{Value, json};
+
+use super::SandboxView;
+use super::mount_policy::{MountPolicy, Source, cleaned};
+use crate::error::{Error, Result};
+
+/// All mounts, in the order in which they are made.
+pub(super) fn build(
+    config: &ContainerConfig,
+    privileged: bool,
+    sandbox: &SandboxView<'_>,
+    policy: &MountPolicy,
+) -> Result<Value> {
+    let mut wanted =
+        config.mounts.iter().map(|mount| Requested::new(mount, policy)).collect::<Result<Vec<_>>>()?;
+    // A mount below another one comes after it.
+    wanted.sort_by_key(|m| m.target.components().count());
+    let replaces_dev = wanted.iter().any(|m| m.target == Path::new("/dev"));
+    let mut mounts = defaults(privileged, sandbox);
+    // As containerd does: a mount of the request takes the place of the default
+    // one, and a /dev of its own is not added to.
+    let replaced = |target: &Path| {
+        wanted.iter().any(|m| m.target == target) || (replaces_dev && target.starts_with("/dev"))
+    };
+    mounts.retain(|(target, _)| !replaced(Path::new(target)));
+    let mut mounts: Vec<Value> = mounts.into_iter().map(|(_, mount)| mount).collect();
+    for mount in wanted {
+        mounts.push(mount.into_json()?);
+    }
+    Ok(Value::Array(mounts))
+}
+
+fn defaults(privileged: bool, sandbox: &SandboxView<'_>) -> Vec<(String, Value)> {
+    let sys_mode = if privileged { "rw" } else { "ro" };
+    let file_system = |target: &str, kind: &str, options: &[&str]| {
+        (target.to_owned(), json!({"destination": target, "type": kind, "source": kind, "options": options}))
+    };
+    let bind = |source: &Path, target: &str, options: &[&str]| {
+        (
+            target.to_owned(),
+            json!({"destination": target, "type": "bind", "source": source, "options": options}),
+        )
+    };
+    let mut mounts = vec![
+        file_system("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        file_system("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        file_system(
+            "/dev/pts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        file_system("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        file_system("/sys", "sysfs", &["nosuid", "noexec", "nodev", sys_mode]),
+        bind(
+            sandbox.shm.unwrap_or(Path::new("/dev/shm")),
+            "/dev/shm",
+            &["rbind", "rprivate", "nosuid", "nodev", "noexec"],
+        ),
+    ];
+    for name in ["resolv.conf", "hostname", "hosts"] {
+        mounts.push(bind(&sandbox.dir.join(name), &format!("/etc/{name}"), &["rbind", "rprivate"]));
+    }
+    mounts
+}
+
+/// A mount of the request that may be made.
+struct Requested<'a> {
+    mount: &'a proto::cri::Mount,
+    target: PathBuf,
+    /// The path the kernel would show, so that a link at the source is not
+    /// mounted itself. `None`: it does not exist.
+    source: Option<PathBuf>,
+}
+
+impl<'a> Requested<'a> {
+    fn new(mount: &'a proto::cri::Mount, policy: &MountPolicy) -> Result<Self> {
+        let field = |name| field(mount, name);
+        if !mount.container_path.starts_with('/') {
+            return Err(Error::invalid(field("container_path"), "is not absolute"));
+        }
+        if mount.image.is_some() {
+            return Err(Error::Unsupported { field: "mounts.image", value: mount.container_path.clone() });
+        }
+        if !(mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty()) {
+            return Err(Error::Unsupported {
+                field: "mounts.uidMappings",
+                value: mount.container_path.clone(),
+            });
+        }
+        if !mount.host_path.starts_with('/') {
+            return Err(Error::invalid(field("host_path"), format!("{:?} is not absolute", mount.host_path)));
+        }
+        if mount.recursive_read_only && !mount.readonly {
+            return Err(Error::invalid(field("recursive_read_only"), "needs readonly"));
+        }
+        if mount.recursive_read_only && mount.propagation() != MountPropagation::PropagationPrivate {
+            let problem = format!("needs PROPAGATION_PRIVATE, not {}", mount.propagation().as_str_name());
+            return Err(Error::invalid(field("recursive_read_only"), problem));
+        }
+        let at_host_path = |e| Error::invalid(field("host_path"), format!("{}: {e}", mount.host_path));
+        let source = match std::fs::canonicalize(&mount.host_path) {
+            Ok(source) => Some(source),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) => return Err(at_host_path(e)),
+        };
+        let kind = match &source {
+            Some(source) => Source::of(std::fs::symlink_metadata(source).map_err(at_host_path)?.file_type()),
+            None => Source::Directory,
+        };
+        let target = cleaned(Path::new(&mount.container_path));
+        policy
+            .check(&target, kind)
+            .map_err(|reason| Error::invalid(field("container_path"), format!("refused: {reason}")))?;
+        Ok(Self { mount, target, source })
+    }
+
+    fn into_json(self) -> Result<Value> {
+        let mount = self.mount;
+        let mut options = vec!["rbind"];
+        options.push(match mount.propagation() {
+            MountPropagation::PropagationPrivate => "rprivate",
+            MountPropagation::PropagationHostToContainer => "rslave",
+            MountPropagation::PropagationBidirectional => "rshared",
+        });
+        options.push(match (mount.readonly, mount.recursive_read_only) {
+            (true, true) => "rro",
+            (true, false) => "ro",
+            (false, _) => "rw",
+        });
+        options.extend(mount.mount_options.iter().map(String::as_str));
+        let source = self.source.map_or_else(|| make_source(mount), Ok)?;
+        Ok(json!({"destination": self.target, "type": "bind", "source": source, "options": options}))
+    }
+}
+
+fn field(mount: &proto::cri::Mount, name: &str) -> String {
+    format!("mounts {:?} {name}", mount.container_path)
+}
+
+/// A host path that does not exist becomes a directory with mode 0755, as with
+/// containerd: kubelet passes a hostPath without a type on unchecked. What is
+/// missing is made below the first directory that exists, without following
+/// links. A kubelet's volume is never made: it is missing because it is not
+/// mounted, and its data would go to the node's disk.
+fn make_source(mount: &proto::cri::Mount) -> Result<PathBuf> {
+    let problem = |problem: String| {
+        Error::invalid(field(mount, "host_path"), format!("{}: {problem}", mount.host_path))
+    };
+    let path = Path::new(&mount.host_path);
+    if path.components().any(|c| c == Component::ParentDir) {
+        return Err(problem("it does not exist, and is not made because of its \"..\"".to_owned()));
+    }
+    let is_volume =
+        path.components().any(|c| c.as_os_str().as_encoded_bytes().starts_with(b"kubernetes.io~"));
+    if is_volume {
+        return Err(problem("this volume of a pod is not mounted".to_owned()));
+    }
+    let ancestors = path.ancestors().skip(1);
+    let mut existing = ancestors.filter_map(|dir| Some((dir, std::fs::canonicalize(dir).ok()?)));
+    let (ancestor, found) = existing.next().ok_or_else(|| problem("it has no existing parent".to_owned()))?;
+    let missing = path.strip_prefix(ancestor).map_err(|e| problem(e.to_string()))?;
+    make_below(&found, missing).map_err(|e| problem(format!("create directory: {e}")))?;
+    Ok(found.join(missing))
+}
+
+fn make_below(dir: &Path, missing: &Path) -> rustix::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = |parent: &dyn AsFd, path: &Path| {
+        rustix::fs::openat2(parent.as_fd(), path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+    };
+    let mut at: OwnedFd = open(&rustix::fs::CWD, dir)?;
+    for name in missing.components() {
+        let name = Path::new(name.as_os_str());
+        match rustix::fs::mkdirat(&at, name, Mode::from(0o755)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(e),
+        }
+        at = open(&at, name)?;
+    }
+    Ok(())
+}
+
+pub(super) fn rootfs_propagation(config: &ContainerConfig) -> &'static str {
+    let any = |wanted| config.mounts.iter().any(|m| m.propagation() == wanted);
+    if any(MountPropagation::PropagationBidirectional) {
+        "rshared"
+    } else if any(MountPropagation::PropagationHostToContainer) {
+        "rslave"
+    } else {
+        "rprivate"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(host_path: &Path) -> proto::cri::Mount {
+        proto::cri::Mount {
+            container_path: "/data".into(),
+            host_path: host_path.display().to_string(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_host_path_that_does_not_exist_is_made_as_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(&dir, dir.join("link")).unwrap();
+        assert_eq!(make_source(&mount(&dir.join("link/a/b"))).unwrap(), dir.join("a/b"));
+        assert!(dir.join("a/b").is_dir());
+    }
+
+    #[test]
+    fn a_host_path_is_not_made_through_a_dangling_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(dir.join("elsewhere"), dir.join("link")).unwrap();
+        for path in ["link", "link/sub"] {
+            let text = make_source(&mount(&dir.join(path))).unwrap_err().to_string();
+            assert!(text.contains("create directory: "), "{text}");
+        }
+        assert!(!dir.join("elsewhere").exists());
+    }
+
+    #[test]
+    fn a_volume_that_is_not_mounted_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("pods/u/volumes/kubernetes.io~csi/pv/mount");
+        let text = make_source(&mount(&volume)).unwrap_err().to_string();
+        assert!(text.ends_with("this volume of a pod is not mounted"), "{text}");
+        assert!(!dir.path().join("pods").exists());
+    }
+
+    #[test]
+    fn recursive_read_only_with_propagation_is_refused() {
+        let policy = MountPolicy::of(&oci_spec::runtime::Spec::default());
+        let mut mount = mount(Path::new("/"));
+        mount.readonly = true;
+        mount.recursive_read_only = true;
+        Requested::new(&mount, &policy).map(drop).unwrap();
+        mount.set_propagation(MountPropagation::PropagationHostToContainer);
+        let text = Requested::new(&mount, &policy).err().unwrap().to_string();
+        assert_eq!(
+            text,
+            "mounts \"/data\" recursive_read_only: needs PROPAGATION_PRIVATE, not PROPAGATION_HOST_TO_CONTAINER"
+        );
+    }
+}
