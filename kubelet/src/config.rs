@@ -68,6 +68,9 @@ pub struct RunArgs {
     /// Processes and threads that one pod may have; 0: no limit
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub pod_pids_limit: u32,
+    /// Filter system calls (seccomp profile RuntimeDefault) where a pod names no profile
+    #[arg(long)]
+    pub seccomp_default: bool,
     /// Start containers with this OCI runtime (runc, crun, youki) and not with our own
     #[arg(long, value_name = "PROGRAM", conflicts_with = "container_runtime_endpoint")]
     pub oci_runtime: Option<PathBuf>,

@@ -54,6 +54,8 @@ pub(crate) struct Node<'a> {
     pub(crate) root_dir: &'a Path,
     pub(crate) log_dir: &'a Path,
     pub(crate) cgroup_root: &'a str,
+    /// RuntimeDefault where a pod names no seccomp profile; otherwise Unconfined.
+    pub(crate) seccomp_default: bool,
 }
 
 /// One instance of a container.
@@ -110,7 +112,7 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
         annotations,
         linux: Some(cri::LinuxPodSandboxConfig {
             cgroup_parent: resources::cgroup_path(node.cgroup_root, pod),
-            security_context: Some(security::of_sandbox(pod, node.root_dir)?),
+            security_context: Some(security::of_sandbox(pod, node)?),
             ..cri::LinuxPodSandboxConfig::default()
         }),
         ..cri::PodSandboxConfig::default()
@@ -149,7 +151,7 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         log_path: log_path(&container.name, instance.restart_count),
         linux: Some(cri::LinuxContainerConfig {
             resources: Some(resources),
-            security_context: Some(security::of_container(instance, node.root_dir)?),
+            security_context: Some(security::of_container(instance, node)?),
         }),
         ..cri::ContainerConfig::default()
     })

@@ -75,6 +75,8 @@ pub struct Config {
     pub cgroup_root: String,
     /// Processes and threads that one pod may have; `None`: as many as the node.
     pub pod_pids_limit: Option<i64>,
+    /// RuntimeDefault for pods without a seccomp profile.
+    pub seccomp_default: bool,
 }
 
 /// An engine that is ready to run.
@@ -170,6 +172,7 @@ impl Engine {
             node_name: self.config.node_name.clone(),
             cgroup_root: self.config.cgroup_root.clone(),
             pod_pids_limit: self.config.pod_pids_limit,
+            seccomp_default: self.config.seccomp_default,
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
         })

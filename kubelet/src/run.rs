@@ -124,6 +124,7 @@ fn engine_config(args: &RunArgs, node: Node, node_name: String) -> Result<engine
         node_name,
         log_dir: absolute("log-dir", &args.log_dir)?,
         cgroup_root: format!("/{}", args.cgroup_root.trim_matches('/')),
+        seccomp_default: args.seccomp_default,
         pod_pids_limit: (args.pod_pids_limit > 0).then(|| args.pod_pids_limit.into()),
     })
 }

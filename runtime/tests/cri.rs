@@ -21,3 +21,5 @@ mod network;
 mod restart;
 #[path = "cri/sandboxes.rs"]
 mod sandboxes;
+#[path = "cri/seccomp.rs"]
+mod seccomp;

@@ -43,6 +43,7 @@ impl Fixture {
             log_dir: dir.path().join("logs"),
             cgroup_root: "/none".to_owned(),
             pod_pids_limit: None,
+            seccomp_default: false,
         };
         let (engine, handle) = engine::new(config, store.clone());
         let listener = api::listen(&socket_in(&root)).unwrap();

@@ -1,16 +1,14 @@
 //! Security contexts in CRI's words, with kubelet's defaults
 //! (kubernetes, pkg/kubelet/kuberuntime/security_context.go).
 
-use std::path::Path;
-
 use proto::cri;
 use proto::cri::security_profile::ProfileType;
 
-use super::{Error, Instance};
+use super::{Error, Instance, Node};
 use crate::objects::{Capabilities, Pod, SeccompProfile, SeccompProfileType, SecurityContext};
 
 /// What procMount Default hides.
-const MASKED_PATHS: [&str; 11] = [
+const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
     "/proc/interrupts",
@@ -22,10 +20,11 @@ const MASKED_PATHS: [&str; 11] = [
     "/proc/sched_debug",
     "/proc/scsi",
     "/sys/firmware",
+    "/sys/devices/virtual/powercap",
 ];
 const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-pub(super) fn of_sandbox(pod: &Pod, root_dir: &Path) -> Result<cri::LinuxSandboxSecurityContext, Error> {
+pub(super) fn of_sandbox(pod: &Pod, node: Node<'_>) -> Result<cri::LinuxSandboxSecurityContext, Error> {
     let context = &pod.spec.security_context;
     let privileged = pod
         .spec
@@ -38,14 +37,14 @@ pub(super) fn of_sandbox(pod: &Pod, root_dir: &Path) -> Result<cri::LinuxSandbox
         run_as_group: context.run_as_group.map(number),
         supplemental_groups: supplemental_groups(pod),
         privileged,
-        seccomp: Some(seccomp(context.seccomp_profile.as_ref(), root_dir)?),
+        seccomp: Some(seccomp(context.seccomp_profile.as_ref(), node)?),
         ..cri::LinuxSandboxSecurityContext::default()
     })
 }
 
 pub(super) fn of_container(
     instance: &Instance<'_>,
-    root_dir: &Path,
+    node: Node<'_>,
 ) -> Result<cri::LinuxContainerSecurityContext, Error> {
     let default = SecurityContext::default();
     let own = instance.container.security_context.as_ref().unwrap_or(&default);
@@ -57,19 +56,27 @@ pub(super) fn of_container(
         true => Vec::new(),
         false => paths.iter().map(|p| (*p).to_owned()).collect(),
     };
+    let run_as_group = own.run_as_group.or(of_pod.run_as_group).map(number);
+    let (run_as_user, run_as_username) = match run_as_user {
+        Some(uid) => (Some(number(uid)), String::new()),
+        // A runtime takes a group only beside a user: that of the image.
+        None if run_as_group.is_some() => (instance.image.uid, instance.image.username.clone()),
+        None => (None, String::new()),
+    };
     let profile = own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref());
     Ok(cri::LinuxContainerSecurityContext {
         capabilities: own.capabilities.as_ref().map(capabilities),
         privileged,
         namespace_options: Some(namespaces(instance.pod)),
-        run_as_user: run_as_user.map(number),
-        run_as_group: own.run_as_group.or(of_pod.run_as_group).map(number),
+        run_as_user,
+        run_as_username,
+        run_as_group,
         readonly_rootfs: own.read_only_root_filesystem == Some(true),
         supplemental_groups: supplemental_groups(instance.pod),
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(&MASKED_PATHS),
         readonly_paths: paths(&READONLY_PATHS),
-        seccomp: Some(seccomp(profile, root_dir)?),
+        seccomp: Some(seccomp(profile, node)?),
         ..cri::LinuxContainerSecurityContext::default()
     })
 }
@@ -114,18 +121,19 @@ fn capabilities(wanted: &Capabilities) -> cri::Capability {
     }
 }
 
-/// Without a profile: Unconfined, as with kubelet's seccompDefault false.
-fn seccomp(profile: Option<&SeccompProfile>, root_dir: &Path) -> Result<cri::SecurityProfile, Error> {
+/// Without a profile the node's default counts, as with kubelet's seccompDefault.
+fn seccomp(profile: Option<&SeccompProfile>, node: Node<'_>) -> Result<cri::SecurityProfile, Error> {
     let kind = |profile_type: ProfileType, localhost_ref: String| cri::SecurityProfile {
         profile_type: profile_type.into(),
         localhost_ref,
     };
     Ok(match profile.map(|p| (p.profile_type, &p.localhost_profile)) {
+        None if node.seccomp_default => kind(ProfileType::RuntimeDefault, String::new()),
         None | Some((SeccompProfileType::Unconfined, _)) => kind(ProfileType::Unconfined, String::new()),
         Some((SeccompProfileType::RuntimeDefault, _)) => kind(ProfileType::RuntimeDefault, String::new()),
         Some((SeccompProfileType::Localhost, None)) => return Err(Error::NoSeccompProfile),
         Some((SeccompProfileType::Localhost, Some(name))) => {
-            kind(ProfileType::Localhost, super::text(&root_dir.join("seccomp").join(name)))
+            kind(ProfileType::Localhost, super::text(&node.root_dir.join("seccomp").join(name)))
         }
     })
 }

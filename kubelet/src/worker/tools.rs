@@ -27,6 +27,7 @@ pub(crate) struct Tools {
     pub(crate) host_ip: String,
     pub(crate) cgroup_root: String,
     pub(crate) pod_pids_limit: Option<i64>,
+    pub(crate) seccomp_default: bool,
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
 }
@@ -38,6 +39,7 @@ impl Tools {
             root_dir: &self.root_dir,
             log_dir: &self.log_dir,
             cgroup_root: &self.cgroup_root,
+            seccomp_default: self.seccomp_default,
         }
     }
 

@@ -2,7 +2,10 @@
 //!
 //! seccompiler's filters know one action for a match and one for the rest, so a
 //! profile becomes a stack of filters: the allow-list, and one more for each
-//! other action. The kernel takes the strictest answer of all.
+//! other action. The kernel takes the strictest answer of all, and of equally
+//! strict ones that of the filter installed last.
+//!
+//! Programs of other architectures (32-bit ones) are killed by every filter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,13 +48,37 @@ pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>
             });
         by_action[allow].1.extend(answered_elsewhere.into_iter().map(|number| (number, Vec::new())));
     }
-    by_action
+    let newest = by_action.iter().filter_map(|(_, rules)| rules.keys().next_back()).max().copied();
+    let mut programs = by_action
         .into_iter()
         .map(|(matched, rules)| {
             let rest = if matched == SeccompAction::Allow { default.clone() } else { SeccompAction::Allow };
             program(rules, rest, matched)
         })
-        .collect()
+        .collect::<Result<Vec<_>, String>>()?;
+    if let (SeccompAction::Errno(_), Some(newest)) = (&default, newest) {
+        programs.push(unknown_calls(newest)?);
+    }
+    Ok(programs)
+}
+
+/// ENOSYS for calls that are newer than the profile: C libraries then use an
+/// older call, which they do not after EPERM. runc does the same.
+fn unknown_calls(newest: i64) -> Result<Vec<BpfInstruction>, String> {
+    // linux/bpf_common.h and linux/seccomp.h: the number is the first field of seccomp_data.
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_GREATER: u16 = 0x25;
+    const RETURN: u16 = 0x06;
+    const SECCOMP_RET_ERRNO: u32 = 0x0005_0000;
+    const SECCOMP_RET_ALLOW: u32 = 0x7fff_0000;
+    let newest = u32::try_from(newest).map_err(|_| format!("seccomp: system call {newest}"))?;
+    let instruction = |code, jt, jf, k| BpfInstruction { code, jt, jf, k };
+    Ok(vec![
+        instruction(LOAD_WORD, 0, 0, 0),
+        instruction(JUMP_IF_GREATER, 0, 1, newest),
+        instruction(RETURN, 0, 0, SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned()),
+        instruction(RETURN, 0, 0, SECCOMP_RET_ALLOW),
+    ])
 }
 
 fn program(
@@ -131,8 +158,38 @@ fn number(name: &str) -> Option<i64> {
     let find = |table: &[(&str, i64)]| {
         table.iter().find(|(known, _)| known.strip_prefix("SYS_") == Some(name)).map(|(_, number)| *number)
     };
-    find(COMMON).or_else(|| find(LEGACY))
+    [COMMON, LEGACY, NEW, NEW_HERE].into_iter().find_map(find)
 }
+
+/// One number on all architectures, as every call since Linux 5.1 (scripts/syscall.tbl);
+/// the crate `libc` has them not yet.
+const NEW: &[(&str, i64)] = &[
+    ("SYS_set_mempolicy_home_node", 450),
+    ("SYS_cachestat", 451),
+    ("SYS_fchmodat2", 452),
+    ("SYS_map_shadow_stack", 453),
+    ("SYS_futex_wake", 454),
+    ("SYS_futex_wait", 455),
+    ("SYS_futex_requeue", 456),
+    ("SYS_statmount", 457),
+    ("SYS_listmount", 458),
+    ("SYS_lsm_get_self_attr", 459),
+    ("SYS_lsm_set_self_attr", 460),
+    ("SYS_lsm_list_modules", 461),
+    ("SYS_mseal", 462),
+    ("SYS_setxattrat", 463),
+    ("SYS_getxattrat", 464),
+    ("SYS_listxattrat", 465),
+    ("SYS_removexattrat", 466),
+    ("SYS_open_tree_attr", 467),
+    ("SYS_file_getattr", 468),
+    ("SYS_file_setattr", 469),
+];
+/// The same of one architecture alone.
+#[cfg(target_arch = "x86_64")]
+const NEW_HERE: &[(&str, i64)] = &[("SYS_io_pgetevents", 333), ("SYS_uretprobe", 335)];
+#[cfg(not(target_arch = "x86_64"))]
+const NEW_HERE: &[(&str, i64)] = &[("SYS_io_pgetevents", 292)];
 
 const COMMON: &[(&str, i64)] = syscalls! {
     SYS_accept SYS_accept4 SYS_acct SYS_adjtimex SYS_bind SYS_bpf SYS_brk SYS_capget SYS_capset SYS_chdir SYS_chroot
@@ -197,10 +254,22 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_default_compiles_into_an_allow_list_and_the_clone3_answer() {
+    fn the_runtime_default_compiles_into_an_allow_list_the_clone3_answer_and_enosys_for_the_unknown() {
         let value = crate::spec::seccomp::runtime_default(&[]);
         let programs = compile(&serde_json::from_value(value).unwrap()).unwrap();
-        assert_eq!(programs.len(), 2);
+        assert_eq!(programs.len(), 3);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn every_name_of_the_runtime_default_has_a_number() {
+        let all = crate::spec::capabilities::names((1 << 41) - 1);
+        let profile: LinuxSeccomp =
+            serde_json::from_value(crate::spec::seccomp::runtime_default(&all)).unwrap();
+        let names = profile.syscalls().iter().flatten().flat_map(|s| s.names());
+        let unknown: Vec<&String> = names.filter(|name| number(name).is_none()).collect();
+        // Of 32-bit programs, and of kernels before 6.8.
+        assert_eq!(unknown, ["lookup_dcookie", "stime"]);
     }
 
     #[test]

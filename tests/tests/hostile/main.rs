@@ -5,6 +5,7 @@
 mod devices;
 mod mounts;
 mod processes;
+mod seccomp;
 
 use anyhow::Result;
 use tests::attacker::{self, Attack};
