@@ -71,6 +71,21 @@ pub struct RunArgs {
     /// Filter system calls (seccomp profile RuntimeDefault) where a pod names no profile
     #[arg(long)]
     pub seccomp_default: bool,
+    /// Size at which a container's log is rotated
+    #[arg(long, value_name = "SIZE", default_value = "10Mi", value_parser = size)]
+    pub container_log_max_size: u64,
+    /// Log files of a container, with the one that is written
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..))]
+    pub container_log_max_files: u16,
+    /// Percent of the disk beyond which dead containers and unused images are removed; 100: never
+    #[arg(long, value_name = "PERCENT", default_value_t = 85, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub image_gc_high_threshold: u8,
+    /// Percent of the disk down to which unused images are removed
+    #[arg(long, value_name = "PERCENT", default_value_t = 80, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub image_gc_low_threshold: u8,
+    /// Seconds after which an image counts as unused
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    pub minimum_image_ttl: u64,
     /// Start containers with this OCI runtime (runc, crun, youki) and not with our own
     #[arg(long, value_name = "PROGRAM", conflicts_with = "container_runtime_endpoint")]
     pub oci_runtime: Option<PathBuf>,
@@ -229,6 +244,16 @@ pub struct StopArgs {
     /// Take every pod and volume down first; otherwise they go on without a kubelet
     #[arg(long)]
     pub pods: bool,
+}
+
+/// As in manifests: `10Mi`. At least a block, so that a line fits.
+fn size(text: &str) -> Result<u64, String> {
+    let quantity: crate::objects::Quantity =
+        text.parse().map_err(|e: crate::objects::QuantityError| e.to_string())?;
+    match quantity.value() {
+        size @ 4096.. => Ok(size),
+        _ => Err("want at least 4Ki".to_owned()),
+    }
 }
 
 fn unix_socket(text: &str) -> Result<PathBuf, String> {

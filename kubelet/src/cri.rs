@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::cri::{
@@ -195,6 +195,57 @@ impl Cri {
         found(reply.await).map(|reply| reply.and_then(|r| r.status))
     }
 
+    /// After the log was renamed: the runtime goes on in a new file.
+    pub(crate) async fn reopen_container_log(&self, id: &str) -> Result<()> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::ReopenContainerLogRequest { container_id: id.to_owned() };
+        call("ReopenContainerLog", id, DEADLINE, async move { runtime.reopen_container_log(request).await })
+            .await
+            .map(drop)
+    }
+
+    /// Bytes in the writable layers of a pod's containers, by container id; of
+    /// those that the runtime knows it of.
+    pub(crate) async fn writable_layers(&self, pod_uid: &str) -> Result<HashMap<String, u64>> {
+        let mut runtime = self.runtime.clone();
+        let filter = cri::ContainerStatsFilter {
+            label_selector: uid_selector(Some(pod_uid)),
+            ..cri::ContainerStatsFilter::default()
+        };
+        let request = cri::ListContainerStatsRequest { filter: Some(filter) };
+        let reply = call("ListContainerStats", pod_uid, DEADLINE, async move {
+            runtime.list_container_stats(request).await
+        });
+        let used = |stats: cri::ContainerStats| {
+            let bytes = stats.writable_layer?.used_bytes?.value;
+            Some((stats.attributes?.id, bytes))
+        };
+        Ok(reply.await?.stats.into_iter().filter_map(used).collect())
+    }
+
+    pub(crate) async fn images(&self) -> Result<Vec<cri::Image>> {
+        let mut images = self.images.clone();
+        let request = cri::ListImagesRequest::default();
+        let reply = call("ListImages", "", DEADLINE, async move { images.list_images(request).await });
+        Ok(reply.await?.images)
+    }
+
+    pub(crate) async fn remove_image(&self, id: &str) -> Result<()> {
+        let mut images = self.images.clone();
+        let request = cri::RemoveImageRequest { image: Some(image_spec(id)) };
+        call("RemoveImage", id, DEADLINE, async move { images.remove_image(request).await }).await.map(drop)
+    }
+
+    /// Where images are, as the runtime says.
+    pub(crate) async fn image_directories(&self) -> Result<Vec<PathBuf>> {
+        let mut images = self.images.clone();
+        let reply = call("ImageFsInfo", "", DEADLINE, async move {
+            images.image_fs_info(cri::ImageFsInfoRequest::default()).await
+        });
+        let file_systems = reply.await?.image_filesystems.into_iter();
+        Ok(file_systems.filter_map(|usage| usage.fs_id).map(|id| id.mountpoint.into()).collect())
+    }
+
     /// `None` when the image is not there.
     pub(crate) async fn image(&self, image: &str) -> Result<Option<cri::Image>> {
         let mut images = self.images.clone();
@@ -258,10 +309,10 @@ fn span_of(method: &str, object: &str) -> Span {
         "RunPodSandbox" | "StopPodSandbox" | "RemovePodSandbox" => {
             info_span!("cri", span = name, pod = object)
         }
-        "CreateContainer" | "StartContainer" | "StopContainer" | "RemoveContainer" => {
+        "CreateContainer" | "StartContainer" | "StopContainer" | "RemoveContainer" | "ReopenContainerLog" => {
             info_span!("cri", span = name, container = object)
         }
-        "PullImage" => info_span!("cri", span = name, image = object),
+        "PullImage" | "RemoveImage" => info_span!("cri", span = name, image = object),
         _ => debug_span!("cri", span = name, object),
     }
 }

@@ -24,13 +24,15 @@ use tokio::task::JoinSet;
 use tracing::info;
 
 use crate::cri::Cri;
+use crate::eviction;
+use crate::logs;
 use crate::node::Node;
 use crate::plugins::Plugins;
 use crate::pod_cgroup::Hierarchies;
 use crate::provisioner::Provisioner;
 use crate::store::Store;
 use crate::volumes::Volumes;
-use crate::worker::{Tools, host_ip};
+use crate::worker::{Starts, Tools, host_ip};
 use workers::Workers;
 
 pub use handle::{Handle, LogPathError};
@@ -77,6 +79,8 @@ pub struct Config {
     pub pod_pids_limit: Option<i64>,
     /// RuntimeDefault for pods without a seccomp profile.
     pub seccomp_default: bool,
+    pub logs: crate::logs::Limits,
+    pub image_gc: crate::eviction::ImageGc,
 }
 
 /// An engine that is ready to run.
@@ -114,9 +118,13 @@ impl Engine {
         let provisioner = Provisioner::new(self.store.clone(), self.plugins.clone(), self.volumes.clone());
         background.spawn(never_ends(provisioner.run()));
         background.spawn(never_ends(self.volumes.clone().watch_health()));
+        background.spawn(never_ends(self.volumes.clone().republish()));
 
         let preloaded = self.preload(&cri, &mut background);
         let tools = Arc::new(self.tools(cri.clone(), runtime_name, preloaded)?);
+        background.spawn(never_ends(logs::keep_rotating(Arc::clone(&tools), self.config.logs)));
+        background.spawn(never_ends(eviction::watch_limits(Arc::clone(&tools))));
+        background.spawn(never_ends(eviction::watch_disk(Arc::clone(&tools), self.config.image_gc)));
         let mut workers = Workers::new(Arc::clone(&tools));
         let mut container_events = events::subscribe(cri, &mut background);
         let mut changes = self.store.subscribe();
@@ -165,6 +173,10 @@ impl Engine {
             cri,
             runtime_name,
             preloaded,
+            images_dir: match &self.config.runtime {
+                RuntimeEndpoint::Embedded(embedded) => Some(embedded.config.images_dir.clone()),
+                RuntimeEndpoint::Remote(_) => None,
+            },
             host_ip: host_ip(),
             store: self.store.clone(),
             volumes: self.volumes.clone(),
@@ -175,6 +187,7 @@ impl Engine {
             seccomp_default: self.config.seccomp_default,
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
+            starts: Starts::new(),
         })
     }
 

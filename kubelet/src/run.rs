@@ -2,20 +2,31 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use proto::kubelet::GetRequest;
+use proto::kubelet::kubelet_client::KubeletClient;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::api::{self, Api, Stopping};
-use crate::config::{RunArgs, socket_in};
+use crate::config::{RootDir, RunArgs, socket_in};
 use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
+use crate::eviction::ImageGc;
+use crate::logs;
 use crate::node::{self, Node};
+use crate::objects::Kind;
 use crate::source::{self, DirectorySource};
 use crate::store::{self, Store};
+use crate::unix_channel;
 
 /// A client that still reads its answer is not waited for any longer.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// How long a kubelet that does not answer may still hold the root directory.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// A kubelet that works answers within milliseconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -67,7 +78,7 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     // First of all: a signal must not find us half-way without an ear for it.
     let (stopping, stopped) = watch::channel(Stopping::No);
     let ended = end_of(&stopping, stopped)?;
-    let node = Node::claim(&args.root.path)?;
+    let node = claim(&args.root).await?;
     let root = node.root().to_owned();
     let node_name = node_name(args.node_name.as_deref())?;
     let store = Store::open(&root, &node_name)?;
@@ -90,6 +101,40 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     // Whoever looks for us finds nobody, instead of a socket that refuses.
     drop(std::fs::remove_file(&socket));
     Ok(result?)
+}
+
+/// The root directory. A kubelet that got SIGKILL a moment ago holds the lock
+/// until the kernel has taken its process apart: wait for that, but not for a
+/// kubelet that works.
+async fn claim(root: &RootDir) -> Result<Node, Error> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    let mut is_announced = false;
+    loop {
+        match Node::claim(&root.path) {
+            Err(node::Error::Locked { .. }) if Instant::now() < deadline && !is_served(root).await => {
+                if !std::mem::replace(&mut is_announced, true) {
+                    tracing::warn!(
+                        root_dir = %root.path.display(),
+                        "another hawser-kubelet holds the root directory and does not answer: \
+                         waiting up to {} s for its end",
+                        LOCK_TIMEOUT.as_secs()
+                    );
+                }
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            claimed => return Ok(claimed?),
+        }
+    }
+}
+
+/// Whether a kubelet answers on the root directory's socket.
+async fn is_served(root: &RootDir) -> bool {
+    let ask = async {
+        let channel = unix_channel::connect(&root.socket()).await.ok()?;
+        let request = GetRequest { kind: Kind::Node.to_string(), ..GetRequest::default() };
+        KubeletClient::new(channel).get(request).await.ok()
+    };
+    tokio::time::timeout(ANSWER_TIMEOUT, ask).await.is_ok_and(|answer| answer.is_some())
 }
 
 /// Resolves once the daemon is to end.
@@ -126,6 +171,15 @@ fn engine_config(args: &RunArgs, node: Node, node_name: String) -> Result<engine
         cgroup_root: format!("/{}", args.cgroup_root.trim_matches('/')),
         seccomp_default: args.seccomp_default,
         pod_pids_limit: (args.pod_pids_limit > 0).then(|| args.pod_pids_limit.into()),
+        logs: logs::Limits {
+            max_size: args.container_log_max_size,
+            max_files: args.container_log_max_files.into(),
+        },
+        image_gc: ImageGc {
+            high_percent: args.image_gc_high_threshold.into(),
+            low_percent: args.image_gc_low_threshold.min(args.image_gc_high_threshold).into(),
+            min_age: Duration::from_secs(args.minimum_image_ttl),
+        },
     })
 }
 
@@ -142,6 +196,11 @@ fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Erro
         cni_cache_dir: private.join("cni"),
         oci_runtime: args.oci_runtime.clone(),
         allow_without_device_control: args.allow_without_device_control,
+        // The kubelet rotates at half of it, every 10 s and sooner.
+        log_ceiling: Some(runtime::LogCeiling {
+            bytes: args.container_log_max_size.saturating_mul(2),
+            files: args.container_log_max_files.into(),
+        }),
     };
     Ok(RuntimeEndpoint::Embedded(EmbeddedRuntime { socket: private.join("runtime.sock"), config }))
 }

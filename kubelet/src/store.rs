@@ -12,6 +12,8 @@
 mod desired;
 mod disk;
 mod events;
+mod full_disk;
+mod outcome;
 mod shelf;
 
 use std::io;
@@ -31,6 +33,7 @@ use events::EventLog;
 use shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
 
 pub use desired::{AnyObject, Declared, Outcome};
+pub(crate) use outcome::EVICTED;
 
 /// So many changes may wait for a slow reader; a reader that lags beyond gets
 /// `RecvError::Lagged` and must look at everything again.
@@ -69,6 +72,13 @@ pub enum Error {
     Immutable { kind: Kind, name: String, field: &'static str },
     #[error("{kind} {name:?} is being deleted; it can be created again once that is done")]
     Terminating { kind: Kind, name: String },
+}
+
+impl Error {
+    /// Whether it would succeed with more space on the disk.
+    pub(crate) fn is_full_disk(&self) -> bool {
+        matches!(self, Self::Keep { cause, .. } if full_disk::is_cause(cause))
+    }
 }
 
 /// Who describes an object.
@@ -237,7 +247,13 @@ impl Store {
     /// What the engine found out about a pod; of an unknown uid: nothing happens.
     pub fn set_pod_status(&self, uid: &str, status: PodStatus) {
         if let Some(entry) = self.state().pods.find_uid_mut(uid) {
-            Arc::make_mut(&mut entry.current.object).status = status;
+            let before = &mut Arc::make_mut(&mut entry.current.object).status;
+            let evicted = (before.reason == EVICTED).then(|| std::mem::take(before));
+            *before = status;
+            // The worker may not have seen it yet.
+            if let Some(PodStatus { phase, reason, message, .. }) = evicted {
+                *before = PodStatus { phase, reason, message, ..std::mem::take(before) };
+            }
         }
     }
 
@@ -269,7 +285,18 @@ impl Store {
         let _writing = self.writing();
         let Some((key, entry)) = self.state().pods.find_uid_entry(uid) else { return Ok(()) };
         match entry.successor {
-            Some(successor) => self.keep_pod(key, PodEntry { current: *successor, successor: None }),
+            Some(successor) => {
+                let entry = PodEntry { current: *successor, successor: None };
+                match self.keep_pod(key.clone(), entry.clone()) {
+                    // The next start reads the manifest again: memory is enough until then.
+                    Err(error) if error.is_full_disk() && entry.is_of_a_file() => {
+                        self.state().pods.replace(&key, entry);
+                        self.announce(Kind::Pod, &key);
+                        Ok(())
+                    }
+                    kept => kept,
+                }
+            }
             None => {
                 self.inner.disk.remove(Kind::Pod, &key)?;
                 self.state().pods.remove(&key);
@@ -327,7 +354,11 @@ impl Store {
 
     /// Disk first, then memory: what a reader has seen survives. The caller holds `writing`.
     fn keep<T: Shelved>(&self, key: Key, entry: Entry<T>) -> Result<(), Error> {
-        self.inner.disk.write(T::KIND, &key, &entry, Durability::PowerLoss)?;
+        if entry.object.metadata().is_deleted() {
+            self.inner.disk.write_deleted(T::KIND, &key, &entry, Durability::PowerLoss)?;
+        } else {
+            self.inner.disk.write(T::KIND, &key, &entry, Durability::PowerLoss)?;
+        }
         T::shelf_mut(&mut self.state()).insert(key.clone(), entry);
         self.announce(T::KIND, &key);
         Ok(())
@@ -336,11 +367,14 @@ impl Store {
     /// As [`Store::keep`]. A pod of a file is read again after a power loss,
     /// so starting it does not wait for the disk.
     fn keep_pod(&self, key: Key, entry: PodEntry) -> Result<(), Error> {
-        let durability = match entry.current.source {
-            Source::File(_) => Durability::ProcessDeath,
-            Source::Api | Source::Kubelet => Durability::PowerLoss,
+        let durability = outcome::durability(&entry);
+        let was_deleted_alone = entry.current.object.metadata.is_deleted() && entry.successor.is_none();
+        let written = if was_deleted_alone {
+            self.inner.disk.write_deleted(Kind::Pod, &key, &entry, durability)
+        } else {
+            self.inner.disk.write(Kind::Pod, &key, &entry, durability)
         };
-        self.inner.disk.write(Kind::Pod, &key, &entry, durability)?;
+        written?;
         self.state().pods.replace(&key, entry);
         self.announce(Kind::Pod, &key);
         Ok(())

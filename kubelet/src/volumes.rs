@@ -18,6 +18,7 @@ mod layout;
 mod local;
 mod ownership;
 mod reconstruct;
+mod republish;
 mod resolve;
 mod retry;
 mod teardown;
@@ -32,7 +33,8 @@ use tracing::{Instrument, info_span};
 pub(crate) use capability::of_claim as capabilities_of_claim;
 pub(crate) use error::Error;
 
-use crate::objects::{EventType, FsGroupChangePolicy, Object, Pod, Volume, VolumeSource};
+use crate::csi::Driver;
+use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
 use crate::store::Store;
 use csi_mount::CsiMount;
@@ -67,6 +69,7 @@ struct Shared {
     devices: Devices,
     /// Pods that are being torn down: no mount may begin for them.
     stopping: Mutex<BTreeSet<String>>,
+    republish: republish::Due,
 }
 
 impl Volumes {
@@ -77,12 +80,17 @@ impl Volumes {
             plugins,
             devices: Devices::default(),
             stopping: Mutex::default(),
+            republish: republish::Due::default(),
         };
         Self { shared: Arc::new(shared) }
     }
 
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
         self.shared.layout.pod_dir(uid)
+    }
+
+    pub(crate) fn empty_dir(&self, uid: &str, volume: &str) -> PathBuf {
+        self.shared.layout.empty_dir(uid, volume)
     }
 
     /// Mounts all of a pod's volumes, side by side, and tries until it has
@@ -161,16 +169,7 @@ impl Volumes {
             .ok_or_else(|| Error::DriverMissing { driver: key.driver.clone() })?;
         let device = shared.devices.get(&key, Stage::No);
         device.add_user(&pod.metadata.uid);
-        let mount = CsiMount {
-            layout: shared.layout.clone(),
-            node_name: shared.store.node_name().to_owned(),
-            driver_object: shared.store.csi_driver(&key.driver),
-            driver,
-            device: Arc::clone(&device),
-            pod: Arc::clone(pod),
-            volume,
-            read_only,
-        };
+        let mount = shared.csi_mount(pod, &device, (driver, volume), read_only);
         let operation = async move {
             let mut stage = device.stage.lock().await;
             if shared.is_stopping(&mount.pod.metadata.uid) {
@@ -212,9 +211,16 @@ impl Volumes {
                 continue;
             }
             *stage = Stage::Uncertain;
+            drop(stage);
+            let remedy = if self.shared.republish_is_required(&device) {
+                self.shared.republish.add(&device.key);
+                "it is published again now, and containers that start from then on find it"
+            } else {
+                "delete and apply this pod again to mount it afresh"
+            };
             let message = format!(
                 "mount pod {name} of volume {volume_handle} ended: the volume answers \
-                 \"Transport endpoint is not connected\"; delete and apply this pod again to mount it afresh"
+                 \"Transport endpoint is not connected\"; {remedy}"
             );
             self.warn_users(&device, "VolumeConditionAbnormal", &message);
         }
@@ -234,6 +240,25 @@ impl Volumes {
 }
 
 impl Shared {
+    fn csi_mount(
+        &self,
+        pod: &Arc<Pod>,
+        device: &Arc<Device>,
+        (driver, volume): (Driver, Arc<PersistentVolume>),
+        read_only: bool,
+    ) -> CsiMount {
+        CsiMount {
+            layout: self.layout.clone(),
+            node_name: self.store.node_name().to_owned(),
+            driver_object: self.store.csi_driver(&device.key.driver),
+            driver,
+            device: Arc::clone(device),
+            pod: Arc::clone(pod),
+            volume,
+            read_only,
+        }
+    }
+
     fn is_stopping(&self, uid: &str) -> bool {
         self.stopping.lock().unwrap_or_else(PoisonError::into_inner).contains(uid)
     }

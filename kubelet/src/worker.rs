@@ -6,6 +6,7 @@
 //! is. Workers never wait for each other: a mount pod starts while the worker
 //! of the pod that needs it waits for its volume.
 
+mod evicted;
 mod images;
 mod messages;
 mod sync_pod;
@@ -27,11 +28,22 @@ use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
 
 pub(crate) use termination::tear_down_orphan;
-pub(crate) use tools::{Tools, host_ip};
+pub(crate) use tools::{Starts, Tools, host_ip};
 
 const ROLE_LABEL: &str = "hawser.dev/role";
 const MOUNT_POD_ROLE: &str = "mount-pod";
 const VOLUME_ID_ANNOTATION: &str = "hawser.dev/volume-id";
+
+/// kubelet's SystemCriticalPriority.
+const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+
+/// Whether a pod is one that the node needs: it is never evicted.
+pub(crate) fn is_critical(pod: &Pod) -> bool {
+    let class = pod.spec.priority_class_name.as_str();
+    is_mount_pod(pod)
+        || matches!(class, "system-node-critical" | "system-cluster-critical")
+        || pod.spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
+}
 
 /// Whether a pod is the daemon behind a volume.
 pub(crate) fn is_mount_pod(pod: &Pod) -> bool {
@@ -101,6 +113,10 @@ impl Worker {
         if self.finished {
             return Next::Finished;
         }
+        if self.is_evicted() {
+            self.end_evicted().await;
+            return Next::Finished;
+        }
         let observed = match Observed::of(&self.tools.cri, self.uid()).await {
             Ok(observed) => observed,
             Err(error) => {
@@ -108,6 +124,9 @@ impl Worker {
                 return Next::Within(Some(self.retries.step()));
             }
         };
+        if self.has_ended_before(&observed) {
+            return Next::Finished;
+        }
         match plan::decide(&self.pod, &observed, &self.restarts, Time::now()) {
             Plan::Finished => {
                 self.waiting.clear();

@@ -13,6 +13,7 @@ pub mod cgroup;
 pub mod conntrack;
 pub mod credentials;
 pub mod device_rules;
+pub mod disk_usage;
 mod error;
 pub mod fd_passing;
 pub mod fs_at;

@@ -71,7 +71,7 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
     };
     if statuses.is_none() && record.phase == Phase::Ready {
         tracing::warn!(sandbox = id, "the pod's shim is gone");
-        sandbox.update(|r| r.phase = Phase::Broken)?;
+        sandbox.update_on_the_way_down(|r| r.phase = Phase::Broken);
     }
     adopt_containers(runtime, &sandbox, statuses.unwrap_or_default()).await?;
     Ok((record.phase == Phase::Creating).then_some(sandbox))

@@ -22,6 +22,7 @@ mod shim;
 mod shim_client;
 mod spec;
 mod state;
+mod stats;
 mod status;
 
 use std::os::unix::fs::PermissionsExt;
@@ -38,6 +39,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 pub use error::Error;
 pub use images::offered as offered_images;
 use service::Service;
+pub use shim::log::LogCeiling;
 
 /// Where everything is; all paths absolute.
 #[derive(Debug, Clone)]
@@ -57,6 +59,8 @@ pub struct Config {
     /// Starts containers without CAP_MKNOD where their device rules cannot be put in
     /// force (cgroup v2 on a kernel that refuses the program); otherwise they do not start.
     pub allow_without_device_control: bool,
+    /// What a container's logs may take at most, whoever rotates them; `None`: any amount.
+    pub log_ceiling: Option<LogCeiling>,
 }
 
 /// How long a runtime that is just ending may still hold its root directory.

@@ -36,6 +36,12 @@ struct Args {
     /// Where the kernel refuses to restrict a container's devices, start it without CAP_MKNOD
     #[arg(long, conflicts_with = "oci_runtime")]
     allow_without_device_control: bool,
+    /// Bytes of one log file beyond which the runtime rotates it itself; 0: never
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    log_ceiling: u64,
+    /// Log files of a container, with the one that is written, when the runtime rotates itself
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..))]
+    log_ceiling_files: u16,
     /// Append finished spans to this file, one JSON object a line
     #[arg(long)]
     trace_file: Option<PathBuf>,
@@ -71,6 +77,8 @@ fn run(args: Args) -> anyhow::Result<()> {
         cni_cache_dir: args.cni_cache_dir,
         oci_runtime: args.oci_runtime,
         allow_without_device_control: args.allow_without_device_control,
+        log_ceiling: (args.log_ceiling > 0)
+            .then(|| runtime::LogCeiling { bytes: args.log_ceiling, files: args.log_ceiling_files.into() }),
     };
     let tokio = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

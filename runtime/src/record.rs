@@ -1,5 +1,7 @@
 //! Records on disk: JSON files that are there whole or not at all.
 
+mod full_disk;
+
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -11,7 +13,11 @@ use crate::error::{Error, Result};
 
 /// Atomic, and on disk when it returns: for what must survive a power cut.
 pub(crate) fn save_durably(path: &Path, value: &impl Serialize) -> Result<()> {
-    Ok(linux::atomic_file::write(path, &to_json(value), 0o600)?)
+    let content = to_json(value);
+    match linux::atomic_file::write(path, &content, 0o600).map_err(Error::from) {
+        Err(error) if full_disk::is_cause(&error) && full_disk::overwrite(path, &content) => Ok(()),
+        saved => saved,
+    }
 }
 
 /// Atomic, not waiting for the disk: for what describes running processes and
@@ -21,8 +27,15 @@ pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
     temp_name.push(path.file_name().unwrap_or_default());
     temp_name.push(format!(".{}.tmp", std::process::id()));
     let temp = path.with_file_name(temp_name);
-    fs::write(&temp, to_json(value)).map_err(|e| Error::io("write", &temp, e))?;
-    fs::rename(&temp, path).map_err(|e| Error::io("rename to", path, e))
+    let content = to_json(value);
+    let written = fs::write(&temp, &content).map_err(|e| Error::io("write", &temp, e));
+    let saved = written
+        .and_then(|()| fs::rename(&temp, path).map_err(|e| Error::io("rename to", path, e)))
+        .inspect_err(|_| drop(fs::remove_file(&temp)));
+    match saved {
+        Err(error) if full_disk::is_cause(&error) && full_disk::overwrite(path, &content) => Ok(()),
+        saved => saved,
+    }
 }
 
 /// A record that was written by [`save`], held open: it can be flushed later

@@ -1,7 +1,7 @@
 //! The runtime behind the CRI services: all sandboxes, all containers, the image
 //! store, and who hears of changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -15,6 +15,7 @@ use crate::cni::Cni;
 use crate::error::{Error, Result, chain};
 use crate::images::ImageStore;
 use crate::record;
+use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
 use crate::shim_client::Listener;
 use crate::state::{Container, Ended, Phase, RunState, Sandbox, locked};
@@ -27,6 +28,7 @@ pub(crate) struct Runtime {
     pub(crate) root_dir: PathBuf,
     pub(crate) oci_runtime: Option<PathBuf>,
     pub(crate) allow_without_device_control: bool,
+    pub(crate) log_ceiling: Option<LogCeiling>,
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
     pub(crate) boot_id: String,
@@ -58,6 +60,7 @@ impl Runtime {
         Ok(Arc::new_cyclic(|itself| Self {
             oci_runtime: config.oci_runtime.clone(),
             allow_without_device_control: config.allow_without_device_control,
+            log_ceiling: config.log_ceiling,
             cni: Cni {
                 conf_dir: config.cni_conf_dir.clone(),
                 bin_dir: config.cni_bin_dir.clone(),
@@ -151,20 +154,29 @@ impl Runtime {
 
     /// Removes those of our groups that no pod needs any more.
     pub(crate) fn remove_unused_cgroups(&self) -> Result<()> {
-        let live = self.sandboxes().into_iter().map(|s| s.record()).filter(|r| r.phase != Phase::Stopped);
-        let needed: Vec<PathBuf> = live.map(|r| crate::sandbox::cgroup_parent(&r)).collect();
+        // With every group above it, without the leading slash.
+        let mut needed: HashSet<PathBuf> = HashSet::new();
+        for sandbox in self.sandboxes() {
+            if let Some(parent) = sandbox.live_cgroup_parent() {
+                let above = parent.ancestors().filter_map(|path| path.strip_prefix("/").ok());
+                needed.extend(above.filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned));
+            }
+        }
+        // Below any hierarchy: `/sys/fs/cgroup/memory/hawser` is `hawser`.
         let is_needed = |dir: &Path| {
-            needed.iter().flat_map(|path| path.ancestors()).any(|a| match a.strip_prefix("/") {
-                Ok(relative) if relative.as_os_str().is_empty() => false,
-                relative => dir.ends_with(relative.unwrap_or(a)),
-            })
+            let mut names = dir.components();
+            std::iter::from_fn(|| names.next().map(|_| names.as_path())).any(|rest| needed.contains(rest))
         };
         let mut created = locked(&self.created_cgroups);
         let (mut kept, unused): (Vec<PathBuf>, Vec<PathBuf>) =
             created.drain(..).partition(|dir| is_needed(dir));
         kept.extend(linux::cgroup::remove_dirs(&unused));
         *created = kept;
-        record::save(&self.root_dir.join("cgroups.json"), &*created)
+        if let Err(error) = record::save(&self.root_dir.join("cgroups.json"), &*created) {
+            // Too long a list does no harm: groups that are gone already are skipped.
+            tracing::warn!(error = %chain(&error), "list of cgroups");
+        }
+        Ok(())
     }
 
     /// Tells everybody who listens.

@@ -120,7 +120,7 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
 /// Two sandboxes of one pod attempt would be one too many.
 fn reserve_name(runtime: &Runtime, sandbox: &Arc<Sandbox>) -> Result<()> {
     let wanted = sandbox.record().config.metadata;
-    if let Some(known) = runtime.sandboxes().iter().find(|s| s.record().config.metadata == wanted) {
+    if let Some(known) = runtime.sandboxes().iter().find(|s| s.is_of(wanted.as_ref())) {
         let name =
             wanted.map(|m| format!("{}_{}_{}_{}", m.name, m.namespace, m.uid, m.attempt)).unwrap_or_default();
         return Err(Error::AlreadyExists { kind: "pod sandbox", name, id: known.id.clone() });
@@ -138,6 +138,7 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
         hostname: own_network.then(|| hostname(&record.config)),
         own_ipc: !sharing(&record.config).host_ipc,
         oci_runtime: runtime.oci_runtime.clone(),
+        log_ceiling: runtime.log_ceiling,
     };
     let wants_cni =
         own_network && record.config.annotations.get(NETWORK_ANNOTATION).is_none_or(|v| v != "none");
@@ -292,7 +293,7 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     let mut record = sandbox.record();
     if record.phase == Phase::Ready {
         // From here on the shim's end is no surprise.
-        sandbox.update(|r| r.phase = Phase::Broken)?;
+        sandbox.update_on_the_way_down(|r| r.phase = Phase::Broken);
         record.phase = Phase::Broken;
     }
     let mut errors = Vec::new();
@@ -314,7 +315,7 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     let netns = record.netns.clone().filter(|_| network_gone);
     errors.extend(blocking("release sandbox", move || release(&dir, netns.as_deref())).await.err());
     if errors.is_empty() && sandbox.dir.is_dir() {
-        errors.extend(sandbox.update(|r| (r.phase, r.shim) = (Phase::Stopped, None)).err());
+        sandbox.update_on_the_way_down(|r| (r.phase, r.shim) = (Phase::Stopped, None));
         let rt = Arc::clone(runtime);
         errors.extend(blocking("remove cgroups", move || rt.remove_unused_cgroups()).await.err());
     }
@@ -390,7 +391,7 @@ pub(crate) async fn break_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -
     if sandbox.record().phase != Phase::Ready {
         return Ok(());
     }
-    sandbox.update(|r| (r.phase, r.shim) = (Phase::Broken, None))?;
+    sandbox.update_on_the_way_down(|r| (r.phase, r.shim) = (Phase::Broken, None));
     for container in runtime.containers_of(&sandbox.id) {
         if let Err(error) = container::lose(runtime, sandbox, &container).await {
             tracing::warn!(container_id = container.id, error = %chain(&error), "kill what its shim left");

@@ -13,16 +13,16 @@ use proto::cri::{
     CgroupDriver, ContainerEventResponse, ContainerStatusRequest, ContainerStatusResponse,
     CreateContainerRequest, CreateContainerResponse, FilesystemIdentifier, FilesystemUsage, GetEventsRequest,
     Image as CriImage, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest,
-    ImageStatusResponse, Int64Value, LinuxRuntimeConfiguration, ListContainersRequest,
-    ListContainersResponse, ListImagesRequest, ListImagesResponse, ListPodSandboxRequest,
-    ListPodSandboxResponse, PodSandboxStatusRequest, PodSandboxStatusResponse, PullImageRequest,
-    PullImageResponse, RemoveContainerRequest, RemoveContainerResponse, RemoveImageRequest,
-    RemoveImageResponse, RemovePodSandboxRequest, RemovePodSandboxResponse, ReopenContainerLogRequest,
-    ReopenContainerLogResponse, RunPodSandboxRequest, RunPodSandboxResponse, RuntimeCondition,
-    RuntimeConfigRequest, RuntimeConfigResponse, RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures,
-    RuntimeStatus, StartContainerRequest, StartContainerResponse, StatusRequest, StatusResponse,
-    StopContainerRequest, StopContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse, UInt64Value,
-    VersionRequest, VersionResponse,
+    ImageStatusResponse, Int64Value, LinuxRuntimeConfiguration, ListContainerStatsRequest,
+    ListContainerStatsResponse, ListContainersRequest, ListContainersResponse, ListImagesRequest,
+    ListImagesResponse, ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxStatusRequest,
+    PodSandboxStatusResponse, PullImageRequest, PullImageResponse, RemoveContainerRequest,
+    RemoveContainerResponse, RemoveImageRequest, RemoveImageResponse, RemovePodSandboxRequest,
+    RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse, RunPodSandboxRequest,
+    RunPodSandboxResponse, RuntimeCondition, RuntimeConfigRequest, RuntimeConfigResponse, RuntimeFeatures,
+    RuntimeHandler, RuntimeHandlerFeatures, RuntimeStatus, StartContainerRequest, StartContainerResponse,
+    StatusRequest, StatusResponse, StopContainerRequest, StopContainerResponse, StopPodSandboxRequest,
+    StopPodSandboxResponse, UInt64Value, VersionRequest, VersionResponse,
 };
 use tokio::sync::{broadcast, watch};
 use tonic::{Request, Response, Status};
@@ -33,7 +33,7 @@ use crate::images::Image;
 use crate::runtime::Runtime;
 use crate::sandbox::{self, blocking};
 use crate::shim::protocol::now;
-use crate::{container, status};
+use crate::{container, stats, status};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
@@ -152,11 +152,13 @@ impl RuntimeService for Service {
     ) -> Reply<ListPodSandboxResponse> {
         let filter = request.into_inner().filter.unwrap_or_default();
         let wanted_state = filter.state.as_ref().map(|s| s.state);
-        let items = self.runtime.sandboxes().into_iter().map(|s| status::sandbox_item(&s)).filter(|item| {
-            item.id.starts_with(&filter.id)
-                && wanted_state.is_none_or(|state| item.state == state)
-                && selected(&item.labels, &filter.label_selector)
+        // Filtered before anything is copied: a kubelet asks for one pod of many.
+        let items = self.runtime.sandboxes().into_iter().filter(|sandbox| {
+            sandbox.id.starts_with(&filter.id)
+                && wanted_state.is_none_or(|state| i32::from(sandbox.state()) == state)
+                && sandbox.has_labels(&filter.label_selector)
         });
+        let items = items.map(|sandbox| status::sandbox_item(&sandbox));
         Ok(Response::new(ListPodSandboxResponse { items: items.collect() }))
     }
 
@@ -207,13 +209,14 @@ impl RuntimeService for Service {
     ) -> Reply<ListContainersResponse> {
         let filter = request.into_inner().filter.unwrap_or_default();
         let wanted_state = filter.state.as_ref().map(|s| s.state);
-        let containers =
-            self.runtime.containers().into_iter().map(|c| status::container_item(&c)).filter(|item| {
-                item.id.starts_with(&filter.id)
-                    && item.pod_sandbox_id.starts_with(&filter.pod_sandbox_id)
-                    && wanted_state.is_none_or(|state| item.state == state)
-                    && selected(&item.labels, &filter.label_selector)
-            });
+        let containers = self.runtime.containers().into_iter().filter(|container| {
+            let record = &container.record;
+            record.id.starts_with(&filter.id)
+                && record.sandbox_id.starts_with(&filter.pod_sandbox_id)
+                && wanted_state.is_none_or(|state| i32::from(container.state().cri()) == state)
+                && selected(&record.config.labels, &filter.label_selector)
+        });
+        let containers = containers.map(|container| status::container_item(&container));
         Ok(Response::new(ListContainersResponse { containers: containers.collect() }))
     }
 
@@ -243,6 +246,14 @@ impl RuntimeService for Service {
         let span = info_span!("cri.ReopenContainerLog", container_id = id);
         detached(span, async move { container::reopen_log(&runtime, &id).await }).await?;
         Ok(Response::new(ReopenContainerLogResponse {}))
+    }
+
+    async fn list_container_stats(
+        &self,
+        request: Request<ListContainerStatsRequest>,
+    ) -> Reply<ListContainerStatsResponse> {
+        let filter = request.into_inner().filter.unwrap_or_default();
+        Ok(Response::new(ListContainerStatsResponse { stats: stats::list(&self.runtime, filter).await? }))
     }
 
     async fn get_container_events(
@@ -351,6 +362,6 @@ fn cri_image(image: &Image) -> CriImage {
     }
 }
 
-fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
+pub(crate) fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }

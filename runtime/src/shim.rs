@@ -7,7 +7,7 @@
 //!
 //! Invariant: one thread, one poll(2) loop; nothing here waits for a runtime.
 
-mod log;
+pub(crate) mod log;
 mod oci;
 pub(crate) mod protocol;
 
@@ -257,7 +257,7 @@ impl Shim {
         }
         let bundle = container_dir(&self.dir, id);
         let spec = Spec::load(bundle.join("config.json")).map_err(|e| format!("read config.json: {e}"))?;
-        let log = LogFile::open(log.clone())
+        let log = LogFile::open(log.clone(), self.config.log_ceiling)
             .map_err(|e| format!("open log {}: {e}", log.unwrap_or_default().display()))?;
         let (stdout, stdout_end) = output_pipe("stdout")?;
         let (stderr, stderr_end) = output_pipe("stderr")?;

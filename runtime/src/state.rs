@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig, PodSandboxState};
+use proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig, PodSandboxMetadata, PodSandboxState};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -74,11 +74,36 @@ impl Sandbox {
         locked(&self.record).clone()
     }
 
+    /// Whether the pod has all of `wanted`.
+    pub(crate) fn has_labels(&self, wanted: &std::collections::HashMap<String, String>) -> bool {
+        crate::service::selected(&locked(&self.record).config.labels, wanted)
+    }
+
+    /// Whether it is the sandbox of this pod and attempt.
+    pub(crate) fn is_of(&self, wanted: Option<&PodSandboxMetadata>) -> bool {
+        locked(&self.record).config.metadata.as_ref() == wanted
+    }
+
+    /// `None` once it is stopped.
+    pub(crate) fn live_cgroup_parent(&self) -> Option<PathBuf> {
+        let record = locked(&self.record);
+        (record.phase != Phase::Stopped).then(|| crate::sandbox::cgroup_parent(&record))
+    }
+
     /// Changes the record in memory and on disk.
     pub(crate) fn update(&self, change: impl FnOnce(&mut SandboxRecord)) -> Result<()> {
         let mut record = locked(&self.record);
         change(&mut record);
         record::save(&self.dir.join("sandbox.json"), &*record)
+    }
+
+    /// [`Self::update`] on the way down. A full disk must not stop that, and need
+    /// not: a record that says too much is found out by the next start, which
+    /// looks for the shim.
+    pub(crate) fn update_on_the_way_down(&self, change: impl FnOnce(&mut SandboxRecord)) {
+        if let Err(error) = self.update(change) {
+            tracing::warn!(sandbox = self.id, error = %crate::error::chain(&error), "known in memory only");
+        }
     }
 
     pub(crate) fn state(&self) -> PodSandboxState {

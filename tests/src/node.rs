@@ -47,6 +47,9 @@ pub struct NodeOptions {
     pub volume_binary: Option<PathBuf>,
     /// Seconds that a daemon has to dial in; `None`: the driver's own.
     pub start_timeout: Option<u32>,
+    /// A directory of the sandbox that holds the kubelet's root directory, the logs and
+    /// the leases; `None`: the sandbox itself.
+    pub disk: Option<PathBuf>,
     /// More flags of `hawser-kubelet run`.
     pub kubelet_flags: Vec<String>,
 }
@@ -60,6 +63,7 @@ impl Default for NodeOptions {
             pool_capacity: "10Gi".to_owned(),
             volume_binary: None,
             start_timeout: None,
+            disk: None,
             kubelet_flags: Vec::new(),
         }
     }
@@ -85,15 +89,20 @@ impl<'a> Node<'a> {
 
     /// The node's directories, images and network configuration; nothing runs yet.
     pub fn prepare(sandbox: &'a Sandbox, options: NodeOptions) -> Result<Self> {
-        for dir in ["m", "k", "i", "net", "log", "pool", "state", "run", "lease", "bin"] {
+        for dir in ["m", "i", "net", "pool", "state", "run", "bin"] {
             sandbox.make_dir(dir)?;
+        }
+        let disk = options.disk.clone().unwrap_or_else(|| sandbox.dir().to_owned());
+        for dir in ["k", "log", "lease"] {
+            let dir = disk.join(dir);
+            fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         }
         // A daemon of a volume must reach the pool's directories only through what it is handed.
         fs::set_permissions(sandbox.path("pool"), fs::Permissions::from_mode(0o700)).context("chmod pool")?;
         let node = Self { sandbox, options, kubelet: None, driver: None };
         node.write_images()?;
         node.install_plugins()?;
-        node.write_conflist(&examples::conflist(&sandbox.path("lease"))?)?;
+        node.write_conflist(&examples::conflist(&disk.join("lease"))?)?;
         Ok(node)
     }
 
@@ -140,7 +149,11 @@ impl<'a> Node<'a> {
     }
 
     pub fn root_dir(&self) -> PathBuf {
-        self.sandbox.path("k")
+        self.disk().join("k")
+    }
+
+    fn disk(&self) -> &Path {
+        self.options.disk.as_deref().unwrap_or(self.sandbox.dir())
     }
 
     pub fn manifests(&self) -> PathBuf {
@@ -148,7 +161,7 @@ impl<'a> Node<'a> {
     }
 
     pub fn log_dir(&self) -> PathBuf {
-        self.sandbox.path("log")
+        self.disk().join("log")
     }
 
     pub fn pool(&self) -> PathBuf {

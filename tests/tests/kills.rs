@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use linux::process;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tests::attacker::{self, Attack};
 use tests::manifests::{self, Pod};
 use tests::node::{PATIENCE, text};
 use tests::{Launcher, LeakCheck, Node, NodeOptions, Sandbox, as_soon_as, eventually, sandbox};
@@ -70,6 +72,106 @@ fn pods_run_on_without_the_kubelet_and_their_log_has_no_gap() {
         assert_eq!(line, number.to_string(), "a gap in the log");
     }
     node.finish(&idle).unwrap();
+}
+
+#[test]
+fn a_kubelet_started_right_after_a_kill_waits_for_its_root_directory() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    node.kubelet().unwrap().kill().unwrap();
+    // As a killed kubelet does, until the kernel has taken its process apart.
+    let lock = node.root_dir().join("hawser/lock");
+    let held = linux::lock::FileLock::exclusive(&lock, 0o600).unwrap();
+    let began = Instant::now();
+    let holder = std::thread::spawn(move || {
+        std::thread::park_timeout(Duration::from_secs(2));
+        drop(held);
+    });
+    node.start_kubelet().unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
+    holder.join().unwrap();
+    let said = node.kubelet().unwrap().output();
+    assert!(said.contains("holds the root directory and does not answer: waiting up to 10 s"), "{said}");
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn several_pods_are_deleted_in_the_time_of_one() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, NodeOptions::default());
+    attacker::install(&node).unwrap();
+    let names = ["one", "two", "three"];
+    for name in names {
+        // Process 1 has no handler for SIGTERM, so it gets its whole grace.
+        let file = sandbox.path(&format!("{name}.yaml"));
+        fs::write(&file, Attack::new(name, "sleep 1000").yaml()).unwrap();
+        node.client(&["apply", "-f", &file.display().to_string()]).unwrap();
+    }
+    for name in names {
+        node.wait_for_phase(name, "Running").unwrap();
+    }
+    let began = Instant::now();
+    let words = ["delete", "pod", "one", "two", "three", "-n", "default", "--grace-period=5"];
+    node.client(&words).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(node.list("pods").unwrap().len(), 0);
+    for name in names {
+        fs::remove_file(sandbox.path(&format!("{name}.yaml"))).unwrap();
+    }
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn with_requires_republish_a_pod_recovers_from_the_end_of_its_daemon() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, NodeOptions::default());
+    attacker::install(&node).unwrap();
+    let driver = "apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {name: csi.hawser.dev}
+spec: {attachRequired: false, fsGroupPolicy: File, requiresRepublish: true}
+";
+    node.put_manifest(
+        "storageclass.yaml",
+        &without_driver(&tests::examples::read("storageclass.yaml").unwrap()),
+    )
+    .unwrap();
+    node.put_manifest("csidriver.yaml", driver).unwrap();
+    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).unwrap();
+    let script = "echo kept >> /data/x; while cat /data/x; do sleep 0.2; done; exit 1";
+    let reader = Pod {
+        name: "reader",
+        args: &["sh", "-c", script],
+        claim: Some("c"),
+        image: attacker::IMAGE,
+        command: "/busybox",
+        restart_policy: "Always",
+    };
+    node.put_manifest("reader.yaml", &reader.yaml()).unwrap();
+    node.wait_for_log("reader", &["kept"]).unwrap();
+    let before = node.get("pod", "reader").unwrap();
+
+    let daemons = node.processes("hawser-volume").unwrap();
+    assert_eq!(daemons.len(), 1);
+    kill(Pid::from_raw(daemons[0]), Signal::SIGKILL).unwrap();
+    node.wait_for_event("VolumeRepublished", &["is published again"]).unwrap();
+    eventually("the container runs again on its volume", PATIENCE, || {
+        let pod = node.get("pod", "reader")?;
+        let status = &pod["status"]["containerStatuses"][0];
+        ensure!(status["restartCount"] != 0 && !status["state"]["running"].is_null(), "{status}");
+        let log = node.logs("reader")?;
+        ensure!(log.matches("kept").count() > 1, "{log}");
+        Ok(pod)
+    })
+    .map(|after| assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]))
+    .unwrap();
+    node.finish(&idle).unwrap();
+}
+
+/// The documents of the example but for the CSIDriver object.
+fn without_driver(text: &str) -> String {
+    let documents = text.split("\n---\n").filter(|document| !document.contains("kind: CSIDriver"));
+    documents.collect::<Vec<_>>().join("\n---\n")
 }
 
 #[test]

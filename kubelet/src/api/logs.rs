@@ -1,4 +1,7 @@
-//! `logs`: a container's output without the prefixes of CRI's log format.
+//! `logs`: a container's output without the prefixes of CRI's log format, with
+//! what was rotated away and is still there.
+
+mod rotated;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,9 +18,13 @@ use super::Error;
 use crate::engine::Handle;
 use crate::objects::ContainerState;
 use crate::store::Store;
+use rotated::FileId;
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.
 const LOOK_FOR_END: Duration = Duration::from_millis(250);
+
+/// About so much goes into one answer.
+const CHUNK_BYTES: usize = 32 << 10;
 
 type Answers = mpsc::Sender<Result<LogsChunk, Error>>;
 
@@ -49,20 +56,44 @@ impl Tail {
     }
 
     async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
-        // Watched before it is read: no write falls in between.
-        let inotify = Inotify::init()?;
-        inotify.watches().add(&self.path, WatchMask::MODIFY)?;
-        let mut writes = inotify.into_event_stream(vec![0; 4096])?;
-        let mut log = BufReader::new(File::open(&self.path).await?);
-        let mut line = Vec::new();
+        let mut path = self.path.clone();
+        let mut is_first = true;
         loop {
-            let has_ended = !self.request.follow || !self.is_running();
-            if !send_lines(&mut log, &mut line, answers).await? || has_ended {
+            // Watched before it is read: no write falls in between.
+            let inotify = Inotify::init()?;
+            inotify.watches().add(&path, WatchMask::MODIFY | WatchMask::MOVE_SELF)?;
+            let mut writes = inotify.into_event_stream(vec![0; 4096])?;
+            let file = File::open(&path).await?;
+            let id = FileId::of(&file.metadata().await?);
+            if std::mem::take(&mut is_first) && !self.send_before(id, answers).await? {
                 return Ok(());
             }
-            // The end of the wait is a reason to look as good as a write.
-            drop(timeout(LOOK_FOR_END, writes.next()).await);
+            let mut log = BufReader::new(file);
+            let mut line = Vec::new();
+            path = loop {
+                let has_ended = !self.request.follow || !self.is_running();
+                // Before the read: what was written until then is in this file.
+                let next = rotated::next_after(&self.path, id);
+                if !send_lines(&mut log, &mut line, answers).await? {
+                    return Ok(());
+                }
+                match next {
+                    Ok(Some(next)) => break next,
+                    _ if has_ended => return Ok(()),
+                    // Between the rename and the new file there is none.
+                    _ => {}
+                }
+                // The end of the wait is a reason to look as good as a write.
+                drop(timeout(LOOK_FOR_END, writes.next()).await);
+            };
         }
+    }
+
+    /// `false` when the client has gone.
+    async fn send_before(&self, current: FileId, answers: &Answers) -> std::io::Result<bool> {
+        let (log, answers) = (self.path.clone(), answers.clone());
+        let sent = tokio::task::spawn_blocking(move || rotated::send_before(&log, current, &answers)).await;
+        sent.map_err(std::io::Error::other)?
     }
 
     fn is_running(&self) -> bool {
@@ -86,7 +117,7 @@ async fn send_lines(
     while log.read_until(b'\n', line).await? > 0 && line.ends_with(b"\n") {
         data.extend_from_slice(&output_of(line));
         line.clear();
-        if data.len() > 32 << 10
+        if data.len() > CHUNK_BYTES
             && answers.send(Ok(LogsChunk { data: std::mem::take(&mut data) })).await.is_err()
         {
             return Ok(false);

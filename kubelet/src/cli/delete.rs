@@ -3,49 +3,73 @@
 use std::io::{self, Write};
 
 use proto::kubelet::kubelet_client::KubeletClient;
-use proto::kubelet::{DeleteRequest, ObjectKey};
-use tonic::Code;
+use proto::kubelet::{DeleteProgress, DeleteRequest, ObjectKey};
+use tokio::task::JoinSet;
 use tonic::transport::Channel;
+use tonic::{Code, Streaming};
 
 use super::{Error, client, files, kinds};
 use crate::config::DeleteArgs;
 use crate::manifest;
 
-/// Goes on after an object that cannot be deleted; the last error counts.
+/// Marks every object first and then waits for all of them together, so that
+/// the slowest one decides how long it takes. Goes on after an object that
+/// cannot be deleted; the last error counts.
 pub(super) async fn delete(args: &DeleteArgs, out: &mut dyn Write) -> Result<(), Error> {
     let keys = wanted(args)?;
     if keys.is_empty() {
         return Err(Error::Usage("resource(s) were provided, but no name was specified"));
     }
     let mut kubelet = client::connect(&args.root).await?;
-    let mut last_error = None;
+    let mut errors = Errors::default();
+    let mut waits = JoinSet::new();
     for key in keys {
-        match delete_one(&mut kubelet, args, &key, out).await {
+        match begin(&mut kubelet, args, &key, out).await {
             Err(Error::Refused(status)) if status.code() == Code::NotFound && args.ignore_not_found => {}
             Err(Error::Output(cause)) => return Err(Error::Output(cause)),
-            Err(error) => {
-                if let Some(before) = last_error.replace(error) {
-                    drop(writeln!(io::stderr(), "{}", super::describe_error(&before)));
-                }
-            }
-            Ok(()) => {}
+            Err(error) => errors.add(error),
+            Ok(progress) => drop(waits.spawn(print_progress(progress))),
         }
     }
-    last_error.map_or(Ok(()), Err)
+    while let Some(waited) = waits.join_next().await {
+        if let Ok(Err(error)) = waited {
+            errors.add(error);
+        }
+    }
+    errors.last.map_or(Ok(()), Err)
 }
 
-async fn delete_one(
+/// All but the last are printed when the next one comes.
+#[derive(Debug, Default)]
+struct Errors {
+    last: Option<Error>,
+}
+
+impl Errors {
+    fn add(&mut self, error: Error) {
+        if let Some(before) = self.last.replace(error) {
+            drop(writeln!(io::stderr(), "{}", super::describe_error(&before)));
+        }
+    }
+}
+
+/// Returns once the deletion is on record; the stream ends when the object is gone.
+async fn begin(
     kubelet: &mut KubeletClient<Channel>,
     args: &DeleteArgs,
     key: &ObjectKey,
     out: &mut dyn Write,
-) -> Result<(), Error> {
+) -> Result<Streaming<DeleteProgress>, Error> {
     let request =
         DeleteRequest { key: Some(key.clone()), grace_period_seconds: args.grace_period, wait: args.wait };
-    let mut progress = kubelet.delete(request).await?.into_inner();
+    let progress = kubelet.delete(request).await?.into_inner();
     let (resource, name) = (kinds::resource(key.kind.parse().map_err(unknown)?), &key.name);
     // As kubectl: said when it is on record, while the wait goes on.
     writeln!(out, "{resource} \"{name}\" deleted").and_then(|()| out.flush()).map_err(Error::Output)?;
+    Ok(progress)
+}
+
+async fn print_progress(mut progress: Streaming<DeleteProgress>) -> Result<(), Error> {
     while let Some(step) = progress.message().await? {
         writeln!(io::stderr(), "{}", step.message).map_err(Error::Output)?;
     }

@@ -44,6 +44,12 @@ impl Fixture {
             cgroup_root: "/none".to_owned(),
             pod_pids_limit: None,
             seccomp_default: false,
+            logs: crate::logs::Limits { max_size: 1 << 20, max_files: 2 },
+            image_gc: crate::eviction::ImageGc {
+                high_percent: 100,
+                low_percent: 100,
+                min_age: std::time::Duration::ZERO,
+            },
         };
         let (engine, handle) = engine::new(config, store.clone());
         let listener = api::listen(&socket_in(&root)).unwrap();

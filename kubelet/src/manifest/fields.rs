@@ -132,7 +132,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     volume("spec.volumeAttributesClassName", Harmless),
     FieldRule { kind: Some(Kind::StorageClass), field: "allowedTopologies", verdict: ONE_NODE },
     driver("spec.tokenRequests", Ignored("there are no service accounts")),
-    driver("spec.requiresRepublish", Ignored("NodePublishVolume is called once")),
     driver("spec.seLinuxMount", Harmless),
     driver("spec.nodeAllocatableUpdatePeriodSeconds", Harmless),
     driver("spec.serviceAccountTokenInSecrets", Harmless),

@@ -74,6 +74,9 @@ pub struct CsiDriverSpec {
     pub volume_lifecycle_modes: Vec<VolumeLifecycleMode>,
     #[serde(deserialize_with = "null_as_default")]
     pub fs_group_policy: FsGroupPolicy,
+    /// Whether NodePublishVolume is called again while the pod runs.
+    #[serde(skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub requires_republish: bool,
     /// Says that scheduling looks at capacity; nothing is scheduled here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub storage_capacity: bool,
@@ -86,6 +89,7 @@ impl Default for CsiDriverSpec {
             pod_info_on_mount: false,
             volume_lifecycle_modes: vec![VolumeLifecycleMode::Persistent],
             fs_group_policy: FsGroupPolicy::default(),
+            requires_republish: false,
             storage_capacity: false,
         }
     }

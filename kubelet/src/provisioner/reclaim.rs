@@ -43,7 +43,13 @@ pub(super) async fn reclaim(
     if let Some(volume) = bound_volume(store, claim) {
         let mut released = (*volume).clone();
         released.status.phase = VolumePhase::Released;
-        store.put_volume(released).map_err(not_kept)?;
+        match store.put_volume(released) {
+            // Only the phase is not on disk: the claim's uid in the volume keeps other claims off.
+            Err(error) if error.is_full_disk() => {
+                warn!(error = trace::error_chain(&error), "reclaiming on a full disk");
+            }
+            kept => kept.map_err(not_kept)?,
+        }
         let provisioned = volume.metadata.annotations.contains_key(PROVISIONED_BY);
         if volume.spec.persistent_volume_reclaim_policy == ReclaimPolicy::Delete && provisioned {
             delete(store, plugins, &volume).await?;

@@ -11,8 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
-use super::{Error, Shelved};
-use crate::objects::Kind;
+use super::{Error, Shelved, full_disk};
+use crate::objects::{Kind, now};
 
 /// Manifests may hold what is nobody else's business.
 const DIR_MODE: u32 = 0o700;
@@ -52,7 +52,11 @@ impl Disk {
     pub(super) fn load<T: Shelved>(&self) -> Result<Shelf<T>, Error> {
         let mut entries = Vec::new();
         for path in self.files(T::KIND)? {
-            let entry: Entry<T> = read(&path)?;
+            let mut entry: Entry<T> = read(&path)?;
+            if full_disk::is_grave(&path) {
+                let metadata = std::sync::Arc::make_mut(&mut entry.object).metadata_mut();
+                metadata.deletion_timestamp.get_or_insert_with(now);
+            }
             entries.push((Key::of(&*entry.object), entry));
         }
         Ok(entries.into_iter().collect())
@@ -64,7 +68,13 @@ impl Disk {
         let mut entries = Vec::new();
         for path in self.files(Kind::Pod)? {
             match read::<PodEntry>(&path) {
-                Ok(entry) => entries.push((Key::of(&*entry.current.object), entry)),
+                Ok(mut entry) => {
+                    if full_disk::is_grave(&path) {
+                        entry.successor = None;
+                        entry.mark_deleted(None, now());
+                    }
+                    entries.push((Key::of(&*entry.current.object), entry));
+                }
                 Err(Error::Corrupt { path, cause }) => {
                     tracing::warn!(path = %path.display(), error = %cause, "dropped a half-written pod");
                     linux::atomic_file::remove(&path).map_err(|cause| keep_error(Kind::Pod, &path, cause))?;
@@ -88,12 +98,40 @@ impl Disk {
             Durability::PowerLoss => linux::atomic_file::write(&path, &content, FILE_MODE),
             Durability::ProcessDeath => write_fast(&path, &content),
         }
+        // What a full disk left of an earlier deletion is older than this.
+        .and_then(|()| linux::atomic_file::discard(&full_disk::grave_of(&path)))
         .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
+    }
+
+    /// [`Disk::write`] of an object that is marked deleted. A full disk is no
+    /// error: the mark is made by a rename, or else stands in memory alone.
+    pub(super) fn write_deleted(
+        &self,
+        kind: Kind,
+        key: &Key,
+        entry: &impl Serialize,
+        durability: Durability,
+    ) -> Result<(), Error> {
+        match self.write(kind, key, entry, durability) {
+            Err(Error::Keep { cause, .. }) if full_disk::is_cause(&cause) => {
+                let path = self.path(kind, key);
+                if let Err(error) = full_disk::bury(&path)
+                    && !full_disk::grave_of(&path).exists()
+                {
+                    tracing::warn!(%kind, name = key.name, error = trace::error_chain(&error),
+                        "the disk is full: a deletion is known only until the kubelet ends");
+                }
+                Ok(())
+            }
+            written => written,
+        }
     }
 
     pub(super) fn remove(&self, kind: Kind, key: &Key) -> Result<(), Error> {
         let path = self.path(kind, key);
-        linux::atomic_file::remove(&path).map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
+        linux::atomic_file::discard(&full_disk::grave_of(&path))
+            .and_then(|()| linux::atomic_file::remove(&path))
+            .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
     }
 
     fn path(&self, kind: Kind, key: &Key) -> PathBuf {
@@ -112,6 +150,8 @@ impl Disk {
             }
         }
         paths.sort();
+        let newer: Vec<PathBuf> = paths.clone();
+        paths.retain(|path| !full_disk::is_grave(path) || !newer.contains(&full_disk::unburied(path)));
         Ok(paths)
     }
 }
@@ -136,7 +176,10 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
 fn write_fast(path: &Path, content: &[u8]) -> linux::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temp = path.with_file_name(format!(".{name}.tmp"));
-    fs::write(&temp, content).map_err(|e| linux::Error::at("write", &temp, e))?;
+    fs::write(&temp, content).map_err(|e| {
+        drop(fs::remove_file(&temp));
+        linux::Error::at("write", &temp, e)
+    })?;
     fs::rename(&temp, path).map_err(|e| linux::Error::at("rename to", path, e))
 }
 

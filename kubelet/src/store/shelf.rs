@@ -112,6 +112,10 @@ impl PodEntry {
         }
     }
 
+    pub(super) fn is_of_a_file(&self) -> bool {
+        matches!(self.current.source, Source::File(_))
+    }
+
     /// Deletion is never taken back; the grace only ever gets shorter.
     pub(super) fn mark_deleted(&mut self, grace_seconds: Option<u64>, now: Time) {
         let pod = Arc::make_mut(&mut self.current.object);

@@ -58,6 +58,18 @@ impl CsiMount {
         Ok(target)
     }
 
+    /// NodePublishVolume again, for a volume that is published: nothing of the
+    /// kubelet's own changes, whatever comes of it. The caller holds the device.
+    pub(super) async fn run_again(&self, stage: &mut Stage) -> Result<(), Error> {
+        let can = self.driver.node_capabilities().await?;
+        let fs_group = self.pod.spec.security_context.fs_group;
+        let capability = capability::of_volume(&self.volume, can, fs_group)?;
+        let staging_path = self.ensure_staged(stage, &capability, can.stage).await?;
+        let dir = self.layout.csi_volume_dir(&self.pod.metadata.uid, &self.volume.metadata.name);
+        let request = self.publish_request(&staging_path, &layout::target(&dir), capability);
+        Ok(self.driver.node_publish_volume(request).await?)
+    }
+
     fn check_single_user(&self) -> Result<(), Error> {
         let uid = &self.pod.metadata.uid;
         let alone = self.device.users().iter().all(|user| user == uid);

@@ -56,6 +56,9 @@ impl Volumes {
             let before = reported.get(&target);
             match condition.filter(|c| c.abnormal) {
                 Some(condition) => {
+                    if self.shared.republish_is_required(device) {
+                        self.shared.republish.add(&device.key);
+                    }
                     if before != Some(&condition.message) {
                         self.tell(&uid, EventType::Warning, ABNORMAL, &condition.message);
                     }
@@ -69,7 +72,7 @@ impl Volumes {
         }
     }
 
-    fn target_of(&self, device: &Device, uid: &str) -> Option<PathBuf> {
+    pub(super) fn target_of(&self, device: &Device, uid: &str) -> Option<PathBuf> {
         let dirs = files::subdirectories(&self.shared.layout.csi_volumes_dir(uid)).ok()?;
         let is_of = |dir: &PathBuf| {
             layout::read_vol_data::<PublishData>(dir).ok().flatten().is_some_and(|data| {

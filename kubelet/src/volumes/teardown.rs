@@ -39,6 +39,18 @@ impl Volumes {
         removed.await.unwrap_or(Err(Error::Interrupted { what: "the removal" }))
     }
 
+    /// What an evicted pod has in its emptyDirs, after its containers are gone.
+    pub(crate) async fn remove_empty_dirs(&self, uid: &str) {
+        let dir = self.shared.layout.empty_dirs(uid);
+        if let Err(error) = files::check_nothing_mounted(&dir) {
+            return tracing::warn!(error = error.text(), "emptyDirs of an evicted pod stay");
+        }
+        let removed = tokio::task::spawn_blocking(move || linux::tree::remove(&dir)).await;
+        if let Ok(Err(error)) = removed {
+            tracing::warn!(error = trace::error_chain(&error), uid, "emptyDirs of an evicted pod stay");
+        }
+    }
+
     /// All volumes side by side; the first error of any.
     async fn try_unmount_pod(&self, uid: &str) -> Result<(), Error> {
         for dir in files::subdirectories(&self.shared.layout.empty_dirs(uid))? {

@@ -43,6 +43,10 @@ impl Worker {
             drop(self.tools.preloaded.clone().wait_for(|done| *done).await);
             present = self.inspect(image).await?;
         }
+        if present.is_none() && container.pull_policy() == PullPolicy::Never && self.is_offered(image).await {
+            // It came with the node, and went when the disk was full.
+            return self.pull(image, sandbox).await;
+        }
         match (present, container.pull_policy()) {
             (Some(found), PullPolicy::IfNotPresent | PullPolicy::Never) => {
                 let message = format!("Container image \"{image}\" already present on machine");
@@ -58,6 +62,14 @@ impl Worker {
             }
             (_, PullPolicy::Always | PullPolicy::IfNotPresent) => self.pull(image, sandbox).await,
         }
+    }
+
+    /// Whether the image is in the embedded runtime's own directory: such an image
+    /// counts as present.
+    async fn is_offered(&self, image: &str) -> bool {
+        let Some(images_dir) = self.tools.images_dir.clone() else { return false };
+        let offered = tokio::task::spawn_blocking(move || runtime::offered_images(&images_dir)).await;
+        offered.is_ok_and(|names| names.is_ok_and(|names| names.iter().any(|name| name == image)))
     }
 
     async fn pull(&mut self, image: &str, sandbox: &cri::PodSandboxConfig) -> Result<cri::Image, NotYet> {

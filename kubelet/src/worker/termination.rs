@@ -149,7 +149,7 @@ async fn tear_down(tools: &Tools, pod: &ObjectRef) {
     }
 }
 
-async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
+pub(super) async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
     let mut backoff = Backoff::operation();
     while let Err(error) = try_stop_sandboxes(&tools.cri, pod).await {
         tools.store.record(pod, EventType::Warning, "FailedKillPod", &error.to_string());
@@ -179,7 +179,11 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
 }
 
 /// At the same time; the first error, after all have answered.
-async fn stop_all(cri: &Cri, running: &[cri::ContainerStatus], grace: Duration) -> crate::cri::Result<()> {
+pub(super) async fn stop_all(
+    cri: &Cri,
+    running: &[cri::ContainerStatus],
+    grace: Duration,
+) -> crate::cri::Result<()> {
     let mut stops = JoinSet::new();
     for container in running.iter().filter(|c| c.state() == ContainerState::ContainerRunning) {
         let (cri, id, name) = (cri.clone(), container.id.clone(), full_name_of(container));

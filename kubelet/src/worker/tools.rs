@@ -3,7 +3,9 @@
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+
+use super::is_mount_pod;
 
 use crate::container_config::Node;
 use crate::cri::Cri;
@@ -20,6 +22,8 @@ pub(crate) struct Tools {
     pub(crate) runtime_name: String,
     /// Whether the images that come with the node are imported.
     pub(crate) preloaded: watch::Receiver<bool>,
+    /// Of the embedded runtime.
+    pub(crate) images_dir: Option<PathBuf>,
     pub(crate) store: Store,
     pub(crate) volumes: Volumes,
     pub(crate) hierarchies: Hierarchies,
@@ -30,6 +34,35 @@ pub(crate) struct Tools {
     pub(crate) seccomp_default: bool,
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
+    pub(crate) starts: Starts,
+}
+
+/// Bounds how many sandboxes and containers the runtime starts at a time: with
+/// hundreds at once each would take longer, and all of them memory.
+///
+/// Invariant: nothing is waited for that another pod must do while a permit is
+/// held, and mount pods need none, so that no pod waits for a volume behind
+/// pods that wait for it.
+#[derive(Debug)]
+pub(crate) struct Starts(Semaphore);
+
+impl Starts {
+    /// Most of a start is waiting: for netlink, for namespaces, for the disk.
+    const PER_CPU: usize = 4;
+
+    pub(crate) fn new() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self(Semaphore::new(cpus * Self::PER_CPU))
+    }
+
+    /// Waits for a turn, which lasts until what is returned is dropped.
+    pub(crate) async fn turn(&self, pod: &Pod) -> Option<SemaphorePermit<'_>> {
+        if is_mount_pod(pod) {
+            return None;
+        }
+        // Never closed, so never an error.
+        self.0.acquire().await.ok()
+    }
 }
 
 impl Tools {

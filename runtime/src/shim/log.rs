@@ -1,11 +1,15 @@
 //! Container output as the CRI writes it: one line a line, with time, stream
 //! and a tag that says whether the line is whole (`F`) or goes on (`P`).
 
+mod ceiling;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+pub use ceiling::LogCeiling;
 
 /// Longer lines are cut into `P` pieces, as containerd does.
 const MAX_LINE_BYTES: usize = 16 * 1024;
@@ -18,27 +22,55 @@ pub(super) const TURN_BYTES: usize = 1 << 20;
 pub(super) struct LogFile {
     path: Option<PathBuf>,
     file: Option<File>,
+    /// Bytes in `file`.
+    length: u64,
+    ceiling: Option<LogCeiling>,
 }
 
 impl LogFile {
     /// `None` drops what is written. The directory is made.
-    pub(super) fn open(path: Option<PathBuf>) -> io::Result<Self> {
-        let file = path.as_deref().map(open_append).transpose()?;
-        Ok(Self { path, file })
+    pub(super) fn open(path: Option<PathBuf>, ceiling: Option<LogCeiling>) -> io::Result<Self> {
+        let mut log = Self { path, file: None, length: 0, ceiling };
+        log.reopen()?;
+        Ok(log)
     }
 
     /// After somebody moved the file away: the next line goes into a new one.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         if let Some(path) = &self.path {
-            self.file = Some(open_append(path)?);
+            let file = open_append(path)?;
+            self.length = file.metadata()?.len();
+            self.file = Some(file);
         }
         Ok(())
     }
 
     /// A full disk must not stop the container: what cannot be written is lost.
     fn append(&mut self, lines: &[u8]) {
+        self.make_room(lines.len() as u64);
         if let Some(file) = &mut self.file {
             drop(file.write_all(lines));
+            self.length += lines.len() as u64;
+        }
+    }
+
+    fn make_room(&mut self, more: u64) {
+        let (Some(path), Some(ceiling)) = (&self.path, self.ceiling) else { return };
+        if self.length == 0 || self.length + more <= ceiling.bytes {
+            return;
+        }
+        match ceiling::rotate(path, ceiling) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                // Not again for every line.
+                self.length = 0;
+                super::note(&format!("rotate {}: {e}", path.display()));
+            }
+            // Moved away by us, or by a kubelet that is about to tell us.
+            _ => {
+                if let Err(e) = self.reopen() {
+                    super::note(&format!("reopen log: {e}"));
+                }
+            }
         }
     }
 }
@@ -187,7 +219,7 @@ mod tests {
         let (ours, mut theirs) = io::pipe().unwrap();
         rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK).unwrap();
         let mut stream = Stream::new(ours.into(), "stdout");
-        let mut log = LogFile::open(None).unwrap();
+        let mut log = LogFile::open(None, None).unwrap();
         let writer = std::thread::spawn(move || while theirs.write_all(&[b'y'; READ_BYTES]).is_ok() {});
         assert!(stream.pump(&mut log, TURN_BYTES), "it returns while the writer goes on");
         drop(stream);

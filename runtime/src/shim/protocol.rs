@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::log::LogCeiling;
 use crate::launcher::Overlay;
 
 /// `<sandbox>/shim.json`: what the shim needs before anybody calls.
@@ -17,6 +18,9 @@ pub(crate) struct ShimConfig {
     pub(crate) own_ipc: bool,
     /// The OCI runtime to start containers with; `None`: the native launcher.
     pub(crate) oci_runtime: Option<PathBuf>,
+    /// Of each container's logs.
+    #[serde(default)]
+    pub(crate) log_ceiling: Option<LogCeiling>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,8 @@
 //! tries to break; SECURITY.md lists the promises.
 
 mod devices;
+mod disk_limits;
+mod full_disk;
 mod mounts;
 mod processes;
 mod seccomp;

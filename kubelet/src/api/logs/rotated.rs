@@ -1,0 +1,71 @@
+//! What was rotated away from a log, as part of it: the oldest first, compressed
+//! or not.
+
+use std::fs::{File, Metadata};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use proto::kubelet::LogsChunk;
+
+use super::{Answers, CHUNK_BYTES, output_of};
+use crate::logs::{is_compressed, rotated};
+
+/// Which file it is, whatever its name is by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileId(u64, u64);
+
+impl FileId {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self(metadata.dev(), metadata.ino())
+    }
+}
+
+/// Sends all that was rotated away before `current` began. `false` when the
+/// client has gone.
+pub(super) fn send_before(log: &Path, current: FileId, answers: &Answers) -> io::Result<bool> {
+    for path in rotated(log)? {
+        match File::open(&path) {
+            // Rotated since it was opened: it is sent as the current one.
+            Ok(file) if FileId::of(&file.metadata()?) == current => break,
+            Ok(file) => {
+                if !send(&path, file, answers)? {
+                    return Ok(false);
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(true)
+}
+
+/// The file that was begun after `done` was rotated away; `None` while `done` is
+/// the newest.
+pub(super) fn next_after(log: &Path, done: FileId) -> io::Result<Option<PathBuf>> {
+    if FileId::of(&std::fs::metadata(log)?) == done {
+        return Ok(None);
+    }
+    let rotated = rotated(log)?;
+    let is_done = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| FileId::of(&found) == done);
+    let after = rotated.iter().position(is_done).and_then(|at| rotated.get(at + 1));
+    Ok(Some(after.map_or_else(|| log.to_owned(), Clone::clone)))
+}
+
+fn send(path: &Path, file: File, answers: &Answers) -> io::Result<bool> {
+    let reader: Box<dyn Read> =
+        if is_compressed(path) { Box::new(GzDecoder::new(file)) } else { Box::new(file) };
+    let mut lines = BufReader::new(reader);
+    let (mut line, mut data) = (Vec::new(), Vec::new());
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        data.extend_from_slice(&output_of(&line));
+        line.clear();
+        if data.len() > CHUNK_BYTES
+            && answers.blocking_send(Ok(LogsChunk { data: std::mem::take(&mut data) })).is_err()
+        {
+            return Ok(false);
+        }
+    }
+    Ok(data.is_empty() || answers.blocking_send(Ok(LogsChunk { data })).is_ok())
+}

@@ -1,0 +1,77 @@
+//! What is done so that the disk does not fill up (kubernetes, pkg/kubelet/eviction
+//! and pkg/kubelet/images): pods that take more than their limits allow are
+//! evicted, and on a disk that is nearly full dead containers and unused images
+//! go.
+//!
+//! Node-pressure eviction (of pods within their limits) is not done.
+
+mod disk;
+mod garbage;
+mod images;
+mod limits;
+mod measure;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::debug;
+
+use crate::objects::{EventType, Object, Pod, PodPhase};
+use crate::worker::{Tools, is_critical};
+pub use garbage::ImageGc;
+
+/// As kubelet's.
+const PERIOD: Duration = Duration::from_secs(10);
+/// A pod whose files take long to count is counted less often: at most this
+/// part of the time goes into it.
+const SHARE_OF_TIME: u32 = 10;
+
+/// Evicts pods that are over their limits. Never ends.
+pub(crate) async fn watch_limits(tools: Arc<Tools>) {
+    let mut not_before: BTreeMap<String, Instant> = BTreeMap::new();
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        let pods = tools.store.pods();
+        not_before.retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid == *uid));
+        for pod in pods.iter().filter(|pod| may_be_evicted(pod) && limits::has_any(pod)) {
+            let uid = &pod.metadata.uid;
+            let begun = Instant::now();
+            if not_before.get(uid).is_some_and(|at| begun < *at) {
+                continue;
+            }
+            look_at(&tools, pod).await;
+            not_before.insert(uid.clone(), Instant::now() + begun.elapsed() * SHARE_OF_TIME);
+        }
+    }
+}
+
+async fn look_at(tools: &Arc<Tools>, pod: &Arc<Pod>) {
+    let usage = match measure::of_pod(tools, pod).await {
+        Ok(usage) => usage,
+        Err(error) => {
+            debug!(pod = pod.metadata.name, error = trace::error_chain(&error), "not measured");
+            return;
+        }
+    };
+    if let Some(message) = limits::exceeded(pod, &usage) {
+        if tools.store.evict_pod(&pod.metadata.uid, &message) {
+            tools.store.record(&pod.reference(), EventType::Warning, "Evicted", &message);
+        }
+    } else if !usage.is_complete {
+        let message = "the pod's files change too fast, or are too many, to be counted in full: \
+                       its limits on the disk count what was seen";
+        tools.store.record(&pod.reference(), EventType::Warning, "DiskUsageIncomplete", message);
+    }
+}
+
+fn may_be_evicted(pod: &Pod) -> bool {
+    let is_active = matches!(pod.status.phase, PodPhase::Pending | PodPhase::Running | PodPhase::Unknown);
+    is_active && !pod.metadata.is_deleted() && !is_critical(pod)
+}
+
+/// Frees a disk that is nearly full. Never ends.
+pub(crate) async fn watch_disk(tools: Arc<Tools>, thresholds: ImageGc) {
+    garbage::collect_for_ever(tools, thresholds, PERIOD).await;
+}

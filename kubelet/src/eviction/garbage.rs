@@ -1,0 +1,150 @@
+//! Removal of dead containers and unused images on a disk that is nearly full.
+//!
+//! Invariant: nothing goes that the kubelet still decides by. A container of a
+//! pod that has ended goes only after the pod's end is on disk; of a pod that
+//! goes on, the newest instance of each container stays.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::cri::{Container, ContainerState};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::disk::Space;
+use super::images::Images;
+use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
+use crate::objects::{EventType, ObjectRef, PodPhase};
+use crate::worker::Tools;
+
+/// How often the images' users are looked at while there is space.
+const LOOK_PERIOD: Duration = Duration::from_secs(60);
+
+/// `--image-gc-high-threshold`, `--image-gc-low-threshold`, `--minimum-image-ttl-duration`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageGc {
+    /// Percent of the disk beyond which dead containers and unused images go.
+    pub high_percent: u64,
+    /// Percent of the disk down to which images go.
+    pub low_percent: u64,
+    /// Images that were found or used more recently stay.
+    pub min_age: Duration,
+}
+
+pub(super) async fn collect_for_ever(tools: Arc<Tools>, limits: ImageGc, period: Duration) {
+    let mut images = Images::default();
+    let mut looked_at: Option<Instant> = None;
+    loop {
+        tokio::time::sleep(period).await;
+        let directories = match tools.cri.image_directories().await {
+            Ok(found) => found,
+            Err(error) => {
+                debug!(%error, "where images are is not known");
+                continue;
+            }
+        };
+        let is_full =
+            |path: &PathBuf| Space::of(path).is_some_and(|s| s.percent_used() >= limits.high_percent);
+        let has_full_images = directories.iter().any(is_full);
+        let has_full_disk = has_full_images || [&tools.root_dir, &tools.log_dir].into_iter().any(is_full);
+        if has_full_disk {
+            remove_dead_containers(&tools).await;
+        }
+        if !has_full_disk && looked_at.is_some_and(|at| at.elapsed() < LOOK_PERIOD) {
+            continue;
+        }
+        looked_at = Some(Instant::now());
+        let collected = collect_images(&tools, limits, &mut images, &directories).await;
+        if let Err(error) = collected {
+            warn!(%error, "unused images stay");
+        }
+    }
+}
+
+async fn collect_images(
+    tools: &Tools,
+    limits: ImageGc,
+    images: &mut Images,
+    directories: &[PathBuf],
+) -> crate::cri::Result<()> {
+    let present = tools.cri.images().await?;
+    let containers = tools.cri.list_containers(None).await?;
+    images.look(&present, &containers, Instant::now());
+    // Most runtimes have one directory; each is brought below its threshold.
+    for directory in directories {
+        let Some(space) = Space::of(directory).filter(|s| s.percent_used() >= limits.high_percent) else {
+            continue;
+        };
+        let wanted = space.missing_for(limits.low_percent);
+        for image in images.candidates(&present, &containers, limits.min_age, Instant::now()) {
+            if Space::of(directory).is_none_or(|now| now.missing_for(limits.low_percent) == 0) {
+                break;
+            }
+            info!(image = image.id, tags = ?image.repo_tags, "removing an unused image from a full disk");
+            if let Err(error) = tools.cri.remove_image(&image.id).await {
+                warn!(%error, "an unused image stays");
+            }
+        }
+        let missing = Space::of(directory).map_or(0, |now| now.missing_for(limits.low_percent));
+        if missing > 0 {
+            let message = format!(
+                "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
+                 but only found {} bytes eligible to free.",
+                wanted.saturating_sub(missing)
+            );
+            let node = ObjectRef::node(tools.store.node_name());
+            tools.store.record(&node, EventType::Warning, "FreeDiskSpaceFailed", &message);
+        }
+    }
+    Ok(())
+}
+
+async fn remove_dead_containers(tools: &Tools) {
+    let containers = match tools.cri.list_containers(None).await {
+        Ok(containers) => containers,
+        Err(error) => return warn!(%error, "dead containers stay"),
+    };
+    let pods = tools.store.pods();
+    for pod in pods.iter().filter(|pod| !pod.metadata.is_deleted()) {
+        let uid = &pod.metadata.uid;
+        let of_pod = containers.iter().filter(|c| label(c, POD_UID_LABEL) == uid);
+        let mut dead: Vec<&Container> = of_pod.clone().filter(|c| is_dead(c)).collect();
+        let has_ended = matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+        if has_ended {
+            if dead.is_empty() || !tools.store.keep_pod_status(uid) {
+                continue;
+            }
+        } else {
+            let newest = newest(of_pod.collect());
+            dead.retain(|container| !newest.contains(container.id.as_str()));
+        }
+        for container in dead {
+            info!(
+                pod = pod.metadata.name,
+                container = container.id,
+                "removing a dead container from a full disk"
+            );
+            if let Err(error) = tools.cri.remove_container(&container.id).await {
+                warn!(%error, "a dead container stays");
+            }
+        }
+    }
+}
+
+/// The ids of the newest instance of each container.
+fn newest(mut of_pod: Vec<&Container>) -> BTreeSet<&str> {
+    of_pod.sort_by_key(|c| std::cmp::Reverse((c.metadata.as_ref().map_or(0, |m| m.attempt), c.created_at)));
+    let mut names = BTreeSet::new();
+    of_pod.retain(|container| names.insert(label(container, CONTAINER_NAME_LABEL)));
+    of_pod.into_iter().map(|container| container.id.as_str()).collect()
+}
+
+fn is_dead(container: &Container) -> bool {
+    container.state() == ContainerState::ContainerExited
+}
+
+fn label<'a>(container: &'a Container, key: &str) -> &'a str {
+    container.labels.get(key).map_or("", String::as_str)
+}

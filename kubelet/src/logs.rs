@@ -1,0 +1,123 @@
+//! Rotation of container logs, as kubelet's container log manager does it
+//! (kubernetes, pkg/kubelet/logs): a log that has grown beyond `max_size` is
+//! renamed, the runtime opens a new one (ReopenContainerLog), older ones are
+//! compressed, and the oldest go.
+//!
+//! A log that grows fast is looked at more often than every [`PERIOD`], so that
+//! it does not grow far beyond its size with runtimes of others; ours never
+//! writes beyond its ceiling, whoever looks.
+
+mod names;
+mod rotate;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::cri::ContainerState;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::container_config::{log_directory, log_path};
+use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
+use crate::worker::Tools;
+pub(crate) use names::{is_compressed, rotated};
+
+/// kubelet's `containerLogMonitorInterval`.
+const PERIOD: Duration = Duration::from_secs(10);
+const LEAST_PERIOD: Duration = Duration::from_millis(500);
+
+/// `--container-log-max-size` and `--container-log-max-files`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub max_size: u64,
+    /// With the one that is written; at least 2.
+    pub max_files: usize,
+}
+
+/// The log that a running container writes.
+#[derive(Debug, Clone)]
+struct Log {
+    container_id: String,
+    path: PathBuf,
+    size: u64,
+}
+
+/// Never ends.
+pub(crate) async fn keep_rotating(tools: Arc<Tools>, limits: Limits) {
+    let mut sizes: BTreeMap<PathBuf, (Instant, u64)> = BTreeMap::new();
+    let mut pause = PERIOD;
+    loop {
+        tokio::time::sleep(pause).await;
+        let logs = match running_logs(&tools).await {
+            Ok(logs) => logs,
+            Err(error) => {
+                debug!(%error, "cannot look at the containers' logs");
+                continue;
+            }
+        };
+        for log in logs.iter().filter(|log| log.size > limits.max_size) {
+            if let Err(error) = rotate::rotate(&tools.cri, log, limits).await {
+                warn!(log = %log.path.display(), error = trace::error_chain(&error), "log not rotated");
+            }
+        }
+        let now = Instant::now();
+        let seen: BTreeMap<_, _> = logs.into_iter().map(|log| (log.path, (now, log.size))).collect();
+        let due = seen.iter().map(|(path, size)| until_next(sizes.get(path), *size, limits));
+        pause = due.min().unwrap_or(PERIOD);
+        sizes = seen;
+    }
+}
+
+/// When a log that goes on growing like this is over its size.
+fn until_next(before: Option<&(Instant, u64)>, (now, size): (Instant, u64), limits: Limits) -> Duration {
+    // After a rotation it starts from nothing.
+    let (since, grown) = match before {
+        Some((at, size_then)) if size >= *size_then => (now - *at, size - size_then),
+        Some((at, _)) => (now - *at, size),
+        None => (PERIOD, size),
+    };
+    let left = if size > limits.max_size { limits.max_size } else { limits.max_size - size };
+    let speed = grown as f64 / since.as_secs_f64().max(0.001);
+    Duration::try_from_secs_f64(left as f64 / speed.max(1.0)).unwrap_or(PERIOD).clamp(LEAST_PERIOD, PERIOD)
+}
+
+async fn running_logs(tools: &Tools) -> crate::cri::Result<Vec<Log>> {
+    let pods: BTreeMap<String, _> =
+        tools.store.pods().into_iter().map(|pod| (pod.metadata.uid.clone(), pod)).collect();
+    let mut logs = Vec::new();
+    for container in tools.cri.list_containers(None).await? {
+        let label = |key| container.labels.get(key).map_or("", String::as_str);
+        let Some(pod) = pods.get(label(POD_UID_LABEL)) else { continue };
+        if container.state() != ContainerState::ContainerRunning {
+            continue;
+        }
+        let instance = container.metadata.as_ref().map_or(0, |m| m.attempt);
+        let dir = log_directory(&tools.log_dir, &pod.metadata);
+        let path = dir.join(log_path(label(CONTAINER_NAME_LABEL), instance));
+        if let Ok(metadata) = std::fs::metadata(&path) {
+            logs.push(Log { container_id: container.id, path, size: metadata.len() });
+        }
+    }
+    Ok(logs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_grows_fast_is_looked_at_soon() {
+        let limits = Limits { max_size: 10 << 20, max_files: 5 };
+        let now = Instant::now() + PERIOD;
+        let before = |ago: u64, size| (now - Duration::from_secs(ago), size);
+        assert_eq!(until_next(Some(&before(10, 1000)), (now, 2000), limits), PERIOD);
+        assert_eq!(until_next(None, (now, 0), limits), PERIOD);
+        // 1 MiB/s, 4 MiB left.
+        let soon = until_next(Some(&before(2, 4 << 20)), (now, 6 << 20), limits);
+        assert_eq!(soon, Duration::from_secs(4));
+        let flood = until_next(Some(&before(1, 0)), (now, 500 << 20), limits);
+        assert_eq!(flood, LEAST_PERIOD);
+    }
+}

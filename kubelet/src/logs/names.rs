@@ -1,0 +1,116 @@
+//! The names of rotated logs, which are kubelet's: `0.log.20060102-150405`,
+//! with `.gz` once it is compressed, and `.tmp` while that is under way. More
+//! than one in a second are numbered: `0.log.20060102-150405-0001`.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+const SECOND_BYTES: usize = "20060102-150405".len();
+pub(super) const COMPRESSED: &str = ".gz";
+pub(super) const UNFINISHED: &str = ".tmp";
+
+/// When a log was rotated away: its second, and its number within that second.
+type When = (String, u32);
+
+/// What was rotated away from `log`, the oldest first; none twice.
+pub(crate) fn rotated(log: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = all(log)?;
+    found.retain(|path| !ends_with(path, UNFINISHED));
+    // A kill between compressing a log and removing it leaves both: the plain one counts.
+    let plain: Vec<PathBuf> = found.iter().filter(|path| !is_compressed(path)).cloned().collect();
+    found.retain(|path| !is_compressed(path) || !plain.contains(&path.with_extension("")));
+    Ok(found)
+}
+
+/// Unfinished ones, too.
+pub(super) fn all(log: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(log.parent().unwrap_or(Path::new(".")))? {
+        let path = entry?.path();
+        found.extend(when(log, &path).map(|when| (when, path)));
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+pub(crate) fn is_compressed(path: &Path) -> bool {
+    ends_with(path, COMPRESSED)
+}
+
+pub(super) fn is_unfinished(path: &Path) -> bool {
+    ends_with(path, UNFINISHED)
+}
+
+/// The name for what is rotated now.
+pub(super) fn next(log: &Path, rotated: &[PathBuf], now: Timestamp) -> PathBuf {
+    let now = now.strftime("%Y%m%d-%H%M%S").to_string();
+    match rotated.last().and_then(|newest| when(log, newest)) {
+        Some((second, number)) if second >= now => with_suffix(log, &format!(".{second}-{:04}", number + 1)),
+        _ => with_suffix(log, &format!(".{now}")),
+    }
+}
+
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn when(log: &Path, path: &Path) -> Option<When> {
+    let name = path.file_name()?.as_bytes();
+    let rest = name.strip_prefix(log.file_name()?.as_bytes())?.strip_prefix(b".")?;
+    let rest = std::str::from_utf8(rest).ok()?;
+    let rest = rest.strip_suffix(COMPRESSED).or_else(|| rest.strip_suffix(UNFINISHED)).unwrap_or(rest);
+    let (second, number) = (rest.get(..SECOND_BYTES)?, &rest[SECOND_BYTES..]);
+    let is_second =
+        second.bytes().enumerate().all(|(at, c)| if at == 8 { c == b'-' } else { c.is_ascii_digit() });
+    let number = match number.strip_prefix('-') {
+        Some(digits) if digits.len() >= 4 => digits.parse().ok()?,
+        None if number.is_empty() => 0,
+        _ => return None,
+    };
+    is_second.then(|| (second.to_owned(), number))
+}
+
+fn ends_with(path: &Path, suffix: &str) -> bool {
+    path.as_os_str().as_bytes().ends_with(suffix.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_in_order_and_given_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("0.log");
+        for name in [
+            "0.log",
+            "0.log.20261122-110000.gz",
+            "0.log.20261122-110000",
+            "0.log.20261122-110000-0012",
+            "0.log.20261122-110000-0002.gz",
+            "0.log.20261122-100000.gz",
+            "0.log.20261122-120000.tmp",
+            "10.log.20261122-100000",
+            "0.log.old",
+        ] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = rotated(&log).unwrap();
+        let names: Vec<_> = found.iter().map(|path| path.file_name().unwrap()).collect();
+        let expected = [
+            "0.log.20261122-100000.gz",
+            "0.log.20261122-110000",
+            "0.log.20261122-110000-0002.gz",
+            "0.log.20261122-110000-0012",
+        ];
+        assert_eq!(names, expected);
+        let now = "2026-11-22T11:00:00Z".parse().unwrap();
+        assert!(next(&log, &found, now).ends_with("0.log.20261122-110000-0013"));
+        assert!(next(&log, &[], now).ends_with("0.log.20261122-110000"));
+    }
+}

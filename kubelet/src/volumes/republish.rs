@@ -1,0 +1,195 @@
+//! CSIDriver.spec.requiresRepublish: NodePublishVolume again while pods run. At
+//! once for a volume whose daemon has ended, otherwise every [`PERIOD`].
+//!
+//! Invariant: only a volume that is published is published again. A republish
+//! changes nothing of the kubelet's own: no directory, no vol_data.json, no
+//! group of files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::{Instrument, info_span};
+
+use super::device::{Device, DeviceKey, Stage};
+use super::{Error, Volumes, csi_mount::CsiMount, resolve};
+use crate::backoff::Backoff;
+use crate::objects::{EventType, Object, Pod, PodPhase, VolumeSource};
+
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// Volumes whose daemon has ended.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    keys: Mutex<BTreeSet<DeviceKey>>,
+    added: Notify,
+}
+
+impl Due {
+    pub(super) fn add(&self, key: &DeviceKey) {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
+        self.added.notify_one();
+    }
+
+    fn take(&self) -> BTreeSet<DeviceKey> {
+        std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A volume whose republish failed, and when it is tried again.
+#[derive(Debug)]
+struct Retry {
+    backoff: Backoff,
+    at: Instant,
+}
+
+/// Which volumes are due.
+#[derive(Debug)]
+struct Rounds {
+    next: Instant,
+    dead: BTreeSet<DeviceKey>,
+    retries: BTreeMap<DeviceKey, Retry>,
+    busy: BTreeSet<DeviceKey>,
+    running: JoinSet<(DeviceKey, bool)>,
+}
+
+impl Rounds {
+    fn new(next: Instant) -> Self {
+        let running = JoinSet::new();
+        Self { next, dead: BTreeSet::new(), retries: BTreeMap::new(), busy: BTreeSet::new(), running }
+    }
+
+    fn wake(&self) -> Instant {
+        let waiting = self.retries.iter().filter(|(key, _)| !self.busy.contains(key));
+        waiting.map(|(_, retry)| retry.at).fold(self.next, Instant::min)
+    }
+
+    fn begins(&mut self, now: Instant) -> bool {
+        let begins = now >= self.next;
+        if begins {
+            self.next = now + PERIOD;
+        }
+        begins
+    }
+
+    /// Marks a volume that is due as busy; says whether its daemon has ended.
+    fn is_due(&mut self, key: &DeviceKey, is_round: bool) -> Option<bool> {
+        let retry = self.retries.get(key).is_some_and(|retry| Instant::now() >= retry.at);
+        let was_dead = self.dead.contains(key) || retry;
+        if self.busy.contains(key) || !(was_dead || is_round) {
+            return None;
+        }
+        self.dead.remove(key);
+        self.busy.insert(key.clone());
+        Some(was_dead)
+    }
+
+    fn finished(&mut self, key: DeviceKey, succeeded: bool) {
+        self.busy.remove(&key);
+        if succeeded {
+            self.retries.remove(&key);
+            return;
+        }
+        let new = || Retry { backoff: Backoff::new(Duration::from_millis(500), PERIOD), at: Instant::now() };
+        let retry = self.retries.entry(key).or_insert_with(new);
+        retry.at = Instant::now() + retry.backoff.step();
+    }
+}
+
+impl Volumes {
+    /// Never ends. Volumes do not wait for each other.
+    pub(crate) async fn republish(self) {
+        let mut rounds = Rounds::new(Instant::now() + PERIOD);
+        loop {
+            tokio::select! {
+                () = self.shared.republish.added.notified() => {}
+                () = tokio::time::sleep_until(rounds.wake()) => {}
+                Some(finished) = rounds.running.join_next() => {
+                    if let Ok((key, succeeded)) = finished {
+                        rounds.finished(key, succeeded);
+                    }
+                }
+            }
+            rounds.dead.extend(self.shared.republish.take());
+            let is_round = rounds.begins(Instant::now());
+            for device in self.shared.devices.all() {
+                if !self.shared.republish_is_required(&device) {
+                    rounds.dead.remove(&device.key);
+                } else if let Some(was_dead) = rounds.is_due(&device.key, is_round) {
+                    let (this, key) = (self.clone(), device.key.clone());
+                    let republish = async move { (key, this.republish_to_users(&device, was_dead).await) };
+                    rounds.running.spawn(republish.in_current_span());
+                }
+            }
+        }
+    }
+
+    /// Whether it succeeded for every pod.
+    async fn republish_to_users(&self, device: &Arc<Device>, was_dead: bool) -> bool {
+        let mut all = true;
+        let users = device.users();
+        for pod in self.shared.store.pods().iter().filter(|pod| users.contains(&pod.metadata.uid)) {
+            for again in self.published_from(pod, device) {
+                let volume = again.volume.metadata.name.clone();
+                let (event_type, reason, message) = match self.publish_again(again).await {
+                    Ok(()) if !was_dead => continue,
+                    Ok(()) => (
+                        EventType::Normal,
+                        "VolumeRepublished",
+                        format!("volume {volume} is published again after the end of its daemon"),
+                    ),
+                    Err(error) => {
+                        all = false;
+                        let message = format!("publish volume {volume} again: {}", error.text());
+                        (EventType::Warning, "FailedMount", message)
+                    }
+                };
+                self.shared.store.record(&pod.reference(), event_type, reason, &message);
+            }
+        }
+        all
+    }
+
+    /// What the pod has mounted from the volume; nothing once the pod ends.
+    fn published_from(&self, pod: &Arc<Pod>, device: &Arc<Device>) -> Vec<CsiMount> {
+        let is_over = pod.metadata.is_deleted()
+            || matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+            || self.target_of(device, &pod.metadata.uid).is_none();
+        let driver = self.shared.plugins.driver(&device.key.driver).filter(|_| !is_over);
+        let Some(driver) = driver else { return Vec::new() };
+        let of_device = |volume: &crate::objects::Volume| {
+            let Some(VolumeSource::Claim(source)) = volume.source() else { return None };
+            let resolved = resolve::claim(&self.shared.store, pod, &source.claim_name).ok()?;
+            let parts = (driver.clone(), resolved.volume);
+            (resolved.key == device.key).then(|| self.shared.csi_mount(pod, device, parts, source.read_only))
+        };
+        pod.spec.volumes.iter().filter_map(of_device).collect()
+    }
+
+    /// As a task of its own, in its turn among the volume's operations.
+    async fn publish_again(&self, again: CsiMount) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let span = info_span!("volume_republish", pod = again.pod.metadata.name);
+        let operation = async move {
+            let device = Arc::clone(&again.device);
+            let mut stage = device.stage.lock().await;
+            let uid = &again.pod.metadata.uid;
+            if *stage == Stage::No || shared.is_stopping(uid) || !device.is_used_by(uid) {
+                return Ok(());
+            }
+            again.run_again(&mut stage).await
+        };
+        let finished = tokio::spawn(operation.instrument(span)).await;
+        finished.unwrap_or(Err(Error::Interrupted { what: "the republish" }))
+    }
+}
+
+impl super::Shared {
+    pub(super) fn republish_is_required(&self, device: &Device) -> bool {
+        let object = self.store.csi_driver(&device.key.driver);
+        object.is_some_and(|object| object.spec.requires_republish)
+    }
+}

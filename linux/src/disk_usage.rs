@@ -1,0 +1,162 @@
+//! How much of the disk a tree takes, whoever fills it meanwhile.
+//!
+//! Root counts what a running container may change under it, so the way is that of
+//! [`tree::walk`]. Number of entries and time are bounded; what a bound or a change
+//! cuts off is reported as not [`DiskUsage::is_complete`].
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use rustix::fs::{CWD, ResolveFlags, Statx};
+
+use crate::tree::{self, Changes, Visitor};
+use crate::{Error, Result};
+
+/// Size of the units of `stx_blocks`.
+const BLOCK_BYTES: u64 = 512;
+/// The clock is looked at once in so many entries.
+const ENTRIES_A_LOOK: u64 = 256;
+
+/// Where a count stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    pub entries: u64,
+    pub time: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// Allocated, not apparent: holes are free. A file with several names counts once.
+    pub bytes: u64,
+    /// Files, directories and all else.
+    pub inodes: u64,
+    /// Whether everything was seen; otherwise there is at least this much.
+    pub is_complete: bool,
+}
+
+/// What `root` and all below it take; nothing where there is no such directory.
+pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
+    let mut count = Count::new(bounds);
+    let directory = match tree::open_dir(CWD, root, ResolveFlags::NO_SYMLINKS) {
+        Err(rustix::io::Errno::NOENT) => return Ok(count.usage),
+        opened => opened.map_err(|e| Error::at("open", root, e))?,
+    };
+    match tree::walk(directory.as_fd(), Changes::Tolerated, &AtomicBool::new(false), &mut count) {
+        Ok(()) => {}
+        // Moved or removed while the walk was in it, or a bound is reached.
+        Err(e) if matches!(e.errno(), Errno::ESTALE | Errno::ENOENT | Errno::ECANCELED) => {
+            count.usage.is_complete = false;
+        }
+        Err(e) => return Err(e),
+    }
+    Ok(count.usage)
+}
+
+struct Count {
+    usage: DiskUsage,
+    /// Files with more than one name.
+    linked: HashSet<u64>,
+    entries_left: u64,
+    deadline: Instant,
+}
+
+impl Count {
+    fn new(bounds: Bounds) -> Self {
+        Self {
+            usage: DiskUsage { bytes: 0, inodes: 0, is_complete: true },
+            linked: HashSet::new(),
+            entries_left: bounds.entries,
+            deadline: Instant::now() + bounds.time,
+        }
+    }
+
+    /// `ECANCELED` once a bound is reached.
+    fn add(&mut self, stat: &Statx) -> Result<()> {
+        let is_look = self.entries_left.is_multiple_of(ENTRIES_A_LOOK);
+        if self.entries_left == 0 || (is_look && Instant::now() > self.deadline) {
+            return Err(Error::new("count", "a tree", Errno::ECANCELED));
+        }
+        self.entries_left -= 1;
+        self.usage.bytes = self.usage.bytes.saturating_add(stat.stx_blocks.saturating_mul(BLOCK_BYTES));
+        self.usage.inodes += 1;
+        Ok(())
+    }
+}
+
+impl Visitor for Count {
+    fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, stat: &Statx) -> Result<()> {
+        if stat.stx_nlink > 1 && !self.linked.insert(stat.stx_ino) {
+            return Ok(());
+        }
+        self.add(stat)
+    }
+
+    fn enter(&mut self, _name: &CStr) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, directory: BorrowedFd<'_>) -> Result<()> {
+        self.add(&tree::stat(directory, c"")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    const BOUNDS: Bounds = Bounds { entries: 1_000_000, time: Duration::from_secs(60) };
+
+    #[test]
+    fn allocated_blocks_count_once_and_links_lead_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        let before = measure(&root, BOUNDS).unwrap();
+        fs::write(root.join("a/b/data"), vec![b'x'; 1 << 20]).unwrap();
+        fs::hard_link(root.join("a/b/data"), root.join("again")).unwrap();
+        fs::File::create(root.join("hole")).unwrap().set_len(1 << 40).unwrap();
+        let big = dir.path().join("outside");
+        fs::write(&big, vec![b'x'; 8 << 20]).unwrap();
+        symlink(&big, root.join("file-link")).unwrap();
+        symlink(dir.path(), root.join("dir-link")).unwrap();
+        let after = measure(&root, BOUNDS).unwrap();
+        assert!(after.is_complete);
+        assert_eq!(after.inodes - before.inodes, 4, "data, hole and two links");
+        let grown = after.bytes - before.bytes;
+        assert!((1 << 20..2 << 20).contains(&grown), "{grown}");
+    }
+
+    #[test]
+    fn what_is_not_there_takes_nothing() {
+        let usage = measure(Path::new("/nonexistent/x"), BOUNDS).unwrap();
+        assert_eq!(usage, DiskUsage { bytes: 0, inodes: 0, is_complete: true });
+    }
+
+    /// Deeper than the limits of descriptors, of path lengths and of the stack.
+    #[test]
+    fn a_tree_of_any_depth_is_counted_and_a_bound_ends_the_count() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir(&root).unwrap();
+        let mut at = tree::open_dir(CWD, &root, ResolveFlags::empty()).unwrap();
+        for _ in 0..30_000 {
+            rustix::fs::mkdirat(&at, "d", rustix::fs::Mode::from(0o700)).unwrap();
+            at = tree::open_dir(&at, c"d", tree::WITHIN).unwrap();
+        }
+        drop(at);
+        let usage = measure(&root, BOUNDS).unwrap();
+        assert_eq!((usage.inodes, usage.is_complete), (30_001, true));
+        let cut = measure(&root, Bounds { entries: 1000, ..BOUNDS }).unwrap();
+        assert_eq!((cut.inodes, cut.is_complete), (1000, false));
+        let late = measure(&root, Bounds { time: Duration::ZERO, ..BOUNDS }).unwrap();
+        assert!(!late.is_complete);
+        tree::remove(&root).unwrap();
+    }
+}

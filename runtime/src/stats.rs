@@ -1,0 +1,69 @@
+//! ListContainerStats, as far as the disk goes: what a container's writable layer
+//! takes. It is counted when it is asked for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use linux::disk_usage::{self, Bounds};
+use proto::cri::{
+    ContainerAttributes, ContainerStats, ContainerStatsFilter, FilesystemIdentifier, FilesystemUsage,
+    UInt64Value,
+};
+
+use crate::error::Result;
+use crate::runtime::Runtime;
+use crate::sandbox::blocking;
+use crate::shim::protocol::now;
+use crate::state::Container;
+
+/// Of one container. What is beyond them is not counted.
+const BOUNDS: Bounds = Bounds { entries: 5_000_000, time: Duration::from_secs(30) };
+
+pub(crate) async fn list(
+    runtime: &Arc<Runtime>,
+    filter: ContainerStatsFilter,
+) -> Result<Vec<ContainerStats>> {
+    let selected = |container: &Arc<Container>| {
+        let record = &container.record;
+        record.id.starts_with(&filter.id)
+            && record.sandbox_id.starts_with(&filter.pod_sandbox_id)
+            && filter.label_selector.iter().all(|(key, value)| record.config.labels.get(key) == Some(value))
+    };
+    let containers: Vec<Arc<Container>> = runtime.containers().into_iter().filter(selected).collect();
+    let mut stats = Vec::with_capacity(containers.len());
+    for container in containers {
+        let runtime = Arc::clone(runtime);
+        stats.push(blocking("count a writable layer", move || of(&runtime, &container)).await?);
+    }
+    Ok(stats)
+}
+
+fn of(runtime: &Runtime, container: &Container) -> Result<ContainerStats> {
+    let record = &container.record;
+    let upper = match runtime.find_sandbox(&record.sandbox_id) {
+        Some(sandbox) => sandbox.container_dir(&record.id).join("upper"),
+        None => return Ok(ContainerStats { attributes: Some(attributes(container)), ..Default::default() }),
+    };
+    let usage = disk_usage::measure(&upper, BOUNDS)?;
+    let writable_layer = FilesystemUsage {
+        timestamp: now(),
+        fs_id: Some(FilesystemIdentifier { mountpoint: runtime.root_dir.display().to_string() }),
+        used_bytes: Some(UInt64Value { value: usage.bytes }),
+        inodes_used: Some(UInt64Value { value: usage.inodes }),
+    };
+    Ok(ContainerStats {
+        attributes: Some(attributes(container)),
+        writable_layer: Some(writable_layer),
+        ..Default::default()
+    })
+}
+
+fn attributes(container: &Container) -> ContainerAttributes {
+    let config = &container.record.config;
+    ContainerAttributes {
+        id: container.id.clone(),
+        metadata: config.metadata.clone(),
+        labels: config.labels.clone(),
+        annotations: config.annotations.clone(),
+    }
+}
