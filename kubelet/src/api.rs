@@ -24,9 +24,12 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
 use crate::engine::{Handle, LogPathError};
+use crate::manifest::FILE_BYTES;
 use crate::objects::{Kind, UnknownKind};
 use crate::store::{self, Store};
 
+/// What a request carries beside the documents.
+const AROUND_DOCUMENTS: usize = 64 << 10;
 /// Answers that may wait for a slow client.
 const ANSWERS_KEPT: usize = 16;
 
@@ -136,8 +139,9 @@ pub async fn serve(
     listener: UnixListener,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
+    let service = KubeletServer::new(api).max_decoding_message_size(FILE_BYTES + AROUND_DOCUMENTS);
     tonic::transport::Server::builder()
-        .add_service(KubeletServer::new(api))
+        .add_service(service)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown)
         .await
         .map_err(Error::Transport)

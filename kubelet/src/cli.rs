@@ -13,6 +13,7 @@ mod pod_words;
 mod rows;
 mod stop;
 mod table;
+mod yaml;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -57,8 +58,6 @@ pub enum Error {
     Manifest { mistakes: Vec<String> },
     #[error("the kubelet's answer is no object of this version")]
     Answer(#[source] serde_json::Error),
-    #[error("write YAML")]
-    Yaml(#[source] serde_yaml_ng::Error),
     #[error("write to stdout")]
     Output(#[source] io::Error),
     #[error("wait for the kubelet's end")]

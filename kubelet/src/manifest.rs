@@ -4,33 +4,42 @@
 //! One bad document does not hide the good ones beside it. Every error names
 //! file, line, column and field; a field that the kubelet does not know is a
 //! warning or an error by the table in `fields`, never dropped in silence.
+//! What a file may ask of the kubelet is bounded by `limits`.
 
 mod defaults;
 mod document;
 mod fields;
-mod locate;
+mod limits;
 mod path;
+mod read;
+mod scalar;
+mod tree;
 mod validate;
 
 use std::fmt;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::objects::Kind;
 use crate::store::AnyObject;
-use document::Document;
+use document::{Document, Section};
 pub use fields::{FIELD_TABLE, FieldRule, Verdict};
+use limits::{DOCUMENTS, Deadline};
+pub use limits::{FILE_BYTES, TIME};
 use path::FieldPath;
+use tree::Value;
 
-/// A file with more mistakes than this shows the first ones.
-const ERRORS_SHOWN: usize = 20;
+/// A file with more mistakes than this shows the first ones, and so does an
+/// object with its warnings.
+const SHOWN: usize = 20;
 
 /// What a text holds.
 #[derive(Debug, Default)]
 pub struct Parsed {
     pub manifests: Vec<Manifest>,
     pub errors: Vec<ManifestError>,
+    /// The time was over before the end of the text: on another day it may be read.
+    pub out_of_time: bool,
 }
 
 /// One valid object.
@@ -76,35 +85,75 @@ impl fmt::Display for Place {
     }
 }
 
-/// Reads every document of `text`; `file` is what errors call it.
-pub fn parse(text: &str, file: &str) -> Parsed {
+/// Reads every document of `bytes`; `file` is what errors call it. Takes `TIME`
+/// at most, and refuses the whole file where that is too short.
+pub fn parse(bytes: &[u8], file: &str) -> Parsed {
+    let deadline = Deadline::start();
+    let text = match text_of(bytes, file) {
+        Ok(text) => text,
+        Err(error) => return Parsed { errors: vec![error], ..Parsed::default() },
+    };
+    let sections = document::split(text, DOCUMENTS + 1);
+    if let Some(section) = sections.get(DOCUMENTS) {
+        let message = format!("more than {DOCUMENTS} documents in this file: at most {DOCUMENTS} are read");
+        return Parsed { errors: vec![whole_file(file, section.line(), message)], ..Parsed::default() };
+    }
     let mut parsed = Parsed::default();
-    for document in document::split(text, file) {
-        match read_document(&document) {
+    for section in &sections {
+        let read = read_document(section, file, deadline);
+        if deadline.has_passed() {
+            let seconds = TIME.as_secs();
+            let message = format!("reading this file takes longer than {seconds} s, the limit: split it");
+            let errors = vec![whole_file(file, section.line(), message)];
+            return Parsed { errors, out_of_time: true, ..Parsed::default() };
+        }
+        match read {
             Ok(manifest) => parsed.manifests.push(manifest),
             Err(errors) => parsed.errors.extend(errors),
         }
-        if parsed.errors.len() >= ERRORS_SHOWN {
-            parsed.errors.truncate(ERRORS_SHOWN);
-            break;
-        }
     }
+    parsed.errors.truncate(SHOWN);
     parsed
 }
 
-/// The two fields that decide how to read the rest.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Header {
-    #[serde(default)]
-    api_version: Option<String>,
-    #[serde(default)]
-    kind: Option<String>,
+/// A NUL ends the text for some parsers, so that what follows would be dropped in silence.
+fn text_of<'a>(bytes: &'a [u8], file: &str) -> Result<&'a str, ManifestError> {
+    if let Some(error) = too_large(bytes.len(), file) {
+        return Err(error);
+    }
+    let error_at = |offset: usize, message: &str| {
+        let before = &bytes[..offset];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        let line_start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let column = String::from_utf8_lossy(&before[line_start..]).chars().count() + 1;
+        let place = Place { file: file.to_owned(), line, column };
+        ManifestError { place, object: None, message: message.to_owned() }
+    };
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| error_at(error.valid_up_to(), "a byte that is not UTF-8"))?;
+    match text.find('\0') {
+        Some(offset) => Err(error_at(offset, "a NUL byte: a manifest is text")),
+        None => Ok(text),
+    }
 }
 
-fn read_document(document: &Document<'_>) -> Result<Manifest, Vec<ManifestError>> {
-    let header: Header = document.read().map_err(|error| vec![error])?;
-    match kind_of(&header).map_err(|(field, message)| vec![document.error_at(&field, None, &message)])? {
+/// The error for a file of so many bytes, if it has too many.
+pub fn too_large(bytes: usize, file: &str) -> Option<ManifestError> {
+    let message = format!("the file has {bytes} bytes: at most {FILE_BYTES} (10 MiB) are read");
+    (bytes > FILE_BYTES).then(|| whole_file(file, 1, message))
+}
+
+fn whole_file(file: &str, line: usize, message: String) -> ManifestError {
+    ManifestError { place: Place { file: file.to_owned(), line, column: 1 }, object: None, message }
+}
+
+fn read_document(
+    section: &Section<'_>,
+    file: &str,
+    deadline: Deadline,
+) -> Result<Manifest, Vec<ManifestError>> {
+    let document = &Document::read(section, file, deadline).map_err(|error| vec![error])?;
+    match kind_of(document).map_err(|(field, message)| vec![document.error_at(&field, None, &message)])? {
         Kind::Pod => read_object(document, |pod| AnyObject::Pod(Box::new(pod))),
         Kind::PersistentVolume => read_object(document, |volume| AnyObject::Volume(Box::new(volume))),
         Kind::PersistentVolumeClaim => read_object(document, |claim| AnyObject::Claim(Box::new(claim))),
@@ -117,9 +166,14 @@ fn read_document(document: &Document<'_>) -> Result<Manifest, Vec<ManifestError>
     }
 }
 
-fn kind_of(header: &Header) -> Result<Kind, (FieldPath, String)> {
+/// The two fields that decide how to read the rest.
+fn kind_of(document: &Document<'_>) -> Result<Kind, (FieldPath, String)> {
     let at = |name: &str| FieldPath::root().key(name);
-    let Some(name) = header.kind.as_deref().filter(|kind| !kind.is_empty()) else {
+    if !matches!(document.root().value, Value::Mapping(_)) {
+        let message = "Invalid value: a manifest is a mapping of fields".to_owned();
+        return Err((at("kind"), message));
+    }
+    let Some(name) = document.text(&at("kind")).filter(|kind| !kind.is_empty()) else {
         return Err((at("kind"), "Required value".to_owned()));
     };
     let kind: Kind = name.parse().map_err(|_| {
@@ -127,7 +181,7 @@ fn kind_of(header: &Header) -> Result<Kind, (FieldPath, String)> {
         (at("kind"), format!("Unsupported value: {name:?}: supported values: {known}"))
     })?;
     let want = kind.api_version();
-    match header.api_version.as_deref() {
+    match document.text(&at("apiVersion")) {
         Some(version) if version == want => Ok(kind),
         Some(version) if !version.is_empty() => {
             let message = format!("Unsupported value: {version:?}: {kind} is of apiVersion {want}");
@@ -141,27 +195,36 @@ fn read_object<T: DeserializeOwned>(
     document: &Document<'_>,
     wrap: fn(T) -> AnyObject,
 ) -> Result<Manifest, Vec<ManifestError>> {
-    let (object, unknown) = document.read_noting_unknown::<T>().map_err(|error| vec![error])?;
+    let (object, unknown) = document.object::<T>().map_err(|error| vec![error])?;
     let mut object = wrap(object);
     defaults::fill(&mut object);
     let title = format!("{} {:?}", object.kind(), object.metadata().name);
     let mut warnings = Vec::new();
     let mut errors = Vec::new();
-    for field in unknown {
-        match fields::judge(object.kind(), &field, document) {
+    let mut not_shown = 0;
+    for unknown in unknown {
+        let field = &unknown.path;
+        match fields::judge(object.kind(), &unknown) {
             Verdict::Harmless => {}
+            Verdict::Ignored(_) if warnings.len() == SHOWN => not_shown += 1,
             Verdict::Ignored(effect) => {
-                warnings.push(format!("{}: {field} is not supported: {effect}", document.place(&field)));
+                let place = document.at(unknown.node.at);
+                warnings.push(document::clipped(format!("{place}: {field} is not supported: {effect}")));
             }
+            Verdict::Refused(_) if errors.len() == SHOWN => {}
             Verdict::Refused(reason) => {
                 let message = format!("not supported: {reason}");
-                errors.push(document.error_at(&field, Some(&title), &message));
+                errors.push(document.error_at(field, Some(&title), &message));
             }
         }
     }
+    if not_shown > 0 {
+        warnings.push(format!("{title}: {not_shown} more fields are not supported"));
+    }
     if errors.is_empty() {
         let invalid = validate::object(&object);
-        errors.extend(invalid.iter().map(|bad| document.error_at(&bad.field, Some(&title), &bad.message)));
+        let shown = invalid.iter().take(SHOWN);
+        errors.extend(shown.map(|bad| document.error_at(&bad.field, Some(&title), &bad.message)));
     }
     if errors.is_empty() { Ok(Manifest { object, line: document.line(), warnings }) } else { Err(errors) }
 }

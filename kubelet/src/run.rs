@@ -84,7 +84,11 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     let store = Store::open(&root, &node_name)?;
     let manifests = absolute("manifests", &args.manifests)?;
     let state_file = root.join("hawser").join("manifests.json");
-    let source = DirectorySource::open(source::Config { dir: manifests, state_file }, store.clone()).await?;
+    let source = tokio::select! {
+        source = DirectorySource::open(source::Config { dir: manifests, state_file }, store.clone()) => source?,
+        // A directory that does not answer must not keep the process.
+        () = ended.clone().wait() => return Ok(()),
+    };
     let (engine, handle) = engine::new(engine_config(&args, node, node_name)?, store.clone());
 
     let socket = socket_in(&root);

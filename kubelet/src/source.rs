@@ -9,6 +9,7 @@
 
 mod directory;
 mod plan;
+mod reader;
 mod watch;
 
 use std::collections::HashMap;
@@ -17,12 +18,15 @@ use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
 
+use crate::manifest::TIME;
 use crate::objects::{EventType, ObjectRef};
 use crate::store::{self, Source, Store};
 use directory::{Directory, Files, Fingerprint};
 use plan::{Doubt, Plan};
 use watch::Watch;
 
+/// How soon to look again at a file that is still being read.
+const UNREAD_AGAIN: Duration = Duration::from_millis(50);
 /// How long something must be gone or broken to count. Renames of editors are
 /// done within a millisecond or two.
 const CONFIRM_AFTER: Duration = Duration::from_millis(50);
@@ -55,7 +59,7 @@ pub struct DirectorySource {
 
 impl DirectorySource {
     /// Looks at the directory for the first time, so that the store is complete
-    /// as far as it goes when this returns.
+    /// when this returns, except for files that take their time.
     pub async fn open(config: Config, store: Store) -> Result<Self, Error> {
         let watch = Watch::new(&config.dir)?;
         let sight = Sight {
@@ -64,9 +68,14 @@ impl DirectorySource {
             doubts: HashMap::new(),
             reported: HashMap::new(),
             unreadable: None,
+            look_again: None,
         };
         let mut source = Self { watch, sight: Some(sight) };
+        let begun = Instant::now();
         source.look(Scope::Everything).await;
+        while source.is_unread() && begun.elapsed() < TIME {
+            source.look(Scope::Everything).await;
+        }
         Ok(source)
     }
 
@@ -104,9 +113,14 @@ impl DirectorySource {
         }
     }
 
+    fn is_unread(&self) -> bool {
+        self.sight.as_ref().is_some_and(|sight| sight.look_again.is_some())
+    }
+
     fn confirm_at(&self) -> Option<Instant> {
-        let since = self.sight.as_ref()?.doubts.values().min()?;
-        Some(*since + CONFIRM_AFTER)
+        let sight = self.sight.as_ref()?;
+        let doubt = sight.doubts.values().min().map(|since| *since + CONFIRM_AFTER);
+        doubt.into_iter().chain(sight.look_again).min()
     }
 }
 
@@ -129,15 +143,19 @@ struct Sight {
     reported: HashMap<PathBuf, Fingerprint>,
     /// Why the last look saw nothing.
     unreadable: Option<String>,
+    /// When a file that is still being read may have been read.
+    look_again: Option<Instant>,
 }
 
 impl Sight {
     fn look(&mut self, scope: Scope) {
         let declared = self.store.declared_by_files();
+        self.look_again = None;
         match self.directory.list(!declared.is_empty()) {
             Err(unreadable) => self.report_unreadable(unreadable.to_string()),
             Ok(files) => {
                 self.report_readable();
+                self.look_again = files.is_unread().then(|| Instant::now() + UNREAD_AGAIN);
                 let plan = Plan::new(&files, &declared);
                 self.apply(&plan, scope);
                 self.report_duplicates(&plan);

@@ -3,7 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kubelet::source::{Config, DirectorySource};
@@ -247,4 +251,70 @@ async fn truncating_a_file_in_place_takes_nothing_back() {
     node.write("web.yaml", "");
     node.until("the mistake", |node| node.has_event("InvalidManifest")).await;
     assert!(node.runs("web"));
+}
+
+/// What cannot be read as a file is left alone, and no neighbour waits for it.
+#[tokio::test]
+async fn fifos_devices_and_hostile_files_hold_up_no_other() {
+    let node = Node::start(|dir| {
+        assert!(
+            std::process::Command::new("mkfifo").arg(dir.join("a-fifo.yaml")).status().unwrap().success()
+        );
+        symlink("/dev/zero", dir.join("b-zero.yaml")).unwrap();
+        symlink(dir.join("nowhere"), dir.join("c-dangling.yaml")).unwrap();
+        symlink(dir.join("d-circle.yaml"), dir.join("d-circle.yaml")).unwrap();
+        fs::write(dir.join("e-deep.yaml"), "[".repeat(400_000)).unwrap();
+        fs::write(dir.join("f-large.yaml"), vec![b'x'; 11 << 20]).unwrap();
+        fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap();
+    })
+    .await;
+    assert!(node.runs("web"));
+    node.until("the mistakes", |node| {
+        let told: Vec<String> = node.store.events().iter().map(|event| event.message.clone()).collect();
+        let has =
+            |file: &str, words: &str| told.iter().any(|said| said.contains(file) && said.contains(words));
+        has("e-deep.yaml:1:65", "at most 64") && has("f-large.yaml", "at most 10485760")
+    })
+    .await;
+    let files: Vec<String> =
+        node.store.events().iter().map(|event| event.involved_object.name.clone()).collect();
+    assert!(!files.iter().any(|file| file.contains("fifo") || file.contains("zero")), "{files:?}");
+}
+
+/// As a volume of a ConfigMap: the files are links through a link that is swapped.
+#[tokio::test]
+async fn files_behind_a_swapped_link_are_followed() {
+    let version = |dir: &Path, number: u32, image: &str| {
+        fs::create_dir(dir.join(format!("..{number}"))).unwrap();
+        fs::write(dir.join(format!("..{number}/web.yaml")), pod("web", image)).unwrap();
+        symlink(format!("..{number}"), dir.join("..data_tmp")).unwrap();
+        fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    };
+    let node = Node::start(|dir| {
+        version(dir, 1, "demo:1");
+        symlink("..data/web.yaml", dir.join("web.yaml")).unwrap();
+    })
+    .await;
+    assert!(node.runs("web"));
+    version(&node.dir, 2, "demo:2");
+    node.until("the old pod is deleted", |node| !node.runs("web")).await;
+}
+
+/// A file that grows without end is read up to the limit.
+#[tokio::test]
+async fn a_file_that_grows_while_it_is_read_holds_up_no_other() {
+    let node = Node::start(|_| {}).await;
+    let (path, grows) = (node.dir.join("a-log.yaml"), Arc::new(AtomicBool::new(true)));
+    let writer = {
+        let (grows, mut file) = (Arc::clone(&grows), fs::File::create(path).unwrap());
+        std::thread::spawn(move || {
+            while grows.load(Ordering::Relaxed) && file.metadata().unwrap().len() < 32 << 20 {
+                file.write_all(&[b'#'; 4096]).unwrap();
+            }
+        })
+    };
+    node.write("web.yaml", &pod("web", "demo:1"));
+    node.until("the pod", |node| node.runs("web")).await;
+    grows.store(false, Ordering::Relaxed);
+    writer.join().unwrap();
 }

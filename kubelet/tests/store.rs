@@ -10,7 +10,7 @@ const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {nam
                      accessModes: [ReadWriteMany]\n  resources: {requests: {storage: 1Gi}}\n";
 
 fn object(text: &str) -> AnyObject {
-    let parsed = manifest::parse(text, "test.yaml");
+    let parsed = manifest::parse(text.as_bytes(), "test.yaml");
     assert_eq!(parsed.errors, []);
     parsed.manifests.into_iter().next().unwrap().object
 }

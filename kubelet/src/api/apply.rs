@@ -4,19 +4,20 @@ use proto::kubelet::apply_response::result::Outcome as WireOutcome;
 use proto::kubelet::{ApplyRequest, ApplyResponse, ObjectKey, apply_response};
 
 use super::Error;
-use crate::manifest::{self, Manifest};
+use crate::manifest::{self, Manifest, ManifestError};
 use crate::objects::EventType;
 use crate::store::{Outcome, Source, Store};
+
+/// An error travels in an HTTP header, where 16 KiB is the client's limit for
+/// all of them and some characters take three bytes.
+const ANSWER_BYTES: usize = 4 << 10;
 
 /// Refuses all of a text that has one mistake: a client waits for the answer
 /// and corrects it, where a file must be made the best of.
 pub(super) fn apply(store: &Store, request: &ApplyRequest) -> Result<ApplyResponse, Error> {
-    let text = std::str::from_utf8(&request.documents)
-        .map_err(|cause| Error::Invalid { mistakes: vec![format!("{}: {cause}", request.source)] })?;
-    let parsed = manifest::parse(text, &request.source);
+    let parsed = manifest::parse(&request.documents, &request.source);
     if !parsed.errors.is_empty() {
-        let mistakes = parsed.errors.iter().map(ToString::to_string).collect();
-        return Err(Error::Invalid { mistakes });
+        return Err(Error::Invalid { mistakes: shown(&parsed.errors) });
     }
     if parsed.manifests.is_empty() {
         return Err(Error::Invalid { mistakes: vec![format!("{}: no objects in it", request.source)] });
@@ -24,6 +25,23 @@ pub(super) fn apply(store: &Store, request: &ApplyRequest) -> Result<ApplyRespon
     let results: Result<Vec<_>, Error> =
         parsed.manifests.into_iter().map(|manifest| apply_one(store, manifest)).collect();
     Ok(ApplyResponse { results: results? })
+}
+
+/// The first mistakes, as many as fit.
+fn shown(errors: &[ManifestError]) -> Vec<String> {
+    let mut bytes = 0;
+    let mut mistakes: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let fitting = mistakes.iter().take_while(|mistake| {
+        bytes += mistake.len();
+        bytes <= ANSWER_BYTES
+    });
+    let fitting = fitting.count().max(1);
+    if fitting < mistakes.len() {
+        let more = mistakes.len() - fitting;
+        mistakes.truncate(fitting);
+        mistakes.push(format!("{more} more mistakes"));
+    }
+    mistakes
 }
 
 fn apply_one(store: &Store, manifest: Manifest) -> Result<apply_response::Result, Error> {

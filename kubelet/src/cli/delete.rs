@@ -97,8 +97,7 @@ fn wanted(args: &DeleteArgs) -> Result<Vec<ObjectKey>, Error> {
 fn described(args: &DeleteArgs) -> Result<Vec<ObjectKey>, Error> {
     let mut keys = Vec::new();
     for document in files::read(&args.filenames)? {
-        let text = String::from_utf8_lossy(&document.content);
-        let parsed = manifest::parse(&text, &document.source);
+        let parsed = manifest::parse(&document.content, &document.source);
         if !parsed.errors.is_empty() {
             let mistakes = parsed.errors.iter().map(ToString::to_string).collect();
             return Err(Error::Manifest { mistakes });

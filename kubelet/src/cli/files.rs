@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::Error;
+use crate::manifest;
 
 /// A text and what errors call it.
 #[derive(Debug)]
@@ -30,18 +31,27 @@ pub(super) fn read(filenames: &[PathBuf]) -> Result<Vec<Document>, Error> {
 }
 
 fn read_stdin() -> Result<Document, Error> {
-    let mut content = Vec::new();
-    let read = io::stdin().lock().read_to_end(&mut content);
-    read.map_err(|cause| Error::ReadFile { path: "stdin".into(), cause })?;
-    Ok(Document { source: "stdin".to_owned(), content })
+    read_limited(io::stdin().lock(), Path::new("stdin"))
 }
 
 fn read_file(path: &Path) -> Result<Document, Error> {
-    let content = std::fs::read(path).map_err(|cause| match cause.kind() {
+    let file = std::fs::File::open(path).map_err(|cause| match cause.kind() {
         io::ErrorKind::NotFound => Error::NoFile { path: path.to_owned() },
         _ => Error::ReadFile { path: path.to_owned(), cause },
     })?;
-    Ok(Document { source: path.display().to_string(), content })
+    read_limited(file, path)
+}
+
+/// Ends after one byte more than a manifest may have.
+fn read_limited(file: impl Read, path: &Path) -> Result<Document, Error> {
+    let source = path.display().to_string();
+    let mut content = Vec::new();
+    let read = file.take(manifest::FILE_BYTES as u64 + 1).read_to_end(&mut content);
+    read.map_err(|cause| Error::ReadFile { path: path.to_owned(), cause })?;
+    match manifest::too_large(content.len(), &source) {
+        Some(error) => Err(Error::Manifest { mistakes: vec![error.to_string()] }),
+        None => Ok(Document { source, content }),
+    }
 }
 
 fn manifests_in(dir: &Path) -> Result<Vec<PathBuf>, Error> {

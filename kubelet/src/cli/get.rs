@@ -8,7 +8,7 @@ use tonic::transport::Channel;
 
 use super::rows::{self, Tabular};
 use super::table::Table;
-use super::{Error, client, kinds};
+use super::{Error, client, kinds, yaml};
 use crate::config::{GetArgs, OutputFormat};
 use crate::objects::{
     CsiDriver, Event, Kind, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass, now,
@@ -64,7 +64,7 @@ async fn fetch(
 
 fn write_document(value: &Value, format: OutputFormat, out: &mut dyn Write) -> Result<(), Error> {
     let text = match format {
-        OutputFormat::Yaml => serde_yaml_ng::to_string(value).map_err(Error::Yaml)?,
+        OutputFormat::Yaml => yaml::write(value),
         OutputFormat::Json | OutputFormat::Wide | OutputFormat::Name => format!("{value:#}\n"),
     };
     out.write_all(text.as_bytes()).map_err(Error::Output)

@@ -291,7 +291,7 @@ async fn delete_waits_until_the_object_is_gone() {
 async fn what_a_file_describes_is_not_deleted_behind_its_back() {
     let fixture = Fixture::new();
     let file = fixture.file("claim.yaml", CLAIM);
-    let claim = crate::manifest::parse(CLAIM, "claim.yaml").manifests.remove(0).object;
+    let claim = crate::manifest::parse(CLAIM.as_bytes(), "claim.yaml").manifests.remove(0).object;
     fixture.store.apply(claim, Source::File(PathBuf::from(&file))).unwrap();
     assert_eq!(
         fixture.run("delete pvc data").await.unwrap_err(),

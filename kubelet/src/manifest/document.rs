@@ -1,15 +1,22 @@
 //! The documents of a text, each with its place in it.
 
+use std::rc::Rc;
+
 use serde::de::DeserializeOwned;
 
-use super::locate::locate;
+use super::limits::{DOCUMENT_BYTES, Deadline};
 use super::path::FieldPath;
+use super::read::{self, Unknown};
+use super::scalar::Scalar;
+use super::tree::{self, Node, Position, Value};
 use super::{ManifestError, Place};
 
-/// One YAML document.
+/// A message quotes what it found, and what it found may be megabytes.
+const MESSAGE_BYTES: usize = 1024;
+
+/// The text of one document.
 #[derive(Debug)]
-pub(super) struct Document<'a> {
-    file: &'a str,
+pub(super) struct Section<'a> {
     text: &'a str,
     /// So many lines stand before it.
     lines_before: usize,
@@ -19,100 +26,38 @@ pub(super) struct Document<'a> {
 
 /// Cuts `text` at the lines that YAML reserves for it (`---` in the first
 /// column, which no scalar may contain), so that a syntax error ends with its
-/// document. Documents of blanks and comments only are left out.
-pub(super) fn split<'a>(text: &'a str, file: &'a str) -> Vec<Document<'a>> {
-    let mut documents = Vec::new();
+/// document. Documents of blanks and comments only are left out. At most
+/// `limit` sections are made.
+pub(super) fn split(text: &str, limit: usize) -> Vec<Section<'_>> {
+    let mut sections = Vec::new();
     let (mut start, mut start_line) = (0, 0);
     let mut offset = 0;
     for (at, line) in text.split_inclusive('\n').enumerate() {
         if is_marker(line) && offset > start {
-            documents.extend(Document::new(file, &text[start..offset], start_line));
+            sections.extend(Section::new(&text[start..offset], start_line));
             (start, start_line) = (offset, at);
+            if sections.len() == limit {
+                return sections;
+            }
         }
         offset += line.len();
     }
-    documents.extend(Document::new(file, &text[start..], start_line));
-    documents
+    sections.extend(Section::new(&text[start..], start_line));
+    sections
 }
 
 fn is_marker(line: &str) -> bool {
     line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
 }
 
-impl<'a> Document<'a> {
-    fn new(file: &'a str, text: &'a str, lines_before: usize) -> Option<Self> {
+impl<'a> Section<'a> {
+    fn new(text: &'a str, lines_before: usize) -> Option<Self> {
         let first = text.lines().position(says_something)?;
-        Some(Self { file, text, lines_before, line: lines_before + first + 1 })
+        Some(Self { text, lines_before, line: lines_before + first + 1 })
     }
 
     pub(super) fn line(&self) -> usize {
         self.line
-    }
-
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, ManifestError> {
-        T::deserialize(serde_yaml_ng::Deserializer::from_str(self.text)).map_err(|_| self.explain::<T>())
-    }
-
-    /// Also gives the fields that `T` does not have.
-    pub(super) fn read_noting_unknown<T: DeserializeOwned>(
-        &self,
-    ) -> Result<(T, Vec<FieldPath>), ManifestError> {
-        let mut unknown = Vec::new();
-        let deserializer = serde_yaml_ng::Deserializer::from_str(self.text);
-        let read = serde_ignored::deserialize(deserializer, |path| unknown.push(FieldPath::from(&path)));
-        match read {
-            Ok(object) => Ok((object, unknown)),
-            Err(_) => Err(self.explain::<T>()),
-        }
-    }
-
-    /// The value of a field; `None` where there is none.
-    pub(super) fn value(&self, field: &FieldPath) -> Option<serde_yaml_ng::Value> {
-        use super::path::Segment;
-        let whole: serde_yaml_ng::Value = self.read().ok()?;
-        let value = field.segments().iter().try_fold(&whole, |value, segment| match segment {
-            Segment::Key(key) => value.get(key),
-            Segment::Index(index) => value.get(index),
-        });
-        value.cloned()
-    }
-
-    pub(super) fn error_at(&self, field: &FieldPath, object: Option<&str>, message: &str) -> ManifestError {
-        ManifestError {
-            place: self.place(field),
-            object: object.map(str::to_owned),
-            message: format!("{field}: {message}"),
-        }
-    }
-
-    /// Where a field stands; the nearest enclosing one if it is missing.
-    pub(super) fn place(&self, field: &FieldPath) -> Place {
-        match locate(self.text, field) {
-            Some((line, column)) => self.at(self.lines_before + line, column),
-            None => self.at(self.line, 1),
-        }
-    }
-
-    /// Why the document is no `T`. Read once more with the lines before it as
-    /// blanks: messages have their line numbers inside.
-    fn explain<T: DeserializeOwned>(&self) -> ManifestError {
-        let padded = format!("{}{}", "\n".repeat(self.lines_before), self.text);
-        let Err(error) = T::deserialize(serde_yaml_ng::Deserializer::from_str(&padded)) else {
-            return self.plain("not one document");
-        };
-        let Some(location) = error.location() else { return self.plain(&error.to_string()) };
-        let text = error.to_string();
-        let suffix = format!(" at line {} column {}", location.line(), location.column());
-        let message = text.strip_suffix(&suffix).unwrap_or(&text).to_owned();
-        ManifestError { place: self.at(location.line(), location.column()), object: None, message }
-    }
-
-    fn plain(&self, message: &str) -> ManifestError {
-        ManifestError { place: self.at(self.line, 1), object: None, message: message.to_owned() }
-    }
-
-    fn at(&self, line: usize, column: usize) -> Place {
-        Place { file: self.file.to_owned(), line, column }
     }
 }
 
@@ -123,6 +68,104 @@ fn says_something(line: &str) -> bool {
     !(line.is_empty() || line.starts_with('#') || line == "...")
 }
 
+/// One document, read.
+#[derive(Debug)]
+pub(super) struct Document<'a> {
+    file: &'a str,
+    lines_before: usize,
+    line: usize,
+    root: Rc<Node<'a>>,
+}
+
+impl<'a> Document<'a> {
+    pub(super) fn read(
+        section: &Section<'a>,
+        file: &'a str,
+        deadline: Deadline,
+    ) -> Result<Self, ManifestError> {
+        let bytes = section.text.len();
+        if bytes > DOCUMENT_BYTES {
+            return Err(ManifestError {
+                place: Place { file: file.to_owned(), line: section.line, column: 1 },
+                object: None,
+                message: format!("the document has {bytes} bytes: at most {DOCUMENT_BYTES} (3 MiB) are read"),
+            });
+        }
+        match tree::build(section.text, deadline) {
+            Ok(root) => Ok(Self { file, lines_before: section.lines_before, line: section.line, root }),
+            Err(fault) => Err(ManifestError {
+                place: place(file, section.lines_before, fault.at),
+                object: None,
+                message: clipped(fault.message),
+            }),
+        }
+    }
+
+    pub(super) fn line(&self) -> usize {
+        self.line
+    }
+
+    pub(super) fn root(&self) -> &Node<'a> {
+        &self.root
+    }
+
+    /// The text of a field of the document itself; `None` where it is missing or no text.
+    pub(super) fn text(&self, field: &FieldPath) -> Option<&str> {
+        let [segment] = field.segments() else { return None };
+        match &self.root.get(segment)?.value {
+            Value::Scalar(Scalar::Text(text)) => Some(text),
+            Value::Scalar(_) | Value::Sequence(_) | Value::Mapping(_) => None,
+        }
+    }
+
+    /// The object, and the fields that its type does not have.
+    pub(super) fn object<T: DeserializeOwned>(&self) -> Result<(T, Vec<Unknown<'_>>), ManifestError> {
+        read::object(&self.root).map_err(|error| {
+            let (at, field, message) = error.into_parts();
+            let message = if field.is_root() { message } else { format!("{field}: {message}") };
+            ManifestError {
+                place: at.map_or_else(|| self.place(&field), |at| self.at(at)),
+                object: None,
+                message: clipped(message),
+            }
+        })
+    }
+
+    pub(super) fn error_at(&self, field: &FieldPath, object: Option<&str>, message: &str) -> ManifestError {
+        ManifestError {
+            place: self.place(field),
+            object: object.map(str::to_owned),
+            message: clipped(format!("{field}: {message}")),
+        }
+    }
+
+    /// Where a field stands; the nearest enclosing one if it is missing.
+    pub(super) fn place(&self, field: &FieldPath) -> Place {
+        let mut node = &*self.root;
+        for segment in field.segments() {
+            let Some(inner) = node.get(segment) else { break };
+            node = inner;
+        }
+        self.at(node.at)
+    }
+
+    pub(super) fn at(&self, position: Position) -> Place {
+        place(self.file, self.lines_before, position)
+    }
+}
+
+fn place(file: &str, lines_before: usize, position: Position) -> Place {
+    Place { file: file.to_owned(), line: lines_before + position.line, column: position.column }
+}
+
+pub(super) fn clipped(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
+        message.push_str(" …");
+    }
+    message
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,7 +173,8 @@ mod tests {
     #[test]
     fn documents_are_cut_at_their_marks_and_know_their_lines() {
         let text = "# a comment\n---\n\na: 1\n---\n# nothing\n--- {b: 2}\n---\ntext: |\n  --- not a mark\n";
-        let lines: Vec<usize> = split(text, "f").iter().map(Document::line).collect();
+        let lines: Vec<usize> = split(text, 9).iter().map(Section::line).collect();
         assert_eq!(lines, [4, 7, 9]);
+        assert_eq!(split(text, 2).len(), 2);
     }
 }

@@ -6,8 +6,10 @@
 //! it is merely not done, and harmless where it means nothing on one machine.
 //! `docs/KUBELET.md` shows this table; a test compares.
 
-use super::document::Document;
-use super::path::{FieldPath, Segment};
+use super::path::Segment;
+use super::read::Unknown;
+use super::scalar::Scalar;
+use super::tree::{Node, Value};
 use crate::objects::Kind;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,26 +145,26 @@ const TRUE_BY_DEFAULT: &str = "spec.hostUsers";
 
 /// What to do about a field that the object's type does not have. What says
 /// nothing (`hostPID: false`, `initContainers: []`) loses nothing.
-pub(super) fn judge(kind: Kind, field: &FieldPath, document: &Document<'_>) -> Verdict {
-    let default = field.to_string() == TRUE_BY_DEFAULT;
-    if document.value(field).is_none_or(|value| says_nothing(&value, default)) {
+pub(super) fn judge(kind: Kind, unknown: &Unknown<'_>) -> Verdict {
+    let default = unknown.path.to_string() == TRUE_BY_DEFAULT;
+    if says_nothing(unknown.node, default) {
         return Harmless;
     }
+    let segments = unknown.path.segments();
     let rule = FIELD_TABLE
         .iter()
-        .find(|rule| rule.kind.is_none_or(|its| its == kind) && covers(rule.field, field.segments()));
+        .find(|rule| rule.kind.is_none_or(|its| its == kind) && covers(rule.field, segments));
     rule.map_or(Ignored("it is ignored"), |rule| rule.verdict)
 }
 
-fn says_nothing(value: &serde_yaml_ng::Value, default: bool) -> bool {
-    use serde_yaml_ng::Value;
-    match value {
-        Value::Null => true,
-        Value::Bool(flag) => *flag == default,
-        Value::String(text) => text.is_empty(),
+fn says_nothing(node: &Node<'_>, default: bool) -> bool {
+    match &node.value {
+        Value::Scalar(Scalar::Null) => true,
+        Value::Scalar(Scalar::Bool(flag)) => *flag == default,
+        Value::Scalar(Scalar::Text(text)) => text.is_empty(),
+        Value::Scalar(Scalar::Integer(_) | Scalar::Unsigned(_) | Scalar::Float(_)) => false,
         Value::Sequence(items) => items.is_empty(),
-        Value::Mapping(fields) => fields.is_empty(),
-        Value::Number(_) | Value::Tagged(_) => false,
+        Value::Mapping(entries) => entries.is_empty(),
     }
 }
 

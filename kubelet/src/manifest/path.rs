@@ -33,6 +33,10 @@ impl FieldPath {
         &self.0
     }
 
+    pub(super) fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn with(&self, segment: Segment) -> Self {
         let mut segments = self.0.clone();
         segments.push(segment);
@@ -40,17 +44,9 @@ impl FieldPath {
     }
 }
 
-impl From<&serde_ignored::Path<'_>> for FieldPath {
-    fn from(path: &serde_ignored::Path<'_>) -> Self {
-        use serde_ignored::Path;
-        match path {
-            Path::Root => Self::root(),
-            Path::Seq { parent, index } => Self::from(*parent).index(*index),
-            Path::Map { parent, key } => Self::from(*parent).key(key),
-            Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
-                Self::from(*parent)
-            }
-        }
+impl From<Vec<Segment>> for FieldPath {
+    fn from(segments: Vec<Segment>) -> Self {
+        Self(segments)
     }
 }
 

@@ -1,18 +1,21 @@
 //! The directory's files, read and parsed once each time they change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::{self, Manifest};
+use super::reader::{self, Outcome, Readers};
+use crate::manifest::{Manifest, Parsed};
 
-/// As kubelet's: nobody writes this much by hand.
-const LARGEST_FILE: u64 = 10 << 20;
+/// So long one look waits for files that are being read. A slower file counts
+/// at a later look, so that it holds up no other.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
@@ -52,29 +55,39 @@ pub(super) struct SeenFile {
     pub(super) is_new: bool,
 }
 
-/// Every manifest file, by path.
+/// Every manifest file.
 #[derive(Debug, Default)]
-pub(super) struct Files(BTreeMap<PathBuf, SeenFile>);
+pub(super) struct Files {
+    by_path: BTreeMap<PathBuf, SeenFile>,
+    /// Files that are still being read. What stands in `by_path` is what they were before.
+    unread: BTreeSet<PathBuf>,
+}
 
 impl Files {
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Path, &SeenFile)> {
-        self.0.iter().map(|(path, file)| (path.as_path(), file))
+        self.by_path.iter().map(|(path, file)| (path.as_path(), file))
     }
 
-    pub(super) fn has_mistakes(&self, path: &Path) -> bool {
-        self.0.get(path).is_some_and(|file| !file.mistakes.is_empty())
+    /// Whether the file may describe more than what was understood of it.
+    pub(super) fn is_incomplete(&self, path: &Path) -> bool {
+        self.unread.contains(path) || self.by_path.get(path).is_some_and(|file| !file.mistakes.is_empty())
+    }
+
+    /// Whether some file is still being read.
+    pub(super) fn is_unread(&self) -> bool {
+        !self.unread.is_empty()
     }
 
     pub(super) fn is_good(&self, path: &Path) -> bool {
-        self.0.get(path).is_some_and(|file| file.mistakes.is_empty())
+        self.by_path.get(path).is_some_and(|file| file.mistakes.is_empty())
     }
 
     pub(super) fn mistakes(&self, path: &Path) -> Vec<String> {
-        self.0.get(path).map(|file| file.mistakes.clone()).unwrap_or_default()
+        self.by_path.get(path).map(|file| file.mistakes.clone()).unwrap_or_default()
     }
 
     pub(super) fn fingerprint(&self, path: &Path) -> Option<Fingerprint> {
-        self.0.get(path).map(|file| file.fingerprint.clone())
+        self.by_path.get(path).map(|file| file.fingerprint.clone())
     }
 }
 
@@ -84,6 +97,7 @@ pub(super) struct Directory {
     state_file: PathBuf,
     identity: Option<Identity>,
     known: Files,
+    readers: Readers,
 }
 
 impl Directory {
@@ -91,7 +105,7 @@ impl Directory {
     /// missing or damaged one means that nothing is known, not that all is well.
     pub(super) fn open(path: PathBuf, state_file: PathBuf) -> Self {
         let identity = fs::read(&state_file).ok().and_then(|content| serde_json::from_slice(&content).ok());
-        Self { path, state_file, identity, known: Files::default() }
+        Self { path, state_file, identity, known: Files::default(), readers: Readers::default() }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -103,27 +117,26 @@ impl Directory {
     pub(super) fn list(&mut self, expects_some: bool) -> Result<Files, Unreadable> {
         let missing = |cause| Unreadable::Missing { path: self.path.clone(), cause };
         let identity = identity(&fs::metadata(&self.path).map_err(missing)?);
-        let mut files = BTreeMap::new();
+        let mut paths = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(missing)? {
             let path = entry.map_err(missing)?.path();
-            if !is_hidden(&path)
-                && let Some(file) = self.look_at(&path)
-            {
-                files.insert(path, file);
+            if !is_hidden(&path) {
+                paths.push(path);
             }
         }
+        let files = self.read(paths);
         if self.identity != Some(identity) {
-            if files.is_empty() && expects_some {
+            if files.by_path.is_empty() && files.unread.is_empty() && expects_some {
                 return Err(Unreadable::ReplacedByEmpty { path: self.path.clone() });
             }
             self.adopt(identity);
         }
-        Ok(Files(files))
+        Ok(files)
     }
 
     /// What was listed is the base of the next comparison.
     pub(super) fn remember(&mut self, mut files: Files) {
-        for file in files.0.values_mut() {
+        for file in files.by_path.values_mut() {
             file.is_new = false;
         }
         self.known = files;
@@ -138,55 +151,61 @@ impl Directory {
         }
     }
 
-    /// `None` for what is no file, or is gone by now.
-    fn look_at(&self, path: &Path) -> Option<SeenFile> {
-        let metadata = match fs::metadata(path) {
-            Ok(metadata) if metadata.is_file() => metadata,
-            Ok(_) => return None,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return None,
-            Err(cause) => return Some(SeenFile::broken(Fingerprint::none(), path, &cause.to_string())),
-        };
-        let fingerprint = Fingerprint::of(&metadata);
-        match self.known.0.get(path) {
-            Some(known) if known.fingerprint == fingerprint => Some(known.clone()),
-            _ => SeenFile::read(path, fingerprint, metadata.len()),
+    /// What is unchanged is known; the rest is read, or left for the next look.
+    fn read(&mut self, paths: Vec<PathBuf>) -> Files {
+        let mut files = Files::default();
+        let mut wanted = Vec::new();
+        for path in paths {
+            let known = self.known.by_path.get(&path);
+            let fingerprint = reader::plain_fingerprint(&path);
+            match known.filter(|known| fingerprint.as_ref() == Some(&known.fingerprint)) {
+                Some(known) => {
+                    files.by_path.insert(path, known.clone());
+                }
+                None => wanted.push((path, known.map(|known| known.fingerprint.clone()))),
+            }
         }
+        let mut finished = self.readers.read(&wanted, Instant::now() + PATIENCE);
+        for (path, _) in wanted {
+            let known = || self.known.by_path.get(&path).cloned();
+            let read = finished.remove(&path);
+            if read.as_ref().is_some_and(|read| read.is_late) {
+                files.unread.insert(path.clone());
+            }
+            let file = match read.map(|read| read.outcome) {
+                Some(Outcome::NoFile) => None,
+                Some(Outcome::Unchanged) => known(),
+                Some(Outcome::Read(file)) => Some(file),
+                None if self.readers.is_overdue(&path) => {
+                    Some(SeenFile::broken(Fingerprint::none(), &path, "its file system does not answer"))
+                }
+                None => {
+                    files.unread.insert(path.clone());
+                    known()
+                }
+            };
+            if let Some(file) = file {
+                files.by_path.insert(path, file);
+            }
+        }
+        files
     }
 }
 
 impl SeenFile {
-    /// `None` when the file is gone by now.
-    fn read(path: &Path, fingerprint: Fingerprint, size: u64) -> Option<Self> {
-        if size > LARGEST_FILE {
-            let message = format!("{size} bytes: a manifest may have {LARGEST_FILE} at most");
-            return Some(Self::broken(fingerprint, path, &message));
-        }
-        let text = match read_text(path) {
-            Ok(text) => text,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return None,
-            Err(cause) => return Some(Self::broken(fingerprint, path, &cause.to_string())),
-        };
-        if text.is_empty() {
-            // Cut off before it is written anew, most likely; it takes nothing back.
-            return Some(Self::broken(
-                fingerprint,
-                path,
-                "the file is empty: remove it to remove its objects",
-            ));
-        }
-        let parsed = manifest::parse(&text, &path.display().to_string());
+    pub(super) fn new(fingerprint: Fingerprint, parsed: Parsed) -> Self {
         let mistakes = parsed.errors.iter().map(ToString::to_string).collect();
-        Some(Self { fingerprint, manifests: Arc::new(parsed.manifests), mistakes, is_new: true })
+        Self { fingerprint, manifests: Arc::new(parsed.manifests), mistakes, is_new: true }
     }
 
-    fn broken(fingerprint: Fingerprint, path: &Path, reason: &str) -> Self {
+    pub(super) fn broken(fingerprint: Fingerprint, path: &Path, reason: &str) -> Self {
         let mistakes = vec![format!("{}: {reason}", path.display())];
         Self { fingerprint, manifests: Arc::default(), mistakes, is_new: true }
     }
 }
 
 impl Fingerprint {
-    fn of(file: &Metadata) -> Self {
+    pub(super) fn of(file: &Metadata) -> Self {
         Self {
             identity: (file.dev(), file.ino()),
             size: file.size(),
@@ -196,16 +215,9 @@ impl Fingerprint {
     }
 
     /// Of what cannot even be looked at.
-    fn none() -> Self {
+    pub(super) fn none() -> Self {
         Self { identity: (0, 0), size: 0, modified: (0, 0), changed: (0, 0) }
     }
-}
-
-/// Reads no more than allowed, even of a file that grows meanwhile.
-fn read_text(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    fs::File::open(path)?.take(LARGEST_FILE).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 fn identity(directory: &Metadata) -> Identity {

@@ -44,9 +44,9 @@ impl<'a> Plan<'a> {
         let wanted = wanted(files, &holders);
         let mut doubts = Vec::new();
         for known in declared {
-            // A file with mistakes may describe anything in its broken part.
+            // A file with mistakes, or one that is still being read, may describe anything.
             let is_wanted = wanted.contains_key(&declared_name(known));
-            if !is_wanted && !files.has_mistakes(&known.path) {
+            if !is_wanted && !files.is_incomplete(&known.path) {
                 doubts.push(Doubt::Gone(known.clone()));
             }
         }

@@ -12,6 +12,10 @@ use tokio_stream::{Stream, StreamExt};
 
 use super::Error;
 
+/// The link by which kubelet replaces all files of a ConfigMap's directory at
+/// once; the files themselves are links through it and do not change.
+const DATA_LINK: &str = "..data";
+
 #[derive(Debug)]
 pub(super) struct Watch {
     dir: PathBuf,
@@ -69,6 +73,9 @@ impl Watch {
 /// come complete. Names with a dot are nobody's manifests.
 fn concerns(dir: &Path, event: &EventOwned) -> bool {
     let Some(name) = &event.name else { return !event.mask.contains(EventMask::IGNORED) };
+    if name == DATA_LINK {
+        return true;
+    }
     if name.as_encoded_bytes().starts_with(b".") {
         return false;
     }

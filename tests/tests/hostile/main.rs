@@ -5,6 +5,7 @@
 mod devices;
 mod disk_limits;
 mod full_disk;
+mod manifests;
 mod mounts;
 mod processes;
 mod seccomp;

@@ -29,13 +29,14 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     if spec.containers.is_empty() {
         findings.required(at.key("containers"));
     }
+    let volumes: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     let mut names = BTreeSet::new();
     for (index, container) in spec.containers.iter().enumerate() {
         let at = at.key("containers").index(index);
         if !names.insert(container.name.as_str()) {
             findings.duplicate(at.key("name"), &container.name);
         }
-        check_container(&at, container, spec, findings);
+        check_container(&at, container, &volumes, findings);
     }
     if !spec.hostname.is_empty() {
         findings.name(at.key("hostname"), &spec.hostname, names::label);
@@ -85,7 +86,7 @@ fn check_volume_source(at: &FieldPath, volume: &Volume, findings: &mut Findings)
     }
 }
 
-fn check_container(at: &FieldPath, container: &Container, spec: &PodSpec, findings: &mut Findings) {
+fn check_container(at: &FieldPath, container: &Container, volumes: &BTreeSet<&str>, findings: &mut Findings) {
     findings.name(at.key("name"), &container.name, names::label);
     if container.image.is_empty() {
         findings.required(at.key("image"));
@@ -95,7 +96,7 @@ fn check_container(at: &FieldPath, container: &Container, spec: &PodSpec, findin
     check_env(&at.key("env"), &container.env, findings);
     check_ports(&at.key("ports"), container, findings);
     check_resources(&at.key("resources"), container, findings);
-    check_mounts(&at.key("volumeMounts"), container, spec, findings);
+    check_mounts(&at.key("volumeMounts"), container, volumes, findings);
     check_security(at, container, findings);
 }
 
@@ -156,13 +157,13 @@ fn check_resources(at: &FieldPath, container: &Container, findings: &mut Finding
     }
 }
 
-fn check_mounts(at: &FieldPath, container: &Container, spec: &PodSpec, findings: &mut Findings) {
+fn check_mounts(at: &FieldPath, container: &Container, volumes: &BTreeSet<&str>, findings: &mut Findings) {
     let mut paths = BTreeSet::new();
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let at = at.index(index);
         if mount.name.is_empty() {
             findings.required(at.key("name"));
-        } else if !spec.volumes.iter().any(|volume| volume.name == mount.name) {
+        } else if !volumes.contains(mount.name.as_str()) {
             findings.add(at.key("name"), format!("Not found: {:?}", mount.name));
         }
         let field = at.key("mountPath");

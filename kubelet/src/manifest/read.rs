@@ -1,0 +1,256 @@
+//! From a document's tree to a Kubernetes object, in one pass: fields that the
+//! object does not have are put down on the way, with their values.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use serde::Deserializer;
+use serde::de::value::BorrowedStrDeserializer;
+use serde::de::{self, DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::forward_to_deserialize_any;
+
+use super::path::{FieldPath, Segment};
+use super::scalar::Scalar;
+use super::tree::{Node, Position, Value};
+
+/// A field that the object's type does not have.
+#[derive(Debug)]
+pub(super) struct Unknown<'de> {
+    pub(super) path: FieldPath,
+    pub(super) node: &'de Node<'de>,
+}
+
+/// Why a tree is no object of the type.
+#[derive(Debug)]
+pub(super) struct ReadError {
+    message: String,
+    at: Option<Position>,
+    /// The innermost segment comes first.
+    path: Vec<Segment>,
+}
+
+impl ReadError {
+    pub(super) fn into_parts(mut self) -> (Option<Position>, FieldPath, String) {
+        self.path.reverse();
+        (self.at, self.path.into(), self.message)
+    }
+
+    /// The first place that is named is the innermost.
+    fn at(mut self, node: &Node<'_>) -> Self {
+        self.at.get_or_insert(node.at);
+        self
+    }
+
+    fn inside(mut self, segment: Segment) -> Self {
+        self.path.push(segment);
+        self
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+impl de::Error for ReadError {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self { message: message.to_string(), at: None, path: Vec::new() }
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        match found {
+            Unexpected::Unit => Self::custom(format_args!("invalid type: null, expected {expected}")),
+            found => Self::custom(format_args!("invalid type: {found}, expected {expected}")),
+        }
+    }
+}
+
+/// Reads the object and every field that it does not have.
+pub(super) fn object<'de, T: DeserializeOwned>(
+    root: &'de Node<'de>,
+) -> Result<(T, Vec<Unknown<'de>>), ReadError> {
+    let unknown = RefCell::new(Vec::new());
+    let reader = Reader { node: root, trail: &Trail::Root, unknown: &unknown };
+    let object = T::deserialize(reader).map_err(|error| error.at(root))?;
+    Ok((object, unknown.into_inner()))
+}
+
+/// The way to a node; becomes a path only where one is needed.
+#[derive(Debug)]
+enum Trail<'p> {
+    Root,
+    Key(&'p Trail<'p>, &'p str),
+    Index(&'p Trail<'p>, usize),
+}
+
+impl Trail<'_> {
+    fn to_path(&self) -> FieldPath {
+        let mut segments = Vec::new();
+        let mut trail = self;
+        loop {
+            trail = match trail {
+                Trail::Root => break,
+                Trail::Key(parent, key) => {
+                    segments.push(Segment::Key((*key).to_owned()));
+                    parent
+                }
+                Trail::Index(parent, index) => {
+                    segments.push(Segment::Index(*index));
+                    parent
+                }
+            };
+        }
+        segments.reverse();
+        segments.into()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Reader<'p, 'de> {
+    node: &'de Node<'de>,
+    trail: &'p Trail<'p>,
+    unknown: &'p RefCell<Vec<Unknown<'de>>>,
+}
+
+impl<'de> Reader<'_, 'de> {
+    fn text<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::Scalar(Scalar::Text(text)) => visitor.visit_borrowed_str(text),
+            // As in Go: null leaves a string empty.
+            Value::Scalar(Scalar::Null) => visitor.visit_borrowed_str(""),
+            Value::Scalar(scalar) => Err(de::Error::custom(format_args!(
+                "invalid type: {}, expected a string: put it in quotes",
+                scalar.type_name()
+            ))),
+            Value::Sequence(_) | Value::Mapping(_) => self.deserialize_any(visitor),
+        }
+    }
+}
+
+impl<'de> Deserializer<'de> for Reader<'_, 'de> {
+    type Error = ReadError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::Scalar(Scalar::Null) => visitor.visit_unit(),
+            Value::Scalar(Scalar::Bool(flag)) => visitor.visit_bool(*flag),
+            // An unsigned field takes a signed number only where it is told that it is none.
+            Value::Scalar(Scalar::Integer(number)) => match u64::try_from(*number) {
+                Ok(number) => visitor.visit_u64(number),
+                Err(_) => visitor.visit_i64(*number),
+            },
+            Value::Scalar(Scalar::Unsigned(number)) => visitor.visit_u64(*number),
+            Value::Scalar(Scalar::Float(number)) => visitor.visit_f64(*number),
+            Value::Scalar(Scalar::Text(text)) => visitor.visit_borrowed_str(text),
+            Value::Sequence(items) => visitor.visit_seq(Items { reader: self, items, index: 0 }),
+            Value::Mapping(entries) => visitor.visit_map(Entries { reader: self, entries, index: 0 }),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::Scalar(Scalar::Null) => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.text(visitor)
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.text(visitor)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::Scalar(Scalar::Text(text)) => {
+                visitor.visit_enum(BorrowedStrDeserializer::<ReadError>::new(text))
+            }
+            Value::Scalar(Scalar::Null) => visitor.visit_enum(BorrowedStrDeserializer::<ReadError>::new("")),
+            _ => self.text(visitor),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    /// What a type asks to skip is a field that it does not have.
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.unknown.borrow_mut().push(Unknown { path: self.trail.to_path(), node: self.node });
+        visitor.visit_unit()
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct
+        seq tuple tuple_struct map struct identifier
+    }
+}
+
+struct Items<'p, 'de> {
+    reader: Reader<'p, 'de>,
+    items: &'de [Rc<Node<'de>>],
+    index: usize,
+}
+
+impl<'de> SeqAccess<'de> for Items<'_, 'de> {
+    type Error = ReadError;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReadError> {
+        let Some(node) = self.items.get(self.index) else { return Ok(None) };
+        let (index, trail) = (self.index, Trail::Index(self.reader.trail, self.index));
+        self.index += 1;
+        let reader = Reader { node, trail: &trail, unknown: self.reader.unknown };
+        let item = seed.deserialize(reader).map_err(|error| error.at(node).inside(Segment::Index(index)))?;
+        Ok(Some(item))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.items.len() - self.index)
+    }
+}
+
+struct Entries<'p, 'de> {
+    reader: Reader<'p, 'de>,
+    entries: &'de [(std::borrow::Cow<'de, str>, Rc<Node<'de>>)],
+    index: usize,
+}
+
+impl<'de> MapAccess<'de> for Entries<'_, 'de> {
+    type Error = ReadError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
+        let Some((key, _)) = self.entries.get(self.index) else { return Ok(None) };
+        seed.deserialize(BorrowedStrDeserializer::new(key)).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
+        let (key, node) = self
+            .entries
+            .get(self.index)
+            .expect("serde asks for a value only after next_key_seed gave its key");
+        self.index += 1;
+        let reader =
+            Reader { node, trail: &Trail::Key(self.reader.trail, key), unknown: self.reader.unknown };
+        seed.deserialize(reader)
+            .map_err(|error| error.at(node).inside(Segment::Key(key.clone().into_owned())))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.entries.len() - self.index)
+    }
+}
