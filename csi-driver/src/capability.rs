@@ -7,7 +7,9 @@ use proto::csi::volume_capability::{AccessType, MountVolume};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::parameters::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, MAX_THREADS, number};
+use crate::parameters::{
+    KNOWN_INODE_LIMITS, LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, MAX_THREADS, number,
+};
 use crate::wire;
 
 /// The access modes that a directory of this node's pool can have: all of them.
@@ -161,6 +163,7 @@ impl fmt::Display for Access {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct LaunchOverrides {
     pub threads: Option<u32>,
+    pub known_inode_limit: Option<u32>,
     pub log_level: Option<LogLevel>,
     pub grace_seconds: Option<u32>,
     pub delete_delay_seconds: Option<u32>,
@@ -215,7 +218,7 @@ impl Parsed {
 
 const FLAGS_FIELD: &str = "volume_capability.mount.mount_flags";
 const KNOWN_FLAGS: &str = "ro, rw, nosuid, nodev, noexec, noatime, relatime, nodiratime, sync, \
-                           hawser.threads=N, hawser.log-level=LEVEL, hawser.grace=SECONDS, \
+                           hawser.threads=N, hawser.known-inode-limit=N, hawser.log-level=LEVEL, hawser.grace=SECONDS, \
                            hawser.delete-delay=SECONDS";
 
 fn parse_mount(mode: AccessMode, mount: &MountVolume) -> Result<Parsed> {
@@ -281,6 +284,10 @@ impl Flags {
             Some(("hawser.threads", value)) => {
                 let threads = whole(flag, number(FLAGS_FIELD, value, 1..=MAX_THREADS))?;
                 return once(&mut overrides.threads, threads, flag);
+            }
+            Some(("hawser.known-inode-limit", value)) => {
+                let limit = whole(flag, number(FLAGS_FIELD, value, KNOWN_INODE_LIMITS))?;
+                return once(&mut overrides.known_inode_limit, limit, flag);
             }
             Some(("hawser.log-level", value)) => {
                 let level = whole(flag, LogLevel::parse(FLAGS_FIELD, value))?;
@@ -383,12 +390,18 @@ mod tests {
         let all = ["noexec", "noatime", "nodiratime", "sync", "nosuid", "nodev", "rw", "rw"];
         let access = parse(&all).unwrap().access;
         assert_eq!(access.to_string(), "MULTI_NODE_MULTI_WRITER read-write noexec noatime nodiratime sync");
-        let overrides =
-            parse(&["hawser.threads=2", "hawser.log-level=debug", "hawser.grace=0", "hawser.delete-delay=9"])
-                .unwrap()
-                .overrides;
+        let overrides = parse(&[
+            "hawser.threads=2",
+            "hawser.known-inode-limit=5000",
+            "hawser.log-level=debug",
+            "hawser.grace=0",
+            "hawser.delete-delay=9",
+        ])
+        .unwrap()
+        .overrides;
         let wanted = LaunchOverrides {
             threads: Some(2),
+            known_inode_limit: Some(5000),
             log_level: Some(LogLevel::Debug),
             grace_seconds: Some(0),
             delete_delay_seconds: Some(9),
@@ -401,6 +414,7 @@ mod tests {
             (&["ro", "rw"][..], "\"rw\": contradicts an earlier flag"),
             (&["noatime", "relatime"], "\"relatime\": contradicts noatime"),
             (&["hawser.threads=1", "hawser.threads=2"], "\"hawser.threads=2\": contradicts"),
+            (&["hawser.known-inode-limit=9"], "\"hawser.known-inode-limit=9\": a number from 1000 to"),
             (&["hawser.threads=17"], "\"hawser.threads=17\": a number from 1 to 16"),
             (&["hawser.delete-delay=86401"], "\"hawser.delete-delay=86401\": a number from 0 to 86400"),
             (&["hawser.grace=61"], "\"hawser.grace=61\": a number from 0 to 60"),

@@ -84,7 +84,7 @@ impl Control {
     }
 
     /// `what` is the request's name.
-    fn ask(&self, what: &'static str, kind: request::Kind) -> Result<reply::Kind> {
+    pub(crate) fn ask(&self, what: &'static str, kind: request::Kind) -> Result<reply::Kind> {
         let request = Request { kind: Some(kind) };
         let failed = |e| unreachable(&self.volume_id, what, self.limit, e);
         self.socket.send(&request.encode_to_vec(), &[]).map_err(failed)?;
@@ -98,7 +98,7 @@ impl Control {
         }
     }
 
-    fn unexpected(&self, what: &'static str, reply: &reply::Kind) -> Error {
+    pub(crate) fn unexpected(&self, what: &'static str, reply: &reply::Kind) -> Error {
         self.refused(what, format!("answered by {reply:?}"))
     }
 

@@ -17,6 +17,7 @@ mod dial;
 pub mod doctor;
 mod driver;
 pub mod error;
+mod forgetting;
 mod handover;
 mod host_path;
 mod identity;
@@ -121,6 +122,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let csi = server::serve_csi(driver.clone(), socket, stopped.clone());
     let metrics = metrics::serve(driver.clone(), metrics_socket, stopped.clone());
     let registration = registration::serve(driver.clone(), stopped.clone());
+    let forgetting = forgetting::serve(driver.clone(), stopped.clone());
     let waits = async {
         let mut stopped = stopped;
         // An error is the sender's end, which is a stop too.
@@ -132,7 +134,11 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         metrics.await;
         Ok(())
     };
-    let served = tokio::try_join!(csi, registration, metrics, waits);
+    let forgetting = async {
+        forgetting.await;
+        Ok(())
+    };
+    let served = tokio::try_join!(csi, registration, metrics, waits, forgetting);
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || driver.end_all_parked());
     // A panic there has said so, and the next start ends what is left.

@@ -16,6 +16,7 @@ pub(crate) use pod::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, PodP
 const KNOWN: &[&str] = &[
     "backend",
     "threads",
+    "knownInodeLimit",
     "snapshotMode",
     "mountPodNamePrefix",
     "mountPodLabels",
@@ -30,12 +31,19 @@ const KNOWN: &[&str] = &[
 /// Kubernetes' own keys, which some provisioners pass on (secrets, claim and volume names).
 pub(crate) const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
 pub(crate) const MAX_THREADS: u32 = 16;
+/// Inodes that the kernel may know of a volume, where neither class nor mount option
+/// says how many. The daemon has at most twice as many, of about 200 bytes each.
+pub(crate) const KNOWN_INODE_LIMIT: u32 = 500_000;
+/// Fewer would have a pod wait for its own directory listing.
+pub(crate) const KNOWN_INODE_LIMITS: RangeInclusive<u32> = 1000..=10_000_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Parameters {
     /// Event loops of the volume's daemon; 0: the daemon's default.
     pub threads: u32,
+    /// Inodes that the kernel may know; 0: [`KNOWN_INODE_LIMIT`].
+    pub known_inode_limit: u32,
     /// How snapshots and clones of the volume are made; `None`: by reflink.
     pub snapshot_mode: Option<SnapshotMode>,
     pub pod: PodParameters,
@@ -49,6 +57,10 @@ impl Parameters {
                 "backend" if value == "local" => {}
                 "backend" => return Err(Error::invalid("parameters.backend", value, "known is local")),
                 "threads" => parsed.threads = number("parameters.threads", value, 1..=MAX_THREADS)?,
+                "knownInodeLimit" => {
+                    parsed.known_inode_limit =
+                        number("parameters.knownInodeLimit", value, KNOWN_INODE_LIMITS)?;
+                }
                 "snapshotMode" => {
                     parsed.snapshot_mode = Some(parse_snapshot_mode("parameters.snapshotMode", value)?);
                 }
@@ -68,6 +80,9 @@ impl Parameters {
 impl fmt::Display for Parameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "threads={}", self.threads)?;
+        if self.known_inode_limit > 0 {
+            write!(f, " knownInodeLimit={}", self.known_inode_limit)?;
+        }
         if let Some(mode) = self.snapshot_mode {
             write!(f, " snapshotMode={}", mode.as_str())?;
         }
@@ -107,7 +122,7 @@ mod tests {
     #[test]
     fn an_unknown_parameter_is_named() {
         let message = parse(&[("bakend", "local")]).unwrap_err().to_string();
-        let words = "parameters: unknown parameter \"bakend\": known are backend, threads, snapshotMode, ";
+        let words = "parameters: unknown parameter \"bakend\": known are backend, threads, knownInodeLimit, ";
         assert!(message.starts_with(words), "{message}");
     }
 

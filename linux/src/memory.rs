@@ -34,6 +34,16 @@ pub fn map_allocations_from(bytes: u32) -> Result<()> {
     Ok(())
 }
 
+/// Gives freed memory back to the kernel, from the middle of the heap too. It
+/// takes time, and who allocates meanwhile waits. Does nothing with musl's C library.
+pub fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim(3) takes a number, and returns pages that nothing is allocated in.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// No huge pages where the machine gives them unasked (transparent_hugepage=always):
 /// there the first byte of a large buffer takes 2 MiB.
 pub fn refuse_huge_pages() -> Result<()> {

@@ -4,6 +4,7 @@
 //! stat(2) would hang on a dead FUSE server.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read as _;
@@ -51,6 +52,27 @@ pub fn read() -> Result<Vec<MountEntry>> {
 /// The mounts that process `pid` sees.
 pub fn read_of(pid: i32) -> Result<Vec<MountEntry>> {
     read_from(Path::new(&format!("/proc/{pid}/mountinfo")))
+}
+
+/// The table in this file: `/proc/<pid>/task/<tid>/mountinfo`.
+pub fn read_at(table: &Path) -> Result<Vec<MountEntry>> {
+    read_from(table)
+}
+
+/// Where something is mounted inside the file system with these device numbers:
+/// paths from its root, without a leading slash. `entries` are of one mount namespace.
+pub fn mounted_inside(entries: &[MountEntry], (major, minor): (u32, u32)) -> Vec<PathBuf> {
+    let is_it = |entry: &&MountEntry| (entry.major, entry.minor) == (major, minor);
+    let mounts: HashMap<u64, &MountEntry> =
+        entries.iter().filter(is_it).map(|entry| (entry.mount_id, entry)).collect();
+    let inside = |entry: &MountEntry| {
+        let mount = mounts.get(&entry.parent_id).filter(|mount| mount.mount_id != entry.mount_id)?;
+        let below = entry.mount_point.strip_prefix(&mount.mount_point).ok()?;
+        // A mount upon the mount is on the directory that the latter shows.
+        let path = if below.as_os_str().is_empty() { mount.root.clone() } else { mount.root.join(below) };
+        Some(path.strip_prefix("/").map(Path::to_owned).unwrap_or(path))
+    };
+    entries.iter().filter_map(inside).collect()
 }
 
 /// What is visibly mounted exactly at `path`; `path` must be absolute and free
@@ -204,6 +226,18 @@ fn unescape(field: &[u8]) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mounts_inside_a_file_system_are_named_from_its_root() {
+        let table = b"20 1 0:50 / /volume rw - fuse.hawser v rw\n\
+            21 1 0:50 /sub /pod/part rw - fuse.hawser v rw\n\
+            30 20 0:60 / /volume/d/dir rw - tmpfs t rw\n\
+            31 21 8:1 /secret /pod/part/a\\040file rw - ext4 /dev/a rw\n\
+            32 1 0:61 / /volume2/d rw - tmpfs t rw\n\
+            33 30 0:62 / /volume/d/dir/deeper rw - tmpfs t rw\n";
+        let found = mounted_inside(&parse(table).unwrap(), (0, 50));
+        assert_eq!(found, [Path::new("d/dir"), Path::new("sub/a file")]);
+    }
 
     #[test]
     fn a_line_with_optional_fields_and_octal_escapes_is_understood() {

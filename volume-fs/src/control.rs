@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use prost::Message;
-use proto::control::{Done, Pong, Reply, Request, Usage, reply, request};
+use proto::control::{Done, Pong, Reply, Request, Stats, Usage, reply, request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -25,14 +25,15 @@ use self::pauses::{Pauses, Who, refused};
 use self::scrapes::Scrapes;
 use crate::gate::Gate;
 use crate::metrics::{Gauges, Metrics};
+use crate::pruner::MountPoints;
 use crate::quota::{Limits, Quota};
 use crate::volume::Volume;
 
 /// The driver's, and a person's with a tool beside it. For one more the oldest
 /// is closed that has not paused the volume.
 const MOST_CONNECTIONS: usize = 8;
-/// No request needs a tenth of it.
-const MOST_REQUEST_BYTES: usize = 4096;
+/// All mount points in a volume; of no other request a tenth is needed.
+const MOST_REQUEST_BYTES: usize = 64 << 10;
 const STACK_BYTES: usize = 128 << 10;
 
 /// Listening already.
@@ -51,6 +52,7 @@ pub(crate) struct Subject {
     pub(crate) gate: Arc<Gate>,
     pub(crate) quota: Arc<Quota>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) mount_points: Arc<MountPoints>,
 }
 
 /// Answers on a thread of its own until the process ends.
@@ -123,7 +125,7 @@ impl Desk {
             metrics.render(&Gauges {
                 usage: quota.usage(),
                 open_files: volume.open_files(),
-                known_nodes: volume.known_nodes(),
+                known: volume.nodes().known_now(),
                 paused: self.pauses.total(),
             })
         });
@@ -184,7 +186,7 @@ impl Desk {
     /// One packet from a connection, which is closed at its end and when it makes no sense.
     fn receive(&mut self, who: Who, now: Instant) {
         let Some(connection) = self.connections.iter().find(|one| one.who == who) else { return };
-        let mut packet = [0_u8; MOST_REQUEST_BYTES];
+        let mut packet = vec![0_u8; MOST_REQUEST_BYTES];
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         let answer = match rustix::net::recv(&connection.fd, &mut packet, flags) {
             Err(Errno::AGAIN | Errno::INTR) => return,
@@ -214,6 +216,14 @@ impl Desk {
             }
             request::Kind::Quiesce(wanted) => return self.pauses.quiesce(who, wanted.lease_ms, now),
             request::Kind::Resume(_) => self.pauses.resume(who, now),
+            request::Kind::GetStats(_) => reply::Kind::Stats(self.stats()),
+            request::Kind::MountPoints(list) => {
+                if self.subject.mount_points.answer(list.round, list.paths) {
+                    reply::Kind::Done(Done {})
+                } else {
+                    refused(format!("round: {} does not wait for mount points", list.round))
+                }
+            }
         })
     }
 
@@ -225,6 +235,18 @@ impl Desk {
             used_inodes: now.used.inodes,
             inode_limit: now.limits.inodes,
             counting: now.counting,
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let known = self.subject.volume.nodes().known_now();
+        Stats {
+            known_inodes: known.nodes as u64,
+            known_inode_limit: known.limit as u64,
+            removed_inodes: known.nameless as u64,
+            asked_to_forget: known.asked_to_forget,
+            refused: known.refused,
+            mount_points_wanted: self.subject.mount_points.wanted_for().unwrap_or_default(),
         }
     }
 

@@ -195,19 +195,19 @@ impl Filesystem for VolumeFilesystem {
         });
     }
 
-    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Unlink);
-        let name = name.to_owned();
+        let (name, uid) = (name.to_owned(), request.uid());
         self.change(move |volume| {
-            answer_empty(call.ended(volume.remove(parent.0, &name, AtFlags::empty())), reply);
+            answer_empty(call.ended(volume.remove(parent.0, &name, (AtFlags::empty(), uid))), reply);
         });
     }
 
-    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Rmdir);
-        let name = name.to_owned();
+        let (name, uid) = (name.to_owned(), request.uid());
         self.change(move |volume| {
-            answer_empty(call.ended(volume.remove(parent.0, &name, AtFlags::REMOVEDIR)), reply);
+            answer_empty(call.ended(volume.remove(parent.0, &name, (AtFlags::REMOVEDIR, uid))), reply);
         });
     }
 
@@ -228,7 +228,7 @@ impl Filesystem for VolumeFilesystem {
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         newparent: INodeNo,
@@ -237,10 +237,10 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Rename);
-        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+        let by = (rustix::fs::RenameFlags::from_bits_retain(flags.bits()), request.uid());
         let (from, to) = (name.to_owned(), newname.to_owned());
         self.change(move |volume| {
-            answer_empty(call.ended(volume.rename((parent.0, &from), (newparent.0, &to), flags)), reply);
+            answer_empty(call.ended(volume.rename((parent.0, &from), (newparent.0, &to), by)), reply);
         });
     }
 

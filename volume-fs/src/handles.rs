@@ -40,6 +40,10 @@ impl<T> Handles<T> {
         open.get(&handle.0).cloned().ok_or(Errno::BADF)
     }
 
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.open.read().unwrap_or_else(PoisonError::into_inner).len()
     }

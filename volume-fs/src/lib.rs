@@ -8,7 +8,7 @@
 //! socket is closed, and the event loops run until the unmount.
 //!
 //! In the middle: `filesystem` speaks fuser, `volume` is the file system,
-//! `nodes` knows which file a node id is, `directory` and `handles` are what
+//! `nodes` knows which file a node id is, `pruner` has the kernel forget them, `directory` and `handles` are what
 //! is open. `quota` knows what the volume uses, which `count` finds out and
 //! `usage_file` keeps; [`control`] answers the driver, and shuts the `gate`
 //! that every change goes through; it shows the `metrics` too.
@@ -30,6 +30,7 @@ mod handles;
 pub mod handover;
 mod metrics;
 mod nodes;
+mod pruner;
 mod quota;
 pub mod seccomp;
 mod usage_file;
@@ -52,6 +53,8 @@ use crate::filesystem::VolumeFilesystem;
 use crate::gate::{Gate, Reason};
 use crate::handover::{Assignment, Dialled};
 use crate::metrics::Metrics;
+use crate::nodes::NodeLimits;
+use crate::pruner::MountPoints;
 use crate::quota::{Counted, Quota, Use};
 use crate::usage_file::{BootId, UsageFile};
 use crate::volume::Volume;
@@ -131,20 +134,32 @@ impl Serving {
         usage_file.forget().map_err(step("usage file", "truncate"))?;
         let quota = Arc::new(Quota::new(assignment.limits, found, threads));
         let gate = Arc::new(Gate::new(!is_counted).map_err(step("threads", "eventfd"))?);
-        let volume =
-            Arc::new(Volume::open(assignment.volume, descriptors, descriptor_limit, Arc::clone(&quota))?);
+        let limits = NodeLimits {
+            descriptors: descriptor_limit,
+            known: assignment.known_inode_limit,
+            event_loops: threads,
+        };
+        let volume = Arc::new(Volume::open(assignment.volume, descriptors, limits, Arc::clone(&quota))?);
+        let notified = assignment.fuse_device.try_clone().map_err(|source| Error::Kernel {
+            step: "notifications",
+            source: linux::Error::new("duplicate", "the FUSE connection", source),
+        })?;
         let metrics = Arc::new(Metrics::default());
         let filesystem = VolumeFilesystem::new(Arc::clone(&volume), Arc::clone(&gate), Arc::clone(&metrics));
         let session = open_session(filesystem, assignment.fuse_device, threads)?;
         lock_in()?;
+        let mount_points = Arc::new(MountPoints::default());
         let subject = Subject {
             volume: Arc::clone(&volume),
             gate: Arc::clone(&gate),
             quota: Arc::clone(&quota),
             metrics,
+            mount_points: Arc::clone(&mount_points),
         };
         control::start(assignment.listeners, subject)
             .map_err(|source| Error::Thread { name: "control", source })?;
+        pruner::start(Arc::clone(&volume), notified, mount_points)
+            .map_err(|source| Error::Thread { name: "pruner", source })?;
         if !is_counted {
             start_counting(volume, Arc::clone(&quota), Arc::clone(&gate))?;
         }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::errno::Result;
+use crate::nodes::KnownNow;
 use crate::quota::UsageNow;
 
 /// Upper bounds in seconds: from a cached attribute to a disk that hardly answers.
@@ -116,7 +117,7 @@ pub(crate) struct Call {
 pub(crate) struct Gauges {
     pub(crate) usage: UsageNow,
     pub(crate) open_files: usize,
-    pub(crate) known_nodes: usize,
+    pub(crate) known: KnownNow,
     pub(crate) paused: Duration,
 }
 
@@ -172,7 +173,13 @@ impl Metrics {
         page.alone("inode_limit", "gauge", "How many it may hold; 0: no limit.", limits.inodes);
         page.alone("counting", "gauge", "1 while the use is counted and changes wait.", u64::from(counting));
         page.alone("open_files", "gauge", "Open files.", gauges.open_files as u64);
-        page.alone("known_nodes", "gauge", "Inodes that the kernel knows.", gauges.known_nodes as u64);
+        let KnownNow { nodes, limit, nameless, asked_to_forget, refused } = gauges.known;
+        page.alone("known_nodes", "gauge", "Inodes that the kernel knows.", nodes);
+        page.alone("known_node_limit", "gauge", "Beyond it the kernel is asked to forget.", limit);
+        page.alone("removed_nodes", "gauge", "Removed files that are still held.", nameless);
+        let forget = "forget_requests_total";
+        page.alone(forget, "counter", "Inodes that the kernel was asked to forget.", asked_to_forget);
+        page.alone("refused_nodes_total", "counter", "Lookups and creations refused with ENFILE.", refused);
         let paused = gauges.paused.as_secs_f64();
         page.alone("pause_seconds_total", "counter", "Time in which changes waited for snapshots.", paused);
         page.text
@@ -253,7 +260,7 @@ mod tests {
                 counting: false,
             },
             open_files: 3,
-            known_nodes: 4,
+            known: KnownNow { nodes: 4, limit: 5, ..KnownNow::default() },
             paused: Duration::from_millis(1500),
         }
     }

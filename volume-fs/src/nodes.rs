@@ -5,7 +5,9 @@
 //! thousand descriptors. The others are found again by their place, directory
 //! and name, and accepted only if the inode number is still theirs; open by
 //! handle would need CAP_DAC_READ_SEARCH. A node without a place, such as an
-//! unlinked file that is still open, keeps its descriptor until it is forgotten.
+//! unlinked file that is still open, keeps its descriptor until it is forgotten;
+//! how many of these one user may have is limited. How many nodes there are is
+//! `bound`'s affair.
 //!
 //! Invariants: `open` is the number of nodes with a descriptor, the root
 //! aside. A node is in the table while the kernel has looked it up more often
@@ -15,22 +17,29 @@
 //!
 //! Lock order: the table, then the quota's.
 
+mod bound;
+
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fuser::INodeNo;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
+use self::bound::Nameless;
+pub(crate) use self::bound::{Admission, KnownNow, Pressure};
 use crate::attributes::Origin;
 use crate::errno::Result;
 use crate::quota::Quota;
 
 /// Descriptors cost kernel memory too, each holds an inode and its dentry.
 const MOST_DESCRIPTORS: usize = 4096;
+
+/// How many removed files may be held: their descriptors cannot be closed.
+const MOST_NAMELESS: u64 = 65_536;
 
 /// A concurrent rename may invalidate the place between reading and using it.
 const ATTEMPTS: usize = 3;
@@ -53,19 +62,56 @@ pub(crate) struct Nodes {
     quota: Arc<Quota>,
     /// How many names directories have lost; changed under the table's lock.
     names_lost: [AtomicU64; NAME_COUNTERS],
+    /// Nodes, beyond which the kernel is asked to forget.
+    bound: usize,
+    /// How many event loops may wait for room.
+    most_waiting: usize,
+    most_nameless: usize,
+    /// Wakes the pruner.
+    pressure: Condvar,
+    /// Wakes who waits for room.
+    relief: Condvar,
+    asked_to_forget: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// What there may be of nodes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeLimits {
+    /// RLIMIT_NOFILE.
+    pub(crate) descriptors: u64,
+    /// Known inodes, beyond which the kernel is asked to forget.
+    pub(crate) known: usize,
+    pub(crate) event_loops: usize,
 }
 
 /// A moment in the life of a directory's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NamesAsOf(u64);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Table {
     nodes: HashMap<u64, Node>,
     /// Candidates for closing, second chance: whoever was used since its last
     /// turn goes to the end. May name nodes that are gone or closed.
     clock: VecDeque<u64>,
     open: usize,
+    /// All nodes but the root, oldest first. May name nodes that are gone.
+    ring: VecDeque<u64>,
+    /// Counts the pruner's rounds.
+    round: u32,
+    /// The most nodes there were since memory was last given back.
+    peak: usize,
+    /// Who waits for room, or for FORGETs.
+    waiting: usize,
+    pruner_waits: bool,
+    /// Nodes that were dropped, ever.
+    dropped: u64,
+    /// The last round has freed nothing worth waiting for.
+    stuck: bool,
+    /// A lookup was refused, and the bound is still exceeded.
+    refusing: bool,
+    nameless: Nameless,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +121,8 @@ struct Node {
     children: usize,
     place: Option<Place>,
     fd: Option<Arc<OwnedFd>>,
+    /// The round of the pruner in which it was last used.
+    touched: u32,
     used: bool,
     in_clock: bool,
 }
@@ -90,15 +138,26 @@ struct Left {
 type WayDown = Vec<(u64, CString)>;
 
 impl Nodes {
-    /// `descriptor_limit` is RLIMIT_NOFILE, of which nodes take a quarter at most.
-    /// `quota` is told which nodes are forgotten.
-    pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, descriptor_limit: u64, quota: Arc<Quota>) -> Self {
-        let quarter = usize::try_from(descriptor_limit / 4).unwrap_or(usize::MAX);
+    /// Of the descriptors nodes take a quarter at most, and a sixteenth for
+    /// removed files. `quota` is told which nodes are forgotten.
+    pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, limits: NodeLimits, quota: Arc<Quota>) -> Self {
+        let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
-        let table =
-            Table { nodes: HashMap::from([(INodeNo::ROOT.0, root)]), clock: VecDeque::new(), open: 0 };
-        let names_lost = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { origin, limit: quarter.min(MOST_DESCRIPTORS), table: Mutex::new(table), quota, names_lost }
+        let table = Table { nodes: HashMap::from([(INodeNo::ROOT.0, root)]), round: 1, ..Table::default() };
+        Self {
+            origin,
+            limit: part(limits.descriptors / 4).min(MOST_DESCRIPTORS),
+            table: Mutex::new(table),
+            quota,
+            names_lost: std::array::from_fn(|_| AtomicU64::new(0)),
+            bound: limits.known.max(1),
+            most_waiting: limits.event_loops / 2,
+            most_nameless: part((limits.descriptors / 16).min(MOST_NAMELESS)),
+            pressure: Condvar::new(),
+            relief: Condvar::new(),
+            asked_to_forget: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
     }
 
     /// The O_PATH descriptor of a node, opened again if it was closed.
@@ -158,13 +217,18 @@ impl Nodes {
     }
 
     fn remember_in(&self, mut table: MutexGuard<'_, Table>, (id, place): (u64, Place), fd: Option<OwnedFd>) {
+        let (before, round) = (table.nodes.len(), table.round);
         let node = table.nodes.entry(id).or_default();
         node.lookups += 1;
-        node.used = true;
+        (node.used, node.touched) = (true, round);
         // A look-up that overlaps the removal of the last name must not give
         // the node a place again: it could then not be opened any more.
         let nameless = node.place.is_none()
             && node.fd.as_ref().is_some_and(|fd| stat(fd).is_ok_and(|seen| seen.stx_nlink == 0));
+        if table.nodes.len() > before {
+            table.ring_add(id);
+            self.came(&mut table);
+        }
         let mut left = if id == INodeNo::ROOT.0 || nameless { Left::default() } else { table.put(id, place) };
         if let Some(fd) = fd {
             left.extend(table.keep_open(id, Arc::new(fd), self.limit));
@@ -179,18 +243,38 @@ impl Nodes {
 
     /// [`Self::remember`], unless the directory has lost a name since `seen`:
     /// that of this file may be another's by now, so it has to be looked up again.
+    /// `ENFILE` if there is no room for one more node.
     pub(crate) fn remember_if_still_there(
         &self,
         (id, place): (u64, &Place),
         fd: OwnedFd,
-        seen: NamesAsOf,
-    ) -> Option<OwnedFd> {
-        let table = self.table();
+        (seen, admission): (NamesAsOf, Admission),
+    ) -> Result<Option<OwnedFd>> {
+        let mut table = self.table();
+        if admission == Admission::IfRoom && !table.nodes.contains_key(&id) {
+            table = self.room_for_one(table)?;
+        }
         if self.names_now(place.directory) != seen {
-            return Some(fd);
+            return Ok(Some(fd));
         }
         self.remember_in(table, (id, place.clone()), Some(fd));
-        None
+        Ok(None)
+    }
+
+    /// [`Self::remember`] of a file that nobody has looked up by this name.
+    pub(crate) fn remember_if_room(&self, id: u64, place: Place) -> Result<()> {
+        let mut table = self.table();
+        if !table.nodes.contains_key(&id) {
+            table = self.room_for_one(table)?;
+        }
+        self.remember_in(table, (id, place), None);
+        Ok(())
+    }
+
+    /// Before a name is taken from a node that may be held: whether `uid` may
+    /// have one more removed file. `ENOSPC` if not; a FORGET may be on its way.
+    pub(crate) fn admit_nameless(&self, uid: u32) -> Result<()> {
+        self.table().nameless.admit(uid, self.most_nameless)
     }
 
     fn names_lost(&self, directory: u64) -> &AtomicU64 {
@@ -202,9 +286,9 @@ impl Nodes {
         self.limit
     }
 
-    /// How many nodes the kernel knows, the root and what only leads to others included.
-    pub(crate) fn count(&self) -> usize {
-        self.table().nodes.len()
+    /// How many descriptors removed files may take.
+    pub(crate) fn most_nameless(&self) -> usize {
+        self.most_nameless
     }
 
     /// Does the kernel know this node?
@@ -218,13 +302,14 @@ impl Nodes {
         let Some(node) = table.nodes.get_mut(&id) else { return };
         node.lookups = node.lookups.saturating_sub(count);
         let left = table.drop_unused(id);
+        self.went(&mut table);
         self.let_go(table, left);
     }
 
     /// The file at `place` lost that name; `held` keeps it reachable. Without
     /// `names_left` it always does: while the kernel knows the node, its inode
-    /// number must not become another file's.
-    pub(crate) fn removed(&self, id: u64, place: &Place, held: Arc<OwnedFd>, names_left: bool) {
+    /// number must not become another file's. `uid` removed the name.
+    pub(crate) fn removed(&self, (id, uid): (u64, u32), place: &Place, held: Arc<OwnedFd>, names_left: bool) {
         let mut table = self.table();
         self.names_lost(place.directory).fetch_add(1, Ordering::Release);
         let Some(node) = table.nodes.get(&id) else { return };
@@ -233,6 +318,9 @@ impl Nodes {
             // In this order: what has no place is not closed again.
             left.extend(table.take_place(id));
             left.extend(table.keep_open(id, held, self.limit));
+        }
+        if !names_left {
+            table.nameless.add(id, uid);
         }
         self.let_go(table, left);
     }
@@ -296,7 +384,7 @@ impl Table {
         let longest = self.nodes.len();
         loop {
             let node = self.nodes.get_mut(&at).ok_or(Errno::STALE)?;
-            node.used = true;
+            (node.used, node.touched) = (true, self.round);
             if let Some(fd) = &node.fd {
                 return Ok((Arc::clone(fd), way_down));
             }
@@ -352,10 +440,14 @@ impl Table {
                 break;
             }
             let Some(node) = self.nodes.remove(&id) else { break };
+            self.dropped += 1;
             left.forgotten.push(id);
             if let Some(fd) = node.fd {
                 self.open -= 1;
                 left.descriptors.push(fd);
+            }
+            if node.place.is_none() {
+                self.nameless.remove(id);
             }
             if let Some(place) = node.place {
                 if let Some(directory) = self.nodes.get_mut(&place.directory) {
@@ -444,7 +536,8 @@ mod tests {
             let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
             let origin = Origin::of_root(&stat(&root).unwrap());
             let quota = Arc::new(Quota::new(crate::quota::Limits::default(), None, 4));
-            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limit, quota), root }
+            let limits = NodeLimits { descriptors: limit, known: 1_000_000, event_loops: 4 };
+            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, quota), root }
         }
 
         fn look_up(&self, directory: u64, path: &str) -> u64 {
@@ -517,7 +610,7 @@ mod tests {
         let id = fixture.look_up(1, "gone");
         let held = fixture.nodes.descriptor(id).unwrap();
         std::fs::remove_file(fixture.directory.path().join("gone")).unwrap();
-        fixture.nodes.removed(id, &Place { directory: 1, name: c"gone".into() }, held, false);
+        fixture.nodes.removed((id, 0), &Place { directory: 1, name: c"gone".into() }, held, false);
         for n in 0..10 {
             fixture.create(&format!("f{n}"));
             fixture.look_up(1, &format!("f{n}"));
@@ -541,7 +634,7 @@ mod tests {
         let at_b = Place { directory: 1, name: c"b".into() };
         let held = Arc::new(fixture.nodes.open_path(&fixture.root, c"b").unwrap());
         std::fs::remove_file(path("b")).unwrap();
-        fixture.nodes.removed(id, &at_b, held, false);
+        fixture.nodes.removed((id, 0), &at_b, held, false);
         assert_eq!(fixture.inode(id), id);
     }
 
@@ -556,10 +649,13 @@ mod tests {
         let path = |name: &str| fixture.directory.path().join(name);
         std::fs::rename(path("a"), path("b")).unwrap();
         fixture.nodes.moved(id, &place(c"a"), place(c"b"));
-        let fd = fixture.nodes.remember_if_still_there((id, &place(c"a")), fd, seen).expect("given back");
+        let fd =
+            fixture.nodes.remember_if_still_there((id, &place(c"a")), fd, (seen, Admission::IfRoom)).unwrap();
+        let fd = fd.expect("given back");
         assert_eq!(fixture.inode(id), id, "found at b");
         let seen = fixture.nodes.names_now(1);
-        assert!(fixture.nodes.remember_if_still_there((id, &place(c"b")), fd, seen).is_none());
+        let kept = fixture.nodes.remember_if_still_there((id, &place(c"b")), fd, (seen, Admission::IfRoom));
+        assert!(kept.unwrap().is_none());
     }
 
     #[test]

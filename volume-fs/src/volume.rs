@@ -12,6 +12,7 @@ mod data;
 mod listing;
 mod names;
 
+use std::collections::HashSet;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use fuser::FileAttr;
 use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
-use rustix::fs::{FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 pub(crate) use self::attributes::{Changes, Xattr};
@@ -31,7 +32,7 @@ use crate::count;
 use crate::directory::Directory;
 use crate::errno::{self, Result};
 use crate::handles::Handles;
-use crate::nodes::{Nodes, stat};
+use crate::nodes::{NodeLimits, Nodes, Place, stat};
 use crate::quota::{Charged, Quota, Use, charge};
 use crate::xattrs::{self, AttributeBlocks};
 
@@ -79,7 +80,7 @@ impl Volume {
     pub(crate) fn open(
         source: Source,
         descriptors: DescriptorDir,
-        descriptor_limit: u64,
+        limits: NodeLimits,
         quota: Arc<Quota>,
     ) -> crate::Result<Self> {
         let root = Arc::new(source.directory);
@@ -92,12 +93,14 @@ impl Volume {
         })?;
         let origin = Origin::of_root(&seen);
         let attribute_blocks = AttributeBlocks::of_file_system(&root);
-        let nodes = Nodes::new(Arc::clone(&root), origin, descriptor_limit, Arc::clone(&quota));
-        let limit = usize::try_from(descriptor_limit).unwrap_or(usize::MAX);
+        let nodes = Nodes::new(Arc::clone(&root), origin, limits, Arc::clone(&quota));
+        let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
         let kept_free = (limit / 4).min(MOST_KEPT_FREE);
         Ok(Self {
             origin,
-            files: Handles::new(limit.saturating_sub(nodes.most_descriptors() + kept_free)),
+            files: Handles::new(
+                limit.saturating_sub(nodes.most_descriptors() + nodes.most_nameless() + kept_free),
+            ),
             directories: Handles::new(kept_free / 2),
             nodes,
             root,
@@ -118,8 +121,21 @@ impl Volume {
         self.files.count()
     }
 
-    pub(crate) fn known_nodes(&self) -> usize {
-        self.nodes.count()
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// The nodes that have an open file.
+    pub(crate) fn open_nodes(&self) -> HashSet<u64> {
+        self.files.all().iter().map(|file| file.id).collect()
+    }
+
+    /// Whether there is something at `place` that is not a directory.
+    pub(crate) fn is_no_directory(&self, place: &Place) -> bool {
+        let seen = self.nodes.descriptor(place.directory).and_then(|directory| {
+            rustix::fs::statx(directory, &place.name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)
+        });
+        seen.is_ok_and(|seen| FileType::from_raw_mode(seen.stx_mode.into()) != FileType::Directory)
     }
 
     /// Makes a change to a file, and charges it for what that took or gave back.

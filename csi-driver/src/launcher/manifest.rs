@@ -118,7 +118,8 @@ impl ManifestLauncher {
             .map(|(key, value)| format!("    {}: {}\n", quoted(key), quoted(value)))
             .collect();
         let (grace, log_level) = (settings.grace_seconds, settings.log_level.as_str());
-        let resources = resources(&settings.resources, spec.inode_limit);
+        let default_limit = memory::default_limit_bytes(spec.inode_limit, settings.known_inodes());
+        let resources = resources(&settings.resources, default_limit);
         let host_path = self.host_path(spec.volume_id);
         format!(
             r#"{MARK}{id}
@@ -173,15 +174,14 @@ spec:
 
 /// Kubernetes refuses a pod whose limit is below its request: where one of the
 /// two is given, the other gives way.
-fn resources(given: &Resources, inode_limit: u64) -> String {
+fn resources(given: &Resources, default_limit_bytes: u64) -> String {
     let cpu_request = given.cpu_request.as_deref().or(given.cpu_limit.as_deref()).unwrap_or("10m");
     let memory_request = given.memory_request.as_deref().unwrap_or("32Mi");
     let bytes = |quantity| parse_quantity(quantity).unwrap_or_default();
-    let default_limit = memory::default_limit_bytes(inode_limit);
-    let default_limit = if default_limit < bytes(memory_request) {
+    let default_limit = if default_limit_bytes < bytes(memory_request) {
         memory_request.to_owned()
     } else {
-        format!("{}Mi", default_limit >> 20)
+        format!("{}Mi", default_limit_bytes >> 20)
     };
     let memory_limit = given.memory_limit.as_ref().unwrap_or(&default_limit);
     let mut text = format!("      requests:\n        cpu: {}\n", quoted(cpu_request));
@@ -327,7 +327,7 @@ mod tests {
             let pairs = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
             let PodParameters { resources: given, .. } =
                 crate::parameters::Parameters::parse(&pairs).unwrap().pod;
-            resources(&given, 1024).split_whitespace().collect::<Vec<_>>().join(" ").replace('"', "")
+            resources(&given, 512 << 20).split_whitespace().collect::<Vec<_>>().join(" ").replace('"', "")
         };
         for (given, wanted) in [
             (&[][..], "requests: cpu: 10m memory: 32Mi limits: memory: 512Mi"),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::capability::LaunchOverrides;
-use crate::parameters::{LogLevel, Parameters, Resources};
+use crate::parameters::{KNOWN_INODE_LIMIT, LogLevel, Parameters, Resources};
 
 pub(super) const DEFAULT_NAME_PREFIX: &str = "hawser-volume";
 const DEFAULT_GRACE_SECONDS: u32 = 5;
@@ -23,6 +23,8 @@ pub(crate) struct LaunchSettings {
     pub delete_delay_seconds: u32,
     /// Event loops; 0: the daemon's default.
     pub threads: u32,
+    /// Inodes that the kernel may know; 0: [`KNOWN_INODE_LIMIT`].
+    pub known_inode_limit: u32,
 }
 
 impl Default for LaunchSettings {
@@ -46,7 +48,13 @@ impl LaunchSettings {
                 .or(pod.delete_delay_seconds)
                 .unwrap_or_default(),
             threads: overrides.threads.unwrap_or(parameters.threads),
+            known_inode_limit: overrides.known_inode_limit.unwrap_or(parameters.known_inode_limit),
         }
+    }
+
+    /// Inodes that the kernel may know before it is asked to forget.
+    pub(crate) fn known_inodes(&self) -> u32 {
+        if self.known_inode_limit == 0 { KNOWN_INODE_LIMIT } else { self.known_inode_limit }
     }
 
     /// Whether a daemon that was started with these is what `other` asks for.

@@ -264,6 +264,7 @@ impl Driver {
                 read_only: wish.access.read_only,
                 threads: wish.settings.threads,
                 inode_limit,
+                known_inode_limit: wish.settings.known_inodes(),
             },
             fuse_device: fuse_device.as_fd(),
             tree: data.tree.as_fd(),

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 
 use anyhow::Context;
 use proto::csi::volume_capability::AccessType;
@@ -47,6 +49,16 @@ fn daemon(scene: &Scene, volume_id: &str) -> (String, usize) {
     (command_line, threads.unwrap())
 }
 
+/// What the daemon shows in its metrics.
+fn known_inode_limit(scene: &Scene, volume_id: &str) -> String {
+    let mut socket = UnixStream::connect(scene.dial_dir(volume_id).join("prom.sock")).unwrap();
+    socket.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut page = String::new();
+    socket.read_to_string(&mut page).unwrap();
+    let shown = page.lines().find_map(|line| line.strip_prefix("hawser_volume_known_node_limit "));
+    shown.expect("the limit is shown").to_owned()
+}
+
 #[test]
 fn settings_reach_the_process_and_mount_options_win() {
     let scene = Scene::start(Flags::process());
@@ -62,10 +74,15 @@ fn settings_reach_the_process_and_mount_options_win() {
     assert_eq!(threads, 2);
     caller.unstage(&id).unwrap();
 
+    stage(&caller, &id, &["hawser.known-inode-limit=4321"]).unwrap();
+    assert_eq!(known_inode_limit(&scene, &id), "4321");
+    caller.unstage(&id).unwrap();
+
     stage(&caller, &id, &["hawser.threads=3", "hawser.log-level=trace", "noexec"]).unwrap();
     let (command_line, threads) = daemon(&scene, &id);
     assert!(command_line.contains("--log-level trace"), "{command_line}");
     assert_eq!(threads, 3);
+    assert_eq!(known_inode_limit(&scene, &id), "500000");
     assert_refused(stage(&caller, &id, &["suid"]), Code::InvalidArgument, "mount_flags: \"suid\"");
     caller.unstage(&id).unwrap();
 

@@ -58,6 +58,7 @@ impl Volume {
     ) -> Result<()> {
         let directory = self.directories.get(handle)?;
         let own = self.origin.attributes(&stat(&*directory)?)?;
+        let (mut taken_before, mut refused) = (false, None);
         directory.read(offset, |entry| {
             let listed = self.listed(entry);
             if matches!(entry.name.as_bytes(), b"." | b"..") {
@@ -72,13 +73,19 @@ impl Volume {
             let Ok(known) = known else { return Taken::Yes };
             // Remembered first: an answer that was sent may be used at once.
             let place = Place { directory: id, name: entry.name.clone() };
-            self.nodes.remember(known.attributes.ino.0, place, None);
+            if let Err(errno) = self.nodes.remember_if_room(known.attributes.ino.0, place) {
+                refused = Some(errno);
+                return Taken::No;
+            }
             let taken = take(listed, &known);
             if taken == Taken::No {
                 self.nodes.forget(known.attributes.ino.0, 1);
             }
+            taken_before = true;
             taken
-        })
+        })?;
+        // An empty answer would be the end of the directory.
+        refused.filter(|_| !taken_before).map_or(Ok(()), Err)
     }
 
     fn listed<'a>(&self, entry: &'a Entry) -> Listed<'a> {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::data::PASSED_ON;
 use super::{Known, OpenFile, Volume, WANTED, component, mode_bits};
 use crate::errno::{self, Result};
-use crate::nodes::{Place, stat};
+use crate::nodes::{Admission, Place, stat};
 use crate::quota::charge;
 
 /// While acting as a caller: the kernel has checked the directory's mode with
@@ -36,10 +36,10 @@ pub(crate) enum Special {
 
 impl Volume {
     pub(crate) fn look_up(&self, directory: u64, name: &OsStr) -> Result<Known> {
-        self.find(directory, name).map(|(known, _seen)| known)
+        self.find(directory, name, Admission::IfRoom).map(|(known, _seen)| known)
     }
 
-    fn find(&self, directory: u64, name: &OsStr) -> Result<(Known, Statx)> {
+    fn find(&self, directory: u64, name: &OsStr, admission: Admission) -> Result<(Known, Statx)> {
         let place = Place { directory, name: component(name)? };
         let parent = self.nodes.descriptor(directory)?;
         loop {
@@ -49,7 +49,7 @@ impl Volume {
             let known = self.known(&seen, fd.as_fd(), c"")?;
             let id = known.attributes.ino.0;
             // Whenever it has to be looked up again, a rename or a removal has been made.
-            if self.nodes.remember_if_still_there((id, &place), fd, names).is_none() {
+            if self.nodes.remember_if_still_there((id, &place), fd, (names, admission))?.is_none() {
                 return Ok((known, seen));
             }
         }
@@ -123,6 +123,7 @@ impl Volume {
         let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = self.granted(&parent, permissions)?;
         self.files.admit()?;
+        self.nodes.admit()?;
         let inode = self.quota.reserve_inode()?;
         self.quota.admit_block()?;
         let created = self.settling(directory, &parent, || {
@@ -153,14 +154,15 @@ impl Volume {
         self.look_up(directory, name)
     }
 
-    pub(crate) fn remove(&self, directory: u64, name: &OsStr, kind: AtFlags) -> Result<()> {
+    pub(crate) fn remove(&self, directory: u64, name: &OsStr, (kind, uid): (AtFlags, u32)) -> Result<()> {
         self.writable()?;
         let place = Place { directory, name: component(name)? };
         let parent = self.nodes.descriptor(directory)?;
         let found = self.found_at(&parent, &place)?;
+        self.admit_loss(found.as_ref(), uid)?;
         self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))?;
         if let Some(found) = found {
-            self.lost(found, &place);
+            self.lost(found, uid, &place);
         }
         Ok(())
     }
@@ -169,7 +171,7 @@ impl Volume {
         &self,
         (from_directory, from_name): (u64, &OsStr),
         (to_directory, to_name): (u64, &OsStr),
-        flags: RenameFlags,
+        (flags, uid): (RenameFlags, u32),
     ) -> Result<()> {
         self.writable()?;
         // A whiteout is a device node.
@@ -184,6 +186,8 @@ impl Volume {
         let in_the_way = self.found_at(&to_parent, &to)?;
         if in_the_way.is_none() {
             self.quota.admit_block()?;
+        } else if !flags.contains(RenameFlags::EXCHANGE) {
+            self.admit_loss(in_the_way.as_ref(), uid)?;
         }
         self.settling(from_directory, &from_parent, || {
             self.settling(to_directory, &to_parent, || {
@@ -199,7 +203,7 @@ impl Volume {
             Some(other) if flags.contains(RenameFlags::EXCHANGE) => {
                 self.nodes.moved(other.id, &to, from.clone());
             }
-            Some(replaced) => self.lost(replaced, &to),
+            Some(replaced) => self.lost(replaced, uid, &to),
             None => {}
         }
         if let Some(moved) = moving {
@@ -222,11 +226,12 @@ impl Volume {
         self.writable()?;
         let new_name = component(name)?;
         let parent = self.nodes.descriptor(directory)?;
+        self.nodes.admit()?;
         let inode = self.quota.reserve_inode()?;
         self.quota.admit_block()?;
         self.settling(directory, &parent, || create(&parent, &new_name))?;
         inode.keep();
-        let (known, seen) = self.find(directory, name)?;
+        let (known, seen) = self.find(directory, name, Admission::Admitted)?;
         self.quota.add(known.attributes.ino.0, charge(&seen, 0));
         Ok(known)
     }
@@ -268,9 +273,26 @@ impl Volume {
         }
     }
 
-    /// The file that was found at `place` is not there any more. The kernel
+    /// Before a file loses a name: if it is the last one, and the kernel knows the
+    /// file, its descriptor is kept until the kernel forgets it. `EMFILE` if `uid`
+    /// has too many of these.
+    fn admit_loss(&self, found: Option<&Found>, uid: u32) -> Result<()> {
+        let is_last = |found: &Found| {
+            let kind = BackingType::from_raw_mode(found.seen.stx_mode.into());
+            found.held.is_some() && (kind == BackingType::Directory || found.seen.stx_nlink <= 1)
+        };
+        if !found.is_some_and(is_last) {
+            return Ok(());
+        }
+        match self.quota.retrying(|| self.nodes.admit_nameless(uid)) {
+            Err(Errno::NOSPC) => Err(Errno::MFILE),
+            other => other,
+        }
+    }
+
+    /// The file that was found at `place` is not there any more; `uid` removed it. The kernel
     /// lets no two requests take names from one file at a time.
-    fn lost(&self, found: Found, place: &Place) {
+    fn lost(&self, found: Found, uid: u32, place: &Place) {
         let Found { id, seen, held } = found;
         let is_directory = BackingType::from_raw_mode(seen.stx_mode.into()) == BackingType::Directory;
         let links = match &held {
@@ -283,7 +305,7 @@ impl Volume {
                 if !names_left {
                     self.quota.removed(id, charge(&seen, 0));
                 }
-                self.nodes.removed(id, place, held, names_left);
+                self.nodes.removed((id, uid), place, held, names_left);
             }
             None if !names_left => self.quota.free(id, charge(&seen, 0)),
             None => {}

@@ -12,8 +12,14 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
 use crate::fixture::{ROOT, Setup, Stage, Volume};
 use crate::metrics::knows_nothing;
 
-const SETUP: Setup =
-    Setup { capacity_bytes: 24 << 20, inode_limit: 0, read_only: false, confine: false, descriptors: 0 };
+const SETUP: Setup = Setup {
+    capacity_bytes: 24 << 20,
+    inode_limit: 0,
+    read_only: false,
+    confine: false,
+    descriptors: 0,
+    known_inodes: 0,
+};
 
 /// One of several users of the same few names.
 struct User<'a> {

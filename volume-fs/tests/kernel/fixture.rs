@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     pub(crate) confine: bool,
     /// `ulimit -n` of the daemon; 0: what the tests have.
     pub(crate) descriptors: u32,
+    /// 0: the daemon's default.
+    pub(crate) known_inodes: u32,
 }
 
 /// A scratch directory, seen in a mount namespace of this thread alone.
@@ -56,6 +58,10 @@ impl Stage {
     pub(crate) fn new() -> Self {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("these tests need root");
         mount::make_private(Path::new("/")).unwrap();
+        Self::in_this_namespace()
+    }
+
+    fn in_this_namespace() -> Self {
         // Of the disk, not a tmpfs: the disk's file systems have all features.
         let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
         let at = |name: &str| {
@@ -222,6 +228,7 @@ impl Volume {
             read_only: setup.read_only,
             threads: 0,
             inode_limit: setup.inode_limit,
+            known_inode_limit: setup.known_inodes,
         };
         socket.send(&assignment.encode_to_vec(), &descriptors.each_ref().map(AsFd::as_fd)).unwrap();
         drop(descriptors);
@@ -231,6 +238,28 @@ impl Volume {
         };
         assert!(socket.receive().unwrap().is_none(), "the daemon closes the connection after its answer");
         self.daemon = Some(daemon);
+    }
+
+    /// Another scratch directory, in the mount namespace of this thread.
+    pub(crate) fn another_stage(&self) -> Stage {
+        Stage::in_this_namespace()
+    }
+
+    /// `st_dev` of the volume's files, as major and minor.
+    pub(crate) fn device(&self) -> (u32, u32) {
+        (0, self.connection)
+    }
+
+    /// A shell run by `user` in the volume with `$0`, and the first line it writes.
+    pub(crate) fn spawn_shell(&self, user: User, script: &str, name: &str) -> (Child, String) {
+        let mut command = Command::new("setpriv");
+        command.args([format!("--reuid={}", user.uid), format!("--regid={}", user.gid)]);
+        command.args(["--clear-groups", "sh", "-c", script, name]).current_dir(&self.path);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let output = child.stdout.take().expect("it is piped");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).unwrap();
+        (child, line.trim_end().to_owned())
     }
 
     /// A connection of its own to the control socket.

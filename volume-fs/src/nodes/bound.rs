@@ -1,0 +1,316 @@
+//! How many inodes the kernel may know. Each known inode takes memory here, and
+//! a pod that walks a large tree makes the kernel know all of it. Beyond the
+//! bound [`crate::pruner`] asks the kernel to forget; an inode that is in use
+//! cannot be forgotten, so beyond twice the bound lookups are refused (`ENFILE`).
+//!
+//! Invariant: the table has at most twice the bound of nodes, and one more for
+//! each event loop that creates a file.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fuser::INodeNo;
+use rustix::io::Errno;
+
+use super::{Nodes, Place, Table};
+use crate::errno::Result;
+
+/// A lookup that finds no room waits this long for the kernel to forget.
+const FORGETS_ARE_DUE: Duration = Duration::from_millis(200);
+
+/// If the table had so many nodes and has lost three quarters of them, the memory is given back.
+const WORTH_GIVING_BACK: usize = 16_384;
+
+/// How many ring entries are looked at while the table is locked.
+const AT_ONCE: usize = 512;
+
+/// Whether a new node may be refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    IfRoom,
+    /// Room was asked for before the file was made.
+    Admitted,
+}
+
+/// Why the pruner is woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pressure {
+    TooManyNodes,
+    MuchFreed,
+}
+
+/// One turn of the clock over all nodes.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    left: usize,
+    /// Nodes that were used in this round or a later one stay.
+    before: u32,
+}
+
+/// What is shown of the bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct KnownNow {
+    pub(crate) nodes: usize,
+    pub(crate) limit: usize,
+    /// Removed files that somebody still holds.
+    pub(crate) nameless: usize,
+    /// Inodes that the kernel was asked to forget.
+    pub(crate) asked_to_forget: u64,
+    /// Lookups and creations that were refused.
+    pub(crate) refused: u64,
+}
+
+impl Turn {
+    pub(crate) fn is_over(&self) -> bool {
+        self.left == 0
+    }
+}
+
+impl Nodes {
+    pub(crate) fn known_now(&self) -> KnownNow {
+        let table = self.table();
+        KnownNow {
+            nodes: table.nodes.len(),
+            limit: self.bound,
+            nameless: table.nameless.len(),
+            asked_to_forget: self.asked_to_forget.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Before a file is made: whether the kernel may know one more.
+    pub(crate) fn admit(&self) -> Result<()> {
+        self.room_for_one(self.table()).map(drop)
+    }
+
+    /// Waits a moment for room; half of the event loops never wait, so that FORGETs are read.
+    pub(super) fn room_for_one<'a>(&self, mut table: MutexGuard<'a, Table>) -> Result<MutexGuard<'a, Table>> {
+        let most = self.bound.saturating_mul(2);
+        if table.nodes.len() < most {
+            return Ok(table);
+        }
+        if !table.stuck && table.waiting < self.most_waiting {
+            table.waiting += 1;
+            let is_full = |table: &mut Table| table.nodes.len() >= most && !table.stuck;
+            let waited = self.relief.wait_timeout_while(table, FORGETS_ARE_DUE, is_full);
+            (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            table.waiting -= 1;
+        }
+        if table.nodes.len() < most {
+            return Ok(table);
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        if !std::mem::replace(&mut table.refusing, true) {
+            tracing::warn!(
+                known = table.nodes.len(),
+                limit = self.bound,
+                "the volume's users hold more inodes than twice the limit: lookups of others fail with \
+                 ENFILE; raise knownInodeLimit, or close files"
+            );
+        }
+        Err(Errno::NFILE)
+    }
+
+    /// After nodes were added.
+    pub(super) fn came(&self, table: &mut Table) {
+        table.peak = table.peak.max(table.nodes.len());
+        if table.nodes.len() > self.bound && std::mem::take(&mut table.pruner_waits) {
+            self.pressure.notify_one();
+        }
+    }
+
+    /// After nodes were dropped.
+    pub(super) fn went(&self, table: &mut Table) {
+        if table.much_freed() && std::mem::take(&mut table.pruner_waits) {
+            self.pressure.notify_one();
+        }
+        if table.waiting > 0 && table.nodes.len() < self.bound.saturating_mul(2) {
+            self.relief.notify_all();
+        }
+        if table.refusing && table.nodes.len() <= self.bound {
+            table.refusing = false;
+        }
+    }
+
+    /// For the pruner, as long as there is nothing to be done.
+    pub(crate) fn wait_for_pressure(&self) -> Pressure {
+        let mut table = self.table();
+        loop {
+            if table.nodes.len() > self.bound {
+                return Pressure::TooManyNodes;
+            }
+            table.stuck = false;
+            if table.much_freed() {
+                table.peak = table.nodes.len();
+                return Pressure::MuchFreed;
+            }
+            table.pruner_waits = true;
+            table = self.pressure.wait(table).unwrap_or_else(PoisonError::into_inner);
+            table.pruner_waits = false;
+        }
+    }
+
+    /// Begins a round, and returns its number. Rounds tell when a node was last used.
+    pub(crate) fn begin_round(&self) -> u32 {
+        let mut table = self.table();
+        table.round = table.round.saturating_add(1);
+        table.round
+    }
+
+    /// How many nodes were dropped, ever.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.table().dropped
+    }
+
+    /// Whether a round that began at `dropped` freed too little to go on with another at once.
+    pub(crate) fn is_stuck_since(&self, dropped: u64) -> bool {
+        let table = self.table();
+        table.nodes.len() > self.bound && (table.dropped - dropped) < (table.nodes.len() / 64) as u64
+    }
+
+    /// A turn over the nodes that were last used before round `before` began.
+    pub(crate) fn turn(&self, before: u32) -> Turn {
+        Turn { left: self.table().ring.len(), before }
+    }
+
+    /// How many nodes there are beyond what a round leaves.
+    pub(crate) fn excess(&self) -> usize {
+        self.table().nodes.len().saturating_sub(self.round_leaves())
+    }
+
+    fn round_leaves(&self) -> usize {
+        self.bound - self.bound / 10
+    }
+
+    /// The next of the turn, at most `most`, of those that no other node and no missing name
+    /// holds. Whether they are in use the kernel alone knows.
+    pub(crate) fn candidates<T>(
+        &self,
+        turn: &mut Turn,
+        most: usize,
+        candidate: impl Fn(u64, &Place) -> T,
+    ) -> Vec<T> {
+        let mut found = Vec::new();
+        while found.len() < most && turn.left > 0 {
+            let mut table = self.table();
+            let looks = turn.left.min(AT_ONCE).min(most - found.len());
+            turn.left -= looks;
+            for _ in 0..looks {
+                let Some(id) = table.ring.pop_front() else {
+                    turn.left = 0;
+                    break;
+                };
+                let Some(node) = table.nodes.get(&id) else { continue };
+                if node.children == 0
+                    && node.touched < turn.before
+                    && let Some(place) = &node.place
+                {
+                    found.push(candidate(id, place));
+                }
+                table.ring.push_back(id);
+            }
+        }
+        found
+    }
+
+    /// Waits until the round's aim is reached, or until nothing was forgotten for `quiet`.
+    pub(crate) fn wait_for_forgets(&self, quiet: Duration) {
+        let mut seen = (self.excess(), Instant::now());
+        while seen.0 > 0 && seen.1.elapsed() < quiet {
+            // A wake-up for each FORGET would cost more than it is worth.
+            std::thread::park_timeout(quiet / 10);
+            let excess = self.excess();
+            if excess < seen.0 {
+                seen = (excess, Instant::now());
+            }
+        }
+    }
+
+    pub(crate) fn asked_to_forget(&self, count: usize) {
+        self.asked_to_forget.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// A round has freed next to nothing: what is known is in use. Nobody waits
+    /// for room until `pause` is over.
+    pub(crate) fn rest(&self, pause: Duration) {
+        let mut table = self.table();
+        table.stuck = true;
+        self.relief.notify_all();
+        let too_many = |table: &mut Table| table.nodes.len() > self.bound;
+        let rested = self.pressure.wait_timeout_while(table, pause, too_many);
+        let (mut table, _) = rested.unwrap_or_else(PoisonError::into_inner);
+        table.stuck = false;
+    }
+
+    /// Names from the root to a node; `None` if it is gone, or nowhere.
+    pub(crate) fn path(&self, place: &Place) -> Option<Vec<CString>> {
+        let table = self.table();
+        let mut names = vec![place.name.clone()];
+        let mut at = place.directory;
+        while at != INodeNo::ROOT.0 {
+            let place = table.nodes.get(&at)?.place.as_ref()?;
+            if names.len() > table.nodes.len() {
+                return None;
+            }
+            names.push(place.name.clone());
+            at = place.directory;
+        }
+        names.reverse();
+        Some(names)
+    }
+}
+
+impl Table {
+    /// Of a node that was just added. Nodes that came and went have left their ids behind.
+    pub(super) fn ring_add(&mut self, id: u64) {
+        self.ring.push_back(id);
+        if self.ring.len() > 2 * self.nodes.len() + 1024 {
+            self.ring.clear();
+            self.ring.extend(self.nodes.keys().filter(|id| **id != INodeNo::ROOT.0));
+        }
+    }
+
+    fn much_freed(&self) -> bool {
+        self.peak >= WORTH_GIVING_BACK && self.nodes.len() < self.peak / 4
+    }
+}
+
+/// Removed files that are still held, each with the uid of who removed it.
+#[derive(Debug, Default)]
+pub(super) struct Nameless {
+    owners: HashMap<u64, u32>,
+    by_owner: HashMap<u32, usize>,
+}
+
+impl Nameless {
+    pub(super) fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// `Err` if there is no room for one more.
+    pub(super) fn admit(&self, uid: u32, most: usize) -> Result<()> {
+        let of_uid = self.by_owner.get(&uid).copied().unwrap_or_default();
+        // One user leaves three quarters to the others.
+        if self.owners.len() >= most || of_uid >= (most / 4).max(1) { Err(Errno::NOSPC) } else { Ok(()) }
+    }
+
+    pub(super) fn add(&mut self, id: u64, uid: u32) {
+        if self.owners.insert(id, uid).is_none() {
+            *self.by_owner.entry(uid).or_default() += 1;
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: u64) {
+        let Some(uid) = self.owners.remove(&id) else { return };
+        if let Some(count) = self.by_owner.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_owner.remove(&uid);
+            }
+        }
+    }
+}

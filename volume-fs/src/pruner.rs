@@ -1,0 +1,209 @@
+//! Asks the kernel to forget inodes, when it knows more than the volume's bound.
+//!
+//! Invariant: the thread serves no request. A notification may wait for pages
+//! that are written back and for directories that are locked, and both may
+//! wait for an answer of ours.
+
+mod notify;
+
+use std::collections::HashSet;
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use self::notify::Connection;
+use crate::nodes::{Place, Pressure};
+use crate::volume::Volume;
+
+const STACK_BYTES: usize = 128 << 10;
+
+/// FORGETs are read in between requests: so long without one, and the rest is in use.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// After a round that left too many: as many times what it took, within these.
+const REST_FACTOR: u32 = 10;
+const LEAST_REST: Duration = Duration::from_secs(1);
+const MOST_REST: Duration = Duration::from_secs(30);
+
+/// How old a list of mount points may be. A mount that was made later was made on
+/// an entry that was looked up a second before at most, and that is not forgotten.
+const LIST_IS_GOOD: Duration = Duration::from_secs(10);
+
+/// At least between two rounds whose lists are asked for: so every list is
+/// asked for two seconds after the round before it began.
+const BETWEEN_LISTS: Duration = Duration::from_secs(2);
+
+/// What the driver is asked, where the kernel has no FUSE_NOTIFY_PRUNE.
+#[derive(Debug, Default)]
+pub(crate) struct MountPoints {
+    state: Mutex<Asked>,
+    answered: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    /// The round that waits for a list, and since when.
+    round: Option<(u32, Instant)>,
+    list: Option<HashSet<Vec<u8>>>,
+}
+
+impl MountPoints {
+    /// The round for which a list is wanted.
+    pub(crate) fn wanted_for(&self) -> Option<u32> {
+        self.state().round.map(|(round, _)| round)
+    }
+
+    /// Paths below the volume's root on which something is mounted, in any mount
+    /// namespace. `false` if no list is wanted, or that of another round.
+    pub(crate) fn answer(&self, round: u32, paths: impl IntoIterator<Item = Vec<u8>>) -> bool {
+        let mut state = self.state();
+        let is_wanted = state.round.is_some_and(|(wanted, _)| wanted == round) && state.list.is_none();
+        if is_wanted {
+            state.list = Some(paths.into_iter().collect());
+            self.answered.notify_one();
+        }
+        is_wanted
+    }
+
+    /// Waits for the driver's answer to a question that is asked now.
+    fn ask(&self, round: u32) -> (HashSet<Vec<u8>>, Instant) {
+        let mut state = self.state();
+        *state = Asked { round: Some((round, Instant::now())), list: None };
+        loop {
+            if let Some(list) = state.list.take() {
+                state.round = None;
+                return (list, Instant::now());
+            }
+            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Asked> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Pruner {
+    volume: Arc<Volume>,
+    connection: Connection,
+    mount_points: Arc<MountPoints>,
+    can_prune: bool,
+}
+
+/// On a thread of its own until the process ends. `device` is the FUSE connection.
+pub(crate) fn start(
+    volume: Arc<Volume>,
+    device: OwnedFd,
+    mount_points: Arc<MountPoints>,
+) -> std::io::Result<()> {
+    let mut pruner = Pruner { volume, connection: Connection::new(device), mount_points, can_prune: true };
+    let thread = std::thread::Builder::new().name("pruner".to_owned()).stack_size(STACK_BYTES);
+    thread
+        .spawn(move || {
+            // It fails when the volume is unmounted or its connection aborted.
+            if let Err(errno) = pruner.run() {
+                tracing::debug!(error = %errno, "the kernel is asked to forget no more");
+            }
+        })
+        .map(drop)
+}
+
+impl Pruner {
+    fn run(&mut self) -> Result<(), Errno> {
+        loop {
+            match self.volume.nodes().wait_for_pressure() {
+                Pressure::MuchFreed => linux::memory::give_back(),
+                Pressure::TooManyNodes => {
+                    let (begun, dropped) = (Instant::now(), self.volume.nodes().dropped());
+                    self.round()?;
+                    if self.volume.nodes().is_stuck_since(dropped) {
+                        let rest = begun.elapsed().saturating_mul(REST_FACTOR);
+                        self.volume.nodes().rest(rest.clamp(LEAST_REST, MOST_REST));
+                    }
+                }
+            }
+        }
+    }
+
+    fn round(&mut self) -> Result<(), Errno> {
+        if self.can_prune && self.prune()? {
+            return Ok(());
+        }
+        self.can_prune = false;
+        self.invalidate()
+    }
+
+    /// Whether the kernel knows FUSE_NOTIFY_PRUNE. It drops what nobody uses.
+    fn prune(&self) -> Result<bool, Errno> {
+        let nodes = self.volume.nodes();
+        let round = nodes.begin_round();
+        // First what was not used since the round before this one began, last
+        // what is being used: the kernel knows better what nobody needs.
+        // Directories follow what is in them.
+        for before in [round.saturating_sub(1), round, round.saturating_add(1)] {
+            let mut turn = nodes.turn(before);
+            while !turn.is_over() {
+                let excess = nodes.excess();
+                if excess == 0 {
+                    return Ok(true);
+                }
+                let ids = nodes.candidates(&mut turn, excess, |id, _place| id);
+                for some in ids.chunks(notify::MOST_PRUNED) {
+                    match self.connection.prune(some) {
+                        Ok(()) => nodes.asked_to_forget(some.len()),
+                        Err(Errno::INVAL) => return Ok(false),
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                if !ids.is_empty() {
+                    nodes.wait_for_forgets(QUIET);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// FUSE_NOTIFY_INVAL_ENTRY takes an entry out of the tree whoever uses it, and with
+    /// it every mount on or below it, in all mount namespaces. So directories stay,
+    /// and entries that carry a mount, are open, or were used lately.
+    fn invalidate(&self) -> Result<(), Errno> {
+        let nodes = self.volume.nodes();
+        // Two rounds before the question: what was used since stays.
+        let before = nodes.begin_round();
+        let begun = Instant::now();
+        while begun.elapsed() < BETWEEN_LISTS {
+            std::thread::park_timeout(BETWEEN_LISTS);
+        }
+        let round = nodes.begin_round();
+        let (mounted, answered) = self.mount_points.ask(round);
+        let open = self.volume.open_nodes();
+        let mut turn = nodes.turn(before);
+        while !turn.is_over() && nodes.excess() > 0 && answered.elapsed() < LIST_IS_GOOD {
+            let most = nodes.excess().min(notify::MOST_PRUNED);
+            for (id, place) in nodes.candidates(&mut turn, most, |id, place| (id, place.clone())) {
+                if open.contains(&id) || !self.may_be_invalidated(&place, &mounted) {
+                    continue;
+                }
+                if answered.elapsed() >= LIST_IS_GOOD {
+                    break;
+                }
+                match self.connection.invalidate_entry(place.directory, &place.name) {
+                    // The kernel has dropped it already.
+                    Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::NOTDIR) => nodes.asked_to_forget(1),
+                    Err(errno) => return Err(errno),
+                }
+            }
+            nodes.wait_for_forgets(QUIET);
+        }
+        Ok(())
+    }
+
+    fn may_be_invalidated(&self, place: &Place, mounted: &HashSet<Vec<u8>>) -> bool {
+        let Some(path) = self.volume.nodes().path(place) else { return false };
+        let path: Vec<&[u8]> = path.iter().map(CString::as_bytes).collect();
+        !mounted.contains(&path.join(&b'/')) && self.volume.is_no_directory(place)
+    }
+}

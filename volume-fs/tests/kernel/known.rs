@@ -1,0 +1,208 @@
+//! How many inodes the kernel knows, and what becomes of those it should forget.
+//!
+//! On kernels without FUSE_NOTIFY_PRUNE the daemon asks its driver for mount
+//! points first: [`Answering`] plays that part.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use proto::control::{GetStats, MountPoints, Stats, reply, request};
+use rustix::process::{Resource, Rlimit};
+
+use crate::fixture::{ALICE, BOB, Control, ROOT, Setup, Volume, errno};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const BOUND: u64 = 1000;
+const FILES: usize = 12_000;
+const SETUP: Setup = Setup {
+    capacity_bytes: 0,
+    inode_limit: 0,
+    read_only: false,
+    confine: true,
+    descriptors: 0,
+    known_inodes: 1000,
+};
+
+fn stats(control: &Control) -> Stats {
+    match control.ask(request::Kind::GetStats(GetStats {})) {
+        reply::Kind::Stats(stats) => stats,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A driver that answers what the daemon wants to know, and keeps the largest number it saw.
+struct Answering {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<u64>,
+}
+
+impl Answering {
+    fn start(volume: &Volume) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (control, device, told) = (volume.control(), volume.device(), Arc::clone(&stop));
+        // The thread of the test has a mount namespace of its own; a new thread shares it.
+        let thread = std::thread::spawn(move || {
+            let mut most = 0;
+            while !told.load(Ordering::Relaxed) {
+                let now = stats(&control);
+                most = most.max(now.known_inodes);
+                if now.mount_points_wanted > 0 {
+                    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+                    let table = linux::mountinfo::read_of(tid).unwrap();
+                    let paths = linux::mountinfo::mounted_inside(&table, device);
+                    let paths = paths.into_iter().map(|path| path.into_os_string().into_encoded_bytes());
+                    let list = MountPoints { round: now.mount_points_wanted, paths: paths.collect() };
+                    control.ask(request::Kind::MountPoints(list));
+                }
+                std::thread::yield_now();
+            }
+            most
+        });
+        Self { stop, thread }
+    }
+
+    fn most(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Behind the mount, so that the kernel does not know them.
+fn make_files(volume: &Volume) {
+    for directory in 0..12 {
+        let path = volume.backing.join(format!("d{directory}"));
+        fs::create_dir(&path).unwrap();
+        for file in 0..FILES / 12 {
+            File::create(path.join(format!("f{file}"))).unwrap();
+        }
+    }
+}
+
+fn walk(dir: &Path) -> usize {
+    let entries = fs::read_dir(dir).unwrap().map(Result::unwrap);
+    entries.map(|entry| if entry.metadata().unwrap().is_dir() { walk(&entry.path()) } else { 1 }).sum()
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_walk_over_many_files_never_makes_the_kernel_know_twice_the_bound() {
+    let volume = Volume::with(SETUP);
+    make_files(&volume);
+    let driver = Answering::start(&volume);
+    for _ in 0..3 {
+        assert_eq!(walk(&volume.path), FILES);
+    }
+    let control = volume.control();
+    until("the bound is kept", || stats(&control).known_inodes <= BOUND);
+    let now = stats(&control);
+    assert_eq!((now.known_inode_limit, now.refused), (BOUND, 0));
+    assert!(now.asked_to_forget >= 10_000, "{now:?}");
+    let most = driver.most();
+    assert!(most <= 2 * BOUND, "{most} inodes were known");
+}
+
+#[test]
+fn what_is_mounted_inside_a_volume_survives_the_forgetting() {
+    let volume = Volume::with(SETUP);
+    fs::create_dir_all(volume.path("pod/directory")).unwrap();
+    fs::write(volume.path("pod/file"), "below").unwrap();
+    make_files(&volume);
+    let outside = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::create_dir(outside.path().join("directory")).unwrap();
+    fs::write(outside.path().join("directory/secret"), "s").unwrap();
+    fs::write(outside.path().join("file"), "mounted").unwrap();
+    for name in ["directory", "file"] {
+        linux::mount::bind(&outside.path().join(name), &volume.path("pod").join(name)).unwrap();
+    }
+    let driver = Answering::start(&volume);
+    let control = volume.control();
+    // Until most of what was known has been forgotten, several times.
+    until("the kernel forgets", || {
+        assert_eq!(walk(&volume.path), FILES + 2);
+        stats(&control).asked_to_forget >= 2 * FILES as u64
+    });
+    driver.most();
+    assert_eq!(fs::read_to_string(volume.path("pod/file")).unwrap(), "mounted");
+    assert_eq!(fs::read_to_string(volume.path("pod/directory/secret")).unwrap(), "s");
+    for name in ["directory", "file"] {
+        linux::mount::unmount(&volume.path("pod").join(name), linux::mount::UnmountMode::Plain).unwrap();
+    }
+    assert_eq!(fs::read_to_string(volume.path("pod/file")).unwrap(), "below");
+}
+
+/// Files that the kernel cannot forget: an O_PATH descriptor needs no open file of FUSE.
+fn hold(volume: &Volume) -> (Vec<File>, std::io::Error) {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let mut held = Vec::new();
+    loop {
+        let path = format!("d{}/f{}", held.len() % 12, held.len() / 12);
+        match OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(volume.path(&path)) {
+            Ok(file) => held.push(file),
+            Err(error) => return (held, error),
+        }
+    }
+}
+
+#[test]
+fn who_holds_twice_the_bound_gets_enfile_in_that_volume_alone() {
+    let other = Volume::with(SETUP);
+    fs::write(other.path("f"), "x").unwrap();
+    let mut volume = Volume::on(other.another_stage(), SETUP);
+    make_files(&volume);
+    let driver = Answering::start(&volume);
+    let (held, refused) = hold(&volume);
+    assert_eq!(refused.raw_os_error(), Some(libc::ENFILE));
+    assert!(held.len() as u64 >= 2 * BOUND - 20, "{}", held.len());
+    assert_eq!(errno(File::create(volume.path("new"))), libc::ENFILE);
+    assert_eq!(errno(fs::create_dir(volume.path("new"))), libc::ENFILE);
+    assert!(!volume.backing.join("new").exists(), "nothing is left of it");
+    // What is known goes on, and so do others.
+    fs::write(volume.path("d0/f0"), "x").unwrap();
+    for n in 0..100 {
+        fs::write(other.path(&format!("f{n}")), "x").unwrap();
+    }
+    let now = stats(&volume.control());
+    assert!(now.refused >= 3 && now.known_inodes <= 2 * BOUND + 1, "{now:?}");
+    drop(held);
+    until("room again", || File::create(volume.path("new")).is_ok());
+    assert_eq!(walk(&volume.path), FILES + 1);
+    driver.most();
+    let (_, log) = volume.unmount();
+    assert_eq!(log.lines().filter(|line| line.contains("ENFILE")).count(), 1, "{log}");
+}
+
+#[test]
+fn removed_files_that_one_user_holds_leave_room_for_others() {
+    let setup = Setup { descriptors: 256, known_inodes: 0, ..SETUP };
+    let volume = Volume::with(setup);
+    // Up to nine descriptors, each of a file that is then removed.
+    let script = "n=0; for fd in 3 4 5 6 7 8 9; do \
+        eval \"exec $fd>$0$fd\" && rm $0$fd 2>/dev/null || break; n=$((n+1)); done; echo $n; read end";
+    let user = |user, name: &str| volume.spawn_shell(user, script, name);
+    volume.shell(ROOT, "chmod 777 .");
+    let (mut alice, first) = user(ALICE, "a");
+    let (mut bob, second) = user(BOB, "b");
+    assert_eq!((first.as_str(), second.as_str()), ("4", "4"), "a quarter of 16 each");
+    assert_eq!(stats(&volume.control()).removed_inodes, 8);
+    for user in [&mut alice, &mut bob] {
+        drop(user.stdin.take());
+        user.wait().unwrap();
+    }
+    volume.shell(ALICE, "rm -f a*");
+    volume.shell(BOB, "rm -f b*");
+    let control = volume.control();
+    until("all are gone", || stats(&control).removed_inodes == 0);
+}
