@@ -218,8 +218,9 @@ impl Driver {
             .accessible_topology
             .as_ref()
             .is_some_and(|topology| !includes_node(topology, &self.config));
-        let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok())
-            && Parameters::parse(&request.parameters).is_ok();
+        // Parameters change no capacity. Wrong ones are left to CreateVolume, whose error
+        // reaches the claim's events; 0 here would read as a full pool, and hide them.
+        let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok());
         if is_elsewhere || !is_supported {
             return Ok(GetCapacityResponse::default());
         }

@@ -113,7 +113,7 @@ pub enum Error {
     BeingDeleted { volume_id: VolumeId },
     #[error("starting_token: {value:?} is none that was given: list again from the start")]
     BadToken { value: String },
-    #[error("{what} is being copied: {done_bytes} of {total_bytes} bytes are done")]
+    #[error("{what} is being copied: {}", progress(*done_bytes, *total_bytes))]
     Copying { what: String, done_bytes: u64, total_bytes: u64 },
     #[error("the writers of volume {volume_id} could not be held back until the snapshot was cut")]
     LeaseLost { volume_id: VolumeId },
@@ -190,6 +190,15 @@ impl Error {
 
     pub(crate) fn unusable(field: &'static str, path: &Path, reason: impl Into<String>) -> Self {
         Self::UnusablePath { field, path: path.to_owned(), reason: reason.into() }
+    }
+}
+
+fn progress(done_bytes: u64, total_bytes: u64) -> String {
+    match (done_bytes, total_bytes) {
+        (0, 0) => "the copy begins; call again".to_owned(),
+        // The source is empty, or nobody counted it.
+        (done, 0) => format!("{done} bytes are done; call again"),
+        (done, total) => format!("{done} of {total} bytes are done"),
     }
 }
 

@@ -179,6 +179,8 @@ mod tests {
         .unwrap();
         let error = job.wait("snapshot x", SHORT).unwrap_err().to_string();
         assert_eq!(error, "snapshot x is being copied: 3 of 9 bytes are done");
+        let begun = Error::Copying { what: "snapshot x".into(), done_bytes: 0, total_bytes: 0 };
+        assert_eq!(begun.to_string(), "snapshot x is being copied: the copy begins; call again");
         assert!(jobs.copying("original").is_some() && jobs.copying("copy").is_none());
         let again = jobs.find("copy").unwrap();
         release.send(()).unwrap();

@@ -56,6 +56,17 @@ fn there_is_no_capacity_for_what_could_not_be_created() {
         segments: HashMap::from([("topology.csi.hawser.dev/node".to_owned(), "elsewhere".to_owned())]),
     };
     assert_eq!(measure(&caller, |r| r.accessible_topology = Some(elsewhere)).available_capacity, 0);
-    let backend = HashMap::from([("backend".to_owned(), "tape".to_owned())]);
-    assert_eq!(measure(&caller, |r| r.parameters = backend).available_capacity, 0);
+}
+
+/// The scheduler takes 0 for a full pool, and nobody learns of the parameter.
+#[test]
+fn a_wrong_parameter_is_named_by_create_volume_and_not_hidden_by_the_capacity() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let wrong = HashMap::from([("mountPodMemoryLimit".to_owned(), "much".to_owned())]);
+    assert_eq!(measure(&caller, |r| r.parameters = wrong.clone()), measure(&caller, |_| {}));
+    let mut request = create_request("pvc-1");
+    request.parameters = wrong;
+    assert_refused(caller.create(request.clone()), Code::InvalidArgument, "mountPodMemoryLimit");
+    assert_refused(caller.create(request), Code::InvalidArgument, "\"much\"");
 }
