@@ -100,6 +100,12 @@ pub(crate) fn inode_limit(capacity_bytes: u64) -> u64 {
     if capacity_bytes == 0 { 0 } else { (capacity_bytes / 4096).max(1024) }
 }
 
+/// A figure that a daemon gave, as far as it can be true: a volume holds no more than
+/// `limit`; 0 is no limit.
+pub(crate) fn clamped(figure: u64, limit: u64) -> u64 {
+    if limit == 0 { figure } else { figure.min(limit) }
+}
+
 /// How many times the pool's size may be promised: 1 to 100, in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overcommit {

@@ -14,6 +14,8 @@ const MAX_DRIVER_NAME_BYTES: usize = 63;
 const MAX_NODE_ID_BYTES: usize = 256;
 /// The daemon's answer and the roll-back must fit into kubelet's patience too.
 const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
+const DAEMON_DEADLINE_SECONDS: u64 = limits::DAEMON.as_secs();
+const MAX_DAEMON_DEADLINE_SECONDS: u64 = 3600;
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
@@ -75,6 +77,10 @@ pub struct Flags {
     /// How long a daemon may take to dial in, up to 80 [default: 30 for a process, 80 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
+    /// How long users may wait for a daemon that answers none of its volume's requests:
+    /// after three times that it is killed, and they get ENOTCONN. 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = DAEMON_DEADLINE_SECONDS, value_parser = clap::value_parser!(u64).range(0..=MAX_DAEMON_DEADLINE_SECONDS))]
+    pub daemon_deadline: u64,
     /// Appends one JSON line for each finished span.
     #[arg(long, value_name = "FILE")]
     pub trace_file: Option<PathBuf>,
@@ -126,6 +132,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     pub launcher: LauncherKind,
     pub start_timeout: Duration,
+    /// A daemon that misses three is hung; `None`: none ever is.
+    pub daemon_deadline: Option<Duration>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -185,6 +193,7 @@ impl Config {
             run_dir,
             launcher,
             start_timeout: flags.start_timeout.map_or(start_timeout, Duration::from_secs),
+            daemon_deadline: Some(Duration::from_secs(flags.daemon_deadline)).filter(|d| !d.is_zero()),
         };
         for path in [config.csi_socket(), config.registration_socket()] {
             let length = path.as_os_str().len();
@@ -289,6 +298,7 @@ mod tests {
             (vec!["--max-volumes", "many"], "--max-volumes"),
             (vec!["--overcommit", "0.5"], "--overcommit"),
             (vec!["--start-timeout", "81"], "--start-timeout"),
+            (vec!["--daemon-deadline", "3601"], "--daemon-deadline"),
             (vec!["--launcher", "manifest"], "--manifests"),
             (
                 vec!["--launcher", "manifest", "--manifests", "/m", "--mount-image", ""],

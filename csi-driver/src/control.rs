@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
@@ -21,6 +21,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::journal::{Timestamp, VolumeRecord};
 use crate::limits;
+use crate::node::hang::Noted;
 use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
 use crate::wire::foreign;
@@ -70,9 +71,11 @@ impl Control {
 
     /// Stops all changes of the volume until [`Quiesced::resume`], the drop of what
     /// is returned, or the end of `lease` (ms resolution).
-    pub(crate) fn quiesce(self, lease: Duration) -> Result<Quiesced> {
+    pub(crate) fn quiesce(self, lease: Duration, noted: Noted) -> Result<Quiesced> {
         let quiesced = self.hold(lease)?;
-        Ok(Quiesced { at: Timestamp::now(), used_bytes: quiesced.used_bytes, control: self })
+        let used_bytes = quiesced.used_bytes;
+        let since = Instant::now();
+        Ok(Quiesced { at: Timestamp::now(), since, used_bytes, control: self, _noted: noted })
     }
 
     fn hold(&self, lease: Duration) -> Result<proto::control::Quiesced> {
@@ -149,6 +152,9 @@ pub(crate) struct Quiesced {
     pub(crate) used_bytes: u64,
     /// When the last change had ended.
     pub(crate) at: Timestamp,
+    since: Instant,
+    /// Meanwhile its daemon may answer no request.
+    _noted: Noted,
 }
 
 /// The pause, once it is over.
@@ -168,7 +174,10 @@ impl Quiesced {
     pub(crate) fn resume(self) -> Result<Paused> {
         match self.control.ask("Resume", request::Kind::Resume(Resume {}))? {
             reply::Kind::Resumed(resumed) => {
-                Ok(Paused { held: resumed.held, paused: Duration::from_micros(resumed.paused_us) })
+                // However long it says: it began before our clock did, by no more than a wait.
+                let most = self.since.elapsed() + self.control.limit;
+                let paused = Duration::from_micros(resumed.paused_us).min(most);
+                Ok(Paused { held: resumed.held, paused })
             }
             other => Err(self.control.unexpected("Resume", &other)),
         }
@@ -262,13 +271,29 @@ mod tests {
             reply::Kind::Quiesced(quiesced),
             reply::Kind::Resumed(Resumed { held: true, paused_us: 1500 }),
         ]);
-        let pause = control.quiesce(Duration::from_secs(30)).unwrap();
+        let noted = std::sync::Arc::new(crate::node::hang::Hangs::default()).holding_back(&scene.volume_id);
+        let pause = control.quiesce(Duration::from_secs(30), noted).unwrap();
         assert_eq!(pause.used_bytes, 2);
         pause.renew(Duration::from_secs(15)).unwrap();
         assert_eq!(pause.resume().unwrap(), Paused { held: true, paused: Duration::from_micros(1500) });
         let hold = |lease_ms| request::Kind::Quiesce(Quiesce { lease_ms });
         let asked = daemon.join().unwrap();
         assert_eq!(asked, [hold(30_000), hold(15_000), request::Kind::Resume(Resume {})]);
+    }
+
+    #[test]
+    fn a_pause_was_no_longer_than_the_driver_waited() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
+        let daemon = scene.answer(vec![
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Resumed(Resumed { held: true, paused_us: u64::MAX }),
+        ]);
+        let noted = std::sync::Arc::new(crate::node::hang::Hangs::default()).holding_back(&scene.volume_id);
+        let paused = control.quiesce(Duration::from_secs(30), noted).unwrap().resume().unwrap().paused;
+        assert!(paused < Duration::from_secs(10), "{paused:?}");
+        daemon.join().unwrap();
     }
 
     /// A daemon that was taken over passes /dev/fuse along, to keep its mount alive when

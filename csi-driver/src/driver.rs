@@ -20,6 +20,7 @@ use crate::launcher::manifest::ManifestLauncher;
 use crate::launcher::process::ProcessLauncher;
 use crate::limits;
 use crate::metrics::{Calls, Counts};
+use crate::node::hang::Hangs;
 use crate::node::park::Parking;
 use crate::pool::Pool;
 use crate::status::status;
@@ -37,6 +38,7 @@ pub(crate) struct Driver {
     pub(crate) keeper: Box<dyn FdKeeper>,
     pub(crate) watch: DaemonWatch,
     pub(crate) parking: Parking,
+    pub(crate) hangs: Arc<Hangs>,
     pub(crate) waits: Waits,
     /// Looks at volumes' use, which a daemon that is stuck does not answer.
     pub(crate) measures: Shared<VolumeId, nix::Result<Statvfs>>,
@@ -70,6 +72,7 @@ impl Driver {
             keeper: Box::new(LetGo),
             watch: DaemonWatch::new(counts.clone()),
             parking: Parking::default(),
+            hangs: Arc::default(),
             waits: Waits::default(),
             measures: Shared::default(),
             probes: Shared::default(),

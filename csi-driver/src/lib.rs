@@ -138,7 +138,9 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         forgetting.await;
         Ok(())
     };
+    let hang_watch = tokio::spawn(node::hang::watch(driver.clone()));
     let served = tokio::try_join!(csi, registration, metrics, waits, forgetting);
+    hang_watch.abort();
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || driver.end_all_parked());
     // A panic there has said so, and the next start ends what is left.

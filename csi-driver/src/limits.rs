@@ -17,6 +17,9 @@ pub(crate) const HELLO: Duration = Duration::from_secs(5);
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 /// One request on a control socket.
 pub(crate) const CONTROL: Duration = Duration::from_secs(5);
+/// A request of a volume's user, while the daemon answers no other either: three times
+/// that, and the daemon is hung. A default of `--daemon-deadline`.
+pub(crate) const DAEMON: Duration = Duration::from_secs(20);
 /// Opening a volume's directory in the pool.
 pub(crate) const POOL: Duration = Duration::from_secs(5);
 /// Whether a volume that is served already is still the one that the pool has.

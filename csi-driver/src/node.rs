@@ -4,6 +4,7 @@
 mod data;
 mod expand;
 mod group;
+pub(crate) mod hang;
 mod mount_point;
 pub(crate) mod park;
 mod publish;

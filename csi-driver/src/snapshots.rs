@@ -21,6 +21,7 @@ use crate::error::{Error, Result, Step, chain};
 use crate::jobs::Job;
 use crate::journal::{SnapshotMode, SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::limits;
+use crate::node::hang::flush;
 use crate::pool::{CopyMode, Count, Progress};
 use crate::volume::{SnapshotId, VolumeId, VolumeName};
 
@@ -351,16 +352,18 @@ impl Driver {
         let Some(control) = control else { return Ok(None) };
         if let Some(stage) = &volume.stage {
             // Pages written through mappings are on their way to the daemon.
-            let mount = stage.staging_path.clone();
+            let (path, asking) = (stage.staging_path.clone(), self.hangs.asking(id));
+            let minor = stage.serving.map(|serving| serving.connection_minor).unwrap_or_default();
             let flushed =
                 self.flushes.within(id, format!("syncfs of volume {id}"), limits::SYNCFS, move || {
-                    std::fs::File::open(&mount).and_then(|dir| Ok(rustix::fs::syncfs(&dir)?))
+                    let _ours = asking;
+                    flush(&path, minor).map(drop)
                 })?;
             if let Err(error) = flushed {
-                tracing::warn!(volume_id = %id, %error, "syncfs before a snapshot");
+                tracing::warn!(volume_id = %id, error = chain(&error), "syncfs before a snapshot");
             }
         }
-        control.quiesce(limits::QUIESCE).map(Some)
+        control.quiesce(limits::QUIESCE, self.hangs.holding_back(id)).map(Some)
     }
 
     /// Does `work` under a pause whose lease is renewed until it ends; the pause's

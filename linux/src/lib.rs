@@ -14,6 +14,7 @@ pub mod conntrack;
 pub mod credentials;
 pub mod device_rules;
 pub mod disk_usage;
+pub mod disk_wait;
 mod error;
 pub mod fd_passing;
 pub mod fs_at;

@@ -9,6 +9,8 @@ use super::Page;
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     daemon_deaths: AtomicU64,
+    hung_daemons: AtomicU64,
+    disk_stalls: AtomicU64,
     pauses: AtomicU64,
     paused_us: AtomicU64,
     copied_bytes: Arc<AtomicU64>,
@@ -18,6 +20,16 @@ impl Counts {
     /// A daemon ended that nobody had told to.
     pub(crate) fn daemon_died(&self) {
         self.daemon_deaths.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A daemon answered no request, and was killed.
+    pub(crate) fn daemon_hung(&self) {
+        self.hung_daemons.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A daemon waited for the pool's disk for as long as would make it hung.
+    pub(crate) fn disk_stalled(&self) {
+        self.disk_stalls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A snapshot or clone held a volume's writers back for so long.
@@ -37,6 +49,12 @@ impl Counts {
         let name = "hawser_csi_daemon_deaths_total";
         page.metric(name, "counter", "Daemons that ended and were not told to.");
         page.sample(name, "", load(&self.daemon_deaths));
+        let name = "hawser_csi_hung_daemons_total";
+        page.metric(name, "counter", "Daemons that answered no request and were killed.");
+        page.sample(name, "", load(&self.hung_daemons));
+        let name = "hawser_csi_disk_stalls_total";
+        page.metric(name, "counter", "Stalls of the pool's disk that a daemon's users waited for.");
+        page.sample(name, "", load(&self.disk_stalls));
         let name = "hawser_csi_pauses_total";
         page.metric(name, "counter", "Snapshots and clones that held a volume's writers back.");
         page.sample(name, "", load(&self.pauses));

@@ -11,7 +11,6 @@
 //! there to be ended, whoever comes first.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +27,7 @@ use crate::error::{Error, Result, Step, chain};
 use crate::journal::{ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
 use crate::limits;
 use crate::mounts::{self, WhenBusy};
+use crate::node::hang::flush;
 use crate::node::stage::Health;
 use crate::volume::VolumeId;
 use crate::watch;
@@ -151,12 +151,11 @@ impl Driver {
         serving: Serving,
     ) -> Result<(OwnedFd, Option<OwnedFd>)> {
         let (mounted, what) = (path.to_owned(), format!("syncfs of volume {volume_id}"));
+        let (minor, asking) = (serving.connection_minor, self.hangs.asking(volume_id));
         let detach = move || {
+            let _ours = asking;
             // An unmount would write what was written through mappings; this one is none.
-            let dir = File::open(&mounted).map_err(|e| linux::Error::at("open", &mounted, e))?;
-            rustix::fs::syncfs(&dir).map_err(|e| linux::Error::at("syncfs", &mounted, e))?;
-            drop(dir);
-            linux::mount::open_tree_clone(&mounted)
+            flush(&mounted, minor)
         };
         let mount = self.flushes.within(volume_id, what, limits::SYNCFS, detach)?.step("park volume")?;
         Ok((mount, serving.daemon.open().step("watch daemon")?))

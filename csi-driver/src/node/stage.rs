@@ -8,16 +8,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use linux::mount::FuseConnections;
 use linux::mountinfo::MountEntry;
 use proto::handover::Assignment;
 
 use crate::bounded;
 use crate::capability::{Access, Parsed};
 use crate::capacity;
-use crate::control::Control;
 use crate::dial::DialDir;
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
@@ -30,6 +28,8 @@ use crate::mounts::{self, WhenBusy, Whereabouts};
 use crate::node::mount_point;
 use crate::pool::open_usage_file;
 use crate::volume::VolumeId;
+
+const OWN_REQUESTS_AGAIN: Duration = Duration::from_millis(20);
 
 /// Where a stage stands, seen from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -281,6 +281,7 @@ impl Driver {
         .map_err(|error| with_last_words(error, &dial))?;
         // The daemon alone holds its listeners and the connection from here on.
         drop(sockets);
+        self.hangs.found(volume_id, None);
         self.keeper.handed_over(volume_id, fuse_device);
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon };
         self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;
@@ -337,18 +338,6 @@ impl Driver {
             .step("open volume")
     }
 
-    /// Whether requests wait on the connection for a daemon that does not answer the
-    /// driver either: one that is stopped, and not one that is only waited for.
-    pub(crate) fn is_hung(&self, volume_id: &VolumeId, connection_minor: u32) -> Result<bool> {
-        let waiting = FuseConnections::open().and_then(|all| all.waiting(connection_minor));
-        if waiting.step("look at connection")?.unwrap_or_default() == 0 {
-            return Ok(false);
-        }
-        let dial = DialDir::of(&self.config.run_dir, volume_id);
-        let answer = Control::connect(&dial, volume_id, limits::UNMOUNT).and_then(|control| control.ping());
-        Ok(matches!(answer, Err(Error::Silent { .. })))
-    }
-
     fn update_stage(
         &self,
         volume_id: &VolumeId,
@@ -381,6 +370,9 @@ impl Driver {
             Err(Error::ForeignMount { .. }) if !mounts::is_mounted(&stage.staging_path, volume_id)? => {}
             outcome => outcome?,
         }
+        if let Some(serving) = stage.serving {
+            self.end_own_requests(volume_id, serving)?;
+        }
         if let Some(launch) = &stage.launch {
             self.launcher.remove(launch).step("remove launch")?;
             // A daemon that never got the connection has nothing to finish.
@@ -393,6 +385,19 @@ impl Driver {
             }
         }
         DialDir::of(&self.config.run_dir, volume_id).remove().step("remove dial directory")
+    }
+
+    /// Requests of ours wait in mounts of their own, without which the daemon would see its
+    /// end now. What was written through mappings is written when the last of them goes.
+    fn end_own_requests(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
+        let deadline = Instant::now() + limits::UNMOUNT;
+        while self.hangs.own_requests(volume_id) > 0 {
+            if Instant::now() >= deadline || !serving.daemon.is_alive().step("look at daemon")? {
+                return mounts::abort_connection(serving.connection_minor);
+            }
+            std::thread::park_timeout(OWN_REQUESTS_AGAIN);
+        }
+        Ok(())
     }
 
     /// ABORTED, with the progress, while the volume is being copied.

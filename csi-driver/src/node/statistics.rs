@@ -5,21 +5,27 @@ use std::path::{Path, PathBuf};
 
 use linux::mountinfo::MountEntry;
 use nix::errno::Errno;
-use nix::sys::statvfs::{Statvfs, statvfs};
+use nix::sys::statvfs::{Statvfs, fstatvfs};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
 
+use crate::capacity::{clamped, inode_limit};
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
 use crate::host_path::HostPath;
 use crate::journal::StageRecord;
 use crate::limits;
 use crate::mounts;
+use crate::node::hang::{Finding, own_mount};
 use crate::node::stage::Health;
 use crate::volume::VolumeId;
 
 /// Why a volume cannot be used, as VolumeCondition tells it.
 const DEAD: &str = "the volume's daemon ended: reads and writes fail with ENOTCONN";
+const ENDED: &str =
+    "the volume's daemon answered no request and was killed: reads and writes fail with ENOTCONN";
+const STALLS: &str =
+    "the pool's disk stalls: the volume's daemon waits for it, and reads and writes wait for the daemon";
 const SILENT: &str = "the volume's daemon does not answer: reads and writes wait";
 const ASTRAY: &str =
     "the volume's daemon serves another directory than the pool has now: take the volume's pods down";
@@ -38,7 +44,7 @@ impl Driver {
                 let (usage, abnormal) = self.measured(volume_id, &path, &staged)?;
                 (usage, abnormal.or_else(|| self.astray(volume_id, &stage)))
             }
-            Health::DaemonDead => (Vec::new(), Some(DEAD)),
+            Health::DaemonDead => (Vec::new(), Some(self.why_dead(volume_id))),
             Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
         };
         let message = abnormal.unwrap_or("served").to_owned();
@@ -89,33 +95,95 @@ impl Driver {
             Ok(_) | Err(Error::ForeignMount { .. }) => return Ok((Vec::new(), Some(UNMOUNTED))),
             Err(e) => return Err(e),
         }
-        let place = path.to_owned();
-        let what = format!("statvfs {}", path.display());
-        match self.measures.within(volume_id, what, limits::STATISTICS, move || statvfs(&place)) {
-            Ok(Ok(fs)) => Ok((usage(&fs), None)),
-            Ok(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => Ok((Vec::new(), Some(DEAD))),
+        if self.hangs.finding(volume_id) == Some(Finding::DiskStalls) {
+            return Ok((Vec::new(), Some(STALLS)));
+        }
+        let (place, minor) = (path.to_owned(), staged.minor);
+        let (what, hangs, id) =
+            (format!("statvfs {}", path.display()), self.hangs.clone(), volume_id.clone());
+        let measure = move || {
+            let _ours = hangs.asking(&id);
+            own_mount(&place, minor).map_err(|e| e.errno()).and_then(fstatvfs)
+        };
+        match self.measures.within(volume_id, what, limits::STATISTICS, measure) {
+            Ok(Ok(fs)) => {
+                let capacity_bytes = self.journal.get(volume_id)?.capacity_bytes;
+                Ok((usage(Figures::of(&fs), capacity_bytes), None))
+            }
+            Ok(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {
+                Ok((Vec::new(), Some(self.why_dead(volume_id))))
+            }
+            // Unmounted since it was looked at.
+            Ok(Err(Errno::ENODEV | Errno::ENOENT)) => Ok((Vec::new(), Some(UNMOUNTED))),
             Ok(Err(e)) => Err(linux::Error::at("statvfs", path, e)).step("measure volume"),
             Err(Error::Deadline { .. }) => Ok((Vec::new(), Some(SILENT))),
             Err(e) => Err(e),
         }
     }
+
+    fn why_dead(&self, volume_id: &VolumeId) -> &'static str {
+        if self.hangs.finding(volume_id) == Some(Finding::Ended) { ENDED } else { DEAD }
+    }
 }
 
-fn usage(fs: &Statvfs) -> Vec<VolumeUsage> {
-    let wire = |count: u64, unit: u64| i64::try_from(count.saturating_mul(unit)).unwrap_or(i64::MAX);
-    let block = fs.fragment_size();
+/// What a daemon answers to statfs: a total, what is free of it, and what of that anybody
+/// may take.
+#[derive(Debug, Clone, Copy)]
+struct Figures {
+    block: u64,
+    blocks: [u64; 3],
+    files: [u64; 3],
+}
+
+impl Figures {
+    fn of(fs: &Statvfs) -> Self {
+        Self {
+            block: fs.fragment_size(),
+            blocks: [fs.blocks(), fs.blocks_free(), fs.blocks_available()],
+            files: [fs.files(), fs.files_free(), fs.files_available()],
+        }
+    }
+}
+
+/// Whatever the daemon says, no figure is beyond the volume's limits.
+fn usage(figures: Figures, capacity_bytes: u64) -> Vec<VolumeUsage> {
+    let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
+        let most = clamped(total.saturating_mul(size), limit);
+        let used = total.saturating_sub(free).saturating_mul(size).min(most);
+        let wire = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        VolumeUsage {
+            available: wire(available.saturating_mul(size).min(most)),
+            total: wire(most),
+            used: wire(used),
+            unit: unit.into(),
+        }
+    };
     vec![
-        VolumeUsage {
-            available: wire(fs.blocks_available(), block),
-            total: wire(fs.blocks(), block),
-            used: wire(fs.blocks().saturating_sub(fs.blocks_free()), block),
-            unit: Unit::Bytes.into(),
-        },
-        VolumeUsage {
-            available: wire(fs.files_available(), 1),
-            total: wire(fs.files(), 1),
-            used: wire(fs.files().saturating_sub(fs.files_free()), 1),
-            unit: Unit::Inodes.into(),
-        },
+        usage(Unit::Bytes, figures.blocks, figures.block, capacity_bytes),
+        usage(Unit::Inodes, figures.files, 1, inode_limit(capacity_bytes)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(figures: Figures, capacity_bytes: u64) -> Vec<(i64, i64, i64)> {
+        usage(figures, capacity_bytes).iter().map(|one| (one.total, one.used, one.available)).collect()
+    }
+
+    #[test]
+    fn figures_of_an_honest_daemon_are_as_it_gives_them() {
+        let figures = Figures { block: 4096, blocks: [100, 40, 30], files: [2000, 1500, 1500] };
+        assert_eq!(shown(figures, 100 * 4096 * 80), [(409_600, 245_760, 122_880), (2000, 500, 1500)]);
+    }
+
+    #[test]
+    fn figures_that_cannot_be_true_stay_within_the_volumes_limits() {
+        let most = [u64::MAX, 0, u64::MAX];
+        let figures = Figures { block: u64::MAX, blocks: most, files: most };
+        assert_eq!(shown(figures, 1 << 30), [(1 << 30, 1 << 30, 1 << 30), (262_144, 262_144, 262_144)]);
+        let nothing = Figures { block: 0, blocks: [0, 9, 9], files: [0, 9, 9] };
+        assert_eq!(shown(nothing, 1 << 30), [(0, 0, 0), (0, 0, 0)]);
+    }
 }

@@ -25,7 +25,7 @@ impl Scene {
         self.signal_daemons(signal);
     }
 
-    fn signal_daemons(&self, signal: Signal) {
+    pub(crate) fn signal_daemons(&self, signal: Signal) {
         for daemon in self.daemons() {
             let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
             assert!(linux::process::signal_pidfd(&pidfd, signal as i32).unwrap());

@@ -15,4 +15,5 @@ mod parking;
 #[allow(dead_code, reason = "each suite uses a part")]
 mod scene;
 mod size;
+mod unanswered;
 mod undo;

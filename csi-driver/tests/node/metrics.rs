@@ -17,7 +17,7 @@ impl Scene {
         answer
     }
 
-    fn metrics(&self) -> String {
+    pub(crate) fn metrics(&self) -> String {
         let answer = self.ask_for_metrics("GET /metrics HTTP/1.0\r\n\r\n");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
@@ -57,6 +57,8 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
             "hawser_csi_volumes{state=\"dead\"} 0",
             "hawser_csi_volumes{state=\"parked\"} 0",
             "hawser_csi_daemon_deaths_total 0",
+            "hawser_csi_hung_daemons_total 0",
+            "hawser_csi_disk_stalls_total 0",
             "hawser_csi_copied_bytes_total 0",
             "hawser_csi_pool_bytes{kind=\"capacity\"} 10737418240",
             "hawser_csi_pool_bytes{kind=\"committed\"} 3221225472",

@@ -1,0 +1,132 @@
+//! What is known of volumes whose daemons are slow to answer, and what the driver itself
+//! asks of them meanwhile.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::volume::VolumeId;
+
+#[derive(Debug, Default)]
+pub(crate) struct Hangs {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    asking: HashMap<VolumeId, u64>,
+    held_back: HashSet<VolumeId>,
+    examined: HashSet<VolumeId>,
+    findings: HashMap<VolumeId, Finding>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finding {
+    /// The daemon waits for the pool's disk, and its users for the daemon.
+    DiskStalls,
+    /// It answered nothing, and was ended.
+    Ended,
+}
+
+/// What a note is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Note {
+    Asking,
+    HeldBack,
+    Examined,
+}
+
+/// Taken back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    hangs: Arc<Hangs>,
+    volume_id: VolumeId,
+    note: Note,
+}
+
+impl Hangs {
+    /// One request of the driver's own is under way until the drop of what is returned.
+    pub(crate) fn asking(self: &Arc<Self>, volume_id: &VolumeId) -> Noted {
+        *self.locked().asking.entry(volume_id.clone()).or_default() += 1;
+        self.noted(volume_id, Note::Asking)
+    }
+
+    /// Requests of the driver's own that wait for the volume's daemon.
+    pub(crate) fn own_requests(&self, volume_id: &VolumeId) -> u64 {
+        self.locked().asking.get(volume_id).copied().unwrap_or_default()
+    }
+
+    /// The driver holds the volume's writers back until the drop of what is returned.
+    pub(crate) fn holding_back(self: &Arc<Self>, volume_id: &VolumeId) -> Noted {
+        self.locked().held_back.insert(volume_id.clone());
+        self.noted(volume_id, Note::HeldBack)
+    }
+
+    pub(super) fn is_held_back(&self, volume_id: &VolumeId) -> bool {
+        self.locked().held_back.contains(volume_id)
+    }
+
+    /// `None` while the volume's daemon is examined already.
+    pub(super) fn examining(self: &Arc<Self>, volume_id: &VolumeId) -> Option<Noted> {
+        let is_first = self.locked().examined.insert(volume_id.clone());
+        is_first.then(|| self.noted(volume_id, Note::Examined))
+    }
+
+    pub(crate) fn finding(&self, volume_id: &VolumeId) -> Option<Finding> {
+        self.locked().findings.get(volume_id).copied()
+    }
+
+    /// `None`: the daemon answers, or there is another one.
+    pub(crate) fn found(&self, volume_id: &VolumeId, finding: Option<Finding>) {
+        let mut state = self.locked();
+        match finding {
+            Some(finding) => drop(state.findings.insert(volume_id.clone(), finding)),
+            None => drop(state.findings.remove(volume_id)),
+        }
+    }
+
+    fn noted(self: &Arc<Self>, volume_id: &VolumeId, note: Note) -> Noted {
+        Noted { hangs: self.clone(), volume_id: volume_id.clone(), note }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        let mut state = self.hangs.locked();
+        match self.note {
+            Note::Asking => {
+                if let Some(count) = state.asking.get_mut(&self.volume_id) {
+                    *count -= 1;
+                    if *count == 0 {
+                        state.asking.remove(&self.volume_id);
+                    }
+                }
+            }
+            Note::HeldBack => drop(state.held_back.remove(&self.volume_id)),
+            Note::Examined => drop(state.examined.remove(&self.volume_id)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_last_as_long_as_what_they_are_of() {
+        let hangs = Arc::new(Hangs::default());
+        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let asked = [hangs.asking(&id), hangs.asking(&id)];
+        let examined = hangs.examining(&id).unwrap();
+        assert!(hangs.examining(&id).is_none());
+        assert_eq!((hangs.own_requests(&id), hangs.is_held_back(&id)), (2, false));
+        drop((asked, examined));
+        let held = hangs.holding_back(&id);
+        assert!(hangs.examining(&id).is_some() && hangs.is_held_back(&id));
+        drop(held);
+        assert_eq!((hangs.own_requests(&id), hangs.is_held_back(&id)), (0, false));
+    }
+}

@@ -1,0 +1,99 @@
+//! Whether a process waits for a disk: a thread in uninterruptible sleep (state D,
+//! proc_pid_stat(5)) in a system call on a file, or in a page fault.
+//!
+//! Invariant: nothing here opens or stats a file of the process, so that a look never
+//! waits for the same disk.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// False for a process that is gone. What D sleeps for is told by the descriptor that
+/// is the first argument of its system call: vfork(2), which also sleeps so, has none.
+pub fn waits_for_disk(pid: i32) -> Result<bool> {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let tasks = process.join("task");
+    let entries = match std::fs::read_dir(&tasks) {
+        Ok(entries) => entries,
+        Err(e) if is_gone(&e) => return Ok(false),
+        Err(e) => return Err(Error::at("list", &tasks, e)),
+    };
+    for entry in entries {
+        // A thread that ends meanwhile waits for nothing.
+        let Ok(entry) = entry else { continue };
+        let task = entry.path();
+        if read(&task.join("stat"))?.is_some_and(|stat| is_uninterruptible(&stat))
+            && read(&task.join("syscall"))?.is_some_and(|call| is_on_a_file(&process, &call))
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if is_gone(&e) => Ok(None),
+        Err(e) => Err(Error::at("read", path, e)),
+    }
+}
+
+fn is_gone(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// `stat`: the state follows the name, which may hold anything but its last bracket.
+fn is_uninterruptible(stat: &str) -> bool {
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
+}
+
+/// `call`, as /proc/PID/task/TID/syscall has it: `running`, `-1 SP PC` outside of a
+/// system call (a page fault), or its number and arguments.
+fn is_on_a_file(process: &Path, call: &str) -> bool {
+    let mut fields = call.split_whitespace();
+    if fields.next() == Some("-1") {
+        return true;
+    }
+    let first = fields.next().and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+    let Some(fd) = first.and_then(|value| u32::try_from(value).ok()) else { return false };
+    // The link's text alone: `socket:[1]`, `anon_inode:...`, or a path.
+    let target = std::fs::read_link(process.join("fd").join(fd.to_string()));
+    target.is_ok_and(|path| path.is_absolute() && !path.starts_with("/dev"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_sleeps_or_is_gone_waits_for_no_disk() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        assert!(!waits_for_disk(pid).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!waits_for_disk(pid).unwrap());
+    }
+
+    #[test]
+    fn the_state_follows_the_last_bracket_of_the_name() {
+        assert!(is_uninterruptible("7 (a) S (b) D 1 7"));
+        assert!(!is_uninterruptible("7 (x) D) S 1 7"));
+    }
+
+    #[test]
+    fn a_system_call_on_a_file_is_told_from_others() {
+        let process = PathBuf::from(format!("/proc/{}", std::process::id()));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (reader, _writer) = std::io::pipe().unwrap();
+        use std::os::fd::AsRawFd;
+        let call = |fd: i32| format!("1 {fd:#x} 0x7ffd 0x10 0x0 0x0 0x0 0x7ffd 0x7f00\n");
+        assert!(is_on_a_file(&process, &call(file.as_raw_fd())));
+        assert!(!is_on_a_file(&process, &call(reader.as_raw_fd())));
+        assert!(is_on_a_file(&process, "-1 0x7ffd 0x7f00\n"));
+        assert!(!is_on_a_file(&process, "running\n"));
+        assert!(!is_on_a_file(&process, "58 0xffffffffffffff9c 0x0 0x0 0x0 0x0 0x0 0x7ffd 0x7f00\n"));
+    }
+}
