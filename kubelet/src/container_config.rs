@@ -13,6 +13,7 @@ use crate::environment::{self, Environment, PodFacts};
 use crate::objects::{
     Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig, TerminationMessagePolicy,
 };
+use crate::pod_cgroup::Hierarchies;
 use crate::volumes::MountedVolumes;
 use crate::{dns, resources};
 
@@ -54,6 +55,7 @@ pub(crate) struct Node<'a> {
     pub(crate) root_dir: &'a Path,
     pub(crate) log_dir: &'a Path,
     pub(crate) cgroup_root: &'a str,
+    pub(crate) hierarchies: &'a Hierarchies,
     /// RuntimeDefault where a pod names no seccomp profile; otherwise Unconfined.
     pub(crate) seccomp_default: bool,
 }
@@ -124,7 +126,10 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
     let environment = Environment::of(container, pod, instance.facts)?;
     let expanded = |texts: &[String]| texts.iter().map(|t| environment.expand(t)).collect();
     let (command, args) = (expanded(&container.command), expanded(&container.args));
-    let resources = resources::of_container(pod, container, resources::node_memory_bytes());
+    let resources = cri::LinuxContainerResources {
+        unified: node.hierarchies.container_files(&resources::cgroup_path(node.cgroup_root, pod)),
+        ..resources::of_container(pod, container, resources::node_memory_bytes())
+    };
     let mut labels: HashMap<String, String> = pod_labels(&pod.metadata).into();
     labels.insert(CONTAINER_NAME_LABEL.to_owned(), container.name.clone());
     Ok(cri::ContainerConfig {

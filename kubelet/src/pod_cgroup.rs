@@ -5,10 +5,12 @@
 //! Works on every hierarchy that is mounted: v1, v2, and both (hybrid). A
 //! controller that is not there limits nothing, and says so once in the log.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::cgroup::v2;
 use linux::mountinfo;
 use tracing::debug;
 
@@ -24,12 +26,18 @@ const REMOVAL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A cgroup file that could not be written, or a directory made or removed.
 #[derive(Debug, thiserror::Error)]
-#[error("{op} {}", path.display())]
+#[error("{op} {object}")]
 pub struct Error {
     op: &'static str,
-    path: PathBuf,
+    object: String,
     #[source]
     source: io::Error,
+}
+
+impl Error {
+    fn at(op: &'static str, path: &Path, source: io::Error) -> Self {
+        Self { op, object: path.display().to_string(), source }
+    }
 }
 
 /// What a pod's cgroup allows; `None` is without limit.
@@ -114,6 +122,19 @@ impl Hierarchies {
         Ok(())
     }
 
+    /// What kubelet sets for each container where cgroup v2 has it: one process out
+    /// of memory ends the whole container, and a limit on memory leaves no swap
+    /// beside it. `pod` is the pod's group, which has the same files.
+    pub(crate) fn container_files(&self, pod: &str) -> HashMap<String, String> {
+        let Some(mount_point) = &self.v2 else { return HashMap::new() };
+        let dir = mount_point.join(pod.trim_start_matches('/'));
+        [("memory.oom.group", "1"), ("memory.swap.max", "0")]
+            .into_iter()
+            .filter(|(file, _)| dir.join(file).exists())
+            .map(|(file, value)| (file.to_owned(), value.to_owned()))
+            .collect()
+    }
+
     /// Removes `path` and what is left below it, in every hierarchy.
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
         let path = path.trim_start_matches('/');
@@ -140,13 +161,13 @@ fn ensure_v2(mount_point: &Path, path: &str, limits: &Limits) -> Result<(), Erro
     if !["cpu", "memory", "pids"].into_iter().any(has) {
         return Ok(());
     }
-    for component in path.split('/') {
-        for name in ["cpu", "memory", "pids"].into_iter().filter(|n| has(n)) {
-            write(&dir.join("cgroup.subtree_control"), &format!("+{name}"))?;
-        }
-        dir.push(component);
-        make_dir(&dir)?;
-    }
+    let wanted: Vec<&str> = ["cpu", "memory", "pids"].into_iter().filter(|n| has(n)).collect();
+    v2::ensure_dirs(mount_point, Path::new(path), &wanted).map_err(|(e, _)| Error {
+        op: e.op,
+        object: e.object,
+        source: e.source,
+    })?;
+    dir.push(path);
     if has("cpu") {
         write(&dir.join("cpu.weight"), &weight(limits.cpu_shares).to_string())?;
         if let Some(quota) = limits.cpu_quota_us {
@@ -191,17 +212,17 @@ async fn remove_dir(dir: &Path) -> Result<(), Error> {
                 debug!(cgroup = %dir.display(), "still busy");
                 tokio::time::sleep(pause.step()).await;
             }
-            Err(source) => return Err(Error { op: "remove cgroup", path: dir.to_owned(), source }),
+            Err(source) => return Err(Error::at("remove cgroup", dir, source)),
         }
     }
 }
 
 fn make_dir(dir: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(dir).map_err(|source| Error { op: "create cgroup", path: dir.to_owned(), source })
+    std::fs::create_dir_all(dir).map_err(|source| Error::at("create cgroup", dir, source))
 }
 
 fn write(path: &Path, value: &str) -> Result<(), Error> {
-    std::fs::write(path, value).map_err(|source| Error { op: "write", path: path.to_owned(), source })
+    std::fs::write(path, value).map_err(|source| Error::at("write", path, source))
 }
 
 #[cfg(test)]
@@ -218,6 +239,18 @@ mod tests {
         assert_eq!(weight(2), 1);
         assert_eq!(weight(1024), 39);
         assert_eq!(weight(262_144), 10_000);
+    }
+
+    #[test]
+    fn a_container_gets_the_files_that_its_pods_group_has() {
+        let files = |hierarchies: &Hierarchies| hierarchies.container_files("/pods/a");
+        let tree = tempfile::tempdir().unwrap();
+        let v2 = Hierarchies { v1: Vec::new(), v2: Some(tree.path().to_owned()) };
+        assert_eq!(files(&v2), HashMap::new());
+        std::fs::create_dir_all(tree.path().join("pods/a")).unwrap();
+        std::fs::write(tree.path().join("pods/a/memory.oom.group"), "0").unwrap();
+        assert_eq!(files(&v2), HashMap::from([("memory.oom.group".to_owned(), "1".to_owned())]));
+        assert_eq!(files(&Hierarchies { v1: Vec::new(), v2: None }), HashMap::new());
     }
 
     #[tokio::test]

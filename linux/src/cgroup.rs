@@ -160,7 +160,8 @@ impl Hierarchies {
     /// Makes the group `path` with `limits`. Fails without leaving the leaf
     /// behind. A limit whose controller the machine lacks is named in the second value.
     pub fn create(&self, path: &Path, limits: &Limits) -> Result<(Cgroup, Vec<String>)> {
-        let wanted = [WANTED, &limits.more_controllers()].concat();
+        let unified = limits.unified_controllers().filter(|name| self.has_in_v2(name));
+        let wanted = [WANTED, &limits.more_controllers(), &unified.collect::<Vec<_>>()].concat();
         let devices = match self.device_control() {
             DeviceControl::V1(root) => DeviceControl::V1(under(&root, path)),
             DeviceControl::V2(root) => DeviceControl::V2(under(&root, path)),
@@ -222,9 +223,8 @@ impl Hierarchies {
                 }
             }
         }
-        let unified =
-            |(file, _): &&(String, String)| self.has_in_v2(file.split('.').next().unwrap_or_default());
-        let files: Files = limits.unified.iter().filter(unified).cloned().collect();
+        let files = limits.unified.iter().filter(|(file, _)| self.has_in_v2(settings::controller(file)));
+        let files: Files = files.cloned().collect();
         if let Some(root) = self.unified.as_ref().filter(|_| !files.is_empty()) {
             let missing = v2::write_present(&under(root, path), &files)?;
             unmet.extend(

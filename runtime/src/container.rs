@@ -77,6 +77,7 @@ fn make(runtime: &Runtime, sandbox: &Sandbox, id: &str, config: ContainerConfig)
     let sysctls = sandbox_record.config.linux.as_ref().map(|l| l.sysctls.clone()).unwrap_or_default();
     let view = SandboxView {
         cgroup_path: &cgroup_path,
+        cgroup_v2: runtime.cgroup_v2,
         network_namespace: sandbox_record.netns.as_deref(),
         ipc_namespace: (!sharing.host_ipc).then_some(&*ipc),
         uts_namespace: (!sharing.host_network).then_some(&*uts),

@@ -6,6 +6,7 @@
 //!
 //! Invariant: runs in the single-threaded shim only.
 
+mod cgroup_mount;
 mod child;
 pub(crate) mod device_control;
 mod plan;
@@ -69,6 +70,9 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     let hierarchies = Hierarchies::detect().map_err(|e| crate::error::chain(&e))?;
     let (cgroup, warnings) =
         hierarchies.create(&plan.cgroup_path, &plan.limits).map_err(|e| crate::error::chain(&e))?;
+    // In the host's namespace it sees the host's groups in /proc/self/cgroup anyway.
+    plan.cgroup_view =
+        if plan.own_cgroup_namespace { hierarchies.view_of(&cgroup) } else { hierarchies.view_of_all() };
     let launched =
         device_control::establish(&mut plan, &cgroup, with.without_device_control).and_then(|not_enforced| {
             let (child, outcome) = clone(&plan, with.overlay, &cgroup, with.stdout, with.stderr)?;

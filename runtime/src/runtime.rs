@@ -29,6 +29,7 @@ pub(crate) struct Runtime {
     pub(crate) oci_runtime: Option<PathBuf>,
     pub(crate) allow_without_device_control: bool,
     pub(crate) log_ceiling: Option<LogCeiling>,
+    pub(crate) cgroup_v2: bool,
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
     pub(crate) boot_id: String,
@@ -57,10 +58,12 @@ impl Runtime {
             std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;
         let images = ImageStore::open(&root_dir.join("images"), &config.images_dir)?;
         let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
+        let cgroup_v2 = Hierarchies::detect()?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {
             oci_runtime: config.oci_runtime.clone(),
             allow_without_device_control: config.allow_without_device_control,
             log_ceiling: config.log_ceiling,
+            cgroup_v2,
             cni: Cni {
                 conf_dir: config.cni_conf_dir.clone(),
                 bin_dir: config.cni_bin_dir.clone(),

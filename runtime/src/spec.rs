@@ -58,6 +58,8 @@ const ALLOWED_DEVICES: &[(&str, Option<i64>, Option<i64>, &str)] = &[
 pub(crate) struct SandboxView<'a> {
     /// Parent group and the container's id: `/kubepods/podX/<id>`.
     pub(crate) cgroup_path: &'a Path,
+    /// Limits are files of cgroup v2.
+    pub(crate) cgroup_v2: bool,
     /// `None`: the host's.
     pub(crate) network_namespace: Option<&'a Path>,
     /// Of the shim, which lives in the pod's ipc and uts namespaces.
@@ -105,6 +107,9 @@ pub(crate) fn build(
     if context.namespace_options.as_ref().is_none_or(|o| o.pid() != NamespaceMode::Node) {
         namespaces.push(json!({"type": "pid"}));
     }
+    if !context.privileged {
+        namespaces.push(json!({"type": "cgroup"}));
+    }
     for (kind, path) in [
         ("network", sandbox.network_namespace),
         ("ipc", sandbox.ipc_namespace),
@@ -133,7 +138,7 @@ pub(crate) fn build(
             "cgroupsPath": sandbox.cgroup_path,
             "namespaces": namespaces,
             "devices": devices.nodes,
-            "resources": resources_json(&resources, context.privileged, devices.rules),
+            "resources": resources_json(&resources, context.privileged, devices.rules, sandbox.cgroup_v2),
             "rootfsPropagation": mounts::rootfs_propagation(config),
         },
     });
@@ -328,7 +333,12 @@ fn host_devices(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn resources_json(resources: &LinuxContainerResources, privileged: bool, more_devices: Vec<Value>) -> Value {
+fn resources_json(
+    resources: &LinuxContainerResources,
+    privileged: bool,
+    more_devices: Vec<Value>,
+    cgroup_v2: bool,
+) -> Value {
     let mut out = json!({});
     let mut rules = vec![json!({"allow": privileged, "access": "rwm"})];
     if !privileged {
@@ -375,6 +385,12 @@ fn resources_json(resources: &LinuxContainerResources, privileged: bool, more_de
     if let Some(limit) = resources.unified.get("pids.max").and_then(|v| v.parse::<i64>().ok()) {
         out["pids"] = json!({"limit": limit});
     }
+    let mut unified = resources.unified.clone();
+    unified.remove("pids.max");
+    // v1 has none of these files, and an OCI runtime refuses them there.
+    if cgroup_v2 && !unified.is_empty() {
+        out["unified"] = json!(unified);
+    }
     out
 }
 
@@ -418,6 +434,7 @@ mod tests {
     fn spec_of(config: &ContainerConfig, image: &ImageConfig) -> Result<Value> {
         let sandbox = SandboxView {
             cgroup_path: Path::new("/pods/a"),
+            cgroup_v2: true,
             network_namespace: Some(Path::new("/run/ns")),
             ipc_namespace: None,
             uts_namespace: None,
@@ -520,6 +537,21 @@ mod tests {
         let config = ContainerConfig { linux: Some(linux), ..command(&["/x"]) };
         let err = spec_of(&config, &ImageConfig::default()).unwrap_err();
         assert_eq!(err.to_string(), "linux.security_context.namespace_options.pid: POD is not supported");
+    }
+
+    #[test]
+    fn files_of_cgroup_v2_are_passed_on_but_for_the_one_that_v1_has_too() {
+        let mut config = command(&["/x"]);
+        let unified = HashMap::from([
+            ("pids.max".to_owned(), "7".to_owned()),
+            ("memory.oom.group".to_owned(), "1".to_owned()),
+        ]);
+        let resources = LinuxContainerResources { unified, ..Default::default() };
+        config.linux =
+            Some(proto::cri::LinuxContainerConfig { resources: Some(resources), ..Default::default() });
+        let resources = &spec_of(&config, &ImageConfig::default()).unwrap()["linux"]["resources"];
+        assert_eq!(resources["pids"]["limit"], 7);
+        assert_eq!(resources["unified"], json!({"memory.oom.group": "1"}));
     }
 
     #[test]

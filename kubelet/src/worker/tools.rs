@@ -72,6 +72,7 @@ impl Tools {
             root_dir: &self.root_dir,
             log_dir: &self.log_dir,
             cgroup_root: &self.cgroup_root,
+            hierarchies: &self.hierarchies,
             seccomp_default: self.seccomp_default,
         }
     }

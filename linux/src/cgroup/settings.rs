@@ -33,6 +33,15 @@ impl Limits {
         }
         more
     }
+
+    pub(super) fn unified_controllers(&self) -> impl Iterator<Item = &str> {
+        self.unified.iter().map(|(file, _)| controller(file))
+    }
+}
+
+/// The controller that a file of v2 belongs to.
+pub(super) fn controller(file: &str) -> &str {
+    file.split('.').next().unwrap_or_default()
 }
 
 /// File name and content.

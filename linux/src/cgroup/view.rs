@@ -19,6 +19,13 @@ pub enum View {
     Hierarchies { dirs: Vec<(String, PathBuf)>, links: Vec<(String, String)> },
 }
 
+impl Default for View {
+    /// Of a machine without cgroups.
+    fn default() -> Self {
+        Self::Hierarchies { dirs: Vec::new(), links: Vec::new() }
+    }
+}
+
 impl Hierarchies {
     /// The view of a container in `group`.
     pub fn view_of(&self, group: &Cgroup) -> View {

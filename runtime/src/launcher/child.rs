@@ -15,6 +15,7 @@ use linux::cgroup::Cgroup;
 use linux::rootfs::{self, Attributes, Propagation};
 use linux::{process, procfs};
 use nix::errno::Errno;
+use nix::sched::CloneFlags;
 
 use super::Overlay;
 use super::plan::{Plan, PlannedMount, What};
@@ -38,6 +39,9 @@ pub(super) fn run(
     process::set_undumpable().map_err(text)?;
     process::new_session().map_err(text)?;
     cgroup.join().map_err(text)?;
+    if plan.own_cgroup_namespace {
+        process::unshare(CloneFlags::CLONE_NEWCGROUP).map_err(text)?;
+    }
     if let Some(wanted) = plan.oom_score_adj {
         set_oom_score_adj(wanted)?;
     }

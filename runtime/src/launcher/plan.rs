@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
 use linux::cgroup::Limits;
+use linux::cgroup::view::View;
 use linux::device_rules::Policy;
 use linux::process::{BpfInstruction, Capabilities};
 use linux::rootfs::{Attributes, Propagation};
@@ -20,7 +21,11 @@ use crate::spec::mount_policy::MountPolicy;
 pub(super) struct Plan {
     pub(super) new_namespaces: CloneFlags,
     pub(super) joined_namespaces: Vec<(PathBuf, CloneFlags)>,
+    /// Entered after the container's group is joined, which becomes its root.
+    pub(super) own_cgroup_namespace: bool,
     pub(super) cgroup_path: PathBuf,
+    /// What a mount of type `cgroup` shows; known once the group is there.
+    pub(super) cgroup_view: View,
     pub(super) limits: Limits,
     /// `None` leaves devices alone.
     pub(super) devices_policy: Option<Policy>,
@@ -57,8 +62,16 @@ pub(super) struct PlannedMount {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum What {
-    Bind { source: PathBuf, recursive: bool },
-    FileSystem { fs_type: String, options: Vec<String> },
+    Bind {
+        source: PathBuf,
+        recursive: bool,
+    },
+    FileSystem {
+        fs_type: String,
+        options: Vec<String>,
+    },
+    /// The container's cgroups, whatever version they are of.
+    Cgroup,
 }
 
 #[derive(Debug)]
@@ -76,10 +89,12 @@ impl Plan {
         let root = spec.root().as_ref().ok_or_else(|| missing("root"))?;
         let mut new_namespaces = CloneFlags::empty();
         let mut joined_namespaces = Vec::new();
+        let mut own_cgroup_namespace = false;
         for namespace in linux.namespaces().iter().flatten() {
             let flag = namespace_flag(namespace.typ())?;
             match namespace.path() {
                 Some(path) => joined_namespaces.push((path.clone(), flag)),
+                None if flag == CloneFlags::CLONE_NEWCGROUP => own_cgroup_namespace = true,
                 None => new_namespaces |= flag,
             }
         }
@@ -92,6 +107,8 @@ impl Plan {
         Ok(Self {
             new_namespaces,
             joined_namespaces,
+            own_cgroup_namespace,
+            cgroup_view: View::default(),
             cgroup_path: linux.cgroups_path().clone().ok_or_else(|| missing("linux.cgroupsPath"))?,
             limits: linux.resources().as_ref().map(limits).unwrap_or_default(),
             devices_policy: device_control::policy(
@@ -167,7 +184,10 @@ fn planned_mount(mount: &Mount) -> Result<PlannedMount, String> {
         What::Bind { source, recursive }
     } else {
         let fs_type = mount.typ().clone().ok_or_else(|| format!("mount {}: no type", target.display()))?;
-        What::FileSystem { fs_type, options: fs_options }
+        match fs_type.as_str() {
+            "cgroup" => What::Cgroup,
+            _ => What::FileSystem { fs_type, options: fs_options },
+        }
     };
     Ok(PlannedMount { target, what, attributes, propagation })
 }

@@ -16,6 +16,7 @@ use std::path::Path;
 use linux::rootfs::{self, Attributes, KernelFs, Kind, Masks};
 
 use super::Overlay;
+use super::cgroup_mount::CgroupTree;
 use super::child::text;
 use super::plan::{Plan, PlannedMount, What};
 use crate::spec::mount_policy::Source;
@@ -64,7 +65,12 @@ impl<'a> Root<'a> {
         match (&mount.what, tree) {
             (What::FileSystem { fs_type, options }, None) => {
                 let tree = rootfs::new_fs(fs_type, options).map_err(text)?;
-                self.attach_file_system(mount, tree)
+                set_attributes(mount, &tree)?;
+                self.attach_file_system(mount, &tree)
+            }
+            (What::Cgroup, None) => {
+                let cgroups = CgroupTree::new(&self.plan.cgroup_view, mount.attributes)?;
+                self.attach_file_system(mount, &cgroups.tree).and_then(|()| cgroups.attach_below())
             }
             (What::Bind { .. }, Some(tree)) => self.attach_bind(mount, tree),
             _ => Err("the source was not opened".to_owned()),
@@ -74,8 +80,7 @@ impl<'a> Root<'a> {
 
     /// One of the container's own (a request has bind mounts only): it must
     /// stand at its very path, whatever links the image has there.
-    fn attach_file_system(&self, mount: &PlannedMount, tree: OwnedFd) -> Result<(), String> {
-        set_attributes(mount, &tree)?;
+    fn attach_file_system(&self, mount: &PlannedMount, tree: &OwnedFd) -> Result<(), String> {
         let place = rootfs::ensure_target(&self.fd, &mount.target, Kind::Directory).map_err(text)?;
         if place.path != mount.target {
             return Err(format!("the image has a link there, to {}", place.path.display()));

@@ -25,12 +25,15 @@ pub(super) fn build(
         config.mounts.iter().map(|mount| Requested::new(mount, policy)).collect::<Result<Vec<_>>>()?;
     // A mount below another one comes after it.
     wanted.sort_by_key(|m| m.target.components().count());
-    let replaces_dev = wanted.iter().any(|m| m.target == Path::new("/dev"));
+    let replaces = |dir: &str| wanted.iter().any(|m| m.target == Path::new(dir));
+    let (replaces_dev, replaces_sys) = (replaces("/dev"), replaces("/sys"));
     let mut mounts = defaults(privileged, sandbox);
     // As containerd does: a mount of the request takes the place of the default
     // one, and a /dev of its own is not added to.
     let replaced = |target: &Path| {
-        wanted.iter().any(|m| m.target == target) || (replaces_dev && target.starts_with("/dev"))
+        wanted.iter().any(|m| m.target == target)
+            || (replaces_dev && target.starts_with("/dev"))
+            || (replaces_sys && target.starts_with("/sys"))
     };
     mounts.retain(|(target, _)| !replaced(Path::new(target)));
     let mut mounts: Vec<Value> = mounts.into_iter().map(|(_, mount)| mount).collect();
@@ -61,6 +64,7 @@ fn defaults(privileged: bool, sandbox: &SandboxView<'_>) -> Vec<(String, Value)>
         ),
         file_system("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         file_system("/sys", "sysfs", &["nosuid", "noexec", "nodev", sys_mode]),
+        file_system("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", sys_mode]),
         bind(
             sandbox.shm.unwrap_or(Path::new("/dev/shm")),
             "/dev/shm",

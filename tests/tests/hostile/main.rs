@@ -2,6 +2,7 @@
 //! manifests and full disks. Each test is named as the promise that its attack
 //! tries to break; SECURITY.md lists the promises.
 
+mod cgroups;
 mod devices;
 mod disk_limits;
 mod full_disk;

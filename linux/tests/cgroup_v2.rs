@@ -1,0 +1,114 @@
+//! Groups in the kernel's cgroup v2 tree: also on hybrid machines, where the tree
+//! has the controller hugetlb and no other. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use linux::cgroup::{Cgroup, Hierarchies, Limits, remove_dirs, v2};
+use linux::mountinfo;
+use nix::errno::Errno;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn root() -> PathBuf {
+    let mounts = mountinfo::read().unwrap();
+    let found = mounts.into_iter().find(|m| m.fs_type == "cgroup2" && m.root == Path::new("/"));
+    found.expect("this test needs a cgroup2 mount").mount_point
+}
+
+/// Of this test alone, absolute within the tree.
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(format!("/hawser-{name}-{}", std::process::id()))
+}
+
+fn under(path: &Path) -> PathBuf {
+    root().join(path.strip_prefix("/").unwrap())
+}
+
+/// A process in the group `path`.
+fn sleeper(path: &Path) -> Child {
+    let child = Command::new("sleep").arg("100").spawn().unwrap();
+    std::fs::write(under(path).join("cgroup.procs"), child.id().to_string()).unwrap();
+    child
+}
+
+#[test]
+fn a_file_of_v2_is_written_where_v2_has_its_controller_and_left_out_elsewhere() {
+    let hierarchies = Hierarchies::detect().unwrap();
+    assert!(hierarchies.has_in_v2("hugetlb"), "this test needs the v2 controller hugetlb: {hierarchies:?}");
+    let parent = path("unified");
+    let file = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let unified = vec![
+        file("hugetlb.2MB.max", "4194304"),
+        file("hugetlb.2MB.no-such-limit", "1"),
+        file("no-such-controller.max", "1"),
+    ];
+    let made = hierarchies.ensure_parent(&parent).unwrap();
+    let limits = Limits { unified, ..Limits::default() };
+    let (group, unmet) = hierarchies.create(&parent.join("c"), &limits).unwrap();
+    let written = std::fs::read_to_string(under(&parent).join("c/hugetlb.2MB.max"));
+    group.remove().unwrap();
+    // Where v2 restricts no devices, the limit's group above was made for it alone.
+    let left = remove_dirs(&[vec![under(&parent)], made].concat());
+    assert_eq!(written.unwrap(), "4194304\n");
+    assert_eq!(unmet, ["hugetlb.2MB.no-such-limit: this kernel's cgroups have no such limit"]);
+    assert_eq!(left, Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_file_of_the_group_itself_is_no_limit() {
+    let hierarchies = Hierarchies::detect().unwrap();
+    let parent = path("refused");
+    let made = hierarchies.ensure_parent(&parent).unwrap();
+    let unified = vec![("hugetlb./../../cgroup.procs".to_owned(), "0".to_owned())];
+    let refused = hierarchies.create(&parent.join("c"), &Limits { unified, ..Limits::default() });
+    let left = remove_dirs(&[vec![under(&parent)], made].concat());
+    assert_eq!(refused.unwrap_err().errno(), Errno::EINVAL);
+    assert_eq!(left, Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_parent_with_processes_of_its_own_is_named_with_them() {
+    let busy = path("busy");
+    let made = v2::ensure_dirs(&root(), &busy, &["hugetlb"]).unwrap();
+    let mut sleeper = sleeper(&busy);
+    let refused = v2::ensure_dirs(&root(), &busy.join("pods"), &["hugetlb"]);
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let left = remove_dirs(&made);
+    let (error, made_below) = refused.unwrap_err();
+    assert_eq!((error.errno(), made_below), (Errno::EBUSY, Vec::new()));
+    let words = format!("the group has processes of its own (pids {})", sleeper.id());
+    assert!(error.to_string().contains(&words), "{error}");
+    assert_eq!(left, Vec::<PathBuf>::new());
+}
+
+#[test]
+fn controllers_that_are_handed_down_already_are_no_reason_to_fail() {
+    let parent = path("again");
+    let made = v2::ensure_dirs(&root(), &parent.join("a"), &["hugetlb"]).unwrap();
+    assert_eq!(v2::ensure_dirs(&root(), &parent.join("a"), &["hugetlb"]).unwrap(), Vec::<PathBuf>::new());
+    let enabled = std::fs::read_to_string(under(&parent).join("cgroup.subtree_control"));
+    let (error, _) = v2::ensure_dirs(&root(), &parent.join("a/b"), &["no-such-controller"]).unwrap_err();
+    let left = remove_dirs(&made);
+    assert_eq!(enabled.unwrap().trim(), "hugetlb");
+    assert_eq!(error.errno(), Errno::EINVAL, "{error}");
+    assert_eq!(left, Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_group_ends_with_the_groups_below_it() {
+    let nested = path("nested");
+    let inner = nested.join("made/by/itself");
+    v2::ensure_dirs(&root(), &inner, &[]).unwrap();
+    let mut sleeper = sleeper(&inner);
+    let group = Cgroup::find(&Hierarchies::detect().unwrap(), &nested);
+    assert_eq!(group.remove().unwrap_err().errno(), Errno::EBUSY);
+    assert_eq!(group.pids(), [sleeper.id().cast_signed()]);
+    group.end(PATIENCE).unwrap();
+    assert!(!sleeper.wait().unwrap().success(), "it was killed");
+    assert!(!under(&nested).exists());
+}

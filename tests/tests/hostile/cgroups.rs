@@ -1,0 +1,70 @@
+//! What a pod sees of cgroups: its own limits, where programs look for them, and
+//! nothing of another pod.
+
+use tests::Sandbox;
+use tests::attacker::Attack;
+
+use crate::{node, run};
+
+/// On cgroup v2 the first of each pair is there, on v1 the second.
+const LOOK: &str = "
+cd /sys/fs/cgroup
+echo memory $(cat memory.max memory/memory.limit_in_bytes 2>/dev/null)
+echo cpu $(cat cpu.max cpu/cpu.cfs_quota_us 2>/dev/null | cut -d' ' -f1)
+echo pids $(cat pids.max pids/pids.max 2>/dev/null)
+echo processes $(cat cgroup.procs memory/cgroup.procs 2>/dev/null | sort -u | head -n1)
+";
+
+const LIMITS: &str = "resources: {limits: {memory: 64Mi, cpu: 500m}}";
+
+#[test]
+fn a_pod_reads_its_own_limits_below_sys_fs_cgroup() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let log = run(&node, &Attack::new("reader", LOOK).with_container_fields(LIMITS)).unwrap();
+    assert_eq!(log, "memory 67108864\ncpu 50000\npids max\nprocesses 1\n");
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn a_default_pod_changes_no_cgroup_and_sees_none_but_its_own() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    // Each try that works is an answer in the log.
+    let script = "
+for dir in /sys/fs/cgroup /sys/fs/cgroup/*; do
+    mkdir $dir/mine 2>/dev/null && echo made $dir/mine
+done
+for file in $(find /sys/fs/cgroup -name memory.max -o -name memory.limit_in_bytes -o -name cgroup.procs -o -name pids.max); do
+    (echo 0 > $file) 2>/dev/null && echo wrote $file
+done
+umount /sys/fs/cgroup 2>/dev/null && echo unmounted
+mount -o remount,rw /sys/fs/cgroup 2>/dev/null && echo remounted
+find /sys/fs/cgroup | grep -e pod -e hawser -e kube
+grep -e pod -e hw- /proc/self/cgroup /proc/self/mountinfo | grep -e 'cgroup:' -e ' - cgroup'
+grep -c ' - cgroup2* ' /proc/self/mountinfo
+";
+    let log = run(&node, &Attack::new("attacker", script)).unwrap();
+    let count: u32 = log.trim().parse().unwrap_or_else(|_| panic!("something worked, or was seen: {log}"));
+    assert!(count > 0, "no cgroup is mounted in the pod");
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn a_privileged_pod_may_make_groups_and_leaves_none() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    // Its own group, in the host's tree: the path is that of the controller, or of v2.
+    let script = "
+dir=/sys/fs/cgroup
+[ -e $dir/cgroup.procs ] || dir=$dir/pids
+path=$(grep -e ':pids:' -e '^0::' /proc/self/cgroup | head -n1 | cut -d: -f3)
+mkdir $dir$path/mine || exit 1
+sleep 100 &
+echo $! > $dir$path/mine/cgroup.procs && echo moved
+";
+    let attack =
+        Attack::new("privileged", script).with_container_fields("securityContext: {privileged: true}");
+    assert_eq!(run(&node, &attack).unwrap(), "moved\n");
+    node.finish(&idle).unwrap();
+}
