@@ -121,6 +121,15 @@ pub fn clone_tree(path: &Path, recursive: bool) -> Result<OwnedFd> {
     clone_tree_at(rustix::fs::CWD, path, recursive)
 }
 
+/// [`clone_tree`] of a path that had no link when it was decided on: a link that
+/// has come since then is `ELOOP`.
+pub fn clone_tree_without_links(path: &Path, recursive: bool) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let found = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+        .map_err(|e| Error::at("open mount source", path, e))?;
+    clone_tree_at(found.as_fd(), Path::new(""), recursive)
+}
+
 fn clone_tree_at(dir: BorrowedFd<'_>, path: &Path, recursive: bool) -> Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);

@@ -82,7 +82,7 @@ fn build_root(plan: &Plan, overlay: &Overlay) -> Result<(), String> {
 fn source(mount: &PlannedMount) -> Result<Option<OwnedFd>, String> {
     let What::Bind { source, recursive } = &mount.what else { return Ok(None) };
     let problem = |e: linux::Error| format!("mount {}: {}", mount.target.display(), text(e));
-    let tree = rootfs::clone_tree(source, *recursive).map_err(problem)?;
+    let tree = rootfs::clone_tree_without_links(source, *recursive).map_err(problem)?;
     if let Some(propagation) = mount.propagation.filter(|p| *p != Propagation::Shared) {
         // A shared tree is left as it is: it is in its source's peer group already.
         let change =

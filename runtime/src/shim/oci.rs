@@ -122,6 +122,7 @@ fn check_links(bundle: &Path, spec: &Spec) -> Result<(), String> {
         policy
             .check(&place, Source::of(kind.file_type()))
             .map_err(|reason| problem(format!("it leads to {}: refused: {reason}", place.display())))?;
+        check_volumes_above(spec, target).map_err(problem)?;
     }
     let cwd = spec.process().as_ref().map(|p| p.cwd().as_path()).unwrap_or(Path::new("/"));
     let place =
@@ -129,6 +130,28 @@ fn check_links(bundle: &Path, spec: &Spec) -> Result<(), String> {
     // Its links would be followed with the descriptors of the OCI runtime (CVE-2024-21626).
     if place.starts_with("/proc") && place.components().count() > 2 {
         return Err(format!("chdir to {}: it leads to {}", cwd.display(), place.display()));
+    }
+    Ok(())
+}
+
+/// A volume may have a link where another mount is to stand. Its users can put
+/// one there later, too: against that only the OCI runtime itself can do something.
+fn check_volumes_above(spec: &Spec, target: &Path) -> Result<(), String> {
+    for volume in spec.mounts().iter().flatten().filter(|m| m.typ().as_deref() == Some("bind")) {
+        let Ok(below) = target.strip_prefix(volume.destination()) else { continue };
+        let Some(source) = volume.source().as_deref().filter(|s| s.is_dir() && *below != *Path::new(""))
+        else {
+            continue;
+        };
+        let wanted = Path::new("/").join(below);
+        let found =
+            rootfs::open_root(source).and_then(|dir| rootfs::resolve(dir, below)).map_err(|e| chain(&e))?;
+        if found != wanted {
+            return Err(format!(
+                "a link in the volume at {} leads elsewhere",
+                volume.destination().display()
+            ));
+        }
     }
     Ok(())
 }

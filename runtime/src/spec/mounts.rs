@@ -49,6 +49,8 @@ fn defaults(privileged: bool, sandbox: &SandboxView<'_>) -> Vec<(String, Value)>
         (target.to_owned(), json!({"destination": target, "type": kind, "source": kind, "options": options}))
     };
     let bind = |source: &Path, target: &str, options: &[&str]| {
+        // The launcher follows no link in a source.
+        let source = std::fs::canonicalize(source).unwrap_or_else(|_| source.to_owned());
         (
             target.to_owned(),
             json!({"destination": target, "type": "bind", "source": source, "options": options}),
