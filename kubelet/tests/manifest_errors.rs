@@ -168,6 +168,17 @@ fn json_is_read_like_yaml() {
     assert_eq!(parse(text.as_bytes(), "f").manifests.len(), 1);
 }
 
+#[test]
+fn proc_mount_default_is_the_default_and_anything_else_is_refused() {
+    let text = |kind: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - name: c\n    image: demo:1\n    securityContext: {{procMount: {kind}}}\n"
+        )
+    };
+    assert_eq!(errors(&text("Default")), "");
+    assert!(errors(&text("Unmasked")).contains("securityContext.procMount"), "{}", errors(&text("Unmasked")));
+}
+
 /// docs/KUBELET.md shows each row of the table.
 #[test]
 fn the_document_shows_the_field_table() {

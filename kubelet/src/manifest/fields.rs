@@ -142,15 +142,17 @@ pub const FIELD_TABLE: &[FieldRule] = &[
 
 /// The only field whose default is `true` and whose `false` asks for something.
 const TRUE_BY_DEFAULT: &str = "spec.hostUsers";
+/// Fields whose default is a word, and that word.
+const WORDS_BY_DEFAULT: &[(&str, &str)] = &[("spec.containers[*].securityContext.procMount", "Default")];
 
 /// What to do about a field that the object's type does not have. What says
 /// nothing (`hostPID: false`, `initContainers: []`) loses nothing.
 pub(super) fn judge(kind: Kind, unknown: &Unknown<'_>) -> Verdict {
     let default = unknown.path.to_string() == TRUE_BY_DEFAULT;
-    if says_nothing(unknown.node, default) {
+    let segments = unknown.path.segments();
+    if says_nothing(unknown.node, default) || is_default_word(unknown.node, segments) {
         return Harmless;
     }
-    let segments = unknown.path.segments();
     let rule = FIELD_TABLE
         .iter()
         .find(|rule| rule.kind.is_none_or(|its| its == kind) && covers(rule.field, segments));
@@ -166,6 +168,11 @@ fn says_nothing(node: &Node<'_>, default: bool) -> bool {
         Value::Sequence(items) => items.is_empty(),
         Value::Mapping(entries) => entries.is_empty(),
     }
+}
+
+fn is_default_word(node: &Node<'_>, segments: &[Segment]) -> bool {
+    let Value::Scalar(Scalar::Text(text)) = &node.value else { return false };
+    WORDS_BY_DEFAULT.iter().any(|(field, word)| covers(field, segments) && text == word)
 }
 
 fn covers(pattern: &str, segments: &[Segment]) -> bool {
