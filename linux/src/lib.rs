@@ -34,6 +34,7 @@ pub mod pipes;
 pub mod process;
 pub mod procfs;
 pub mod program;
+pub mod project_quota;
 pub mod rootfs;
 pub mod sysctl;
 pub mod tree;

@@ -15,12 +15,17 @@ static SLOWNESS: LazyLock<u32> = LazyLock::new(|| {
     said.and_then(|factor| factor.parse().ok()).unwrap_or(1)
 });
 
+/// `patience` as it is meant on a machine of usual speed, on this one.
+pub(crate) fn here(patience: Duration) -> Duration {
+    patience * *SLOWNESS
+}
+
 /// Looks until `look` is content or `patience` has passed; then the error says
 /// what was awaited and what `look` saw last.
 #[expect(clippy::disallowed_methods, reason = "the one place of the kit that polls")]
 pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
-    let patience = patience * *SLOWNESS;
+    let patience = here(patience);
     loop {
         match look() {
             Ok(seen) => return Ok(seen),
@@ -36,7 +41,7 @@ pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> R
 /// blow that must fall while something happens.
 pub fn as_soon_as(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let started = Instant::now();
-    let patience = patience * *SLOWNESS;
+    let patience = here(patience);
     while !is_so() {
         anyhow::ensure!(started.elapsed() < patience, "{what}: not within {patience:?}");
         thread::yield_now();

@@ -18,6 +18,8 @@ use anyhow::{Context, Result};
 use linux::mount::{MountFlags, UnmountMode};
 use linux::mountinfo::MountEntry;
 
+use crate::eventually::here;
+
 const LOOK: Duration = Duration::from_millis(100);
 const SUSPICION: Duration = Duration::from_millis(400);
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -93,7 +95,8 @@ fn watch(fusectl: &Path, is_off: &AtomicBool, stopped: &Receiver<()>) {
                 continue;
             }
             let since = *waiting_since.entry(mount.minor).or_insert_with(Instant::now);
-            let suspicion = if answered.contains_key(&mount.minor) { SUSPICION } else { START_PATIENCE };
+            let suspicion =
+                here(if answered.contains_key(&mount.minor) { SUSPICION } else { START_PATIENCE });
             if since.elapsed() >= suspicion {
                 waiting_since.remove(&mount.minor);
                 if !answers(&mount.mount_point) {
@@ -118,7 +121,7 @@ fn answers(mount_point: &Path) -> bool {
         let _any_answer = nix::sys::statfs::statfs(&path);
         let _nobody_waits = answered.send(());
     });
-    answer.recv_timeout(PATIENCE).is_ok()
+    answer.recv_timeout(here(PATIENCE)).is_ok()
 }
 
 #[expect(clippy::print_stderr, reason = "whoever reads a test's output must learn why its calls failed")]

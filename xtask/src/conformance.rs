@@ -28,18 +28,22 @@ pub(crate) enum Suite {
     Cni,
     /// csi-sanity at our driver, on a pool that shares blocks and on one that does not; csi-test's mock driver under our kubelet
     Csi,
+    /// Our tests on kernels of distributions (docs/LAB.md); by its name only, since emulation takes long
+    Lab,
 }
 
 /// `scenario`: of suites `cni` and `csi`, only what has this in its name.
 pub(crate) fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
     require_root("conformance")?;
-    let suites = Suite::value_variants().iter().filter(|suite| only.is_none_or(|only| only == **suite));
+    let is_asked = |suite: &Suite| only.map_or(*suite != Suite::Lab, |only| only == *suite);
+    let suites = Suite::value_variants().iter().filter(|suite| is_asked(suite));
     for suite in suites {
         match suite {
             Suite::Demo => demo()?,
             Suite::Registration => part("registration by a Go client", registration)?,
             Suite::Cni => cni::run(scenario)?,
             Suite::Csi => csi::run(scenario)?,
+            Suite::Lab => crate::lab::run(None, &[])?,
         }
     }
     Ok(())

@@ -52,9 +52,9 @@ pub(crate) fn run(kernel: Option<&str>, suites: &[Suite]) -> Result<()> {
 
 fn build_binaries(suites: &[Suite]) -> Result<TestBinaries> {
     products()?;
-    let mut xtask = cargo();
-    xtask.args(["build", "--target", binaries::TARGET, "-p", "xtask"]);
-    build::run(suite::static_flags(&mut xtask))?;
+    let mut tools = cargo();
+    tools.args(["build", "--target", binaries::TARGET, "--bin", "xtask", "--bin", "lab-guest"]);
+    build::run(suite::static_flags(&mut tools))?;
     let mut packages: Vec<&str> = suites.iter().flat_map(|suite| suite.packages()).copied().collect();
     packages.sort_unstable();
     packages.dedup();
@@ -94,8 +94,9 @@ impl Laboratory {
         for program in binaries.programs().chain(binaries.tests()) {
             staging.put_stripped(program, std::slice::from_ref(program))?;
         }
-        let xtask = suite::static_dir().join("xtask");
-        staging.put_stripped(&xtask, std::slice::from_ref(&xtask))?;
+        for tool in ["xtask", "lab-guest"].map(|tool| suite::static_dir().join(tool)) {
+            staging.put_stripped(&tool, std::slice::from_ref(&tool))?;
+        }
         for (program, package) in suite::PROGRAMS {
             staging.put_program(program, package)?;
         }

@@ -46,7 +46,7 @@ enum Task {
     },
     /// Against other people's software; installs it or says what is missing
     Conformance {
-        /// Default: all
+        /// Default: all but lab
         name: Option<conformance::Suite>,
         /// Of suites `cni` and `csi`: only scenarios or specs whose name contains this
         scenario: Option<String>,

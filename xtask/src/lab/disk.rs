@@ -51,9 +51,7 @@ impl Staging {
         staging.write("/etc/group", "root:x:0:\nnogroup:x:65534:\n")?;
         staging.write("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")?;
         staging.write("/etc/machine-id", "9d1f0c5e7a3b4c2d8e6f00112233445a\n")?;
-        for name in ["init"] {
-            staging.put(&workspace_root().join("lab").join(name), &Path::new("/lab").join(name))?;
-        }
+        staging.put(&workspace_root().join("lab/init"), Path::new("/lab/init"))?;
         Ok(staging)
     }
 

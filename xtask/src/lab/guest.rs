@@ -19,6 +19,8 @@ use crate::progress::say;
 
 /// In emulation a boot takes 6 to 20 s; a guest under KVM that works answers within one.
 const PROBE_DEADLINE: Duration = Duration::from_secs(20);
+/// An emulated guest on a busy machine gets its timer's interrupts late.
+const PATIENT: &str = "no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1";
 const MEMORY: &str = "3G";
 
 #[derive(Debug)]
@@ -57,7 +59,8 @@ impl Guest {
         command.args(["-machine", if kvm { "q35,accel=kvm" } else { "q35,accel=tcg" }]);
         command.args(["-cpu", "max", "-smp", "2", "-m", MEMORY]);
         command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
-        command.args(["-append", &format!("console=ttyS0 panic=-1 quiet cgroup_no_v1=all {words}")]);
+        command
+            .args(["-append", &format!("console=ttyS0 panic=-1 quiet cgroup_no_v1=all {PATIENT} {words}")]);
         command.arg("-serial").arg(format!("file:{}", console.display()));
         command.args(["-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out"]);
         for disk in disks {
@@ -72,10 +75,14 @@ impl Guest {
         let stdout = qemu.stdout.take().context("QEMU has a piped stdout")?;
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
-                if sender.send(String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned()).is_err() {
+            let mut stdout = BufReader::new(stdout);
+            let mut line = Vec::new();
+            // Without its end it is what a guest that was ended left of a line.
+            while stdout.read_until(b'\n', &mut line).is_ok() && line.ends_with(b"\n") {
+                if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
                     break;
                 }
+                line.clear();
             }
         });
         Ok(Self {

@@ -22,10 +22,13 @@ pub(crate) enum Suite {
     Container,
     /// Two pods that share a volume and talk over the bridge
     Demo,
+    /// A project quota on ext4 and on XFS, set and seen at work
+    Quota,
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 2] = [("nft", "nftables"), ("mkfs.ext4", "e2fsprogs")];
+pub(super) const PROGRAMS: [(&str, &str); 3] =
+    [("nft", "nftables"), ("mkfs.ext4", "e2fsprogs"), ("mkfs.xfs", "xfsprogs")];
 
 /// One line of a suite's script.
 #[derive(Debug)]
@@ -45,7 +48,7 @@ impl Suite {
             Self::Kernel => &["linux"],
             Self::Plugins => &["cni-bridge", "cni-loopback", "cni-portmap", "ipam-host-local"],
             Self::Container => &["runtime"],
-            Self::Demo => &[],
+            Self::Demo | Self::Quota => &[],
         }
     }
 
@@ -63,7 +66,8 @@ impl Suite {
                 binaries.item("cni-portmap", "executable", &[])?,
             ],
             Self::Container => vec![binaries.item("runtime", "cri", &[])?],
-            Self::Demo => vec![xtask(&["demo"])],
+            Self::Demo => vec![tool("xtask", &["demo"])],
+            Self::Quota => vec![tool("lab-guest", &["project-quota"])],
         })
     }
 
@@ -72,11 +76,11 @@ impl Suite {
     }
 }
 
-fn xtask(words: &[&str]) -> Item {
+fn tool(name: &str, words: &[&str]) -> Item {
     Item {
-        name: format!("xtask {}", words.join(" ")),
+        name: format!("{name} {}", words.join(" ")),
         dir: workspace_root(),
-        program: static_dir().join("xtask"),
+        program: static_dir().join(name),
         words: words.iter().map(|&word| word.to_owned()).collect(),
     }
 }

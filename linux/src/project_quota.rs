@@ -1,0 +1,140 @@
+//! Project quotas: limits on what lies below a directory, kept by the file
+//! system itself. XFS and ext4 have them, mounted with `prjquota` (ext4: made
+//! with the features `quota` and `project`).
+//!
+//! Invariant: project 0 is everyone's and is never limited here.
+
+#![expect(unsafe_code, reason = "no crate wraps quotactl_fd(2), FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR")]
+
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::errno::Errno;
+
+use crate::{Error, Result};
+
+/// What a project may take. Beyond it a write fails with EDQUOT (ext4) or ENOSPC (XFS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Kept in whole KiB, rounded up.
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+/// What a project has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+/// `struct fsxattr` (linux/fs.h).
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Attributes {
+    flags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    cow_extent_size: u32,
+    unused: [u8; 8],
+}
+
+/// `struct if_dqblk` (linux/quota.h).
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Record {
+    /// In KiB, as the next.
+    bytes_limit: u64,
+    bytes_soft_limit: u64,
+    bytes: u64,
+    inodes_limit: u64,
+    inodes_soft_limit: u64,
+    inodes: u64,
+    bytes_grace: u64,
+    inodes_grace: u64,
+    valid: u32,
+}
+
+/// `_IOR('X', 31, struct fsxattr)`, `_IOW('X', 32, struct fsxattr)`.
+const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
+const FS_IOC_FSSETXATTR: libc::c_ulong = 0x401c_5820;
+const FS_XFLAG_PROJINHERIT: u32 = 0x200;
+/// `QCMD(command, PRJQUOTA)` of linux/quota.h.
+const GET_PROJECT_QUOTA: libc::c_uint = (0x80_0007 << 8) | 2;
+const SET_PROJECT_QUOTA: libc::c_uint = (0x80_0008 << 8) | 2;
+/// Bytes' and inodes' limits are in the record.
+const QIF_LIMITS: u32 = 1 | 4;
+const KIB: u64 = 1024;
+
+/// Makes `directory`, which is open for reading, and what is made below it from
+/// now on belong to `project`. What lies below it already is left as it is.
+pub fn assign(directory: impl AsFd, project: NonZeroU32) -> Result<()> {
+    let fd = directory.as_fd().as_raw_fd();
+    let wrong = |e| Error::new("make a directory belong to project", project, e);
+    let mut attributes = Attributes::default();
+    ask(fd, FS_IOC_FSGETXATTR, &mut attributes).map_err(wrong)?;
+    attributes.flags |= FS_XFLAG_PROJINHERIT;
+    attributes.project = project.get();
+    ask(fd, FS_IOC_FSSETXATTR, &mut attributes).map_err(wrong)
+}
+
+/// The project of a file or directory that is open for reading; `None` is everyone's.
+pub fn project_of(file: impl AsFd) -> Result<Option<NonZeroU32>> {
+    let mut attributes = Attributes::default();
+    ask(file.as_fd().as_raw_fd(), FS_IOC_FSGETXATTR, &mut attributes)
+        .map_err(|e| Error::new("read the project of", "a file", e))?;
+    Ok(NonZeroU32::new(attributes.project))
+}
+
+/// Limits `project` on the file system that `mount` is open on. ESRCH: it is
+/// not mounted with `prjquota`; ENOSYS: this kernel has no quotas on it.
+pub fn limit(mount: impl AsFd, project: NonZeroU32, limits: Limits) -> Result<()> {
+    let mut record = Record {
+        bytes_limit: limits.bytes.div_ceil(KIB),
+        inodes_limit: limits.inodes,
+        valid: QIF_LIMITS,
+        ..Record::default()
+    };
+    quotactl(mount.as_fd().as_raw_fd(), SET_PROJECT_QUOTA, project, &mut record)
+        .map_err(|e| Error::new("set the quota of project", project, e))
+}
+
+/// What `project` has taken on the file system that `mount` is open on.
+pub fn usage(mount: impl AsFd, project: NonZeroU32) -> Result<Usage> {
+    let mut record = Record::default();
+    quotactl(mount.as_fd().as_raw_fd(), GET_PROJECT_QUOTA, project, &mut record)
+        .map_err(|e| Error::new("read the quota of project", project, e))?;
+    Ok(Usage { bytes: record.bytes, inodes: record.inodes })
+}
+
+fn ask(fd: i32, what: libc::c_ulong, attributes: &mut Attributes) -> nix::Result<()> {
+    // SAFETY: `attributes` has the layout and size (28 bytes) that both requests
+    // say in their number, and is ours alone during the call.
+    let done = unsafe { libc::ioctl(fd, what as libc::Ioctl, std::ptr::from_mut(attributes)) };
+    Errno::result(done).map(drop)
+}
+
+fn quotactl(fd: i32, command: libc::c_uint, project: NonZeroU32, record: &mut Record) -> nix::Result<()> {
+    // SAFETY: both commands read or write one `struct if_dqblk` at the pointer,
+    // which `record` is and which is ours alone during the call.
+    let done = unsafe {
+        libc::syscall(libc::SYS_quotactl_fd, fd, command, project.get(), std::ptr::from_mut(record))
+    };
+    Errno::result(done).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_project_quotas_refuses_and_the_error_names_the_project() {
+        // if_dqblk has four bytes of padding at its end.
+        assert_eq!((size_of::<Attributes>(), size_of::<Record>()), (28, 72));
+        let proc = std::fs::File::open("/proc").unwrap();
+        let project = NonZeroU32::new(7).unwrap();
+        let error = limit(&proc, project, Limits { bytes: 1, inodes: 1 }).unwrap_err();
+        assert!(error.to_string().contains("set the quota of project 7"), "{error}");
+    }
+}

@@ -1,0 +1,44 @@
+//! What `cargo xtask lab` runs in a guest beside the tests: what needs a kernel
+//! or a disk that only a guest has. Its output reads like a test binary's.
+
+#![expect(clippy::print_stdout, reason = "the report is for whoever reads the guest's serial port")]
+
+mod project_quota;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+type Test = (&'static str, fn() -> Result<()>);
+
+const PROJECT_QUOTA: [Test; 2] = [
+    ("a_project_quota_is_enforced_on_ext4", project_quota::enforced_on_ext4),
+    ("a_project_quota_is_enforced_on_xfs", project_quota::enforced_on_xfs),
+];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["project-quota"] => run(&PROJECT_QUOTA),
+        _ => {
+            println!("usage: lab-guest project-quota");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(tests: &[Test]) -> ExitCode {
+    let mut failed = 0;
+    for (name, test) in tests {
+        match test() {
+            Ok(()) => println!("test {name} ... ok"),
+            Err(error) => {
+                println!("{error:#}\ntest {name} ... FAILED");
+                failed += 1;
+            }
+        }
+    }
+    let word = if failed == 0 { "ok" } else { "FAILED" };
+    println!("test result: {word}. {} passed; {failed} failed; 0 ignored", tests.len() - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
