@@ -101,9 +101,9 @@ fn hostile_manifests_delay_no_other_pod_and_not_the_kubelets_end() {
 }
 
 fn end_while_reading(node: &mut Node<'_>) {
-    node.put_manifest("a-again.yaml", &unknown_fields()).unwrap();
-    node.put_manifest("a-more.yaml", &"[".repeat(3 << 20)).unwrap();
+    node.put_manifest("a-again.yaml", &unknown_fields()).expect("put");
+    node.put_manifest("a-more.yaml", &"[".repeat(3 << 20)).expect("put");
     let begun = Instant::now();
-    let status = node.kubelet().unwrap().stop(DEADLINE).unwrap();
+    let status = node.kubelet().and_then(|kubelet| kubelet.stop(DEADLINE)).expect("the kubelet ends");
     assert!(status.success(), "ended with {status} after {:?}", begun.elapsed());
 }

@@ -17,7 +17,7 @@ fn wait_for_refusal(node: &Node<'_>, pod: &str, words: &str) {
         ensure!(status.contains(words), "{status}\nlog: {:?}", node.logs(pod));
         Ok(())
     })
-    .unwrap();
+    .expect("the refusal is in the pod's status");
 }
 
 #[test]
