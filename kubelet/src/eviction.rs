@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -28,21 +30,42 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// part of the time goes into it.
 const SHARE_OF_TIME: u32 = 10;
 
+/// Pods that are measured at a time: one with millions of files must not keep
+/// the others from being measured.
+const AT_A_TIME: usize = 4;
+
 /// Evicts pods that are over their limits. Never ends.
 pub(crate) async fn watch_limits(tools: Arc<Tools>) {
-    let mut not_before: BTreeMap<String, Instant> = BTreeMap::new();
+    // `None` while it is being measured.
+    let mut not_before: BTreeMap<String, Option<Instant>> = BTreeMap::new();
+    let mut looks: JoinSet<(String, Duration)> = JoinSet::new();
+    let turns = Arc::new(Semaphore::new(AT_A_TIME));
     loop {
-        tokio::time::sleep(PERIOD).await;
+        let next = Instant::now() + PERIOD;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => break,
+                Some(Ok((uid, took))) = looks.join_next() => {
+                    not_before.insert(uid, Some(Instant::now() + took * SHARE_OF_TIME));
+                }
+            }
+        }
         let pods = tools.store.pods();
-        not_before.retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid == *uid));
-        for pod in pods.iter().filter(|pod| may_be_evicted(pod) && limits::has_any(pod)) {
-            let uid = &pod.metadata.uid;
-            let begun = Instant::now();
-            if not_before.get(uid).is_some_and(|at| begun < *at) {
+        not_before.retain(|uid, due| due.is_none() || pods.iter().any(|pod| pod.metadata.uid == *uid));
+        for pod in pods.into_iter().filter(|pod| may_be_evicted(pod) && limits::has_any(pod)) {
+            let uid = pod.metadata.uid.clone();
+            if not_before.get(&uid).is_some_and(|due| due.is_none_or(|at| Instant::now() < at)) {
                 continue;
             }
-            look_at(&tools, pod).await;
-            not_before.insert(uid.clone(), Instant::now() + begun.elapsed() * SHARE_OF_TIME);
+            not_before.insert(uid.clone(), None);
+            let (tools, turns) = (Arc::clone(&tools), Arc::clone(&turns));
+            looks.spawn(async move {
+                // Never closed, so never an error.
+                let _turn = turns.acquire().await;
+                let begun = Instant::now();
+                look_at(&tools, &pod).await;
+                (uid, begun.elapsed())
+            });
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) struct Runtime {
     pub(crate) boot_id: String,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     containers: Mutex<BTreeMap<String, Arc<Container>>>,
-    events: broadcast::Sender<ContainerEventResponse>,
+    events: broadcast::Sender<Arc<ContainerEventResponse>>,
     /// Groups that this runtime made above its containers' (also in earlier lives), by creation.
     created_cgroups: Mutex<Vec<PathBuf>>,
     itself: Weak<Runtime>,
@@ -85,7 +85,7 @@ impl Runtime {
         Arc::new(ShimListener(self.itself.clone()))
     }
 
-    pub(crate) fn events(&self) -> broadcast::Receiver<ContainerEventResponse> {
+    pub(crate) fn events(&self) -> broadcast::Receiver<Arc<ContainerEventResponse>> {
         self.events.subscribe()
     }
 
@@ -197,7 +197,7 @@ impl Runtime {
                 .collect(),
         };
         // Nobody listening is no error.
-        drop(self.events.send(event));
+        drop(self.events.send(Arc::new(event)));
     }
 
     fn started(&self, id: &str, status: &ShimStatus) {

@@ -267,7 +267,7 @@ impl RuntimeService for Service {
 }
 
 async fn forward(
-    mut events: broadcast::Receiver<ContainerEventResponse>,
+    mut events: broadcast::Receiver<Arc<ContainerEventResponse>>,
     mut ending: watch::Receiver<bool>,
     sender: tokio::sync::mpsc::Sender<std::result::Result<ContainerEventResponse, Status>>,
 ) {
@@ -278,7 +278,7 @@ async fn forward(
             () = sender.closed() => return,
         };
         let item = match event {
-            Ok(event) => Ok(event),
+            Ok(event) => Ok(Arc::unwrap_or_clone(event)),
             // What was missed cannot be made up for: the reader lists anew.
             Err(broadcast::error::RecvError::Lagged(missed)) => {
                 Err(Status::data_loss(format!("{missed} events missed, list the containers anew")))

@@ -212,7 +212,8 @@ async fn listen(
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
     listener: Arc<dyn Listener>,
 ) {
-    let mut reader = BufReader::new(reader);
+    // There is one a pod, and messages are short.
+    let mut reader = BufReader::with_capacity(1024, reader);
     while let Some(line) = next_line(&mut reader).await {
         let Ok(message) = serde_json::from_slice::<Message>(&line) else {
             let line = String::from_utf8_lossy(&line[..line.len().min(MAX_SHOWN_BYTES)]);
