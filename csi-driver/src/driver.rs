@@ -7,6 +7,7 @@ use nix::sys::statvfs::Statvfs;
 use tonic::Status;
 use tracing::Instrument;
 
+use crate::admission::Admission;
 use crate::bounded::{OneEach, Shared};
 use crate::capacity::Room;
 use crate::config::{Config, LauncherKind};
@@ -55,6 +56,7 @@ pub(crate) struct Driver {
     /// Held from the count of a node's attachments until one more is journaled.
     pub(crate) attaching: Mutex<()>,
     locks: VolumeLocks,
+    admission: Admission,
 }
 
 impl Driver {
@@ -83,6 +85,7 @@ impl Driver {
             data_looks: Shared::default(),
             attaching: Mutex::default(),
             locks: VolumeLocks::default(),
+            admission: Admission::default(),
         })
     }
 
@@ -169,13 +172,15 @@ async fn locked<T: Send + 'static>(
     lock: Lock<'_>,
     operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
+    // Before the lock: what takes a call back finds its volume free while the call waits.
+    let turn = driver.admission.turn(name).await?;
     let guard = match lock {
         Lock::Nothing(_) => None,
         Lock::Volume(_) | Lock::Snapshot(_) => Some(driver.hold(lock)?),
     };
     let (driver, span, limit) = (driver.clone(), tracing::Span::current(), limits::OPERATION);
     let work = tokio::task::spawn_blocking(move || {
-        let _guard = guard;
+        let _until_done = (guard, turn);
         span.in_scope(|| operation(&driver))
     });
     match tokio::time::timeout(limit, work).await {

@@ -6,6 +6,7 @@
 //! `reconcile` decide and act; `journal`, `pool`, `mounts`, `launcher`, `dial` and
 //! `handover` are the effects. `status` is the only place that chooses gRPC codes.
 
+pub mod admission;
 mod attach;
 mod bounded;
 mod capability;

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+/// A call's wait for its turn, before it begins; with [`OPERATION`] it fits into kubelet's 120 s.
+pub(crate) const TURN: Duration = Duration::from_secs(10);
 /// One RPC.
 pub(crate) const OPERATION: Duration = Duration::from_secs(100);
 /// From the start of a daemon until it dials in: a process, and a pod.

@@ -62,7 +62,11 @@ fn run(flags: Flags) -> anyhow::Result<ExitCode> {
 fn runtime() -> anyhow::Result<Runtime> {
     // All that takes long, or may block, has threads of its own: with one thread for
     // the rest, a call's way from connection to answer needs no other one awake.
-    tokio::runtime::Builder::new_current_thread().enable_all().build().context("start runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(csi_driver::admission::THREADS)
+        .enable_all()
+        .build()
+        .context("start runtime")
 }
 
 fn print(text: &str) {

@@ -45,6 +45,7 @@ pub(crate) fn code(error: &Error) -> Code {
             Code::ResourceExhausted
         }
         Error::Pending { .. }
+        | Error::Crowded { .. }
         | Error::Abandoned { .. }
         | Error::BeingDeleted { .. }
         | Error::BadToken { .. }

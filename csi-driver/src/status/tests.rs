@@ -70,6 +70,7 @@ fn examples() -> Vec<Error> {
         Error::Pending { what: text("volume vol-1") },
         Error::BeingDeleted { volume_id: volume_id() },
         Error::BadToken { value: text("TOKEN") },
+        Error::Crowded { operation: "csi.NodeStageVolume", most: 384 },
         Error::Copying { what: text("volume vol-1"), done_bytes: 1, total_bytes: 2 },
         Error::LeaseLost { volume_id: volume_id() },
         Error::Unfilled { volume_id: volume_id() },

@@ -6,6 +6,7 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use proto::csi::{NodeGetInfoRequest, ProbeRequest};
 use tests::as_soon_as;
 use tonic::{Code, Status};
 
@@ -85,5 +86,68 @@ fn mount_pods_that_never_come_do_not_starve_the_others() {
     // kubelet calls it after a failure that is not final.
     all(NEVER_RUN, &never, |id| caller.unstage(id).unwrap());
     all(AT_ONCE, &[never, run].concat(), |id| caller.delete(id).unwrap());
+    scene.assert_nothing_left();
+}
+
+/// More than the driver has threads: stages wait for mount pods that never come, and no
+/// other call notices.
+#[test]
+fn hundreds_of_waiting_stages_leave_room_for_all_other_calls() {
+    const STAGES: usize = 560;
+    const QUICK: Duration = Duration::from_secs(3);
+    let flags = [
+        ["--launcher", "manifest"],
+        ["--manifests", "m"],
+        ["--mount-image", "hawser/volume:test"],
+        ["--start-timeout", "40"],
+        ["--pool-capacity", "1000Gi"],
+    ];
+    let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
+    let caller = scene.caller();
+    let served = caller.create_named("served").unwrap();
+    let mut pod = thread::scope(|scope| {
+        let staging = scope.spawn(|| caller.stage(&served));
+        as_soon_as("its manifest appears", PATIENCE, || manifest(&scene, &served).exists()).unwrap();
+        let pod = run_pod(&scene, &served);
+        staging.join().unwrap().unwrap();
+        pod
+    });
+    caller.publish(&served, "one").unwrap();
+    let numbers: Vec<usize> = (0..STAGES).collect();
+    let never = all(AT_ONCE, &numbers, |n| caller.create_named(&format!("never-{n}")).unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| all(STAGES, &never, |id| timed_stage(&caller, id)));
+        as_soon_as("all turns are taken", PATIENCE, || {
+            never.iter().filter(|id| manifest(&scene, id).exists()).count() >= 384
+        })
+        .unwrap();
+        let quick = |what: &str, call: &dyn Fn()| {
+            let begun = Instant::now();
+            call();
+            assert!(begun.elapsed() < QUICK, "{what} took {:?}", begun.elapsed());
+        };
+        for _ in 0..3 {
+            quick("NodeGetInfo", &|| {
+                caller.node(async |mut n| n.node_get_info(NodeGetInfoRequest {}).await).map(drop).unwrap();
+            });
+            quick("Probe", &|| {
+                caller.identity(async |mut i| i.probe(ProbeRequest {}).await).map(drop).unwrap();
+            });
+            quick("NodeGetVolumeStats", &|| {
+                caller.stats(&served, &caller.target_path("one")).map(drop).unwrap();
+            });
+        }
+        quick("NodeUnpublishVolume", &|| caller.unpublish(&served, "one").unwrap());
+        quick("NodeUnstageVolume", &|| caller.unstage(&served).unwrap());
+        pod.wait().unwrap();
+        assert!(!waiting.is_finished());
+        for (result, _) in waiting.join().unwrap() {
+            let code = result.unwrap_err().code();
+            assert!(matches!(code, Code::DeadlineExceeded | Code::Aborted), "{code:?}");
+        }
+    });
+    all(AT_ONCE, &never, |id| caller.unstage(id).unwrap());
+    all(AT_ONCE, &never, |id| caller.delete(id).unwrap());
+    caller.delete(&served).unwrap();
     scene.assert_nothing_left();
 }
