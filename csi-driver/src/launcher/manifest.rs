@@ -18,6 +18,8 @@ const NODE_CRITICAL: i32 = 2_000_001_000;
 const SUFFIX: &str = ".yaml";
 /// The first line of our manifests, with the volume's id behind it.
 const MARK: &str = "# hawser-csi: volume ";
+/// Digits of the nonce in a pod's name; the rest of it stays secret.
+const START_DIGITS: usize = 5;
 /// It carries the nonce.
 const FILE_MODE: u32 = 0o600;
 
@@ -31,7 +33,7 @@ pub(crate) struct ManifestLauncher {
 
 impl Launcher for ManifestLauncher {
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
-        let name = pod_name(&spec.settings.name_prefix, spec.volume_id);
+        let name = launch_name(&spec.settings.name_prefix, spec.volume_id);
         linux::atomic_file::write(&self.path(&name), self.manifest(spec).as_bytes(), FILE_MODE)?;
         Ok(LaunchId::StaticPod(name))
     }
@@ -40,7 +42,7 @@ impl Launcher for ManifestLauncher {
         let mut launched = Vec::new();
         for name in file_names(&self.manifests)? {
             if let Some(pod) = name.strip_suffix(SUFFIX)
-                && let Some(volume_id) = parse_pod_name(pod)
+                && let Some(volume_id) = parse_launch_name(pod)
                 && self.is_own(&name, &volume_id)?
             {
                 launched.push(Launched { volume_id, id: LaunchId::StaticPod(pod.to_owned()) });
@@ -71,7 +73,7 @@ impl Launcher for ManifestLauncher {
     }
 
     fn describe(&self, spec: LaunchSpec<'_>) -> String {
-        let name = pod_name(&spec.settings.name_prefix, spec.volume_id);
+        let name = pod_name(spec);
         format!("pod {NAMESPACE}/{name} with image {}", self.mount_image)
     }
 
@@ -108,7 +110,7 @@ impl ManifestLauncher {
     /// lost its connection, and the next stage starts another.
     fn manifest(&self, spec: LaunchSpec<'_>) -> String {
         let settings = spec.settings;
-        let name = pod_name(&settings.name_prefix, spec.volume_id);
+        let name = pod_name(spec);
         let (key, id) = (spec.volume_id.key(), spec.volume_id);
         let image = quoted(&self.mount_image);
         let nonce = quoted(spec.nonce);
@@ -192,11 +194,19 @@ fn resources(given: &Resources, default_limit_bytes: u64) -> String {
     text + &format!("        memory: {}\n", quoted(memory_limit))
 }
 
-fn pod_name(prefix: &str, volume_id: &VolumeId) -> String {
+/// What the journal and the manifest's file are called by: one a volume.
+fn launch_name(prefix: &str, volume_id: &VolumeId) -> String {
     format!("{prefix}-{}", volume_id.key())
 }
 
-fn parse_pod_name(name: &str) -> Option<VolumeId> {
+/// Another one at each start: kubelet lets a static pod wait, for 10 s and more, while one
+/// of the same name is ending. At most 63 bytes, with the longest prefix.
+fn pod_name(spec: LaunchSpec<'_>) -> String {
+    let start = spec.nonce.get(..START_DIGITS).unwrap_or(spec.nonce);
+    format!("{}-{start}", launch_name(&spec.settings.name_prefix, spec.volume_id))
+}
+
+fn parse_launch_name(name: &str) -> Option<VolumeId> {
     name.rsplit_once('-').and_then(|(_prefix, key)| VolumeId::from_key(key))
 }
 
@@ -207,7 +217,7 @@ fn is_temporary(file_name: &str) -> bool {
     file_name
         .strip_prefix('.')
         .and_then(|name| name.split_once(".yaml."))
-        .is_some_and(|(pod, rest)| parse_pod_name(pod).is_some() && number(rest))
+        .is_some_and(|(pod, rest)| parse_launch_name(pod).is_some() && number(rest))
 }
 
 /// A JSON string is a YAML string.
@@ -310,7 +320,7 @@ mod tests {
         let path = dir.path().join("fast-0123456789abcdef0123456789abcdef.yaml");
         let text = std::fs::read_to_string(&path).unwrap();
         for line in [
-            "  name: fast-0123456789abcdef0123456789abcdef\n",
+            "  name: fast-0123456789abcdef0123456789abcdef-n\n",
             "    \"example.com/tier\": \"1\"\n  annotations:\n",
             "  priority: 2000001000\n  terminationGracePeriodSeconds: 17\n",
             "\"--log-level\", \"debug\"]\n",
@@ -319,6 +329,26 @@ mod tests {
         }
         manifests.remove(&id).unwrap();
         assert!(users.exists() && !path.exists());
+    }
+
+    #[test]
+    fn each_start_has_a_pod_name_of_its_own_and_the_same_manifest() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifests = launcher(dir.path());
+        let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let settings = LaunchSettings { name_prefix: "p".repeat(24), ..LaunchSettings::default() };
+        let started = ["aaaaabbbb", "cccccbbbb"].map(|nonce| {
+            let spec = LaunchSpec { volume_id: &volume_id, nonce, settings: &settings, inode_limit: 0 };
+            let id = manifests.ensure(spec).unwrap();
+            let LaunchId::StaticPod(launch) = &id else { panic!("{id:?}") };
+            let text = std::fs::read_to_string(dir.path().join(format!("{launch}.yaml"))).unwrap();
+            let name = text.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap().to_owned();
+            assert!(manifests.describe(spec).contains(&name) && name.len() <= 63, "{name}");
+            (id, name)
+        });
+        assert_eq!(started[0].0, started[1].0);
+        assert_ne!(started[0].1, started[1].1);
+        assert_eq!(manifests.list().unwrap().len(), 1);
     }
 
     #[test]
