@@ -113,14 +113,20 @@ pub(crate) fn start(
 
 impl Pruner {
     fn run(&mut self) -> Result<(), Errno> {
+        let mut barren = 0;
         loop {
             match self.volume.nodes().wait_for_pressure() {
                 Pressure::MuchFreed => linux::memory::give_back(),
                 Pressure::TooManyNodes => {
                     let (begun, dropped) = (Instant::now(), self.volume.nodes().dropped());
                     self.round()?;
-                    if self.volume.nodes().is_stuck_since(dropped) {
-                        let rest = begun.elapsed().saturating_mul(REST_FACTOR);
+                    barren = if self.volume.nodes().is_stuck_since(dropped) { barren + 1 } else { 0 };
+                    // Entries are left alone that were used seconds ago: those of a walk
+                    // are for the next round.
+                    if barren >= if self.can_prune { 1 } else { 2 } {
+                        // A round without prunes is mostly a wait.
+                        let factor = if self.can_prune { REST_FACTOR } else { 1 };
+                        let rest = begun.elapsed().saturating_mul(factor);
                         self.volume.nodes().rest(rest.clamp(LEAST_REST, MOST_REST));
                     }
                 }

@@ -19,8 +19,9 @@ use rustix::io::Errno;
 use super::{Nodes, Place, Table};
 use crate::errno::Result;
 
-/// A lookup that finds no room waits this long for the kernel to forget.
-const FORGETS_ARE_DUE: Duration = Duration::from_millis(200);
+/// A lookup that finds no room waits this long for the kernel to forget: where
+/// the driver has to name mount points first, a round takes some seconds, and two may be needed.
+const FORGETS_ARE_DUE: Duration = Duration::from_secs(15);
 
 /// If the table had so many nodes and has lost three quarters of them, the memory is given back.
 const WORTH_GIVING_BACK: usize = 16_384;
@@ -87,7 +88,8 @@ impl Nodes {
         self.room_for_one(self.table()).map(drop)
     }
 
-    /// Waits a moment for room; half of the event loops never wait, so that FORGETs are read.
+    /// Waits for room, unless the last round has found all in use. Half of the
+    /// event loops never wait, so that FORGETs are read.
     pub(super) fn room_for_one<'a>(&self, mut table: MutexGuard<'a, Table>) -> Result<MutexGuard<'a, Table>> {
         let most = self.bound.saturating_mul(2);
         if table.nodes.len() < most {

@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::fixture::{ALICE, BOB, Control, ROOT, Setup, Volume, errno};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(200);
 const BOUND: u64 = 1000;
 const FILES: usize = 12_000;
 const SETUP: Setup = Setup {
