@@ -26,7 +26,7 @@ use tokio::sync::broadcast;
 
 use crate::objects::{
     CsiDriver, Event, EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod,
-    PodStatus, StorageClass, now,
+    PodStatus, StorageClass, VolumePhase, now,
 };
 use disk::{Disk, Durability};
 use events::EventLog;
@@ -38,6 +38,9 @@ pub(crate) use outcome::EVICTED;
 /// So many changes may wait for a slow reader; a reader that lags beyond gets
 /// `RecvError::Lagged` and must look at everything again.
 const CHANGES_KEPT: usize = 1024;
+
+/// The event of a record that was set aside.
+pub(crate) const UNREADABLE_RECORD: &str = "UnreadableRecord";
 
 /// Set on objects whose file is gone.
 pub const SOURCE_ANNOTATION: &str = "hawser.dev/source";
@@ -58,7 +61,7 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
-    #[error("{} is no object of this kubelet; move it away to start without it", path.display())]
+    #[error("{} is no object of this kubelet", path.display())]
     Corrupt {
         path: PathBuf,
         #[source]
@@ -144,12 +147,13 @@ impl Store {
     /// Reads what an earlier run kept under `<root_dir>/hawser/objects`, and creates it if missing.
     pub fn open(root_dir: &Path, node_name: &str) -> Result<Self, Error> {
         let disk = Disk::open(&root_dir.join("hawser").join("objects"))?;
+        let mut set_aside = Vec::new();
         let state = State {
-            pods: disk.load_pods()?,
-            claims: disk.load()?,
-            volumes: disk.load()?,
-            classes: disk.load()?,
-            csi_drivers: disk.load()?,
+            pods: disk.load_pods(&mut set_aside)?,
+            claims: disk.load(&mut set_aside)?,
+            volumes: disk.load(&mut set_aside)?,
+            classes: disk.load(&mut set_aside)?,
+            csi_drivers: disk.load(&mut set_aside)?,
             events: EventLog::new(node_name),
         };
         let inner = Inner {
@@ -160,7 +164,40 @@ impl Store {
             changes: broadcast::Sender::new(CHANGES_KEPT),
             takes_no_more_pods: AtomicBool::new(false),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let store = Self { inner: Arc::new(inner) };
+        for lost in set_aside {
+            store.record(&ObjectRef::node(node_name), EventType::Warning, UNREADABLE_RECORD, &lost.message);
+            if lost.kind == Kind::PersistentVolumeClaim
+                && let Err(error) = store.reserve_volume(&lost.key)
+            {
+                let error = trace::error_chain(&error);
+                tracing::error!(
+                    claim = lost.key.name,
+                    error,
+                    "the volume of a lost claim is not kept for it"
+                );
+            }
+        }
+        Ok(store)
+    }
+
+    /// Keeps the volume of a claim whose record was lost for the next claim of its
+    /// name, which is another by its uid: it gets the data and not an empty volume.
+    fn reserve_volume(&self, claim: &Key) -> Result<(), Error> {
+        let is_of_claim =
+            |holder: &ObjectRef| holder.namespace == claim.namespace && holder.name == claim.name;
+        for volume in self.volumes() {
+            if !volume.spec.claim_ref.as_ref().is_some_and(is_of_claim) {
+                continue;
+            }
+            let mut reserved = (*volume).clone();
+            if let Some(holder) = &mut reserved.spec.claim_ref {
+                holder.uid.clear();
+            }
+            reserved.status.phase = VolumePhase::Available;
+            self.put_volume(reserved)?;
+        }
+        Ok(())
     }
 
     pub fn node_name(&self) -> &str {

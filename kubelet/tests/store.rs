@@ -4,7 +4,7 @@
 
 use kubelet::manifest;
 use kubelet::objects::{ClaimPhase, EventType, Kind, Object};
-use kubelet::store::{AnyObject, Error, Outcome, Source, Store};
+use kubelet::store::{AnyObject, Outcome, Source, Store};
 
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
                      accessModes: [ReadWriteMany]\n  resources: {requests: {storage: 1Gi}}\n";
@@ -152,14 +152,25 @@ fn a_client_does_not_take_over_what_a_file_describes() {
 }
 
 #[test]
-fn damaged_objects_stop_the_start_and_name_the_file() {
-    let fixture = Fixture::new();
-    fixture.store.apply(object(CLAIM), Source::Api).unwrap();
-    let path = fixture.root.path().join("hawser/objects/PersistentVolumeClaim/default_data.json");
-    std::fs::write(&path, "{").unwrap();
-    match Store::open(fixture.root.path(), "node").unwrap_err() {
-        Error::Corrupt { path: named, .. } => assert_eq!(named, path),
-        other => panic!("{other}"),
+fn damaged_objects_are_set_aside_with_an_event_and_the_rest_is_there() {
+    for damage in ["", "{", "\u{0}\u{0}\u{0}"] {
+        let fixture = Fixture::new();
+        fixture.store.apply(object(CLAIM), Source::Api).unwrap();
+        fixture.store.apply(pod("demo:1"), Source::Api).unwrap();
+        let objects = fixture.root.path().join("hawser/objects");
+        let path = objects.join("PersistentVolumeClaim/default_data.json");
+        std::fs::write(&path, damage).unwrap();
+        let store = Store::open(fixture.root.path(), "node").unwrap();
+        assert_eq!((store.claims().len(), store.pods().len()), (0, 1), "{damage:?}");
+        let events = store.events();
+        let [event] = events.as_slice() else { panic!("{events:?}") };
+        assert_eq!(event.reason, "UnreadableRecord");
+        let kept = fixture.root.path().join("hawser/unreadable/PersistentVolumeClaim_default_data.json");
+        assert!(event.message.contains(path.to_str().unwrap()), "{}", event.message);
+        assert!(event.message.contains(kept.to_str().unwrap()), "{}", event.message);
+        assert_eq!(std::fs::read_to_string(kept).unwrap(), damage);
+        drop(store);
+        assert!(Store::open(fixture.root.path(), "node").unwrap().events().is_empty(), "once");
     }
 }
 

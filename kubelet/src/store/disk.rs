@@ -35,6 +35,15 @@ pub(super) enum Durability {
     PowerLoss,
 }
 
+/// An object whose file could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SetAside {
+    pub(super) kind: Kind,
+    /// By the file's name.
+    pub(super) key: Key,
+    pub(super) message: String,
+}
+
 impl Disk {
     pub(super) fn open(dir: &Path) -> Result<Self, Error> {
         for kind in KEPT {
@@ -49,10 +58,11 @@ impl Disk {
         Ok(Self { dir: dir.to_owned() })
     }
 
-    pub(super) fn load<T: Shelved>(&self) -> Result<Shelf<T>, Error> {
+    /// The objects of a kind. What cannot be read is set aside: it keeps nothing else
+    /// from starting.
+    pub(super) fn load<T: Shelved>(&self, set_aside: &mut Vec<SetAside>) -> Result<Shelf<T>, Error> {
         let mut entries = Vec::new();
-        for path in self.files(T::KIND)? {
-            let mut entry: Entry<T> = read(&path)?;
+        for (path, mut entry) in self.read_all::<Entry<T>>(T::KIND, set_aside)? {
             if full_disk::is_grave(&path) {
                 let metadata = std::sync::Arc::make_mut(&mut entry.object).metadata_mut();
                 metadata.deletion_timestamp.get_or_insert_with(now);
@@ -62,27 +72,53 @@ impl Disk {
         Ok(entries.into_iter().collect())
     }
 
-    /// A pod's file is written without waiting for the disk: what a power loss
-    /// left of it is no reason to refuse to start.
-    pub(super) fn load_pods(&self) -> Result<PodShelf, Error> {
+    pub(super) fn load_pods(&self, set_aside: &mut Vec<SetAside>) -> Result<PodShelf, Error> {
         let mut entries = Vec::new();
-        for path in self.files(Kind::Pod)? {
-            match read::<PodEntry>(&path) {
-                Ok(mut entry) => {
-                    if full_disk::is_grave(&path) {
-                        entry.successor = None;
-                        entry.mark_deleted(None, now());
-                    }
-                    entries.push((Key::of(&*entry.current.object), entry));
-                }
-                Err(Error::Corrupt { path, cause }) => {
-                    tracing::warn!(path = %path.display(), error = %cause, "dropped a half-written pod");
-                    linux::atomic_file::remove(&path).map_err(|cause| keep_error(Kind::Pod, &path, cause))?;
-                }
-                Err(other) => return Err(other),
+        for (path, mut entry) in self.read_all::<PodEntry>(Kind::Pod, set_aside)? {
+            if full_disk::is_grave(&path) {
+                entry.successor = None;
+                entry.mark_deleted(None, now());
             }
+            entries.push((Key::of(&*entry.current.object), entry));
         }
         Ok(entries.into_iter().collect())
+    }
+
+    fn read_all<T: DeserializeOwned>(
+        &self,
+        kind: Kind,
+        set_aside: &mut Vec<SetAside>,
+    ) -> Result<Vec<(PathBuf, T)>, Error> {
+        let mut entries = Vec::new();
+        for path in self.files(kind)? {
+            match read(&path) {
+                Ok(entry) => entries.push((path, entry)),
+                Err(cause) => set_aside.push(self.set_aside(kind, &path, &cause)),
+            }
+        }
+        Ok(entries)
+    }
+
+    fn set_aside(&self, kind: Kind, path: &Path, cause: &Error) -> SetAside {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let stem = full_disk::unburied(path).with_extension("");
+        let stem = stem.file_name().unwrap_or_default().to_string_lossy();
+        let (namespace, name) = stem.split_once('_').unwrap_or_default();
+        let dir = self.dir.with_file_name("unreadable");
+        let place = dir.join(format!("{kind}_{file}"));
+        let moved = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(DIR_MODE)
+            .create(&dir)
+            .and_then(|()| fs::rename(path, &place));
+        let kept = match moved {
+            Ok(()) => format!("the file is kept as {}", place.display()),
+            Err(error) => format!("and cannot be moved to {}: {error}", place.display()),
+        };
+        let message =
+            format!("{}: the {kind} starts without what it held; {kept}", trace::error_chain(cause));
+        tracing::error!(message);
+        SetAside { kind, key: Key::new(namespace, name), message }
     }
 
     pub(super) fn write(

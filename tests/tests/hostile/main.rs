@@ -5,6 +5,7 @@
 mod cgroups;
 mod devices;
 mod disk_limits;
+mod fs_group;
 mod full_disk;
 mod manifests;
 mod mounts;
