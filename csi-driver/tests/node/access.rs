@@ -98,14 +98,35 @@ fn republish_makes_no_second_mount() {
         paths.each_ref().map(|path| (mounted(path).unwrap().mount_id, mounts_at(path)))
     };
     let (daemons, before) = (scene.daemons(), seen(&paths));
+    let written = state_files(&scene);
     for _ in 0..10 {
         stage(&caller, &id, how()).unwrap();
         publish(&caller, &id, "one", how()).unwrap();
     }
     assert_eq!(seen(&paths), before);
     assert_eq!(scene.daemons(), daemons);
+    assert_eq!(state_files(&scene), written, "nothing is journaled");
     caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
+}
+
+/// All files of the driver's state, with when each was last changed in any way.
+fn state_files(scene: &Scene) -> Vec<(std::path::PathBuf, i64, i64)> {
+    use std::os::unix::fs::MetadataExt;
+    let (mut dirs, mut files) = (vec![scene.sandbox.path("state")], Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let found = fs::symlink_metadata(&path).unwrap();
+            if found.is_dir() {
+                dirs.push(path);
+            } else {
+                files.push((path, found.ctime(), found.ctime_nsec()));
+            }
+        }
+    }
+    files.sort();
+    files
 }
 
 #[test]
