@@ -161,7 +161,7 @@ fn requests_of_the_driver_itself_are_no_users() {
     scene.assert_nothing_left();
 }
 
-/// A file system whose writers are stopped until the drop, or a minute has passed.
+/// A file system whose writers are stopped until the drop, or 15 s have passed, whatever happens to the test.
 ///
 /// The helper is started before anybody has a file of the volume open: a child that
 /// inherits one waits for the daemon in its execve(2), and would never thaw anything.
@@ -170,7 +170,7 @@ struct Freezer(Child);
 impl Freezer {
     fn start(sandbox: &Sandbox, dir: &Path) -> Self {
         let script =
-            "read go; fsfreeze --freeze \"$0\" && echo frozen; read -t 60 end; fsfreeze --unfreeze \"$0\"";
+            "read go; fsfreeze --freeze \"$0\" && echo frozen; read -t 15 end; fsfreeze --unfreeze \"$0\"";
         let mut command = sandbox.command(Path::new("bash"));
         command.args(["-c", script]).arg(dir).stdin(Stdio::piped()).stdout(Stdio::piped());
         Self(command.spawn().unwrap())
