@@ -123,6 +123,8 @@ impl World {
         mounts.retain(|mount| {
             mount.fs_type == mounts::FS_TYPE && !is_of_another_driver(config, &mount.mount_point)
         });
+        let views = other_views(&config.kubelet_dir, &mounts);
+        mounts.retain(|mount| !views.iter().any(|view| mount.mount_point.starts_with(view)));
         let unknown = mounts.iter().filter(|mount| {
             mount.source.to_str().and_then(VolumeId::parse).is_some_and(|id| !volumes.contains_key(&id))
         });
@@ -195,6 +197,19 @@ fn is_of_another_driver(config: &Config, mount_point: &Path) -> bool {
     }
     let published = mount_point.parent().map(|dir| vol_data(dir, "driverName"));
     matches!(published, Some(Some(Ok(driver))) if driver != config.driver_name)
+}
+
+/// Where else kubelet's directory is to be seen, as after `mount --rbind`: the mounts in
+/// there are copies of those that the journal names, and go with them.
+fn other_views(kubelet_dir: &Path, of_volumes: &[MountEntry]) -> BTreeSet<PathBuf> {
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let Some(own) = identity(kubelet_dir) else { return BTreeSet::new() };
+    // Only a daemon knows what lies in a volume, and it may not answer.
+    let is_in_volume = |path: &Path| of_volumes.iter().any(|mount| path.starts_with(&mount.mount_point));
+    let elsewhere = of_volumes.iter().filter(|mount| !mount.mount_point.starts_with(kubelet_dir));
+    let above: BTreeSet<&Path> = elsewhere.flat_map(|mount| mount.mount_point.ancestors().skip(1)).collect();
+    let views = above.into_iter().filter(|path| !is_in_volume(path) && identity(path) == Some(own));
+    views.map(Path::to_owned).collect()
 }
 
 /// Whether requests to the mount end with ENOTCONN. One that does not answer may be

@@ -10,15 +10,16 @@ use crate::conformance::foreign::debian_program;
 use crate::progress::{part, say};
 
 /// Programs that the tests start, and their Debian packages: mkfs makes the pools
-/// of csi-driver's tests, ip, nft and iptables witness what the plugins made, and
-/// busybox is the attacker of `tests/tests/hostile`.
-const PROGRAMS: [(&str, &str); 7] = [
+/// of csi-driver's tests; ip, nft, iptables and conntrack witness what the plugins
+/// made; busybox is the attacker of `tests/tests/hostile`.
+const PROGRAMS: [(&str, &str); 8] = [
     ("mkfs.btrfs", "btrfs-progs"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("iptables", "iptables"),
+    ("conntrack", "conntrack"),
     ("busybox", "busybox-static"),
 ];
 

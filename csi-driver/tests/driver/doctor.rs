@@ -151,6 +151,35 @@ fn what_somebody_must_decide_is_told_and_stays() {
 }
 
 #[test]
+fn mounts_in_another_view_of_kubelets_directory_are_not_found() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, "one").unwrap();
+    let view = scene.sandbox.make_dir("elsewhere").unwrap();
+    let tree = linux::rootfs::clone_tree(&scene.sandbox.path("k"), true).unwrap();
+    linux::rootfs::attach(&tree, linux::rootfs::open_root(&view).unwrap(), &view).unwrap();
+    let copies = linux::mountinfo::read().unwrap();
+    let copies = copies
+        .iter()
+        .filter(|mount| mount.mount_point.starts_with(&view) && mount.fs_type.starts_with("fuse"));
+    assert_eq!(copies.count(), 2, "globalmount and the target are seen there, too");
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    // The same mounts outside of such a view are still found.
+    let stray = scene.sandbox.make_dir("stray").unwrap();
+    let tree = linux::rootfs::clone_tree(&caller.target_path("one"), false).unwrap();
+    linux::rootfs::attach(&tree, linux::rootfs::open_root(&stray).unwrap(), &stray).unwrap();
+    assert_eq!(found(&scene, &[]), (1, expected(&[("mount of nobody", stray.to_str().unwrap())])));
+    for path in [&stray, &view] {
+        linux::mount::unmount(path, linux::mount::UnmountMode::Detach).unwrap();
+        fs::remove_dir(path).unwrap();
+    }
+    caller.take_down(&volume, &["one"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
 fn what_another_driver_serves_and_what_may_be_in_use_stays() {
     let mut scene = Scene::start(Flags::process());
     let nobodys = scene.sandbox.make_dir("k/nobodys").unwrap();
