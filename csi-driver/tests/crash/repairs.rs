@@ -104,7 +104,7 @@ fn repair_of_an_unstage_survives_kills() {
 
 #[test]
 fn repair_of_a_deletion_survives_kills() {
-    survives(Blow { rpc: Rpc::DeleteVolume, name: "renameat2", object: "/.up0" });
+    survives(Blow { rpc: Rpc::DeleteVolume, name: "unlinkat", object: "/dir/other" });
 }
 
 #[test]
