@@ -3,15 +3,16 @@
 
 mod rotated;
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use inotify::{Inotify, WatchMask};
+use inotify::{EventStream, Inotify, WatchMask};
 use proto::kubelet::{LogsChunk, LogsRequest};
 use tokio::fs::File;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::StreamExt;
 
 use super::Error;
@@ -22,6 +23,9 @@ use rotated::FileId;
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.
 const LOOK_FOR_END: Duration = Duration::from_millis(250);
+
+/// How long the next log may take to appear after a rotation.
+const NEXT_LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// About so much goes into one answer.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -59,11 +63,13 @@ impl Tail {
         let mut path = self.path.clone();
         let mut is_first = true;
         loop {
-            // Watched before it is read: no write falls in between.
-            let inotify = Inotify::init()?;
-            inotify.watches().add(&path, WatchMask::MODIFY | WatchMask::MOVE_SELF)?;
-            let mut writes = inotify.into_event_stream(vec![0; 4096])?;
-            let file = File::open(&path).await?;
+            let (mut writes, file) = match open_when_there(&path).await {
+                // Rotated away and dropped, before it was read.
+                Err(error) if error.kind() == ErrorKind::NotFound && path != self.path => {
+                    open_when_there(&self.path).await?
+                }
+                opened => opened?,
+            };
             let id = FileId::of(&file.metadata().await?);
             if std::mem::take(&mut is_first) && !self.send_before(id, answers).await? {
                 return Ok(());
@@ -106,6 +112,33 @@ impl Tail {
     }
 }
 
+/// The file and its changes. Right after a rotation there is none, until the
+/// runtime makes the next one.
+async fn open_when_there(path: &Path) -> std::io::Result<(EventStream<Vec<u8>>, File)> {
+    let until = Instant::now() + NEXT_LOG_TIMEOUT;
+    loop {
+        let mut beside = watch(path.parent().unwrap_or(path), WatchMask::CREATE | WatchMask::MOVED_TO)?;
+        // Watched before it is read: no write falls in between.
+        let writes = watch(path, WatchMask::MODIFY | WatchMask::MOVE_SELF);
+        let opened = match writes {
+            Ok(writes) => File::open(path).await.map(|file| (writes, file)),
+            Err(error) => Err(error),
+        };
+        match opened {
+            Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
+                drop(timeout_at(until, beside.next()).await);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn watch(path: &Path, what: WatchMask) -> std::io::Result<EventStream<Vec<u8>>> {
+    let inotify = Inotify::init()?;
+    inotify.watches().add(path, what)?;
+    inotify.into_event_stream(vec![0; 4096])
+}
+
 /// Sends every whole line from here on; a line that is still being written
 /// stays in `line`. `false` when the client has gone.
 async fn send_lines(
@@ -145,6 +178,21 @@ fn output_of(line: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_log_that_is_just_being_rotated_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("0.log");
+        let missing = open_when_there(&log).await.map(drop).unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        let opening = tokio::spawn({
+            let log = log.clone();
+            async move { open_when_there(&log).await.map(drop) }
+        });
+        tokio::task::yield_now().await;
+        std::fs::write(&log, "").unwrap();
+        opening.await.unwrap().unwrap();
+    }
 
     #[test]
     fn prefixes_go_and_parts_are_joined() {
