@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, MountFlags, UnmountMode};
@@ -313,7 +313,13 @@ impl Volume {
 
     /// Unmounts and waits for the daemon. Returns how it ended and what it said.
     pub(crate) fn unmount(&mut self) -> (ExitStatus, String) {
-        mount::unmount(&self.path, UnmountMode::Plain).unwrap();
+        let begun = Instant::now();
+        // A child of another test holds copies of this process's files until its execve.
+        while let Err(error) = mount::unmount(&self.path, UnmountMode::Plain) {
+            let is_busy = error.errno() == nix::errno::Errno::EBUSY;
+            assert!(is_busy && begun.elapsed() < Duration::from_secs(10), "{error}");
+            std::thread::yield_now();
+        }
         let output = self.ended().expect("the daemon ends when its volume is unmounted");
         (output.status, String::from_utf8(output.stderr).unwrap())
     }

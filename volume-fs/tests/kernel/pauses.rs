@@ -345,7 +345,7 @@ fn nonsense_on_the_control_socket_is_refused_and_the_next_one_served() {
     };
     assert!(refusal(b"\xff\xff\xff").starts_with("no Request: "));
     assert_eq!(refusal(&[0x7a, 0]), "kind: not a request of this version");
-    assert_eq!(refusal(&[0; 5000]), "5000 bytes are more than 4096");
+    assert_eq!(refusal(&[0; 65_537]), "65537 bytes are more than 65536");
     // One that comes and says nothing costs the others nothing.
     let _silent: Vec<PacketSocket> =
         (0..3).map(|_| PacketSocket::connect(volume.control_socket()).unwrap()).collect();
