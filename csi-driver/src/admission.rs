@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::{Error, Result};
 use crate::limits;
 
-/// All threads for calls that may block; what [`MOST_LONG`] leaves of them is for short ones.
+/// All threads for calls that may block; what `MOST_LONG` leaves of them is for short ones.
 pub const THREADS: usize = 512;
 const MOST_LONG: usize = 384;
 /// Calls that wait for their turn, without a thread. One more is refused at once.

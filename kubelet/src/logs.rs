@@ -3,7 +3,7 @@
 //! renamed, the runtime opens a new one (ReopenContainerLog), older ones are
 //! compressed, and the oldest go.
 //!
-//! A log that grows fast is looked at more often than every [`PERIOD`], so that
+//! A log that grows fast is looked at more often than every `PERIOD`, so that
 //! it does not grow far beyond its size with runtimes of others; ours never
 //! writes beyond its ceiling, whoever looks.
 
