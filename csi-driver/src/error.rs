@@ -198,7 +198,7 @@ impl Error {
 fn progress(done_bytes: u64, total_bytes: u64) -> String {
     match (done_bytes, total_bytes) {
         (0, 0) => "the copy begins; call again".to_owned(),
-        // The source is empty, or nobody counted it.
+        // The source is empty, or was not counted.
         (done, 0) => format!("{done} bytes are done; call again"),
         (done, total) => format!("{done} of {total} bytes are done"),
     }

@@ -5,7 +5,7 @@
 //!
 //! A log that grows fast is looked at more often than every `PERIOD`, so that
 //! it does not grow far beyond its size with runtimes of others; ours never
-//! writes beyond its ceiling, whoever looks.
+//! writes beyond its ceiling.
 
 mod names;
 mod rotate;

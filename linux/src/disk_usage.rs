@@ -1,4 +1,4 @@
-//! How much of the disk a tree takes, whoever fills it meanwhile.
+//! How much of the disk a tree takes, while others may be filling it.
 //!
 //! Root counts what a running container may change under it, so the way is that of
 //! [`tree::walk`]. Number of entries and time are bounded; what a bound or a change

@@ -18,6 +18,7 @@ pub mod disk_wait;
 mod error;
 pub mod fd_passing;
 pub mod fs_at;
+mod fsxattr;
 pub mod interface;
 pub mod iptables;
 pub mod lock;

@@ -12,7 +12,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use crate::fd_passing::PacketSocket;
 use crate::{Error, Result, process};
 
-/// A pidfd of whoever dialled; `None` when it has ended and that can be seen.
+/// A pidfd of the process that connected; `None` when it has ended and that can be seen.
 pub fn peer_pidfd(socket: &PacketSocket) -> Result<Option<OwnedFd>> {
     match getsockopt(socket, sockopt::PeerPidfd) {
         Ok(pidfd) => Ok(Some(pidfd)),

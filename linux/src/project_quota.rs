@@ -4,14 +4,14 @@
 //!
 //! Invariant: project 0 is everyone's and is never limited here.
 
-#![expect(unsafe_code, reason = "no crate wraps quotactl_fd(2), FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR")]
+#![expect(unsafe_code, reason = "no crate wraps quotactl_fd(2)")]
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
-use crate::{Error, Result};
+use crate::{Error, Result, fsxattr};
 
 /// What a project may take. Beyond it a write fails with EDQUOT (ext4) or ENOSPC (XFS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,18 +26,6 @@ pub struct Limits {
 pub struct Usage {
     pub bytes: u64,
     pub inodes: u64,
-}
-
-/// `struct fsxattr` (linux/fs.h).
-#[repr(C)]
-#[derive(Debug, Default)]
-struct Attributes {
-    flags: u32,
-    extent_size: u32,
-    extents: u32,
-    project: u32,
-    cow_extent_size: u32,
-    unused: [u8; 8],
 }
 
 /// `struct if_dqblk` (linux/quota.h).
@@ -56,9 +44,6 @@ struct Record {
     valid: u32,
 }
 
-/// `_IOR('X', 31, struct fsxattr)`, `_IOW('X', 32, struct fsxattr)`.
-const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
-const FS_IOC_FSSETXATTR: libc::c_ulong = 0x401c_5820;
 const FS_XFLAG_PROJINHERIT: u32 = 0x200;
 /// `QCMD(command, PRJQUOTA)` of linux/quota.h.
 const GET_PROJECT_QUOTA: libc::c_uint = (0x80_0007 << 8) | 2;
@@ -70,20 +55,16 @@ const KIB: u64 = 1024;
 /// Makes `directory`, which is open for reading, and what is made below it from
 /// now on belong to `project`. What lies below it already is left as it is.
 pub fn assign(directory: impl AsFd, project: NonZeroU32) -> Result<()> {
-    let fd = directory.as_fd().as_raw_fd();
     let wrong = |e| Error::new("make a directory belong to project", project, e);
-    let mut attributes = Attributes::default();
-    ask(fd, FS_IOC_FSGETXATTR, &mut attributes).map_err(wrong)?;
+    let mut attributes = fsxattr::get(&directory).map_err(wrong)?;
     attributes.flags |= FS_XFLAG_PROJINHERIT;
     attributes.project = project.get();
-    ask(fd, FS_IOC_FSSETXATTR, &mut attributes).map_err(wrong)
+    fsxattr::set(&directory, attributes).map_err(wrong)
 }
 
 /// The project of a file or directory that is open for reading; `None` is everyone's.
 pub fn project_of(file: impl AsFd) -> Result<Option<NonZeroU32>> {
-    let mut attributes = Attributes::default();
-    ask(file.as_fd().as_raw_fd(), FS_IOC_FSGETXATTR, &mut attributes)
-        .map_err(|e| Error::new("read the project of", "a file", e))?;
+    let attributes = fsxattr::get(file).map_err(|e| Error::new("read the project of", "a file", e))?;
     Ok(NonZeroU32::new(attributes.project))
 }
 
@@ -108,13 +89,6 @@ pub fn usage(mount: impl AsFd, project: NonZeroU32) -> Result<Usage> {
     Ok(Usage { bytes: record.bytes, inodes: record.inodes })
 }
 
-fn ask(fd: i32, what: libc::c_ulong, attributes: &mut Attributes) -> nix::Result<()> {
-    // SAFETY: `attributes` has the layout and size (28 bytes) that both requests
-    // say in their number, and is ours alone during the call.
-    let done = unsafe { libc::ioctl(fd, what as libc::Ioctl, std::ptr::from_mut(attributes)) };
-    Errno::result(done).map(drop)
-}
-
 fn quotactl(fd: i32, command: libc::c_uint, project: NonZeroU32, record: &mut Record) -> nix::Result<()> {
     // SAFETY: both commands read or write one `struct if_dqblk` at the pointer,
     // which `record` is and which is ours alone during the call.
@@ -131,7 +105,7 @@ mod tests {
     #[test]
     fn a_file_system_without_project_quotas_refuses_and_the_error_names_the_project() {
         // if_dqblk has four bytes of padding at its end.
-        assert_eq!((size_of::<Attributes>(), size_of::<Record>()), (28, 72));
+        assert_eq!(size_of::<Record>(), 72);
         let proc = std::fs::File::open("/proc").unwrap();
         let project = NonZeroU32::new(7).unwrap();
         let error = limit(&proc, project, Limits { bytes: 1, inodes: 1 }).unwrap_err();

@@ -1,7 +1,7 @@
 //! Trees that somebody else filled: the way through one ([`walk`]), its removal
 //! ([`remove`]) and its change of group ([`give_group`]).
 //!
-//! Whoever filled the tree may still be at work in it. So no symbolic link is
+//! The processes that filled the tree may still be at work in it. So no symbolic link is
 //! followed and no mount is entered (openat2(2)), no name is resolved twice for one
 //! effect, and nothing calls itself: one directory is open at a time however deep
 //! the tree is. The way back is `..`, and what is found there must be where the walk

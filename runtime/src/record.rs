@@ -94,7 +94,7 @@ pub(crate) fn ensure_dir(path: &Path) -> Result<()> {
         .map_err(|e| Error::io("create directory", path, e))
 }
 
-/// Whatever a container or an image made of it; absence is a success.
+/// At any depth and with any content; absence is a success.
 pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     Ok(linux::tree::remove(path)?)
 }

@@ -261,7 +261,7 @@ impl Nodes {
         Ok(None)
     }
 
-    /// [`Self::remember`] of a file that nobody has looked up by this name.
+    /// [`Self::remember`] of a file that was not looked up by this name.
     pub(crate) fn remember_if_room(&self, id: u64, place: Place) -> Result<()> {
         let mut table = self.table();
         if !table.nodes.contains_key(&id) {

@@ -142,12 +142,12 @@ impl Pruner {
         self.invalidate()
     }
 
-    /// Whether the kernel knows FUSE_NOTIFY_PRUNE. It drops what nobody uses.
+    /// Whether the kernel knows FUSE_NOTIFY_PRUNE. It drops only unused entries.
     fn prune(&self) -> Result<bool, Errno> {
         let nodes = self.volume.nodes();
         let round = nodes.begin_round();
         // First what was not used since the round before this one began, last
-        // what is being used: the kernel knows better what nobody needs.
+        // what is being used: the kernel knows better what is unused.
         // Directories follow what is in them.
         for before in [round.saturating_sub(1), round, round.saturating_add(1)] {
             let mut turn = nodes.turn(before);

@@ -456,7 +456,7 @@ pub(crate) fn charge(seen: &Statx, attribute_blocks: u8) -> Charged {
             lasting: allocated == whole && attribute_blocks == 0,
             attribute_blocks: attributes,
         },
-        // No content: whatever there is was not allocated ahead, so it holds attributes.
+        // No content: its blocks were not allocated ahead, so they hold attributes.
         _ => Charged { bytes: allocated, lasting: true, attribute_blocks: attributes },
     }
 }

@@ -1,4 +1,4 @@
-//! The memory that a volume's daemon may use where nobody says otherwise.
+//! The memory that a volume's daemon may use unless its class sets a limit.
 //!
 //! Invariant: the daemon's bounds come first, and this limit has room for all of
 //! them. A daemon that the kernel kills for memory takes its volume's users along.
@@ -12,7 +12,7 @@ const KNOWN_INODE_BYTES: u64 = 448;
 const REFUSED_BEYOND: u64 = 2;
 /// A file whose use of the disk is not settled (sparse, large attributes).
 const UNSETTLED_BYTES: u64 = 64;
-/// More unsettled files than this are nobody's ordinary use: a class that has them names a limit.
+/// A class whose volumes have more unsettled files than this sets a limit of its own.
 const MOST_UNSETTLED: u64 = 4 << 20;
 /// A volume may grow while it is served, and its daemon's limit does not grow with it.
 const LEAST_BYTES: u64 = 512 << 20;

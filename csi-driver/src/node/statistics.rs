@@ -145,7 +145,7 @@ impl Figures {
     }
 }
 
-/// Whatever the daemon says, no figure is beyond the volume's limits.
+/// No figure that a daemon reports is beyond the volume's limits.
 fn usage(figures: Figures, capacity_bytes: u64) -> Vec<VolumeUsage> {
     let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
         let most = clamped(total.saturating_mul(size), limit);

@@ -58,7 +58,7 @@ fn there_is_no_capacity_for_what_could_not_be_created() {
     assert_eq!(measure(&caller, |r| r.accessible_topology = Some(elsewhere)).available_capacity, 0);
 }
 
-/// The scheduler takes 0 for a full pool, and nobody learns of the parameter.
+/// The scheduler takes 0 for a full pool, and the user never sees the parameter.
 #[test]
 fn a_wrong_parameter_is_named_by_create_volume_and_not_hidden_by_the_capacity() {
     let scene = Scene::start(Flags::process());

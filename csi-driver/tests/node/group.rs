@@ -81,7 +81,7 @@ fn a_pod_of_another_group_gets_a_volume_that_others_use() {
     for path in ["", "dir", "dir/file"] {
         assert_eq!(group_of(caller.target_path("one").join(path)), 3000, "{path:?}: the last pod wins");
     }
-    // kubelet repeats its publishes: no walk, whoever's turn it is.
+    // kubelet repeats the publishes of both pods: none of them walks.
     take_back(&root.join("dir/file"));
     for pod in ["one", "two", "one", "two"] {
         publish(&caller, &id, pod, group(if pod == "one" { "2000" } else { "3000" })).unwrap();

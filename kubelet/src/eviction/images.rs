@@ -1,4 +1,4 @@
-//! Which images go first: those that nobody uses, the longest unused first
+//! Which images go first: unused ones, the longest unused first
 //! (kubernetes, image_gc_manager.go). No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};

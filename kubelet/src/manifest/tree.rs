@@ -5,7 +5,7 @@
 //! no document is read twice.
 //!
 //! Invariant: the limits hold for the document as it is after every alias is
-//! replaced by what it stands for. Whoever walks the tree does bounded work.
+//! replaced by what it stands for. A walk over the tree is bounded work.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

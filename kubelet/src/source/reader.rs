@@ -3,7 +3,7 @@
 //! What lies in the directory may be anything: a FIFO, a device, a link into a
 //! file system that does not answer, a file that grows while it is read.
 //!
-//! Invariant: nobody waits for a thread of this module. A file that is not read
+//! Invariant: no caller waits for a thread of this module. A file that is not read
 //! in time counts as unread, and its thread is left behind; there are never
 //! more than `THREADS`.
 
@@ -113,7 +113,7 @@ impl Readers {
                 let outcome = outcome.unwrap_or_else(|_| {
                     Outcome::Read(SeenFile::broken(Fingerprint::none(), &path, "the parser panicked"))
                 });
-                // The directory is followed no more when nobody listens.
+                // Without a listener the directory is no longer followed.
                 drop(sender.send((path, outcome)));
             }
         };

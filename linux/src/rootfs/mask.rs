@@ -2,7 +2,7 @@
 //! the check that a kernel file system is what its name says.
 //!
 //! The source of a mask comes from a tmpfs that no container ever sees. Taken
-//! from the container's own /dev, it would be whatever a volume put there
+//! from the container's own /dev, it would be what a volume put there
 //! (CVE-2025-31133).
 //!
 //! Invariant: every mask is verified by descriptor when it is made and again by

@@ -33,7 +33,7 @@ impl GroupAccess {
     }
 
     fn of_directories(self) -> Mode {
-        // Whoever makes a file below makes it the group's.
+        // Files that are created below inherit the group.
         self.of_files() | Mode::from_raw_mode(0o2110)
     }
 }

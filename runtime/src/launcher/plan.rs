@@ -70,7 +70,7 @@ pub(super) enum What {
         fs_type: String,
         options: Vec<String>,
     },
-    /// The container's cgroups, whatever version they are of.
+    /// The container's cgroups, of either version.
     Cgroup,
 }
 

@@ -171,7 +171,7 @@ mod tests {
         let context = LinuxContainerSecurityContext::default();
         let user = resolve(&context, "", &[dir.path().to_owned()]).unwrap();
         assert_eq!(user, User { uid: 0, gid: 0, groups: vec![0], home: "/root".to_owned() });
-        // Without a passwd file nobody has a home.
+        // Without a passwd file no user has a home.
         assert_eq!(resolve(&context, "", &[]).unwrap().home, "/");
     }
 

@@ -170,7 +170,7 @@ async fn a_privileged_container_mounts_on_dev_and_sys_but_not_on_proc() {
 async fn links_of_an_image_lead_no_mount_to_a_kernel_file_system() {
     let (mut host, mut cri, pod) = start().await;
     let images = [
-        ("mnt", &[("mnt", "/proc/sys"), ("null", "../../dev"), ("work", "/proc/self/fd")][..]),
+        ("mnt", &[("mnt", "/proc/sys"), ("null", "../../dev"), ("fds", "/proc/self/fd")][..]),
         ("proc", &[("proc", "/etc")][..]),
         ("dev", &[("dev", "etc")][..]),
         ("sys", &[("sys", "/etc")][..]),
@@ -202,7 +202,7 @@ async fn links_of_an_image_lead_no_mount_to_a_kernel_file_system() {
         assert!(text.contains(&format!("mount /{target}: the image has a link there, to /etc")), "{text}");
     }
     for (name, image, dir) in
-        [("cwd", IMAGE, "/proc/self/fd/3"), ("work", "mnt:1", "/work/3"), ("self", IMAGE, "/proc/self/cwd")]
+        [("cwd", IMAGE, "/proc/self/fd/3"), ("fds", "mnt:1", "/fds/3"), ("self", IMAGE, "/proc/self/cwd")]
     {
         let text = attempt(name, image, None, dir).await;
         assert!(text.contains("/proc"), "{text}");

@@ -105,7 +105,7 @@ impl Guest {
         }
     }
 
-    /// What the kernel said last, for whoever asks why a guest is gone.
+    /// The kernel's last messages, which tell why a guest ended.
     pub(super) fn last_words(&self) -> String {
         let mut words = String::new();
         for (what, file) in [("kernel", self.console.clone()), ("QEMU", self.console.with_extension("qemu"))]

@@ -1,4 +1,4 @@
-//! The most that a container's logs can take, also while nobody rotates them: a
+//! The most that a container's logs can take, also before the kubelet rotates them: a
 //! kubelet looks every 10 s, and a program can write gigabytes in that time.
 //!
 //! At the ceiling the shim rotates the log by itself, under the names that a
