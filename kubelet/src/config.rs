@@ -50,6 +50,8 @@ pub struct RunArgs {
     /// Directory of OCI image layouts and archives (*.tar) that images are imported from
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-images")]
     pub images: PathBuf,
+    #[command(flatten)]
+    pub image_limits: runtime::ImageLimits,
     /// Directory of CNI configurations; the first by name counts
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
@@ -62,7 +64,7 @@ pub struct RunArgs {
     /// This node's name [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Control group of all pods, absolute within each hierarchy
+    /// Control group of all pods and of the processes that unpack images, absolute within each hierarchy
     #[arg(long, value_name = "PATH", default_value = "/hawser")]
     pub cgroup_root: String,
     /// Processes and threads that one pod may have; 0: no limit

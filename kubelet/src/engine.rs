@@ -158,8 +158,9 @@ impl Engine {
             return watch::channel(true).1;
         };
         let (done, preloaded) = watch::channel(false);
-        let images_dir = embedded.config.images_dir.clone();
-        background.spawn(never_ends(preload::follow(cri.clone(), images_dir, done)));
+        let config = &embedded.config;
+        let (images_dir, limits) = (config.images_dir.clone(), config.image_limits.clone());
+        background.spawn(never_ends(preload::follow(cri.clone(), images_dir, limits, done)));
         preloaded
     }
 
@@ -173,8 +174,10 @@ impl Engine {
             cri,
             runtime_name,
             preloaded,
-            images_dir: match &self.config.runtime {
-                RuntimeEndpoint::Embedded(embedded) => Some(embedded.config.images_dir.clone()),
+            images: match &self.config.runtime {
+                RuntimeEndpoint::Embedded(embedded) => {
+                    Some((embedded.config.images_dir.clone(), embedded.config.image_limits.clone()))
+                }
                 RuntimeEndpoint::Remote(_) => None,
             },
             host_ip: host_ip(),

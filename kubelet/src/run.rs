@@ -172,7 +172,7 @@ fn engine_config(args: &RunArgs, node: Node, node_name: String) -> Result<engine
         node,
         node_name,
         log_dir: absolute("log-dir", &args.log_dir)?,
-        cgroup_root: format!("/{}", args.cgroup_root.trim_matches('/')),
+        cgroup_root: cgroup_root(args),
         seccomp_default: args.seccomp_default,
         pod_pids_limit: (args.pod_pids_limit > 0).then(|| args.pod_pids_limit.into()),
         logs: logs::Limits {
@@ -199,6 +199,10 @@ fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Erro
         cni_bin_dir: absolute("cni-bin-dir", &args.cni_bin_dir)?,
         cni_cache_dir: private.join("cni"),
         oci_runtime: args.oci_runtime.clone(),
+        cgroup_root: cgroup_root(args).into(),
+        image_limits: args.image_limits.clone(),
+        // The engine does, since pods wait for the first round.
+        preload_images: false,
         allow_without_device_control: args.allow_without_device_control,
         // The kubelet rotates at half of it, every 10 s and sooner.
         log_ceiling: Some(runtime::LogCeiling {
@@ -206,7 +210,11 @@ fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Erro
             files: args.container_log_max_files.into(),
         }),
     };
-    Ok(RuntimeEndpoint::Embedded(EmbeddedRuntime { socket: private.join("runtime.sock"), config }))
+    Ok(RuntimeEndpoint::Embedded(Box::new(EmbeddedRuntime { socket: private.join("runtime.sock"), config })))
+}
+
+fn cgroup_root(args: &RunArgs) -> String {
+    format!("/{}", args.cgroup_root.trim_matches('/'))
 }
 
 fn absolute(flag: &'static str, path: &Path) -> Result<PathBuf, Error> {

@@ -4,9 +4,12 @@
 //! Invariant: a layer's directory has its final name only when it is complete
 //! and on disk; an image exists when its record does, which is written last.
 
+mod layers;
+mod limits;
 mod reference;
 mod source;
 mod unpack;
+mod unpacker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,8 +21,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::record;
+use layers::{Layers, Pin};
+pub use limits::ImageLimits;
+use limits::Used;
 use reference::{Reference, is_digest, is_hex_digest};
 use source::{Manifest, Source};
+use unpacker::Job;
+pub(crate) use unpacker::run as run_unpacker;
 
 /// One image, as its record on disk and in memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,14 +63,15 @@ pub(crate) struct ImageConfig {
 pub(crate) struct ImageStore {
     dir: PathBuf,
     images_dir: PathBuf,
+    limits: ImageLimits,
+    cgroup_root: PathBuf,
     images: Mutex<BTreeMap<String, Image>>,
-    /// One import at a time: two of the same layer would do the work twice.
-    importing: Mutex<()>,
+    layers: Layers,
 }
 
 impl ImageStore {
     /// Opens the store under `dir` and drops what an interrupted import left.
-    pub(crate) fn open(dir: &Path, images_dir: &Path) -> Result<Self> {
+    pub(crate) fn open(dir: &Path, config: &crate::Config) -> Result<Self> {
         for sub in ["records", "layers"] {
             record::ensure_dir(&dir.join(sub))?;
         }
@@ -71,6 +80,7 @@ impl ImageStore {
                 record::remove_tree(&dir.join("layers").join(name))?;
             }
         }
+        unpacker::remove_abandoned_cgroups(&config.cgroup_root);
         let mut images = BTreeMap::new();
         for name in record::names(&dir.join("records"))? {
             let path = dir.join("records").join(&name);
@@ -84,14 +94,20 @@ impl ImageStore {
         }
         Ok(Self {
             dir: dir.to_owned(),
-            images_dir: images_dir.to_owned(),
+            images_dir: config.images_dir.clone(),
+            limits: config.image_limits.clone(),
+            cgroup_root: config.cgroup_root.clone(),
             images: Mutex::new(images),
-            importing: Mutex::new(()),
+            layers: Layers::default(),
         })
     }
 
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    pub(crate) fn limits(&self) -> &ImageLimits {
+        &self.limits
     }
 
     pub(crate) fn list(&self) -> Vec<Image> {
@@ -119,13 +135,13 @@ impl ImageStore {
 
     /// Imports `name` from `images_dir`, also when an older image has the name already.
     pub(crate) fn pull(&self, name: &str) -> Result<Image> {
-        let _one = self.importing.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = Reference::parse(name)?;
         let candidates = Source::candidates(&self.images_dir)
             .map_err(|e| Error::io("read images directory", &self.images_dir, e))?;
         let mut broken = Vec::new();
         for path in candidates {
-            let found = Source::open(&path).and_then(|source| Ok((source.find(&wanted)?, source)));
+            let found =
+                Source::open(&path, &self.limits).and_then(|source| Ok((source.find(&wanted)?, source)));
             match found {
                 Ok((Some(manifest), source)) => return self.import(&wanted, &source, &manifest),
                 Ok((None, _)) => {}
@@ -149,11 +165,18 @@ impl ImageStore {
             let problem = format!("{} layers but {} diff_ids", layers.len(), diff_ids.len());
             return Err(corrupt(problem));
         }
-        for (layer, diff_id) in layers.iter().zip(diff_ids) {
+        // Until the record is written nothing else says that the layers are needed.
+        let pins: Vec<Pin<'_>> =
+            layers.iter().map(|layer| self.layers.pin(layer.digest().as_ref())).collect();
+        let mut used = Used::default();
+        for ((layer, diff_id), pin) in layers.iter().zip(diff_ids).zip(&pins) {
             if matches!(layer.media_type(), MediaType::ImageLayerZstd) {
                 return Err(corrupt(format!("layer {}: zstd layers are not supported", layer.digest())));
             }
-            self.ensure_layer(source, layer.digest().as_ref(), diff_id, &corrupt)?;
+            let problem = |problem: String| corrupt(format!("layer {}: {problem}", layer.digest()));
+            let _alone = pin.lock();
+            let wanted = (layer.digest().as_ref(), diff_id.as_str());
+            used.add(self.ensure_layer(source, wanted, used, &problem)?);
         }
         let image = Image {
             id: descriptor.digest().to_string(),
@@ -169,23 +192,32 @@ impl ImageStore {
     fn ensure_layer(
         &self,
         source: &Source,
-        digest: &str,
-        diff_id: &str,
+        (digest, diff_id): (&str, &str),
+        used: Used,
         corrupt: &dyn Fn(String) -> Error,
-    ) -> Result<()> {
+    ) -> Result<Used> {
         let blob = source.blob(digest).map_err(corrupt)?;
         let target = self.layer_dir(digest);
         if target.is_dir() {
-            return Ok(());
+            return Ok(Used::default());
         }
         let temp = target.with_file_name(format!(".{}", digest.replace(':', "-")));
         record::remove_tree(&temp)?;
         record::ensure_dir(&temp)?;
         fs::set_permissions(&temp, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .map_err(|e| Error::io("set mode of", &temp, e))?;
-        let placed = unpack::unpack(blob, digest, diff_id, &temp).map_err(corrupt).and_then(|()| {
+        let job = Job {
+            blob,
+            digest: digest.to_owned(),
+            diff_id: diff_id.to_owned(),
+            target: temp.clone(),
+            limits: self.limits.clone(),
+            used,
+        };
+        let placed = unpacker::run_in_child(&job, &self.cgroup_root).map_err(corrupt).and_then(|taken| {
             sync_file_system(&temp)?;
-            fs::rename(&temp, &target).map_err(|e| Error::io("rename to", &target, e))
+            fs::rename(&temp, &target).map_err(|e| Error::io("rename to", &target, e))?;
+            Ok(taken)
         });
         placed.map_err(|cause| cause.after_rollback(record::remove_tree(&temp).err().into_iter().collect()))
     }
@@ -212,7 +244,6 @@ impl ImageStore {
     /// Forgets the image; absence is a success. Layers that neither an image nor
     /// `in_use` (digests) needs go with it.
     pub(crate) fn remove(&self, name: &str, in_use: &BTreeSet<String>) -> Result<()> {
-        let _one = self.importing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(image) = self.find(name)? else { return Ok(()) };
         linux::atomic_file::remove(&self.record_path(&image.id))?;
         self.locked().remove(&image.id);
@@ -221,11 +252,27 @@ impl ImageStore {
 
     /// Drops layers that no image and no container refers to.
     pub(crate) fn remove_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<()> {
-        let mut needed: BTreeSet<String> = in_use.iter().map(|d| d.replace(':', "-")).collect();
-        needed.extend(self.locked().values().flat_map(|i| i.layers.iter().map(|d| d.replace(':', "-"))));
-        for name in record::names(&self.dir.join("layers"))? {
-            if !needed.contains(&name) {
-                record::remove_tree(&self.dir.join("layers").join(name))?;
+        let layers = self.dir.join("layers");
+        for name in record::names(&layers)? {
+            // Those with a dot are being filled, or being removed.
+            if name.starts_with('.') {
+                continue;
+            }
+            let doomed = layers.join(format!(".gone-{name}"));
+            let digest = name.replacen('-', ":", 1);
+            // Under the pins: an import that begins now finds it whole, or gone.
+            let renamed = self.layers.unless_pinned(&digest, || -> Result<bool> {
+                let needed = in_use.contains(&digest)
+                    || self.locked().values().any(|image| image.layers.contains(&digest));
+                if needed {
+                    return Ok(false);
+                }
+                record::remove_tree(&doomed)?;
+                fs::rename(layers.join(&name), &doomed).map_err(|e| Error::io("rename to", &doomed, e))?;
+                Ok(true)
+            });
+            if renamed.transpose()? == Some(true) {
+                record::remove_tree(&doomed)?;
             }
         }
         Ok(())
@@ -265,8 +312,9 @@ impl From<&ImageConfiguration> for ImageConfig {
 
 /// The names of the images that can be pulled from `images_dir`. Layouts that
 /// cannot be read are left out: pulling one of their images says why.
-pub fn offered(images_dir: &Path) -> std::io::Result<Vec<String>> {
-    let sources = Source::candidates(images_dir)?.into_iter().filter_map(|path| Source::open(&path).ok());
+pub fn offered(images_dir: &Path, limits: &ImageLimits) -> std::io::Result<Vec<String>> {
+    let sources =
+        Source::candidates(images_dir)?.into_iter().filter_map(|path| Source::open(&path, limits).ok());
     let mut names: Vec<String> = sources.filter_map(|source| source.names().ok()).flatten().collect();
     names.sort();
     names.dedup();

@@ -13,6 +13,7 @@ mod container;
 mod error;
 mod images;
 mod launcher;
+mod preload;
 mod record;
 pub mod reexec;
 mod runtime;
@@ -37,7 +38,7 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
 pub use error::Error;
-pub use images::offered as offered_images;
+pub use images::{ImageLimits, offered as offered_images};
 use service::Service;
 pub use shim::log::LogCeiling;
 
@@ -61,6 +62,13 @@ pub struct Config {
     pub allow_without_device_control: bool,
     /// What a container's logs may take at most, whoever rotates them; `None`: any amount.
     pub log_ceiling: Option<LogCeiling>,
+    /// Control group, absolute within each hierarchy, below which the processes
+    /// that unpack images have theirs.
+    pub cgroup_root: PathBuf,
+    /// What one image may take.
+    pub image_limits: ImageLimits,
+    /// Imports everything in `images_dir` at the start and whenever it changes.
+    pub preload_images: bool,
 }
 
 /// How long a runtime that is just ending may still hold its root directory.
@@ -89,17 +97,23 @@ pub async fn serve(
     let listener = UnixListener::bind(socket).map_err(|e| failed(e.to_string()))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
         .map_err(|e| failed(e.to_string()))?;
+    let preloading = config
+        .preload_images
+        .then(|| tokio::spawn(preload::follow(Arc::clone(&runtime), config.images_dir.clone())));
     let (end, ending) = watch::channel(false);
     let service = Service { runtime, ending };
-    tonic::transport::Server::builder()
+    let served = tonic::transport::Server::builder()
         .add_service(RuntimeServiceServer::new(service.clone()))
         .add_service(ImageServiceServer::new(service))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
             shutdown.await;
             end.send_replace(true);
         })
-        .await
-        .map_err(|e| failed(error::chain(&e)))?;
+        .await;
+    if let Some(preloading) = preloading {
+        preloading.abort();
+    }
+    served.map_err(|e| failed(error::chain(&e)))?;
     match std::fs::remove_file(socket) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e.to_string())),
         _ => Ok(()),

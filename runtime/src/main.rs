@@ -42,6 +42,11 @@ struct Args {
     /// Log files of a container, with the one that is written, when the runtime rotates itself
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..))]
     log_ceiling_files: u16,
+    /// Leave the images of --images out of ImageStatus and ListImages until somebody pulls them
+    #[arg(long)]
+    no_preload: bool,
+    #[command(flatten)]
+    image_limits: runtime::ImageLimits,
     /// Append finished spans to this file, one JSON object a line
     #[arg(long)]
     trace_file: Option<PathBuf>,
@@ -76,6 +81,10 @@ fn run(args: Args) -> anyhow::Result<()> {
         cni_bin_dir: args.cni_bin_dir,
         cni_cache_dir: args.cni_cache_dir,
         oci_runtime: args.oci_runtime,
+        // Pods name their own groups; there is none above all of them.
+        cgroup_root: PathBuf::from("/"),
+        image_limits: args.image_limits,
+        preload_images: !args.no_preload,
         allow_without_device_control: args.allow_without_device_control,
         log_ceiling: (args.log_ceiling > 0)
             .then(|| runtime::LogCeiling { bytes: args.log_ceiling, files: args.log_ceiling_files.into() }),

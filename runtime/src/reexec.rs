@@ -6,16 +6,26 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::error::chain;
-use crate::shim;
+use crate::{images, shim};
 
 /// `argv[0]` of a shim; `argv[1]` is the sandbox's directory.
 pub(crate) const SHIM_NAME: &str = "hawser-shim";
 
+/// `argv[0]` of the process that unpacks one layer; `argv[1]` is its job, `argv[2]`
+/// its parent, `argv[3]` its control group, if it has one.
+pub(crate) const UNPACKER_NAME: &str = "hawser-unpack";
+
 /// Must be the first statement of `main` in every binary that starts a runtime:
-/// when this process was started as a shim, runs it and returns its exit code.
+/// when this process was started as a shim or to unpack a layer, does that and
+/// returns its exit code.
 pub fn run_if_asked() -> Option<ExitCode> {
     let mut args = std::env::args_os();
-    if args.next()? != SHIM_NAME {
+    let name = args.next()?;
+    if name == UNPACKER_NAME {
+        let (job, parent) = (args.next()?.into_string().ok()?, args.next()?.into_string().ok()?);
+        return Some(unpack(&job, &parent, args.next().as_deref().map(Path::new)));
+    }
+    if name != SHIM_NAME {
         return None;
     }
     let dir = args.next()?;
@@ -25,6 +35,20 @@ pub fn run_if_asked() -> Option<ExitCode> {
             // stderr is shim.log in the sandbox's directory.
             drop(writeln!(std::io::stderr(), "{}", chain(&error)));
             Some(ExitCode::FAILURE)
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
+fn unpack(job: &str, parent: &str, cgroup: Option<&Path>) -> ExitCode {
+    match images::run_unpacker(job, parent, cgroup) {
+        Ok(answer) => {
+            println!("{answer}");
+            ExitCode::SUCCESS
+        }
+        Err(problem) => {
+            drop(writeln!(std::io::stderr(), "{problem}"));
+            ExitCode::FAILURE
         }
     }
 }

@@ -56,7 +56,7 @@ impl Runtime {
         let boot_id_path = Path::new("/proc/sys/kernel/random/boot_id");
         let boot_id =
             std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;
-        let images = ImageStore::open(&root_dir.join("images"), &config.images_dir)?;
+        let images = ImageStore::open(&root_dir.join("images"), config)?;
         let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
         let cgroup_v2 = Hierarchies::detect()?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use linux::{process, rootfs};
@@ -19,7 +19,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Result};
 use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
@@ -89,7 +89,7 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .mode(0o600)
         .open(&log_path)
         .map_err(|e| Error::io("open", &log_path, e))?;
-    let mut child = Command::new(own_program())
+    let mut child = Command::new(own_program()?)
         .arg0(SHIM_NAME)
         .arg(dir)
         .current_dir("/")
@@ -107,17 +107,21 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
 
 /// This program through a read-only mount that stands nowhere: a container that
 /// gets hold of the file its shim was started from (an image's script may name
-/// /proc/self/exe as its interpreter) cannot write to it.
-fn own_program() -> String {
+/// /proc/self/exe as its interpreter) cannot write to it. All shims share the
+/// program's pages (docs/decisions/0037).
+pub(crate) fn own_program() -> Result<String> {
     // Never closed: giving up a mount waits for RCU.
-    static MOUNT: LazyLock<Option<OwnedFd>> = LazyLock::new(|| {
-        let read_only = rootfs::Attributes { read_only: true, ..rootfs::Attributes::default() };
-        rootfs::clone_tree(Path::new(OWN_PROGRAM), false)
-            .and_then(|tree| rootfs::set_attributes(&tree, read_only).map(|()| tree))
-            .inspect_err(|error| tracing::warn!(error = %chain(error), "shims run from a writable file"))
-            .ok()
-    });
-    MOUNT.as_ref().map_or_else(|| OWN_PROGRAM.to_owned(), |fd| format!("/proc/self/fd/{}", fd.as_raw_fd()))
+    static MOUNT: OnceLock<OwnedFd> = OnceLock::new();
+    let mount = match MOUNT.get() {
+        Some(mount) => mount,
+        None => {
+            let read_only = rootfs::Attributes { read_only: true, ..rootfs::Attributes::default() };
+            let tree = rootfs::clone_tree(Path::new(OWN_PROGRAM), false)?;
+            rootfs::set_attributes(&tree, read_only)?;
+            MOUNT.get_or_init(|| tree)
+        }
+    };
+    Ok(format!("/proc/self/fd/{}", mount.as_raw_fd()))
 }
 
 /// Calls the shim of the sandbox in `dir`, perhaps an earlier runtime's; the

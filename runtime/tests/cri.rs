@@ -11,6 +11,10 @@
 mod containers;
 #[path = "cri/hostile_mounts.rs"]
 mod hostile_mounts;
+#[path = "cri/image_imports.rs"]
+mod image_imports;
+#[path = "cri/image_limits.rs"]
+mod image_limits;
 #[path = "cri/image_store.rs"]
 mod image_store;
 #[path = "cri/kit.rs"]

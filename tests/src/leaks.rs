@@ -19,6 +19,10 @@ use crate::{eventually, netlink};
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Snapshot(BTreeMap<String, usize>);
 
+/// In the name of the process that unpacks a layer, and of its control group.
+const UNPACKER: &str = "hawser-unpack";
+const UNPACKING_PATIENCE: Duration = Duration::from_secs(60);
+
 /// The state before, and what may differ after.
 #[derive(Debug)]
 pub struct LeakCheck {
@@ -52,9 +56,15 @@ impl fmt::Display for Leaks {
 impl std::error::Error for Leaks {}
 
 impl LeakCheck {
-    /// Remembers what is there now.
+    /// Remembers what is there, once no image is being unpacked any more: a node
+    /// does that when images appear, and what it needs for it goes by itself.
     pub fn start(sandbox: &Sandbox, allowed: Allowed) -> Result<Self> {
-        let before = Snapshot::take(sandbox, &allowed)?;
+        let before = eventually("images are unpacked", UNPACKING_PATIENCE, || {
+            let now = Snapshot::take(sandbox, &allowed)?;
+            let unpacking = now.0.keys().find(|thing| thing.contains(UNPACKER));
+            ensure!(unpacking.is_none(), "{}", unpacking.map_or("", String::as_str));
+            Ok(now)
+        })?;
         Ok(Self { before, allowed })
     }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use inotify::{Inotify, WatchMask};
+use runtime::ImageLimits;
 use tokio::sync::watch;
 use tokio_stream::StreamExt;
 use tracing::{info, warn};
@@ -14,10 +15,10 @@ use crate::backoff::Backoff;
 use crate::cri::Cri;
 
 /// Never ends. `done` becomes true after the first round.
-pub(super) async fn follow(cri: Cri, images_dir: PathBuf, done: watch::Sender<bool>) {
+pub(super) async fn follow(cri: Cri, images_dir: PathBuf, limits: ImageLimits, done: watch::Sender<bool>) {
     let mut backoff = Backoff::operation();
     loop {
-        if let Err(error) = follow_once(&cri, &images_dir, &done).await {
+        if let Err(error) = follow_once(&cri, &images_dir, &limits, &done).await {
             warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
         }
         done.send_replace(true);
@@ -25,13 +26,18 @@ pub(super) async fn follow(cri: Cri, images_dir: PathBuf, done: watch::Sender<bo
     }
 }
 
-async fn follow_once(cri: &Cri, images_dir: &Path, done: &watch::Sender<bool>) -> io::Result<()> {
+async fn follow_once(
+    cri: &Cri,
+    images_dir: &Path,
+    limits: &ImageLimits,
+    done: &watch::Sender<bool>,
+) -> io::Result<()> {
     let inotify = Inotify::init()?;
     let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::ONLYDIR;
     inotify.watches().add(images_dir, mask)?;
     let mut events = inotify.into_event_stream(vec![0; 4096])?;
     loop {
-        import_missing(cri, images_dir).await?;
+        import_missing(cri, images_dir, limits).await?;
         done.send_replace(true);
         match events.next().await {
             Some(event) => drop(event?),
@@ -40,9 +46,9 @@ async fn follow_once(cri: &Cri, images_dir: &Path, done: &watch::Sender<bool>) -
     }
 }
 
-async fn import_missing(cri: &Cri, images_dir: &Path) -> io::Result<()> {
-    let dir = images_dir.to_owned();
-    let offered = tokio::task::spawn_blocking(move || runtime::offered_images(&dir));
+async fn import_missing(cri: &Cri, images_dir: &Path, limits: &ImageLimits) -> io::Result<()> {
+    let (dir, limits) = (images_dir.to_owned(), limits.clone());
+    let offered = tokio::task::spawn_blocking(move || runtime::offered_images(&dir, &limits));
     for image in offered.await.map_err(io::Error::other)?? {
         let present = cri.image(&image).await.is_ok_and(|found| found.is_some());
         if present {

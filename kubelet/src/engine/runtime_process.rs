@@ -12,7 +12,7 @@ use super::Error;
 pub enum RuntimeEndpoint {
     /// containerd's or CRI-O's socket.
     Remote(PathBuf),
-    Embedded(EmbeddedRuntime),
+    Embedded(Box<EmbeddedRuntime>),
 }
 
 /// What the embedded runtime is started with.
@@ -29,7 +29,7 @@ impl RuntimeEndpoint {
         match self {
             Self::Remote(socket) => Ok(socket.clone()),
             Self::Embedded(embedded) => {
-                let EmbeddedRuntime { socket, config } = embedded.clone();
+                let EmbeddedRuntime { socket, config } = EmbeddedRuntime::clone(embedded);
                 let path = socket.clone();
                 background.spawn(async move {
                     // It ends with this process: its pods are in the hands of their shims.

@@ -67,8 +67,9 @@ impl Worker {
     /// Whether the image is in the embedded runtime's own directory: such an image
     /// counts as present.
     async fn is_offered(&self, image: &str) -> bool {
-        let Some(images_dir) = self.tools.images_dir.clone() else { return false };
-        let offered = tokio::task::spawn_blocking(move || runtime::offered_images(&images_dir)).await;
+        let Some((images_dir, limits)) = self.tools.images.clone() else { return false };
+        let offered =
+            tokio::task::spawn_blocking(move || runtime::offered_images(&images_dir, &limits)).await;
         offered.is_ok_and(|names| names.is_ok_and(|names| names.iter().any(|name| name == image)))
     }
 

@@ -23,7 +23,7 @@ pub(crate) struct Tools {
     /// Whether the images that come with the node are imported.
     pub(crate) preloaded: watch::Receiver<bool>,
     /// Of the embedded runtime.
-    pub(crate) images_dir: Option<PathBuf>,
+    pub(crate) images: Option<(PathBuf, runtime::ImageLimits)>,
     pub(crate) store: Store,
     pub(crate) volumes: Volumes,
     pub(crate) hierarchies: Hierarchies,

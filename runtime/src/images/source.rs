@@ -1,24 +1,40 @@
 //! Where images come from: OCI image layouts, as directories or as tar archives.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use oci_spec::image::{Arch, Descriptor, ImageIndex, ImageManifest, MediaType, Os};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::limits::{Allowance, ImageLimits, Limited, Used};
 use super::reference::{Reference, is_digest};
+use super::unpacker;
 
-/// Largest JSON document (index, manifest, configuration) that is read.
-const MAX_JSON_BYTES: u64 = 8 << 20;
+/// An archive with more blobs holds no image that anybody uses.
+const MAX_BLOBS: usize = 10_000;
 const NAME_ANNOTATIONS: &[&str] = &["io.containerd.image.name", "org.opencontainers.image.ref.name"];
 
 /// One layout. Problems are plain sentences: the caller adds image and place.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) struct Source {
+    place: Place,
+    limits: ImageLimits,
+}
+
+#[derive(Debug)]
+enum Place {
     Directory(PathBuf),
     Archive { path: PathBuf, entries: HashMap<PathBuf, (u64, u64)> },
+}
+
+/// Where the bytes of a blob are.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Blob {
+    pub(crate) path: PathBuf,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
 }
 
 /// A manifest with its digest.
@@ -48,25 +64,38 @@ impl Source {
         Ok(paths)
     }
 
-    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+    pub(crate) fn open(path: &Path, limits: &ImageLimits) -> Result<Self, String> {
+        let limits = limits.clone();
         if path.is_dir() {
-            return Ok(Self::Directory(path.to_owned()));
+            return Ok(Self { place: Place::Directory(path.to_owned()), limits });
         }
-        let file = File::open(path).map_err(|e| format!("open: {e}"))?;
-        let mut archive = tar::Archive::new(file);
-        let mut entries = HashMap::new();
-        for entry in archive.entries_with_seek().map_err(|e| format!("read tar: {e}"))? {
-            let entry = entry.map_err(|e| format!("read tar: {e}"))?;
+        let header = Allowance::unlimited();
+        let mut archive = tar::Archive::new(Limited::new(unpacker::open(path)?, header.clone()));
+        let mut found = HashMap::new();
+        let mut entries = archive.entries_with_seek().map_err(|e| format!("read tar: {e}"))?;
+        for count in 0.. {
+            // Content is skipped, so that only headers are read.
+            header.set(limits.header_bytes.saturating_add(1024));
+            let Some(entry) = entries.next() else { break };
+            let entry = entry.map_err(|e| {
+                if header.is_used_up() { limits.header_too_large() } else { format!("read tar: {e}") }
+            })?;
+            Used { unpacked_bytes: 0, entries: count }.check(&limits)?;
             let name = entry.path().map_err(|e| format!("tar entry name: {e}"))?;
             let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
-            entries.insert(name, (entry.raw_file_position(), entry.size()));
+            if name == Path::new("index.json") || name.starts_with("blobs") {
+                found.insert(name, (entry.raw_file_position(), entry.size()));
+            }
+            if found.len() > MAX_BLOBS {
+                return Err(format!("more than {MAX_BLOBS} blobs in one archive"));
+            }
         }
-        Ok(Self::Archive { path: path.to_owned(), entries })
+        Ok(Self { place: Place::Archive { path: path.to_owned(), entries: found }, limits })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        match self {
-            Self::Directory(path) | Self::Archive { path, .. } => path,
+        match &self.place {
+            Place::Directory(path) | Place::Archive { path, .. } => path,
         }
     }
 
@@ -109,10 +138,19 @@ impl Source {
     }
 
     fn json<T: serde::de::DeserializeOwned>(&self, path: &Path, digest: Option<&str>) -> Result<T, String> {
+        let limit = self.limits.manifest_bytes;
+        let blob = self.file(path)?;
+        if blob.size > limit {
+            let name = path.display();
+            return Err(format!(
+                "{name} has {size} bytes, more than {limit} (--image-max-manifest-bytes)",
+                size = blob.size
+            ));
+        }
         let mut bytes = Vec::new();
-        self.file(path)?
-            .take(MAX_JSON_BYTES)
-            .read_to_end(&mut bytes)
+        let mut file = unpacker::open(&blob.path)?;
+        file.seek(SeekFrom::Start(blob.offset))
+            .and_then(|_| file.take(blob.size).read_to_end(&mut bytes))
             .map_err(|e| format!("read {}: {e}", path.display()))?;
         if let Some(wanted) = digest {
             let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
@@ -124,19 +162,21 @@ impl Source {
     }
 
     /// A blob as it lies there: whoever reads it checks the digest.
-    pub(crate) fn blob(&self, digest: &str) -> Result<Box<dyn Read>, String> {
+    pub(crate) fn blob(&self, digest: &str) -> Result<Blob, String> {
         self.file(&blob_path(digest)?)
     }
 
-    fn file(&self, inner: &Path) -> Result<Box<dyn Read>, String> {
+    fn file(&self, inner: &Path) -> Result<Blob, String> {
         let missing = |e: &dyn std::fmt::Display| format!("open {}: {e}", inner.display());
-        match self {
-            Self::Directory(dir) => Ok(Box::new(File::open(dir.join(inner)).map_err(|e| missing(&e))?)),
-            Self::Archive { path, entries } => {
-                let (offset, size) = entries.get(inner).ok_or_else(|| missing(&"not in the archive"))?;
-                let mut file = File::open(path).map_err(|e| missing(&e))?;
-                file.seek(SeekFrom::Start(*offset)).map_err(|e| missing(&e))?;
-                Ok(Box::new(file.take(*size)))
+        match &self.place {
+            Place::Directory(dir) => {
+                let path = dir.join(inner);
+                let metadata = std::fs::metadata(&path).map_err(|e| missing(&e))?;
+                Ok(Blob { path, offset: 0, size: metadata.len() })
+            }
+            Place::Archive { path, entries } => {
+                let (offset, size) = *entries.get(inner).ok_or_else(|| missing(&"not in the archive"))?;
+                Ok(Blob { path: path.clone(), offset, size })
             }
         }
     }

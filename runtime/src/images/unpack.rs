@@ -18,16 +18,19 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid
 use sha2::{Digest, Sha256};
 use tar::EntryType;
 
+use super::limits::{Allowance, ImageLimits, Limited, Used};
 use super::source::hex;
+use super::unpacker::Job;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Unpacks `blob` into the empty directory `dir`. Both digests are checked: the
-/// blob's own (`digest`) and, unpacked, the one the image configuration names (`diff_id`).
-pub(crate) fn unpack(blob: impl Read, digest: &str, diff_id: &str, dir: &Path) -> Result<(), String> {
+/// Unpacks `blob` into the empty directory of `job`. Both digests are checked: the
+/// blob's own and, unpacked, the one that the image configuration names.
+pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
+    let (digest, diff_id, limits) = (&job.digest, &job.diff_id, &job.limits);
     let mut compressed = BufReader::with_capacity(128 << 10, Hashed::new(blob));
     let start = io::BufRead::fill_buf(&mut compressed).map_err(|e| format!("read blob {digest}: {e}"))?;
     let (gzip, zstd) = (start.starts_with(&GZIP_MAGIC), start.starts_with(&ZSTD_MAGIC));
@@ -36,38 +39,63 @@ pub(crate) fn unpack(blob: impl Read, digest: &str, diff_id: &str, dir: &Path) -
     }
     let plain: Box<dyn Read + '_> =
         if gzip { Box::new(MultiGzDecoder::new(&mut compressed)) } else { Box::new(&mut compressed) };
-    let mut plain = Hashed::new(plain);
-    let unpacked = extract(&mut plain, dir);
+    let left = Allowance::unlimited();
+    left.set(limits.unpacked_bytes.saturating_sub(job.used.unpacked_bytes).saturating_add(1));
+    let header = Allowance::unlimited();
+    let mut plain = Limited::new(Hashed::new(Limited::new(plain, left.clone())), header.clone());
+    let mut used = job.used;
+    let unpacked = extract(&mut plain, job, &header, &mut used);
+    let named = |problem: String| {
+        if left.is_used_up() { limits.too_many_bytes() } else { problem }
+    };
+    unpacked.map_err(named)?;
     // The tar ends before the stream does (padding); the digests cover all of it.
-    // A wrong digest explains whatever the extraction stumbled over.
+    header.set(u64::MAX);
     let drained = io::copy(&mut plain, &mut io::sink());
-    let found_diff_id = plain.finish();
+    let found_diff_id = plain.into_inner().finish();
     let drained = drained.and_then(|_| io::copy(&mut compressed, &mut io::sink()));
+    drained.map_err(|e| named(format!("read blob {digest}: {e}")))?;
     let found = compressed.into_inner().finish();
-    if found != digest && (drained.is_ok() || unpacked.is_ok()) {
+    if found != *digest {
         return Err(format!("blob {digest} has digest {found}"));
     }
-    unpacked?;
-    drained.map_err(|e| format!("read blob {digest}: {e}"))?;
-    if found_diff_id != diff_id {
+    if found_diff_id != *diff_id {
         return Err(format!(
             "blob {digest} unpacks to {found_diff_id}, the image configuration says {diff_id}"
         ));
     }
-    Ok(())
+    Ok(Used {
+        unpacked_bytes: used.unpacked_bytes - job.used.unpacked_bytes,
+        entries: used.entries - job.used.entries,
+    })
 }
 
-fn extract(stream: impl Read, dir: &Path) -> Result<(), String> {
-    let root = rootfs::open_root(dir).map_err(|e| e.to_string())?;
+/// Longest run of blocks between the end of one entry's content and the next header.
+const PADDING: u64 = 1024;
+
+fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) -> Result<(), String> {
+    let limits = &job.limits;
+    let root = rootfs::open_root(&job.target).map_err(|e| e.to_string())?;
     let mut archive = tar::Archive::new(stream);
     let mut dir_times: Vec<(PathBuf, i64)> = Vec::new();
-    for entry in archive.entries().map_err(|e| format!("read tar: {e}"))? {
-        let mut entry = entry.map_err(|e| format!("read tar: {e}"))?;
+    let mut entries = archive.entries().map_err(|e| format!("read tar: {e}"))?;
+    loop {
+        header.set(limits.header_bytes.saturating_add(PADDING));
+        let Some(entry) = entries.next() else { break };
+        let mut entry = entry.map_err(|e| {
+            if header.is_used_up() { limits.header_too_large() } else { format!("read tar: {e}") }
+        })?;
+        header.set(u64::MAX);
+        // A sparse file's holes are in no stream.
+        used.add(Used { unpacked_bytes: entry.size(), entries: 1 });
+        used.check(limits)?;
         let path = entry.path().map_err(|e| format!("tar entry name: {e}"))?.into_owned();
-        place(&root, &mut entry, &path).map_err(|problem| format!("{}: {problem}", path.display()))?;
+        place(&root, &mut entry, &path, limits).map_err(|problem| format!("{}: {problem}", shown(&path)))?;
         if entry.header().entry_type() == EntryType::Directory {
             dir_times.push((path, mtime(&entry)));
         }
+        // Here, so that the next read is of a header.
+        io::copy(&mut entry, &mut io::sink()).map_err(|e| format!("read tar: {e}"))?;
     }
     // Filling a directory changes its time, so those come last.
     for (path, seconds) in dir_times {
@@ -75,16 +103,38 @@ fn extract(stream: impl Read, dir: &Path) -> Result<(), String> {
             Ok(made) => made,
             // A later entry took its place, or hid it.
             Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => continue,
-            Err(e) => return Err(format!("{}: {}", path.display(), chain(&e))),
+            Err(e) => return Err(format!("{}: {}", shown(&path), chain(&e))),
         };
         let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&made));
         rustix::fs::utimensat(rustix::fs::CWD, &*name, &times(seconds), AtFlags::empty())
-            .map_err(|e| format!("{}: set time: {e}", path.display()))?;
+            .map_err(|e| format!("{}: set time: {e}", shown(&path)))?;
     }
     Ok(())
 }
 
-fn place(root: &OwnedFd, entry: &mut tar::Entry<'_, impl Read>, path: &Path) -> Result<(), String> {
+/// The beginning of a name that may have a megabyte.
+fn shown(path: &Path) -> String {
+    const SHOWN: usize = 200;
+    let text = path.display().to_string();
+    if text.len() <= SHOWN { text } else { format!("{}...", &text[..text.floor_char_boundary(SHOWN)]) }
+}
+
+/// Directories between the root and `dir`, wherever links have led.
+fn depth_below(root: &OwnedFd, dir: &OwnedFd) -> Option<usize> {
+    let place = |fd: &OwnedFd| {
+        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
+        std::fs::read_link(name).ok()
+    };
+    // A path that is longer than a page cannot be read: that is too deep.
+    Some(place(dir)?.strip_prefix(place(root)?).ok()?.components().count())
+}
+
+fn place(
+    root: &OwnedFd,
+    entry: &mut tar::Entry<'_, impl Read>,
+    path: &Path,
+    limits: &ImageLimits,
+) -> Result<(), String> {
     let relative: PathBuf = path
         .components()
         .filter(|c| !matches!(c, Component::CurDir | Component::RootDir))
@@ -93,11 +143,18 @@ fn place(root: &OwnedFd, entry: &mut tar::Entry<'_, impl Read>, path: &Path) -> 
             _ => Err("the path leads out of the layer".to_owned()),
         })
         .collect::<Result<_, _>>()?;
+    if relative.components().count() > limits.depth {
+        return Err(limits.too_deep());
+    }
     let Some(name) = relative.file_name() else {
         return set_owner_and_mode(root, entry, Path::new(".")); // the root directory itself
     };
     let parent_path = relative.parent().unwrap_or(Path::new(""));
     let parent = rootfs::ensure_in_root(root, parent_path, rootfs::Kind::Directory).map_err(|e| chain(&e))?;
+    // Links of the layer may lead deeper than the name says.
+    if depth_below(root, &parent).is_none_or(|depth| depth >= limits.depth) {
+        return Err(limits.too_deep());
+    }
     if name.as_bytes() == OPAQUE {
         return set_xattr(&parent, "trusted.overlay.opaque", b"y");
     }
@@ -295,6 +352,7 @@ impl<R: Read> Read for Hashed<R> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::source::Blob;
     use super::*;
 
     fn entry(builder: &mut tar::Builder<Vec<u8>>, path: &str, kind: EntryType, content: &[u8], link: &str) {
@@ -315,11 +373,22 @@ mod tests {
         format!("sha256:{}", hex(&Sha256::digest(bytes)))
     }
 
+    fn job(layer: &[u8], target: &Path, limits: ImageLimits) -> Job {
+        Job {
+            blob: Blob { path: PathBuf::new(), offset: 0, size: layer.len() as u64 },
+            digest: sum(layer),
+            diff_id: sum(layer),
+            target: target.to_owned(),
+            limits,
+            used: Used::default(),
+        }
+    }
+
     fn unpacked(layer: &[u8]) -> (tempfile::TempDir, Result<(), String>) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("layer");
         std::fs::create_dir(&root).unwrap();
-        let result = unpack(layer, &sum(layer), &sum(layer), &root);
+        let result = unpack(layer, &job(layer, &root, ImageLimits::default())).map(drop);
         (dir, result)
     }
 
@@ -398,10 +467,24 @@ mod tests {
         let mut tar = tar::Builder::new(Vec::new());
         entry(&mut tar, "file", EntryType::Regular, b"content", "");
         let mut layer = tar.into_inner().unwrap();
-        let digest = sum(&layer);
-        layer[600] ^= 1;
         let dir = tempfile::tempdir().unwrap();
-        let err = unpack(&layer[..], &digest, &digest, dir.path()).unwrap_err();
+        let job = job(&layer, dir.path(), ImageLimits::default());
+        let digest = job.digest.clone();
+        layer[600] ^= 1;
+        let err = unpack(&layer[..], &job).unwrap_err();
         assert_eq!(err, format!("blob {digest} has digest {}", sum(&layer)));
+    }
+
+    #[test]
+    fn links_do_not_lead_deeper_than_the_limit() {
+        let mut tar = tar::Builder::new(Vec::new());
+        entry(&mut tar, "a/a/a/a", EntryType::Directory, b"", "");
+        entry(&mut tar, "l", EntryType::Symlink, b"", "a/a/a/a");
+        entry(&mut tar, "l/a/a", EntryType::Directory, b"", "");
+        let layer = tar.into_inner().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let limits = ImageLimits { depth: 5, ..ImageLimits::default() };
+        let error = unpack(&layer[..], &job(&layer, dir.path(), limits)).unwrap_err();
+        assert_eq!(error, "l/a/a: more than 5 directories inside one another (--image-max-depth)");
     }
 }

@@ -24,11 +24,13 @@ use tonic::transport::{Channel, Endpoint};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) const IMAGE: &str = "demo:latest";
+/// A flag of `start_with`, not of the runtime, which preloads by itself.
+pub(crate) const PRELOAD: &str = "preload";
 
 pub(crate) struct Host {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) cgroup: String,
-    runtime: Option<Child>,
+    pub(crate) runtime: Option<Child>,
 }
 
 pub(crate) struct Cri {
@@ -60,6 +62,11 @@ impl Host {
     }
 
     pub(crate) async fn start(&mut self) -> Cri {
+        self.start_with(&[]).await
+    }
+
+    /// With more flags.
+    pub(crate) async fn start_with(&mut self, flags: &[&str]) -> Cri {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hawser-runtime"));
         let options = [
             ("--root-dir", "root"),
@@ -73,6 +80,11 @@ impl Host {
         for (option, name) in options {
             command.arg(option).arg(self.path(name));
         }
+        // Most tests pull by themselves; one asks for the contrary.
+        if !flags.contains(&PRELOAD) {
+            command.arg("--no-preload");
+        }
+        command.args(flags.iter().filter(|flag| **flag != PRELOAD));
         // The same tests through an OCI runtime: conformance sets this to runc.
         if let Some(program) = std::env::var_os("HAWSER_TEST_OCI_RUNTIME") {
             command.arg("--oci-runtime").arg(program);
@@ -373,7 +385,7 @@ pub(crate) fn layer_with_links(files: &[(&str, u32, &[u8])], links: &[(&str, &st
     tar.into_inner().unwrap()
 }
 
-fn digest(bytes: &[u8]) -> String {
+pub(crate) fn digest_of(bytes: &[u8]) -> String {
     let hash: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
     format!("sha256:{hash}")
 }
@@ -390,7 +402,7 @@ pub(crate) fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
     let blobs = dir.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).unwrap();
     let put = |bytes: &[u8]| {
-        let digest = digest(bytes);
+        let digest = digest_of(bytes);
         std::fs::write(blobs.join(&digest["sha256:".len()..]), bytes).unwrap();
         (digest, bytes.len())
     };
@@ -402,7 +414,7 @@ pub(crate) fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
     let config = json!({
         "architecture": "amd64", "os": "linux",
         "config": {"Entrypoint": ["/demo-app"], "Cmd": ["print", "from the image"], "Env": ["GREETING=hello"]},
-        "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+        "rootfs": {"type": "layers", "diff_ids": [digest_of(layer)]},
     });
     let manifest = json!({
         "schemaVersion": 2,

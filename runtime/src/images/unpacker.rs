@@ -1,0 +1,198 @@
+//! Unpacks a layer in a process of its own, so that whatever an image makes of
+//! the unpacking (memory, time, a fault in a decoder) ends with that process.
+//!
+//! Invariant: the blob's digest is checked before anything of it is unpacked,
+//! and once more while it is unpacked.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use linux::cgroup::{Cgroup, Hierarchies, Limits};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::limits::{ImageLimits, Used};
+use super::source::{Blob, hex};
+use super::unpack;
+use crate::error::chain;
+use crate::reexec::UNPACKER_NAME;
+use crate::shim_client::own_program;
+
+/// Memory of the unpacker: a decoder's window, one header, and the pages that wait for the disk.
+const MEMORY_BYTES: u64 = 512 << 20;
+/// A gigabyte takes some ten seconds; nothing takes this long but an attack.
+const CPU_SECONDS: u64 = 1800;
+const DESCRIPTORS: u64 = 64;
+const CGROUP_PREFIX: &str = "hawser-unpack-";
+/// For a killed process to be gone from its group.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// tmpfs keeps what is written in memory, which is not the unpacker's fault.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// What the process is to do; its first argument, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) blob: Blob,
+    pub(crate) digest: String,
+    pub(crate) diff_id: String,
+    /// An empty directory.
+    pub(crate) target: PathBuf,
+    pub(crate) limits: ImageLimits,
+    /// What the image's layers below have taken.
+    pub(crate) used: Used,
+}
+
+/// Runs `job` in a child, in a control group of its own below `parent`; what it took.
+///
+/// Where the group cannot be made (no cgroups are mounted, or they are
+/// read-only), the resource limits alone hold the child: its address space.
+pub(crate) fn run_in_child(job: &Job, parent: &Path) -> Result<Used, String> {
+    let hierarchies = Hierarchies::detect().map_err(|e| chain(&e))?;
+    let limits = Limits {
+        memory_bytes: (!is_in_memory(&job.target)).then_some(MEMORY_BYTES.cast_signed()),
+        pids: Some(4),
+        ..Limits::default()
+    };
+    let path = cgroup_of(parent, &job.digest);
+    let cgroup = match hierarchies.create(&path, &limits) {
+        Ok((cgroup, unmet)) => {
+            for limit in unmet {
+                tracing::warn!(limit, "a layer is unpacked without a limit of its control group");
+            }
+            Some(cgroup)
+        }
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "a layer is unpacked without a control group");
+            None
+        }
+    };
+    let result = spawn_and_wait(job, cgroup.as_ref().map(|cgroup| (path.as_path(), cgroup)));
+    if let Some(Err(error)) = cgroup.map(|cgroup| cgroup.end(REMOVAL_TIMEOUT)) {
+        // The next start removes it.
+        tracing::warn!(error = %chain(&error), "the control group of an unpacker stays");
+    }
+    result
+}
+
+/// One group for each layer that this process unpacks.
+fn cgroup_of(parent: &Path, digest: &str) -> PathBuf {
+    let hex = digest.trim_start_matches("sha256:");
+    let process = std::process::id();
+    parent.join(format!("{CGROUP_PREFIX}{process}-{}", hex.get(..16).unwrap_or(hex)))
+}
+
+/// Removes the groups below `parent` of runtimes that were killed while they unpacked.
+pub(crate) fn remove_abandoned_cgroups(parent: &Path) {
+    let Ok(hierarchies) = Hierarchies::detect() else { return };
+    let dir = hierarchies.dir("pids", parent).or_else(|| hierarchies.dir("memory", parent));
+    let names = dir.filter(|dir| dir.is_dir()).and_then(|dir| crate::record::names(&dir).ok());
+    for name in names.unwrap_or_default() {
+        let owner = name.strip_prefix(CGROUP_PREFIX).and_then(|rest| rest.split('-').next());
+        let is_gone = owner.is_some_and(|pid| {
+            // This process has made none yet: an earlier one had its pid.
+            pid == std::process::id().to_string() || !Path::new("/proc").join(pid).exists()
+        });
+        if is_gone && let Err(error) = Cgroup::find(&hierarchies, &parent.join(&name)).end(REMOVAL_TIMEOUT) {
+            tracing::warn!(error = %chain(&error), "the control group of an ended unpacker stays");
+        }
+    }
+}
+
+fn spawn_and_wait(job: &Job, cgroup: Option<(&Path, &Cgroup)>) -> Result<Used, String> {
+    let text = serde_json::to_string(job).map_err(|e| format!("write the unpacker's job: {e}"))?;
+    let program = own_program().map_err(|e| chain(&e))?;
+    let output = Command::new(program)
+        .arg0(UNPACKER_NAME)
+        .arg(text)
+        .arg(std::process::id().to_string())
+        .args(cgroup.map(|(path, _)| path))
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("start the unpacker: {e}"))?;
+    if output.status.success() {
+        return serde_json::from_slice(&output.stdout).map_err(|e| format!("the unpacker's answer: {e}"));
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(match output.status.signal() {
+        _ if cgroup.is_some_and(|(_, cgroup)| cgroup.oom_kills() > 0) => {
+            format!("the layer needs more than {MEMORY_BYTES} bytes of memory to unpack")
+        }
+        Some(signal) => format!("the unpacker was ended by signal {signal}: {said}"),
+        None => said,
+    })
+}
+
+fn is_in_memory(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|kind| kind.f_type == TMPFS_MAGIC)
+}
+
+/// The child: does the job and prints what it took.
+pub(crate) fn run(job: &str, parent: &str, cgroup: Option<&Path>) -> Result<String, String> {
+    let job: Job = serde_json::from_str(job).map_err(|e| format!("read the job: {e}"))?;
+    confine(&job, parent, cgroup)?;
+    let used = unpack_verified(&job)?;
+    serde_json::to_string(&used).map_err(|e| format!("write the answer: {e}"))
+}
+
+fn confine(job: &Job, parent: &str, cgroup: Option<&Path>) -> Result<(), String> {
+    let kill = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(kill).map_err(|e| format!("follow the parent: {e}"))?;
+    let is_there = rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().to_string() == parent);
+    if !is_there {
+        return Err("the parent has ended".to_owned());
+    }
+    if let Some(cgroup) = cgroup {
+        let hierarchies = Hierarchies::detect().map_err(|e| chain(&e))?;
+        Cgroup::find(&hierarchies, cgroup).join().map_err(|e| chain(&e))?;
+    }
+    for (resource, most) in [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_NOFILE, DESCRIPTORS),
+        (libc::RLIMIT_CPU, CPU_SECONDS),
+        (libc::RLIMIT_FSIZE, job.limits.unpacked_bytes),
+        (libc::RLIMIT_AS, 2 * MEMORY_BYTES),
+    ] {
+        linux::process::set_rlimit(resource, most, most).map_err(|e| chain(&e))?;
+    }
+    linux::credentials::set_no_new_privs().map_err(|e| chain(&e))
+}
+
+fn unpack_verified(job: &Job) -> Result<Used, String> {
+    let mut file = open(&job.blob.path)?;
+    let digest = &job.digest;
+    let failed = |e: io::Error| format!("read blob {digest}: {e}");
+    let start = |file: &mut File| file.seek(SeekFrom::Start(job.blob.offset)).map_err(failed);
+    start(&mut file)?;
+    let mut hash = Sha256::new();
+    let mut blob = (&mut file).take(job.blob.size);
+    let mut buffer = vec![0; 128 << 10];
+    loop {
+        let length = blob.read(&mut buffer).map_err(failed)?;
+        if length == 0 {
+            break;
+        }
+        hash.update(&buffer[..length]);
+    }
+    let found = format!("sha256:{}", hex(&hash.finalize()));
+    if found != *digest {
+        return Err(format!("blob {digest} has digest {found}"));
+    }
+    start(&mut file)?;
+    unpack::unpack(file.take(job.blob.size), job)
+}
+
+/// A regular file; opening anything else may wait.
+pub(crate) fn open(path: &Path) -> Result<File, String> {
+    let failed = |problem: &dyn std::fmt::Display| format!("open {}: {problem}", path.display());
+    let file =
+        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|e| failed(&e))?;
+    let metadata = file.metadata().map_err(|e| failed(&e))?;
+    if metadata.is_file() { Ok(file) } else { Err(failed(&"no regular file")) }
+}

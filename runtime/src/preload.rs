@@ -1,0 +1,60 @@
+//! Imports what lies in the images directory, at the start and whenever something
+//! is put there: a kubelet with `imagePullPolicy: Never` asks for images and
+//! never pulls them.
+//!
+//! An image that was removed stays removed until its directory changes or it is pulled.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use inotify::{Inotify, WatchMask};
+use tokio_stream::StreamExt;
+
+use crate::error::chain;
+use crate::images;
+use crate::runtime::Runtime;
+
+/// Before a directory that cannot be watched is tried again.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Never ends.
+pub(crate) async fn follow(runtime: Arc<Runtime>, images_dir: std::path::PathBuf) {
+    loop {
+        if let Err(error) = follow_once(&runtime, &images_dir).await {
+            tracing::warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn follow_once(runtime: &Arc<Runtime>, images_dir: &Path) -> io::Result<()> {
+    let inotify = Inotify::init()?;
+    let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::ONLYDIR;
+    inotify.watches().add(images_dir, mask)?;
+    let mut events = inotify.into_event_stream(vec![0; 4096])?;
+    loop {
+        let (runtime, dir) = (Arc::clone(runtime), images_dir.to_owned());
+        tokio::task::spawn_blocking(move || import_missing(&runtime, &dir))
+            .await
+            .map_err(io::Error::other)??;
+        match events.next().await {
+            Some(event) => drop(event?),
+            None => return Ok(()),
+        }
+    }
+}
+
+fn import_missing(runtime: &Runtime, images_dir: &Path) -> io::Result<()> {
+    for image in images::offered(images_dir, runtime.images.limits())? {
+        if matches!(runtime.images.find(&image), Ok(Some(_))) {
+            continue;
+        }
+        match runtime.images.pull(&image) {
+            Ok(_) => tracing::info!(image, "image imported"),
+            Err(error) => tracing::warn!(image, error = %chain(&error), "image not imported"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! Images that are made to hurt the node: each is refused by name of its limit
+//! and its layer, and nothing of it is left.
+
+use std::path::Path;
+
+use tonic::Code;
+
+use crate::kit::{Cri, Host, digest_of, eventually, layer, write_layout};
+
+/// The refusal of `image`; the flags are limits small enough for a test.
+async fn refusal(host: &mut Host, image: &str, flags: &[&str]) -> String {
+    let mut cri = host.start_with(flags).await;
+    let error = cri.pull(image).await.unwrap_err();
+    assert_eq!(error.code(), Code::DataLoss, "{}", error.message());
+    assert_nothing_is_left(host, host.runtime.as_ref().unwrap().id());
+    still_imports(host, &mut cri).await;
+    error.message().to_owned()
+}
+
+/// Neither a layer nor a control group of this runtime's unpackers.
+pub(crate) fn assert_nothing_is_left(host: &Host, runtime: u32) {
+    assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 0, "layers");
+    let groups = linux::cgroup::Hierarchies::detect().unwrap();
+    let root = groups.dir("pids", Path::new("/")).unwrap();
+    let prefix = format!("hawser-unpack-{runtime}-");
+    let names = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with(&prefix)).collect();
+    assert!(left.is_empty(), "control groups: {left:?}");
+}
+
+async fn still_imports(host: &Host, cri: &mut Cri) {
+    write_layout(&host.path("images/good"), "good:1", &layer(&[("file", 0o644, b"x")]));
+    cri.pull("good:1").await.unwrap();
+}
+
+/// An image `bad:1` of this layer; the layer's digest.
+fn bad(host: &Host, layer: &[u8]) -> String {
+    let blob = write_layout(&host.path("images/bad"), "bad:1", layer);
+    format!("layer sha256:{}", blob.file_name().unwrap().to_str().unwrap())
+}
+
+fn tar_of(build: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    build(&mut tar);
+    tar.into_inner().unwrap()
+}
+
+fn header(kind: tar::EntryType, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(0o755);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_size(size);
+    header.set_cksum();
+    header
+}
+
+#[tokio::test]
+async fn an_image_of_too_many_bytes_is_refused() {
+    let mut host = Host::new();
+    // A megabyte of zeros is a kilobyte of gzip.
+    let name = bad(&host, &layer(&[("zeros", 0o644, &vec![0; 1 << 20])]));
+    let said = refusal(&mut host, "bad:1", &["--image-max-unpacked-bytes", "100000"]).await;
+    assert!(
+        said.contains(&name) && said.contains("more than 100000 bytes (--image-max-unpacked-bytes)"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn bytes_behind_the_end_of_the_tar_count() {
+    let mut host = Host::new();
+    let mut layer = layer(&[("file", 0o644, b"x")]);
+    layer.resize(1 << 20, 0);
+    let name = bad(&host, &layer);
+    let said = refusal(&mut host, "bad:1", &["--image-max-unpacked-bytes", "100000"]).await;
+    assert!(said.contains(&name) && said.contains("--image-max-unpacked-bytes"), "{said}");
+}
+
+#[tokio::test]
+async fn an_image_of_too_many_entries_is_refused() {
+    let mut host = Host::new();
+    let files: Vec<String> = (0..30).map(|number| format!("file{number}")).collect();
+    let files: Vec<(&str, u32, &[u8])> = files.iter().map(|name| (name.as_str(), 0o644, &b""[..])).collect();
+    let name = bad(&host, &layer(&files));
+    let said = refusal(&mut host, "bad:1", &["--image-max-entries", "20"]).await;
+    assert!(said.contains(&name) && said.contains("more than 20 entries (--image-max-entries)"), "{said}");
+}
+
+#[tokio::test]
+async fn a_tar_header_of_too_many_bytes_is_refused() {
+    let mut host = Host::new();
+    let long = "n".repeat(2 << 20);
+    let name = bad(
+        &host,
+        &tar_of(|tar| {
+            tar.append(&header(tar::EntryType::GNULongName, long.len() as u64), long.as_bytes()).unwrap();
+            tar.append_data(&mut header(tar::EntryType::Regular, 1), "file", &b"x"[..]).unwrap();
+        }),
+    );
+    let said = refusal(&mut host, "bad:1", &[]).await;
+    assert!(
+        said.contains(&name) && said.contains("more than 1048576 bytes (--image-max-header-bytes)"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn a_layer_that_is_too_deep_is_refused() {
+    let mut host = Host::new();
+    let name = bad(
+        &host,
+        &tar_of(|tar| {
+            let path = "d/".repeat(300);
+            tar.append_data(&mut header(tar::EntryType::Directory, 0), path, &b""[..]).unwrap();
+        }),
+    );
+    let said = refusal(&mut host, "bad:1", &[]).await;
+    assert!(said.contains(&name) && said.contains("more than 256 directories inside one another"), "{said}");
+}
+
+#[tokio::test]
+async fn a_manifest_of_too_many_bytes_is_refused() {
+    let mut host = Host::new();
+    write_layout(&host.path("images/bad"), "bad:1", &layer(&[("file", 0o644, b"x")]));
+    let index = host.path("images/bad/index.json");
+    let mut text = std::fs::read(&index).unwrap();
+    text.resize(5 << 20, b' ');
+    std::fs::write(&index, text).unwrap();
+    let mut cri = host.start().await;
+    let error = cri.pull("bad:1").await.unwrap_err();
+    assert!(
+        error.message().contains("more than 4194304 (--image-max-manifest-bytes)"),
+        "{}",
+        error.message()
+    );
+    assert_nothing_is_left(&host, host.runtime.as_ref().unwrap().id());
+}
+
+/// Also when the archive's own headers are the attack.
+#[tokio::test]
+async fn an_archive_with_a_huge_header_is_refused() {
+    let mut host = Host::new();
+    let long = "n".repeat(2 << 20);
+    let archive = tar_of(|tar| {
+        tar.append(&header(tar::EntryType::GNULongName, long.len() as u64), long.as_bytes()).unwrap();
+        tar.append_data(&mut header(tar::EntryType::Regular, 1), "file", &b"x"[..]).unwrap();
+    });
+    std::fs::write(host.path("images/bad.tar"), archive).unwrap();
+    let mut cri = host.start().await;
+    let error = cri.pull("bad:1").await.unwrap_err();
+    assert!(
+        error.message().contains("bad.tar: a tar header has more than 1048576 bytes"),
+        "{}",
+        error.message()
+    );
+    still_imports(&host, &mut cri).await;
+}
+
+/// The digest comes first: of a blob that is not what it says nothing is unpacked.
+#[tokio::test]
+async fn nothing_of_a_blob_with_a_wrong_digest_is_unpacked() {
+    let mut host = Host::new();
+    let blob = write_layout(&host.path("images/bad"), "bad:1", &layer(&[("file", 0o644, b"x")]));
+    // A well-formed layer in another one's place, of more entries than are allowed.
+    let other = layer(&[("a", 0o644, b"x"), ("b", 0o644, b"x"), ("c", 0o644, b"x")]);
+    std::fs::write(&blob, &other).unwrap();
+    let said = refusal(&mut host, "bad:1", &["--image-max-entries", "2"]).await;
+    assert!(said.contains(&format!("has digest {}", digest_of(&other))), "{said}");
+}
+
+#[tokio::test]
+async fn a_fifo_in_place_of_a_blob_is_refused() {
+    let mut host = Host::new();
+    let blob = write_layout(&host.path("images/bad"), "bad:1", &layer(&[("file", 0o644, b"x")]));
+    std::fs::remove_file(&blob).unwrap();
+    nix::unistd::mkfifo(&blob, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let said = refusal(&mut host, "bad:1", &[]).await;
+    assert!(said.contains("no regular file"), "{said}");
+}
+
+/// A kubelet with `imagePullPolicy: Never` asks for the image, and does not pull it.
+#[tokio::test]
+async fn images_of_the_directory_are_listed_before_anybody_pulls_them() {
+    use proto::cri::{ImageStatusRequest, ListImagesRequest};
+    let mut host = Host::new();
+    let mut cri = host.start_with(&[crate::kit::PRELOAD]).await;
+    let mut names = Vec::new();
+    for _try in 0..2000 {
+        let listed = cri.images.list_images(ListImagesRequest { filter: None }).await.unwrap().into_inner();
+        names = listed.images.into_iter().flat_map(|image| image.repo_tags).collect();
+        if !names.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(names, ["docker.io/library/demo:latest"]);
+    write_layout(&host.path("later"), "later:1", &layer(&[("file", 0o644, b"x")]));
+    std::fs::rename(host.path("later"), host.path("images/later")).unwrap();
+    let record = host.path("root/images/records");
+    eventually("the later image", || (std::fs::read_dir(&record).unwrap().count() == 2).then_some(())).await;
+    let image = Some(crate::kit::image_spec("later:1"));
+    let status = ImageStatusRequest { image, verbose: false };
+    assert!(cri.images.image_status(status).await.unwrap().into_inner().image.is_some());
+}
