@@ -10,6 +10,7 @@ mod full_disk;
 mod manifests;
 mod mounts;
 mod processes;
+mod programs;
 mod seccomp;
 
 use anyhow::Result;
