@@ -11,7 +11,9 @@ mod device;
 mod mask;
 mod target;
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
@@ -63,12 +65,12 @@ impl Overlay<'_> {
             self.lower.iter().map(|dir| ("lowerdir+", dir.as_path())).collect();
         options.extend([("upperdir", self.upper), ("workdir", self.work)]);
         match new_fs_paths("overlay", &options) {
-            Err(e) if e.errno() == Errno::EINVAL && e.op == "fsconfig lowerdir+" => {
-                let joined = self.lower.iter().map(|d| d.as_os_str()).collect::<Vec<_>>().join(":".as_ref());
-                let joined = PathBuf::from(joined);
+            // Linux 6.1 looks at options when the file system is created, later ones at each.
+            Err(e) if e.errno() == Errno::EINVAL => {
+                let lower = joined(self.lower);
                 new_fs_paths(
                     "overlay",
-                    &[("lowerdir", &joined), ("upperdir", self.upper), ("workdir", self.work)],
+                    &[("lowerdir", &lower), ("upperdir", self.upper), ("workdir", self.work)],
                 )
             }
             result => result,
@@ -76,13 +78,29 @@ impl Overlay<'_> {
     }
 }
 
+/// As the option `lowerdir` has them: `:` between them, and `\` before one inside a name
+/// (fs/overlayfs/super.c, `ovl_split_lowerdirs`).
+fn joined(dirs: &[PathBuf]) -> PathBuf {
+    let mut text = Vec::new();
+    for (number, dir) in dirs.iter().enumerate() {
+        if number > 0 {
+            text.push(b':');
+        }
+        for byte in dir.as_os_str().as_bytes() {
+            if matches!(byte, b':' | b'\\') {
+                text.push(b'\\');
+            }
+            text.push(*byte);
+        }
+    }
+    PathBuf::from(OsString::from_vec(text))
+}
+
 fn new_fs_paths(fs_type: &str, options: &[(&str, &Path)]) -> Result<OwnedFd> {
     let config = open_fs(fs_type)?;
     for (key, path) in options {
-        rustix::mount::fsconfig_set_string(&config, *key, *path).map_err(|e| {
-            let op = if *key == "lowerdir+" { "fsconfig lowerdir+" } else { "fsconfig" };
-            Error::new(op, format!("{fs_type} {key}={}", path.display()), e)
-        })?;
+        rustix::mount::fsconfig_set_string(&config, *key, *path)
+            .map_err(|e| Error::new("fsconfig", format!("{fs_type} {key}={}", path.display()), e))?;
     }
     create_fs(&config, fs_type)
 }
@@ -317,7 +335,29 @@ fn open_how(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd>
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::AtFlags;
+
     use super::*;
+
+    #[test]
+    fn layers_of_any_name_are_mounted_in_one_option_as_on_older_kernels() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let lower = [r"a:b", r"c\d", r"e\:f"].map(path);
+        for (number, layer) in lower.iter().enumerate() {
+            std::fs::create_dir(layer).unwrap();
+            std::fs::write(layer.join(format!("file{number}")), "").unwrap();
+        }
+        for name in ["upper", "work"] {
+            std::fs::create_dir(path(name)).unwrap();
+        }
+        let (upper, work) = (path("upper"), path("work"));
+        let options = [("lowerdir", &*joined(&lower)), ("upperdir", &*upper), ("workdir", &*work)];
+        let one_option = new_fs_paths("overlay", &options).unwrap();
+        for number in 0..lower.len() {
+            assert!(rustix::fs::statat(&one_option, format!("file{number}"), AtFlags::empty()).is_ok());
+        }
+    }
 
     #[test]
     fn a_mount_point_behind_an_absolute_link_is_made_inside_the_root() {
