@@ -145,7 +145,11 @@ struct FileHandle {
 pub fn generation(file: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<u64> {
     let own = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
     match name_to_handle(file, name, own) {
-        Err(Errno::OPNOTSUPP) => name_to_handle(file, name, own | AT_HANDLE_FID),
+        Err(Errno::OPNOTSUPP) => match name_to_handle(file, name, own | AT_HANDLE_FID) {
+            // An older kernel does not know the flag.
+            Err(Errno::INVAL) => Err(Errno::OPNOTSUPP),
+            other => other,
+        },
         other => other,
     }
 }

@@ -289,7 +289,8 @@ mod tests {
                     for _ in 0..50 {
                         let (mut program, to, ..) = shell("/bin/cat", &[]);
                         drop(to);
-                        assert!(program.wait().unwrap().success());
+                        let status = program.wait().unwrap();
+                        assert!(status.success(), "{status}");
                     }
                 })
             })

@@ -106,6 +106,13 @@ impl<'a> Node<'a> {
         Ok(node)
     }
 
+    /// What an earlier boot prepared, its network configuration and its images included.
+    pub fn resume(sandbox: &'a Sandbox, options: NodeOptions) -> Self {
+        // By its trace it is known whether this boot's driver is registered.
+        let _none_yet = fs::remove_file(sandbox.path("trace.jsonl"));
+        Self { sandbox, options, kubelet: None, driver: None }
+    }
+
     fn write_images(&self) -> Result<()> {
         let demo_app = binaries::find("demo-app")?;
         let program = Program {

@@ -52,6 +52,20 @@ impl Sandbox {
         let name = format!("hw-{:04x}", RandomState::new().build_hasher().finish() & 0xffff);
         let dir = Path::new("/tmp").join(&name);
         fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        Self::enter_at(dir, name, network)
+    }
+
+    /// The same in a directory that may have been another sandbox's before, and stays:
+    /// for what must outlive a reboot.
+    pub fn enter_standing(dir: &Path, network: Network) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        let name = dir.file_name().context("a directory with a name")?.to_string_lossy().into_owned();
+        let mut sandbox = Self::enter_at(dir.to_path_buf(), name, network)?;
+        sandbox.keep_directory();
+        Ok(sandbox)
+    }
+
+    fn enter_at(dir: PathBuf, name: String, network: Network) -> Result<Self> {
         let own_network =
             if network == Network::Own { CloneFlags::CLONE_NEWNET } else { CloneFlags::empty() };
         unshare(CloneFlags::CLONE_NEWNS | own_network).context("unshare the mount and network namespace")?;

@@ -4,6 +4,7 @@
 mod disk;
 mod guest;
 mod kernel;
+mod power;
 mod suite;
 
 use std::fs;
@@ -15,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use self::disk::Staging;
-use self::guest::Guest;
+use self::guest::{Disk, Guest, Writes};
 use self::kernel::{Kernel, RELEASES};
 pub(crate) use self::suite::Suite;
 use self::suite::TestBinaries;
@@ -107,7 +108,10 @@ impl Laboratory {
     fn run(&self, suite: Suite, binaries: &TestBinaries, report: &mut Report) -> Result<()> {
         let name = format!("{} on {} ({})", suite.name(), self.kernel.name, self.kernel.release);
         let before = report.counts;
-        let ran = part(&name, || self.run_items(&suite.items(binaries)?, &suite.name(), report));
+        let ran = part(&name, || match suite {
+            Suite::PowerCut => power::run(self, report),
+            _ => self.run_items(&suite.items(binaries)?, &suite.name(), report),
+        });
         if let Err(error) = ran {
             say(&format!("{name}: {error:#}"));
             report.counts.failed += 1;
@@ -118,11 +122,17 @@ impl Laboratory {
         Ok(())
     }
 
+    /// The root file system and the script, neither of which a guest changes.
+    fn disks(&self, script: &Path) -> Result<Vec<Disk>> {
+        let images = [self.root.clone(), padded(script)?];
+        Ok(images.map(|image| Disk { image, writes: Writes::Dropped }).into())
+    }
+
     fn run_items(&self, items: &[suite::Item], name: &str, report: &mut Report) -> Result<()> {
         let script = self.dir.join(format!("{name}.sh"));
         fs::write(&script, suite::script(items)).with_context(|| script.display().to_string())?;
         let console = self.dir.join(format!("{name}.console"));
-        let disks = [self.root.clone(), padded(&script)?];
+        let disks = self.disks(&script)?;
         let mut guest = Guest::boot(&self.kernel, &self.initramfs, &disks, &console, PATIENCE)?;
         let mut ended = 0;
         let mut failed_before = report.counts.failed;

@@ -33,7 +33,9 @@ impl Staging {
             fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
         }
         let mut staging = Self { dir: dir.to_path_buf(), bytes: 0 };
-        for name in ["dev", "etc", "proc", "sys", "run", "tmp", "root", "var/lib", "lab", "usr/bin", "mnt"] {
+        for name in
+            ["dev", "etc", "proc", "sys", "run", "tmp", "root", "var/lib", "var/tmp", "lab", "usr/bin", "mnt"]
+        {
             fs::create_dir_all(dir.join(name)).with_context(|| dir.display().to_string())?;
         }
         fs::set_permissions(dir.join("tmp"), fs::Permissions::from_mode(0o1777))?;

@@ -23,6 +23,21 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 const PATIENT: &str = "no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1";
 const MEMORY: &str = "3G";
 
+/// A disk of a guest, raw.
+#[derive(Debug, Clone)]
+pub(super) struct Disk {
+    pub(super) image: PathBuf,
+    pub(super) writes: Writes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writes {
+    /// Gone with the guest.
+    Dropped,
+    /// In the image when the guest has been told so, and never later.
+    Kept,
+}
+
 #[derive(Debug)]
 pub(super) struct Guest {
     qemu: Child,
@@ -37,7 +52,7 @@ impl Guest {
     pub(super) fn boot(
         kernel: &Kernel,
         initramfs: &Path,
-        disks: &[PathBuf],
+        disks: &[Disk],
         console: &Path,
         patience: Duration,
     ) -> Result<Self> {
@@ -48,7 +63,7 @@ impl Guest {
     fn start(
         kernel: &Kernel,
         initramfs: &Path,
-        disks: &[PathBuf],
+        disks: &[Disk],
         console: &Path,
         patience: Duration,
         kvm: bool,
@@ -64,9 +79,11 @@ impl Guest {
         command.arg("-serial").arg(format!("file:{}", console.display()));
         command.args(["-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out"]);
         for disk in disks {
-            // What the guest writes is gone with it.
-            let kind = "if=virtio,format=raw,snapshot=on,cache=unsafe";
-            command.args(["-drive", &format!("file={},{kind}", disk.display())]);
+            let kind = match disk.writes {
+                Writes::Dropped => "snapshot=on,cache=unsafe",
+                Writes::Kept => "cache=writethrough",
+            };
+            command.args(["-drive", &format!("file={},if=virtio,format=raw,{kind}", disk.image.display())]);
         }
         let log = console.with_extension("qemu");
         let log = File::create(&log).with_context(|| log.display().to_string())?;
@@ -77,7 +94,7 @@ impl Guest {
         std::thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);
             let mut line = Vec::new();
-            // Without its end it is what a guest that was ended left of a line.
+            // Without its end it is what a power cut left of a line.
             while stdout.read_until(b'\n', &mut line).is_ok() && line.ends_with(b"\n") {
                 if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
                     break;
@@ -103,6 +120,18 @@ impl Guest {
                 bail!("the guest has not ended within {} s{}", self.patience.as_secs(), self.last_words())
             }
         }
+    }
+
+    /// The next line, if one comes before `moment`.
+    pub(super) fn next_line_before(&mut self, moment: Instant) -> Option<String> {
+        self.lines.recv_timeout(moment.saturating_duration_since(Instant::now())).ok()
+    }
+
+    /// A power cut; the lines that had left the guest by then.
+    pub(super) fn cut(mut self) -> Result<Vec<String>> {
+        self.qemu.kill().context("end QEMU")?;
+        self.qemu.wait().context("wait for QEMU")?;
+        Ok(self.lines.iter().collect())
     }
 
     /// The kernel's last messages, which tell why a guest ended.

@@ -20,10 +20,14 @@ pub(crate) enum Suite {
     Plugins,
     /// The runtime through its CRI socket: sandboxes, containers, cgroups, restarts
     Container,
+    /// A volume's daemon and the inodes that the kernel knows, which kernels are asked to forget in different ways
+    Volume,
     /// Two pods that share a volume and talk over the bridge
     Demo,
     /// A project quota on ext4 and on XFS, set and seen at work
     Quota,
+    /// A node whose power is cut at random moments, and what it acknowledged
+    PowerCut,
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
@@ -48,7 +52,8 @@ impl Suite {
             Self::Kernel => &["linux"],
             Self::Plugins => &["cni-bridge", "cni-loopback", "cni-portmap", "ipam-host-local"],
             Self::Container => &["runtime"],
-            Self::Demo | Self::Quota => &[],
+            Self::Volume => &["volume-fs"],
+            Self::Demo | Self::Quota | Self::PowerCut => &[],
         }
     }
 
@@ -66,8 +71,11 @@ impl Suite {
                 binaries.item("cni-portmap", "executable", &[])?,
             ],
             Self::Container => vec![binaries.item("runtime", "cri", &[])?],
+            Self::Volume => vec![binaries.item("volume-fs", "kernel", &["known"])?],
             Self::Demo => vec![tool("xtask", &["demo"])],
             Self::Quota => vec![tool("lab-guest", &["project-quota"])],
+            // One guest a cut: power.rs.
+            Self::PowerCut => Vec::new(),
         })
     }
 
@@ -76,7 +84,7 @@ impl Suite {
     }
 }
 
-fn tool(name: &str, words: &[&str]) -> Item {
+pub(super) fn tool(name: &str, words: &[&str]) -> Item {
     Item {
         name: format!("{name} {}", words.join(" ")),
         dir: workspace_root(),

@@ -3,6 +3,7 @@
 
 #![expect(clippy::print_stdout, reason = "the report is for whoever reads the guest's serial port")]
 
+mod power_cut;
 mod project_quota;
 
 use std::process::ExitCode;
@@ -20,8 +21,9 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["project-quota"] => run(&PROJECT_QUOTA),
+        ["power-cut", acknowledged] => power_cut::run(acknowledged.as_ref()),
         _ => {
-            println!("usage: lab-guest project-quota");
+            println!("usage: lab-guest project-quota | power-cut FILE");
             ExitCode::FAILURE
         }
     }
