@@ -88,11 +88,15 @@ fn reserve(
     place: &mut Place,
     owner: &Owner,
 ) -> Result<Option<IpAddr>, Error> {
-    let reserved = store.reserve_first(segments, place, owner)?;
-    if reserved.is_some() || store.reclaim(segments)? == 0 {
-        return Ok(reserved);
+    let mut reserved = store.reserve_first(segments, place, owner)?;
+    if reserved.is_none() && store.reclaim(segments)? > 0 {
+        reserved = store.reserve_first(segments, place, owner)?;
     }
-    store.reserve_first(segments, place, owner)
+    match (reserved, store.unread()) {
+        // Full for want of what could not be read: that is to be said.
+        (None, Some(unread)) => Err(unread),
+        _ => Ok(reserved),
+    }
 }
 
 fn ip_config(ip: IpAddr, range: &Range) -> IpConfig {

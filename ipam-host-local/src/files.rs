@@ -4,6 +4,7 @@
 //!
 //! Invariant: a lease appears with its whole content or not at all.
 
+use std::cell::RefCell;
 use std::fs::{DirBuilder, File, FileTimes, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -35,6 +36,8 @@ pub(crate) struct LeaseFiles {
     dir: File,
     /// For the half-made lease, where the file system has no nameless files.
     scratch: PathBuf,
+    /// A lease that could not be read, and why: its address counts as taken.
+    unread: RefCell<Option<(PathBuf, i32)>>,
 }
 
 /// `last_reserved_ip.<number of the range set>`, opened.
@@ -72,7 +75,7 @@ impl LeaseFiles {
     /// system that need not exist.
     pub(crate) fn create(path: PathBuf, scratch: PathBuf) -> Result<Self, Error> {
         if let Ok(dir) = open_dir(&path) {
-            return Ok(Self { path, dir, scratch });
+            return Ok(Self::of(path, dir, scratch));
         }
         DirBuilder::new()
             .recursive(true)
@@ -80,16 +83,26 @@ impl LeaseFiles {
             .create(&path)
             .map_err(|e| Error::disk("mkdir", &path, e))?;
         let dir = open_dir(&path).map_err(|e| Error::disk("open", &path, e))?;
-        Ok(Self { path, dir, scratch })
+        Ok(Self::of(path, dir, scratch))
     }
 
     /// `None`: there is no such directory.
     pub(crate) fn open(path: PathBuf, scratch: PathBuf) -> Result<Option<Self>, Error> {
         match open_dir(&path) {
-            Ok(dir) => Ok(Some(Self { path, dir, scratch })),
+            Ok(dir) => Ok(Some(Self::of(path, dir, scratch))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(Error::disk("open", &path, e)),
         }
+    }
+
+    fn of(path: PathBuf, dir: File, scratch: PathBuf) -> Self {
+        Self { path, dir, scratch, unread: RefCell::default() }
+    }
+
+    /// Why a lease was passed over, if one was.
+    pub(crate) fn unread(&self) -> Option<Error> {
+        let unread = self.unread.borrow();
+        unread.as_ref().map(|(path, code)| Error::disk("read", path, io::Error::from_raw_os_error(*code)))
     }
 
     /// Waits for the lock that the reference takes, too (flock(2)); it is held
@@ -269,22 +282,51 @@ impl LeaseFiles {
     }
 
     fn read_named(&self, name: &str) -> Result<Option<Found>, Error> {
-        let failed = |e| Error::disk("read", &self.path.join(name), e);
+        match self.try_read_named(name) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) if is_of_the_file(&e) => {
+                let path = self.path.join(name);
+                let code = e.raw_os_error().unwrap_or_default();
+                let why = Error::disk("read", &path, e);
+                cni_plugin::warn("host-local", format_args!("{why}: the address counts as taken"));
+                self.unread.replace(Some((path, code)));
+                Ok(Some(Found { holder: Holder::Other, life: 0 }))
+            }
+            read => read.map(Some).map_err(|e| Error::disk("read", &self.path.join(name), e)),
+        }
+    }
+
+    fn try_read_named(&self, name: &str) -> io::Result<Found> {
         // Not to wait for a writer, should somebody have put a pipe there.
-        let mut file = match self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(failed(e)),
-        };
-        let metadata = file.metadata().map_err(failed)?;
-        let holder = if metadata.is_file() { read_holder(&mut file).map_err(failed)? } else { Holder::Other };
-        Ok(Some(Found { holder, life: life_of(&metadata) }))
+        let mut file = self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
+        let metadata = file.metadata()?;
+        let holder = if metadata.is_file() { read_holder(&mut file)? } else { Holder::Other };
+        Ok(Found { holder, life: life_of(&metadata) })
     }
 
     fn open_file(&self, name: &str, flags: OFlag, mode: u32) -> io::Result<File> {
         let flags = flags | OFlag::O_CLOEXEC;
         Ok(openat(&self.dir, name, flags, Mode::from_bits_truncate(mode)).map(File::from)?)
     }
+}
+
+/// Whether one file cannot be read, and others can: a bad block, or something put there
+/// by hand. The reference passes over such a file, and its address stays taken.
+fn is_of_the_file(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(
+        errno,
+        Some(
+            Errno::EIO
+                | Errno::EUCLEAN
+                | Errno::EBADMSG
+                | Errno::ENODATA
+                | Errno::ELOOP
+                | Errno::ENXIO
+                | Errno::EACCES
+                | Errno::EPERM
+        )
+    )
 }
 
 fn read_holder(file: &mut File) -> io::Result<Holder> {

@@ -304,11 +304,20 @@ impl LockedStore<'_> {
         self.store.files.place(set)
     }
 
+    /// Why a lease was passed over, if one was.
+    pub(crate) fn unread(&self) -> Option<Error> {
+        self.store.files.unread()
+    }
+
     /// Lets the index describe the directory as it is now. Not called, or
     /// without success: the next call builds it anew.
     pub fn finish(&mut self) {
         let Some(mut index) = self.index.take_if(|_| self.to_seal) else { return };
         self.to_seal = false;
+        // What could not be read may be readable for the next call.
+        if self.unread().is_some() {
+            return self.discard_index();
+        }
         if index.leases() == 0 && index.is_large() {
             self.discard_index();
             return;

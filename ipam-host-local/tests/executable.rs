@@ -362,6 +362,38 @@ fn gc_removes_what_is_not_in_the_list_and_nothing_else() {
     assert_eq!(net.add("d")["ips"][0]["address"], "10.1.0.5/24");
 }
 
+#[test]
+fn a_lease_that_cannot_be_read_stops_no_other() {
+    let mut net = Network::new("1.1.0", r#"{"subnet": "10.1.0.0/29"}"#);
+    net.add("a");
+    let dir = net.dir.path().join("net");
+    // What a bad block is to read(2), these are to open(2): ELOOP and ENXIO.
+    std::os::unix::fs::symlink("10.1.0.3", dir.join("10.1.0.3")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(dir.join("10.1.0.4")).unwrap();
+    std::fs::write(dir.join("10.1.0.5"), b"\xa5\xa5\xa5").unwrap();
+    std::fs::write(dir.join("last_reserved_ip.0"), b"\xa5\xa5\xa5").unwrap();
+    // Without the index every lease is read.
+    let forget = |net: &Network| std::fs::remove_dir_all(net.dir.path().join(".hawser")).unwrap();
+    forget(&net);
+    assert_eq!(net.add("b")["ips"][0]["address"], "10.1.0.6/29", "unreadable addresses are taken");
+    forget(&net);
+    let refusal = net.refused("c").1;
+    assert!(refusal.starts_with("failed to allocate for range 0: read "), "{refusal}");
+    forget(&net);
+    net.del("a");
+    forget(&net);
+    net.del("nobody");
+    net.conf["cni.dev/valid-attachments"] = json!([{"containerID": "b", "ifname": "eth0"}]);
+    net.add("a");
+    forget(&net);
+    let gc = net.call("GC", "");
+    assert_eq!((gc.code, gc.stdout.as_str()), (Some(0), ""));
+    let rest = ["10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "last_reserved_ip.0", "lock"];
+    assert_eq!(net.files(), rest, "kept for whoever looks for the cause");
+    let status = net.call("STATUS", "");
+    assert_eq!((status.code, status.stdout.as_str()), (Some(0), ""));
+}
+
 /// host-local on a machine of its own, as far as it can see: `/etc` and the
 /// kernel's boot id are files of `dir`, in a mount namespace of the call's own.
 fn on_machine(dir: &Path, machine_id: Option<&str>, boot_id: &str) -> Command {
