@@ -3,6 +3,7 @@
 //! tries to break; SECURITY.md lists the promises.
 
 mod cgroups;
+mod deep_trees;
 mod devices;
 mod disk_limits;
 mod fs_group;
