@@ -67,6 +67,15 @@ impl Cri {
         call("Version", "", DEADLINE, async move { runtime.version(request).await }).await
     }
 
+    /// Records that our own runtime set aside, in words.
+    pub(crate) async fn unreadable_records(&self) -> Result<Vec<String>> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::StatusRequest { verbose: true };
+        let status = call("Status", "", DEADLINE, async move { runtime.status(request).await }).await?;
+        let records = status.info.get("unreadableRecords");
+        Ok(records.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default())
+    }
+
     /// Returns the sandbox's id.
     pub(crate) async fn run_pod_sandbox(&self, config: cri::PodSandboxConfig) -> Result<String> {
         let mut runtime = self.runtime.clone();

@@ -21,16 +21,17 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::cri::Cri;
 use crate::eviction;
 use crate::logs;
 use crate::node::Node;
+use crate::objects::{EventType, ObjectRef};
 use crate::plugins::Plugins;
 use crate::pod_cgroup::Hierarchies;
 use crate::provisioner::Provisioner;
-use crate::store::Store;
+use crate::store::{Store, UNREADABLE_RECORD};
 use crate::volumes::Volumes;
 use crate::worker::{Starts, Tools, host_ip};
 use workers::Workers;
@@ -111,6 +112,7 @@ impl Engine {
         let socket = self.config.runtime.start(&mut background)?;
         let cri = Cri::new(&socket);
         let runtime_name = self.await_runtime(&cri, &socket, &mut background).await?;
+        self.report_unreadable(&cri).await;
         let pods_on_disk = self.volumes.reconstruct().map_err(Error::Reconstruct)?;
 
         let registry = self.config.node.root().join("plugins_registry");
@@ -128,7 +130,9 @@ impl Engine {
         let mut workers = Workers::new(Arc::clone(&tools));
         let mut container_events = events::subscribe(cri, &mut background);
         let mut changes = self.store.subscribe();
-        orphans::clean_up(&tools, pods_on_disk).await;
+        for orphan in orphans::find(&tools, pods_on_disk).await {
+            workers.tear_down(orphan);
+        }
         workers.follow(&self.store);
         self.volumes.unstage_unused();
 
@@ -192,6 +196,17 @@ impl Engine {
             root_dir: self.config.node.root().to_owned(),
             starts: Starts::new(),
         })
+    }
+
+    /// Events for what the runtime could not read. One of another make shows nothing.
+    async fn report_unreadable(&self, cri: &Cri) {
+        let node = ObjectRef::node(&self.config.node_name);
+        match cri.unreadable_records().await {
+            Ok(records) => records
+                .iter()
+                .for_each(|record| self.store.record(&node, EventType::Warning, UNREADABLE_RECORD, record)),
+            Err(error) => warn!(%error, "cannot ask the runtime for its status"),
+        }
     }
 
     /// Returns the runtime's name.

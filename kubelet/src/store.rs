@@ -200,6 +200,18 @@ impl Store {
         Ok(())
     }
 
+    /// Gives a file that cannot be read and is about to be replaced a second name beside
+    /// objects that were set aside; in words.
+    pub(crate) fn keep_unreadable(&self, file: &Path, name: &str) -> String {
+        self.inner.disk.keep(name, |place| {
+            match std::fs::remove_file(place) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            std::fs::hard_link(file, place)
+        })
+    }
+
     pub fn node_name(&self) -> &str {
         &self.inner.node_name
     }

@@ -22,6 +22,7 @@ mod republish;
 mod resolve;
 mod retry;
 mod teardown;
+mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -15,6 +15,7 @@ use crate::sandbox;
 use crate::shim::protocol::ShimStatus;
 use crate::shim_client;
 use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord};
+use crate::unreadable;
 
 /// How long pods wait for what was half made to be undone. Beyond it, undoing goes
 /// on while calls are served: a network plugin that hangs would stop the node.
@@ -37,6 +38,9 @@ pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
         tracing::warn!(sandboxes = undoing.len(), "still undoing what was half made");
         undoing.detach_all();
     }
+    if !runtime.unreadable().is_empty() {
+        runtime.remove_unused_cgroups()?;
+    }
     runtime.images.remove_unused_layers(&runtime.layers_in_use())
 }
 
@@ -58,7 +62,11 @@ async fn undo(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
 /// The sandbox if it was only half made.
 async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sandbox>>> {
     let dir = runtime.root_dir.join("sandboxes").join(id);
-    let Some(found) = record::find::<SandboxRecord>(&dir.join("sandbox.json"))? else {
+    let found = match record::find::<SandboxRecord>(&dir.join("sandbox.json")) {
+        Err(why) => return unreadable::end_sandbox(runtime, id, &dir, &why).await.map(|()| None),
+        Ok(found) => found,
+    };
+    let Some(found) = found else {
         // The record comes first: without it nothing else was made.
         return record::remove_tree(&dir).map(|()| None);
     };
@@ -100,13 +108,28 @@ async fn adopt_containers(
 ) -> Result<()> {
     for id in record::names(&sandbox.dir.join("containers"))? {
         let dir = sandbox.container_dir(&id);
-        let Some(found) = record::find::<ContainerRecord>(&dir.join("container.json"))? else {
+        let found = match record::find::<ContainerRecord>(&dir.join("container.json")) {
+            Err(why) => {
+                let pid = alive.get(&id).filter(|status| status.exit.is_none()).map(|status| status.pid);
+                if let Err(error) = unreadable::end_container(runtime, &id, &dir, pid, &why) {
+                    tracing::error!(container_id = id, error = %chain(&error), "end an unreadable container");
+                }
+                continue;
+            }
+            Ok(found) => found,
+        };
+        let Some(found) = found else {
             record::remove_tree(&dir)?;
             continue;
         };
-        let status = match alive.get(&id) {
-            Some(status) => Some(status.clone()),
-            None => record::find::<ShimStatus>(&dir.join("status.json"))?,
+        let status_path = dir.join("status.json");
+        let (status, unreadable) = match alive.get(&id) {
+            Some(status) => (Some(status.clone()), None),
+            None => match record::find::<ShimStatus>(&status_path) {
+                // It was started, so it must not be again. How it ended nobody knows.
+                Err(why) => (Some(ShimStatus::unknown(found.created_at)), Some(why)),
+                Ok(status) => (status, None),
+            },
         };
         let state = match (&found.ended, &status) {
             (Some(ended), _) => RunState::Exited(ended.clone()),
@@ -117,6 +140,14 @@ async fn adopt_containers(
         runtime.insert_container(Arc::clone(&container));
         if !alive.contains_key(&id) && container.state().is_running() {
             container::lose(runtime, sandbox, &container).await?;
+        }
+        if let Some(why) = unreadable {
+            runtime.set_aside(
+                &status_path,
+                &format!("status-{id}.json"),
+                &why,
+                "the container counts as killed",
+            );
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ mod exec;
 
 use std::path::{Path, PathBuf};
 
+use linux::netns::NetNs;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
@@ -52,6 +53,33 @@ impl Cni {
         }
         cache::write(&self.cache_dir, list, attachment, &result)?;
         Ok(result)
+    }
+
+    /// What ADD was called with for the pod's interface, as the cache of results has it:
+    /// for a sandbox whose record cannot be read.
+    pub(crate) fn attachments_of(
+        &self,
+        container_id: &str,
+        ifname: &'static str,
+    ) -> Vec<(NetworkList, Attachment)> {
+        let entries = cache::entries_of(&self.cache_dir, container_id).into_iter();
+        let of_interface = entries.filter(|(_, found, _)| found == ifname);
+        of_interface
+            .map(|(list, _, entry)| {
+                let pair = |pair: &Value| Some((pair[0].as_str()?.to_owned(), pair[1].as_str()?.to_owned()));
+                let attachment = Attachment {
+                    container_id: container_id.to_owned(),
+                    netns: entry["netns"]
+                        .as_str()
+                        .map(PathBuf::from)
+                        .filter(|path| NetNs::open(path).is_ok()),
+                    ifname,
+                    args: entry["cniArgs"].as_array().into_iter().flatten().filter_map(pair).collect(),
+                    capabilities: entry["capabilityArgs"].as_object().cloned().unwrap_or_default(),
+                };
+                (list, attachment)
+            })
+            .collect()
     }
 
     /// DEL of every plugin in reverse order, with the cached result. Goes on

@@ -25,6 +25,7 @@ mod spec;
 mod state;
 mod stats;
 mod status;
+mod unreadable;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

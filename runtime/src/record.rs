@@ -73,11 +73,11 @@ pub(crate) fn find<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     }
 }
 
-/// The same for what can be made anew: a file that a power cut tore is removed,
-/// with a warning, instead of keeping the node from starting.
+/// The same for what can be made anew: a file that cannot be read (torn by a power cut)
+/// is removed, with a warning, instead of keeping the node from starting.
 pub(crate) fn find_or_drop<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match find(path) {
-        Err(error @ Error::Record { .. }) => {
+        Err(error) => {
             tracing::warn!(error = %crate::error::chain(&error), "dropped");
             Ok(linux::atomic_file::remove(path).map(|_| None)?)
         }

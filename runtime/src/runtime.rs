@@ -38,6 +38,8 @@ pub(crate) struct Runtime {
     events: broadcast::Sender<Arc<ContainerEventResponse>>,
     /// Groups that this runtime made above its containers' (also in earlier lives), by creation.
     created_cgroups: Mutex<Vec<PathBuf>>,
+    /// Records that could not be read, in words.
+    unreadable: Mutex<Vec<String>>,
     itself: Weak<Runtime>,
     _lock: FileLock,
 }
@@ -75,10 +77,34 @@ impl Runtime {
             containers: Mutex::default(),
             events: broadcast::Sender::new(EVENTS_KEPT),
             created_cgroups: Mutex::new(created_cgroups),
+            unreadable: Mutex::default(),
             itself: itself.clone(),
             root_dir,
             _lock: lock,
         }))
+    }
+
+    /// Moves a record that cannot be read to `unreadable/`, for whoever looks for the
+    /// cause. Its place is free afterwards, or the next start finds it again.
+    pub(crate) fn set_aside(&self, path: &Path, name: &str, why: &Error, outcome: &str) {
+        let dir = self.root_dir.join("unreadable");
+        let moved = record::ensure_dir(&dir).and_then(|()| {
+            std::fs::rename(path, dir.join(name)).map_err(|e| Error::io("set aside", path, e))
+        });
+        let place = match moved {
+            Ok(()) => format!("it is kept as {}", dir.join(name).display()),
+            Err(error) => chain(&error),
+        };
+        self.report_unreadable(format!("{}: {outcome}; {place}", chain(why)));
+    }
+
+    pub(crate) fn report_unreadable(&self, message: String) {
+        tracing::error!("{message}");
+        locked(&self.unreadable).push(message);
+    }
+
+    pub(crate) fn unreadable(&self) -> Vec<String> {
+        locked(&self.unreadable).clone()
     }
 
     pub(crate) fn listener(&self) -> Arc<dyn Listener> {

@@ -27,7 +27,7 @@ use crate::state::{Phase, Sandbox, SandboxRecord};
 const NETWORK_ANNOTATION: &str = "hawser.dev/network";
 /// For requests that name no cgroup parent.
 const DEFAULT_CGROUP_PARENT: &str = "/hawser-runtime";
-const POD_INTERFACE: &str = "eth0";
+pub(crate) const POD_INTERFACE: &str = "eth0";
 
 /// How a pod shares or does not share the host's namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

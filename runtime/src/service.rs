@@ -33,10 +33,12 @@ use crate::images::Image;
 use crate::runtime::Runtime;
 use crate::sandbox::{self, blocking};
 use crate::shim::protocol::now;
-use crate::{container, stats, status};
+use crate::{container, stats, status, unreadable};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
+/// In the verbose Status: a JSON list of what was set aside, in words.
+const UNREADABLE_RECORDS: &str = "unreadableRecords";
 
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
@@ -76,20 +78,25 @@ impl RuntimeService for Service {
         }))
     }
 
-    async fn status(&self, _request: Request<StatusRequest>) -> Reply<StatusResponse> {
+    async fn status(&self, request: Request<StatusRequest>) -> Reply<StatusResponse> {
         let condition = |kind: &str, problem: Option<String>| RuntimeCondition {
             r#type: kind.to_owned(),
             status: problem.is_none(),
             reason: if problem.is_some() { "NetworkPluginNotReady".to_owned() } else { String::new() },
             message: problem.unwrap_or_default(),
         };
+        let records = self.runtime.unreadable();
+        let mut info = HashMap::new();
+        if request.into_inner().verbose && !records.is_empty() {
+            info.insert(UNREADABLE_RECORDS.to_owned(), unreadable::shown(&records));
+        }
         let network = self.runtime.cni.network().err().map(|e| chain(&e));
         let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
         Ok(Response::new(StatusResponse {
             status: Some(RuntimeStatus {
                 conditions: vec![condition("RuntimeReady", None), condition("NetworkReady", network)],
             }),
-            info: HashMap::new(),
+            info,
             runtime_handlers: vec![RuntimeHandler { name: String::new(), features: Some(features) }],
             features: Some(RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
         }))

@@ -1,19 +1,20 @@
 //! Pods that the runtime or the disk still has and the store does not: their
-//! object was lost while no kubelet ran. They are torn down.
+//! object was lost while no kubelet ran. They are torn down, each before a pod of its
+//! name is started: a pod whose record was torn must not run twice.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::container_config::ROOT_DIR_ANNOTATION;
 use crate::cri::{POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
 use crate::objects::{Kind, ObjectRef};
-use crate::worker::{Tools, tear_down_orphan};
+use crate::worker::Tools;
 
-/// Starts the teardown of each, beside everything else.
-pub(super) async fn clean_up(tools: &Arc<Tools>, pods_on_disk: Vec<String>) {
+/// All of them, to be given to [`super::workers::Workers::tear_down`].
+pub(super) async fn find(tools: &Arc<Tools>, pods_on_disk: Vec<String>) -> Vec<ObjectRef> {
     let mut found: BTreeMap<String, ObjectRef> = BTreeMap::new();
     for uid in pods_on_disk {
         found.insert(uid.clone(), pod_ref("", "", &uid));
@@ -37,10 +38,7 @@ pub(super) async fn clean_up(tools: &Arc<Tools>, pods_on_disk: Vec<String>) {
     for known in tools.store.pods() {
         found.remove(&known.metadata.uid);
     }
-    for orphan in found.into_values() {
-        info!(uid = orphan.uid, name = orphan.name, "tearing down a pod that no object describes");
-        tokio::spawn(tear_down_orphan(Arc::clone(tools), orphan));
-    }
+    found.into_values().collect()
 }
 
 fn pod_ref(namespace: &str, name: &str, uid: &str) -> ObjectRef {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, mpsc};
-use tracing::error;
+use tracing::{error, info};
 
 use super::events::ContainerEvent;
-use crate::objects::{Kind, Pod};
+use crate::objects::{Kind, ObjectRef, Pod};
 use crate::store::{Change, Store};
-use crate::worker::{Tools, Worker};
+use crate::worker::{Tools, Worker, tear_down_orphan};
 
 #[derive(Debug)]
 pub(super) struct Workers {
@@ -38,6 +38,18 @@ impl Workers {
         for pod in store.pods() {
             self.ensure(&pod);
         }
+    }
+
+    /// Tears down a pod that no object describes. One of its name waits for its end.
+    pub(super) fn tear_down(&mut self, orphan: ObjectRef) {
+        info!(uid = orphan.uid, name = orphan.name, "tearing down a pod that no object describes");
+        let (namespace, name) = (orphan.namespace.clone(), orphan.name.clone());
+        let (uid, end, tools) = (orphan.uid.clone(), self.end.clone(), Arc::clone(&self.tools));
+        self.by_uid.insert(uid.clone(), Running { namespace, name, wake: Arc::default() });
+        tokio::spawn(async move {
+            tear_down_orphan(tools, orphan).await;
+            drop(end.send(uid));
+        });
     }
 
     pub(super) fn on_change(&mut self, store: &Store, change: Result<Change, RecvError>) {

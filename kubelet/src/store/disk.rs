@@ -104,21 +104,24 @@ impl Disk {
         let stem = full_disk::unburied(path).with_extension("");
         let stem = stem.file_name().unwrap_or_default().to_string_lossy();
         let (namespace, name) = stem.split_once('_').unwrap_or_default();
-        let dir = self.dir.with_file_name("unreadable");
-        let place = dir.join(format!("{kind}_{file}"));
-        let moved = fs::DirBuilder::new()
-            .recursive(true)
-            .mode(DIR_MODE)
-            .create(&dir)
-            .and_then(|()| fs::rename(path, &place));
-        let kept = match moved {
-            Ok(()) => format!("the file is kept as {}", place.display()),
-            Err(error) => format!("and cannot be moved to {}: {error}", place.display()),
-        };
+        let kept = self.keep(&format!("{kind}_{file}"), |place| fs::rename(path, place));
         let message =
             format!("{}: the {kind} starts without what it held; {kept}", trace::error_chain(cause));
         tracing::error!(message);
         SetAside { kind, key: Key::new(namespace, name), message }
+    }
+
+    /// Lets `put` bring a file that cannot be read to where such files are kept; in words.
+    /// Of several with one name the last is kept.
+    pub(super) fn keep(&self, name: &str, put: impl FnOnce(&Path) -> std::io::Result<()>) -> String {
+        let dir = self.dir.with_file_name("unreadable");
+        let place = dir.join(name);
+        let kept =
+            fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir).and_then(|()| put(&place));
+        match kept {
+            Ok(()) => format!("the file is kept as {}", place.display()),
+            Err(error) => format!("and cannot be kept as {}: {error}", place.display()),
+        }
     }
 
     pub(super) fn write(

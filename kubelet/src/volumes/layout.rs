@@ -16,7 +16,7 @@ use super::files;
 const CSI_PLUGIN: &str = "kubernetes.io~csi";
 const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
 const READY: &str = "ready";
-const VOL_DATA: &str = "vol_data.json";
+pub(super) const VOL_DATA: &str = "vol_data.json";
 const TEMPORARY: &str = ".vol_data.json.new";
 
 /// Paths below the root directory.

@@ -5,8 +5,7 @@ use std::ffi::OsStr;
 use tracing::warn;
 
 use super::device::{DeviceKey, Stage};
-use super::layout::{PublishData, StageData};
-use super::{Error, Volumes, csi_unmount, files, layout, resolve};
+use super::{Error, Volumes, csi_unmount, files, resolve};
 use crate::objects::VolumeSource;
 
 impl Volumes {
@@ -17,7 +16,14 @@ impl Volumes {
         let shared = &self.shared;
         for driver_dir in files::subdirectories(&shared.layout.stage_root())? {
             for dir in files::subdirectories(&driver_dir)? {
-                let Some(data) = layout::read_vol_data::<StageData>(&dir)? else {
+                let found = match shared.stage_data(&dir) {
+                    Err(error) => {
+                        shared.report_unreadable(&error, "left staged; it ends with the machine");
+                        continue;
+                    }
+                    Ok(found) => found,
+                };
+                let Some(data) = found else {
                     // Of a Stage that never began, or from before a power loss.
                     if let Err(error) = files::remove_stage_dir(&dir) {
                         warn!(dir = %dir.display(), error = error.text(), "unknown stage directory stays");
@@ -32,9 +38,13 @@ impl Volumes {
         for pod_dir in files::subdirectories(&shared.layout.pods_dir())? {
             let Some(uid) = pod_dir.file_name().and_then(OsStr::to_str) else { continue };
             for dir in files::subdirectories(&shared.layout.csi_volumes_dir(uid))? {
-                if let Some(data) = layout::read_vol_data::<PublishData>(&dir)? {
-                    let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
-                    shared.devices.get(&key, Stage::Uncertain).add_user(uid);
+                match shared.publish_data(&dir) {
+                    Ok(Some(data)) => {
+                        let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
+                        shared.devices.get(&key, Stage::Uncertain).add_user(uid);
+                    }
+                    Ok(None) => {}
+                    Err(error) => shared.report_unreadable(&error, "unmount it to remove its pod"),
                 }
             }
             uids.push(uid.to_owned());

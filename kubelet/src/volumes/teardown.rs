@@ -7,8 +7,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use super::device::{Device, DeviceKey, Stage};
-use super::layout::PublishData;
-use super::{Error, Shared, Volumes, csi_unmount, files, layout, local};
+use super::{Error, Shared, Volumes, csi_unmount, files, local};
 use crate::backoff::Backoff;
 use crate::objects::{EventType, ObjectRef};
 
@@ -72,7 +71,7 @@ impl Volumes {
     /// Those in memory, and those that only the disk still knows.
     fn devices_of(&self, uid: &str) -> Result<Vec<Arc<Device>>, Error> {
         for dir in files::subdirectories(&self.shared.layout.csi_volumes_dir(uid))? {
-            match layout::read_vol_data::<PublishData>(&dir)? {
+            match self.shared.publish_data(&dir)? {
                 Some(data) => {
                     let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
                     self.shared.devices.get(&key, Stage::Uncertain).add_user(uid);
@@ -101,7 +100,7 @@ impl Shared {
     }
 
     async fn unpublish_if_of(&self, device: &Device, dir: &Path) -> Result<(), Error> {
-        match layout::read_vol_data::<PublishData>(dir)? {
+        match self.publish_data(dir)? {
             Some(data)
                 if data.driver_name == device.key.driver
                     && data.volume_handle == device.key.volume_handle =>

@@ -1,7 +1,8 @@
 //! Taking a pod down: containers, sandbox, volumes, cgroup, directories; every
 //! step again and again until it is done, so that nothing is left behind.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -136,6 +137,17 @@ pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
         tokio::time::sleep(backoff.step()).await;
     }
     tear_down(&tools, &pod).await;
+    // The same manifest makes the same pod again: then they are its logs.
+    if !tools.store.pods().iter().any(|known| known.metadata.uid == pod.uid) {
+        find_logs(&tools.log_dir, &pod.uid).iter().for_each(|logs| remove_logs(logs));
+    }
+}
+
+/// Of a pod whose name may not be known.
+fn find_logs(log_dir: &Path, uid: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(log_dir).into_iter().flatten().flatten();
+    let is_of_pod = |name: &OsStr| name.to_str().and_then(|n| n.rsplit_once('_')).is_some_and(|n| n.1 == uid);
+    entries.filter(|entry| is_of_pod(&entry.file_name())).map(|entry| entry.path()).collect()
 }
 
 /// What is left of a pod whose containers have stopped.

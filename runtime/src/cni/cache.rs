@@ -39,8 +39,26 @@ pub(super) fn write(
 
 /// The result; `None` when there is none, or when it is of another kind.
 pub(super) fn read(cache_dir: &Path, list: &NetworkList, attachment: &Attachment) -> Result<Option<Value>> {
-    let entry: Option<Value> = record::find(&path(cache_dir, list, attachment))?;
+    // Torn by a power cut, it is as good as none: DEL works without a result.
+    let entry: Option<Value> = record::find_or_drop(&path(cache_dir, list, attachment))?;
     Ok(entry.filter(|e| e["kind"] == "cniCacheV1").map(|mut e| e["result"].take()).filter(|r| !r.is_null()))
+}
+
+/// What was added for a container: the network's list, the interface, CNI_ARGS and
+/// capabilities as ADD had them. Entries that cannot be read are passed over.
+pub(super) fn entries_of(cache_dir: &Path, container_id: &str) -> Vec<(NetworkList, String, Value)> {
+    let dir = cache_dir.join("results");
+    let entries = record::names(&dir).unwrap_or_default().into_iter().filter_map(|name| {
+        let path = dir.join(name);
+        let entry: Value = record::find(&path).ok().flatten()?;
+        if entry["kind"] != "cniCacheV1" || entry["containerId"] != container_id {
+            return None;
+        }
+        let source = STANDARD.decode(entry["config"].as_str()?).ok()?;
+        let list = NetworkList::parse(&path, serde_json::from_slice(&source).ok()?).ok()?;
+        Some((list, entry["ifName"].as_str()?.to_owned(), entry))
+    });
+    entries.collect()
 }
 
 pub(super) fn remove(cache_dir: &Path, list: &NetworkList, attachment: &Attachment) -> Result<()> {

@@ -95,6 +95,13 @@ pub(crate) struct ShimStatus {
     pub(crate) exit: Option<Exited>,
 }
 
+impl ShimStatus {
+    /// Of a container that ran, and nothing else is known.
+    pub(crate) fn unknown(started_at: i64) -> Self {
+        Self { pid: 0, started_at, not_enforced: None, exit: None }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Exited {
     /// The exit code, or 128 + signal.

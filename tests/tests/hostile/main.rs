@@ -13,6 +13,7 @@ mod mounts;
 mod processes;
 mod programs;
 mod seccomp;
+mod torn_records;
 
 use anyhow::Result;
 use tests::attacker::{self, Attack};

@@ -1,0 +1,155 @@
+//! Records that cannot be read: torn by a power cut, or by the disk.
+//!
+//! Invariant: what such a record describes has ended before the runtime serves its
+//! first call. Its caller sees no sandbox or container and makes another one, and that
+//! must never run beside the first. The record is moved to `unreadable/`, for whoever
+//! looks for the cause.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use linux::cgroup::{Cgroup, Hierarchies};
+use linux::netns::NetNs;
+use linux::process;
+use serde_json::Value;
+
+use crate::cni::{self, Attachment};
+use crate::error::{Error, Result, chain};
+use crate::record;
+use crate::reexec::SHIM_NAME;
+use crate::runtime::Runtime;
+use crate::sandbox::POD_INTERFACE;
+use crate::shim_client;
+use crate::state::ContainerRecord;
+
+const ENDED: &str = "what it described was ended";
+
+/// How long a process may take to die of SIGKILL.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Ends and removes a sandbox whose record is unreadable. What cannot be ended or given
+/// back stays where it is, and the next start goes on with it.
+pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, why: &Error) -> Result<()> {
+    tracing::error!(sandbox = id, error = %chain(why), "unreadable record: ending what it describes");
+    let mut errors = end_processes(runtime, id, dir).await;
+    let detached = detach(runtime, id).await;
+    // As ever, the namespace stays until DEL has succeeded.
+    let netns = detached.is_empty().then(|| runtime.root_dir.join("netns").join(id));
+    errors.extend(detached);
+    errors.extend(release(dir, netns.as_deref()).err());
+    if errors.is_empty() {
+        runtime.set_aside(&dir.join("sandbox.json"), &format!("sandbox-{id}.json"), why, ENDED);
+        return record::remove_tree(dir);
+    }
+    runtime.report_unreadable(format!("{}: what it described did not end cleanly", chain(why)));
+    let first = errors.remove(0);
+    Err(first.after_rollback(errors))
+}
+
+/// The same of one container of a sandbox that is well. `pid`: as the shim knows it.
+pub(crate) fn end_container(
+    runtime: &Runtime,
+    id: &str,
+    dir: &Path,
+    pid: Option<i32>,
+    why: &Error,
+) -> Result<()> {
+    tracing::error!(container_id = id, error = %chain(why), "unreadable record: ending what it describes");
+    let ended = pid.map_or(Ok(()), end_process).and(end_group(dir)).and(unmount_below(dir));
+    if let Err(error) = ended {
+        runtime.report_unreadable(format!("{}: what it described did not end cleanly", chain(why)));
+        return Err(error);
+    }
+    runtime.set_aside(&dir.join("container.json"), &format!("container-{id}.json"), why, ENDED);
+    record::remove_tree(dir)
+}
+
+async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Error> {
+    let mut pids = BTreeSet::new();
+    if let Ok((_shim, containers)) = shim_client::connect(id, dir, runtime.listener()).await {
+        pids.extend(containers.values().filter(|status| status.exit.is_none()).map(|status| status.pid));
+    }
+    let mut errors = Vec::new();
+    for container in record::names(&dir.join("containers")).unwrap_or_default() {
+        errors.extend(end_group(&dir.join("containers").join(container)).err());
+    }
+    // The shim last: it reaps its containers.
+    for pid in pids.into_iter().chain(shims_of(dir)) {
+        errors.extend(end_process(pid).err());
+    }
+    errors
+}
+
+/// Ends the group of the container in `dir`: by its record, or else by its bundle.
+fn end_group(dir: &Path) -> Result<()> {
+    let recorded = record::find::<ContainerRecord>(&dir.join("container.json")).ok().flatten();
+    let path = recorded.map(|found| found.cgroup_path).or_else(|| {
+        let spec: Value = record::find(&dir.join("config.json")).ok().flatten()?;
+        spec["linux"]["cgroupsPath"].as_str().map(PathBuf::from)
+    });
+    // A container's group is named as the container: no other group is ever ended.
+    let Some(path) = path.filter(|path| path.file_name() == dir.file_name()) else { return Ok(()) };
+    Ok(Cgroup::find(&Hierarchies::detect()?, &path).end(END_DEADLINE)?)
+}
+
+fn end_process(pid: i32) -> Result<()> {
+    let Some(pidfd) = process::open_pidfd(pid)? else { return Ok(()) };
+    process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+    process::wait_for_end(&pidfd, END_DEADLINE)?;
+    Ok(())
+}
+
+/// The shims that were started for the sandbox in `dir`, by their command line.
+fn shims_of(dir: &Path) -> Vec<i32> {
+    let wanted = [SHIM_NAME.as_bytes(), dir.as_os_str().as_encoded_bytes()];
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).take(2).eq(wanted)
+    })
+    .collect()
+}
+
+/// DEL of what the cache of ADD's results knows of the sandbox; where it knows nothing,
+/// of the network that there is: an ADD may have been interrupted, or its result be torn.
+async fn detach(runtime: &Runtime, id: &str) -> Vec<Error> {
+    let without_result = |ifname| Attachment {
+        container_id: id.to_owned(),
+        netns: Some(runtime.root_dir.join("netns").join(id)).filter(|path| NetNs::open(path).is_ok()),
+        ifname,
+        args: vec![("IgnoreUnknown".to_owned(), "1".to_owned())],
+        capabilities: serde_json::Map::new(),
+    };
+    let mut attachments = runtime.cni.attachments_of(id, POD_INTERFACE);
+    if attachments.is_empty()
+        && let Ok(network) = runtime.cni.network()
+    {
+        attachments.push((network, without_result(POD_INTERFACE)));
+    }
+    attachments.push((cni::loopback(), without_result("lo")));
+    let mut errors = Vec::new();
+    for (list, attachment) in attachments {
+        errors.extend(runtime.cni.delete(&list, &attachment).await.err());
+    }
+    errors
+}
+
+fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
+    unmount_below(dir)?;
+    Ok(netns.map_or(Ok(()), linux::netns::remove_persistent)?)
+}
+
+/// In a directory that only the runtime mounts in; the last mount first.
+fn unmount_below(dir: &Path) -> Result<()> {
+    let mounts = linux::mountinfo::read()?;
+    let below = mounts.iter().rev().map(|mount| &mount.mount_point).filter(|point| point.starts_with(dir));
+    below.into_iter().try_for_each(|point| crate::sandbox::unmount_if_mounted(point))
+}
+
+/// What the runtime could not read since it started, for its caller's events.
+pub(crate) fn shown(records: &[String]) -> String {
+    Value::from(records).to_string()
+}
