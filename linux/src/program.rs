@@ -287,7 +287,7 @@ mod tests {
             .map(|_| {
                 std::thread::spawn(|| {
                     for _ in 0..50 {
-                        let (mut program, to, ..) = shell("/bin/cat", &[]);
+                        let (mut program, to, _from, _errors) = shell("/bin/cat", &[]);
                         drop(to);
                         let status = program.wait().unwrap();
                         assert!(status.success(), "{status}");

@@ -101,6 +101,7 @@ impl Laboratory {
         for (program, package) in suite::PROGRAMS {
             staging.put_program(program, package)?;
         }
+        staging.put_files(Path::new(suite::XTABLES))?;
         staging.into_image(&laboratory.root)?;
         Ok(laboratory)
     }

@@ -107,6 +107,15 @@ impl Staging {
         Ok(())
     }
 
+    /// The files of a directory of this machine, at their own paths; links become what they lead to.
+    pub(super) fn put_files(&mut self, dir: &Path) -> Result<()> {
+        for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+            let path = entry.with_context(|| dir.display().to_string())?.path();
+            self.put(&path, &path)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn put_modules(&mut self, kernel: &Kernel) -> Result<()> {
         self.put_tree(&kernel.modules, &Path::new("/lib/modules").join(&kernel.release))
     }

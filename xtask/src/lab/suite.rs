@@ -31,8 +31,25 @@ pub(crate) enum Suite {
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 3] =
-    [("nft", "nftables"), ("mkfs.ext4", "e2fsprogs"), ("mkfs.xfs", "xfsprogs")];
+pub(super) const PROGRAMS: [(&str, &str); 15] = [
+    ("ip", "iproute2"),
+    ("nft", "nftables"),
+    ("iptables", "iptables"),
+    ("iptables-save", "iptables"),
+    ("iptables-restore", "iptables"),
+    ("ip6tables", "iptables"),
+    ("ip6tables-save", "iptables"),
+    ("ip6tables-restore", "iptables"),
+    ("iptables-legacy", "iptables"),
+    ("iptables-legacy-save", "iptables"),
+    ("iptables-legacy-restore", "iptables"),
+    ("conntrack", "conntrack"),
+    ("setpriv", "util-linux"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
+];
+/// What iptables loads by itself.
+pub(super) const XTABLES: &str = "/usr/lib/x86_64-linux-gnu/xtables";
 
 /// One line of a suite's script.
 #[derive(Debug)]

@@ -213,7 +213,7 @@ impl Leases {
     fn call(&self, verb: &str, container: &str) -> Result<Value> {
         let mut command = std::process::Command::new(binaries::find("host-local")?);
         command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", container).env("CNI_IFNAME", "eth0");
-        command.env("CNI_NETNS", "/proc/self/ns/net").env("CNI_PATH", binaries::dir());
+        command.env("CNI_NETNS", "/proc/1/ns/net").env("CNI_PATH", binaries::dir());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("host-local")?;
         child.stdin.take().context("stdin")?.write_all(self.config.as_bytes())?;
         let output = child.wait_with_output().context("host-local")?;
