@@ -14,6 +14,9 @@ const MAX_DRIVER_NAME_BYTES: usize = 63;
 const MAX_NODE_ID_BYTES: usize = 256;
 /// The daemon's answer and the roll-back must fit into kubelet's patience too.
 const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
+const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";
+/// For `--cgroup-root`.
+const NO_CGROUPS: &str = "none";
 const DAEMON_DEADLINE_SECONDS: u64 = limits::DAEMON.as_secs();
 const MAX_DAEMON_DEADLINE_SECONDS: u64 = 3600;
 
@@ -74,6 +77,10 @@ pub struct Flags {
     /// The program hawser-volume, for --launcher process.
     #[arg(long, value_name = "PATH", required_if_eq("launcher", "process"))]
     pub volume_binary: Option<PathBuf>,
+    /// Control group below which each daemon gets one, with its limits, for --launcher process.
+    /// `none`: daemons stay in the driver's group
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_CGROUP_ROOT)]
+    pub cgroup_root: PathBuf,
     /// How long a daemon may take to dial in, up to 80 [default: 30 for a process, 80 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
@@ -108,8 +115,15 @@ pub enum RegistrationEndpoint {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LauncherKind {
-    Manifest { manifests: PathBuf, mount_image: String },
-    Process { volume_binary: PathBuf },
+    Manifest {
+        manifests: PathBuf,
+        mount_image: String,
+    },
+    /// Each daemon in a control group below `cgroup_root`, if there is one.
+    Process {
+        volume_binary: PathBuf,
+        cgroup_root: Option<PathBuf>,
+    },
 }
 
 /// Checked: paths are absolute, every socket path fits.
@@ -164,7 +178,8 @@ impl Config {
             LauncherName::Process => {
                 let path = flags.volume_binary.ok_or(ConfigError::Missing { flag: "--volume-binary" })?;
                 let volume_binary = absolute("--volume-binary", &path)?;
-                (LauncherKind::Process { volume_binary }, limits::START_PROCESS)
+                let cgroup_root = check_cgroup_root(flags.cgroup_root)?;
+                (LauncherKind::Process { volume_binary, cgroup_root }, limits::START_PROCESS)
             }
             LauncherName::Manifest => {
                 let path = flags.manifests.ok_or(ConfigError::Missing { flag: "--manifests" })?;
@@ -247,6 +262,22 @@ fn check_node_id(flag: &'static str, node_id: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Below the root itself, and nowhere above it.
+fn check_cgroup_root(path: PathBuf) -> Result<Option<PathBuf>, ConfigError> {
+    use std::path::Component;
+    if path == Path::new(NO_CGROUPS) {
+        return Ok(None);
+    }
+    let mut components = path.components();
+    let is_rooted = components.next() == Some(Component::RootDir);
+    let has_names = components.clone().next().is_some();
+    if is_rooted && has_names && components.all(|component| matches!(component, Component::Normal(_))) {
+        return Ok(Some(path));
+    }
+    let reason = "a path from the root of the control groups, as /hawser-volumes, or `none` is wanted";
+    Err(wrong("--cgroup-root", &path.to_string_lossy(), reason))
+}
+
 fn absolute(flag: &'static str, path: &Path) -> Result<PathBuf, ConfigError> {
     let value = path.to_string_lossy();
     let absolute = std::path::absolute(path).map_err(|e| wrong(flag, &value, e.to_string()))?;
@@ -298,6 +329,9 @@ mod tests {
             (vec!["--max-volumes", "many"], "--max-volumes"),
             (vec!["--overcommit", "0.5"], "--overcommit"),
             (vec!["--start-timeout", "81"], "--start-timeout"),
+            (vec!["--cgroup-root", "/"], "--cgroup-root \"/\""),
+            (vec!["--cgroup-root", "relative"], "--cgroup-root \"relative\""),
+            (vec!["--cgroup-root", "/a/../.."], "--cgroup-root \"/a/../..\""),
             (vec!["--daemon-deadline", "3601"], "--daemon-deadline"),
             (vec!["--launcher", "manifest"], "--manifests"),
             (

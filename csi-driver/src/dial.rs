@@ -20,6 +20,8 @@ const SOCKET: &str = "dial.sock";
 const CONTROL: &str = "ctl.sock";
 const METRICS: &str = "prom.sock";
 const LOG: &str = "daemon.log";
+const OLDER_LOG: &str = "daemon.log.1";
+const LOG_FIFO: &str = "daemon.fifo";
 /// Of a line that is longer the end is shown.
 const MAX_LAST_LINE_BYTES: u64 = 4096;
 /// sun_path of unix(7), without its terminating zero.
@@ -61,6 +63,16 @@ impl DialDir {
         self.path.join(LOG)
     }
 
+    /// What the log was before it became too large.
+    pub(crate) fn older_log(&self) -> PathBuf {
+        self.path.join(OLDER_LOG)
+    }
+
+    /// Where a daemon that the driver starts itself writes its log.
+    pub(crate) fn log_fifo(&self) -> PathBuf {
+        self.path.join(LOG_FIFO)
+    }
+
     /// A directory with nothing but listening sockets; what an earlier stage left is removed.
     pub(crate) fn listen(&self) -> linux::Result<DialSockets> {
         self.remove()?;
@@ -78,8 +90,7 @@ impl DialDir {
         linux::tree::remove(&self.path)
     }
 
-    /// The last line that the daemon wrote, for the message about its end. However much
-    /// it wrote, only the end is read.
+    /// The last line in the log. However long that is, only the end is read.
     pub(crate) fn last_log_line(&self) -> Option<String> {
         let mut log = File::open(self.log()).ok()?;
         let begin = log.metadata().ok()?.len().saturating_sub(MAX_LAST_LINE_BYTES);

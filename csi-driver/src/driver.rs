@@ -17,6 +17,8 @@ use crate::jobs::Jobs;
 use crate::journal::Journal;
 use crate::keeper::{FdKeeper, LetGo};
 use crate::launcher::Launcher;
+use crate::launcher::daemon_log::DaemonLogs;
+use crate::launcher::group::GroupParent;
 use crate::launcher::manifest::ManifestLauncher;
 use crate::launcher::process::ProcessLauncher;
 use crate::limits;
@@ -110,8 +112,10 @@ impl Driver {
 pub(crate) fn launcher(config: &Config) -> Box<dyn Launcher> {
     let (run_dir, patience) = (config.run_dir.clone(), config.start_timeout);
     match config.launcher.clone() {
-        LauncherKind::Process { volume_binary } => {
-            Box::new(ProcessLauncher { volume_binary, run_dir, patience })
+        LauncherKind::Process { volume_binary, cgroup_root } => {
+            let groups = cgroup_root.as_deref().map(GroupParent::new);
+            let logs = DaemonLogs::new(&run_dir);
+            Box::new(ProcessLauncher { volume_binary, run_dir, logs, groups, patience })
         }
         LauncherKind::Manifest { manifests, mount_image } => {
             Box::new(ManifestLauncher { manifests, mount_image, run_dir, patience })

@@ -3,6 +3,8 @@
 //! No host path and no uid stand in what a launcher is asked for: where pods
 //! come from a cluster, it is the cluster that assigns those.
 
+pub(crate) mod daemon_log;
+pub(crate) mod group;
 pub(crate) mod manifest;
 mod memory;
 pub(crate) mod needs;
@@ -62,6 +64,13 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     /// All there are on this node, also those that an earlier driver started.
     fn list(&self) -> linux::Result<Vec<Launched>>;
 
+    /// Goes on with what the driver does for a daemon while it runs. Called once for each
+    /// launch that an earlier driver left.
+    fn adopt(&self, volume_id: &VolumeId) -> linux::Result<()>;
+
+    /// The last line that an ended daemon wrote, where the driver has its log.
+    fn last_words(&self, volume_id: &VolumeId) -> Option<String>;
+
     /// Whether nobody has taken the launch back: one that somebody else took back is
     /// ending, or about to. The process may have ended all the same.
     fn stands(&self, id: &LaunchId) -> linux::Result<bool>;
@@ -69,6 +78,9 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     /// Sees to it that the launch ends; one that is gone is a success. The
     /// daemon may live on for a moment.
     fn remove(&self, id: &LaunchId) -> linux::Result<()>;
+
+    /// Removes what a launch leaves behind. Its process must have ended.
+    fn clear(&self, volume_id: &VolumeId) -> linux::Result<()>;
 
     /// The words for who is started, with what somebody needs to look for it.
     fn describe(&self, spec: LaunchSpec<'_>) -> String;

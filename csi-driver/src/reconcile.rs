@@ -59,6 +59,7 @@ impl Driver {
         for Launched { volume_id, id } in self.launcher.list().step("list launches")? {
             // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
             if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
+                self.launcher.adopt(&volume_id).step("adopt launch")?;
                 continue;
             }
             // Of a journal that was lost, or is another one: pods may use it.
@@ -76,7 +77,9 @@ impl Driver {
         let deadline = Instant::now() + STRAYS_END;
         for (volume_id, process) in strays {
             let left = deadline.saturating_duration_since(Instant::now());
-            if !process.is_gone_within(left).step("end daemon")? {
+            if process.is_gone_within(left).step("end daemon")? {
+                self.launcher.clear(&volume_id).step("clear launch")?;
+            } else {
                 // In a wait that nothing interrupts; other volumes do not wait for it.
                 tracing::error!(%volume_id, pid = process.pid, "lives on after SIGKILL");
             }

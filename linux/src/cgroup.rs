@@ -246,6 +246,19 @@ impl Cgroup {
         })
     }
 
+    /// Puts the calling thread into its v1 directories, and with it every process that the
+    /// thread starts. [`Self::admit`] does the rest: on v2 a process goes as a whole.
+    pub fn join_as_thread(&self) -> Result<()> {
+        let v1 = self.dirs.iter().filter(|(version, _)| *version == Version::V1);
+        v1.map(|(_, dir)| dir).try_for_each(|dir| write(&dir.join("tasks"), "0"))
+    }
+
+    /// Puts process `pid` into its v2 directory, if it has one.
+    pub fn admit(&self, pid: i32) -> Result<()> {
+        let v2 = self.dirs.iter().filter(|(version, _)| *version == Version::V2);
+        v2.map(|(_, dir)| dir).try_for_each(|dir| write(&dir.join("cgroup.procs"), &pid.to_string()))
+    }
+
     /// Restricts its processes to the devices that `policy` allows. Comes before
     /// the first process joins. A failure leaves them unrestricted.
     pub fn restrict_devices(&self, policy: &Policy) -> Result<()> {

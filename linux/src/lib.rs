@@ -31,6 +31,7 @@ pub mod netns;
 #[cfg(feature = "nftables")]
 pub mod nftables;
 pub mod peer_process;
+pub mod pid_namespace;
 pub mod pipes;
 pub mod process;
 pub mod procfs;

@@ -219,7 +219,14 @@ impl<'a> Node<'a> {
                 "k/plugins/kubernetes.io/csi/csi.hawser.dev",
             ]),
             links: vec![examples::BRIDGE.to_owned()],
-            cgroups: vec![tag, pods, qos.join("besteffort"), qos.join("burstable"), qos],
+            cgroups: vec![
+                tag,
+                pods,
+                qos.join("besteffort"),
+                qos.join("burstable"),
+                qos,
+                self.sandbox.volumes_cgroup_root(),
+            ],
         }
     }
 
@@ -323,6 +330,8 @@ impl<'a> Node<'a> {
             .args(["--mount-image", examples::VOLUME_IMAGE])
             .arg("--volume-binary")
             .arg(self.volume_binary()?)
+            .arg("--cgroup-root")
+            .arg(sandbox.volumes_cgroup_root())
             .arg("--trace-file")
             .arg(self.trace_file());
         if let Some(seconds) = self.options.start_timeout {

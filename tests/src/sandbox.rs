@@ -109,6 +109,11 @@ impl Sandbox {
         Path::new("/").join(&self.name).join("pods")
     }
 
+    /// The absolute cgroup path under which a driver is to put daemons that it starts itself.
+    pub fn volumes_cgroup_root(&self) -> PathBuf {
+        Path::new("/").join(&self.name).join("volumes")
+    }
+
     pub fn tag(&self) -> &Tag {
         &self.tag
     }

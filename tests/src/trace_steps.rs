@@ -74,7 +74,7 @@ impl fmt::Display for Step {
 pub struct Places {
     /// Shown as `$`.
     pub root: PathBuf,
-    /// Below `root`, and none of the process's own: its log.
+    /// None of the process's own, as its log: a path, or the last names of one.
     pub ignored: Vec<PathBuf>,
 }
 

@@ -104,7 +104,7 @@ fn allowed_outside_the_node(sandbox: &Sandbox) -> Allowed {
     let cgroup = sandbox.cgroup_root().parent().map(Path::to_path_buf);
     Allowed {
         changing: vec![sandbox.dir().to_path_buf()],
-        cgroups: cgroup.into_iter().collect(),
+        cgroups: cgroup.into_iter().chain([sandbox.volumes_cgroup_root()]).collect(),
         ..Allowed::default()
     }
 }

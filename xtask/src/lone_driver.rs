@@ -24,6 +24,7 @@ pub(crate) fn start(sandbox: &Sandbox, flags: &[&str]) -> Result<Daemon> {
     let mut command = sandbox.command(&binaries::find("hawser-csi")?);
     command.args(["--driver-name", DRIVER, "--launcher", "process"]).args(flags);
     command.arg("--volume-binary").arg(binaries::find("hawser-volume")?);
+    command.arg("--cgroup-root").arg(sandbox.volumes_cgroup_root());
     for (flag, name) in [
         ("--kubelet-dir", "k"),
         ("--pool", "pool"),

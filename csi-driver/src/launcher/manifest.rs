@@ -72,6 +72,20 @@ impl Launcher for ManifestLauncher {
         }
     }
 
+    fn adopt(&self, _volume_id: &VolumeId) -> linux::Result<()> {
+        // kubelet keeps its log.
+        Ok(())
+    }
+
+    fn last_words(&self, _volume_id: &VolumeId) -> Option<String> {
+        None
+    }
+
+    fn clear(&self, _volume_id: &VolumeId) -> linux::Result<()> {
+        // kubelet removes its pod.
+        Ok(())
+    }
+
     fn describe(&self, spec: LaunchSpec<'_>) -> String {
         let name = pod_name(spec);
         format!("pod {NAMESPACE}/{name} with image {}", self.mount_image)

@@ -1,9 +1,10 @@
-//! What a launcher needs on this node before it can start a daemon: looked at when the
-//! driver starts, so that a mistyped flag is told there and not by the first stage.
+//! What a launcher needs on this node before it can start a daemon: looked at, and made, when
+//! the driver starts, so that a mistyped flag is told there and not by the first stage.
 
 use std::io;
 use std::path::Path;
 
+use linux::cgroup::Hierarchies;
 use rustix::fs::{Access, access};
 
 use crate::config::{ConfigError, LauncherKind, wrong};
@@ -16,14 +17,26 @@ pub(crate) fn check(launcher: &LauncherKind) -> Result<(), ConfigError> {
             check_directory(manifests),
             "the directory is wanted that the kubelet takes static pods from",
         ),
-        LauncherKind::Process { volume_binary } => (
+        LauncherKind::Process { volume_binary, .. } => (
             "--volume-binary",
             volume_binary,
             check_program(volume_binary),
             "the program hawser-volume is wanted",
         ),
     };
-    found.map_err(|e| wrong(flag, &path.to_string_lossy(), format!("{}: {wanted}", linux::reason(&e))))
+    found.map_err(|e| wrong(flag, &path.to_string_lossy(), format!("{}: {wanted}", linux::reason(&e))))?;
+    match launcher {
+        LauncherKind::Process { cgroup_root: Some(root), .. } => make_parent(root)
+            .map_err(|e| wrong("--cgroup-root", &root.to_string_lossy(), format!("{e}; {WITHOUT_GROUPS}"))),
+        LauncherKind::Process { cgroup_root: None, .. } | LauncherKind::Manifest { .. } => Ok(()),
+    }
+}
+
+const WITHOUT_GROUPS: &str = "`--cgroup-root none` starts daemons without control groups";
+
+/// Makes the group below which the daemons' are. It stays, with what an administrator sets there.
+fn make_parent(root: &Path) -> linux::Result<()> {
+    Hierarchies::detect()?.ensure_parent(root).map(drop)
 }
 
 /// The driver makes files in it.
@@ -55,7 +68,8 @@ mod tests {
         std::fs::write(&plain, "").unwrap();
         let manifests =
             |path: &Path| LauncherKind::Manifest { manifests: path.to_owned(), mount_image: "i".to_owned() };
-        let process = |path: &Path| LauncherKind::Process { volume_binary: path.to_owned() };
+        let process =
+            |path: &Path| LauncherKind::Process { volume_binary: path.to_owned(), cgroup_root: None };
         check(&manifests(dir.path())).unwrap();
         check(&process(Path::new("/bin/true"))).unwrap();
         for (launcher, flag, path, reason) in [

@@ -1,13 +1,16 @@
-//! Daemons as child processes of the driver, which outlive it: their own process
-//! group, no pipe to the driver, and found again by what they were started with.
+//! Daemons as child processes of the driver, which outlive it: each in a PID namespace, a
+//! process group and a control group of its own, found again by what it was started with.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::{LaunchId, LaunchSpec, Launched, Launcher};
+use linux::cgroup::Cgroup;
+
+use super::daemon_log::DaemonLogs;
+use super::group::{self, GroupParent};
+use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
 use crate::dial::DialDir;
 use crate::process::ProcessId;
 use crate::volume::VolumeId;
@@ -20,15 +23,20 @@ const ARGUMENTS: [&str; 3] = ["serve", "--confine", "--socket"];
 pub(crate) struct ProcessLauncher {
     pub volume_binary: PathBuf,
     pub run_dir: PathBuf,
+    pub logs: DaemonLogs,
+    /// `None`: daemons stay in the driver's control group, without limits.
+    pub groups: Option<GroupParent>,
     pub patience: Duration,
 }
 
 impl Launcher for ProcessLauncher {
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
         let dial = DialDir::of(&self.run_dir, spec.volume_id);
-        let log = open_log(&dial.log())?;
-        let log_too = log.try_clone().map_err(|e| linux::Error::at("duplicate", &dial.log(), e))?;
-        let mut child = tokio::process::Command::new(&self.volume_binary)
+        let log = self.logs.start(spec.volume_id)?;
+        let log_too = log.try_clone().map_err(|e| linux::Error::at("duplicate", &dial.log_fifo(), e))?;
+        let group = self.group(spec)?;
+        let mut command = tokio::process::Command::new(&self.volume_binary);
+        command
             .args(ARGUMENTS)
             .arg(dial.socket())
             .args(["--log-level", spec.settings.log_level.as_str()])
@@ -40,17 +48,24 @@ impl Launcher for ProcessLauncher {
             .current_dir("/")
             // A terminal's Ctrl-C is for the driver alone.
             .process_group(0)
-            .kill_on_drop(false)
-            .spawn()
-            .map_err(|e| linux::Error::at("start", &self.volume_binary, e))?;
+            .kill_on_drop(false);
+        let runtime = tokio::runtime::Handle::current();
+        let started = linux::pid_namespace::start_first(group.as_ref(), || {
+            let _entered = runtime.enter();
+            command.spawn()
+        })
+        .and_then(|spawned| spawned.map_err(|e| linux::Error::at("start", &self.volume_binary, e)));
+        // With it goes the driver's own end of the log.
+        drop(command);
+        let mut child = started.inspect_err(|_| self.clear_or_say(spec.volume_id))?;
         let pid = child.id().map_or(0, u32::cast_signed);
+        let admitted = group.map_or(Ok(()), |group| group.admit(pid));
         // Not reaped before the task below waits for it, so the pid is still its own.
-        let process = ProcessId::of(pid)
-            .and_then(|child| {
-                child.ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))
-            })
-            // Nobody else would know of it; that it has ended already is as good.
-            .inspect_err(|_| drop(child.start_kill()))?;
+        let process = admitted.and_then(|()| ProcessId::of(pid)).and_then(|child| {
+            child.ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))
+        });
+        // Nobody else would know of it; that it has ended already is as good.
+        let process = process.inspect_err(|_| drop(child.start_kill()));
         let volume_id = spec.volume_id.to_string();
         tokio::spawn(async move {
             match child.wait().await {
@@ -58,7 +73,7 @@ impl Launcher for ProcessLauncher {
                 Err(error) => tracing::warn!(volume_id, pid, %error, "reap daemon"),
             }
         });
-        Ok(LaunchId::Process(process))
+        process.map(LaunchId::Process).inspect_err(|_| self.clear_or_say(spec.volume_id))
     }
 
     fn list(&self) -> linux::Result<Vec<Launched>> {
@@ -93,6 +108,18 @@ impl Launcher for ProcessLauncher {
         }
     }
 
+    fn adopt(&self, volume_id: &VolumeId) -> linux::Result<()> {
+        self.logs.follow(volume_id)
+    }
+
+    fn last_words(&self, volume_id: &VolumeId) -> Option<String> {
+        self.logs.last_line(volume_id)
+    }
+
+    fn clear(&self, volume_id: &VolumeId) -> linux::Result<()> {
+        self.groups.as_ref().map_or(Ok(()), |groups| groups.remove(volume_id))
+    }
+
     fn describe(&self, _spec: LaunchSpec<'_>) -> String {
         format!("a process of {}", self.volume_binary.display())
     }
@@ -103,6 +130,20 @@ impl Launcher for ProcessLauncher {
 }
 
 impl ProcessLauncher {
+    fn group(&self, spec: LaunchSpec<'_>) -> linux::Result<Option<Cgroup>> {
+        let Some(groups) = &self.groups else { return Ok(None) };
+        let known_inodes = spec.settings.known_inodes();
+        let default_memory = memory::default_limit_bytes(spec.inode_limit, known_inodes);
+        groups.make(spec.volume_id, &group::limits(spec.settings, default_memory)).map(Some)
+    }
+
+    /// After a failed start, whose cause is what the caller needs.
+    fn clear_or_say(&self, volume_id: &VolumeId) {
+        if let Err(error) = self.clear(volume_id) {
+            tracing::warn!(%volume_id, %error, "remove control group");
+        }
+    }
+
     /// Whether a process, by its directory in /proc, is root's and runs our binary.
     fn is_daemon(&self, process: &Path) -> bool {
         let file = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
@@ -126,15 +167,6 @@ impl ProcessLauncher {
     }
 }
 
-fn open_log(path: &Path) -> linux::Result<File> {
-    OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|e| linux::Error::at("open log", path, e))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +176,8 @@ mod tests {
         let launcher = ProcessLauncher {
             volume_binary: "/bin/hawser-volume".into(),
             run_dir: "/run/h".into(),
+            logs: DaemonLogs::new(Path::new("/run/h")),
+            groups: None,
             patience: Duration::ZERO,
         };
         let key = "0123456789abcdef0123456789abcdef";

@@ -278,7 +278,7 @@ impl Driver {
             self.launcher.patience(),
             &self.waits.begin(volume_id)?,
         )
-        .map_err(|error| with_last_words(error, &dial))?;
+        .map_err(|error| self.with_last_words(error))?;
         // The daemon alone holds its listeners and the connection from here on.
         drop(sockets);
         self.hangs.found(volume_id, None);
@@ -289,6 +289,17 @@ impl Driver {
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
         self.watch.start(volume_id, served.daemon, served.pidfd);
         Ok(mount)
+    }
+
+    /// A daemon that ended has written why, if the driver itself keeps its log.
+    fn with_last_words(&self, error: Error) -> Error {
+        match error {
+            Error::DaemonEnded { volume_id, launch, log: None } => {
+                let log = self.launcher.last_words(&volume_id);
+                Error::DaemonEnded { volume_id, launch, log }
+            }
+            other => other,
+        }
     }
 
     /// Mounts a volume that is served elsewhere where it is staged, once more. Its
@@ -384,6 +395,7 @@ impl Driver {
                 }
             }
         }
+        self.launcher.clear(volume_id).step("clear launch")?;
         DialDir::of(&self.config.run_dir, volume_id).remove().step("remove dial directory")
     }
 
@@ -453,14 +465,4 @@ fn same_stage(volume_id: &VolumeId, stage: &StageRecord, wish: &StageWish) -> Re
         });
     }
     Ok(())
-}
-
-/// A daemon that ended has written why, if the driver itself keeps its log.
-fn with_last_words(error: Error, dial: &DialDir) -> Error {
-    match error {
-        Error::DaemonEnded { volume_id, launch, log: None } => {
-            Error::DaemonEnded { volume_id, launch, log: dial.last_log_line() }
-        }
-        other => other,
-    }
 }

@@ -42,6 +42,16 @@ pub(crate) struct Resources {
     pub memory_limit: Option<String>,
 }
 
+impl Resources {
+    pub(crate) fn memory_limit_bytes(&self) -> Option<u64> {
+        parse_quantity(self.memory_limit.as_deref()?).ok()
+    }
+
+    pub(crate) fn cpu_limit_thousandths(&self) -> Option<u64> {
+        cpu(self.cpu_limit.as_deref()?).ok()
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LogLevel {

@@ -582,8 +582,10 @@ impl World {
     }
 
     fn places(&self) -> Places {
-        let ignored: Vec<PathBuf> =
+        let mut ignored: Vec<PathBuf> =
             ["driver.log", "k/plugins_registry"].map(|name| self.scene.sandbox.path(name)).to_vec();
+        // Written when the daemon says something, whatever the driver does then.
+        ignored.extend(["daemon.log", "daemon.log.1"].map(PathBuf::from));
         Places { root: self.scene.sandbox.dir().to_owned(), ignored }
     }
 

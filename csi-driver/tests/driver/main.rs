@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]
 
 mod boot;
+mod child_processes;
 mod doctor;
 mod kills;
 mod lifecycle;

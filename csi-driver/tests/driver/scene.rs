@@ -120,6 +120,9 @@ impl Scene {
         command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
         command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
         command.args(&self.flags.0);
+        if !self.flags.0.iter().any(|flag| flag == "--cgroup-root") {
+            command.arg("--cgroup-root").arg(self.sandbox.volumes_cgroup_root());
+        }
         command
     }
 

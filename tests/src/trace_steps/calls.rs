@@ -171,7 +171,7 @@ fn path_from(thread: Pid, directory: i32, text: u64) -> Option<PathBuf> {
 
 /// What it is called in every run; `None` for what is not of the process's work.
 fn show(path: &Path, places: &Places, process: Pid) -> Option<String> {
-    if places.ignored.iter().any(|ignored| path.starts_with(ignored)) {
+    if places.ignored.iter().any(|ignored| path.starts_with(ignored) || path.ends_with(ignored)) {
         return None;
     }
     // The root of a mount that is not attached yet.

@@ -1,0 +1,66 @@
+//! The first process of a PID namespace, for callers that have threads and start
+//! programs with std: [`crate::process::clone_child`] refuses such callers.
+
+use nix::sched::CloneFlags;
+
+use crate::cgroup::Cgroup;
+use crate::{Error, Result};
+
+/// Runs `start`, which starts one process, so that this process becomes the first one of a
+/// PID namespace of its own: all others in the namespace end with it. With `group`, it
+/// begins in that group's v1 directories; [`Cgroup::admit`] puts it into those of v2.
+///
+/// A second process that `start` starts would be a child of the first (pid_namespaces(7)),
+/// which then must be alive. `start` must start no thread: `EINVAL` (clone(2)).
+/// Needs `CAP_SYS_ADMIN`.
+pub fn start_first<T: Send>(group: Option<&Cgroup>, start: impl FnOnce() -> T + Send) -> Result<T> {
+    // A thread of its own: both changes last as long as the thread that makes them.
+    std::thread::scope(|scope| {
+        let starter = std::thread::Builder::new().name("first-process".to_owned());
+        let starter = starter.spawn_scoped(scope, || {
+            group.map_or(Ok(()), Cgroup::join_as_thread)?;
+            nix::sched::unshare(CloneFlags::CLONE_NEWPID)
+                .map_err(|e| Error::new("unshare", "PID namespace", e))?;
+            Ok(start())
+        });
+        let starter = starter.map_err(|e| Error::new("start thread", "first-process", e))?;
+        match starter.join() {
+            Ok(started) => started,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::process::Exit;
+
+    #[test]
+    fn the_process_is_the_first_of_its_namespace_and_the_rest_ends_with_it() {
+        // It says its pid and starts another process, which holds the pipe open.
+        let script = "echo $$; sleep 1000 & exec sleep 1000";
+        let start = || Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn();
+        let mut child = start_first(None, start).unwrap().unwrap();
+        let mut line = [0; 2];
+        let mut stdout = child.stdout.take().unwrap();
+        std::io::Read::read_exact(&mut stdout, &mut line).unwrap();
+        assert_eq!(&line, b"1\n");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut rest = Vec::new();
+        std::io::Read::read_to_end(&mut stdout, &mut rest).unwrap();
+        assert_eq!(rest, b"", "the other process has ended too");
+    }
+
+    #[test]
+    fn the_caller_stays_in_its_namespace() {
+        let before = std::fs::read_link("/proc/self/ns/pid_for_children").unwrap();
+        let status = start_first(None, || Command::new("true").status()).unwrap().unwrap();
+        assert_eq!(status.code().map(Exit::Code), Some(Exit::Code(0)));
+        assert_eq!(std::fs::read_link("/proc/self/ns/pid_for_children").unwrap(), before);
+        assert_eq!(std::fs::read_link("/proc/thread-self/ns/pid_for_children").unwrap(), before);
+    }
+}
