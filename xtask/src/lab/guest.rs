@@ -22,6 +22,9 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 /// An emulated guest on a busy machine gets its timer's interrupts late.
 const PATIENT: &str = "no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1";
 const MEMORY: &str = "3G";
+/// QEMU 7.2 sometimes leaves wrong flags after cmpxchg16b, which Linux 6.12 uses to allocate
+/// memory: a double fault. Without the feature kernels do it another way.
+const EMULATED_CPU: &str = "max,cx16=off";
 
 /// A disk of a guest, raw.
 #[derive(Debug, Clone)]
@@ -72,7 +75,7 @@ impl Guest {
         let mut command = low_priority(&debian_program("qemu-system-x86_64", "qemu-system-x86")?)?;
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-net", "none"]);
         command.args(["-machine", if kvm { "q35,accel=kvm" } else { "q35,accel=tcg" }]);
-        command.args(["-cpu", "max", "-smp", "2", "-m", MEMORY]);
+        command.args(["-cpu", if kvm { "max" } else { EMULATED_CPU }, "-smp", "2", "-m", MEMORY]);
         command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
         command
             .args(["-append", &format!("console=ttyS0 panic=-1 quiet cgroup_no_v1=all {PATIENT} {words}")]);
