@@ -40,7 +40,7 @@ impl FuseGuard {
     /// Mounts fusectl at `fusectl` and watches the FUSE mounts of the calling
     /// thread's mount namespace, which the watching thread inherits.
     pub(crate) fn start(fusectl: &Path) -> Result<Self> {
-        fs::create_dir(fusectl).with_context(|| fusectl.display().to_string())?;
+        fs::create_dir_all(fusectl).with_context(|| fusectl.display().to_string())?;
         linux::mount::mount_fs("fusectl", "fusectl", fusectl, MountFlags::default(), "")
             .context("mount fusectl")?;
         let (stop, stopped) = channel();

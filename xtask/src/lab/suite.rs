@@ -31,7 +31,7 @@ pub(crate) enum Suite {
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 15] = [
+pub(super) const PROGRAMS: [(&str, &str); 18] = [
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("iptables", "iptables"),
@@ -43,6 +43,9 @@ pub(super) const PROGRAMS: [(&str, &str); 15] = [
     ("iptables-legacy", "iptables"),
     ("iptables-legacy-save", "iptables"),
     ("iptables-legacy-restore", "iptables"),
+    ("ip6tables-legacy", "iptables"),
+    ("ip6tables-legacy-save", "iptables"),
+    ("ip6tables-legacy-restore", "iptables"),
     ("conntrack", "conntrack"),
     ("setpriv", "util-linux"),
     ("mkfs.ext4", "e2fsprogs"),
