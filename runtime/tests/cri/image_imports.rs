@@ -90,13 +90,14 @@ async fn what_a_killed_runtime_has_half_unpacked_is_removed_by_the_next() {
     let blob = write_layout(&host.path("images/slow"), "slow:1", &large_layer());
     let cri = host.start().await;
     let slow = pull(&cri, "slow:1");
-    stop_unpacker(&blob).await;
+    let abandoned = stop_unpacker(&blob).await;
     let killed = host.runtime.as_ref().unwrap().id();
     host.kill();
     slow.await.unwrap().unwrap_err();
     let mut cri = host.start().await;
     assert_nothing_is_left(&host, killed);
-    assert_eq!(unpackers(&blob), []);
+    // The next one may unpack the layer already.
+    assert!(!unpackers(&blob).contains(&abandoned));
     cri.pull("slow:1").await.unwrap();
 }
 
