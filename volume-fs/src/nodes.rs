@@ -104,6 +104,8 @@ struct Table {
     peak: usize,
     /// Who waits for room, or for FORGETs.
     waiting: usize,
+    /// Where the pruner invalidates an entry now.
+    pruned_directory: Option<u64>,
     pruner_waits: bool,
     /// Nodes that were dropped, ever.
     dropped: u64,
@@ -252,7 +254,7 @@ impl Nodes {
     ) -> Result<Option<OwnedFd>> {
         let mut table = self.table();
         if admission == Admission::IfRoom && !table.nodes.contains_key(&id) {
-            table = self.room_for_one(table)?;
+            table = self.room_for_one(table, place.directory)?;
         }
         if self.names_now(place.directory) != seen {
             return Ok(Some(fd));
@@ -265,7 +267,7 @@ impl Nodes {
     pub(crate) fn remember_if_room(&self, id: u64, place: Place) -> Result<()> {
         let mut table = self.table();
         if !table.nodes.contains_key(&id) {
-            table = self.room_for_one(table)?;
+            table = self.room_for_one(table, place.directory)?;
         }
         self.remember_in(table, (id, place), None);
         Ok(())

@@ -196,7 +196,8 @@ impl Pruner {
                 if answered.elapsed() >= LIST_IS_GOOD {
                     break;
                 }
-                match self.connection.invalidate_entry(place.directory, &place.name) {
+                let invalidate = || self.connection.invalidate_entry(place.directory, &place.name);
+                match nodes.prune_in(place.directory, invalidate) {
                     // The kernel has dropped it already.
                     Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::NOTDIR) => nodes.asked_to_forget(1),
                     Err(errno) => return Err(errno),

@@ -3,8 +3,9 @@
 //! bound [`crate::pruner`] asks the kernel to forget; an inode that is in use
 //! cannot be forgotten, so beyond twice the bound lookups are refused (`ENFILE`).
 //!
-//! Invariant: the table has at most twice the bound of nodes, and one more for
-//! each event loop that creates a file.
+//! Invariant: the table has at most twice the bound of nodes, one more for each
+//! event loop that creates a file, and [`Nodes::beyond`] more for requests that the
+//! pruner waits for.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -83,26 +84,33 @@ impl Nodes {
         }
     }
 
-    /// Before a file is made: whether the kernel may know one more.
-    pub(crate) fn admit(&self) -> Result<()> {
-        self.room_for_one(self.table()).map(drop)
+    /// Before a file is made in `directory`: whether the kernel may know one more.
+    pub(crate) fn admit(&self, directory: u64) -> Result<()> {
+        self.room_for_one(self.table(), directory).map(drop)
     }
 
     /// Waits for room, unless the last round has found all in use. Half of the
     /// event loops never wait, so that FORGETs are read.
-    pub(super) fn room_for_one<'a>(&self, mut table: MutexGuard<'a, Table>) -> Result<MutexGuard<'a, Table>> {
+    ///
+    /// The kernel has locked `directory` for the request. Where the pruner waits for the same
+    /// lock, nothing is forgotten before the request is answered: it is let in, or refused.
+    pub(super) fn room_for_one<'a>(
+        &self,
+        mut table: MutexGuard<'a, Table>,
+        directory: u64,
+    ) -> Result<MutexGuard<'a, Table>> {
         let most = self.bound.saturating_mul(2);
-        if table.nodes.len() < most {
-            return Ok(table);
-        }
-        if !table.stuck && table.waiting < self.most_waiting {
+        let is_waited_for = |table: &Table| table.pruned_directory == Some(directory);
+        let is_full = |table: &Table| table.nodes.len() >= most;
+        if is_full(&table) && !table.stuck && !is_waited_for(&table) && table.waiting < self.most_waiting {
             table.waiting += 1;
-            let is_full = |table: &mut Table| table.nodes.len() >= most && !table.stuck;
-            let waited = self.relief.wait_timeout_while(table, FORGETS_ARE_DUE, is_full);
+            let goes_on = |table: &mut Table| is_full(table) && !table.stuck && !is_waited_for(table);
+            let waited = self.relief.wait_timeout_while(table, FORGETS_ARE_DUE, goes_on);
             (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
             table.waiting -= 1;
         }
-        if table.nodes.len() < most {
+        let is_let_in = is_waited_for(&table) && table.nodes.len() < most.saturating_add(self.beyond());
+        if !is_full(&table) || is_let_in {
             return Ok(table);
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -136,6 +144,24 @@ impl Nodes {
         if table.refusing && table.nodes.len() <= self.bound {
             table.refusing = false;
         }
+    }
+
+    /// Nodes beyond twice the bound, for requests in the directory that the pruner waits for.
+    fn beyond(&self) -> usize {
+        self.bound / 64 + 1
+    }
+
+    /// Runs `prune`, which waits for the kernel's lock of `directory`.
+    pub(crate) fn prune_in<T>(&self, directory: u64, prune: impl FnOnce() -> T) -> T {
+        let mut table = self.table();
+        table.pruned_directory = Some(directory);
+        if table.waiting > 0 {
+            self.relief.notify_all();
+        }
+        drop(table);
+        let pruned = prune();
+        self.table().pruned_directory = None;
+        pruned
     }
 
     /// For the pruner, as long as there is nothing to be done.

@@ -123,7 +123,7 @@ impl Volume {
         let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = self.granted(&parent, permissions)?;
         self.files.admit()?;
-        self.nodes.admit()?;
+        self.nodes.admit(directory)?;
         let inode = self.quota.reserve_inode()?;
         self.quota.admit_block()?;
         let created = self.settling(directory, &parent, || {
@@ -226,7 +226,7 @@ impl Volume {
         self.writable()?;
         let new_name = component(name)?;
         let parent = self.nodes.descriptor(directory)?;
-        self.nodes.admit()?;
+        self.nodes.admit(directory)?;
         let inode = self.quota.reserve_inode()?;
         self.quota.admit_block()?;
         self.settling(directory, &parent, || create(&parent, &new_name))?;

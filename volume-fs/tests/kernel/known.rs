@@ -113,6 +113,24 @@ fn a_walk_over_many_files_never_makes_the_kernel_know_twice_the_bound() {
     assert!(most <= 2 * BOUND, "{most} inodes were known");
 }
 
+/// Older kernels lock a directory while its entries are listed, and while one of them is
+/// invalidated.
+#[test]
+fn a_walk_over_one_large_directory_is_not_refused() {
+    let volume = Volume::with(SETUP);
+    let directory = volume.backing.join("d");
+    fs::create_dir(&directory).unwrap();
+    for file in 0..FILES {
+        File::create(directory.join(format!("f{file}"))).unwrap();
+    }
+    let driver = Answering::start(&volume);
+    for _ in 0..2 {
+        assert_eq!(walk(&volume.path), FILES);
+    }
+    assert_eq!(stats(&volume.control()).refused, 0);
+    assert!(driver.most() <= 2 * BOUND + BOUND / 32);
+}
+
 #[test]
 fn what_is_mounted_inside_a_volume_survives_the_forgetting() {
     let volume = Volume::with(SETUP);
