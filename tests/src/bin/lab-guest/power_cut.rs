@@ -149,8 +149,13 @@ fn driver_volumes(node: &Node<'_>) -> Result<Vec<String>> {
     Ok(listed.iter().map(|volume| text(&volume["id"])).collect())
 }
 
+/// A status that says `Running` may be that of before the cut: processes come later, and never twice.
 fn verify_one_copy_of_each_pod(node: &Node<'_>) -> Result<()> {
-    let running = node.processes("demo-app")?;
+    let running = eventually("each pod has its process", PATIENCE, || {
+        let running = node.processes("demo-app")?;
+        ensure!(running.len() >= PODS.len(), "{} processes of {} pods", running.len(), PODS.len());
+        Ok(running)
+    })?;
     ensure!(running.len() == PODS.len(), "{} processes of {} pods: {running:?}", running.len(), PODS.len());
     let pods = node.list("pods")?;
     for pod in PODS {
