@@ -263,10 +263,14 @@ impl Nodes {
         Ok(None)
     }
 
-    /// [`Self::remember`] of a file that was not looked up by this name.
-    pub(crate) fn remember_if_room(&self, id: u64, place: Place) -> Result<()> {
+    /// [`Self::remember`] of a file that was not looked up by this name. `ENFILE` if there is
+    /// no room, at once unless it `may_wait`.
+    pub(crate) fn remember_if_room(&self, id: u64, place: Place, may_wait: bool) -> Result<()> {
         let mut table = self.table();
         if !table.nodes.contains_key(&id) {
+            if !may_wait && table.nodes.len() >= self.bound.saturating_mul(2) {
+                return Err(Errno::NFILE);
+            }
             table = self.room_for_one(table, place.directory)?;
         }
         self.remember_in(table, (id, place), None);

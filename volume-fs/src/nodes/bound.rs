@@ -24,6 +24,9 @@ use crate::errno::Result;
 /// the driver has to name mount points first, a round takes some seconds, and two may be needed.
 const FORGETS_ARE_DUE: Duration = Duration::from_secs(15);
 
+/// For FORGETs that the kernel has sent already.
+const FORGETS_ARE_READ: Duration = Duration::from_millis(200);
+
 /// If the table had so many nodes and has lost three quarters of them, the memory is given back.
 const WORTH_GIVING_BACK: usize = 16_384;
 
@@ -109,8 +112,19 @@ impl Nodes {
             (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
             table.waiting -= 1;
         }
-        let is_let_in = is_waited_for(&table) && table.nodes.len() < most.saturating_add(self.beyond());
-        if !is_full(&table) || is_let_in {
+        if is_waited_for(&table) {
+            let all_taken = |table: &mut Table| table.nodes.len() >= most.saturating_add(self.beyond());
+            if all_taken(&mut table) && table.waiting < self.most_waiting {
+                table.waiting += 1;
+                let waited = self.relief.wait_timeout_while(table, FORGETS_ARE_READ, all_taken);
+                (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                table.waiting -= 1;
+            }
+            if !all_taken(&mut table) {
+                return Ok(table);
+            }
+        }
+        if !is_full(&table) {
             return Ok(table);
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -138,7 +152,8 @@ impl Nodes {
         if table.much_freed() && std::mem::take(&mut table.pruner_waits) {
             self.pressure.notify_one();
         }
-        if table.waiting > 0 && table.nodes.len() < self.bound.saturating_mul(2) {
+        if table.waiting > 0 && table.nodes.len() < self.bound.saturating_mul(2).saturating_add(self.beyond())
+        {
             self.relief.notify_all();
         }
         if table.refusing && table.nodes.len() <= self.bound {

@@ -73,7 +73,9 @@ impl Volume {
             let Ok(known) = known else { return Taken::Yes };
             // Remembered first: an answer that was sent may be used at once.
             let place = Place { directory: id, name: entry.name.clone() };
-            if let Err(errno) = self.nodes.remember_if_room(known.attributes.ino.0, place) {
+            // One entry is an answer.
+            let may_wait = !taken_before;
+            if let Err(errno) = self.nodes.remember_if_room(known.attributes.ino.0, place, may_wait) {
                 refused = Some(errno);
                 return Taken::No;
             }
