@@ -75,6 +75,7 @@ pub(crate) fn hand_over(
 ) -> Result<Served> {
     let deadline = Instant::now() + patience;
     let started = offer.process.map(ProcessId::open).transpose().step("watch daemon")?;
+    let mut turned_away: u64 = 0;
     loop {
         wait_for_dial(listener, offer, started.as_ref(), (deadline, patience), wait)?;
         let socket = listener.accept().step("hand over")?;
@@ -83,7 +84,11 @@ pub(crate) fn hand_over(
         match greet(&socket, peer, offer, limits::HELLO.min(left.max(SHORTEST))) {
             Ok(()) => return serve(&socket, peer, offer),
             Err(reason) => {
-                tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, "turned a dialler away");
+                turned_away += 1;
+                // Of a flood, a few lines.
+                if turned_away.is_power_of_two() {
+                    tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, turned_away, "turned a dialler away");
+                }
             }
         }
     }

@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(Journal::look(dir.path()).unwrap().get(&id).unwrap(), staged);
         let journal = Journal::open(dir.path()).unwrap();
         assert_eq!(journal.get(&id).unwrap(), staged);
-        assert_eq!(std::fs::read(&path).unwrap(), line, "in one line again");
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "without the half line");
         journal.put(&id, &published).unwrap();
         assert_eq!(Journal::look(dir.path()).unwrap().get(&id).unwrap(), published);
     }

@@ -1,8 +1,9 @@
 //! Control groups of containers on v1, v2 and hybrid machines: every controller
 //! is looked for where it is mounted (mountinfo), none is assumed.
 //!
-//! Invariant: a group joins only the hierarchies that have an effect on it
-//! (limits, device rules, accounting): each join costs an RCU grace period.
+//! Invariant: a container's group is in every hierarchy. That of a program which can
+//! make no namespace is only in those that have an effect on it (limits, device
+//! rules, accounting), since each join takes time.
 
 mod end;
 mod settings;
@@ -145,23 +146,48 @@ impl Hierarchies {
         ensure_all(path, self.places(WANTED))
     }
 
-    /// The same in every hierarchy, for a launcher that joins all of them (runc).
+    /// The same in every hierarchy, for launchers that join all of them.
     pub fn ensure_parent_everywhere(&self, path: &Path) -> Result<Vec<PathBuf>> {
-        let mut places = self.places(WANTED);
+        ensure_all(path, self.all_places(WANTED))
+    }
+
+    /// [`Self::places`], and every other hierarchy without a controller.
+    fn all_places<'a>(&self, wanted: &[&'a str]) -> Vec<(Version, &Path, Vec<&'a str>)> {
+        let mut places = self.places(wanted);
         let others = self.v1.iter().map(|root| (Version::V1, root.as_path()));
         for (version, root) in others.chain(self.unified.iter().map(|root| (Version::V2, root.as_path()))) {
             if !places.iter().any(|(_, known, _)| *known == root) {
                 places.push((version, root, Vec::new()));
             }
         }
-        ensure_all(path, places)
+        places
     }
 
     /// Makes the group `path` with `limits`. Fails without leaving the leaf
     /// behind. A limit whose controller the machine lacks is named in the second value.
     pub fn create(&self, path: &Path, limits: &Limits) -> Result<(Cgroup, Vec<String>)> {
+        self.create_in(self.places(&self.wanted(limits)), path, limits)
+    }
+
+    /// The same in every hierarchy, for processes that may make namespaces: where a process
+    /// has no group of its own, a cgroup namespace that it makes shows the group of whoever
+    /// started it, the host's root among them, and lets root change it.
+    pub fn create_everywhere(&self, path: &Path, limits: &Limits) -> Result<(Cgroup, Vec<String>)> {
+        let wanted = self.wanted(limits);
+        self.create_in(self.all_places(&wanted), path, limits)
+    }
+
+    fn wanted<'a>(&self, limits: &'a Limits) -> Vec<&'a str> {
         let unified = limits.unified_controllers().filter(|name| self.has_in_v2(name));
-        let wanted = [WANTED, &limits.more_controllers(), &unified.collect::<Vec<_>>()].concat();
+        [WANTED, &limits.more_controllers(), &unified.collect::<Vec<_>>()].concat()
+    }
+
+    fn create_in(
+        &self,
+        places: Vec<(Version, &Path, Vec<&str>)>,
+        path: &Path,
+        limits: &Limits,
+    ) -> Result<(Cgroup, Vec<String>)> {
         let devices = match self.device_control() {
             DeviceControl::V1(root) => DeviceControl::V1(under(&root, path)),
             DeviceControl::V2(root) => DeviceControl::V2(under(&root, path)),
@@ -171,10 +197,11 @@ impl Hierarchies {
         if let Some((version, root)) = self.controllers.get("memory") {
             group.memory = Some((*version, under(root, path)));
         }
-        let result = self.places(&wanted).into_iter().try_for_each(|(version, root, controllers)| {
+        let cpuset = self.controllers.get("cpuset").filter(|(version, _)| *version == Version::V1);
+        let result = places.into_iter().try_for_each(|(version, root, controllers)| {
             ensure_dirs(root, path, version, &controllers).map_err(|(error, _)| error)?;
             group.dirs.push((version, under(root, path)));
-            if version == Version::V1 && controllers.contains(&"cpuset") {
+            if cpuset.is_some_and(|(_, cpuset)| cpuset == root) {
                 inherit_cpuset(root, path)?;
             }
             Ok(())

@@ -215,6 +215,12 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
         return Ok(());
     }
     signal(runtime, container, libc::SIGKILL).await?;
+    let path = container.record.cgroup_path.clone();
+    let thawed =
+        blocking("thaw cgroup", move || Ok(Cgroup::find(&Hierarchies::detect()?, &path).thaw()?)).await;
+    if let Err(error) = thawed {
+        tracing::warn!(container_id = container.id, error = %crate::error::chain(&error), "thaw cgroup");
+    }
     if wait_for_exit(container, KILL_DEADLINE).await {
         return Ok(());
     }

@@ -89,12 +89,34 @@ impl Error {
     }
 }
 
+/// A status travels in a header, and a client ends the whole connection, with the calls of all
+/// pods, for headers of more than 16 KiB. Percent-encoding makes three bytes of one.
+const MAX_STATUS_BYTES: usize = 4096;
+
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        Status::new(error.code(), chain(&error))
+        let mut message = chain(&error);
+        if message.len() > MAX_STATUS_BYTES {
+            message.truncate(message.floor_char_boundary(MAX_STATUS_BYTES));
+            message.push_str("...");
+        }
+        Status::new(error.code(), message)
     }
 }
 
 fn list(broken: &[String]) -> String {
     if broken.is_empty() { String::new() } else { format!(" (unreadable: {})", broken.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_no_longer_than_a_header_may_be() {
+        let error = Error::NotFound { kind: "user", id: "\u{fc}".repeat(100_000) };
+        let status = Status::from(error);
+        assert!(status.message().len() <= MAX_STATUS_BYTES + 3);
+        assert!(status.message().ends_with("\u{fc}..."), "whole characters");
+    }
 }

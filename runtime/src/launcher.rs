@@ -68,8 +68,9 @@ pub(crate) struct Surroundings<'a> {
 pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Result<Launched, String> {
     let mut plan = Plan::new(bundle, spec)?;
     let hierarchies = Hierarchies::detect().map_err(|e| crate::error::chain(&e))?;
-    let (cgroup, warnings) =
-        hierarchies.create(&plan.cgroup_path, &plan.limits).map_err(|e| crate::error::chain(&e))?;
+    let (cgroup, warnings) = hierarchies
+        .create_everywhere(&plan.cgroup_path, &plan.limits)
+        .map_err(|e| crate::error::chain(&e))?;
     // In the host's namespace it sees the host's groups in /proc/self/cgroup anyway.
     plan.cgroup_view =
         if plan.own_cgroup_namespace { hierarchies.view_of(&cgroup) } else { hierarchies.view_of_all() };

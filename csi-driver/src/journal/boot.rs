@@ -56,8 +56,7 @@ impl BootDir {
                 match &record {
                     // Of a driver that runs beside the reader, and has just removed it.
                     Err(_) if leftovers == Leftovers::Keep && !path.exists() => continue,
-                    // In one line, so that what follows does not stand behind half of one.
-                    Ok(record) if leftovers == Leftovers::Remove => self.replace(&id, record)?,
+                    Ok(_) if leftovers == Leftovers::Remove => cut_half_line(&path).step("open journal")?,
                     Ok(_) | Err(_) => {}
                 }
                 found.insert(id, record);
@@ -138,6 +137,19 @@ fn read(path: &Path) -> Found {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n').rev();
     let last = lines.find(|line| line.ends_with(b"\n")).ok_or("not one whole line")?;
     serde_json::from_slice(last).map_err(|e| e.to_string())
+}
+
+/// What follows must not stand behind half a line. Needs no room on the disk, so that the driver
+/// starts on a full one.
+fn cut_half_line(path: &Path) -> linux::Result<()> {
+    let failed = |e| linux::Error::at("cut half a line", path, e);
+    let text = std::fs::read(path).map_err(failed)?;
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    if whole == text.len() {
+        return Ok(());
+    }
+    let file = std::fs::OpenOptions::new().write(true).open(path).map_err(failed)?;
+    file.set_len(whole as u64).map_err(failed)
 }
 
 fn remove_temporary(path: &Path) -> Result<()> {

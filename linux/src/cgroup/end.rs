@@ -32,6 +32,19 @@ impl Cgroup {
         })
     }
 
+    /// Lets its processes go on which it stopped itself: the freezer of v1 keeps SIGKILL from them
+    /// (kernel/cgroup/legacy_freezer.c). On v2 a frozen process can be killed.
+    pub fn thaw(&self) -> Result<()> {
+        let v1 = self.dirs.iter().filter(|(version, _)| *version == Version::V1);
+        // Parents first: a group below a frozen one stays frozen.
+        let groups = v1.flat_map(|(_, dir)| groups_below(dir)).map(|dir| dir.join("freezer.state"));
+        groups.filter(|file| file.exists()).try_for_each(|file| match super::write(&file, "THAWED") {
+            // Another has removed the group.
+            Err(_) if !file.exists() => Ok(()),
+            written => written,
+        })
+    }
+
     /// Kills every process in it and removes it. `EBUSY` if one still lives after `timeout`.
     pub fn end(&self, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
@@ -41,6 +54,7 @@ impl Cgroup {
                 return self.remove();
             }
             self.kill_all_at_once()?;
+            self.thaw()?;
             for pid in pids {
                 let Some(pidfd) = process::open_pidfd(pid)? else { continue };
                 process::signal_pidfd(&pidfd, libc::SIGKILL)?;

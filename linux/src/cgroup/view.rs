@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Cgroup, Hierarchies, Version};
+use super::{Cgroup, Hierarchies, Version, WANTED};
 
 /// Directories of the host to be mounted below /sys/fs/cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,14 +27,19 @@ impl Default for View {
 }
 
 impl Hierarchies {
-    /// The view of a container in `group`.
+    /// The view of a container in `group`: the hierarchies in which programs look for limits.
     pub fn view_of(&self, group: &Cgroup) -> View {
         // A group's directory is its hierarchy's mount point and the group's path.
         let root_of = |version: Version, dir: &Path| match version {
             Version::V1 => self.v1.iter().find(|root| dir.starts_with(root)).cloned(),
             Version::V2 => self.unified.clone(),
         };
+        let is_shown = |root: &PathBuf| {
+            let shown = WANTED.iter().chain(&["cpuset"]).filter_map(|name| self.controllers.get(*name));
+            Some(root) == self.unified.as_ref() || shown.into_iter().any(|(_, place)| place == root)
+        };
         let places = group.dirs.iter().filter_map(|(v, dir)| Some((root_of(*v, dir)?, dir.clone())));
+        let places = places.filter(|(root, _)| is_shown(root));
         self.view(places.collect())
     }
 

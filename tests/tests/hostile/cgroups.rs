@@ -1,8 +1,12 @@
 //! What a pod sees of cgroups: its own limits, where programs look for them, and
 //! nothing of another pod.
 
-use tests::Sandbox;
+#![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]
+
+use std::path::{Path, PathBuf};
+
 use tests::attacker::Attack;
+use tests::{Node, Sandbox};
 
 use crate::{node, run};
 
@@ -67,4 +71,55 @@ echo $! > $dir$path/mine/cgroup.procs && echo moved
         Attack::new("privileged", script).with_container_fields("securityContext: {privileged: true}");
     assert_eq!(run(&node, &attack).unwrap(), "moved\n");
     node.finish(&idle).unwrap();
+}
+
+/// The lines of /proc/PID/cgroup of a pod that sleeps, as the host sees them.
+fn groups_of_sleeper(node: &Node<'_>) -> Vec<String> {
+    let attack = Attack::new("sleeper", "exec sleep 1000");
+    node.put_manifest("sleeper.yaml", &attack.yaml()).unwrap();
+    node.wait_for_phase("sleeper", "Running").unwrap();
+    let [pid] = node.processes("sleep").unwrap()[..] else { panic!("one process") };
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    groups.lines().map(str::to_owned).collect()
+}
+
+/// Root in a user namespace may mount every hierarchy, from its process's group on: from the
+/// host's root, where the container is in no group of its own.
+#[test]
+fn a_pod_has_a_group_of_its_own_in_every_hierarchy() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let groups = groups_of_sleeper(&node);
+    let pods = format!("{}/kubepods/", sandbox.cgroup_root().display());
+    assert!(!groups.is_empty());
+    for line in &groups {
+        let path = line.splitn(3, ':').nth(2).unwrap();
+        assert!(path.starts_with(&pods), "{line}: not below {pods}");
+    }
+    node.remove_manifest("sleeper.yaml").unwrap();
+    node.finish(&idle).unwrap();
+}
+
+/// A process that cgroup v1's freezer has stopped takes no SIGKILL.
+#[test]
+fn a_pod_that_freezes_itself_is_stopped() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    for line in groups_of_sleeper(&node) {
+        let [_, controllers, path] = line.splitn(3, ':').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let root = Path::new("/sys/fs/cgroup");
+        let (file, frozen) = match controllers {
+            "freezer" => (root.join("freezer").join(&path[1..]).join("freezer.state"), "FROZEN"),
+            "" => (unified(root).join(&path[1..]).join("cgroup.freeze"), "1"),
+            _ => continue,
+        };
+        std::fs::write(&file, frozen).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+    node.remove_manifest("sleeper.yaml").unwrap();
+    node.finish(&idle).unwrap();
+}
+
+/// Where cgroup v2 is mounted.
+fn unified(root: &Path) -> PathBuf {
+    if root.join("cgroup.procs").exists() { root.to_path_buf() } else { root.join("unified") }
 }
