@@ -47,7 +47,7 @@ async fn stop_unpacker(blob: &Path) -> Pid {
 }
 
 fn large_layer() -> Vec<u8> {
-    layer(&[("zeros", 0o644, &vec![0; 32 << 20])])
+    layer(&[("zeros", 0o644, &vec![0; 96 << 20])])
 }
 
 #[tokio::test]
