@@ -259,7 +259,7 @@ mod tests {
                 Err("answered".to_owned())
             });
         });
-        let limit = Duration::from_millis(500);
+        let limit = Duration::from_millis(900);
         assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
         let begun = Instant::now();
         assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
