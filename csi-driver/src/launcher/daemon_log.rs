@@ -23,7 +23,7 @@ use crate::volume::VolumeId;
 
 /// Of one file; there are two.
 const MAX_LOG_BYTES: u64 = 1 << 20;
-const READ_BYTES: usize = 16 << 10;
+const READ_BYTES: usize = 4 << 10;
 /// For the driver to write down what an ended daemon said.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
