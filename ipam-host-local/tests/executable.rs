@@ -389,7 +389,7 @@ fn a_lease_that_cannot_be_read_stops_no_other() {
     let gc = net.call("GC", "");
     assert_eq!((gc.code, gc.stdout.as_str()), (Some(0), ""));
     let rest = ["10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "last_reserved_ip.0", "lock"];
-    assert_eq!(net.files(), rest, "kept for whoever looks for the cause");
+    assert_eq!(net.files(), rest, "kept, so that the cause can be found");
     let status = net.call("STATUS", "");
     assert_eq!((status.code, status.stdout.as_str()), (Some(0), ""));
 }

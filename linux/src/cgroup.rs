@@ -170,8 +170,8 @@ impl Hierarchies {
     }
 
     /// The same in every hierarchy, for processes that may make namespaces: where a process
-    /// has no group of its own, a cgroup namespace that it makes shows the group of whoever
-    /// started it, the host's root among them, and lets root change it.
+    /// has no group of its own, a cgroup namespace that it makes shows the group of the
+    /// process that started it, which may be the host's root, and lets root change it.
     pub fn create_everywhere(&self, path: &Path, limits: &Limits) -> Result<(Cgroup, Vec<String>)> {
         let wanted = self.wanted(limits);
         self.create_in(self.all_places(&wanted), path, limits)

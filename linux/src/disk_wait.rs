@@ -69,8 +69,14 @@ mod tests {
 
     #[test]
     fn a_process_that_sleeps_or_is_gone_waits_for_no_disk() {
-        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        use std::io::{Read, Write};
+        use std::process::{Command, Stdio};
+        let mut cat = Command::new("cat");
+        let mut child = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let pid = child.id().cast_signed();
+        // Until it has answered, its program may still be read from the disk.
+        child.stdin.as_ref().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         assert!(!waits_for_disk(pid).unwrap());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -126,7 +126,7 @@ async fn adopt_containers(
         let (status, unreadable) = match alive.get(&id) {
             Some(status) => (Some(status.clone()), None),
             None => match record::find::<ShimStatus>(&status_path) {
-                // It was started, so it must not be again. How it ended nobody knows.
+                // It was started, so it must not be again. How it ended is not known.
                 Err(why) => (Some(ShimStatus::unknown(found.created_at)), Some(why)),
                 Ok(status) => (status, None),
             },

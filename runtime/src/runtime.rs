@@ -84,8 +84,8 @@ impl Runtime {
         }))
     }
 
-    /// Moves a record that cannot be read to `unreadable/`, for whoever looks for the
-    /// cause. Its place is free afterwards, or the next start finds it again.
+    /// Moves a record that cannot be read to `unreadable/`, so that the cause can be
+    /// found. Its place is free afterwards; if it cannot be moved, the next start finds it again.
     pub(crate) fn set_aside(&self, path: &Path, name: &str, why: &Error, outcome: &str) {
         let dir = self.root_dir.join("unreadable");
         let moved = record::ensure_dir(&dir).and_then(|()| {

@@ -2,8 +2,8 @@
 //!
 //! Invariant: what such a record describes has ended before the runtime serves its
 //! first call. Its caller sees no sandbox or container and makes another one, and that
-//! must never run beside the first. The record is moved to `unreadable/`, for whoever
-//! looks for the cause.
+//! must never run beside the first. The record is moved to `unreadable/`, so that
+//! the cause can be found.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -29,41 +29,50 @@ pub fn write_archive(program: &Program<'_>, archive: &Path) -> Result<()> {
 
 /// The same; the image's program is started with `arguments` where its user gives none.
 pub fn write_archive_with_arguments(program: &Program<'_>, arguments: &[&str], archive: &Path) -> Result<()> {
+    let layer = layer(program).with_context(|| format!("image archive {}", archive.display()))?;
+    let config = json!({
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {
+            "Entrypoint": [format!("/{}", program.path)],
+            "Cmd": arguments,
+            "WorkingDir": "/",
+            "Env": ["PATH=/"],
+        },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(&layer))] },
+        "history": [{ "created_by": "cargo xtask" }],
+    });
+    write_archive_of(program.image, &config, &layer, archive)
+}
+
+/// The archive of an image of one layer with any configuration, which need not name the layer.
+pub fn write_archive_of(image: &str, config: &Value, layer: &[u8], archive: &Path) -> Result<()> {
     let unfinished =
         archive.with_file_name(format!(".{}", archive.file_name().unwrap_or_default().display()));
     let file = File::create(&unfinished).with_context(|| unfinished.display().to_string())?;
-    build(program, arguments, file).with_context(|| format!("image archive {}", archive.display()))?;
+    assemble(image, config, layer, file).with_context(|| format!("image archive {}", archive.display()))?;
     std::fs::rename(&unfinished, archive).with_context(|| archive.display().to_string())
 }
 
-fn build(program: &Program<'_>, arguments: &[&str], file: File) -> Result<()> {
-    let layer = layer(program)?;
-    let layer_digest = digest(&layer);
-    let entrypoint = [format!("/{}", program.path)];
-    let config = to_bytes(&json!({
-        "architecture": "amd64",
-        "os": "linux",
-        "config": { "Entrypoint": entrypoint, "Cmd": arguments, "WorkingDir": "/", "Env": ["PATH=/"] },
-        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer_digest}")] },
-        "history": [{ "created_by": "cargo xtask" }],
-    }))?;
+fn assemble(image: &str, config: &Value, layer: &[u8], file: File) -> Result<()> {
+    let config = to_bytes(config)?;
     let manifest = to_bytes(&json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-        "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
+        "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", layer)],
     }))?;
     let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
     entry["annotations"] = json!({
-        "org.opencontainers.image.ref.name": program.image,
-        "io.containerd.image.name": program.image,
+        "org.opencontainers.image.ref.name": image,
+        "io.containerd.image.name": image,
     });
     let index = to_bytes(&json!({ "schemaVersion": 2, "manifests": [entry] }))?;
 
     let mut archive = tar::Builder::new(file);
     append(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
     append(&mut archive, "index.json", &index, 0o644)?;
-    for blob in [&layer, &config, &manifest] {
+    for blob in [layer, &config, &manifest] {
         append(&mut archive, &format!("blobs/sha256/{}", digest(blob)), blob, 0o644)?;
     }
     archive.into_inner().context("finish the archive")?.flush().context("flush the archive")

@@ -64,7 +64,7 @@ impl Launcher for ProcessLauncher {
         let process = admitted.and_then(|()| ProcessId::of(pid)).and_then(|child| {
             child.ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))
         });
-        // Nobody else would know of it; that it has ended already is as good.
+        // Otherwise it would be lost. That it has ended already is as good.
         let process = process.inspect_err(|_| drop(child.start_kill()));
         let volume_id = spec.volume_id.to_string();
         tokio::spawn(async move {

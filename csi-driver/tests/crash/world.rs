@@ -584,7 +584,7 @@ impl World {
     fn places(&self) -> Places {
         let mut ignored: Vec<PathBuf> =
             ["driver.log", "k/plugins_registry"].map(|name| self.scene.sandbox.path(name)).to_vec();
-        // Written when the daemon says something, whatever the driver does then.
+        // Written when the daemon says something, at any step of the driver.
         ignored.extend(["daemon.log", "daemon.log.1"].map(PathBuf::from));
         Places { root: self.scene.sandbox.dir().to_owned(), ignored }
     }

@@ -1,4 +1,4 @@
-//! How much an image may ask of the node. Whoever built an image is untrusted.
+//! How much an image may ask of the node. Images are untrusted.
 //!
 //! Invariant: every error that a limit causes names the limit's flag.
 
@@ -81,7 +81,7 @@ impl ImageLimits {
     }
 }
 
-/// How much may still be read. Shared by the reader and by whoever knows what
+/// How much may still be read. Shared by the reader and by the code that knows what
 /// is read next: the tar crate holds all of a header in memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Allowance(Rc<Cell<u64>>);

@@ -1,5 +1,5 @@
-//! Unpacks a layer in a process of its own, so that whatever an image makes of
-//! the unpacking (memory, time, a fault in a decoder) ends with that process.
+//! Unpacks a layer in a process of its own, so that what an image causes
+//! there (use of memory and time, a fault in a decoder) ends with that process.
 //!
 //! Invariant: the blob's digest is checked before anything of it is unpacked,
 //! and once more while it is unpacked.

@@ -17,13 +17,13 @@ fn pull(cri: &Cri, image: &'static str) -> tokio::task::JoinHandle<Result<String
     tokio::spawn(async move { images.pull_image(request).await.map(|answer| answer.into_inner().image_ref) })
 }
 
-/// The processes that unpack the layer in `blob`.
-fn unpackers(blob: &Path) -> Vec<Pid> {
-    let digest = blob.file_name().unwrap().to_str().unwrap();
+/// The processes that unpack layers for `host`. Other tests unpack the same layer.
+fn unpackers(host: &Host) -> Vec<Pid> {
+    let directory = host.dir.path().to_str().unwrap();
     let is_one = |pid: &i32| {
         let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let arguments = String::from_utf8_lossy(&arguments).into_owned();
-        arguments.starts_with("hawser-unpack\0") && arguments.contains(digest)
+        arguments.starts_with("hawser-unpack\0") && arguments.contains(directory)
     };
     let names = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
     let pids = names.filter_map(|name| name.to_str()?.parse().ok()).filter(is_one);
@@ -31,9 +31,9 @@ fn unpackers(blob: &Path) -> Vec<Pid> {
 }
 
 /// Stops the process that unpacks `blob`, once it has opened it.
-async fn stop_unpacker(blob: &Path) -> Pid {
+async fn stop_unpacker(host: &Host, blob: &Path) -> Pid {
     eventually("the unpacker reads the blob", || {
-        let pid = *unpackers(blob).first()?;
+        let pid = *unpackers(host).first()?;
         kill_process(pid, Signal::STOP).ok()?;
         let descriptors = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).ok()?;
         let mut files = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
@@ -47,17 +47,25 @@ async fn stop_unpacker(blob: &Path) -> Pid {
 }
 
 fn large_layer() -> Vec<u8> {
-    layer(&[("zeros", 0o644, &vec![0; 96 << 20])])
+    layer(&[("zeros", 0o644, &vec![0; 32 << 20])])
+}
+
+/// A runtime whose import of image `slow:1` stands still, with its process and its answer to come.
+async fn stopped_import(
+    host: &mut Host,
+) -> (Cri, Pid, tokio::task::JoinHandle<Result<String, tonic::Status>>) {
+    let blob = write_layout(&host.path("images/slow"), "slow:1", &large_layer());
+    let cri = host.start().await;
+    let slow = pull(&cri, "slow:1");
+    let unpacker = stop_unpacker(host, &blob).await;
+    (cri, unpacker, slow)
 }
 
 #[tokio::test]
 async fn an_image_is_imported_while_the_import_of_another_hangs() {
     let mut host = Host::new();
-    let blob = write_layout(&host.path("images/slow"), "slow:1", &large_layer());
     write_layout(&host.path("images/quick"), "quick:1", &layer(&[("file", 0o644, b"x")]));
-    let mut cri = host.start().await;
-    let slow = pull(&cri, "slow:1");
-    let unpacker = stop_unpacker(&blob).await;
+    let (mut cri, unpacker, slow) = stopped_import(&mut host).await;
     cri.pull("quick:1").await.unwrap();
     assert!(!slow.is_finished());
     kill_process(unpacker, Signal::CONT).unwrap();
@@ -70,14 +78,14 @@ async fn a_layer_that_two_imports_need_is_unpacked_once() {
     let blob = write_layout(&host.path("images/first"), "first:1", &large_layer());
     let cri = host.start().await;
     let first = pull(&cri, "first:1");
-    let unpacker = stop_unpacker(&blob).await;
+    let unpacker = stop_unpacker(&host, &blob).await;
     // Another image of the same layer. Who reads the layer from now on finds a wrong digest.
     let other = write_layout(&host.path("images/second"), "second:1", &large_layer());
     std::fs::write(&other, "not the layer").unwrap();
     let second = pull(&cri, "second:1");
     // The second call has arrived when a later one is answered; it starts no process.
     cri.images.clone().list_images(proto::cri::ListImagesRequest { filter: None }).await.unwrap();
-    assert_eq!(unpackers(&blob), [unpacker]);
+    assert_eq!(unpackers(&host), [unpacker]);
     assert!(!second.is_finished());
     kill_process(unpacker, Signal::CONT).unwrap();
     let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
@@ -87,17 +95,13 @@ async fn a_layer_that_two_imports_need_is_unpacked_once() {
 #[tokio::test]
 async fn what_a_killed_runtime_has_half_unpacked_is_removed_by_the_next() {
     let mut host = Host::new();
-    let blob = write_layout(&host.path("images/slow"), "slow:1", &large_layer());
-    let cri = host.start().await;
-    let slow = pull(&cri, "slow:1");
-    let abandoned = stop_unpacker(&blob).await;
+    let (_cri, _stopped, slow) = stopped_import(&mut host).await;
     let killed = host.runtime.as_ref().unwrap().id();
     host.kill();
     slow.await.unwrap().unwrap_err();
     let mut cri = host.start().await;
     assert_nothing_is_left(&host, killed);
-    // The next one may unpack the layer already.
-    assert!(!unpackers(&blob).contains(&abandoned));
+    assert_eq!(unpackers(&host), []);
     cri.pull("slow:1").await.unwrap();
 }
 

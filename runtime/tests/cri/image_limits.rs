@@ -182,19 +182,13 @@ async fn a_fifo_in_place_of_a_blob_is_refused() {
 
 /// A kubelet with `imagePullPolicy: Never` asks for the image, and does not pull it.
 #[tokio::test]
-async fn images_of_the_directory_are_listed_before_anybody_pulls_them() {
+async fn images_of_the_directory_are_listed_before_they_are_pulled() {
     use proto::cri::{ImageStatusRequest, ListImagesRequest};
     let mut host = Host::new();
     let mut cri = host.start_with(&[crate::kit::PRELOAD]).await;
-    let mut names = Vec::new();
-    for _try in 0..2000 {
-        let listed = cri.images.list_images(ListImagesRequest { filter: None }).await.unwrap().into_inner();
-        names = listed.images.into_iter().flat_map(|image| image.repo_tags).collect();
-        if !names.is_empty() {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    eventually("the image", || host.log().contains("image imported").then_some(())).await;
+    let listed = cri.images.list_images(ListImagesRequest { filter: None }).await.unwrap().into_inner();
+    let names: Vec<String> = listed.images.into_iter().flat_map(|image| image.repo_tags).collect();
     assert_eq!(names, ["docker.io/library/demo:latest"]);
     write_layout(&host.path("later"), "later:1", &layer(&[("file", 0o644, b"x")]));
     std::fs::rename(host.path("later"), host.path("images/later")).unwrap();

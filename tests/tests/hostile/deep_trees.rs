@@ -8,7 +8,6 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use linux::mount::{self, MountFlags};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use tests::attacker::Attack;
 use tests::manifests::Pod;
 use tests::node::PATIENCE;
@@ -108,36 +107,11 @@ fn find_layers(root: &Path) -> Result<std::path::PathBuf> {
 /// An image whose one layer nests directories through a link, and whose configuration
 /// names another layer: what was unpacked has to go again.
 fn write_deep_image(archive: &Path) -> Result<()> {
-    let layer = deep_layer()?;
-    let config = serde_json::to_vec(&json!({
+    let config = json!({
         "architecture": "amd64", "os": "linux", "config": { "Cmd": ["/x"] },
-        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(b"another"))] },
-    }))?;
-    let descriptor = |kind: &str, blob: &[u8]| json!({ "mediaType": kind, "digest": format!("sha256:{}", digest(blob)), "size": blob.len() });
-    let manifest = serde_json::to_vec(&json!({
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-        "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
-    }))?;
-    let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
-    entry["annotations"] = json!({ "org.opencontainers.image.ref.name": "hawser.dev/deep:test",
-        "io.containerd.image.name": "hawser.dev/deep:test" });
-    let index = serde_json::to_vec(&json!({ "schemaVersion": 2, "manifests": [entry] }))?;
-    let unfinished = archive.with_file_name(".deep.tar");
-    let mut tar = tar::Builder::new(fs::File::create(&unfinished)?);
-    let mut members = vec![
-        ("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()),
-        ("index.json".to_owned(), index),
-    ];
-    members.extend([layer, config, manifest].map(|blob| (format!("blobs/sha256/{}", digest(&blob)), blob)));
-    for (path, bytes) in members {
-        let mut header = header(tar::EntryType::Regular);
-        header.set_size(bytes.len() as u64);
-        tar.append_data(&mut header, path, &bytes[..])?;
-    }
-    tar.into_inner()?;
-    Ok(fs::rename(&unfinished, archive)?)
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", "0".repeat(64))] },
+    });
+    tests::image::write_archive_of("hawser.dev/deep:test", &config, &deep_layer()?, archive)
 }
 
 fn deep_layer() -> Result<Vec<u8>> {
@@ -163,8 +137,4 @@ fn header(kind: tar::EntryType) -> tar::Header {
     header.set_uid(0);
     header.set_gid(0);
     header
-}
-
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -16,7 +16,7 @@ use tests::{Node, Sandbox, binaries};
 use crate::node;
 
 /// Interpreters of scripts: the program that is about to become the container, and
-/// whatever it has open then.
+/// every descriptor that it has open then.
 const INTERPRETERS: [&str; 12] =
     ["exe", "fd/3", "fd/4", "fd/5", "fd/6", "fd/7", "fd/8", "fd/9", "fd/10", "fd/11", "fd/12", "fd/13"];
 

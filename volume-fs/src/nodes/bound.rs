@@ -103,28 +103,18 @@ impl Nodes {
         directory: u64,
     ) -> Result<MutexGuard<'a, Table>> {
         let most = self.bound.saturating_mul(2);
-        let is_waited_for = |table: &Table| table.pruned_directory == Some(directory);
         let is_full = |table: &Table| table.nodes.len() >= most;
-        if is_full(&table) && !table.stuck && !is_waited_for(&table) && table.waiting < self.most_waiting {
-            table.waiting += 1;
-            let goes_on = |table: &mut Table| is_full(table) && !table.stuck && !is_waited_for(table);
-            let waited = self.relief.wait_timeout_while(table, FORGETS_ARE_DUE, goes_on);
-            (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            table.waiting -= 1;
+        let is_waited_for = |table: &Table| table.pruned_directory == Some(directory);
+        let takes_all = |table: &Table| table.nodes.len() >= most.saturating_add(self.beyond());
+        if is_full(&table) && !table.stuck && !is_waited_for(&table) {
+            let goes_on = |table: &Table| is_full(table) && !table.stuck && !is_waited_for(table);
+            table = self.wait_for_relief(table, FORGETS_ARE_DUE, goes_on);
         }
-        if is_waited_for(&table) {
-            let all_taken = |table: &mut Table| table.nodes.len() >= most.saturating_add(self.beyond());
-            if all_taken(&mut table) && table.waiting < self.most_waiting {
-                table.waiting += 1;
-                let waited = self.relief.wait_timeout_while(table, FORGETS_ARE_READ, all_taken);
-                (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
-                table.waiting -= 1;
-            }
-            if !all_taken(&mut table) {
-                return Ok(table);
-            }
+        let is_let_in = is_waited_for(&table);
+        if is_let_in && takes_all(&table) {
+            table = self.wait_for_relief(table, FORGETS_ARE_READ, takes_all);
         }
-        if !is_full(&table) {
+        if !is_full(&table) || (is_let_in && !takes_all(&table)) {
             return Ok(table);
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -137,6 +127,23 @@ impl Nodes {
             );
         }
         Err(Errno::NFILE)
+    }
+
+    /// While `goes_on`, and not longer than `limit`; not at all if too many wait already.
+    fn wait_for_relief<'a>(
+        &self,
+        mut table: MutexGuard<'a, Table>,
+        limit: Duration,
+        goes_on: impl Fn(&Table) -> bool,
+    ) -> MutexGuard<'a, Table> {
+        if table.waiting >= self.most_waiting {
+            return table;
+        }
+        table.waiting += 1;
+        let waited = self.relief.wait_timeout_while(table, limit, |table| goes_on(table));
+        (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        table.waiting -= 1;
+        table
     }
 
     /// After nodes were added.

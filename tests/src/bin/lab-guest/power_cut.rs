@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 /// The disk that the power is taken from.
 const DISK: &str = "/data";
-const PATIENCE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(30);
 /// Pods of the examples, which share a volume.
 const PODS: [&str; 2] = ["one", "two"];
 /// More than a boot can make before the power goes.
@@ -151,7 +151,7 @@ fn driver_volumes(node: &Node<'_>) -> Result<Vec<String>> {
 
 /// A status that says `Running` may be that of before the cut: processes come later, and never twice.
 fn verify_one_copy_of_each_pod(node: &Node<'_>) -> Result<()> {
-    let running = eventually("each pod has its process", PATIENCE, || {
+    let running = eventually("each pod has its process", DEADLINE, || {
         let running = node.processes("demo-app")?;
         ensure!(running.len() >= PODS.len(), "{} processes of {} pods", running.len(), PODS.len());
         Ok(running)
@@ -180,7 +180,7 @@ fn change(node: &Node<'_>, leases: &Leases, volume: &Path, boot: usize) -> Resul
 
         let claim = examples::read("claim.yaml")?.replace("shared", &name).replace("1Gi", "1Mi");
         node.put_manifest(&format!("claim-{name}.yaml"), &claim)?;
-        let volume = eventually("the claim is bound", PATIENCE, || {
+        let volume = eventually("the claim is bound", DEADLINE, || {
             let claim = node.get("pvc", &name)?;
             ensure!(claim["status"]["phase"] == "Bound", "{}", claim["status"]);
             Ok(text(&claim["spec"]["volumeName"]))
@@ -247,13 +247,13 @@ impl Leases {
         Ok(held)
     }
 
-    /// Whatever the cut left, new containers get addresses that nobody holds,
+    /// After the cut, new containers get addresses that no other container holds,
     /// and the containers of the boots before, which are dead, can be removed.
     fn verify(&self, boot: usize, known: &Acknowledged) -> Result<()> {
         let held = self.held()?;
         for (address, holder) in &held {
             let other = known.leases.iter().find(|(container, its)| *its == address && *container != holder);
-            // A lease that the cut tore has no holder; whoever had it is dead.
+            // A lease that the cut tore has no holder; the container that had it is dead.
             if let Some((container, _)) = other.filter(|_| !holder.is_empty()) {
                 // The same address, given again after its first holder was removed, is none's fault.
                 ensure!(
