@@ -12,10 +12,12 @@ pub mod view;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use rustix::fs::{Mode, OFlags};
 
 use crate::bpf::DeviceProgram;
 use crate::device_rules::Policy;
@@ -273,6 +275,16 @@ impl Cgroup {
         })
     }
 
+    /// Its v2 directory, if it has one, to start a process in
+    /// ([`crate::process::clone_child`]).
+    pub fn open_v2(&self) -> Result<Option<OwnedFd>> {
+        let Some((_, dir)) = self.dirs.iter().find(|(version, _)| *version == Version::V2) else {
+            return Ok(None);
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(dir, flags, Mode::empty()).map(Some).map_err(|e| Error::at("open cgroup", dir, e))
+    }
+
     /// Puts the calling thread into its v1 directories, and with it every process that the
     /// thread starts. [`Self::admit`] does the rest: on v2 a process goes as a whole.
     pub fn join_as_thread(&self) -> Result<()> {
@@ -292,7 +304,7 @@ impl Cgroup {
         match &self.devices {
             DeviceControl::V1(dir) => {
                 let writes = policy.v1_writes();
-                writes.iter().try_for_each(|(file, line)| write(&dir.join(file), line))
+                writes.chunk_by(|a, b| a.0 == b.0).try_for_each(|lines| write_lines(dir, lines))
             }
             _ if policy.allows_everything() => Ok(()),
             DeviceControl::V2(dir) => DeviceProgram::load(&policy.program())?.attach(dir),
@@ -368,22 +380,65 @@ fn ensure_dirs(
     controllers: &[&str],
 ) -> std::result::Result<Vec<PathBuf>, (Error, Vec<PathBuf>)> {
     // v1 has nothing to hand down.
-    v2::ensure_dirs(root, path, if version == Version::V2 { controllers } else { &[] })
+    if version == Version::V1 || controllers.is_empty() {
+        return make_dirs(root, path);
+    }
+    v2::ensure_dirs(root, path, controllers)
 }
 
-/// A v1 cpuset group takes no process until it has cpus and mems; new ones are empty.
-fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
-    let mut dir = root.to_owned();
-    for name in path.strip_prefix("/").unwrap_or(path) {
-        let parent = dir.clone();
-        dir.push(name);
-        for file in ["cpuset.cpus", "cpuset.mems"] {
-            if read(&dir.join(file))?.trim().is_empty() {
-                write(&dir.join(file), read(&parent.join(file))?.trim())?;
+/// mkdir -p that tries the last directory first: as a rule only that one is missing.
+fn make_dirs(root: &Path, path: &Path) -> std::result::Result<Vec<PathBuf>, (Error, Vec<PathBuf>)> {
+    let (mut made, mut below) = (Vec::new(), Vec::new());
+    let mut dir = under(root, path);
+    loop {
+        match fs::create_dir(&dir) {
+            Ok(()) => made.push(dir),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) if e.kind() == ErrorKind::NotFound && dir != root => {
+                let parent = dir.parent().unwrap_or(root).to_owned();
+                below.push(std::mem::replace(&mut dir, parent));
+                continue;
             }
+            Err(e) => return Err((Error::at("create cgroup", &dir, e), made)),
+        }
+        match below.pop() {
+            Some(next) => dir = next,
+            None => return Ok(made),
         }
     }
+}
+
+/// A v1 cpuset group takes no process until it has cpus and mems. A new one is empty, and
+/// gets those of the nearest group above that has some.
+fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let mut dir = under(root, path);
+        let mut empty = Vec::new();
+        let value = loop {
+            let value = read(&dir.join(file))?;
+            if !value.trim().is_empty() || dir == root {
+                break value;
+            }
+            empty.push(dir.join(file));
+            dir.pop();
+        };
+        empty.iter().rev().try_for_each(|file| write(file, value.trim()))?;
+    }
     Ok(())
+}
+
+/// Lines for one file, each with a write(2) of its own.
+fn write_lines(dir: &Path, lines: &[(&str, String)]) -> Result<()> {
+    let Some((name, _)) = lines.first() else { return Ok(()) };
+    let path = dir.join(name);
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .map_err(|e| Error::at("open cgroup file", &path, e))?;
+    lines.iter().try_for_each(|(_, line)| {
+        file.write_all(line.as_bytes())
+            .map_err(|e| Error::new("write cgroup", format!("{line:?} to {}", path.display()), e))
+    })
 }
 
 fn write_all(dir: &Path, values: &[(String, String)]) -> Result<()> {

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "clone3, prctl, seccomp and close_range have no safe wrapper")]
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,9 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus};
 use nix::unistd::{Gid, Pid, Uid};
 
 use crate::{Error, Result};
+
+/// include/uapi/linux/sched.h; `libc` has it as an `int`, which it does not fit.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// A child that is not reaped yet. `pidfd` becomes readable when it ends.
 #[derive(Debug)]
@@ -44,20 +47,29 @@ impl Exit {
     }
 }
 
-/// fork(2) into the new namespaces of `namespaces` (only `CLONE_NEW*` flags).
-/// The child runs `child` and ends with the exit code that it returns, without
+/// fork(2) into the new namespaces of `namespaces` (only `CLONE_NEW*` flags) and into the
+/// cgroup v2 group whose directory is `group` (CLONE_INTO_CGROUP of Linux 5.7). A process
+/// that joins it later waits for an RCU grace period, some 15 ms. The child runs `child` and ends with the exit code that it returns, without
 /// running destructors of the parent's values. `EBUSY` when this process has
 /// threads: another thread could hold a lock that the child needs.
-pub fn clone_child(namespaces: CloneFlags, child: impl FnOnce() -> i32) -> Result<Child> {
+pub fn clone_child(
+    namespaces: CloneFlags,
+    group: Option<BorrowedFd<'_>>,
+    child: impl FnOnce() -> i32,
+) -> Result<Child> {
     const OP: &str = "clone3";
     let threads = std::fs::read_dir("/proc/self/task").map_err(|e| Error::new(OP, "count threads", e))?;
     if threads.count() != 1 {
         return Err(Error::new(OP, "process with several threads", Errno::EBUSY));
     }
     let mut pidfd: RawFd = -1;
-    let namespaces_bits = u64::from(namespaces.bits().cast_unsigned());
+    let mut flags =
+        u64::from(namespaces.bits().cast_unsigned()) | u64::from(libc::CLONE_PIDFD.cast_unsigned());
+    if group.is_some() {
+        flags |= CLONE_INTO_CGROUP;
+    }
     let args = libc::clone_args {
-        flags: namespaces_bits | u64::from(libc::CLONE_PIDFD.cast_unsigned()),
+        flags,
         pidfd: std::ptr::from_mut(&mut pidfd) as u64,
         child_tid: 0,
         parent_tid: 0,
@@ -67,7 +79,7 @@ pub fn clone_child(namespaces: CloneFlags, child: impl FnOnce() -> i32) -> Resul
         tls: 0,
         set_tid: 0,
         set_tid_size: 0,
-        cgroup: 0,
+        cgroup: group.map_or(0, |fd| u64::from(fd.as_raw_fd().cast_unsigned())),
     };
     // SAFETY: without CLONE_VM the child gets a copy of this address space and
     // goes on with the same stack, as after fork(2); `args` and `pidfd` live
@@ -407,7 +419,7 @@ mod tests {
     #[test]
     fn clone_is_refused_in_a_process_with_threads() {
         // The test harness runs this body on a thread of its own.
-        let err = clone_child(CloneFlags::empty(), || 0).unwrap_err();
+        let err = clone_child(CloneFlags::empty(), None, || 0).unwrap_err();
         assert_eq!(err.errno(), Errno::EBUSY);
     }
 

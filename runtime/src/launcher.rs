@@ -16,7 +16,7 @@ mod sysctl;
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use linux::cgroup::{Cgroup, Hierarchies};
@@ -99,7 +99,9 @@ fn clone(
     let stdin = File::open("/dev/null").map_err(|e| format!("open /dev/null: {e}"))?;
     let (outcome, report) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
     let mut report = File::from(OwnedFd::from(report));
-    let child = process::clone_child(plan.new_namespaces, || {
+    let group = cgroup.open_v2().map_err(|e| crate::error::chain(&e))?;
+    let group = group.as_ref().map(AsFd::as_fd);
+    let child = process::clone_child(plan.new_namespaces, group, || {
         let stdio = child::Stdio { stdin: stdin.into(), stdout, stderr };
         let Err(problem) = child::run(plan, overlay, cgroup, &stdio);
         // Nobody is left to tell if even this fails.

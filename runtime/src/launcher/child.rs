@@ -2,8 +2,8 @@
 //! container's first process.
 //!
 //! Invariant: the order. Sources are opened before anything is made a slave
-//! (Bidirectional needs the peer group), the cgroup is joined before the
-//! namespaces change what is visible, privileges go last.
+//! (Bidirectional needs the peer group), the groups of cgroup v1 are joined before the
+//! namespaces change what is visible (it starts in the one of v2), privileges go last.
 
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr};
@@ -38,7 +38,7 @@ pub(super) fn run(
 ) -> Result<Infallible, String> {
     process::set_undumpable().map_err(text)?;
     process::new_session().map_err(text)?;
-    cgroup.join().map_err(text)?;
+    cgroup.join_as_thread().map_err(text)?;
     if plan.own_cgroup_namespace {
         process::unshare(CloneFlags::CLONE_NEWCGROUP).map_err(text)?;
     }
