@@ -131,8 +131,8 @@ fn reserve_name(runtime: &Runtime, sandbox: &Arc<Sandbox>) -> Result<()> {
 
 async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
     let record = sandbox.record();
-    let (rt, sb) = (Arc::clone(runtime), Arc::clone(sandbox));
-    blocking("prepare sandbox", move || prepare(&rt, &sb)).await?;
+    let sb = Arc::clone(sandbox);
+    blocking("prepare sandbox", move || prepare(&sb)).await?;
     let own_network = record.netns.is_some();
     let shim_config = ShimConfig {
         hostname: own_network.then(|| hostname(&record.config)),
@@ -159,16 +159,26 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
         sandbox.set_shim(Some(shim));
         Ok::<(), Error>(())
     };
-    let (ips, shim) = tokio::join!(network, shim);
-    let (ips, ()) = (ips?, shim?);
+    let (rt, sb) = (Arc::clone(runtime), Arc::clone(sandbox));
+    let for_containers = blocking("prepare sandbox for containers", move || prepare_for_containers(&rt, &sb));
+    let (ips, shim, prepared) = tokio::join!(network, shim, for_containers);
+    let (ips, (), ()) = (ips?, shim?, prepared?);
     sandbox.update(|r| (r.phase, r.ips) = (Phase::Ready, ips))
 }
 
-/// Files, mounts and groups: all that needs no other process.
-fn prepare(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
-    let record = sandbox.record();
+/// What must be there before another process is started.
+fn prepare(sandbox: &Sandbox) -> Result<()> {
     record::ensure_dir(&sandbox.dir.join("containers"))?;
     sandbox.update(|_| ())?;
+    match &sandbox.record().netns {
+        Some(path) => Ok(netns::create_persistent(path).map(drop)?),
+        None => Ok(()),
+    }
+}
+
+/// Groups, files and mounts that only containers need: made while plugins and shim start.
+fn prepare_for_containers(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
     runtime.ensure_cgroup_parent(&cgroup_parent(&record))?;
     let files = [
         ("resolv.conf", resolv_conf(record.config.dns_config.as_ref())?),
@@ -189,9 +199,6 @@ fn prepare(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
         record::ensure_dir(&shm)?;
         let flags = MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() };
         linux::mount::mount_fs("tmpfs", "shm", &shm, flags, "mode=1777,size=65536k")?;
-    }
-    if let Some(path) = &record.netns {
-        netns::create_persistent(path)?;
     }
     Ok(())
 }
