@@ -73,6 +73,32 @@ pub enum DeviceControl {
     Missing,
 }
 
+/// A hierarchy in which a group gets a directory.
+#[derive(Debug)]
+struct Place<'a> {
+    version: Version,
+    root: &'a Path,
+    /// What the groups above hand down on v2.
+    controllers: Vec<&'a str>,
+    depth: Depth,
+}
+
+/// How much of a group's path there is in a hierarchy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Full,
+    /// The group is directly below the first one of its path (`/pods/burstable/a` is
+    /// `/pods/a`): where nothing is limited, groups between them only cost time.
+    Short,
+}
+
+impl Place<'_> {
+    /// `path` as it is in this hierarchy.
+    fn path(&self, path: &Path) -> PathBuf {
+        if self.depth == Depth::Short { shortened(path) } else { path.to_owned() }
+    }
+}
+
 /// One group, as the directories it has in the hierarchies it takes part in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
@@ -142,24 +168,32 @@ impl Hierarchies {
         self.controllers.get(controller).map(|(_, root)| under(root, path))
     }
 
-    /// Makes `path` wherever a container below it will need it. Returns what was
-    /// not there before, in the order of creation, for [`remove_dirs`].
+    /// Makes `path` wherever a group of [`Self::create`] below it will need it. Returns
+    /// what was not there before, in the order of creation, for [`remove_dirs`].
     pub fn ensure_parent(&self, path: &Path) -> Result<Vec<PathBuf>> {
-        ensure_all(path, self.places(WANTED))
+        ensure_all(&self.places(WANTED), |_| path.to_owned())
     }
 
-    /// The same in every hierarchy, for launchers that join all of them.
+    /// The same for groups of [`Self::create_everywhere`].
+    pub fn ensure_parent_of_containers(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        ensure_all(&self.all_places(WANTED), |depth| match depth {
+            Depth::Full => path.to_owned(),
+            Depth::Short => first_of(path),
+        })
+    }
+
+    /// The same for launchers that use the whole path in every hierarchy (OCI runtimes).
     pub fn ensure_parent_everywhere(&self, path: &Path) -> Result<Vec<PathBuf>> {
-        ensure_all(path, self.all_places(WANTED))
+        ensure_all(&self.all_places(WANTED), |_| path.to_owned())
     }
 
-    /// [`Self::places`], and every other hierarchy without a controller.
-    fn all_places<'a>(&self, wanted: &[&'a str]) -> Vec<(Version, &Path, Vec<&'a str>)> {
+    /// [`Self::places`], and every other hierarchy, without a controller and with short paths.
+    fn all_places<'a>(&'a self, wanted: &[&'a str]) -> Vec<Place<'a>> {
         let mut places = self.places(wanted);
         let others = self.v1.iter().map(|root| (Version::V1, root.as_path()));
         for (version, root) in others.chain(self.unified.iter().map(|root| (Version::V2, root.as_path()))) {
-            if !places.iter().any(|(_, known, _)| *known == root) {
-                places.push((version, root, Vec::new()));
+            if !places.iter().any(|known| known.root == root) {
+                places.push(Place { version, root, controllers: Vec::new(), depth: Depth::Short });
             }
         }
         places
@@ -186,7 +220,7 @@ impl Hierarchies {
 
     fn create_in(
         &self,
-        places: Vec<(Version, &Path, Vec<&str>)>,
+        places: Vec<Place<'_>>,
         path: &Path,
         limits: &Limits,
     ) -> Result<(Cgroup, Vec<String>)> {
@@ -200,11 +234,12 @@ impl Hierarchies {
             group.memory = Some((*version, under(root, path)));
         }
         let cpuset = self.controllers.get("cpuset").filter(|(version, _)| *version == Version::V1);
-        let result = places.into_iter().try_for_each(|(version, root, controllers)| {
-            ensure_dirs(root, path, version, &controllers).map_err(|(error, _)| error)?;
-            group.dirs.push((version, under(root, path)));
-            if cpuset.is_some_and(|(_, cpuset)| cpuset == root) {
-                inherit_cpuset(root, path)?;
+        let result = places.iter().try_for_each(|place| {
+            let path = place.path(path);
+            ensure_dirs(place, &path).map_err(|(error, _)| error)?;
+            group.dirs.push((place.version, under(place.root, &path)));
+            if cpuset.is_some_and(|(_, cpuset)| cpuset == place.root) {
+                inherit_cpuset(place.root, &path)?;
             }
             Ok(())
         });
@@ -221,19 +256,23 @@ impl Hierarchies {
 
     /// Hierarchies with any of `wanted`, each once, with the ones it has; and the
     /// one where devices are restricted.
-    fn places<'a>(&self, wanted: &[&'a str]) -> Vec<(Version, &Path, Vec<&'a str>)> {
-        let mut places: Vec<(Version, &Path, Vec<&'a str>)> = Vec::new();
+    fn places<'a>(&'a self, wanted: &[&'a str]) -> Vec<Place<'a>> {
+        let mut places: Vec<Place<'a>> = Vec::new();
         for &name in wanted {
             let Some((version, root)) = self.controllers.get(name) else { continue };
-            match places.iter_mut().find(|(_, known, _)| known == root) {
-                Some((_, _, names)) => names.push(name),
-                None => places.push((*version, root, vec![name])),
+            match places.iter_mut().find(|place| place.root == root) {
+                Some(place) => place.controllers.push(name),
+                None => {
+                    let controllers = vec![name];
+                    places.push(Place { version: *version, root, controllers, depth: Depth::Full });
+                }
             }
         }
         if let (DeviceControl::V2(_), Some(unified)) = (self.device_control(), &self.unified)
-            && !places.iter().any(|(_, known, _)| known == unified)
+            && !places.iter().any(|place| place.root == unified)
         {
-            places.push((Version::V2, unified, Vec::new()));
+            let controllers = Vec::new();
+            places.push(Place { version: Version::V2, root: unified, controllers, depth: Depth::Full });
         }
         places
     }
@@ -328,9 +367,12 @@ impl Cgroup {
 
     /// The group `path` wherever it exists, whoever made it.
     pub fn find(hierarchies: &Hierarchies, path: &Path) -> Self {
-        let v1 = hierarchies.v1.iter().map(|root| (Version::V1, under(root, path)));
-        let v2 = hierarchies.unified.iter().map(|root| (Version::V2, under(root, path)));
-        let mut dirs: Vec<(Version, PathBuf)> = v1.chain(v2).filter(|(_, dir)| dir.is_dir()).collect();
+        let v1 = hierarchies.v1.iter().map(|root| (Version::V1, root));
+        let roots = v1.chain(hierarchies.unified.iter().map(|root| (Version::V2, root)));
+        let paths = [path.to_owned(), shortened(path)];
+        let dirs =
+            roots.flat_map(|(version, root)| paths.iter().map(move |path| (version, under(root, path))));
+        let mut dirs: Vec<(Version, PathBuf)> = dirs.filter(|(_, dir)| dir.is_dir()).collect();
         // One mount may stand in the table twice.
         dirs.sort_by(|a, b| a.1.cmp(&b.1));
         dirs.dedup();
@@ -352,10 +394,10 @@ pub fn remove_dirs(dirs: &[PathBuf]) -> Vec<PathBuf> {
     left
 }
 
-fn ensure_all(path: &Path, places: Vec<(Version, &Path, Vec<&str>)>) -> Result<Vec<PathBuf>> {
+fn ensure_all(places: &[Place<'_>], path: impl Fn(Depth) -> PathBuf) -> Result<Vec<PathBuf>> {
     let mut created = Vec::new();
-    for (version, root, controllers) in places {
-        match ensure_dirs(root, path, version, &controllers) {
+    for place in places {
+        match ensure_dirs(place, &path(place.depth)) {
             Ok(made) => created.extend(made),
             Err((error, made)) => {
                 created.extend(made);
@@ -372,18 +414,27 @@ fn under(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// mkdir -p below `root`; on v2 hands the controllers down. Also on failure says what was made.
-fn ensure_dirs(
-    root: &Path,
-    path: &Path,
-    version: Version,
-    controllers: &[&str],
-) -> std::result::Result<Vec<PathBuf>, (Error, Vec<PathBuf>)> {
-    // v1 has nothing to hand down.
-    if version == Version::V1 || controllers.is_empty() {
-        return make_dirs(root, path);
+/// The first group of `path`.
+fn first_of(path: &Path) -> PathBuf {
+    path.strip_prefix("/").unwrap_or(path).iter().take(1).collect()
+}
+
+/// [`Depth::Short`]: the first group of `path` and the last one.
+fn shortened(path: &Path) -> PathBuf {
+    let first = first_of(path);
+    match path.file_name() {
+        Some(last) if path.strip_prefix("/").unwrap_or(path) != first => first.join(last),
+        _ => first,
     }
-    v2::ensure_dirs(root, path, controllers)
+}
+
+/// mkdir -p; on v2 hands the controllers down. Also on failure says what was made.
+fn ensure_dirs(place: &Place<'_>, path: &Path) -> std::result::Result<Vec<PathBuf>, (Error, Vec<PathBuf>)> {
+    // v1 has nothing to hand down.
+    if place.version == Version::V1 || place.controllers.is_empty() {
+        return make_dirs(place.root, path);
+    }
+    v2::ensure_dirs(place.root, path, &place.controllers)
 }
 
 /// mkdir -p that tries the last directory first: as a rule only that one is missing.
@@ -469,6 +520,15 @@ mod tests {
         assert!(!found.has("memory"), "a bind mount of one group is not the hierarchy");
         assert_eq!(found.unified.as_deref(), Some(Path::new("/cg/unified")));
         assert_eq!(found.places(WANTED).len(), 2, "cpu and cpuacct together; v2 for devices");
+    }
+
+    #[test]
+    fn a_hierarchy_without_limits_has_only_the_ends_of_a_path() {
+        let short = |path: &str| shortened(Path::new(path)).display().to_string();
+        assert_eq!(short("/pods/burstable/pod7/a"), "pods/a");
+        assert_eq!(short("/pods/a"), "pods/a");
+        assert_eq!(short("/a"), "a");
+        assert_eq!(first_of(Path::new("/pods/burstable")), Path::new("pods"));
     }
 
     #[test]

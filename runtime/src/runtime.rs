@@ -170,7 +170,10 @@ impl Runtime {
     pub(crate) fn ensure_cgroup_parent(&self, path: &Path) -> Result<()> {
         let mut created = locked(&self.created_cgroups);
         let hierarchies = Hierarchies::detect()?;
-        let made = hierarchies.ensure_parent_everywhere(path)?;
+        let made = match self.oci_runtime {
+            None => hierarchies.ensure_parent_of_containers(path)?,
+            Some(_) => hierarchies.ensure_parent_everywhere(path)?,
+        };
         if made.is_empty() {
             return Ok(());
         }

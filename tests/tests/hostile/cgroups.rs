@@ -90,11 +90,14 @@ fn a_pod_has_a_group_of_its_own_in_every_hierarchy() {
     let sandbox = Sandbox::new();
     let (node, idle) = node(&sandbox);
     let groups = groups_of_sleeper(&node);
-    let pods = format!("{}/kubepods/", sandbox.cgroup_root().display());
-    assert!(!groups.is_empty());
-    for line in &groups {
-        let path = line.splitn(3, ':').nth(2).unwrap();
-        assert!(path.starts_with(&pods), "{line}: not below {pods}");
+    let paths: Vec<&Path> =
+        groups.iter().map(|line| Path::new(line.splitn(3, ':').nth(2).unwrap())).collect();
+    let pods = sandbox.cgroup_root().join("kubepods");
+    let limited = paths.iter().find(|path| path.starts_with(&pods)).unwrap();
+    let node_group: PathBuf = pods.iter().take(2).collect();
+    for path in &paths {
+        assert!(path.starts_with(&node_group), "{path:?}: not below {node_group:?}");
+        assert_eq!(path.file_name(), limited.file_name(), "{path:?}: not the container's own");
     }
     node.remove_manifest("sleeper.yaml").unwrap();
     node.finish(&idle).unwrap();
