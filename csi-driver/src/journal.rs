@@ -386,6 +386,41 @@ mod tests {
         }
     }
 
+    /// With neither a byte nor an inode left, no file can be replaced and no directory made.
+    #[test]
+    fn what_another_boot_left_is_taken_over_on_a_full_disk() {
+        let disk = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| scope.spawn(|| take_over_on_a_full_disk(disk.path())).join()).unwrap();
+    }
+
+    /// On a thread of its own, which ends with its mount namespace.
+    fn take_over_on_a_full_disk(disk: &Path) {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        linux::mount::make_slave(Path::new("/")).unwrap();
+        let flags = linux::mount::MountFlags::default();
+        linux::mount::mount_fs("tmpfs", "full", disk, flags, "size=256k,nr_inodes=32").unwrap();
+        dirs(disk).iter().for_each(|dir| std::fs::create_dir_all(dir).unwrap());
+        let journal = Journal::open(disk).unwrap();
+        let [(a, a_record), (b, b_record)] = ["a", "b"].map(served);
+        journal.put(&a, &a_record).unwrap();
+        journal.put(&b, &b_record).unwrap();
+        let this = journal.boot_path(&a).parent().unwrap().to_owned();
+        std::fs::rename(&this, this.with_file_name("another")).unwrap();
+        let mut filler = std::fs::File::create(disk.join("filler")).unwrap();
+        while std::io::Write::write(&mut filler, &[0; 4096]).is_ok() {}
+        let mut files = 0..64;
+        assert!(files.any(|number| std::fs::File::create(disk.join(format!("empty{number}"))).is_err()));
+
+        for _again in 0..2 {
+            let journal = Journal::open(disk).unwrap();
+            for (id, before) in [(&a, &a_record), (&b, &b_record)] {
+                let stage = journal.get(id).unwrap().stage.unwrap();
+                assert_eq!((stage.launch, stage.serving), (None, None));
+                assert_eq!(journal.get(id).unwrap().targets, before.targets);
+            }
+        }
+    }
+
     #[test]
     fn a_torn_stage_of_this_boot_keeps_its_volume_as_it_is() {
         let (dir, journal) = state();

@@ -38,13 +38,20 @@ impl BootDir {
     pub(super) fn open(state_dir: &Path, leftovers: Leftovers) -> Result<(Self, BTreeMap<VolumeId, Found>)> {
         let boots = state_dir.join(BOOTS);
         let this = Self { dir: boots.join(boot_id()?) };
+        let mut others = list(&boots)?;
+        others.retain(|dir| *dir != this.dir);
         if leftovers == Leftovers::Remove {
+            others.iter().try_for_each(|other| forget_processes(other))?;
+            // Where the disk is full, no other directory can be made.
+            if let Some(other) = others.pop_if(|_| !this.dir.exists()) {
+                std::fs::rename(&other, &this.dir)
+                    .map_err(|e| linux::Error::at("rename", &other, e))
+                    .step("open journal")?;
+            }
             crate::pool::private_dir_all(&this.dir).step("open journal")?;
         }
         let mut found = this.read(leftovers)?;
-        for other in list(&boots)?.into_iter().filter(|dir| *dir != this.dir) {
-            this.carry_over(other, leftovers, &mut found)?;
-        }
+        others.iter().try_for_each(|other| this.carry_over(other, leftovers, &mut found))?;
         Ok((this, found))
     }
 
@@ -70,28 +77,25 @@ impl BootDir {
     /// Takes over what another boot left, killed at any point and begun again.
     fn carry_over(
         &self,
-        other: PathBuf,
+        other: &Path,
         leftovers: Leftovers,
         found: &mut BTreeMap<VolumeId, Found>,
     ) -> Result<()> {
-        for path in list(&other)? {
+        for path in list(other)? {
             let Some(id) = key_of(&path, EXTENSION) else { continue };
-            match read(&path) {
-                Ok(record) if !found.contains_key(&id) => {
-                    let record = record.after_the_boot();
-                    if leftovers == Leftovers::Remove {
-                        self.replace(&id, &record)?;
-                    }
-                    found.insert(id, Ok(record));
-                }
-                Ok(_) => {}
-                Err(reason) => tracing::warn!(
-                    path = %path.display(), reason, "lost with the boot that it was about"
-                ),
+            if found.contains_key(&id) {
+                continue;
             }
+            let Ok(record) = read(&path) else { continue };
+            if leftovers == Leftovers::Remove {
+                std::fs::rename(&path, self.path(&id))
+                    .map_err(|e| linux::Error::at("rename", &path, e))
+                    .step("open journal")?;
+            }
+            found.insert(id, Ok(record.after_the_boot()));
         }
         if leftovers == Leftovers::Remove {
-            linux::tree::remove(&other).step("open journal")?;
+            linux::tree::remove(other).step("open journal")?;
         }
         Ok(())
     }
@@ -102,33 +106,50 @@ impl BootDir {
         if *record == BootRecord::default() {
             return linux::atomic_file::discard(&path).step("remove journal entry");
         }
-        let line = self.line(id, record)?;
-        if linux::atomic_file::append(&path, &line, MOST_BYTES).step("write journal entry")? {
-            return Ok(());
-        }
-        self.replace(id, record)
-    }
-
-    fn replace(&self, id: &VolumeId, record: &BootRecord) -> Result<()> {
-        let (path, line) = (self.path(id), self.line(id, record)?);
-        linux::atomic_file::replace(&path, &line, FILE_MODE).step("write journal entry")?;
-        if let Err(error) = linux::atomic_file::reserve(&path, MOST_BYTES) {
-            tracing::debug!(%id, error = crate::error::chain(&error), "no room is kept for later lines");
-        }
-        Ok(())
-    }
-
-    fn line(&self, id: &VolumeId, record: &BootRecord) -> Result<Vec<u8>> {
-        let unwritable =
-            |e: serde_json::Error| Error::JournalUnreadable { path: self.path(id), reason: e.to_string() };
-        let mut line = serde_json::to_vec(record).map_err(unwritable)?;
-        line.push(b'\n');
-        Ok(line)
+        write(&path, record)
     }
 
     pub(super) fn path(&self, id: &VolumeId) -> PathBuf {
         id.under(&self.dir).with_extension(EXTENSION)
     }
+}
+
+/// Adds a line, or makes a file of that line where the file has no room for another.
+fn write(path: &Path, record: &BootRecord) -> Result<()> {
+    let unwritable =
+        |e: serde_json::Error| Error::JournalUnreadable { path: path.to_owned(), reason: e.to_string() };
+    let mut line = serde_json::to_vec(record).map_err(unwritable)?;
+    line.push(b'\n');
+    if linux::atomic_file::append(path, &line, MOST_BYTES).step("write journal entry")? {
+        return Ok(());
+    }
+    linux::atomic_file::replace(path, &line, FILE_MODE).step("write journal entry")?;
+    if let Err(error) = linux::atomic_file::reserve(path, MOST_BYTES) {
+        let (path, error) = (path.display(), crate::error::chain(&error));
+        tracing::debug!(%path, error, "no room is kept for later lines");
+    }
+    Ok(())
+}
+
+/// Of `dir`, which another boot left: its processes are gone, and what cannot be read is lost.
+/// Lines are added to the files where they are: room for them is reserved.
+fn forget_processes(dir: &Path) -> Result<()> {
+    for path in list(dir)?.into_iter().filter(|path| key_of::<VolumeId>(path, EXTENSION).is_some()) {
+        match read(&path) {
+            Ok(record) => {
+                cut_half_line(&path).step("open journal")?;
+                let left = record.clone().after_the_boot();
+                if left != record {
+                    write(&path, &left)?;
+                }
+            }
+            Err(reason) => {
+                tracing::warn!(path = %path.display(), reason, "lost with the boot that it was about");
+                linux::atomic_file::discard(&path).step("open journal")?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What the last whole line says.
