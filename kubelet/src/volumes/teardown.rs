@@ -38,19 +38,20 @@ impl Volumes {
         removed.await.unwrap_or(Err(Error::Interrupted { what: "the removal" }))
     }
 
-    /// What an evicted pod has in its emptyDirs, after its containers are gone.
-    pub(crate) async fn remove_empty_dirs(&self, uid: &str) {
+    /// What is left of them goes with the pod's directory.
+    async fn remove_empty_dirs(&self, uid: &str) {
         let dir = self.shared.layout.empty_dirs(uid);
         if let Err(error) = files::check_nothing_mounted(&dir) {
-            return tracing::warn!(error = error.text(), "emptyDirs of an evicted pod stay");
+            return tracing::warn!(error = error.text(), "emptyDirs of an ended pod stay");
         }
         let removed = tokio::task::spawn_blocking(move || linux::tree::remove(&dir)).await;
         if let Ok(Err(error)) = removed {
-            tracing::warn!(error = trace::error_chain(&error), uid, "emptyDirs of an evicted pod stay");
+            tracing::warn!(error = trace::error_chain(&error), uid, "emptyDirs of an ended pod stay");
         }
     }
 
-    /// All volumes side by side; the first error of any.
+    /// All volumes side by side, so that a driver which does not answer keeps no space of
+    /// emptyDirs; the first error of any.
     async fn try_unmount_pod(&self, uid: &str) -> Result<(), Error> {
         for dir in files::subdirectories(&self.shared.layout.empty_dirs(uid))? {
             local::unmount_empty_dir(&dir)?;
@@ -60,6 +61,7 @@ impl Volumes {
             let (shared, uid) = (Arc::clone(&self.shared), uid.to_owned());
             operations.spawn(async move { shared.unmount_device(&uid, &device).await });
         }
+        self.remove_empty_dirs(uid).await;
         let mut outcome = Ok(());
         while let Some(finished) = operations.join_next().await {
             let finished = finished.unwrap_or(Err(Error::Interrupted { what: "the unmount" }));

@@ -36,7 +36,6 @@ impl Worker {
         }
         stop_sandboxes(&self.tools, &pod).await;
         self.tools.volumes.unmount_pod(&pod).await;
-        self.tools.volumes.remove_empty_dirs(self.uid()).await;
         // There is space now, unless others were quicker.
         let mut backoff = Backoff::operation();
         while !self.tools.store.keep_pod_status(self.uid()) && !self.is_deleted() {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use linux::mount::{MountFlags, mount_fs};
 use serde_json::Value;
 use tests::attacker::{self, Attack};
+use tests::manifests;
 use tests::node::{PATIENCE, text};
 use tests::{Node, NodeOptions, Sandbox, eventually};
 
@@ -221,4 +222,36 @@ fn unused_images_and_dead_containers_make_room_on_a_full_disk() {
     node.put_manifest("program.yaml", &program.yaml().replace("IfNotPresent", "Never")).unwrap();
     node.wait_for_phase("program", "Succeeded").unwrap();
     node.stop().unwrap();
+}
+
+#[test]
+fn a_deleted_pods_emptydir_is_freed_while_no_driver_takes_its_volume_back() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox);
+    let volumes = "volumes:
+    - {name: scratch, emptyDir: {}}
+    - {name: data, persistentVolumeClaim: {claimName: c}}
+";
+    let mounts = "volumeMounts: [{name: scratch, mountPath: /scratch}, {name: data, mountPath: /data}]";
+    let pod = Attack::new("holder", "dd if=/dev/zero of=/scratch/f bs=1M count=8; sleep 1000");
+    let pod = pod.with_pod_fields(volumes).with_container_fields(mounts);
+    node.put_manifest("holder.yaml", &format!("{}---\n{}", manifests::claim("c", "64Mi"), pod.yaml()))
+        .unwrap();
+    node.wait_for_phase("holder", "Running").unwrap();
+    let uid = text(&node.get("pod", "holder").unwrap()["metadata"]["uid"]).to_owned();
+    let volumes = node.root_dir().join("pods").join(uid).join("volumes");
+
+    node.driver().unwrap().kill().unwrap();
+    node.remove_manifest("holder.yaml").unwrap();
+    eventually("the emptyDir is gone", PATIENCE, || {
+        let dir = volumes.join("kubernetes.io~empty-dir");
+        ensure!(!dir.exists(), "{}", dir.display());
+        Ok(())
+    })
+    .unwrap();
+    assert!(volumes.join("kubernetes.io~csi").exists(), "its volume cannot be gone without the driver");
+    node.start_driver().unwrap();
+    node.wait_for_no_pod("holder").unwrap();
+    node.delete("pvc", "c").unwrap();
+    node.finish(&idle).unwrap();
 }
