@@ -124,8 +124,12 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
 pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::ContainerConfig, Error> {
     let Instance { pod, container, .. } = *instance;
     let environment = Environment::of(container, pod, instance.facts)?;
-    let expanded = |texts: &[String]| texts.iter().map(|t| environment.expand(t)).collect();
-    let (command, args) = (expanded(&container.command), expanded(&container.args));
+    let expanded = |field: &str, texts: &[String]| -> Result<Vec<String>, environment::Error> {
+        let texts = texts.iter().enumerate();
+        texts.map(|(number, text)| environment.expand(&format!("{field}[{number}]"), text)).collect()
+    };
+    let command = expanded("command", &container.command)?;
+    let args = expanded("args", &container.args)?;
     let resources = cri::LinuxContainerResources {
         unified: node.hierarchies.container_files(&resources::cgroup_path(node.cgroup_root, pod)),
         ..resources::of_container(pod, container, resources::node_memory_bytes())
@@ -144,7 +148,7 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         }),
         command,
         args,
-        working_dir: environment.expand(&container.working_dir),
+        working_dir: environment.expand("workingDir", &container.working_dir)?,
         envs: environment
             .into_variables()
             .into_iter()

@@ -1,10 +1,16 @@
 //! A container's environment: literal values, values with `$(VAR)`, and fields
 //! of the pod itself.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::expansion::expand;
 use crate::objects::{Container, EnvVar, Pod};
+
+/// The kernel takes no longer string (MAX_ARG_STRLEN, less the final zero).
+const MAX_TEXT_BYTES: usize = (128 << 10) - 1;
+/// Nor more of them together (three quarters of `_STK_LIM`, fs/exec.c).
+const MAX_BYTES: usize = 6 << 20;
 
 /// A variable that cannot be given a value: CreateContainerConfigError.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,6 +19,14 @@ pub(crate) enum Error {
     Field { name: String, field: String },
     #[error("env {name}: valueFrom names no source that is supported: use fieldRef")]
     Source { name: String },
+    #[error(
+        "{what}: longer than {MAX_TEXT_BYTES} bytes after $(VAR) is replaced; no program can be started with it"
+    )]
+    TextTooLong { what: String },
+    #[error(
+        "{what}: env, command and args are longer than {MAX_BYTES} bytes after $(VAR) is replaced; no program can be started with them"
+    )]
+    TooLong { what: String },
 }
 
 /// What fieldRef can see beside the pod's object.
@@ -27,6 +41,10 @@ pub(crate) struct PodFacts {
 #[derive(Debug, Default)]
 pub(crate) struct Environment {
     variables: Vec<(String, String)>,
+    /// Where each name is in `variables`.
+    places: HashMap<String, usize>,
+    /// Of all texts that were expanded.
+    bytes: Cell<usize>,
 }
 
 impl Environment {
@@ -34,7 +52,7 @@ impl Environment {
         let mut environment = Self::default();
         for variable in &container.env {
             let value = match &variable.value_from {
-                None => environment.expand(&variable.value),
+                None => environment.expand(&format!("env {}", variable.name), &variable.value)?,
                 Some(source) => {
                     let name = || variable.name.clone();
                     let reference =
@@ -48,9 +66,16 @@ impl Environment {
         Ok(environment)
     }
 
-    /// Replaces `$(VAR)` in a command, argument or value.
-    pub(crate) fn expand(&self, text: &str) -> String {
-        expand(text, |name| self.variables.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str()))
+    /// Replaces `$(VAR)` in a command, argument or value, which `what` names in an error.
+    pub(crate) fn expand(&self, what: &str, text: &str) -> Result<String, Error> {
+        let value_of = |name: &str| Some(self.variables.get(*self.places.get(name)?)?.1.as_str());
+        let expanded = expand(text, value_of, MAX_TEXT_BYTES)
+            .ok_or_else(|| Error::TextTooLong { what: what.to_owned() })?;
+        self.bytes.set(self.bytes.get() + expanded.len());
+        if self.bytes.get() > MAX_BYTES {
+            return Err(Error::TooLong { what: what.to_owned() });
+        }
+        Ok(expanded)
     }
 
     pub(crate) fn into_variables(self) -> Vec<(String, String)> {
@@ -58,7 +83,9 @@ impl Environment {
     }
 
     fn set(&mut self, variable: &EnvVar, value: String) {
-        match self.variables.iter_mut().find(|(n, _)| *n == variable.name) {
+        let next = self.variables.len();
+        let place = *self.places.entry(variable.name.clone()).or_insert(next);
+        match self.variables.get_mut(place) {
             Some(known) => known.1 = value,
             None => self.variables.push((variable.name.clone(), value)),
         }
@@ -119,6 +146,23 @@ mod tests {
         ]);
         let expected = [("IP", "other"), ("URL", "http://10.0.0.2:$(PORT)/"), ("APP", "x")];
         assert_eq!(environment(env).unwrap(), pairs(&expected));
+    }
+
+    #[test]
+    fn variables_that_double_each_other_are_refused_before_they_fill_the_memory() {
+        let doubled = |number: usize| format!("$(A{0})$(A{0})", number - 1);
+        let value = |number: usize| if number == 0 { "x".repeat(100) } else { doubled(number) };
+        let env: Vec<_> = (0..40)
+            .map(|number| serde_json::json!({"name": format!("A{number}"), "value": value(number)}))
+            .collect();
+        let error = environment(env.into()).unwrap_err();
+        assert_eq!(error, Error::TextTooLong { what: "env A11".into() });
+
+        let env: Vec<_> = (0..100)
+            .map(|number| serde_json::json!({"name": format!("A{number}"), "value": "x".repeat(100_000)}))
+            .collect();
+        let error = environment(env.into()).unwrap_err();
+        assert_eq!(error, Error::TooLong { what: "env A62".into() });
     }
 
     #[test]

@@ -1,11 +1,18 @@
 //! `$(VAR)` in commands, arguments and environment values, with Kubernetes'
 //! rules: `$$` is a dollar sign, what is unknown or unfinished stays as written.
 
-/// Replaces each `$(NAME)` that `lookup` knows.
-pub(crate) fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -> String {
-    let mut out = String::with_capacity(text.len());
+/// Replaces each `$(NAME)` that `lookup` knows; `None` where that gives more than `most_bytes`.
+pub(crate) fn expand<'a>(
+    text: &str,
+    lookup: impl Fn(&str) -> Option<&'a str>,
+    most_bytes: usize,
+) -> Option<String> {
+    let mut out = String::new();
     let mut rest = text;
     while let Some(dollar) = rest.find('$') {
+        if out.len() > most_bytes {
+            return None;
+        }
         out.push_str(&rest[..dollar]);
         rest = &rest[dollar + 1..];
         if let Some(after) = rest.strip_prefix('$') {
@@ -26,7 +33,7 @@ pub(crate) fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -
         }
     }
     out.push_str(rest);
-    out
+    (out.len() <= most_bytes).then_some(out)
 }
 
 #[cfg(test)]
@@ -51,7 +58,16 @@ mod tests {
             ("$(A", "$(A"),
             ("$()", "$()"),
         ] {
-            assert_eq!(expand(text, lookup), expected, "{text}");
+            assert_eq!(expand(text, lookup, 10).as_deref(), Some(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn what_grows_beyond_its_limit_is_not_finished() {
+        let long = "x".repeat(100);
+        let lookup = |_: &str| Some(long.as_str());
+        assert_eq!(expand("$(A)$(A)", lookup, 200).map(|text| text.len()), Some(200));
+        assert_eq!(expand("$(A)$(A)", lookup, 199), None);
+        assert_eq!(expand(&"$(A)".repeat(1_000_000), lookup, 1000), None);
     }
 }

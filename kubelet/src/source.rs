@@ -61,7 +61,7 @@ impl DirectorySource {
     /// Looks at the directory for the first time, so that the store is complete
     /// when this returns, except for files that take their time.
     pub async fn open(config: Config, store: Store) -> Result<Self, Error> {
-        let watch = Watch::new(&config.dir)?;
+        let watch = Watch::new(&config.dir);
         let sight = Sight {
             directory: Directory::open(config.dir, config.state_file),
             store,

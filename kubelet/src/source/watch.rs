@@ -1,5 +1,8 @@
 //! Tells when to look: inotify on the directory or, while it is missing, on
 //! its nearest ancestor that exists.
+//!
+//! The kernel counts inotify's instances by user, so a pod's root may have taken all of them:
+//! then nothing is told until one is free, and the regular look finds what changed.
 
 use std::future::poll_fn;
 use std::os::unix::fs::MetadataExt;
@@ -10,8 +13,6 @@ use std::task::Poll;
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
 use tokio_stream::{Stream, StreamExt};
 
-use super::Error;
-
 /// The link by which kubelet replaces all files of a ConfigMap's directory at
 /// once; the files themselves are links through it and do not change.
 const DATA_LINK: &str = "..data";
@@ -19,20 +20,26 @@ const DATA_LINK: &str = "..data";
 #[derive(Debug)]
 pub(super) struct Watch {
     dir: PathBuf,
-    events: EventStream<Vec<u8>>,
+    /// `None` as long as the kernel gives no instance.
+    events: Option<EventStream<Vec<u8>>>,
     watched: Option<WatchDescriptor>,
 }
 
 impl Watch {
-    pub(super) fn new(dir: &Path) -> Result<Self, Error> {
-        let failed = |cause| Error { path: dir.to_owned(), cause };
-        let events = Inotify::init().and_then(|inotify| inotify.into_event_stream(vec![0; 4096]));
-        Ok(Self { dir: dir.to_owned(), events: events.map_err(failed)?, watched: None })
+    pub(super) fn new(dir: &Path) -> Self {
+        let events = event_stream().inspect_err(|error| {
+            tracing::warn!(dir = %dir.display(), %error, "no inotify: changes are found by regular looks");
+        });
+        Self { dir: dir.to_owned(), events: events.ok(), watched: None }
     }
 
     /// Watches what is at the path now, which need not be what was there before.
     pub(super) fn renew(&mut self) {
-        let mut watches = self.events.watches();
+        if self.events.is_none() {
+            self.events = event_stream().ok();
+        }
+        let Some(events) = &self.events else { return };
+        let mut watches = events.watches();
         let found = watches.add(&self.dir, dir_mask()).ok().or_else(|| {
             let mut ancestors = self.dir.ancestors().skip(1);
             ancestors.find_map(|ancestor| watches.add(or_here(ancestor), ancestor_mask()).ok())
@@ -49,7 +56,8 @@ impl Watch {
     /// Waits for a reason to look; events that are there together are one.
     pub(super) async fn changed(&mut self) {
         loop {
-            match self.events.next().await {
+            let Some(events) = &mut self.events else { return std::future::pending().await };
+            match events.next().await {
                 Some(Ok(event)) if concerns(&self.dir, &event) => break,
                 Some(Ok(_)) => {}
                 // Left to the regular look: a queue that fails would fail in a circle.
@@ -61,12 +69,17 @@ impl Watch {
 
     /// What is in the queue already, without waiting.
     async fn pending_event(&mut self) -> Option<Option<std::io::Result<EventOwned>>> {
-        poll_fn(|context| match Pin::new(&mut self.events).poll_next(context) {
+        let events = self.events.as_mut()?;
+        poll_fn(|context| match Pin::new(&mut *events).poll_next(context) {
             Poll::Ready(event) => Poll::Ready(Some(event)),
             Poll::Pending => Poll::Ready(None),
         })
         .await
     }
+}
+
+fn event_stream() -> std::io::Result<EventStream<Vec<u8>>> {
+    Inotify::init().and_then(|inotify| inotify.into_event_stream(vec![0; 4096]))
 }
 
 /// A file that is created is written next, and closing it tells; only links
@@ -104,4 +117,18 @@ fn ancestor_mask() -> WatchMask {
 /// The parent of a bare name is "".
 fn or_here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_watch_that_got_no_instance_gets_one_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = Watch { dir: dir.path().to_owned(), events: None, watched: None };
+        watch.renew();
+        std::fs::write(dir.path().join("a.yaml"), "").unwrap();
+        watch.changed().await;
+    }
 }
