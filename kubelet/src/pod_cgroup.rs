@@ -19,6 +19,8 @@ use crate::backoff::Backoff;
 /// Quota period of kubelet, in microseconds.
 pub(crate) const CPU_PERIOD_US: i64 = 100_000;
 const MIN_QUOTA_US: i64 = 1_000;
+/// Ten million processors; the kernel takes little more (kernel/sched/core.c, `max_cfs_runtime`).
+const MAX_QUOTA_US: i64 = 1_000_000_000_000;
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
 /// A killed container's cgroup may outlive its last process by a moment.
@@ -53,12 +55,12 @@ pub(crate) struct Limits {
 
 /// cpu.shares of so many thousandths of a core.
 pub(crate) fn shares(milli_cpu: i64) -> i64 {
-    (milli_cpu * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+    (milli_cpu.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 /// cfs quota of so many thousandths of a core, per [`CPU_PERIOD_US`].
 pub(crate) fn quota_us(milli_cpu: i64) -> i64 {
-    (milli_cpu * CPU_PERIOD_US / 1000).max(MIN_QUOTA_US)
+    (milli_cpu.saturating_mul(CPU_PERIOD_US) / 1000).clamp(MIN_QUOTA_US, MAX_QUOTA_US)
 }
 
 /// cgroup v2's cpu.weight of v1's cpu.shares (runc's conversion).
@@ -236,6 +238,8 @@ mod tests {
         assert_eq!(shares(1000), 1024);
         assert_eq!(quota_us(500), 50_000);
         assert_eq!(quota_us(1), 1_000);
+        assert_eq!(quota_us(i64::MAX), MAX_QUOTA_US);
+        assert_eq!(shares(i64::MAX), MAX_SHARES);
         assert_eq!(weight(2), 1);
         assert_eq!(weight(1024), 39);
         assert_eq!(weight(262_144), 10_000);

@@ -56,7 +56,8 @@ pub(crate) fn cgroup_paths_of_uid(cgroup_root: &str, uid: &str) -> [String; 3] {
 /// limit on processes is the node's, for every pod the same.
 pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     let containers = &pod.spec.containers;
-    let requested: i64 = containers.iter().map(|c| milli_cpu(request(c, "cpu"))).sum();
+    let sum = |parts: Vec<i64>| parts.into_iter().fold(0, i64::saturating_add);
+    let requested = sum(containers.iter().map(|c| milli_cpu(request(c, "cpu"))).collect());
     let sum_of_limits = |resource: &str| {
         let limits: Option<Vec<_>> = containers.iter().map(|c| c.resources.limits.get(resource)).collect();
         limits.filter(|l| !l.is_empty())
@@ -64,8 +65,9 @@ pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     Limits {
         cpu_shares: shares(requested),
         cpu_quota_us: sum_of_limits("cpu")
-            .map(|limits| quota_us(limits.iter().map(|q| milli_cpu(Some(q))).sum())),
-        memory_bytes: sum_of_limits("memory").map(|limits| limits.iter().map(|q| bytes(Some(q))).sum()),
+            .map(|limits| quota_us(sum(limits.iter().map(|q| milli_cpu(Some(q))).collect()))),
+        memory_bytes: sum_of_limits("memory")
+            .map(|limits| sum(limits.iter().map(|q| bytes(Some(q))).collect())),
         pids,
     }
 }

@@ -4,7 +4,10 @@
 //! Invariant: capabilities, fsuid and fsgid belong to a thread, not to the
 //! process; what limits the process is called before it has a second thread.
 
-#![expect(unsafe_code, reason = "the environment's memory is only reachable by pointer")]
+#![expect(
+    unsafe_code,
+    reason = "the environment's memory is only reachable by pointer; keyctl has no safe wrapper"
+)]
 
 use std::ffi::{CStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -19,6 +22,20 @@ use crate::{Error, Result};
 /// By whose rights this process acts; 0 is root.
 pub fn effective_user() -> u32 {
     rustix::process::geteuid().as_raw()
+}
+
+/// Gives the calling thread an empty session keyring (keyctl(2), KEYCTL_JOIN_SESSION_KEYRING).
+/// The one that it inherits holds the keys of the process that started it. A kernel without keyrings is
+/// fine.
+pub fn join_new_session_keyring() -> Result<()> {
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
+    let no_name: libc::c_long = 0;
+    // SAFETY: the operation takes a string or null; it is null.
+    let joined = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, no_name) };
+    match Errno::result(joined) {
+        Ok(_) | Err(Errno::ENOSYS) => Ok(()),
+        Err(e) => Err(Error::new("join", "a new session keyring", e)),
+    }
 }
 
 /// The three sets of the calling thread (capget(2)).

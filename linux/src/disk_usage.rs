@@ -57,6 +57,16 @@ pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
     Ok(count.usage)
 }
 
+/// What one file takes, in bytes; nothing where there is none. A link is not followed.
+pub fn of_file(path: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    match std::fs::symlink_metadata(path) {
+        Ok(file) => Ok(file.blocks().saturating_mul(BLOCK_BYTES)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(e) => Err(Error::at("stat", path, e)),
+    }
+}
+
 struct Count {
     usage: DiskUsage,
     /// Files with more than one name.

@@ -17,7 +17,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub use device::{Device, make_device, make_link, verify_device};
@@ -290,11 +290,23 @@ pub fn is_directory(fd: impl AsFd) -> Result<bool> {
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// The type of what an O_PATH descriptor points to.
-pub fn file_type(fd: impl AsFd) -> Result<std::fs::FileType> {
-    let problem = |e: std::io::Error| Error::new("fstat", "mount source", e);
-    let copy = fd.as_fd().try_clone_to_owned().map_err(problem)?;
-    Ok(std::fs::File::from(copy).metadata().map_err(problem)?.file_type())
+/// The type of what an O_PATH descriptor points to, as the kernel knows it: a FUSE daemon, which
+/// may never answer, is not asked.
+pub fn file_type(fd: impl AsFd) -> Result<FileType> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(fd, "", flags, StatxFlags::TYPE);
+    let stat = stat.map_err(|e| Error::new("statx", "mount source", e))?;
+    Ok(FileType::from_raw_mode(stat.stx_mode.into()))
+}
+
+/// What is at `path`, a source of a mount, links followed; and its path without links. Asks no
+/// FUSE daemon whose volume is mounted there.
+pub fn find_source(path: &Path) -> Result<(PathBuf, FileType)> {
+    const OP: &str = "find mount source";
+    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::at(OP, path, e))?;
+    let shown = std::fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()));
+    Ok((shown.map_err(|e| Error::at(OP, path, e))?, file_type(&found)?))
 }
 
 /// Makes the mount at `root` this process's root directory; the old root is gone
@@ -335,8 +347,6 @@ fn open_how(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd>
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::AtFlags;
-
     use super::*;
 
     #[test]

@@ -1,5 +1,5 @@
-//! ListContainerStats, as far as the disk goes: what a container's writable layer
-//! takes. It is counted when it is asked for.
+//! ListContainerStats, as far as the disk goes: what a container's writable layer and the
+//! sandbox's files in it take. It is counted when it is asked for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,11 +40,17 @@ pub(crate) async fn list(
 
 fn of(runtime: &Runtime, container: &Container) -> Result<ContainerStats> {
     let record = &container.record;
-    let upper = match runtime.find_sandbox(&record.sandbox_id) {
-        Some(sandbox) => sandbox.container_dir(&record.id).join("upper"),
-        None => return Ok(ContainerStats { attributes: Some(attributes(container)), ..Default::default() }),
+    let Some(sandbox) = runtime.find_sandbox(&record.sandbox_id) else {
+        return Ok(ContainerStats { attributes: Some(attributes(container)), ..Default::default() });
     };
-    let usage = disk_usage::measure(&upper, BOUNDS)?;
+    let mut usage = disk_usage::measure(&sandbox.container_dir(&record.id).join("upper"), BOUNDS)?;
+    // Every container of the pod may write these. They count once, as the first one's.
+    let first = runtime.containers_of(&sandbox.id).into_iter().min_by_key(|c| c.record.created_at);
+    if first.is_some_and(|first| first.id == container.id) {
+        for name in ["hostname", "hosts", "resolv.conf"] {
+            usage.bytes = usage.bytes.saturating_add(disk_usage::of_file(&sandbox.dir.join(name))?);
+        }
+    }
     let writable_layer = FilesystemUsage {
         timestamp: now(),
         fs_id: Some(FilesystemIdentifier { mountpoint: runtime.root_dir.display().to_string() }),

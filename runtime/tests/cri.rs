@@ -11,12 +11,16 @@
 mod containers;
 #[path = "cri/hostile_mounts.rs"]
 mod hostile_mounts;
+#[path = "cri/hung_volumes.rs"]
+mod hung_volumes;
 #[path = "cri/image_imports.rs"]
 mod image_imports;
 #[path = "cri/image_limits.rs"]
 mod image_limits;
 #[path = "cri/image_store.rs"]
 mod image_store;
+#[path = "cri/keyrings.rs"]
+mod keyrings;
 #[path = "cri/kit.rs"]
 mod kit;
 #[path = "cri/network.rs"]

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use linux::mount::FuseConnections;
 use nix::errno::Errno;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -228,13 +228,16 @@ impl Examination {
         }))
     }
 
-    /// statfs, on a thread that is left behind where it is not answered.
+    /// statfs and the attributes of the volume's root, on a thread that is left behind where one of
+    /// them is not answered.
     fn probe(&self, path: &Path, answered: Arc<Notify>) -> Result<()> {
         let mount = own_mount(path, self.serving.connection_minor).step("look at volume")?;
         let asking = self.driver.hangs.asking(&self.volume_id);
         let ask = move || {
             // An error is an answer as well: of the daemon, or of the kernel after its end.
             let _answer = nix::sys::statvfs::fstatvfs(&mount);
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+            let _answer = rustix::fs::statx(&mount, "", flags, StatxFlags::BASIC_STATS);
             drop((mount, asking));
             answered.notify_one();
         };

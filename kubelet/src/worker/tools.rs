@@ -2,8 +2,10 @@
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::is_mount_pod;
 
@@ -40,28 +42,45 @@ pub(crate) struct Tools {
 /// Bounds how many sandboxes and containers the runtime starts at a time: with
 /// hundreds at once each would take longer, and all of them memory.
 ///
-/// Invariant: nothing is waited for that another pod must do while a permit is
-/// held, and mount pods need none, so that no pod waits for a volume behind
-/// pods that wait for it.
+/// Invariant: mount pods need no turn, so that no pod waits for a volume behind pods that
+/// wait for it; and no turn is long, since a start may wait for what a hostile daemon serves.
 #[derive(Debug)]
-pub(crate) struct Starts(Semaphore);
+pub(crate) struct Starts {
+    turns: Arc<Semaphore>,
+    longest: Duration,
+}
+
+/// Until it is dropped, or has been too long.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Turn(#[expect(dead_code, reason = "its end is what counts")] oneshot::Sender<()>);
 
 impl Starts {
     /// Most of a start is waiting: for netlink, for namespaces, for the disk.
     const PER_CPU: usize = 4;
+    /// A start takes some milliseconds, and seconds on a slow disk.
+    const LONGEST: Duration = Duration::from_secs(5);
 
     pub(crate) fn new() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self(Semaphore::new(cpus * Self::PER_CPU))
+        Self { turns: Arc::new(Semaphore::new(cpus * Self::PER_CPU)), longest: Self::LONGEST }
     }
 
-    /// Waits for a turn, which lasts until what is returned is dropped.
-    pub(crate) async fn turn(&self, pod: &Pod) -> Option<SemaphorePermit<'_>> {
+    /// Waits for a turn.
+    pub(crate) async fn turn(&self, pod: &Pod) -> Option<Turn> {
         if is_mount_pod(pod) {
             return None;
         }
         // Never closed, so never an error.
-        self.0.acquire().await.ok()
+        let permit = Arc::clone(&self.turns).acquire_owned().await.ok()?;
+        let (turn, ended) = oneshot::channel();
+        let longest = self.longest;
+        tokio::spawn(async move {
+            // That it is too long ends a turn as well.
+            drop(tokio::time::timeout(longest, ended).await);
+            drop(permit);
+        });
+        Some(Turn(turn))
     }
 }
 
@@ -128,8 +147,12 @@ impl Tools {
     }
 
     pub(crate) fn termination_log(&self, uid: &str, container: &str, restart_count: u32) -> PathBuf {
-        let dir = self.volumes.pod_dir(uid).join("containers").join(container);
-        dir.join(restart_count.to_string())
+        self.termination_logs(uid, container).join(restart_count.to_string())
+    }
+
+    /// Of all that a container was.
+    pub(crate) fn termination_logs(&self, uid: &str, container: &str) -> PathBuf {
+        self.volumes.pod_dir(uid).join("containers").join(container)
     }
 }
 

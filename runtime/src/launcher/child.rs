@@ -38,6 +38,7 @@ pub(super) fn run(
 ) -> Result<Infallible, String> {
     process::set_undumpable().map_err(text)?;
     process::new_session().map_err(text)?;
+    linux::credentials::join_new_session_keyring().map_err(text)?;
     cgroup.join_as_thread().map_err(text)?;
     if plan.own_cgroup_namespace {
         process::unshare(CloneFlags::CLONE_NEWCGROUP).map_err(text)?;

@@ -117,10 +117,9 @@ fn check_links(bundle: &Path, spec: &Spec) -> Result<(), String> {
             }
             return Err(problem(format!("the image has a link there, to {}", place.display())));
         };
-        let kind =
-            std::fs::symlink_metadata(source).map_err(|e| problem(format!("{}: {e}", source.display())))?;
+        let (_, kind) = rootfs::find_source(source).map_err(|e| problem(chain(&e)))?;
         policy
-            .check(&place, Source::of(kind.file_type()))
+            .check(&place, Source::of(kind))
             .map_err(|reason| problem(format!("it leads to {}: refused: {reason}", place.display())))?;
         check_volumes_above(spec, target).map_err(problem)?;
     }

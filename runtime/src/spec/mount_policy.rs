@@ -10,11 +10,10 @@
 //! container is created, with the path of the request, and when it starts, with
 //! the place that this path leads to.
 
-use std::fs::FileType;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::Spec;
+use rustix::fs::FileType;
 
 /// kubelet's annotation of the path at which it mounts a file of its own.
 const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
@@ -54,16 +53,12 @@ pub(crate) enum Source {
 
 impl Source {
     pub(crate) fn of(kind: FileType) -> Self {
-        if kind.is_dir() {
-            Self::Directory
-        } else if kind.is_file() {
-            Self::File
-        } else if kind.is_socket() {
-            Self::Socket
-        } else if kind.is_char_device() || kind.is_block_device() {
-            Self::Device
-        } else {
-            Self::Pipe
+        match kind {
+            FileType::Directory => Self::Directory,
+            FileType::RegularFile => Self::File,
+            FileType::Socket => Self::Socket,
+            FileType::CharacterDevice | FileType::BlockDevice => Self::Device,
+            _ => Self::Pipe,
         }
     }
 }

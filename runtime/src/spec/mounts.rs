@@ -6,6 +6,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
+use nix::errno::Errno;
 use proto::cri::{ContainerConfig, MountPropagation};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde_json::{Value, json};
@@ -113,15 +114,12 @@ impl<'a> Requested<'a> {
             let problem = format!("needs PROPAGATION_PRIVATE, not {}", mount.propagation().as_str_name());
             return Err(Error::invalid(field("recursive_read_only"), problem));
         }
-        let at_host_path = |e| Error::invalid(field("host_path"), format!("{}: {e}", mount.host_path));
-        let source = match std::fs::canonicalize(&mount.host_path) {
-            Ok(source) => Some(source),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-            Err(e) => return Err(at_host_path(e)),
-        };
-        let kind = match &source {
-            Some(source) => Source::of(std::fs::symlink_metadata(source).map_err(at_host_path)?.file_type()),
-            None => Source::Directory,
+        let (source, kind) = match linux::rootfs::find_source(Path::new(&mount.host_path)) {
+            Ok((source, kind)) => (Some(source), Source::of(kind)),
+            Err(e) if e.errno() == Errno::ENOENT => (None, Source::Directory),
+            Err(e) => {
+                return Err(Error::invalid(field("host_path"), format!("{}: {}", mount.host_path, e.source)));
+            }
         };
         let target = cleaned(Path::new(&mount.container_path));
         policy

@@ -51,7 +51,7 @@ const ALLOWED: &[(&str, u32, u64, u32, u32)] = &[
 const FOR_ADMINS: &[&str] = &["unshare", "setns", "mount", "umount2", "open_tree", "bpf", "quotactl"];
 
 /// An executable that makes one system call and exits with its errno.
-fn probe(number: u32, first: u64, second: u32, third: u32) -> Vec<u8> {
+pub(crate) fn probe(number: u32, first: u64, second: u32, third: u32) -> Vec<u8> {
     const BASE: u64 = 0x40_0000;
     const HEADERS: u64 = 64 + 56;
     let mut code = vec![0x48, 0xbf]; // mov rdi, first
