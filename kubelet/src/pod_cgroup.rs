@@ -186,35 +186,21 @@ fn ensure_v2(mount_point: &Path, path: &str, limits: &Limits) -> Result<(), Erro
     Ok(())
 }
 
-/// rmdir from the leaves up: a cgroup's files are the kernel's.
+/// With the groups below it, which a container may have made.
 async fn remove_tree(dir: &Path) -> Result<(), Error> {
-    let mut dirs = vec![dir.to_owned()];
-    let mut next = 0;
-    while let Some(parent) = dirs.get(next) {
-        let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-        let below: Vec<PathBuf> =
-            entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
-        dirs.extend(below);
-        next += 1;
-    }
-    for dir in dirs.iter().rev() {
-        remove_dir(dir).await?;
-    }
-    Ok(())
-}
-
-async fn remove_dir(dir: &Path) -> Result<(), Error> {
     let deadline = tokio::time::Instant::now() + REMOVAL_DEADLINE;
     let mut pause = Backoff::new(Duration::from_millis(2), Duration::from_millis(100));
     loop {
-        match std::fs::remove_dir(dir) {
+        match linux::cgroup::remove_tree(dir) {
             Ok(()) => return Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tokio::time::Instant::now() < deadline => {
+            Err(e)
+                if e.source.kind() == io::ErrorKind::ResourceBusy
+                    && tokio::time::Instant::now() < deadline =>
+            {
                 debug!(cgroup = %dir.display(), "still busy");
                 tokio::time::sleep(pause.step()).await;
             }
-            Err(source) => return Err(Error::at("remove cgroup", dir, source)),
+            Err(e) => return Err(Error { op: e.op, object: e.object, source: e.source }),
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::device_rules::Policy;
 use crate::mountinfo::{self, MountEntry};
 use crate::{Error, Result};
 
+pub use end::remove_tree;
 use settings::{Files, settings};
 pub use settings::{Limits, weight};
 

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use linux::cgroup::{Cgroup, Hierarchies, Limits, remove_dirs, v2};
 use linux::mountinfo;
 use nix::errno::Errno;
+use rustix::fs::{Mode, OFlags};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -107,8 +109,57 @@ fn a_group_ends_with_the_groups_below_it() {
     let mut sleeper = sleeper(&inner);
     let group = Cgroup::find(&Hierarchies::detect().unwrap(), &nested);
     assert_eq!(group.remove().unwrap_err().errno(), Errno::EBUSY);
-    assert_eq!(group.pids(), [sleeper.id().cast_signed()]);
+    assert_eq!(group.pids().unwrap(), [sleeper.id().cast_signed()]);
     group.end(PATIENCE).unwrap();
     assert!(!sleeper.wait().unwrap().success(), "it was killed");
     assert!(!under(&nested).exists());
+}
+
+/// 5,000 bytes of names below `dir`; the deepest group.
+fn nest(dir: &Path) -> OwnedFd {
+    let open = |at: BorrowedFd<'_>, name: &Path| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::openat(at, name, flags, Mode::empty()).unwrap()
+    };
+    let mut group = open(rustix::fs::CWD, dir);
+    let name = "n".repeat(250);
+    for _ in 0..20 {
+        rustix::fs::mkdirat(&group, &name, Mode::from(0o755)).unwrap();
+        group = open(group.as_fd(), Path::new(&name));
+    }
+    group
+}
+
+fn write_in(group: &OwnedFd, file: &str, value: &str) -> rustix::io::Result<()> {
+    let file = rustix::fs::openat(group, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, value.as_bytes()).map(drop)
+}
+
+/// Root in a pod may mount hierarchies in a user namespace, and nest groups beyond PATH_MAX there.
+#[test]
+fn a_group_ends_whose_processes_are_deeper_than_any_path_in_every_hierarchy_and_frozen() {
+    let path = path("deep");
+    let hierarchies = Hierarchies::detect().unwrap();
+    let (group, _unmet) = hierarchies.create_everywhere(&path, &Limits::default()).unwrap();
+    let mounts = mountinfo::read().unwrap();
+    let dirs: Vec<PathBuf> = mounts
+        .into_iter()
+        .filter(|m| m.root == Path::new("/") && matches!(m.fs_type.as_str(), "cgroup" | "cgroup2"))
+        .map(|m| m.mount_point.join(path.strip_prefix("/").unwrap()))
+        .collect();
+    let mut sleeper = Command::new("sleep").arg("100").spawn().unwrap();
+    let pid = sleeper.id().to_string();
+    // A group of v1's cpuset takes no process until it has processors.
+    let is_empty_cpuset = |dir: &Path| dir.join("tasks").exists() && dir.join("cpuset.mems").exists();
+    for dir in dirs.iter().filter(|dir| !is_empty_cpuset(dir)) {
+        let deepest = nest(dir);
+        write_in(&deepest, "cgroup.procs", &pid).unwrap();
+        // Where this hierarchy has a freezer.
+        let _frozen = write_in(&deepest, "freezer.state", "FROZEN");
+    }
+    assert_eq!(group.pids().unwrap(), [sleeper.id().cast_signed()]);
+    group.end(PATIENCE).unwrap();
+    assert!(!sleeper.wait().unwrap().success(), "it was killed");
+    let left: Vec<_> = dirs.iter().filter(|dir| dir.exists()).collect();
+    assert_eq!(left, Vec::<&PathBuf>::new());
 }

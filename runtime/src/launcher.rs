@@ -27,6 +27,12 @@ use serde::{Deserialize, Serialize};
 use device_control::WithoutControl;
 use plan::Plan;
 
+/// Groups that an ordinary container may make below its own on cgroup v2, if it can: the kernel's
+/// numbers for memory groups are 65,535 for the whole machine.
+const MOST_GROUPS_BELOW: u32 = 256;
+/// Levels of them.
+const DEEPEST_GROUP: u32 = 16;
+
 /// Directories of a container's root file system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Overlay {
@@ -71,6 +77,14 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     let (cgroup, warnings) = hierarchies
         .create_everywhere(&plan.cgroup_path, &plan.limits)
         .map_err(|e| crate::error::chain(&e))?;
+    if plan.own_cgroup_namespace {
+        let limited = cgroup.limit_groups_below(MOST_GROUPS_BELOW, DEEPEST_GROUP);
+        limited.map_err(|e| {
+            // The failure is what matters; the group is empty.
+            drop(cgroup.remove());
+            crate::error::chain(&e)
+        })?;
+    }
     // In the host's namespace it sees the host's groups in /proc/self/cgroup anyway.
     plan.cgroup_view =
         if plan.own_cgroup_namespace { hierarchies.view_of(&cgroup) } else { hierarchies.view_of_all() };

@@ -1,47 +1,58 @@
 //! The end of a group: its processes killed, its directories removed, also the
-//! groups that a privileged container made below its own.
+//! groups that a container made below its own, where it may.
 //!
-//! Invariant: nothing here recurses or waits without a deadline.
+//! Invariant: nothing here recurses, waits without a deadline, or names a group below the
+//! container's own by its path.
 
-use std::fs;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Statx};
+
 use super::{Cgroup, Version, v2};
+use crate::tree::{self, Changes, Visitor};
 use crate::{Error, Result, process};
 
 impl Cgroup {
     /// The processes in it and below, as pids of the reader.
-    pub fn pids(&self) -> Vec<i32> {
-        let dirs = self.dirs.iter().flat_map(|(_, dir)| groups_below(dir));
-        let mut pids: Vec<i32> = dirs
-            .filter_map(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok())
-            .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>())
-            .collect();
+    pub fn pids(&self) -> Result<Vec<i32>> {
+        let mut pids = Vec::new();
+        for (_, dir) in &self.dirs {
+            each_group(dir, |group| {
+                let Some(text) = read_in(group, c"cgroup.procs")? else { return Ok(()) };
+                pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+                Ok(())
+            })?;
+        }
         pids.sort_unstable();
         pids.dedup();
-        pids
+        Ok(pids)
     }
 
     /// Removes its directories; absence is a success. `EBUSY` while it has processes.
     pub fn remove(&self) -> Result<()> {
-        self.dirs.iter().try_for_each(|(_, dir)| match fs::remove_dir(dir) {
-            Err(e) if e.kind() == ErrorKind::ResourceBusy => remove_tree(dir),
-            removed => absent_is_fine(dir, removed),
-        })
+        self.dirs.iter().try_for_each(|(_, dir)| remove_tree(dir))
     }
 
     /// Lets its processes go on which it stopped itself: the freezer of v1 keeps SIGKILL from them
     /// (kernel/cgroup/legacy_freezer.c). On v2 a frozen process can be killed.
     pub fn thaw(&self) -> Result<()> {
         let v1 = self.dirs.iter().filter(|(version, _)| *version == Version::V1);
-        // Parents first: a group below a frozen one stays frozen.
-        let groups = v1.flat_map(|(_, dir)| groups_below(dir)).map(|dir| dir.join("freezer.state"));
-        groups.filter(|file| file.exists()).try_for_each(|file| match super::write(&file, "THAWED") {
-            // Another has removed the group.
-            Err(_) if !file.exists() => Ok(()),
-            written => written,
+        v1.map(|(_, dir)| dir)
+            .try_for_each(|dir| each_group(dir, |group| write_in(group, c"freezer.state", "THAWED")))
+    }
+
+    /// On v2: how many groups its processes may make below it, and how deep. v1 has no such limit.
+    pub fn limit_groups_below(&self, descendants: u32, depth: u32) -> Result<()> {
+        let v2 = self.dirs.iter().filter(|(version, _)| *version == Version::V2);
+        v2.map(|(_, dir)| dir).try_for_each(|dir| {
+            super::write(&dir.join("cgroup.max.descendants"), &descendants.to_string())?;
+            super::write(&dir.join("cgroup.max.depth"), &depth.to_string())
         })
     }
 
@@ -49,7 +60,7 @@ impl Cgroup {
     pub fn end(&self, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         loop {
-            let pids = self.pids();
+            let pids = self.pids()?;
             if pids.is_empty() || Instant::now() >= deadline {
                 return self.remove();
             }
@@ -70,23 +81,91 @@ impl Cgroup {
     }
 }
 
-/// `dir` and the groups below it, each after its parent.
-fn groups_below(dir: &Path) -> Vec<PathBuf> {
-    let mut groups = vec![dir.to_owned()];
-    let mut next = 0;
-    while let Some(group) = groups.get(next) {
-        // A group may go while we look.
-        let entries = fs::read_dir(group).into_iter().flatten().flatten();
-        let below: Vec<PathBuf> =
-            entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
-        groups.extend(below);
-        next += 1;
+/// Does `visit` for `dir` and each group below it, which come first. A container may have nested
+/// them deeper than any path; `dir` that is missing has none.
+fn each_group(dir: &Path, visit: impl FnMut(BorrowedFd<'_>) -> Result<()>) -> Result<()> {
+    let directory = match tree::open_dir(CWD, dir, ResolveFlags::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        opened => opened.map_err(|e| Error::at("open cgroup", dir, e))?,
+    };
+    let mut groups = Groups(visit);
+    // As the file system has it: each directory in it is a link more.
+    if tree::stat(directory.as_fd(), c".")?.stx_nlink <= 2 {
+        return groups.leave(directory.as_fd());
     }
-    groups
+    tree::walk(directory.as_fd(), Changes::Tolerated, &AtomicBool::new(false), &mut groups)
 }
 
-fn remove_tree(dir: &Path) -> Result<()> {
-    groups_below(dir).iter().rev().try_for_each(|group| absent_is_fine(group, fs::remove_dir(group)))
+struct Groups<F>(F);
+
+impl<F: FnMut(BorrowedFd<'_>) -> Result<()>> Visitor for Groups<F> {
+    fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, _stat: &Statx) -> Result<()> {
+        Ok(())
+    }
+
+    fn enter(&mut self, _name: &CStr) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, directory: BorrowedFd<'_>) -> Result<()> {
+        (self.0)(directory)
+    }
+}
+
+/// `None` where the group has no such file, or is gone.
+fn open_in(group: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<Option<File>> {
+    match rustix::fs::openat(group, name, flags | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV) => Ok(None),
+        Err(e) => Err(tree::at("open", name)(e)),
+    }
+}
+
+fn read_in(group: BorrowedFd<'_>, name: &CStr) -> Result<Option<String>> {
+    let Some(mut file) = open_in(group, name, OFlags::RDONLY)? else { return Ok(None) };
+    let mut text = String::new();
+    match file.read_to_string(&mut text) {
+        // A group that is being removed, or one of threads alone.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::EOPNOTSUPP)) => Ok(None),
+        Err(e) => Err(Error::new("read", name.to_string_lossy(), e)),
+        Ok(_) => Ok(Some(text)),
+    }
+}
+
+fn write_in(group: BorrowedFd<'_>, name: &CStr, value: &str) -> Result<()> {
+    let Some(mut file) = open_in(group, name, OFlags::WRONLY)? else { return Ok(()) };
+    match file.write_all(value.as_bytes()) {
+        // Another has removed the group.
+        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        written => written.map_err(|e| Error::new("write", format!("{value:?} to {name:?}"), e)),
+    }
+}
+
+/// Removes `dir` and the groups below it; absence is a success. `EBUSY` while one has processes.
+pub fn remove_tree(dir: &Path) -> Result<()> {
+    match fs::remove_dir(dir) {
+        Err(e) if e.kind() == ErrorKind::ResourceBusy => {
+            each_group(dir, remove_empty_groups)?;
+            absent_is_fine(dir, fs::remove_dir(dir))
+        }
+        removed => absent_is_fine(dir, removed),
+    }
+}
+
+/// Those directly in `parent`.
+fn remove_empty_groups(parent: BorrowedFd<'_>) -> Result<()> {
+    for entry in Dir::read_from(parent).map_err(tree::at("list", c"."))? {
+        let entry = entry.map_err(tree::at("list", c"."))?;
+        let name = entry.file_name();
+        if entry.file_type() != FileType::Directory || name == c"." || name == c".." {
+            continue;
+        }
+        match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(e) => return Err(tree::at("remove cgroup", name)(e)),
+        }
+    }
+    Ok(())
 }
 
 fn absent_is_fine(dir: &Path, removed: std::io::Result<()>) -> Result<()> {
