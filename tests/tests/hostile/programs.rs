@@ -63,8 +63,10 @@ fn a_script_whose_interpreter_is_the_runtime_ends_and_leaves_the_hosts_program_a
     // No descriptor leads to a program at all.
     for container in pod["status"]["containerStatuses"].as_array().unwrap() {
         let name = text(&container["name"]);
-        let reason = text(&container["lastState"]["terminated"]["reason"]);
-        assert!(name == "exe" || reason == "StartError", "{container}");
+        // The state, or the last one while the kubelet waits to say so again.
+        let ended = [&container["state"], &container["lastState"]].map(|state| &state["terminated"]);
+        let reason = ended.iter().find(|ended| !ended.is_null()).map(|ended| text(&ended["reason"]));
+        assert!(name == "exe" || reason.as_deref() == Some("StartError"), "{container}");
     }
     assert_eq!(state(&program), before);
     node.finish(&idle).unwrap();

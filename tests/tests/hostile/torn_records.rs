@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use tests::attacker::{self, Attack};
+use tests::cgroups::Tag;
 use tests::manifests::{self, Pod};
 use tests::node::{PATIENCE, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually};
@@ -73,14 +74,13 @@ struct Watched {
     mark: &'static str,
 }
 
-const WATCHED_USER: Watched = Watched { pod: "user", mark: "/demo-app\0sleep\0forever\0" };
+const WATCHED_USER: Watched = Watched { pod: "user", mark: "/demo-app sleep forever" };
 
 impl Watched {
-    /// How many of it run, on the whole machine.
-    fn copies(self) -> usize {
-        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
-        lines.filter(|line| String::from_utf8_lossy(line).contains(self.mark)).count()
+    /// How many of it run on the node; other tests have such pods too.
+    fn copies(self, node: &Tag) -> usize {
+        let processes = node.processes().unwrap();
+        processes.iter().filter(|process| process.command_line.contains(self.mark)).count()
     }
 }
 
@@ -101,10 +101,11 @@ fn tear_and_start(
 /// Starts a kubelet; fails when there is ever more than one copy of the pod.
 fn start_and_watch(node: &mut Node<'_>, watched: Watched) -> Result<()> {
     let (done, most) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let tag = node.sandbox().tag();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                most.fetch_max(watched.copies(), Ordering::Relaxed);
+                most.fetch_max(watched.copies(tag), Ordering::Relaxed);
             }
         });
         let restarted = node.start_kubelet().and_then(|()| {
@@ -113,7 +114,7 @@ fn start_and_watch(node: &mut Node<'_>, watched: Watched) -> Result<()> {
                 let status = &pod["status"];
                 ensure!(text(&status["phase"]) == "Running", "{status}");
                 ensure!(status["containerStatuses"][0]["ready"] == true, "{status}");
-                let copies = watched.copies();
+                let copies = watched.copies(tag);
                 ensure!(copies == 1, "{copies} copies");
                 Ok(())
             })
