@@ -52,12 +52,16 @@ pub(crate) fn cgroup_paths_of_uid(cgroup_root: &str, uid: &str) -> [String; 3] {
     ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}/pod{uid}"))
 }
 
+/// Manifests may ask for more than an i64 can say.
+fn sum(parts: impl Iterator<Item = i64>) -> i64 {
+    parts.fold(0, i64::saturating_add)
+}
+
 /// The pod's own limits: sums, and only where every container has one. The
 /// limit on processes is the node's, for every pod the same.
 pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     let containers = &pod.spec.containers;
-    let sum = |parts: Vec<i64>| parts.into_iter().fold(0, i64::saturating_add);
-    let requested = sum(containers.iter().map(|c| milli_cpu(request(c, "cpu"))).collect());
+    let requested = sum(containers.iter().map(|c| milli_cpu(request(c, "cpu"))));
     let sum_of_limits = |resource: &str| {
         let limits: Option<Vec<_>> = containers.iter().map(|c| c.resources.limits.get(resource)).collect();
         limits.filter(|l| !l.is_empty())
@@ -65,9 +69,8 @@ pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     Limits {
         cpu_shares: shares(requested),
         cpu_quota_us: sum_of_limits("cpu")
-            .map(|limits| quota_us(sum(limits.iter().map(|q| milli_cpu(Some(q))).collect()))),
-        memory_bytes: sum_of_limits("memory")
-            .map(|limits| sum(limits.iter().map(|q| bytes(Some(q))).collect())),
+            .map(|limits| quota_us(sum(limits.iter().map(|q| milli_cpu(Some(q)))))),
+        memory_bytes: sum_of_limits("memory").map(|limits| sum(limits.iter().map(|q| bytes(Some(q))))),
         pids,
     }
 }

@@ -25,8 +25,8 @@ pub fn effective_user() -> u32 {
 }
 
 /// Gives the calling thread an empty session keyring (keyctl(2), KEYCTL_JOIN_SESSION_KEYRING).
-/// The one that it inherits holds the keys of the process that started it. A kernel without keyrings is
-/// fine.
+/// The one that it inherits holds the keys of the process that started it. A kernel without
+/// keyrings is fine.
 pub fn join_new_session_keyring() -> Result<()> {
     const JOIN_SESSION_KEYRING: libc::c_long = 1;
     let no_name: libc::c_long = 0;

@@ -49,8 +49,9 @@ impl Exit {
 
 /// fork(2) into the new namespaces of `namespaces` (only `CLONE_NEW*` flags) and into the
 /// cgroup v2 group whose directory is `group` (CLONE_INTO_CGROUP of Linux 5.7). A process
-/// that joins it later waits for an RCU grace period, some 15 ms. The child runs `child` and ends with the exit code that it returns, without
-/// running destructors of the parent's values. `EBUSY` when this process has
+/// that joins it later waits for an RCU grace period, some 15 ms. The child runs `child` and
+/// ends with the exit code that it returns, without running destructors of the parent's
+/// values. `EBUSY` when this process has
 /// threads: another thread could hold a lock that the child needs.
 pub fn clone_child(
     namespaces: CloneFlags,

@@ -13,7 +13,7 @@ use linux::mountinfo;
 use nix::errno::Errno;
 use rustix::fs::{Mode, OFlags};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(10);
 
 fn root() -> PathBuf {
     let mounts = mountinfo::read().unwrap();
@@ -110,7 +110,7 @@ fn a_group_ends_with_the_groups_below_it() {
     let group = Cgroup::find(&Hierarchies::detect().unwrap(), &nested);
     assert_eq!(group.remove().unwrap_err().errno(), Errno::EBUSY);
     assert_eq!(group.pids().unwrap(), [sleeper.id().cast_signed()]);
-    group.end(PATIENCE).unwrap();
+    group.end(DEADLINE).unwrap();
     assert!(!sleeper.wait().unwrap().success(), "it was killed");
     assert!(!under(&nested).exists());
 }
@@ -158,7 +158,7 @@ fn a_group_ends_whose_processes_are_deeper_than_any_path_in_every_hierarchy_and_
         let _frozen = write_in(&deepest, "freezer.state", "FROZEN");
     }
     assert_eq!(group.pids().unwrap(), [sleeper.id().cast_signed()]);
-    group.end(PATIENCE).unwrap();
+    group.end(DEADLINE).unwrap();
     assert!(!sleeper.wait().unwrap().success(), "it was killed");
     let left: Vec<_> = dirs.iter().filter(|dir| dir.exists()).collect();
     assert_eq!(left, Vec::<&PathBuf>::new());

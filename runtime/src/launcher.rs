@@ -77,19 +77,17 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     let (cgroup, warnings) = hierarchies
         .create_everywhere(&plan.cgroup_path, &plan.limits)
         .map_err(|e| crate::error::chain(&e))?;
-    if plan.own_cgroup_namespace {
-        let limited = cgroup.limit_groups_below(MOST_GROUPS_BELOW, DEEPEST_GROUP);
-        limited.map_err(|e| {
-            // The failure is what matters; the group is empty.
-            drop(cgroup.remove());
-            crate::error::chain(&e)
-        })?;
-    }
+    let limited = if plan.own_cgroup_namespace {
+        cgroup.limit_groups_below(MOST_GROUPS_BELOW, DEEPEST_GROUP).map_err(|e| crate::error::chain(&e))
+    } else {
+        Ok(())
+    };
     // In the host's namespace it sees the host's groups in /proc/self/cgroup anyway.
     plan.cgroup_view =
         if plan.own_cgroup_namespace { hierarchies.view_of(&cgroup) } else { hierarchies.view_of_all() };
-    let launched =
-        device_control::establish(&mut plan, &cgroup, with.without_device_control).and_then(|not_enforced| {
+    let launched = limited
+        .and_then(|()| device_control::establish(&mut plan, &cgroup, with.without_device_control))
+        .and_then(|not_enforced| {
             let (child, outcome) = clone(&plan, with.overlay, &cgroup, with.stdout, with.stderr)?;
             Ok((child, outcome, not_enforced))
         });

@@ -45,10 +45,7 @@ pub(crate) struct Tools {
 /// Invariant: mount pods need no turn, so that no pod waits for a volume behind pods that
 /// wait for it; and no turn is long, since a start may wait for what a hostile daemon serves.
 #[derive(Debug)]
-pub(crate) struct Starts {
-    turns: Arc<Semaphore>,
-    longest: Duration,
-}
+pub(crate) struct Starts(Arc<Semaphore>);
 
 /// Until it is dropped, or has been too long.
 #[derive(Debug)]
@@ -63,7 +60,7 @@ impl Starts {
 
     pub(crate) fn new() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { turns: Arc::new(Semaphore::new(cpus * Self::PER_CPU)), longest: Self::LONGEST }
+        Self(Arc::new(Semaphore::new(cpus * Self::PER_CPU)))
     }
 
     /// Waits for a turn.
@@ -72,12 +69,11 @@ impl Starts {
             return None;
         }
         // Never closed, so never an error.
-        let permit = Arc::clone(&self.turns).acquire_owned().await.ok()?;
+        let permit = Arc::clone(&self.0).acquire_owned().await.ok()?;
         let (turn, ended) = oneshot::channel();
-        let longest = self.longest;
         tokio::spawn(async move {
             // That it is too long ends a turn as well.
-            drop(tokio::time::timeout(longest, ended).await);
+            drop(tokio::time::timeout(Self::LONGEST, ended).await);
             drop(permit);
         });
         Some(Turn(turn))
