@@ -119,8 +119,8 @@ impl ManifestLauncher {
     }
 
     /// The pod gets no network, no privilege but the six that serving several
-    /// owners' files takes, no /dev/fuse, and of the host only the directory
-    /// with its own dial socket. It is never restarted: a daemon that ended has
+    /// owners' files takes, no system call that RuntimeDefault refuses, no /dev/fuse,
+    /// and of the host only the directory with its own dial socket. It is never restarted: a daemon that ended has
     /// lost its connection, and the next stage starts another.
     fn manifest(&self, spec: LaunchSpec<'_>) -> String {
         let settings = spec.settings;
@@ -174,6 +174,8 @@ spec:
       capabilities:
         drop: ["ALL"]
         add: ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID"]
+      seccompProfile:
+        type: RuntimeDefault
     volumeMounts:
     - name: dial
       mountPath: /run/hawser
