@@ -59,14 +59,14 @@ impl BootDir {
         let mut found = BTreeMap::new();
         for path in list(&self.dir)? {
             if let Some(id) = key_of(&path, EXTENSION) {
-                let record = read(&path);
-                match &record {
+                let line = read(&path);
+                match &line {
                     // Of a driver that runs beside the reader, and has just removed it.
                     Err(_) if leftovers == Leftovers::Keep && !path.exists() => continue,
-                    Ok(_) if leftovers == Leftovers::Remove => cut_half_line(&path).step("open journal")?,
+                    Ok(line) if leftovers == Leftovers::Remove => line.cut_what_follows(&path)?,
                     Ok(_) | Err(_) => {}
                 }
-                found.insert(id, record);
+                found.insert(id, line.map(|line| line.record));
             } else if leftovers == Leftovers::Remove {
                 remove_temporary(&path)?;
             }
@@ -86,7 +86,7 @@ impl BootDir {
             if found.contains_key(&id) {
                 continue;
             }
-            let Ok(record) = read(&path) else { continue };
+            let Ok(LastLine { record, .. }) = read(&path) else { continue };
             if leftovers == Leftovers::Remove {
                 std::fs::rename(&path, self.path(&id))
                     .map_err(|e| linux::Error::at("rename", &path, e))
@@ -136,10 +136,10 @@ fn write(path: &Path, record: &BootRecord) -> Result<()> {
 fn forget_processes(dir: &Path) -> Result<()> {
     for path in list(dir)?.into_iter().filter(|path| key_of::<VolumeId>(path, EXTENSION).is_some()) {
         match read(&path) {
-            Ok(record) => {
-                cut_half_line(&path).step("open journal")?;
-                let left = record.clone().after_the_boot();
-                if left != record {
+            Ok(line) => {
+                line.cut_what_follows(&path)?;
+                let left = line.record.clone().after_the_boot();
+                if left != line.record {
                     write(&path, &left)?;
                 }
             }
@@ -152,25 +152,37 @@ fn forget_processes(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the last whole line says.
-fn read(path: &Path) -> Found {
-    let text = std::fs::read(path).map_err(|e| e.to_string())?;
-    let mut lines = text.split_inclusive(|byte| *byte == b'\n').rev();
-    let last = lines.find(|line| line.ends_with(b"\n")).ok_or("not one whole line")?;
-    serde_json::from_slice(last).map_err(|e| e.to_string())
+/// The last whole line of a file.
+struct LastLine {
+    record: BootRecord,
+    /// Where it ends.
+    end: usize,
+    /// Of the file, which is longer where a line was cut short.
+    len: usize,
 }
 
-/// What follows must not stand behind half a line. Needs no room on the disk, so that the driver
-/// starts on a full one.
-fn cut_half_line(path: &Path) -> linux::Result<()> {
-    let failed = |e| linux::Error::at("cut half a line", path, e);
-    let text = std::fs::read(path).map_err(failed)?;
-    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-    if whole == text.len() {
-        return Ok(());
+impl LastLine {
+    /// What is added to the file at `path` must not stand behind half a line. Needs no room
+    /// on the disk, so that the driver starts on a full one.
+    fn cut_what_follows(&self, path: &Path) -> Result<()> {
+        if self.end == self.len {
+            return Ok(());
+        }
+        let file = std::fs::OpenOptions::new().write(true).open(path);
+        file.and_then(|file| file.set_len(self.end as u64))
+            .map_err(|e| linux::Error::at("cut half a line", path, e))
+            .step("open journal")
     }
-    let file = std::fs::OpenOptions::new().write(true).open(path).map_err(failed)?;
-    file.set_len(whole as u64).map_err(failed)
+}
+
+fn read(path: &Path) -> std::result::Result<LastLine, String> {
+    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    let is_end = |byte: &u8| *byte == b'\n';
+    let end = text.iter().rposition(is_end).ok_or("not one whole line")? + 1;
+    let lines = &text[..end - 1];
+    let begin = lines.iter().rposition(is_end).map_or(0, |before| before + 1);
+    let record = serde_json::from_slice(&lines[begin..]).map_err(|e| e.to_string())?;
+    Ok(LastLine { record, end, len: text.len() })
 }
 
 fn remove_temporary(path: &Path) -> Result<()> {
