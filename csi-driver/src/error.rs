@@ -8,6 +8,7 @@ pub use trace::error_chain as chain;
 
 use crate::capability::AccessMode;
 use crate::volume::{SnapshotId, VolumeId};
+use crate::wire;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -187,7 +188,7 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn invalid(field: &'static str, value: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::InvalidField { field, value: value.into(), reason: reason.into() }
+        Self::InvalidField { field, value: wire::shortened(value.into()), reason: reason.into() }
     }
 
     pub(crate) fn unusable(field: &'static str, path: &Path, reason: impl Into<String>) -> Self {

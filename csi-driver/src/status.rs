@@ -71,10 +71,19 @@ pub(crate) fn code(error: &Error) -> Code {
     }
 }
 
-/// The reply: the code, and the whole chain of causes as its message. Details
-/// stay empty (CSI spec, "Error scheme").
+/// A status travels in a header, and a client ends its whole connection for headers of
+/// more than 16 KiB. Percent-encoding makes three bytes of one.
+const MAX_MESSAGE_BYTES: usize = 4096;
+
+/// The reply: the code, and the chain of causes as its message. Details stay empty
+/// (CSI spec, "Error scheme").
 pub(crate) fn status(error: &Error) -> Status {
-    Status::new(code(error), chain(error))
+    let mut message = chain(error);
+    if message.len() > MAX_MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        message.push_str("...");
+    }
+    Status::new(code(error), message)
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub(crate) fn page<I>(
             token
                 .strip_prefix(TOKEN_VERSION)
                 .and_then(parse)
-                .ok_or_else(|| Error::BadToken { value: shortened(token) })?,
+                .ok_or_else(|| Error::BadToken { value: shortened(token.to_owned()) })?,
         ),
     };
     Ok(Page { after, limit: (limit > 0).then_some(limit) })
@@ -94,9 +94,13 @@ fn shown_char(c: char) -> impl Iterator<Item = char> {
     escaped.into_iter().flatten().chain(plain)
 }
 
-/// A value that somebody else made up, for a message.
-fn shortened(text: &str) -> String {
-    text.chars().take(MAX_STRING_BYTES).collect()
+/// A value of a request, for a message.
+pub(crate) fn shortened(mut text: String) -> String {
+    if text.len() > MAX_STRING_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_STRING_BYTES));
+        text.push_str("...");
+    }
+    text
 }
 
 #[cfg(test)]
@@ -139,7 +143,10 @@ mod tests {
     fn a_token_that_was_never_given_is_named() {
         for token in ["invalid-token", "v1:", "v1:x", "v2:1", &"t".repeat(5000)] {
             let error = page(0, token, number).unwrap_err();
-            assert!(matches!(&error, Error::BadToken { value } if token.starts_with(value)), "{error}");
+            assert!(
+                matches!(&error, Error::BadToken { value } if token.starts_with(value.trim_end_matches("..."))),
+                "{error}"
+            );
         }
         let error = page(-1, "", number).unwrap_err().to_string();
         assert_eq!(error, "max_entries: \"-1\": negative");

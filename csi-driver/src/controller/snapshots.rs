@@ -11,7 +11,7 @@ use proto::csi::{
 };
 use tonic::{Response, Status};
 
-use super::{required, wire_bytes};
+use super::{required_id, wire_bytes};
 use crate::driver::{Driver, Lock, refused, run};
 use crate::error::{Error, Result};
 use crate::journal::{SnapshotMode, SnapshotPhase, SnapshotRecord, Source};
@@ -42,7 +42,7 @@ pub(super) async fn delete(
     let name = "csi.DeleteSnapshot";
     let parse = || {
         wire::bounded_map("secrets", &request.secrets)?;
-        required("snapshot_id", request.snapshot_id)
+        required_id("snapshot_id", request.snapshot_id)
     };
     let snapshot_id = parse().map_err(|e| refused(name, &e))?;
     // What this driver never gave out does not exist: deleted.
@@ -79,7 +79,7 @@ impl Driver {
 
     fn get_snapshot(&self, request: GetSnapshotRequest) -> Result<GetSnapshotResponse> {
         wire::bounded_map("secrets", &request.secrets)?;
-        let snapshot_id = required("snapshot_id", request.snapshot_id)?;
+        let snapshot_id = required_id("snapshot_id", request.snapshot_id)?;
         let unknown = || Error::UnknownSnapshot { snapshot_id: snapshot_id.clone() };
         let id = SnapshotId::parse(&snapshot_id).ok_or_else(unknown)?;
         let record = self.journal.snapshots().get(&id)?;
@@ -111,7 +111,7 @@ fn wire_snapshot(id: &SnapshotId, record: &SnapshotRecord) -> Snapshot {
 }
 
 fn parse_create(request: CreateSnapshotRequest) -> Result<SnapshotWish> {
-    let source = required("source_volume_id", request.source_volume_id)?;
+    let source = required_id("source_volume_id", request.source_volume_id)?;
     let name = VolumeName::parse(&request.name)?;
     wire::bounded("source_volume_id", &source)?;
     wire::bounded_map("secrets", &request.secrets)?;
@@ -141,11 +141,11 @@ fn parse_parameters(parameters: &HashMap<String, String>) -> Result<Option<Snaps
 pub(super) fn parse_source(source: VolumeContentSource) -> Result<Source> {
     match source.r#type {
         Some(volume_content_source::Type::Snapshot(snapshot)) => {
-            let id = required("volume_content_source.snapshot.snapshot_id", snapshot.snapshot_id)?;
+            let id = required_id("volume_content_source.snapshot.snapshot_id", snapshot.snapshot_id)?;
             SnapshotId::parse(&id).map(Source::Snapshot).ok_or(Error::UnknownSnapshot { snapshot_id: id })
         }
         Some(volume_content_source::Type::Volume(volume)) => {
-            let id = required("volume_content_source.volume.volume_id", volume.volume_id)?;
+            let id = required_id("volume_content_source.volume.volume_id", volume.volume_id)?;
             VolumeId::parse(&id).map(Source::Volume).ok_or(Error::UnknownVolume { volume_id: id })
         }
         None => Err(Error::MissingField { field: "volume_content_source.type" }),

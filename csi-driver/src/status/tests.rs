@@ -152,6 +152,15 @@ fn the_documented_error_table_is_the_table() {
 }
 
 #[test]
+fn a_status_is_no_longer_than_a_header_may_be() {
+    let message = |error: Error| status(&error).message().to_owned();
+    let invalid = message(Error::invalid("name", "\u{fc}".repeat(100_000), "longer than 128 bytes"));
+    assert_eq!(invalid, format!("name: {:?}: longer than 128 bytes", "\u{fc}".repeat(64) + "..."));
+    let unknown = message(Error::UnknownVolume { volume_id: "v".repeat(100_000) });
+    assert_eq!(unknown.len(), MAX_MESSAGE_BYTES + 3);
+}
+
+#[test]
 fn a_failure_whose_rollback_failed_is_never_final() {
     let left_behind = Error::Rollback {
         cause: Box::new(Error::MissingField { field: "a" }),

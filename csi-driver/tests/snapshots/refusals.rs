@@ -28,6 +28,13 @@ fn what_is_missing_unknown_or_another_is_named() {
     assert_refused(delete_snapshot(&caller, ""), code, "snapshot_id is required");
     assert_refused(get_snapshot(&caller, ""), code, "snapshot_id is required");
 
+    let long = "i".repeat(129);
+    assert_refused(delete_snapshot(&caller, &long), code, "snapshot_id: \"129 bytes\"");
+    assert_refused(get_snapshot(&caller, &long), code, "snapshot_id: \"129 bytes\"");
+    assert_refused(snapshot(&caller, "s", &long), code, "source_volume_id: \"129 bytes\"");
+    assert_refused(caller.create(from_volume("v", &long)), code, "volume_id: \"129 bytes\"");
+    assert_refused(caller.create(from_snapshot("v", &long)), code, "snapshot_id: \"129 bytes\"");
+
     for source in ["fake-vol-id", "../../etc", &format!("vol-{NOBODYS}")] {
         assert_refused(snapshot(&caller, "s", source), Code::NotFound, source);
         assert_refused(caller.create(from_volume("v", source)), Code::NotFound, source);
