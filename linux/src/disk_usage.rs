@@ -19,8 +19,8 @@ use crate::{Error, Result};
 
 /// Size of the units of `stx_blocks`.
 const BLOCK_BYTES: u64 = 512;
-/// The clock is looked at once in so many entries.
-const ENTRIES_A_LOOK: u64 = 256;
+/// The clock is looked at once in so many steps.
+const STEPS_A_LOOK: u64 = 256;
 
 /// Where a count stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +72,8 @@ struct Count {
     /// Files with more than one name.
     linked: HashSet<u64>,
     entries_left: u64,
+    /// Entries and directories that were entered.
+    steps: u64,
     deadline: Instant,
 }
 
@@ -81,15 +83,25 @@ impl Count {
             usage: DiskUsage { bytes: 0, inodes: 0, is_complete: true },
             linked: HashSet::new(),
             entries_left: bounds.entries,
+            steps: 0,
             deadline: Instant::now() + bounds.time,
         }
     }
 
+    /// `ECANCELED` once the time is over.
+    fn step(&mut self) -> Result<()> {
+        if self.steps.is_multiple_of(STEPS_A_LOOK) && Instant::now() > self.deadline {
+            return Err(bound_reached());
+        }
+        self.steps += 1;
+        Ok(())
+    }
+
     /// `ECANCELED` once a bound is reached.
     fn add(&mut self, stat: &Statx) -> Result<()> {
-        let is_look = self.entries_left.is_multiple_of(ENTRIES_A_LOOK);
-        if self.entries_left == 0 || (is_look && Instant::now() > self.deadline) {
-            return Err(Error::new("count", "a tree", Errno::ECANCELED));
+        self.step()?;
+        if self.entries_left == 0 {
+            return Err(bound_reached());
         }
         self.entries_left -= 1;
         self.usage.bytes = self.usage.bytes.saturating_add(stat.stx_blocks.saturating_mul(BLOCK_BYTES));
@@ -107,12 +119,16 @@ impl Visitor for Count {
     }
 
     fn enter(&mut self, _name: &CStr) -> Result<()> {
-        Ok(())
+        self.step()
     }
 
     fn leave(&mut self, directory: BorrowedFd<'_>) -> Result<()> {
         self.add(&tree::stat(directory, c"")?)
     }
+}
+
+fn bound_reached() -> Error {
+    Error::new("count", "a tree", Errno::ECANCELED)
 }
 
 #[cfg(test)]
@@ -121,7 +137,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    const BOUNDS: Bounds = Bounds { entries: 1_000_000, time: Duration::from_secs(60) };
+    const BOUNDS: Bounds = Bounds { entries: 1_000_000, time: Duration::from_secs(600) };
 
     #[test]
     fn allocated_blocks_count_once_and_links_lead_nowhere() {
@@ -166,7 +182,11 @@ mod tests {
         let cut = measure(&root, Bounds { entries: 1000, ..BOUNDS }).unwrap();
         assert_eq!((cut.inodes, cut.is_complete), (1000, false));
         let late = measure(&root, Bounds { time: Duration::ZERO, ..BOUNDS }).unwrap();
-        assert!(!late.is_complete);
+        assert_eq!(
+            (late.inodes, late.is_complete),
+            (0, false),
+            "on the way down, before anything is counted"
+        );
         tree::remove(&root).unwrap();
     }
 }
