@@ -180,6 +180,7 @@ fn who_holds_twice_the_bound_gets_enfile_in_that_volume_alone() {
     assert!(now.refused >= 3 && now.known_inodes <= MOST_KNOWN, "{now:?}");
     drop(held);
     until("room again", || File::create(volume.path("new")).is_ok());
+    until("the bound is kept", || stats(&volume.control()).known_inodes <= BOUND);
     assert_eq!(walk(&volume.path), FILES + 1);
     driver.most();
     let (_, log) = volume.unmount();
