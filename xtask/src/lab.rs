@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ::tests::binaries::{self, workspace_root};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
 use self::disk::Staging;
@@ -159,7 +159,8 @@ impl Laboratory {
             }
         }
         if ended < items.len() {
-            bail!("the guest ended after {ended} of {}: in {current:?}{}", items.len(), guest.last_words());
+            let done = format!("{ended} of {} are done, and {current:?} is not", items.len());
+            return Err(guest.why_it_ended()?.context(done));
         }
         Ok(())
     }

@@ -5,13 +5,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use super::kernel::Kernel;
 use crate::conformance::foreign::{debian_program, find_program};
@@ -137,8 +138,17 @@ impl Guest {
         Ok(self.lines.iter().collect())
     }
 
+    /// [`Crashed`] where it was QEMU's own end.
+    pub(super) fn why_it_ended(&mut self) -> Result<anyhow::Error> {
+        let status = self.qemu.wait().context("wait for QEMU")?;
+        Ok(match status.signal() {
+            Some(signal) => Crashed { signal }.into(),
+            None => anyhow!("the guest ended by itself{}", self.last_words()),
+        })
+    }
+
     /// The kernel's last messages, which tell why a guest ended.
-    pub(super) fn last_words(&self) -> String {
+    fn last_words(&self) -> String {
         let mut words = String::new();
         for (what, file) in [("kernel", self.console.clone()), ("QEMU", self.console.with_extension("qemu"))]
         {
@@ -151,6 +161,13 @@ impl Guest {
         }
         words
     }
+}
+
+/// The emulator ended, not its guest.
+#[derive(Debug, thiserror::Error)]
+#[error("QEMU was ended by signal {signal}")]
+pub(super) struct Crashed {
+    signal: i32,
 }
 
 impl Drop for Guest {

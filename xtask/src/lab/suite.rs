@@ -31,7 +31,7 @@ pub(crate) enum Suite {
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 18] = [
+pub(super) const PROGRAMS: [(&str, &str); 20] = [
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("iptables", "iptables"),
@@ -40,6 +40,8 @@ pub(super) const PROGRAMS: [(&str, &str); 18] = [
     ("ip6tables", "iptables"),
     ("ip6tables-save", "iptables"),
     ("ip6tables-restore", "iptables"),
+    ("iptables-nft", "iptables"),
+    ("ip6tables-nft", "iptables"),
     ("iptables-legacy", "iptables"),
     ("iptables-legacy-save", "iptables"),
     ("iptables-legacy-restore", "iptables"),
