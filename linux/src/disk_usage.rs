@@ -49,7 +49,12 @@ pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
     match tree::walk(directory.as_fd(), Changes::Tolerated, &AtomicBool::new(false), &mut count) {
         Ok(()) => {}
         // Moved or removed while the walk was in it, or a bound is reached.
-        Err(e) if matches!(e.errno(), Errno::ESTALE | Errno::ENOENT | Errno::ECANCELED) => {
+        Err(e)
+            if matches!(
+                e.errno(),
+                Errno::ESTALE | Errno::ENOENT | Errno::ECANCELED | Errno::ENAMETOOLONG
+            ) =>
+        {
             count.usage.is_complete = false;
         }
         Err(e) => return Err(e),

@@ -5,11 +5,13 @@
 //! followed and no mount is entered (openat2(2)), no name is resolved twice for one
 //! effect, and nothing calls itself: one directory is open at a time however deep
 //! the tree is. The way back is `..`, and what is found there must be where the walk
-//! came from. Memory grows by about a hundred bytes a level.
+//! came from. A FUSE daemon may make up a tree without an end: the names that are
+//! remembered have a bound, and so has the depth.
 
 mod group;
 mod removal;
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +28,21 @@ use crate::{Error, Result};
 /// How a name in such a tree is resolved.
 pub const WITHIN: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
+
+/// What a walk remembers at most.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    /// Of names of directories, of all levels together. A directory that has more of them
+    /// is listed again for the next ones.
+    name_bytes: i64,
+    /// A deeper tree is refused with `ENAMETOOLONG`.
+    levels: usize,
+}
+
+const BOUNDS: Bounds = Bounds { name_bytes: 16 << 20, levels: 200_000 };
+/// What a remembered name takes beside its own length: about that of an allocation and
+/// of its place in a set.
+const NAME_OVERHEAD_BYTES: i64 = 64;
 
 /// What a walk does where the tree is not as it was listed, or not of one piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,8 +66,19 @@ pub trait Visitor {
     fn leave(&mut self, directory: BorrowedFd<'_>) -> Result<()>;
 }
 
-/// Visits everything below `root`, and `root`. `ECANCELED` once `stop` is set.
+/// Visits everything below `root`, and `root`. `ECANCELED` once `stop` is set,
+/// `ENAMETOOLONG` below 200,000 levels.
 pub fn walk(
+    root: BorrowedFd<'_>,
+    changes: Changes,
+    stop: &AtomicBool,
+    visitor: &mut impl Visitor,
+) -> Result<()> {
+    walk_within(BOUNDS, root, changes, stop, visitor)
+}
+
+fn walk_within(
+    bounds: Bounds,
     root: BorrowedFd<'_>,
     changes: Changes,
     stop: &AtomicBool,
@@ -58,11 +86,12 @@ pub fn walk(
 ) -> Result<()> {
     let mut directory = open_dir(root, c".", ResolveFlags::empty()).map_err(at("open", c"."))?;
     let device = Identity::of(&directory)?.device();
+    let mut lister = Lister { changes, stop, visitor, free_bytes: bounds.name_bytes };
     let mut above = Vec::new();
-    let mut pending = visit_files(&directory, changes, stop, visitor)?;
+    let mut pending = lister.list(&directory)?;
     loop {
-        if let Some(name) = pending.pop() {
-            visitor.enter(&name)?;
+        if let Some(name) = lister.next(&mut pending, &directory)? {
+            lister.visitor.enter(&name)?;
             let child = match open_dir(&directory, &name, WITHIN) {
                 Err(e) if changes == Changes::Tolerated && is_change(e) => continue,
                 opened => opened.map_err(at("open", &name))?,
@@ -74,12 +103,15 @@ pub fn walk(
                 // A subvolume: its inode numbers are the volume's too.
                 return Err(at("enter", &name)(Errno::XDEV));
             }
+            if above.len() >= bounds.levels {
+                return Err(at("enter", &name)(Errno::NAMETOOLONG));
+            }
             above.push((Identity::of(&directory)?, std::mem::take(&mut pending)));
             directory = child;
-            pending = visit_files(&directory, changes, stop, visitor)?;
+            pending = lister.list(&directory)?;
             continue;
         }
-        visitor.leave(directory.as_fd())?;
+        lister.visitor.leave(directory.as_fd())?;
         let Some((identity, rest)) = above.pop() else { return Ok(()) };
         directory = identity.open_parent(&directory)?;
         pending = rest;
@@ -92,34 +124,88 @@ fn is_change(errno: Errno) -> bool {
     matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV)
 }
 
-/// The names of the directories in `directory`; all else is visited.
-fn visit_files(
-    directory: &OwnedFd,
+/// Directories of one directory that are still to be entered.
+#[derive(Debug, Default)]
+struct Pending {
+    /// In order, the last one first.
+    names: Vec<CString>,
+    /// Where there was no place for more names: the last of those that had one.
+    listed_to: Option<CString>,
+}
+
+struct Lister<'a, V> {
     changes: Changes,
-    stop: &AtomicBool,
-    visitor: &mut impl Visitor,
-) -> Result<Vec<CString>> {
-    let mut directories = Vec::new();
-    for entry in Dir::read_from(directory).map_err(at("list", c"."))? {
-        if stop.load(Ordering::Relaxed) {
-            return Err(at("walk", c".")(Errno::CANCELED));
-        }
-        let entry = entry.map_err(at("list", c"."))?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        let stat = match stat(directory.as_fd(), name) {
-            Err(e) if changes == Changes::Tolerated && e.errno() == nix::errno::Errno::ENOENT => continue,
-            found => found?,
-        };
-        if file_type(&stat) == FileType::Directory {
-            directories.push(name.to_owned());
-        } else {
-            visitor.file(directory.as_fd(), name, &stat)?;
-        }
+    stop: &'a AtomicBool,
+    visitor: &'a mut V,
+    /// Of [`Bounds::name_bytes`]. Negative where many levels remember their one name.
+    free_bytes: i64,
+}
+
+impl<V: Visitor> Lister<'_, V> {
+    /// Visits what is in `directory`, but for the directories, which are to be entered.
+    fn list(&mut self, directory: &OwnedFd) -> Result<Pending> {
+        self.list_after(directory, None)
     }
-    Ok(directories)
+
+    fn next(&mut self, pending: &mut Pending, directory: &OwnedFd) -> Result<Option<CString>> {
+        if pending.names.is_empty()
+            && let Some(last) = pending.listed_to.take()
+        {
+            *pending = self.list_after(directory, Some(&last))?;
+        }
+        let name = pending.names.pop();
+        self.free_bytes += name.as_deref().map_or(0, bytes_of);
+        Ok(name)
+    }
+
+    /// The directories whose names follow `last`; half of the free bytes is left to those
+    /// below. What is no directory is visited when the first ones are listed.
+    fn list_after(&mut self, directory: &OwnedFd, last: Option<&CStr>) -> Result<Pending> {
+        let mut names = BTreeSet::new();
+        let most_bytes = self.free_bytes.max(0) / 2;
+        let (mut bytes, mut is_cut) = (0, false);
+        for entry in Dir::read_from(directory).map_err(at("list", c"."))? {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(at("walk", c".")(Errno::CANCELED));
+            }
+            let entry = entry.map_err(at("list", c"."))?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." || last.is_some_and(|last| name <= last) {
+                continue;
+            }
+            let stat = match stat(directory.as_fd(), name) {
+                Err(e) if self.changes == Changes::Tolerated && e.errno() == nix::errno::Errno::ENOENT => {
+                    continue;
+                }
+                found => found?,
+            };
+            if file_type(&stat) != FileType::Directory {
+                if last.is_none() {
+                    self.visitor.file(directory.as_fd(), name, &stat)?;
+                }
+                continue;
+            }
+            if !names.insert(name.to_owned()) {
+                continue;
+            }
+            bytes += bytes_of(name);
+            // One name always has its place, so that the walk goes on.
+            while bytes > most_bytes
+                && names.len() > 1
+                && let Some(last) = names.pop_last()
+            {
+                bytes -= bytes_of(&last);
+                is_cut = true;
+            }
+        }
+        self.free_bytes -= bytes;
+        let listed_to = names.last().filter(|_| is_cut).cloned();
+        Ok(Pending { names: names.into_iter().rev().collect(), listed_to })
+    }
+}
+
+fn bytes_of(name: &CStr) -> i64 {
+    i64::try_from(name.count_bytes()).map_or(i64::MAX, |bytes| bytes + NAME_OVERHEAD_BYTES)
 }
 
 /// Which directory it is, by device and inode.

@@ -62,6 +62,67 @@ fn a_mount_is_not_entered() {
     });
 }
 
+/// Counts what is visited, by name.
+#[derive(Default)]
+struct Names {
+    files: Vec<CString>,
+    entered: Vec<CString>,
+    left: usize,
+}
+
+impl Visitor for Names {
+    fn file(&mut self, _parent: BorrowedFd<'_>, name: &CStr, _stat: &Statx) -> Result<()> {
+        self.files.push(name.to_owned());
+        Ok(())
+    }
+    fn enter(&mut self, name: &CStr) -> Result<()> {
+        self.entered.push(name.to_owned());
+        Ok(())
+    }
+    fn leave(&mut self, _directory: BorrowedFd<'_>) -> Result<()> {
+        self.left += 1;
+        Ok(())
+    }
+}
+
+fn walk_names(bounds: Bounds, root: &Path) -> (Names, Result<()>) {
+    let root = open_dir(CWD, root, ResolveFlags::empty()).unwrap();
+    let mut names = Names::default();
+    let ended = walk_within(bounds, root.as_fd(), Changes::Refused, &AtomicBool::new(false), &mut names);
+    (names, ended)
+}
+
+#[test]
+fn more_directories_than_a_walk_remembers_are_visited_once_each() {
+    let dir = tempfile::tempdir().unwrap();
+    for (first, second) in (0..40).flat_map(|first| (0..40).map(move |second| (first, second))) {
+        let inner = dir.path().join(format!("{first:02}/{first:02}-{second:02}"));
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::write(inner.join(format!("file-{first:02}-{second:02}")), "").unwrap();
+    }
+    for name_bytes in [0, 200, 2000, BOUNDS.name_bytes] {
+        let (mut names, ended) = walk_names(Bounds { name_bytes, ..BOUNDS }, dir.path());
+        ended.unwrap();
+        assert_eq!((names.entered.len(), names.files.len(), names.left), (1640, 1600, 1641), "{name_bytes}");
+        names.files.sort();
+        names.files.dedup();
+        names.entered.sort();
+        names.entered.dedup();
+        assert_eq!((names.entered.len(), names.files.len()), (1640, 1600), "{name_bytes}");
+    }
+}
+
+#[test]
+fn a_tree_deeper_than_the_bound_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("a/b/c/d")).unwrap();
+    walk_names(Bounds { levels: 4, ..BOUNDS }, dir.path()).1.unwrap();
+    let (names, ended) = walk_names(Bounds { levels: 3, ..BOUNDS }, dir.path());
+    let error = ended.unwrap_err();
+    assert_eq!((error.errno(), names.left), (nix::errno::Errno::ENAMETOOLONG, 0));
+    assert!(error.to_string().contains("enter d"), "{error}");
+}
+
 /// On a thread in a mount namespace of its own: what is mounted there ends with it.
 pub(super) fn in_own_mounts(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
