@@ -53,7 +53,10 @@ pub struct Config {
 /// Keeps the store up to date with a directory.
 #[derive(Debug)]
 pub struct DirectorySource {
+    config: Config,
+    store: Store,
     watch: Watch,
+    /// None where a look ended early.
     sight: Option<Sight>,
 }
 
@@ -62,15 +65,8 @@ impl DirectorySource {
     /// when this returns, except for files that take their time.
     pub async fn open(config: Config, store: Store) -> Result<Self, Error> {
         let watch = Watch::new(&config.dir);
-        let sight = Sight {
-            directory: Directory::open(config.dir, config.state_file),
-            store,
-            doubts: HashMap::new(),
-            reported: HashMap::new(),
-            unreadable: None,
-            look_again: None,
-        };
-        let mut source = Self { watch, sight: Some(sight) };
+        let sight = Some(Sight::new(&config, store.clone()));
+        let mut source = Self { config, store, watch, sight };
         let begun = Instant::now();
         source.look(Scope::Everything).await;
         while source.is_unread() && begun.elapsed() < TIME {
@@ -102,14 +98,15 @@ impl DirectorySource {
     async fn look(&mut self, scope: Scope) {
         // Watch first, then list: what comes in between is told by an event.
         self.watch.renew();
-        let Some(mut sight) = self.sight.take() else { return };
+        let mut sight = self.sight.take().unwrap_or_else(|| Sight::new(&self.config, self.store.clone()));
         let looked = tokio::task::spawn_blocking(move || {
             sight.look(scope);
             sight
         });
         match looked.await {
             Ok(sight) => self.sight = Some(sight),
-            Err(cause) => tracing::error!(error = %cause, "the manifest directory is followed no more"),
+            // A bug. The next look knows nothing of this one, and begins anew.
+            Err(cause) => tracing::error!(error = %cause, "a look at the manifest directory ended early"),
         }
     }
 
@@ -148,6 +145,17 @@ struct Sight {
 }
 
 impl Sight {
+    fn new(config: &Config, store: Store) -> Self {
+        Self {
+            directory: Directory::open(config.dir.clone(), config.state_file.clone()),
+            store,
+            doubts: HashMap::new(),
+            reported: HashMap::new(),
+            unreadable: None,
+            look_again: None,
+        }
+    }
+
     fn look(&mut self, scope: Scope) {
         let declared = self.store.declared_by_files();
         self.look_again = None;

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -279,6 +280,23 @@ async fn fifos_devices_and_hostile_files_hold_up_no_other() {
     let files: Vec<String> =
         node.store.events().iter().map(|event| event.involved_object.name.clone()).collect();
     assert!(!files.iter().any(|file| file.contains("fifo") || file.contains("zero")), "{files:?}");
+}
+
+/// Paths are kept in records of JSON.
+#[tokio::test]
+async fn a_file_whose_name_is_not_utf_8_is_named_and_holds_up_no_other() {
+    let latin = std::ffi::OsStr::from_bytes(b"caf\xe9.yaml");
+    let node = Node::start(|dir| fs::write(dir.join(latin), pod("cafe", "demo:1")).unwrap()).await;
+    node.until("the mistake", |node| {
+        let told = node.store.events();
+        told.iter().any(|event| event.message.contains("the name is not UTF-8: rename the file"))
+    })
+    .await;
+    node.write("web.yaml", &pod("web", "demo:1"));
+    node.until("the other file", |node| node.runs("web")).await;
+    assert!(!node.runs("cafe"));
+    fs::rename(node.dir.join(latin), node.dir.join("cafe.yaml")).unwrap();
+    node.until("the renamed file", |node| node.runs("cafe")).await;
 }
 
 /// As a volume of a ConfigMap: the files are links through a link that is swapped.

@@ -134,6 +134,10 @@ fn read(path: &Path, known: Option<&Fingerprint>) -> Outcome {
     if known == Some(&fingerprint) {
         return Outcome::Unchanged;
     }
+    // It is kept with the file's objects, as JSON.
+    if path.to_str().is_none() {
+        return broken(fingerprint, "the name is not UTF-8: rename the file");
+    }
     let mut bytes = Vec::new();
     // One byte more than is allowed tells a file that has grown.
     if let Err(cause) = file.take(FILE_BYTES as u64 + 1).read_to_end(&mut bytes) {
