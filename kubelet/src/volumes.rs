@@ -11,11 +11,12 @@ mod capability;
 mod csi_mount;
 mod csi_unmount;
 mod device;
+mod empty_dirs;
 mod error;
 mod files;
 mod health;
+mod host_paths;
 mod layout;
-mod local;
 mod ownership;
 mod reconstruct;
 mod republish;
@@ -40,6 +41,8 @@ use crate::plugins::Plugins;
 use crate::store::Store;
 use csi_mount::CsiMount;
 use device::{Device, DeviceKey, Devices, Stage};
+use empty_dirs::EmptyDirs;
+use host_paths::HostPaths;
 use layout::Layout;
 use ownership::Gift;
 use resolve::Resolved;
@@ -56,6 +59,8 @@ pub(crate) struct Mounted {
 /// By the volume's name in the pod.
 pub(crate) type MountedVolumes = BTreeMap<String, Mounted>;
 
+type LocalTurn = tokio::sync::Mutex<()>;
+
 /// Clones share everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Volumes {
@@ -71,6 +76,8 @@ struct Shared {
     /// Pods that are being torn down: no mount may begin for them.
     stopping: Mutex<BTreeSet<String>>,
     republish: republish::Due,
+    empty_dirs: EmptyDirs,
+    host_paths: HostPaths,
 }
 
 impl Volumes {
@@ -82,6 +89,8 @@ impl Volumes {
             devices: Devices::default(),
             stopping: Mutex::default(),
             republish: republish::Due::default(),
+            empty_dirs: EmptyDirs::default(),
+            host_paths: HostPaths::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -99,11 +108,13 @@ impl Volumes {
     /// future ends the waiting, not the operations that run.
     pub(crate) async fn mount_pod(&self, pod: &Arc<Pod>) -> MountedVolumes {
         let mut mounts = JoinSet::new();
+        let local_turn = Arc::new(tokio::sync::Mutex::new(()));
         for volume in &pod.spec.volumes {
             let (this, pod, volume) = (self.clone(), Arc::clone(pod), volume.clone());
+            let local_turn = Arc::clone(&local_turn);
             let span = info_span!("volume_mount", pod = pod.metadata.name, volume = volume.name);
             mounts.spawn(
-                async move { (volume.name.clone(), this.mount_until_done(&pod, &volume).await) }
+                async move { (volume.name.clone(), this.mount_until_done(&pod, &volume, &local_turn).await) }
                     .instrument(span),
             );
         }
@@ -118,10 +129,11 @@ impl Volumes {
         mounted
     }
 
-    async fn mount_until_done(&self, pod: &Arc<Pod>, volume: &Volume) -> Mounted {
+    /// `local_turn`: those of the pod's volumes that have no driver come one after the other.
+    async fn mount_until_done(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &LocalTurn) -> Mounted {
         let mut retry = Retry::new(&self.shared.store, &self.shared.plugins);
         loop {
-            match self.mount(pod, volume).await {
+            match self.mount(pod, volume, local_turn).await {
                 Ok(mounted) => return mounted,
                 Err(error) => {
                     // What other parts are busy with is no failure for a moment.
@@ -135,13 +147,15 @@ impl Volumes {
         }
     }
 
-    async fn mount(&self, pod: &Arc<Pod>, volume: &Volume) -> Result<Mounted, Error> {
+    async fn mount(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &LocalTurn) -> Result<Mounted, Error> {
         let uid = &pod.metadata.uid;
         match volume.source() {
             None => Err(Error::Unsupported { field: format!("spec.volumes[name={}]", volume.name) }),
             Some(VolumeSource::EmptyDir(source)) => {
                 let dir = self.shared.layout.empty_dir(uid, &volume.name);
-                let host_path = local::ensure_empty_dir(&dir, source)?;
+                let turn = local_turn.lock().await;
+                let host_path = self.shared.empty_dirs.ensure(dir, source.clone()).await?;
+                drop(turn);
                 if let Some(group) = pod.spec.security_context.fs_group {
                     // As kubelet has it: a pod's own volumes are given whatever their root shows.
                     let policy = FsGroupChangePolicy::Always;
@@ -152,7 +166,9 @@ impl Volumes {
                 Ok(Mounted { host_path, read_only: false })
             }
             Some(VolumeSource::HostPath(source)) => {
-                Ok(Mounted { host_path: local::ensure_host_path(source)?, read_only: false })
+                let _turn = local_turn.lock().await;
+                let host_path = self.shared.host_paths.ensure(uid, source).await?;
+                Ok(Mounted { host_path, read_only: false })
             }
             Some(VolumeSource::Claim(source)) => {
                 let resolved = resolve::claim(&self.shared.store, pod, &source.claim_name)?;

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use nix::sys::statfs::FsType;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
 
 use crate::{Error, Result};
@@ -168,6 +169,21 @@ pub fn id_of(tree: impl AsFd) -> Result<u64> {
     let found = rustix::fs::statx(tree, c"", flags, rustix::fs::StatxFlags::MNT_ID)
         .map_err(|e| Error::new("stat", "a mount", e))?;
     Ok(found.stx_mnt_id)
+}
+
+/// The type of the file system that is mounted on the directory `path`; `None` where nothing
+/// is. How many mounts there are does not matter, as it does to mountinfo, but the file
+/// system is asked: not for mounts of daemons.
+pub fn type_at(path: &Path) -> Result<Option<FsType>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| Error::at("open", path, e))?;
+    let found = rustix::fs::statx(&directory, c"", AtFlags::EMPTY_PATH, StatxFlags::empty())
+        .map_err(|e| Error::at("stat", path, e))?;
+    if !found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return Ok(None);
+    }
+    let found = nix::sys::statfs::fstatfs(&directory).map_err(|e| Error::at("statfs", path, e))?;
+    Ok(Some(found.filesystem_type()))
 }
 
 /// A new, still unmounted FUSE connection.

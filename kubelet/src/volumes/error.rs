@@ -39,6 +39,13 @@ pub enum Error {
     StillReferenced { path: PathBuf, references: Vec<PathBuf> },
     #[error("hostPath type check failed: {} is not a {wanted}", path.display())]
     HostPathType { path: PathBuf, wanted: &'static str },
+    #[error("hostPath type check failed: the file system of {} has not answered within 5 s", path.display())]
+    HostPathSilent { path: PathBuf },
+    #[error(
+        "hostPath type check failed: {} was not looked at, since {late} pods wait for file systems that do not answer",
+        path.display()
+    )]
+    HostPathUnseen { path: PathBuf, late: usize },
     #[error("spec.volumes[].hostPath.type {found:?} is unknown")]
     HostPathTypeUnknown { found: String },
     #[error("spec.volumes[].hostPath.path {found:?} must be absolute and free of \"..\"")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use super::device::{Device, DeviceKey, Stage};
-use super::{Error, Shared, Volumes, csi_unmount, files, local};
+use super::{Error, Shared, Volumes, csi_unmount, files};
 use crate::backoff::Backoff;
 use crate::objects::{EventType, ObjectRef};
 
@@ -53,9 +53,7 @@ impl Volumes {
     /// All volumes side by side, so that a driver which does not answer keeps no space of
     /// emptyDirs; the first error of any.
     async fn try_unmount_pod(&self, uid: &str) -> Result<(), Error> {
-        for dir in files::subdirectories(&self.shared.layout.empty_dirs(uid))? {
-            local::unmount_empty_dir(&dir)?;
-        }
+        self.shared.empty_dirs.unmount_all(self.shared.layout.empty_dirs(uid)).await?;
         let mut operations = JoinSet::new();
         for device in self.devices_of(uid)? {
             let (shared, uid) = (Arc::clone(&self.shared), uid.to_owned());

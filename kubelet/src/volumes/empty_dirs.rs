@@ -1,0 +1,153 @@
+//! emptyDir volumes: made and unmounted off the async threads, since a pod may have thousands.
+//!
+//! Invariant: a call whose caller lost interest makes nothing once [`EmptyDirs::unmount_all`]
+//! of the same pod has begun.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use linux::mount::{self, MountFlags, UnmountMode};
+use nix::sys::statfs::TMPFS_MAGIC;
+
+use super::error::Error;
+use super::files;
+use crate::objects::EmptyDirVolume;
+
+#[derive(Debug, Default)]
+pub(super) struct EmptyDirs {
+    /// Held while one is made.
+    making: Arc<Mutex<()>>,
+}
+
+impl EmptyDirs {
+    /// Makes the directory (or tmpfs) anew or finds it; returns its path.
+    pub(super) async fn ensure(&self, dir: PathBuf, volume: EmptyDirVolume) -> Result<PathBuf, Error> {
+        let wanted = Arc::new(());
+        let (making, is_wanted) = (Arc::clone(&self.making), Arc::downgrade(&wanted));
+        let made = tokio::task::spawn_blocking(move || {
+            let _making = lock(&making);
+            // The caller is gone, and may have unmounted all.
+            is_wanted.upgrade().ok_or(INTERRUPTED)?;
+            ensure(&dir, &volume)
+        });
+        made.await.unwrap_or(Err(INTERRUPTED))
+    }
+
+    /// Frees what the emptyDirs of medium Memory in `dir` hold.
+    pub(super) async fn unmount_all(&self, dir: PathBuf) -> Result<(), Error> {
+        let making = Arc::clone(&self.making);
+        let unmounted = tokio::task::spawn_blocking(move || {
+            // The last one is made, or will not be.
+            drop(lock(&making));
+            files::subdirectories(&dir)?.iter().try_for_each(|dir| unmount(dir))
+        });
+        unmounted.await.unwrap_or(Err(INTERRUPTED))
+    }
+}
+
+const INTERRUPTED: Error = Error::Interrupted { what: "the work on an emptyDir" };
+
+/// It guards nothing that a panic could break.
+fn lock(making: &Mutex<()>) -> MutexGuard<'_, ()> {
+    making.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn ensure(dir: &Path, volume: &EmptyDirVolume) -> Result<PathBuf, Error> {
+    files::make_dir(dir, 0o750)?;
+    match volume.medium.as_str() {
+        "" => {}
+        "Memory" => ensure_tmpfs(dir, volume)?,
+        other => {
+            let field = format!("spec.volumes[].emptyDir.medium {other:?}");
+            return Err(Error::Unsupported { field });
+        }
+    }
+    // Whatever the umask: every user of the pod writes here.
+    fs::set_permissions(dir, Permissions::from_mode(0o777))
+        .map_err(|e| Error::io("set permissions of", dir, e))?;
+    Ok(dir.to_owned())
+}
+
+fn ensure_tmpfs(dir: &Path, volume: &EmptyDirVolume) -> Result<(), Error> {
+    if mount::type_at(dir).map_err(Error::Kernel)?.is_some() {
+        return Ok(());
+    }
+    let size = volume.size_limit.as_ref().map(|q| format!("size={}", q.value())).unwrap_or_default();
+    mount::mount_fs("tmpfs", "tmpfs", dir, MountFlags::default(), &size).map_err(Error::Kernel)
+}
+
+fn unmount(dir: &Path) -> Result<(), Error> {
+    match mount::type_at(dir).map_err(Error::Kernel)? {
+        Some(TMPFS_MAGIC) => mount::unmount(dir, UnmountMode::Plain).map_err(Error::Kernel),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+    use std::sync::Barrier;
+    use std::task::{Context, Waker};
+
+    #[test]
+    fn an_empty_dir_is_open_to_all_users_and_found_again() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("pods/u/volumes/kubernetes.io~empty-dir/scratch");
+        let volume = EmptyDirVolume::default();
+        for _ in 0..2 {
+            ensure(&dir, &volume).unwrap();
+            assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o777);
+        }
+    }
+
+    fn memory() -> EmptyDirVolume {
+        EmptyDirVolume { medium: "Memory".to_owned(), ..EmptyDirVolume::default() }
+    }
+
+    fn mounts_below(dir: &Path) -> usize {
+        let mounts = linux::mountinfo::read().unwrap();
+        mounts.iter().filter(|mount| mount.mount_point.starts_with(dir)).count()
+    }
+
+    #[tokio::test]
+    async fn one_in_memory_is_mounted_once_and_freed() {
+        let root = tempfile::tempdir().unwrap();
+        let (all, dirs) = (root.path().join("all"), EmptyDirs::default());
+        for name in ["a", "b", "a"] {
+            dirs.ensure(all.join(name), memory()).await.unwrap();
+        }
+        dirs.ensure(all.join("disk"), EmptyDirVolume::default()).await.unwrap();
+        assert_eq!(mounts_below(&all), 2);
+        dirs.unmount_all(all.clone()).await.unwrap();
+        assert_eq!(mounts_below(&all), 0);
+        dirs.unmount_all(all).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_made_for_a_caller_that_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let (all, dirs) = (root.path().join("all"), EmptyDirs::default());
+        fs::create_dir(&all).unwrap();
+        let (begun, end) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _busy = lock(&dirs.making);
+                begun.wait();
+                end.wait();
+            });
+            begun.wait();
+            {
+                let mut call = pin!(dirs.ensure(all.join("late"), memory()));
+                assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            }
+            end.wait();
+        });
+        dirs.unmount_all(all.clone()).await.unwrap();
+        // The one thread that waited has had its turn, or finds its caller gone.
+        drop(lock(&dirs.making));
+        assert_eq!((mounts_below(&all), fs::read_dir(&all).unwrap().count()), (0, 0));
+    }
+}
