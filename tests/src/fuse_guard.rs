@@ -4,8 +4,11 @@
 //! Wedged means: requests have been waiting at every look for [`SUSPICION`], and
 //! then a statfs of the mount is not answered within [`PATIENCE`]. The probe is
 //! sent only on suspicion: a mount that is looked into cannot be unmounted.
+//!
+//! Invariant: mounts that the namespace had from the machine are left alone: users may be at
+//! work there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +34,7 @@ const START_PATIENCE: Duration = Duration::from_secs(15);
 pub(crate) struct FuseGuard {
     /// The mount of fusectl.
     fusectl: PathBuf,
+    inherited: Arc<HashSet<u64>>,
     is_off: Arc<AtomicBool>,
     stop: Option<Sender<()>>,
     watcher: Option<JoinHandle<()>>,
@@ -43,15 +47,18 @@ impl FuseGuard {
         fs::create_dir_all(fusectl).with_context(|| fusectl.display().to_string())?;
         linux::mount::mount_fs("fusectl", "fusectl", fusectl, MountFlags::default(), "")
             .context("mount fusectl")?;
+        let inherited = Arc::new(fuse_mounts().iter().map(|mount| mount.mount_id).collect());
+        let others = Arc::clone(&inherited);
         let (stop, stopped) = channel();
         let dir = fusectl.to_path_buf();
         let is_off = Arc::new(AtomicBool::new(false));
         let switch = is_off.clone();
         let watcher = thread::Builder::new()
             .name("fuse-guard".to_owned())
-            .spawn(move || watch(&dir, &switch, &stopped))
+            .spawn(move || watch(&dir, &others, &switch, &stopped))
             .context("start the FUSE guard")?;
-        Ok(Self { fusectl: fusectl.to_path_buf(), is_off, stop: Some(stop), watcher: Some(watcher) })
+        let fusectl = fusectl.to_path_buf();
+        Ok(Self { fusectl, inherited, is_off, stop: Some(stop), watcher: Some(watcher) })
     }
 
     /// No more aborts before [`Self::finish`].
@@ -59,14 +66,14 @@ impl FuseGuard {
         self.is_off.store(true, Ordering::Relaxed);
     }
 
-    /// Aborts every FUSE connection mounted in the calling thread's mount
-    /// namespace and ends the watch.
+    /// Aborts every FUSE connection that was mounted in the calling thread's mount
+    /// namespace since the start, and ends the watch.
     pub(crate) fn finish(&mut self) {
         drop(self.stop.take());
         if let Some(watcher) = self.watcher.take() {
             let _panicked = watcher.join();
         }
-        for mount in fuse_mounts() {
+        for mount in own_mounts(&self.inherited) {
             abort(&self.fusectl, mount.minor);
         }
         let _not_mounted = linux::mount::unmount(&self.fusectl, UnmountMode::Detach);
@@ -79,14 +86,18 @@ pub(crate) fn fuse_mounts() -> Vec<MountEntry> {
     mounts.into_iter().filter(|mount| mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.")).collect()
 }
 
-fn watch(fusectl: &Path, is_off: &AtomicBool, stopped: &Receiver<()>) {
+fn own_mounts(inherited: &HashSet<u64>) -> Vec<MountEntry> {
+    fuse_mounts().into_iter().filter(|mount| !inherited.contains(&mount.mount_id)).collect()
+}
+
+fn watch(fusectl: &Path, inherited: &HashSet<u64>, is_off: &AtomicBool, stopped: &Receiver<()>) {
     let mut waiting_since: HashMap<u32, Instant> = HashMap::new();
     let mut answered: HashMap<u32, bool> = HashMap::new();
     while matches!(stopped.recv_timeout(LOOK), Err(RecvTimeoutError::Timeout)) {
         if is_off.load(Ordering::Relaxed) {
             continue;
         }
-        let mounts = fuse_mounts();
+        let mounts = own_mounts(inherited);
         waiting_since.retain(|minor, _| mounts.iter().any(|mount| mount.minor == *minor));
         for mount in &mounts {
             if requests_waiting(fusectl, mount.minor) == 0 {
