@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -122,8 +122,8 @@ impl Engine {
         background.spawn(never_ends(self.volumes.clone().watch_health()));
         background.spawn(never_ends(self.volumes.clone().republish()));
 
-        let preloaded = self.preload(&cri, &mut background);
-        let tools = Arc::new(self.tools(cri.clone(), runtime_name, preloaded)?);
+        self.preload(&cri, &mut background);
+        let tools = Arc::new(self.tools(cri.clone(), runtime_name)?);
         background.spawn(never_ends(logs::keep_rotating(Arc::clone(&tools), self.config.logs)));
         background.spawn(never_ends(eviction::watch_limits(Arc::clone(&tools))));
         background.spawn(never_ends(eviction::watch_disk(Arc::clone(&tools), self.config.image_gc)));
@@ -157,27 +157,17 @@ impl Engine {
     }
 
     /// Images of a remote runtime are its owner's business.
-    fn preload(&self, cri: &Cri, background: &mut JoinSet<Error>) -> watch::Receiver<bool> {
-        let RuntimeEndpoint::Embedded(embedded) = &self.config.runtime else {
-            return watch::channel(true).1;
-        };
-        let (done, preloaded) = watch::channel(false);
+    fn preload(&self, cri: &Cri, background: &mut JoinSet<Error>) {
+        let RuntimeEndpoint::Embedded(embedded) = &self.config.runtime else { return };
         let config = &embedded.config;
         let (images_dir, limits) = (config.images_dir.clone(), config.image_limits.clone());
-        background.spawn(never_ends(preload::follow(cri.clone(), images_dir, limits, done)));
-        preloaded
+        background.spawn(never_ends(preload::follow(cri.clone(), images_dir, limits)));
     }
 
-    fn tools(
-        &self,
-        cri: Cri,
-        runtime_name: String,
-        preloaded: watch::Receiver<bool>,
-    ) -> Result<Tools, Error> {
+    fn tools(&self, cri: Cri, runtime_name: String) -> Result<Tools, Error> {
         Ok(Tools {
             cri,
             runtime_name,
-            preloaded,
             images: match &self.config.runtime {
                 RuntimeEndpoint::Embedded(embedded) => {
                     Some((embedded.config.images_dir.clone(), embedded.config.image_limits.clone()))

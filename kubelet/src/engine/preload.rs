@@ -1,44 +1,36 @@
 //! The embedded runtime's images: what lies in the images directory is imported
-//! at the start and whenever something is put there, so that a pod with pull
-//! policy Never (a mount pod) finds it.
+//! at the start and whenever something is put there, before a pod asks for it. No pod
+//! waits for this: one that needs an image of the directory imports it itself.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use inotify::{Inotify, WatchMask};
 use runtime::ImageLimits;
-use tokio::sync::watch;
 use tokio_stream::StreamExt;
 use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::cri::Cri;
 
-/// Never ends. `done` becomes true after the first round.
-pub(super) async fn follow(cri: Cri, images_dir: PathBuf, limits: ImageLimits, done: watch::Sender<bool>) {
+/// Never ends.
+pub(super) async fn follow(cri: Cri, images_dir: PathBuf, limits: ImageLimits) {
     let mut backoff = Backoff::operation();
     loop {
-        if let Err(error) = follow_once(&cri, &images_dir, &limits, &done).await {
+        if let Err(error) = follow_once(&cri, &images_dir, &limits).await {
             warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
         }
-        done.send_replace(true);
         tokio::time::sleep(backoff.step()).await;
     }
 }
 
-async fn follow_once(
-    cri: &Cri,
-    images_dir: &Path,
-    limits: &ImageLimits,
-    done: &watch::Sender<bool>,
-) -> io::Result<()> {
+async fn follow_once(cri: &Cri, images_dir: &Path, limits: &ImageLimits) -> io::Result<()> {
     let inotify = Inotify::init()?;
     let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::ONLYDIR;
     inotify.watches().add(images_dir, mask)?;
     let mut events = inotify.into_event_stream(vec![0; 4096])?;
     loop {
         import_missing(cri, images_dir, limits).await?;
-        done.send_replace(true);
         match events.next().await {
             Some(event) => drop(event?),
             None => return Ok(()),

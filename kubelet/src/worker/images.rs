@@ -37,14 +37,9 @@ impl Worker {
             let message = "spec.containers[].image is empty: name an image".to_owned();
             return Err(NotYet::new("InvalidImageName", message));
         }
-        let mut present = self.inspect(image).await?;
-        if present.is_none() && container.pull_policy() == PullPolicy::Never {
-            // It may be among the images that are just being imported.
-            drop(self.tools.preloaded.clone().wait_for(|done| *done).await);
-            present = self.inspect(image).await?;
-        }
+        let present = self.inspect(image).await?;
         if present.is_none() && container.pull_policy() == PullPolicy::Never && self.is_offered(image).await {
-            // It came with the node, and went when the disk was full.
+            // It came with the node. It is not imported yet, or went when the disk was full.
             return self.pull(image, sandbox).await;
         }
         match (present, container.pull_policy()) {

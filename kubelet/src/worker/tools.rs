@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot};
 
 use super::is_mount_pod;
 
@@ -22,8 +22,6 @@ pub(crate) struct Tools {
     pub(crate) cri: Cri,
     /// As `Version` has it: the scheme of container ids.
     pub(crate) runtime_name: String,
-    /// Whether the images that come with the node are imported.
-    pub(crate) preloaded: watch::Receiver<bool>,
     /// Of the embedded runtime.
     pub(crate) images: Option<(PathBuf, runtime::ImageLimits)>,
     pub(crate) store: Store,

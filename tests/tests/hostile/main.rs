@@ -8,6 +8,7 @@ mod devices;
 mod disk_limits;
 mod fs_group;
 mod full_disk;
+mod images;
 mod manifests;
 mod mounts;
 mod processes;
