@@ -1,6 +1,7 @@
 //! Who a container runs as: numbers from the request, or names looked up in the
 //! image's own /etc/passwd and /etc/group.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use linux::rootfs;
@@ -11,6 +12,8 @@ use crate::error::{Error, Result};
 
 /// Of /etc/passwd or /etc/group; a larger one counts as missing.
 const MAX_ACCOUNTS_BYTES: u64 = 4 << 20;
+/// setgroups(2) takes no more (include/uapi/linux/limits.h, NGROUPS_MAX).
+const MAX_GROUPS: usize = 65_536;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct User {
@@ -83,14 +86,14 @@ pub(crate) fn resolve(
             .map_err(|_| Error::invalid("supplemental_groups", format!("{wanted} is not a group id")))?;
         all.push(group);
     }
-    let mut unique = Vec::new();
-    for group in all {
-        if !unique.contains(&group) {
-            unique.push(group);
-        }
+    let mut seen = HashSet::new();
+    let groups: Vec<u32> = all.into_iter().filter(|group| seen.insert(*group)).collect();
+    if groups.len() > MAX_GROUPS {
+        let problem = format!("user {user_text:?} has more than {MAX_GROUPS} groups (NGROUPS_MAX)");
+        return Err(Error::invalid("supplemental_groups", problem));
     }
     let home = account.map_or("/", |a| if a.home.is_empty() { "/" } else { a.home }).to_owned();
-    Ok(User { uid, gid, groups: unique, home })
+    Ok(User { uid, gid, groups, home })
 }
 
 fn id(text: &str) -> Option<u32> {
@@ -150,6 +153,23 @@ mod tests {
         let layers = [dir.path().to_owned()];
         let user = resolve(&LinuxContainerSecurityContext::default(), "web", &layers).unwrap();
         assert_eq!(user, User { uid: 33, gid: 34, groups: vec![34, 26], home: "/srv".to_owned() });
+    }
+
+    #[test]
+    fn a_user_of_more_groups_than_the_kernel_takes_is_refused() {
+        let dir = image();
+        let groups_of = |count: usize| {
+            let lines: String = (0..count).map(|id| format!("::{id}:web\n")).collect();
+            std::fs::write(dir.path().join("etc/group"), lines).unwrap();
+            resolve(&LinuxContainerSecurityContext::default(), "web", &[dir.path().to_owned()])
+        };
+        assert_eq!(groups_of(MAX_GROUPS).unwrap().groups.len(), MAX_GROUPS);
+        // Nearly as many as the file may have. A linear search for each would take minutes.
+        let error = groups_of(290_000).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "supplemental_groups: user \"web\" has more than 65536 groups (NGROUPS_MAX)"
+        );
     }
 
     #[test]
