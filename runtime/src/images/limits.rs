@@ -95,8 +95,12 @@ impl Allowance {
         self.0.set(bytes);
     }
 
+    pub(crate) fn left(&self) -> u64 {
+        self.0.get()
+    }
+
     pub(crate) fn is_used_up(&self) -> bool {
-        self.0.get() == 0
+        self.left() == 0
     }
 }
 

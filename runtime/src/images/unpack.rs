@@ -40,7 +40,8 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
     let plain: Box<dyn Read + '_> =
         if gzip { Box::new(MultiGzDecoder::new(&mut compressed)) } else { Box::new(&mut compressed) };
     let left = Allowance::unlimited();
-    left.set(limits.unpacked_bytes.saturating_sub(job.used.unpacked_bytes).saturating_add(1));
+    let most = limits.unpacked_bytes.saturating_sub(job.used.unpacked_bytes).saturating_add(1);
+    left.set(most);
     let header = Allowance::unlimited();
     let mut plain = Limited::new(Hashed::new(Limited::new(plain, left.clone())), header.clone());
     let mut used = job.used;
@@ -64,10 +65,10 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
             "blob {digest} unpacks to {found_diff_id}, the image configuration says {diff_id}"
         ));
     }
-    Ok(Used {
-        unpacked_bytes: used.unpacked_bytes - job.used.unpacked_bytes,
-        entries: used.entries - job.used.entries,
-    })
+    // Only the stream has headers and bytes behind the tar's end; only the entries count the holes
+    // of sparse files.
+    let in_entries = used.unpacked_bytes - job.used.unpacked_bytes;
+    Ok(Used { unpacked_bytes: in_entries.max(most - left.left()), entries: used.entries - job.used.entries })
 }
 
 /// Longest run of blocks between the end of one entry's content and the next header.
@@ -473,6 +474,23 @@ mod tests {
         layer[600] ^= 1;
         let err = unpack(&layer[..], &job).unwrap_err();
         assert_eq!(err, format!("blob {digest} has digest {}", sum(&layer)));
+    }
+
+    /// Each layer alone is within the limit.
+    #[test]
+    fn bytes_behind_the_end_of_the_tar_count_for_the_layers_above() {
+        let mut tar = tar::Builder::new(Vec::new());
+        entry(&mut tar, "file", EntryType::Regular, b"x", "");
+        let mut layer = tar.into_inner().unwrap();
+        layer.resize(60_000, 0);
+        let limits = ImageLimits { unpacked_bytes: 100_000, ..ImageLimits::default() };
+        let below = tempfile::tempdir().unwrap();
+        let used = unpack(&layer[..], &job(&layer, below.path(), limits.clone())).unwrap();
+        assert_eq!(used, Used { unpacked_bytes: 60_000, entries: 1 });
+        let above = tempfile::tempdir().unwrap();
+        let job = Job { used, ..job(&layer, above.path(), limits) };
+        let error = unpack(&layer[..], &job).unwrap_err();
+        assert_eq!(error, "the image unpacks to more than 100000 bytes (--image-max-unpacked-bytes)");
     }
 
     #[test]
