@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest, Signal as CriSignal};
@@ -21,6 +21,8 @@ use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, 
 const START_ERROR_CODE: i32 = 128;
 /// A process that gets SIGKILL ends at once, unless it hangs in the kernel.
 const KILL_DEADLINE: Duration = Duration::from_secs(30);
+/// Time between two rounds of SIGKILL: on cgroup v1 the processes may have frozen themselves again.
+const KILL_ROUND: Duration = Duration::from_millis(500);
 /// SIGRTMIN as glibc and musl programs see it.
 const SIGRTMIN: i32 = 34;
 const SIGRTMAX: i32 = 64;
@@ -215,14 +217,21 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
         return Ok(());
     }
     signal(runtime, container, libc::SIGKILL).await?;
-    let path = container.record.cgroup_path.clone();
-    let thawed =
-        blocking("thaw cgroup", move || Ok(Cgroup::find(&Hierarchies::detect()?, &path).thaw()?)).await;
-    if let Err(error) = thawed {
-        tracing::warn!(container_id = container.id, error = %crate::error::chain(&error), "thaw cgroup");
-    }
-    if wait_for_exit(container, KILL_DEADLINE).await {
-        return Ok(());
+    let deadline = Instant::now() + KILL_DEADLINE;
+    loop {
+        let path = container.record.cgroup_path.clone();
+        let killed =
+            blocking("kill cgroup", move || Ok(Cgroup::find(&Hierarchies::detect()?, &path).kill()?));
+        if let Err(error) = killed.await {
+            tracing::warn!(container_id = container.id, error = %chain(&error), "kill cgroup");
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if wait_for_exit(container, left.min(KILL_ROUND)).await {
+            return Ok(());
+        }
+        if left.is_zero() {
+            break;
+        }
     }
     Err(Error::WrongState {
         kind: "container",

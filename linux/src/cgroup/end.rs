@@ -18,6 +18,9 @@ use super::{Cgroup, Version, v2};
 use crate::tree::{self, Changes, Visitor};
 use crate::{Error, Result, process};
 
+/// Time between two rounds of [`Cgroup::kill`]: a process may have frozen the group again.
+const ROUND: Duration = Duration::from_millis(100);
+
 impl Cgroup {
     /// The processes in it and below, as pids of the reader.
     pub fn pids(&self) -> Result<Vec<i32>> {
@@ -39,9 +42,17 @@ impl Cgroup {
         self.dirs.iter().try_for_each(|(_, dir)| remove_tree(dir))
     }
 
-    /// Lets its processes go on which it stopped itself: the freezer of v1 keeps SIGKILL from them
-    /// (kernel/cgroup/legacy_freezer.c). On v2 a frozen process can be killed.
-    pub fn thaw(&self) -> Result<()> {
+    /// Sends SIGKILL to every process in it, then thaws the group: a process that the freezer of v1
+    /// has stopped does not end before (kernel/cgroup/legacy_freezer.c). A process that is forked
+    /// meanwhile survives and may freeze the group again, so repeat this until the group is empty.
+    pub fn kill(&self) -> Result<()> {
+        let killed =
+            self.kill_all_at_once().and_then(|()| self.pids()?.into_iter().try_for_each(kill_process));
+        self.thaw().and(killed)
+    }
+
+    /// On v2 a frozen process can be killed.
+    fn thaw(&self) -> Result<()> {
         let v1 = self.dirs.iter().filter(|(version, _)| *version == Version::V1);
         v1.map(|(_, dir)| dir)
             .try_for_each(|dir| each_group(dir, |group| write_in(group, c"freezer.state", "THAWED")))
@@ -64,12 +75,13 @@ impl Cgroup {
             if pids.is_empty() || Instant::now() >= deadline {
                 return self.remove();
             }
-            self.kill_all_at_once()?;
-            self.thaw()?;
+            self.kill()?;
+            let round = deadline.min(Instant::now() + ROUND);
             for pid in pids {
                 let Some(pidfd) = process::open_pidfd(pid)? else { continue };
-                process::signal_pidfd(&pidfd, libc::SIGKILL)?;
-                process::wait_for_end(&pidfd, deadline.saturating_duration_since(Instant::now()))?;
+                if !process::wait_for_end(&pidfd, round.saturating_duration_since(Instant::now()))? {
+                    break;
+                }
             }
         }
     }
@@ -79,6 +91,11 @@ impl Cgroup {
         let v2 = self.dirs.iter().filter(|(version, dir)| *version == Version::V2 && dir.is_dir());
         v2.map(|(_, dir)| dir).try_for_each(|dir| v2::kill(dir).map(drop))
     }
+}
+
+fn kill_process(pid: i32) -> Result<()> {
+    let Some(pidfd) = process::open_pidfd(pid)? else { return Ok(()) };
+    process::signal_pidfd(&pidfd, libc::SIGKILL).map(drop)
 }
 
 /// Does `visit` for `dir` and each group below it, which come first. A container may have nested

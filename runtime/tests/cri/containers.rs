@@ -1,5 +1,6 @@
 //! Containers: output, end, privileges, limits, refusals.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proto::cri::security_profile::ProfileType;
@@ -92,6 +93,37 @@ async fn stop_kills_what_does_not_listen() {
     cri.start(&id).await.unwrap();
     let stop = StopContainerRequest { container_id: id.clone(), timeout: 1 };
     cri.runtime.stop_container(stop).await.unwrap();
+    assert_eq!(cri.status(&id).await.exit_code, 137);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// On cgroup v1 root in a user namespace can do this; a frozen process does not end on SIGKILL there.
+#[tokio::test]
+async fn stop_kills_what_freezes_itself_again_and_again() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    let pid = eventually("the container's process", || container_pid(&host, &pod, &id)).await;
+    let (group, file, value) = freezer_of(pid);
+    let frozen = group.join("frozen");
+    std::fs::create_dir(&frozen).unwrap();
+    std::fs::write(frozen.join("cgroup.procs"), pid.to_string()).unwrap();
+    let freeze = format!("while :; do echo {value} > {}; done", frozen.join(file).display());
+    let mut freezing = std::process::Command::new("sh").args(["-c", &freeze]).spawn().unwrap();
+    std::fs::write(group.join("cgroup.procs"), freezing.id().to_string()).unwrap();
+    eventually("the container is frozen", || {
+        (std::fs::read_to_string(frozen.join(file)).ok()?.trim() == value).then_some(())
+    })
+    .await;
+    let stop = StopContainerRequest { container_id: id.clone(), timeout: 0 };
+    let stopped = cri.runtime.stop_container(stop).await;
+    freezing.kill().unwrap();
+    freezing.wait().unwrap();
+    stopped.unwrap();
     assert_eq!(cri.status(&id).await.exit_code, 137);
     cri.remove_pod(&pod).await;
     host.assert_clean();
@@ -457,6 +489,18 @@ async fn a_container_is_removed_the_moment_its_end_is_announced() {
     }
     cri.remove_pod(&pod).await;
     host.assert_clean();
+}
+
+/// The group of a process in v1's freezer or in v2, with the file and the value that freeze a group.
+fn freezer_of(pid: i32) -> (PathBuf, &'static str, &'static str) {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let hierarchies = linux::cgroup::Hierarchies::detect().unwrap();
+    let group_in = |marker| groups.lines().find_map(|line| Some(Path::new(line.split_once(marker)?.1)));
+    if let Some(dir) = group_in(":freezer:").and_then(|path| hierarchies.dir("freezer", path)) {
+        return (dir, "freezer.state", "FROZEN");
+    }
+    let path = group_in("0::").unwrap();
+    (hierarchies.dir("pids", path).expect("cgroups are mounted"), "cgroup.freeze", "1")
 }
 
 /// As the shim recorded it.
