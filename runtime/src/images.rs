@@ -4,9 +4,11 @@
 //! Invariant: a layer's directory has its final name only when it is complete
 //! and on disk; an image exists when its record does, which is written last.
 
+mod archive;
 mod layers;
 mod limits;
 mod reference;
+mod semaphore;
 mod source;
 mod unpack;
 mod unpacker;
@@ -25,9 +27,14 @@ use layers::{Layers, Pin};
 pub use limits::ImageLimits;
 use limits::Used;
 use reference::{Reference, is_digest, is_hex_digest};
+use semaphore::Semaphore;
 use source::{Manifest, Source};
 use unpacker::Job;
 pub(crate) use unpacker::run as run_unpacker;
+
+/// Limits how many pulls list an archive at once, since that takes memory of this process. An import
+/// holds no permit while a layer unpacks, which may take long.
+static READERS: Semaphore = Semaphore::new(4);
 
 /// One image, as its record on disk and in memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]

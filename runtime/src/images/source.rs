@@ -1,19 +1,18 @@
 //! Where images come from: OCI image layouts, as directories or as tar archives.
 
-use std::collections::HashMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use oci_spec::image::{Arch, Descriptor, ImageIndex, ImageManifest, MediaType, Os};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::limits::{Allowance, ImageLimits, Limited, Used};
+use super::archive::{self, Listing};
+use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
 use super::unpacker;
 
-/// An archive with more blobs holds no image that anybody uses.
-const MAX_BLOBS: usize = 10_000;
 const NAME_ANNOTATIONS: &[&str] = &["io.containerd.image.name", "org.opencontainers.image.ref.name"];
 
 /// One layout. Problems are plain sentences: the caller adds image and place.
@@ -26,7 +25,7 @@ pub(crate) struct Source {
 #[derive(Debug)]
 enum Place {
     Directory(PathBuf),
-    Archive { path: PathBuf, entries: HashMap<PathBuf, (u64, u64)> },
+    Archive { path: PathBuf, entries: Arc<Listing> },
 }
 
 /// Where the bytes of a blob are.
@@ -69,28 +68,8 @@ impl Source {
         if path.is_dir() {
             return Ok(Self { place: Place::Directory(path.to_owned()), limits });
         }
-        let header = Allowance::unlimited();
-        let mut archive = tar::Archive::new(Limited::new(unpacker::open(path)?, header.clone()));
-        let mut found = HashMap::new();
-        let mut entries = archive.entries_with_seek().map_err(|e| format!("read tar: {e}"))?;
-        for count in 0.. {
-            // Content is skipped, so that only headers are read.
-            header.set(limits.header_bytes.saturating_add(1024));
-            let Some(entry) = entries.next() else { break };
-            let entry = entry.map_err(|e| {
-                if header.is_used_up() { limits.header_too_large() } else { format!("read tar: {e}") }
-            })?;
-            Used { unpacked_bytes: 0, entries: count }.check(&limits)?;
-            let name = entry.path().map_err(|e| format!("tar entry name: {e}"))?;
-            let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
-            if name == Path::new("index.json") || name.starts_with("blobs") {
-                found.insert(name, (entry.raw_file_position(), entry.size()));
-            }
-            if found.len() > MAX_BLOBS {
-                return Err(format!("more than {MAX_BLOBS} blobs in one archive"));
-            }
-        }
-        Ok(Self { place: Place::Archive { path: path.to_owned(), entries: found }, limits })
+        let entries = archive::listing(path, &limits)?;
+        Ok(Self { place: Place::Archive { path: path.to_owned(), entries }, limits })
     }
 
     pub(crate) fn path(&self) -> &Path {

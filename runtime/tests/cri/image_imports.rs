@@ -10,7 +10,7 @@ use crate::image_limits::assert_nothing_is_left;
 use crate::kit::{Cri, Host, IMAGE, eventually, layer, write_layout};
 
 /// Pulls `image` in the background.
-fn pull(cri: &Cri, image: &'static str) -> tokio::task::JoinHandle<Result<String, tonic::Status>> {
+pub(crate) fn pull(cri: &Cri, image: &'static str) -> tokio::task::JoinHandle<Result<String, tonic::Status>> {
     let mut images = cri.images.clone();
     let image = Some(crate::kit::image_spec(image));
     let request = proto::cri::PullImageRequest { image, ..Default::default() };

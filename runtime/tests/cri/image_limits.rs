@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tonic::Code;
 
+use crate::image_imports::pull;
 use crate::kit::{Cri, Host, digest_of, eventually, layer, write_layout};
 
 /// The refusal of `image`; the flags are limits small enough for a test.
@@ -156,6 +157,39 @@ async fn an_archive_with_a_huge_header_is_refused() {
         error.message()
     );
     still_imports(&host, &mut cri).await;
+}
+
+/// The peak of the runtime's memory, after eight pulls of `bad:1` at the same time.
+async fn peak_of_eight_pulls(host: &mut Host, expected: Code) -> u64 {
+    let cri = host.start().await;
+    let pulls: Vec<_> = (0..8).map(|_| pull(&cri, "bad:1")).collect();
+    for pulled in pulls {
+        assert_eq!(pulled.await.unwrap().map_or_else(|status| status.code(), |_| Code::Ok), expected);
+    }
+    let status = format!("/proc/{}/status", host.runtime.as_ref().unwrap().id());
+    let status = std::fs::read_to_string(status).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// Far more than eight pulls take, and far less than eight copies of the names.
+const MUCH_MEMORY: u64 = 256 << 20;
+
+/// Every pull reads every archive.
+#[tokio::test]
+async fn an_archive_of_long_names_takes_little_memory() {
+    let mut host = Host::new();
+    let archive = std::fs::File::create(host.path("images/names.tar")).unwrap();
+    let mut tar = tar::Builder::new(archive);
+    for number in 0..64 {
+        let name = format!("blobs/{number}{}", "n".repeat(1_000_000));
+        let header_of_name = header(tar::EntryType::GNULongName, name.len() as u64);
+        tar.append(&header_of_name, name.as_bytes()).unwrap();
+        tar.append_data(&mut header(tar::EntryType::Regular, 1), "file", &b"x"[..]).unwrap();
+    }
+    tar.into_inner().unwrap();
+    let peak = peak_of_eight_pulls(&mut host, Code::NotFound).await;
+    assert!(peak < MUCH_MEMORY, "{peak} bytes");
 }
 
 /// The digest comes first: of a blob that is not what it says nothing is unpacked.
