@@ -5,6 +5,7 @@
 //! and on disk; an image exists when its record does, which is written last.
 
 mod archive;
+mod documents;
 mod layers;
 mod limits;
 mod reference;
@@ -18,11 +19,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use oci_spec::image::{ImageConfiguration, MediaType};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::record;
+use documents::Configuration;
 use layers::{Layers, Pin};
 pub use limits::ImageLimits;
 use limits::Used;
@@ -32,8 +33,8 @@ use source::{Manifest, Source};
 use unpacker::Job;
 pub(crate) use unpacker::run as run_unpacker;
 
-/// Limits how many pulls list an archive at once, since that takes memory of this process. An import
-/// holds no permit while a layer unpacks, which may take long.
+/// Limits how many pulls list an archive or parse a document at once, since both take memory of this
+/// process. An import holds no permit while a layer unpacks, which may take long.
 static READERS: Semaphore = Semaphore::new(4);
 
 /// One image, as its record on disk and in memory.
@@ -164,34 +165,33 @@ impl ImageStore {
             place: source.path().display().to_string(),
             problem,
         };
-        let descriptor = found.manifest.config();
-        let config: ImageConfiguration = source.blob_json(descriptor.digest().as_ref()).map_err(corrupt)?;
-        let layers = found.manifest.layers();
-        let diff_ids = config.rootfs().diff_ids();
+        let descriptor = &found.manifest.config;
+        let config: Configuration = source.blob_json(&descriptor.digest).map_err(corrupt)?;
+        let layers = &found.manifest.layers;
+        let diff_ids = &config.rootfs.diff_ids;
         if layers.len() != diff_ids.len() {
             let problem = format!("{} layers but {} diff_ids", layers.len(), diff_ids.len());
             return Err(corrupt(problem));
         }
         // Until the record is written nothing else says that the layers are needed.
-        let pins: Vec<Pin<'_>> =
-            layers.iter().map(|layer| self.layers.pin(layer.digest().as_ref())).collect();
+        let pins: Vec<Pin<'_>> = layers.iter().map(|layer| self.layers.pin(&layer.digest)).collect();
         let mut used = Used::default();
         for ((layer, diff_id), pin) in layers.iter().zip(diff_ids).zip(&pins) {
-            if matches!(layer.media_type(), MediaType::ImageLayerZstd) {
-                return Err(corrupt(format!("layer {}: zstd layers are not supported", layer.digest())));
+            if layer.is_zstd_layer() {
+                return Err(corrupt(format!("layer {}: zstd layers are not supported", layer.digest)));
             }
-            let problem = |problem: String| corrupt(format!("layer {}: {problem}", layer.digest()));
+            let problem = |problem: String| corrupt(format!("layer {}: {problem}", layer.digest));
             let _alone = pin.lock();
-            let wanted = (layer.digest().as_ref(), diff_id.as_str());
+            let wanted = (layer.digest.as_str(), diff_id.as_str());
             used.add(self.ensure_layer(source, wanted, used, &problem)?);
         }
         let image = Image {
-            id: descriptor.digest().to_string(),
+            id: descriptor.digest.clone(),
             repo_tags: wanted.tagged().into_iter().collect(),
             repo_digests: vec![format!("{}@{}", wanted.repository, found.digest)],
-            layers: layers.iter().map(|l| l.digest().to_string()).collect(),
-            size_bytes: descriptor.size() + layers.iter().map(|l| l.size()).sum::<u64>(),
-            config: ImageConfig::from(&config),
+            layers: layers.iter().map(|l| l.digest.clone()).collect(),
+            size_bytes: layers.iter().fold(descriptor.size, |sum, layer| sum.saturating_add(layer.size)),
+            config: config.config.into(),
         };
         self.remember(image)
     }
@@ -300,20 +300,6 @@ impl ImageStore {
 
     fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Image>> {
         self.images.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl From<&ImageConfiguration> for ImageConfig {
-    fn from(configuration: &ImageConfiguration) -> Self {
-        let Some(config) = configuration.config() else { return Self::default() };
-        Self {
-            entrypoint: config.entrypoint().clone().unwrap_or_default(),
-            cmd: config.cmd().clone().unwrap_or_default(),
-            env: config.env().clone().unwrap_or_default(),
-            working_dir: config.working_dir().clone().unwrap_or_default(),
-            user: config.user().clone().unwrap_or_default(),
-            stop_signal: config.stop_signal().clone().unwrap_or_default(),
-        }
     }
 }
 

@@ -4,16 +4,15 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use oci_spec::image::{Arch, Descriptor, ImageIndex, ImageManifest, MediaType, Os};
+use oci_spec::image::Arch;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::archive::{self, Listing};
+use super::documents::{self, Descriptor, Index};
 use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
-use super::unpacker;
-
-const NAME_ANNOTATIONS: &[&str] = &["io.containerd.image.name", "org.opencontainers.image.ref.name"];
+use super::{READERS, unpacker};
 
 /// One layout. Problems are plain sentences: the caller adds image and place.
 #[derive(Debug)]
@@ -40,7 +39,7 @@ pub(crate) struct Blob {
 #[derive(Debug)]
 pub(crate) struct Manifest {
     pub(crate) digest: String,
-    pub(crate) manifest: ImageManifest,
+    pub(crate) manifest: documents::Manifest,
 }
 
 impl Source {
@@ -80,34 +79,33 @@ impl Source {
 
     /// The manifest that `index.json` has under `wanted`, for this machine's platform.
     pub(crate) fn find(&self, wanted: &Reference) -> Result<Option<Manifest>, String> {
-        let index: ImageIndex = self.json(Path::new("index.json"), None)?;
-        let Some(descriptor) = index.manifests().iter().find(|d| names(d, wanted)) else { return Ok(None) };
+        let index: Index = self.json(Path::new("index.json"), None)?;
+        let Some(descriptor) = index.manifests.iter().find(|d| is_named(d, wanted)) else { return Ok(None) };
         self.manifest(descriptor).map(Some)
     }
 
     /// Every name that `index.json` gives an image, as it is written there.
     pub(crate) fn names(&self) -> Result<Vec<String>, String> {
-        let index: ImageIndex = self.json(Path::new("index.json"), None)?;
-        let annotations = index.manifests().iter().filter_map(|d| d.annotations().as_ref());
-        let named = annotations.filter_map(|a| NAME_ANNOTATIONS.iter().find_map(|key| a.get(*key)));
-        Ok(named.cloned().collect())
+        let index: Index = self.json(Path::new("index.json"), None)?;
+        Ok(index.manifests.iter().filter_map(|d| d.names().next()).map(str::to_owned).collect())
     }
 
     fn manifest(&self, descriptor: &Descriptor) -> Result<Manifest, String> {
-        let digest = descriptor.digest().to_string();
-        if !matches!(descriptor.media_type(), MediaType::ImageIndex) && !is_docker_list(descriptor) {
+        let digest = descriptor.digest.clone();
+        if !descriptor.is_index() {
             return Ok(Manifest { manifest: self.blob_json(&digest)?, digest });
         }
-        let index: ImageIndex = self.blob_json(&digest)?;
+        let index: Index = self.blob_json(&digest)?;
+        let architecture = Arch::default().to_string();
         let suits = |d: &&Descriptor| {
-            d.platform().as_ref().is_none_or(|p| *p.os() == Os::Linux && *p.architecture() == Arch::default())
+            d.platform.as_ref().is_none_or(|p| p.os == "linux" && p.architecture == architecture)
         };
         let descriptor = index
-            .manifests()
+            .manifests
             .iter()
             .find(suits)
-            .ok_or_else(|| format!("index {digest} has no manifest for linux/{}", Arch::default()))?;
-        let digest = descriptor.digest().to_string();
+            .ok_or_else(|| format!("index {digest} has no manifest for linux/{architecture}"))?;
+        let digest = descriptor.digest.clone();
         Ok(Manifest { manifest: self.blob_json(&digest)?, digest })
     }
 
@@ -126,6 +124,7 @@ impl Source {
                 size = blob.size
             ));
         }
+        let _permit = READERS.acquire();
         let mut bytes = Vec::new();
         let mut file = unpacker::open(&blob.path)?;
         file.seek(SeekFrom::Start(blob.offset))
@@ -137,7 +136,7 @@ impl Source {
                 return Err(format!("blob {wanted} has digest {found}"));
             }
         }
-        serde_json::from_slice(&bytes).map_err(|e| format!("parse {}: {e}", path.display()))
+        serde_json::from_slice(&bytes).map_err(|e| parse_problem(path, e.to_string()))
     }
 
     /// A blob as it lies there: whoever reads it checks the digest.
@@ -161,24 +160,25 @@ impl Source {
     }
 }
 
-fn names(descriptor: &Descriptor, wanted: &Reference) -> bool {
-    let Some(annotations) = descriptor.annotations() else { return false };
-    let mut found = NAME_ANNOTATIONS
-        .iter()
-        .filter_map(|key| annotations.get(*key))
-        .filter_map(|n| Reference::parse(n).ok());
+/// Cuts the error: serde quotes the text it found, which may have megabytes.
+fn parse_problem(path: &Path, mut problem: String) -> String {
+    const SHOWN_BYTES: usize = 300;
+    if problem.len() > SHOWN_BYTES {
+        problem.truncate(problem.floor_char_boundary(SHOWN_BYTES));
+        problem.push_str("...");
+    }
+    format!("parse {}: {problem}", path.display())
+}
+
+fn is_named(descriptor: &Descriptor, wanted: &Reference) -> bool {
+    let mut found = descriptor.names().filter_map(|name| Reference::parse(name).ok());
     match &wanted.digest {
         // By digest the tag does not matter, only the repository and the content.
         Some(digest) => {
-            descriptor.digest().to_string() == *digest
-                && found.any(|name| name.repository == wanted.repository)
+            descriptor.digest == *digest && found.any(|name| name.repository == wanted.repository)
         }
         None => found.any(|name| name.repository == wanted.repository && name.tag == wanted.tag),
     }
-}
-
-fn is_docker_list(descriptor: &Descriptor) -> bool {
-    descriptor.media_type().to_string() == "application/vnd.docker.distribution.manifest.list.v2+json"
 }
 
 fn blob_path(digest: &str) -> Result<PathBuf, String> {
@@ -194,4 +194,19 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         write!(text, "{byte:02x}").expect("a String takes any text");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_quotes_the_beginning_of_a_long_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = format!("{{\"manifests\": \"{}\"}}", "x".repeat(1 << 20));
+        std::fs::write(dir.path().join("index.json"), index).unwrap();
+        let problem = Source::open(dir.path(), &ImageLimits::default()).unwrap().names().unwrap_err();
+        assert!(problem.starts_with("parse index.json: invalid type: string \"xxx"), "{}", problem.len());
+        assert!(problem.ends_with("x...") && problem.len() < 400, "{}", problem.len());
+    }
 }

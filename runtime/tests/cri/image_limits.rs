@@ -6,7 +6,7 @@ use std::path::Path;
 use tonic::Code;
 
 use crate::image_imports::pull;
-use crate::kit::{Cri, Host, digest_of, eventually, layer, write_layout};
+use crate::kit::{Cri, Host, digest_of, eventually, layer, write_layout, write_layout_with_history};
 
 /// The refusal of `image`; the flags are limits small enough for a test.
 async fn refusal(host: &mut Host, image: &str, flags: &[&str]) -> String {
@@ -172,8 +172,18 @@ async fn peak_of_eight_pulls(host: &mut Host, expected: Code) -> u64 {
     peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Far more than eight pulls take, and far less than eight copies of the names.
+/// Far more than eight pulls take, and far less than eight copies of the document or the names.
 const MUCH_MEMORY: u64 = 256 << 20;
+
+#[tokio::test]
+async fn a_configuration_of_a_million_elements_takes_little_memory() {
+    let mut host = Host::new();
+    let history = format!("[{}{{}}]", "{},".repeat(1_390_000));
+    let layer = layer(&[("file", 0o644, b"x")]);
+    write_layout_with_history(&host.path("images/bad"), "bad:1", &layer, &history);
+    let peak = peak_of_eight_pulls(&mut host, Code::Ok).await;
+    assert!(peak < MUCH_MEMORY, "{peak} bytes");
+}
 
 /// Every pull reads every archive.
 #[tokio::test]

@@ -399,6 +399,11 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 /// An OCI image layout with one image of one gzipped layer. Returns the layer's blob.
 pub(crate) fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
+    write_layout_with_history(dir, name, layer, "[]")
+}
+
+/// `history`: of the configuration, as JSON.
+pub(crate) fn write_layout_with_history(dir: &Path, name: &str, layer: &[u8], history: &str) -> PathBuf {
     let blobs = dir.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).unwrap();
     let put = |bytes: &[u8]| {
@@ -415,10 +420,12 @@ pub(crate) fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
         "architecture": "amd64", "os": "linux",
         "config": {"Entrypoint": ["/demo-app"], "Cmd": ["print", "from the image"], "Env": ["GREETING=hello"]},
         "rootfs": {"type": "layers", "diff_ids": [digest_of(layer)]},
+        "history": "HISTORY",
     });
+    let config = config.to_string().replace("\"HISTORY\"", history);
     let manifest = json!({
         "schemaVersion": 2,
-        "config": descriptor("config.v1+json", put(config.to_string().as_bytes())),
+        "config": descriptor("config.v1+json", put(config.as_bytes())),
         "layers": [descriptor("layer.v1.tar+gzip", blob)],
     });
     let mut entry = descriptor("manifest.v1+json", put(manifest.to_string().as_bytes()));

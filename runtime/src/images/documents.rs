@@ -1,0 +1,276 @@
+//! The JSON documents of an image: index, manifest and configuration, with the fields that an
+//! import uses.
+//!
+//! Invariant: a parsed document takes a small multiple of its bytes. The parser skips other fields,
+//! and every list has a limit.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::ImageConfig;
+
+const MAX_MANIFESTS: usize = 10_000;
+/// overlayfs stacks no more (OVL_MAX_STACK).
+const MAX_LAYERS: usize = 500;
+/// Limit of Env, of Entrypoint and of Cmd.
+const MAX_WORDS: usize = 10_000;
+/// Limit of a digest, a media type or a signal.
+const MAX_NAME_BYTES: usize = 255;
+/// Limit of User and of WorkingDir (PATH_MAX).
+const MAX_PATH_BYTES: usize = 4096;
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+const ZSTD_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Index {
+    #[serde(deserialize_with = "manifests")]
+    pub(crate) manifests: Vec<Descriptor>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Manifest {
+    pub(crate) config: Descriptor,
+    #[serde(deserialize_with = "layers")]
+    pub(crate) layers: Vec<Descriptor>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Descriptor {
+    #[serde(deserialize_with = "media_type")]
+    media_type: String,
+    /// Unchecked: `Source` checks the form when it opens the blob.
+    #[serde(deserialize_with = "digest")]
+    pub(crate) digest: String,
+    pub(crate) size: u64,
+    pub(crate) platform: Option<Platform>,
+    annotations: Option<Annotations>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Platform {
+    pub(crate) architecture: String,
+    pub(crate) os: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Annotations {
+    #[serde(rename = "io.containerd.image.name")]
+    containerd: Option<String>,
+    #[serde(rename = "org.opencontainers.image.ref.name")]
+    oci: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Configuration {
+    #[serde(default, deserialize_with = "or_default")]
+    pub(crate) config: Process,
+    pub(crate) rootfs: RootFs,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct RootFs {
+    #[serde(deserialize_with = "diff_ids")]
+    pub(crate) diff_ids: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct Process {
+    #[serde(deserialize_with = "entrypoint")]
+    entrypoint: Vec<String>,
+    #[serde(deserialize_with = "cmd")]
+    cmd: Vec<String>,
+    #[serde(deserialize_with = "env")]
+    env: Vec<String>,
+    #[serde(deserialize_with = "working_dir")]
+    working_dir: String,
+    #[serde(deserialize_with = "user")]
+    user: String,
+    #[serde(deserialize_with = "stop_signal")]
+    stop_signal: String,
+}
+
+impl Descriptor {
+    pub(crate) fn is_index(&self) -> bool {
+        matches!(self.media_type.as_str(), INDEX | DOCKER_LIST)
+    }
+
+    pub(crate) fn is_zstd_layer(&self) -> bool {
+        self.media_type == ZSTD_LAYER
+    }
+
+    /// Names of the image in an index; the annotation of containerd comes first.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let names = self.annotations.as_ref().map(|a| [&a.containerd, &a.oci]);
+        names.into_iter().flatten().filter_map(Option::as_deref)
+    }
+}
+
+impl From<Process> for ImageConfig {
+    fn from(process: Process) -> Self {
+        let Process { entrypoint, cmd, env, working_dir, user, stop_signal } = process;
+        Self { entrypoint, cmd, env, working_dir, user, stop_signal }
+    }
+}
+
+fn manifests<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Descriptor>, D::Error> {
+    list(from, "manifests", MAX_MANIFESTS)
+}
+
+fn layers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Descriptor>, D::Error> {
+    list(from, "layers", MAX_LAYERS)
+}
+
+fn diff_ids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    list(from, "diff_ids", MAX_LAYERS)
+}
+
+fn entrypoint<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    list(from, "Entrypoint", MAX_WORDS)
+}
+
+fn cmd<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    list(from, "Cmd", MAX_WORDS)
+}
+
+fn env<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    list(from, "Env", MAX_WORDS)
+}
+
+fn media_type<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(String::deserialize(from)?, "mediaType", MAX_NAME_BYTES)
+}
+
+fn digest<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(String::deserialize(from)?, "digest", MAX_NAME_BYTES)
+}
+
+fn working_dir<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(or_default(from)?, "WorkingDir", MAX_PATH_BYTES)
+}
+
+fn user<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(or_default(from)?, "User", MAX_PATH_BYTES)
+}
+
+fn stop_signal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(or_default(from)?, "StopSignal", MAX_NAME_BYTES)
+}
+
+/// `null` means the same as an absent field.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+fn text<E: Error>(text: String, field: &str, most: usize) -> Result<String, E> {
+    if text.len() > most {
+        return Err(E::custom(format_args!("{field} has more than {most} bytes")));
+    }
+    Ok(text)
+}
+
+fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+    field: &'static str,
+    most: usize,
+) -> Result<Vec<T>, D::Error> {
+    from.deserialize_any(List { field, most, of: PhantomData })
+}
+
+/// Stops at the first element beyond the limit.
+struct List<T> {
+    field: &'static str,
+    most: usize,
+    of: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, a list", self.field)
+    }
+
+    /// Go encodes an empty list as `null`.
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(element) = elements.next_element()? {
+            if list.len() == self.most {
+                let (field, most) = (self.field, self.most);
+                return Err(A::Error::custom(format_args!("{field} has more than {most} elements")));
+            }
+            list.push(element);
+        }
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn problem<T: serde::de::DeserializeOwned + fmt::Debug>(document: &Value) -> String {
+        let error = serde_json::from_str::<T>(&document.to_string()).unwrap_err().to_string();
+        error.split_once(" at line ").unwrap().0.to_owned()
+    }
+
+    fn configuration(process: &Value) -> Value {
+        json!({"config": process, "rootfs": {"type": "layers", "diff_ids": ["sha256:1"]}})
+    }
+
+    #[test]
+    fn every_list_of_a_document_has_a_limit_that_the_error_names() {
+        let descriptor = json!({"mediaType": "m", "digest": "d", "size": 1});
+        let index = json!({"manifests": vec![&descriptor; 10_001]});
+        assert_eq!(problem::<Index>(&index), "manifests has more than 10000 elements");
+        let manifest = json!({"config": descriptor, "layers": vec![&descriptor; 501]});
+        assert_eq!(problem::<Manifest>(&manifest), "layers has more than 500 elements");
+        let diff_ids = json!({"rootfs": {"diff_ids": vec!["d"; 501]}});
+        assert_eq!(problem::<Configuration>(&diff_ids), "diff_ids has more than 500 elements");
+        for field in ["Entrypoint", "Cmd", "Env"] {
+            let many = configuration(&json!({field: vec!["w"; 10_001]}));
+            assert_eq!(problem::<Configuration>(&many), format!("{field} has more than 10000 elements"));
+            let most = configuration(&json!({field: vec!["w"; 10_000]}));
+            serde_json::from_value::<Configuration>(most).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_text_that_is_kept_has_a_limit_that_the_error_names() {
+        for (field, most) in [("User", 4096), ("WorkingDir", 4096), ("StopSignal", 255)] {
+            let long = configuration(&json!({field: "x".repeat(most + 1)}));
+            assert_eq!(problem::<Configuration>(&long), format!("{field} has more than {most} bytes"));
+        }
+        for field in ["mediaType", "digest"] {
+            let mut descriptor = json!({"mediaType": "m", "digest": "d", "size": 1});
+            descriptor[field] = json!("x".repeat(256));
+            let index = json!({"manifests": [descriptor]});
+            assert_eq!(problem::<Index>(&index), format!("{field} has more than 255 bytes"));
+        }
+    }
+
+    #[test]
+    fn what_is_absent_or_null_is_empty_and_the_rest_is_skipped() {
+        for process in [json!(null), json!({"Env": null, "User": null, "Labels": {"a": 1}})] {
+            let mut document = configuration(&process);
+            document["history"] = json!([{}, {"created": []}]);
+            let found: Configuration = serde_json::from_value(document).unwrap();
+            assert_eq!(found.rootfs.diff_ids, ["sha256:1"]);
+            assert_eq!(format!("{:?}", found.config), format!("{:?}", Process::default()));
+        }
+        let error = serde_json::from_str::<Configuration>("{}").unwrap_err().to_string();
+        assert!(error.starts_with("missing field `rootfs`"), "{error}");
+    }
+}
