@@ -106,7 +106,7 @@ impl Driver {
         })?;
         self.pool.sync()?;
         record.created = at;
-        record.used_bytes = count.bytes;
+        record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
         record.pause_us = microseconds(paused);
         record.phase = SnapshotPhase::Ready;
         self.journal.snapshots().put(id, &record)?;
@@ -153,7 +153,7 @@ impl Driver {
             self.pool.fill_snapshot(id, &record.source, CopyMode::Bytes, progress)
         })?;
         self.pool.sync()?;
-        record.used_bytes = count.bytes;
+        record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
         record.pause_us = microseconds(paused);
         record.phase = SnapshotPhase::Ready;
         self.journal.snapshots().put(id, record)?;
@@ -330,10 +330,10 @@ impl Driver {
         }
     }
 
-    /// How many bytes a volume holds. Its daemon is not trusted with more than the
-    /// volume's capacity: what it reports is committed, and would be missing for all others.
+    /// How many bytes a volume holds, at most its capacity. Its daemon writes the usage file
+    /// too, so what that says is trusted no more than what the daemon reports.
     fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<u64> {
-        let Some(control) = control else { return Ok(self.pool.used(id)?.bytes) };
+        let Some(control) = control else { return Ok(self.pool.used(id)?.bytes.min(capacity_bytes)) };
         let usage = control.usage()?;
         if usage.counting {
             // It would refuse to hold back: what a cut holds is not known yet.
@@ -414,6 +414,22 @@ fn check_usable(id: &VolumeId, volume: &VolumeRecord) -> Result<()> {
         return Err(Error::BeingDeleted { volume_id: id.clone() });
     }
     if volume.filled { Ok(()) } else { Err(Error::Unfilled { volume_id: id.clone() }) }
+}
+
+/// What a cut is charged with. A daemon that was taken over can make a tree that counts more
+/// than the volume's capacity, as with many files that share their blocks. Charged in full,
+/// the cut would take the room of other claims; refused, the volume's user could not save
+/// any of it.
+fn within_capacity(id: &SnapshotId, counted_bytes: u64, capacity_bytes: u64) -> u64 {
+    if counted_bytes > capacity_bytes {
+        tracing::warn!(
+            snapshot_id = %id,
+            counted_bytes,
+            capacity_bytes,
+            "the snapshot counts more than its volume's capacity, and is charged with the capacity"
+        );
+    }
+    counted_bytes.min(capacity_bytes)
 }
 
 /// How long the writers were held back; a lease that ended early is an error.

@@ -90,7 +90,11 @@ impl Record for SnapshotRecord {
 
     fn committed_bytes(&self) -> u64 {
         // What was copied of a failed one is gone; its word stays.
-        if let SnapshotPhase::Failed { .. } = self.phase { 0 } else { self.used_bytes }
+        if let SnapshotPhase::Failed { .. } = self.phase {
+            return 0;
+        }
+        // An earlier version believed what it counted of a daemon that was taken over.
+        self.used_bytes.min(self.source_capacity_bytes)
     }
 }
 

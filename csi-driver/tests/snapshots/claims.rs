@@ -1,6 +1,7 @@
 //! What a daemon that was taken over claims about its volume.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 
@@ -9,8 +10,11 @@ use prost::Message;
 use proto::control::{Done, Pong, Quiesced, Reply, Request, Resumed, Usage, reply, request};
 use tests::loop_device::FileSystem;
 
-use crate::kit::{BLOCKING_COPY, delete_snapshot, scene_on, snapshot_with, wait_until_ready};
-use crate::scene::create_request;
+use crate::kit::{
+    BLOCKING_COPY, REFLINKING, data, delete_snapshot, from_snapshot, of_size, scene_on, snapshot,
+    snapshot_with, wait_until_ready,
+};
+use crate::scene::{GI, Scene, create_request};
 
 /// Takes the place of a control socket, and reports the largest numbers.
 fn boast_at(socket: &Path) {
@@ -53,4 +57,85 @@ fn a_daemon_that_reports_a_huge_use_takes_nothing_from_other_claims() {
         delete_snapshot(&caller, &made.snapshot_id).unwrap();
         caller.take_down(&id, &["one"]).unwrap();
     }
+}
+
+const MI: i64 = 1 << 20;
+/// Of the pool of [`crate::scene::Flags::process`], beside the volume under test.
+const REST: i64 = 10 * GI - 64 * MI;
+
+/// Makes a tree that counts 20 times what it takes of the disk: files that share their blocks.
+fn share_blocks(dir: &Path) {
+    let first = fs::File::create(dir.join("first")).unwrap();
+    first.write_all_at(&vec![1; 16 << 20], 0).unwrap();
+    first.sync_all().unwrap();
+    for n in 0..20 {
+        let copy = fs::File::create(dir.join(format!("copy-{n}"))).unwrap();
+        rustix::fs::ioctl_ficlone(&copy, fs::File::open(dir.join("first")).unwrap()).unwrap();
+    }
+}
+
+/// All that is left is given to another claim.
+fn assert_takes_no_more_than_its_volume(scene: &Scene, snapshots: i64) {
+    let caller = scene.caller();
+    let claim = of_size(create_request("rest"), REST - snapshots * 64 * MI, 0);
+    let rest = caller.create(claim).unwrap();
+    caller.delete(&rest.volume_id).unwrap();
+}
+
+#[test]
+fn a_snapshot_is_charged_with_no_more_than_its_volumes_capacity() {
+    for kind in REFLINKING {
+        let scene = scene_on(kind);
+        let caller = scene.caller();
+        let made = caller.create(of_size(create_request("pvc-1"), 64 * MI, 0)).unwrap();
+        let id = made.volume_id;
+        for served in [true, false] {
+            if served {
+                caller.stage(&id).unwrap();
+                caller.publish(&id, "one").unwrap();
+                // As the daemon itself can, which has this directory.
+                share_blocks(&data(&scene, &id));
+            }
+            let snapshot = snapshot(&caller, &format!("snap-{served}"), &id).unwrap();
+            assert!(snapshot.ready_to_use);
+            assert_takes_no_more_than_its_volume(&scene, 1);
+            let restored = of_size(from_snapshot("pvc-2", &snapshot.snapshot_id), 64 * MI, 0);
+            let restored = caller.create(restored).unwrap().volume_id;
+            assert!(data(&scene, &restored).join("copy-19").is_file());
+            caller.delete(&restored).unwrap();
+            delete_snapshot(&caller, &snapshot.snapshot_id).unwrap();
+            if served {
+                caller.unpublish(&id, "one").unwrap();
+                caller.unstage(&id).unwrap();
+            }
+        }
+        caller.delete(&id).unwrap();
+        scene.assert_nothing_left();
+    }
+}
+
+/// A volume's daemon has the usage file, and leaves it as it likes.
+#[test]
+fn a_forged_usage_file_takes_nothing_from_other_claims() {
+    let scene = scene_on(FileSystem::Xfs);
+    let caller = scene.caller();
+    let made = caller.create(of_size(create_request("pvc-1"), 64 * MI, 0)).unwrap();
+    let id = made.volume_id;
+    caller.stage(&id).unwrap();
+    caller.unstage(&id).unwrap();
+    let usage = data(&scene, &id).with_file_name("usage");
+    for forged in [9_u64 << 30, 1 << 63, u64::MAX] {
+        let mut content = fs::read(&usage).unwrap();
+        content[16..24].copy_from_slice(&forged.to_le_bytes());
+        let sum = content[..56].iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        content[56..].copy_from_slice(&sum.to_le_bytes());
+        fs::write(&usage, content).unwrap();
+        let snapshot = snapshot(&caller, "snap-1", &id).unwrap();
+        assert_takes_no_more_than_its_volume(&scene, 1);
+        delete_snapshot(&caller, &snapshot.snapshot_id).unwrap();
+    }
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
 }
