@@ -75,6 +75,67 @@ impl<K: Eq + Hash> Drop for Turn<K> {
     }
 }
 
+/// One piece of work a key after the other. While one is stuck, others for its key are
+/// refused without a thread.
+#[derive(Debug)]
+pub(crate) struct InTurn<K> {
+    turns: Arc<Turns<K>>,
+}
+
+#[derive(Debug)]
+struct Turns<K> {
+    /// When the work under way began.
+    busy: Mutex<HashMap<K, Instant>>,
+    ended: Condvar,
+}
+
+impl<K> Default for InTurn<K> {
+    fn default() -> Self {
+        Self { turns: Arc::new(Turns { busy: Mutex::default(), ended: Condvar::new() }) }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Send + 'static> InTurn<K> {
+    /// [`within`], once the work for `key` that is under way has ended. The wait for it
+    /// ends when that work has taken `limit`.
+    pub(crate) fn within<T: Send + 'static>(
+        &self,
+        key: &K,
+        what: impl Into<String>,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let what = what.into();
+        let Some(turn) = self.turn(key, limit) else { return Err(Error::Deadline { what, limit }) };
+        within(what, limit, move || {
+            let _until_it_returns = turn;
+            work()
+        })
+    }
+
+    fn turn(&self, key: &K, limit: Duration) -> Option<InTurnGuard<K>> {
+        let mut busy = lock(&self.turns.busy);
+        while let Some(begun) = busy.get(key) {
+            let left = limit.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
+            busy = self.turns.ended.wait_timeout(busy, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        busy.insert(key.clone(), Instant::now());
+        Some(InTurnGuard { turns: self.turns.clone(), key: key.clone() })
+    }
+}
+
+struct InTurnGuard<K: Eq + Hash> {
+    turns: Arc<Turns<K>>,
+    key: K,
+}
+
+impl<K: Eq + Hash> Drop for InTurnGuard<K> {
+    fn drop(&mut self) {
+        lock(&self.turns.busy).remove(&self.key);
+        self.turns.ended.notify_all();
+    }
+}
+
 /// At most one piece of work a key, and one result for all who ask while it is done.
 #[derive(Debug)]
 pub(crate) struct Shared<K, T> {
@@ -244,5 +305,25 @@ mod tests {
         release.send(()).unwrap();
         ::tests::eventually("the key is free", PATIENCE, || Ok(each.within(&1, "look", PATIENCE, || ())?))
             .unwrap();
+    }
+
+    #[test]
+    fn work_of_one_key_is_done_in_turn_and_behind_stuck_work_refused_at_once() {
+        let turns = Arc::new(InTurn::default());
+        let (release, wait) = mpsc::channel::<()>();
+        let first = turns.clone();
+        let first = std::thread::spawn(move || first.within(&1, "look", PATIENCE, move || wait.recv()));
+        ::tests::eventually("it is under way", PATIENCE, || {
+            anyhow::ensure!(lock(&turns.turns.busy).contains_key(&1));
+            Ok(())
+        })
+        .unwrap();
+        assert!(turns.within(&1, "look", SHORT, || ()).is_err(), "refused after its limit");
+        assert_eq!(turns.within(&2, "look", PATIENCE, || 7).unwrap(), 7, "another key is not concerned");
+        let second = turns.clone();
+        let second = std::thread::spawn(move || second.within(&1, "look", PATIENCE, || 8));
+        release.send(()).unwrap();
+        first.join().unwrap().unwrap().unwrap();
+        assert_eq!(second.join().unwrap().unwrap(), 8);
     }
 }

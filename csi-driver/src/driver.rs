@@ -12,6 +12,7 @@ use crate::bounded::{OneEach, Shared};
 use crate::capacity::Room;
 use crate::config::{Config, LauncherKind};
 use crate::error::{Error, Result, chain};
+use crate::host_path::HostPaths;
 use crate::identity::Unready;
 use crate::jobs::Jobs;
 use crate::journal::Journal;
@@ -37,6 +38,7 @@ pub(crate) struct Driver {
     pub(crate) config: Config,
     pub(crate) journal: Journal,
     pub(crate) pool: Pool,
+    pub(crate) paths: HostPaths,
     pub(crate) launcher: Box<dyn Launcher>,
     pub(crate) keeper: Box<dyn FdKeeper>,
     pub(crate) watch: DaemonWatch,
@@ -66,12 +68,14 @@ impl Driver {
     pub(crate) fn open(config: Config) -> Result<Self> {
         let journal = Journal::open(&config.state_dir)?;
         let pool = Pool::open(&config.pool, config.pool_capacity_bytes, &config.state_dir)?;
+        let paths = HostPaths::new(&config)?;
         let launcher = launcher(&config);
         let counts: Arc<Counts> = Arc::default();
         Ok(Self {
             config,
             journal,
             pool,
+            paths,
             launcher,
             keeper: Box::new(LetGo),
             watch: DaemonWatch::new(counts.clone()),

@@ -1,13 +1,24 @@
 //! Paths that the caller names: staging and target paths.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::{Error, Result};
+use linux::mountinfo::{self, MountEntry};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+
+use crate::bounded::InTurn;
+use crate::config::Config;
+use crate::error::{Error, Result, Step};
+use crate::limits;
 
 /// PATH_MAX without its terminating zero, and NAME_MAX.
 const MAX_BYTES: usize = 4095;
 const MAX_NAME_BYTES: usize = 255;
+/// As the kernel follows them (path_resolution(7)).
+const MAX_LINKS: u32 = 40;
 
 /// Absolute, without `..` and without a zero byte, its symbolic links not looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,27 +52,190 @@ impl HostPath {
     pub(crate) fn as_asked(&self) -> &Path {
         &self.path
     }
+}
 
-    /// The path as mountinfo shows it: links in its parents are followed, as far
-    /// as the parents exist. The last component is never looked at: it may be
-    /// the root of a FUSE mount whose daemon does not answer.
-    pub(crate) fn resolve(&self) -> Result<PathBuf> {
-        let mut below: Vec<&OsStr> = Vec::new();
-        let mut existing = self.path.as_path();
-        while let (Some(parent), Some(name)) = (existing.parent(), existing.file_name()) {
-            below.push(name);
-            existing = parent;
-            match std::fs::canonicalize(parent) {
-                Ok(mut resolved) => {
-                    resolved.extend(below.into_iter().rev());
-                    return utf8(self.field, resolved);
-                }
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(Error::unusable(self.field, &self.path, e.to_string())),
-            }
-        }
-        utf8(self.field, self.path.clone())
+/// Where volumes may be staged and published: below the kubelet's directory, outside the
+/// driver's own directories, and not through a FUSE mount.
+#[derive(Debug)]
+pub(crate) struct HostPaths {
+    kubelet_dir: PathBuf,
+    own_dirs: Vec<PathBuf>,
+    /// By the mount that a path leads through: a file system that does not answer costs one thread.
+    looks: InTurn<PathBuf>,
+}
+
+impl HostPaths {
+    pub(crate) fn new(config: &Config) -> Result<Self> {
+        let csi_socket = config.csi_socket();
+        let csi_dir = csi_socket.parent().unwrap_or(&config.kubelet_dir);
+        let own_dirs = [config.pool.as_path(), &config.state_dir, &config.run_dir, csi_dir];
+        let kubelet_dir =
+            walk(&config.kubelet_dir, None).map_err(|e| e.at("--kubelet-dir", &config.kubelet_dir))?;
+        let own_dirs = own_dirs.into_iter().map(|dir| walk(dir, None).unwrap_or_else(|_| dir.to_owned()));
+        let own_dirs = own_dirs.filter(|dir| !kubelet_dir.starts_with(dir)).collect();
+        Ok(Self { kubelet_dir, own_dirs, looks: InTurn::default() })
     }
+
+    /// The path as mountinfo shows it: links in its parents are followed, as far as the
+    /// parents exist. The last component is never looked at: it may be the root of a FUSE
+    /// mount whose daemon does not answer.
+    pub(crate) fn resolve(&self, path: &HostPath) -> Result<PathBuf> {
+        let HostPath { field, path: asked } = path;
+        let (parent, name) = match (asked.parent(), asked.file_name()) {
+            (Some(parent), Some(name)) => (parent.to_owned(), name),
+            _ => return Err(self.refusal(path, "no name at its end")),
+        };
+        let key = self.mount_above(&parent)?;
+        let (look, kubelet_dir) = (format!("look at {field} {}", asked.display()), self.kubelet_dir.clone());
+        let walked =
+            self.looks.within(&key, look, limits::PATH_LOOK, move || walk(&parent, Some(&kubelet_dir)))?;
+        let resolved = walked.map_err(|e| e.at(field, asked))?.join(name);
+        if !resolved.starts_with(&self.kubelet_dir) || resolved == self.kubelet_dir {
+            let reason = format!("not below the kubelet's directory {}", self.kubelet_dir.display());
+            return Err(self.refusal(path, reason));
+        }
+        if let Some(own) = self.own_dirs.iter().find(|own| resolved.starts_with(own)) {
+            return Err(self.refusal(path, format!("in the driver's own directory {}", own.display())));
+        }
+        utf8(field, resolved)
+    }
+
+    /// [`Self::resolve`], for calls that make nothing: `None` for a path where the driver stages
+    /// and publishes no volume.
+    pub(crate) fn find(&self, path: &HostPath) -> Result<Option<PathBuf>> {
+        match self.resolve(path) {
+            Ok(resolved) => Ok(Some(resolved)),
+            Err(Error::InvalidField { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    }
+
+    fn refusal(&self, path: &HostPath, reason: impl Into<String>) -> Error {
+        Error::invalid(path.field, path.path.to_string_lossy(), reason)
+    }
+
+    /// The deepest mount point on the way, by the path's text.
+    fn mount_above(&self, parent: &Path) -> Result<PathBuf> {
+        let all = mountinfo::read().step("read mountinfo")?;
+        let above = all.into_iter().map(|mount| mount.mount_point).filter(|point| parent.starts_with(point));
+        Ok(above.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
+    }
+}
+
+#[derive(Debug)]
+enum WalkError {
+    Io(std::io::Error),
+    Links,
+    Fuse(Box<MountEntry>),
+    Mountinfo(linux::Error),
+}
+
+impl WalkError {
+    fn at(self, field: &'static str, path: &Path) -> Error {
+        match self {
+            Self::Io(e) => Error::unusable(field, path, e.to_string()),
+            Self::Links => Error::unusable(field, path, format!("leads through more than {MAX_LINKS} links")),
+            Self::Fuse(mount) => {
+                let (at, kind, source) =
+                    (mount.mount_point.display(), &mount.fs_type, mount.source.display());
+                let reason = format!("leads through {at}, a mount of {kind} from {source}");
+                Error::invalid(field, path.to_string_lossy(), reason)
+            }
+            Self::Mountinfo(source) => Error::Kernel { step: "read mountinfo", source },
+        }
+    }
+}
+
+impl From<Errno> for WalkError {
+    fn from(errno: Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
+
+/// Follows the links in `path`, as far as it exists. Each step opens one name and looks at
+/// what it is, and no step is made in a FUSE mount, so that no daemon is asked for a name.
+/// FUSE mounts that `kubelet_dir` itself lies in are the node's own; without it all are.
+fn walk(path: &Path, kubelet_dir: Option<&Path>) -> std::result::Result<PathBuf, WalkError> {
+    let root = || open(CWD, OsStr::new("/"));
+    let mut names: Vec<OsString> = names_in(path);
+    let (mut dir, mut resolved, mut links) = (root()?, PathBuf::from("/"), 0);
+    let mut device = stat(&dir)?.device;
+    while let Some(name) = names.pop() {
+        let step = match open(&dir, &name) {
+            Ok(step) => step,
+            Err(Errno::NOENT) => {
+                names.push(name);
+                names.into_iter().rev().for_each(|name| append(&mut resolved, &name));
+                return Ok(resolved);
+            }
+            Err(e) => return Err(e.into()),
+        };
+        let found = stat(&step)?;
+        if found.device != device
+            && let Some(kubelet_dir) = kubelet_dir
+            && let Some(mount) = fuse_mount(found.device, kubelet_dir)?
+        {
+            return Err(WalkError::Fuse(Box::new(mount)));
+        }
+        if found.is_link {
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(WalkError::Links);
+            }
+            let target = rustix::fs::readlinkat(&step, "", Vec::new())?;
+            let target = Path::new(OsStr::from_bytes(target.as_bytes()));
+            names.extend(names_in(target));
+            if target.is_absolute() {
+                (dir, resolved) = (root()?, PathBuf::from("/"));
+                device = stat(&dir)?.device;
+            }
+            continue;
+        }
+        append(&mut resolved, &name);
+        (dir, device) = (step, found.device);
+    }
+    Ok(resolved)
+}
+
+/// The first one last. `.` is left out.
+fn names_in(path: &Path) -> Vec<OsString> {
+    let is_step =
+        |component: &Component<'_>| matches!(component, Component::Normal(_) | Component::ParentDir);
+    path.components().rev().filter(is_step).map(|component| component.as_os_str().to_owned()).collect()
+}
+
+fn append(path: &mut PathBuf, name: &OsStr) {
+    if name == ".." {
+        path.pop();
+    } else {
+        path.push(name);
+    }
+}
+
+fn open(dir: impl AsFd, name: &OsStr) -> std::result::Result<OwnedFd, Errno> {
+    rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+struct Found {
+    device: (u32, u32),
+    is_link: bool,
+}
+
+/// What the kernel knows: no file system is asked.
+fn stat(fd: &OwnedFd) -> std::result::Result<Found, Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(fd, "", flags, StatxFlags::TYPE)?;
+    let is_link = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Symlink;
+    Ok(Found { device: (found.stx_dev_major, found.stx_dev_minor), is_link })
+}
+
+fn fuse_mount(device: (u32, u32), kubelet_dir: &Path) -> std::result::Result<Option<MountEntry>, WalkError> {
+    let is_it = |mount: &MountEntry| {
+        (mount.major, mount.minor) == device
+            && mount.fs_type.starts_with("fuse")
+            && !kubelet_dir.starts_with(&mount.mount_point)
+    };
+    Ok(mountinfo::read().map_err(WalkError::Mountinfo)?.into_iter().find(is_it))
 }
 
 /// The journal is JSON, so what it holds is UTF-8.
@@ -74,19 +248,87 @@ fn utf8(field: &'static str, path: PathBuf) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
     fn links_in_the_parents_are_followed_and_the_last_component_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let real = dir.path().canonicalize().unwrap().join("real");
-        std::fs::create_dir(&real).unwrap();
-        std::os::unix::fs::symlink(&real, dir.path().join("link")).unwrap();
-        std::os::unix::fs::symlink("/etc", real.join("last")).unwrap();
-        for (below, resolved) in [("link/last", "last"), ("link/a/b", "a/b"), ("real/x/", "x")] {
-            let path = HostPath::parse("target_path", dir.path().join(below).to_str().unwrap()).unwrap();
-            assert_eq!(path.resolve().unwrap(), real.join(resolved));
+        let (dir, paths) = paths("real");
+        let real = paths.kubelet_dir.clone();
+        symlink(&real, dir.path().join("link")).unwrap();
+        symlink("/etc", real.join("last")).unwrap();
+        symlink("../real/./x/../y", real.join("relative")).unwrap();
+        for (below, resolved) in
+            [("link/last", "last"), ("link/a/b", "a/b"), ("real/x/", "x"), ("real/relative/z", "y/z")]
+        {
+            assert_eq!(paths.resolve(&at(&dir, below)).unwrap(), real.join(resolved), "{below}");
         }
+        std::fs::write(real.join("file"), "").unwrap();
+        symlink("loop", real.join("loop")).unwrap();
+        for (below, reason) in [("real/file/x/y", "Not a directory"), ("real/loop/x", "more than 40 links")] {
+            let error = paths.resolve(&at(&dir, below)).unwrap_err();
+            assert!(matches!(error, Error::UnusablePath { .. }), "{error}");
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_paths_below_the_kubelets_directory_are_taken_however_it_is_named() {
+        for kubelet_dir in ["real", "link-to-real"] {
+            let (dir, paths) = paths(kubelet_dir);
+            let real = dir.path().canonicalize().unwrap().join("real");
+            assert_eq!(paths.kubelet_dir, real);
+            symlink("/etc", real.join("out")).unwrap();
+            symlink("..", real.join("up")).unwrap();
+            for taken in ["real/a/b", "link-to-real/a/b", "real/up/real/a"] {
+                assert!(paths.resolve(&at(&dir, taken)).unwrap().starts_with(&real), "{taken}");
+            }
+            for (refused, reason) in [
+                ("real", "not below"),
+                ("link-to-real", "not below"),
+                ("real-not/a", "not below"),
+                ("real/out/zz", "not below"),
+                ("real/up/a", "not below"),
+                ("real/pool", "own directory"),
+                ("real/pool/trash/a", "own directory"),
+                ("real/plugins/csi.hawser.dev/a", "own directory"),
+                ("state/a", "not below"),
+            ] {
+                let path = at(&dir, refused);
+                let error = paths.resolve(&path).unwrap_err();
+                assert!(matches!(error, Error::InvalidField { .. }), "{error}");
+                let message = error.to_string();
+                assert!(message.contains(reason) && message.contains("target_path"), "{message}");
+                assert!(message.contains(refused), "{message}");
+                assert_eq!(paths.find(&path).unwrap(), None);
+            }
+        }
+    }
+
+    fn at(dir: &tempfile::TempDir, below: &str) -> HostPath {
+        HostPath::parse("target_path", dir.path().join(below).to_str().unwrap()).unwrap()
+    }
+
+    /// A kubelet's directory `real` with a pool in it, given by that name or by a link to it.
+    fn paths(kubelet_dir: &str) -> (tempfile::TempDir, HostPaths) {
+        use clap::Parser;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("real/pool")).unwrap();
+        symlink("real", dir.path().join("link-to-real")).unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let flags = crate::config::Flags::parse_from([
+            "hawser-csi",
+            "--node-id=n",
+            "--launcher=process",
+            "--volume-binary=/v",
+            &format!("--kubelet-dir={}", path(kubelet_dir)),
+            &format!("--pool={}", path("real/pool")),
+            &format!("--state-dir={}", path("state")),
+            &format!("--run-dir={}", "/run/hawser"),
+        ]);
+        let paths = HostPaths::new(&Config::check(flags).unwrap()).unwrap();
+        (dir, paths)
     }
 
     #[test]

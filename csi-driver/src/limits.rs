@@ -26,6 +26,8 @@ pub(crate) const DAEMON: Duration = Duration::from_secs(20);
 pub(crate) const POOL: Duration = Duration::from_secs(5);
 /// Whether a volume that is served already is still the one that the pool has.
 pub(crate) const POOL_LOOK: Duration = Duration::from_secs(2);
+/// Following the links of a path that a call names.
+pub(crate) const PATH_LOOK: Duration = Duration::from_secs(2);
 /// statvfs of a mounted volume.
 pub(crate) const STATISTICS: Duration = Duration::from_secs(2);
 /// umount(2) of a FUSE mount, which waits for the daemon only where written pages

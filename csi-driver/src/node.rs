@@ -80,7 +80,7 @@ impl Node for NodeService {
         run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &stage.volume_id)?;
             driver.check_attachment(&id, &stage.publish_context)?;
-            driver.stage(&id, &stage.staging_path.resolve()?, &stage.how)
+            driver.stage(&id, &driver.staging_path(&id, &stage.staging_path)?, &stage.how)
         })
         .await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
@@ -96,8 +96,7 @@ impl Node for NodeService {
             .map_err(|e| refused(name, &e))?;
         if let Some(id) = VolumeId::parse(&volume_id) {
             self.0.waits.abandon(&id);
-            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.unstage(&id, &path.resolve()?))
-                .await?;
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.unstage(&id, &path)).await?;
         }
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
@@ -113,11 +112,12 @@ impl Node for NodeService {
             let id = find_volume(driver, &publish.volume_id)?;
             driver.check_attachment(&id, &publish.publish_context)?;
             let staging_path = match &publish.staging_path {
-                Some(path) => path.resolve()?,
+                Some(path) => driver.staging_path(&id, path)?,
                 None => return Err(Error::NotStaged { volume_id: id, path: PathBuf::new() }),
             };
             let asked = publish.target_path.as_asked().to_owned();
-            let target_path = publish.target_path.resolve()?;
+            publish::check_apart(&staging_path, &asked)?;
+            let target_path = driver.target_path(&id, &publish.target_path)?;
             let asked = (asked != target_path).then_some(asked);
             driver.publish(&id, &PublishWish { staging_path, target_path, asked, access: publish.access })
         })

@@ -37,7 +37,7 @@ impl Driver {
     /// NodePublishVolume. A volume whose daemon died is staged anew first: kubelet
     /// does not stage again what it believes staged.
     pub(crate) fn publish(&self, volume_id: &VolumeId, wish: &PublishWish) -> Result<()> {
-        check_apart(wish)?;
+        check_apart(&wish.staging_path, &wish.target_path)?;
         let mut record = self.journal.get(volume_id)?;
         let target = &wish.target_path;
         let is_known = record.targets.contains_key(target);
@@ -84,16 +84,26 @@ impl Driver {
 
     /// NodeUnpublishVolume; a target that is not published is a success.
     pub(crate) fn unpublish(&self, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
-        let resolved = path.resolve();
-        match self.journal.find(volume_id)? {
-            Some(mut record) => {
-                let asked = record.targets_asked_at(path.as_asked());
-                let targets = if asked.is_empty() { vec![resolved?] } else { asked };
-                targets.iter().try_for_each(|target| self.retract(volume_id, &mut record, target))
-            }
-            // Whatever the journal forgot, mountinfo still tells whose it is.
-            None => mounts::unmount_own(&resolved?, volume_id, WhenBusy::Refuse),
+        let mut record = self.journal.find(volume_id)?;
+        let mut targets =
+            record.as_ref().map(|record| record.targets_asked_at(path.as_asked())).unwrap_or_default();
+        if targets.is_empty() {
+            targets.extend(self.paths.find(path)?);
         }
+        targets.iter().try_for_each(|target| match &mut record {
+            Some(record) => self.retract(volume_id, record, target),
+            // Whatever the journal forgot, mountinfo still tells whose it is.
+            None => mounts::unmount_own(target, volume_id, WhenBusy::Refuse),
+        })
+    }
+
+    /// Where a call wants a target. One that the journal knows stays usable: it may be of an
+    /// earlier `--kubelet-dir`.
+    pub(crate) fn target_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
+        self.paths.resolve(path).or_else(|error| {
+            let known = self.journal.get(volume_id)?.targets_asked_at(path.as_asked()).pop();
+            known.ok_or(error)
+        })
     }
 
     /// The mount to publish, healed if it must be.
@@ -260,8 +270,7 @@ fn attach(staged: &MountEntry, target: &Path) -> Result<()> {
 }
 
 /// A target in the volume itself, or one that the volume is beneath, would be taken for its stage.
-fn check_apart(wish: &PublishWish) -> Result<()> {
-    let (staging, target) = (&wish.staging_path, &wish.target_path);
+pub(super) fn check_apart(staging: &Path, target: &Path) -> Result<()> {
     if target.starts_with(staging) || staging.starts_with(target) {
         let reason = format!("not apart from staging_target_path {}", staging.display());
         return Err(Error::invalid("target_path", target.to_string_lossy(), reason));

@@ -20,6 +20,7 @@ use crate::dial::DialDir;
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
 use crate::handover::{self, Offer};
+use crate::host_path::HostPath;
 use crate::journal::{DataId, Serving, StageRecord, VolumeRecord};
 use crate::launcher::LaunchSpec;
 use crate::launcher::settings::LaunchSettings;
@@ -96,18 +97,32 @@ impl Driver {
         })
     }
 
+    /// Where a call wants the volume's stage. The one that the journal knows stays usable: it
+    /// may be of an earlier `--kubelet-dir`.
+    pub(crate) fn staging_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
+        if is_staged_at(&self.journal.get(volume_id)?, path) {
+            return Ok(path.as_asked().to_owned());
+        }
+        self.paths.resolve(path)
+    }
+
     /// NodeUnstageVolume; a volume that is not staged is a success.
-    pub(crate) fn unstage(self: &Arc<Self>, volume_id: &VolumeId, staging_path: &Path) -> Result<()> {
+    pub(crate) fn unstage(self: &Arc<Self>, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
         let mut record = self.journal.find(volume_id)?;
+        let staging_path = match &record {
+            Some(record) if is_staged_at(record, path) => Some(path.as_asked().to_owned()),
+            _ => self.paths.find(path)?,
+        };
         if let Some(record) = &mut record {
             self.end_let_go(volume_id, record)?;
         }
         let is_here = |record: &VolumeRecord| {
-            record.stage.as_ref().is_some_and(|stage| stage.staging_path == staging_path)
+            record.stage.as_ref().is_some_and(|stage| Some(&stage.staging_path) == staging_path.as_ref())
         };
         let Some(mut record) = record.filter(is_here) else {
+            let Some(path) = staging_path else { return Ok(()) };
             // Whatever the journal forgot, mountinfo still tells whose it is.
-            return mounts::unmount_own(staging_path, volume_id, WhenBusy::Refuse);
+            return mounts::unmount_own(&path, volume_id, WhenBusy::Refuse);
         };
         // kubelet never asks for this. To obey would end a pod's I/O.
         self.forget_unmounted_targets(volume_id, &mut record)?;
@@ -419,6 +434,10 @@ impl Driver {
             None => Ok(()),
         }
     }
+}
+
+fn is_staged_at(record: &VolumeRecord, path: &HostPath) -> bool {
+    record.stage.as_ref().is_some_and(|stage| stage.staging_path == path.as_asked())
 }
 
 /// Whether somebody answers what is asked of the volume, wherever it is mounted.

@@ -58,13 +58,18 @@ impl Driver {
         let not_there = || Error::NotAtPath { volume_id: volume_id.clone(), path: volume_path.into() };
         let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?;
         let record = self.journal.get(volume_id)?;
+        let stage = record.stage.as_ref().ok_or_else(not_there)?;
         let path = match record.targets_asked_at(path.as_asked()).pop() {
             Some(target) => target,
-            None => path.resolve()?,
+            None if stage.staging_path == path.as_asked() => path.as_asked().to_owned(),
+            None => match self.paths.find(&path) {
+                Ok(resolved) => resolved.ok_or_else(not_there)?,
+                Err(Error::UnusablePath { .. }) => return Err(not_there()),
+                Err(error) => return Err(error),
+            },
         };
-        let is_target = record.targets.contains_key(&path);
-        let stage = record.stage.filter(|stage| is_target || stage.staging_path == path);
-        Ok((path, stage.ok_or_else(not_there)?))
+        let is_place = record.targets.contains_key(&path) || stage.staging_path == path;
+        if is_place { Ok((path, stage.clone())) } else { Err(not_there()) }
     }
 
     /// What is wrong with what is mounted and served, for who asks of no path.

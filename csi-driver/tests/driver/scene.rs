@@ -216,7 +216,7 @@ pub(crate) fn mounted(path: &Path) -> Option<MountEntry> {
 /// made and removed as kubelet makes and removes them.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
     kubelet_dir: PathBuf,
     /// Once notified, the next call, or the one that is waiting, is CANCELLED and its connection closed.
     pub(crate) gives_up: Option<Arc<Notify>>,

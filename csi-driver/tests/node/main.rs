@@ -11,6 +11,7 @@ mod group;
 mod hung;
 mod metrics;
 mod parking;
+mod paths;
 #[path = "../driver/scene.rs"]
 #[allow(dead_code, reason = "each suite uses a part")]
 mod scene;

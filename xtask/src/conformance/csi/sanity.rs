@@ -119,6 +119,8 @@ fn in_a_sandbox(program: &Path, ground: &Ground, spec: Option<&str>) -> Result<C
 /// What csi-sanity reads and writes.
 struct Files {
     dir: PathBuf,
+    /// Below the kubelet's directory, where the driver stages and publishes.
+    volumes: PathBuf,
     volume_parameters: PathBuf,
     snapshot_parameters: PathBuf,
     secrets: PathBuf,
@@ -127,6 +129,7 @@ struct Files {
 impl Files {
     fn write(sandbox: &Sandbox, ground: &Ground) -> Result<Self> {
         let dir = sandbox.make_dir("sanity")?;
+        let volumes = sandbox.make_dir("k/sanity")?;
         let write = |name: &str, text: &str| -> Result<PathBuf> {
             let path = dir.join(name);
             fs::write(&path, text).with_context(|| path.display().to_string())?;
@@ -141,6 +144,7 @@ impl Files {
             snapshot_parameters: write("snapshot.yaml", ground.snapshot_class)?,
             secrets: write("secrets.yaml", &secrets)?,
             dir,
+            volumes,
         })
     }
 }
@@ -153,8 +157,8 @@ fn ask(sandbox: &Sandbox, program: &Path, files: &Files, spec: Option<&str>) -> 
     command
         .arg(format!("--csi.endpoint=unix://{}", lone_driver::csi_socket(&sandbox.path("k")).display()))
         // csi-sanity makes these two itself, for each spec anew.
-        .arg(option("csi.mountdir", &files.dir.join("mount")))
-        .arg(option("csi.stagingdir", &files.dir.join("stage")))
+        .arg(option("csi.mountdir", &files.volumes.join("mount")))
+        .arg(option("csi.stagingdir", &files.volumes.join("stage")))
         .arg(option("csi.testvolumeparameters", &files.volume_parameters))
         .arg(option("csi.testsnapshotparameters", &files.snapshot_parameters))
         .arg(option("csi.secrets", &files.secrets))
