@@ -6,9 +6,11 @@
 //! ([`own_mount`]) and is counted ([`Hangs::asking`]): a thread of ours that is stuck is
 //! no user, neither of a path nor of a connection.
 
+mod killed;
 mod notes;
 mod tally;
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +22,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use self::killed::Task;
 pub(crate) use self::notes::{Finding, Hangs, Noted};
 use self::tally::{Seen, Tally, Verdict};
 use crate::control::Control;
@@ -128,9 +131,25 @@ impl Driver {
         Ok(matches!(answer, Err(Error::Silent { .. })))
     }
 
+    /// Processes that were killed and wait for the volume's daemon, if each pod that has the
+    /// volume on this node is being taken down. A pod that stays may be served well: it keeps
+    /// the daemon, and those that leave wait until it leaves too.
+    fn killed_users(&self, volume_id: &VolumeId, serving: Serving) -> Result<BTreeSet<Task>> {
+        let leaving = self.hangs.leaving_targets(volume_id);
+        let Some(record) = self.journal.find(volume_id)? else { return Ok(BTreeSet::new()) };
+        if record.targets.is_empty() || !record.targets.keys().all(|target| leaving.contains(target)) {
+            return Ok(BTreeSet::new());
+        }
+        killed::waiting_for(serving.connection_minor).step("look for killed processes")
+    }
+
     /// Ends the daemon of a volume whose lock is held, and its connection, unless another
     /// one serves by now.
-    fn end_hung(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
+    fn end_hung(&self, volume_id: &VolumeId, serving: Serving, seen: Seen) -> Result<()> {
+        // Under the lock: a pod that was published meanwhile keeps the daemon.
+        if seen == Seen::KilledUsers && self.killed_users(volume_id, serving)?.is_empty() {
+            return Ok(());
+        }
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         let is_it = |stage: &&mut StageRecord| stage.serving == Some(serving) && !stage.aborted;
         let Some(stage) = record.stage.as_mut().filter(is_it) else { return Ok(()) };
@@ -143,13 +162,25 @@ impl Driver {
         self.watch.stop(volume_id);
         self.hangs.found(volume_id, Some(Finding::Ended));
         self.counts.daemon_hung();
-        tracing::error!(
-            %volume_id,
-            pid = serving.daemon.pid,
-            deadline_seconds = self.config.daemon_deadline.unwrap_or_default().as_secs(),
-            "the volume's daemon answered no request for three deadlines and is killed: its pods get ENOTCONN; \
-             the next stage or publish starts another"
-        );
+        let (pid, deadline) = (serving.daemon.pid, self.config.daemon_deadline.unwrap_or_default());
+        let deadline_seconds = deadline.as_secs();
+        if seen == Seen::KilledUsers {
+            tracing::error!(
+                %volume_id,
+                pid,
+                deadline_seconds,
+                "killed processes of the volume's pods waited for its daemon for three deadlines, and no pod \
+                 is to keep the volume: the daemon is killed"
+            );
+        } else {
+            tracing::error!(
+                %volume_id,
+                pid,
+                deadline_seconds,
+                "the volume's daemon answered no request for three deadlines and is killed: its pods get \
+                 ENOTCONN; the next stage or publish starts another"
+            );
+        }
         serving.daemon.kill().step("end daemon")?;
         mounts::abort_connection(serving.connection_minor)?;
         if !serving.daemon.is_gone_within(limits::CLOSING).step("end daemon")? {
@@ -187,7 +218,7 @@ impl Examination {
                     hangs.found(volume_id, Some(Finding::DiskStalls));
                     self.driver.counts.disk_stalled();
                 }
-                Verdict::Hung => break self.end(&answered).await,
+                Verdict::Hung => break self.end(&answered, seen).await,
             }
         };
         if let Err(error) = ended {
@@ -199,20 +230,26 @@ impl Examination {
         }
     }
 
-    /// What was seen in a deadline without an answer. `None` where there was one, or
-    /// nobody waits any more, or there is no way to ask.
+    /// What was seen in a deadline without an answer, or in which killed users waited in spite
+    /// of one. `None` where there was an answer, or nobody waits any more, or there is no way
+    /// to ask.
     async fn one_deadline(&self, answered: &Arc<Notify>) -> Result<Option<Seen>> {
         if self.driver.hangs.own_requests(&self.volume_id) < MOST_PROBES {
             let Some(path) = self.blocking(Self::path).await? else { return Ok(None) };
             self.probe(&path, answered.clone())?;
         }
         let (mut in_disk_wait, mut held_back) = (false, false);
+        let mut killed = self.blocking(Self::killed_users).await?;
         let begun = Instant::now();
         for look in 1..=LOOKS {
             let until = begun + self.deadline * look / LOOKS;
             tokio::select! {
-                () = answered.notified() => return Ok(None),
+                () = answered.notified(), if killed.is_empty() => return Ok(None),
                 () = tokio::time::sleep_until(until) => {}
+            }
+            if !killed.is_empty() {
+                let now = self.blocking(Self::killed_users).await?;
+                killed.retain(|task| now.contains(task));
             }
             held_back |= self.driver.hangs.is_held_back(&self.volume_id);
             in_disk_wait |= self.blocking(Self::waits_for_disk).await?;
@@ -224,6 +261,7 @@ impl Examination {
             (true, _) => Seen::HeldBack,
             (false, true) => Seen::DiskWait,
             (false, false) if self.blocking(|this| Ok(this.is_counting())).await? => Seen::Counting,
+            (false, false) if !killed.is_empty() => Seen::KilledUsers,
             (false, false) => Seen::Silence,
         }))
     }
@@ -249,14 +287,14 @@ impl Examination {
     }
 
     /// Waits for the volume's lock, since a call under way may end all this, and ends the daemon.
-    async fn end(&self, answered: &Arc<Notify>) -> Result<()> {
+    async fn end(&self, answered: &Arc<Notify>, seen: Seen) -> Result<()> {
         loop {
             match self.driver.hold(Lock::Volume(self.volume_id.as_str())) {
                 Ok(guard) => {
                     let serving = self.serving;
                     let ended = self.blocking(move |this| {
                         let _guard = guard;
-                        this.driver.end_hung(&this.volume_id, serving)
+                        this.driver.end_hung(&this.volume_id, serving, seen)
                     });
                     return ended.await;
                 }
@@ -266,7 +304,7 @@ impl Examination {
                 Err(error) => return Err(error),
             }
             tokio::select! {
-                () = answered.notified() => return Ok(()),
+                () = answered.notified(), if seen != Seen::KilledUsers => return Ok(()),
                 () = tokio::time::sleep(LOCK_AGAIN) => {}
             }
         }
@@ -282,6 +320,10 @@ impl Examination {
     fn users_wait(&self) -> Result<bool> {
         let connections = FuseConnections::open().step("look at connections")?;
         self.driver.users_wait(&connections, &self.volume_id, self.serving)
+    }
+
+    fn killed_users(&self) -> Result<BTreeSet<Task>> {
+        self.driver.killed_users(&self.volume_id, self.serving)
     }
 
     fn waits_for_disk(&self) -> Result<bool> {

@@ -40,6 +40,7 @@ impl Driver {
         check_apart(&wish.staging_path, &wish.target_path)?;
         let mut record = self.journal.get(volume_id)?;
         let target = &wish.target_path;
+        self.hangs.left_or_stays(volume_id, target);
         let is_known = record.targets.contains_key(target);
         // A target that was published is there, dead or alive, whatever hinders its healing.
         let staged = self
@@ -91,7 +92,15 @@ impl Driver {
             targets.extend(self.paths.find(path)?);
         }
         targets.iter().try_for_each(|target| match &mut record {
-            Some(record) => self.retract(volume_id, record, target),
+            Some(record) => {
+                let retracted = self.retract(volume_id, record, target);
+                match &retracted {
+                    // The watch for hung daemons looks why.
+                    Err(Error::Busy { .. } | Error::Deadline { .. }) => self.hangs.leaving(volume_id, target),
+                    Ok(()) | Err(_) => self.hangs.left_or_stays(volume_id, target),
+                }
+                retracted
+            }
             // Whatever the journal forgot, mountinfo still tells whose it is.
             None => mounts::unmount_own(target, volume_id, WhenBusy::Refuse),
         })

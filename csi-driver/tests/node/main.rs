@@ -9,6 +9,7 @@ mod bare;
 mod displaced;
 mod group;
 mod hung;
+mod killed;
 mod metrics;
 mod parking;
 mod paths;

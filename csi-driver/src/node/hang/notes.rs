@@ -1,7 +1,8 @@
 //! What is known of volumes whose daemons are slow to answer, and what the driver itself
 //! asks of them meanwhile.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::volume::VolumeId;
@@ -17,6 +18,7 @@ struct State {
     held_back: HashSet<VolumeId>,
     examined: HashSet<VolumeId>,
     findings: HashMap<VolumeId, Finding>,
+    leaving: HashMap<VolumeId, BTreeSet<PathBuf>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +73,27 @@ impl Hangs {
         is_first.then(|| self.noted(volume_id, Note::Examined))
     }
 
+    /// An Unpublish found this target busy, and comes again.
+    pub(crate) fn leaving(&self, volume_id: &VolumeId, target: &Path) {
+        self.locked().leaving.entry(volume_id.clone()).or_default().insert(target.to_owned());
+    }
+
+    /// This target is unpublished, or wanted again.
+    pub(crate) fn left_or_stays(&self, volume_id: &VolumeId, target: &Path) {
+        let mut state = self.locked();
+        if let Some(targets) = state.leaving.get_mut(volume_id) {
+            targets.remove(target);
+            if targets.is_empty() {
+                state.leaving.remove(volume_id);
+            }
+        }
+    }
+
+    /// The targets that an Unpublish found busy.
+    pub(super) fn leaving_targets(&self, volume_id: &VolumeId) -> BTreeSet<PathBuf> {
+        self.locked().leaving.get(volume_id).cloned().unwrap_or_default()
+    }
+
     pub(crate) fn finding(&self, volume_id: &VolumeId) -> Option<Finding> {
         self.locked().findings.get(volume_id).copied()
     }
@@ -114,6 +137,19 @@ impl Drop for Noted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_target_leaves_until_it_is_unpublished_or_published_again() {
+        let hangs = Hangs::default();
+        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        for target in ["/a", "/b", "/b"] {
+            hangs.leaving(&id, Path::new(target));
+        }
+        hangs.left_or_stays(&id, Path::new("/b"));
+        assert_eq!(hangs.leaving_targets(&id), BTreeSet::from([PathBuf::from("/a")]));
+        hangs.left_or_stays(&id, Path::new("/a"));
+        assert!(hangs.locked().leaving.is_empty());
+    }
 
     #[test]
     fn notes_last_as_long_as_what_they_are_of() {

@@ -11,6 +11,9 @@ const MOST_COUNTING: u32 = 30;
 pub(super) enum Seen {
     /// Nothing that explains it.
     Silence,
+    /// Killed processes of pods that are taken down waited all the time, whatever the daemon
+    /// answered to the driver.
+    KilledUsers,
     /// A thread of the daemon was waiting for the pool's disk.
     DiskWait,
     /// The driver itself holds the writers back.
@@ -43,7 +46,7 @@ impl Tally {
             seen => seen,
         };
         match seen {
-            Seen::Silence => {
+            Seen::Silence | Seen::KilledUsers => {
                 self.silent += 1;
                 if self.silent >= DEADLINES { Verdict::Hung } else { Verdict::Wait }
             }
@@ -72,7 +75,7 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Seen::{Counting, DiskWait, HeldBack, Silence};
+    use Seen::{Counting, DiskWait, HeldBack, KilledUsers, Silence};
     use Verdict::{DiskStalls, Hung, Wait};
 
     fn verdicts(seen: &[Seen]) -> Vec<Verdict> {
@@ -83,6 +86,8 @@ mod tests {
     #[test]
     fn three_silent_deadlines_in_a_row_are_a_hang() {
         assert_eq!(verdicts(&[Silence; 3]), [Wait, Wait, Hung]);
+        assert_eq!(verdicts(&[KilledUsers, Silence, KilledUsers]), [Wait, Wait, Hung]);
+        assert_eq!(verdicts(&[KilledUsers, DiskWait, KilledUsers, KilledUsers]), [Wait; 4]);
         assert_eq!(
             verdicts(&[Silence, Silence, HeldBack, Silence, Silence, Silence]),
             [Wait, Wait, Wait, Wait, Wait, Hung]
