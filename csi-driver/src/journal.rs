@@ -151,6 +151,14 @@ impl Journal {
         self.volumes.put(id, record)
     }
 
+    /// [`Self::put`] of a volume that is deleted from now on, also on a full disk.
+    pub(crate) fn put_deleting(&self, id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        match self.put(id, record) {
+            Err(error) if store::is_disk_full(&error) => self.volumes.put_deleting(id, record),
+            outcome => outcome,
+        }
+    }
+
     pub(crate) fn remove(&self, id: &VolumeId) -> Result<()> {
         self.boot.put(id, &BootRecord::default())?;
         self.volumes.remove(id)
@@ -324,6 +332,22 @@ mod tests {
         journal.put(&id, &staged).unwrap();
         journal.remove(&id).unwrap();
         assert!(!journal.boot_path(&id).exists() && !file.exists());
+    }
+
+    #[test]
+    fn an_entry_is_marked_as_deleted_where_no_file_can_be_made() {
+        let (dir, journal) = state();
+        let (id, mut volume) = record("\"deleting\": false", 7);
+        let (snapshot_id, mut cut) = snapshot("a", 3);
+        journal.put(&id, &volume).unwrap();
+        journal.snapshots().put(&snapshot_id, &cut).unwrap();
+        (volume.deleting, cut.deleting) = (true, true);
+        journal.volumes.overwrite(&id, &volume).unwrap();
+        journal.snapshots().overwrite(&snapshot_id, &cut).unwrap();
+        for journal in [journal, Journal::open(dir.path()).unwrap()] {
+            assert_eq!(journal.get(&id).unwrap(), volume);
+            assert_eq!(journal.snapshots().get(&snapshot_id).unwrap(), cut);
+        }
     }
 
     #[test]

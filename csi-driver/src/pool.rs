@@ -54,7 +54,8 @@ pub(crate) struct Pool {
 /// What a pool's file system is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Traits {
-    can_reflink: bool,
+    /// `Err` says why it could not be tried, as on a full disk: that is tried again.
+    can_reflink: std::result::Result<bool, String>,
     fs_type: String,
 }
 
@@ -103,7 +104,8 @@ impl Pool {
 
     /// Whether a copy can share its original's extents.
     pub(crate) fn can_reflink(&self) -> Result<bool> {
-        self.presence.check().map(|traits| traits.can_reflink)
+        let away = |reason| Error::PoolAway { path: self.dir.clone(), reason };
+        self.presence.check()?.can_reflink.map_err(away)
     }
 
     /// As mount(8) calls it.
@@ -349,7 +351,7 @@ fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
 
 /// What the file system of the pool can do.
 fn traits_of(dir: &Path) -> Result<Traits> {
-    let can_reflink = can_reflink(dir).step("try whether the pool can reflink")?;
+    let can_reflink = can_reflink(dir).step("try whether the pool can reflink").map_err(|e| chain(&e));
     Ok(Traits { can_reflink, fs_type: fs_type(dir).step("look at pool")? })
 }
 

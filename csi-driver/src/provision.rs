@@ -97,7 +97,7 @@ impl Driver {
         self.stop_filling(volume_id)?;
         if !record.deleting {
             record.deleting = true;
-            self.journal.put(volume_id, &record)?;
+            self.journal.put_deleting(volume_id, &record)?;
         }
         self.finish_deletion(volume_id)
     }

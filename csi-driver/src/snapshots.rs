@@ -172,7 +172,7 @@ impl Driver {
         }
         if !record.deleting {
             record.deleting = true;
-            self.journal.snapshots().put(id, &record)?;
+            self.journal.snapshots().put_deleting(id, &record)?;
         }
         self.finish_snapshot_deletion(id)
     }

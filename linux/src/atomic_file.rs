@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
@@ -54,6 +54,15 @@ pub fn reserve(path: &Path, bytes: u64) -> Result<()> {
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         Err(e) => Err(Error::at("fallocate", path, e)),
     }
+}
+
+/// Writes `content` over what stands at `offset` of a file that is longer, and returns once it
+/// is on disk. Takes no room, unless the file system copies on write. A power cut leaves the
+/// old content or the new one where both lie in one sector of the disk.
+pub fn overwrite(path: &Path, offset: u64, content: &[u8]) -> Result<()> {
+    let file = OpenOptions::new().write(true).open(path).map_err(|e| Error::at("open", path, e))?;
+    file.write_all_at(content, offset).map_err(|e| Error::at("overwrite", path, e))?;
+    file.sync_data().map_err(|e| Error::at("fsync", path, e))
 }
 
 fn put(path: &Path, content: &[u8], mode: u32, synced: bool) -> Result<()> {
@@ -162,6 +171,17 @@ mod tests {
         reserve(&path, 4096).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"one\ntwo\n");
         assert_eq!(append(Path::new("/dev/full"), b"x\n", 8).unwrap_err().op, "append to");
+    }
+
+    #[test]
+    fn a_part_of_a_file_is_overwritten_in_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        write(&path, b"is false, is it?", 0o600).unwrap();
+        overwrite(&path, 3, b"true ").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"is true , is it?");
+        let absent = overwrite(&dir.path().join("absent"), 0, b"x").unwrap_err();
+        assert_eq!(absent.errno(), nix::errno::Errno::ENOENT);
     }
 
     #[test]

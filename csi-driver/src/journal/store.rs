@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use nix::errno::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -14,6 +15,9 @@ use crate::volume::{SnapshotId, VolumeId, VolumeName};
 
 const EXTENSION: &str = "json";
 pub(super) const FILE_MODE: u32 = 0o600;
+/// What an entry says of its deletion, before and after it has begun. No name can hold this
+/// text: JSON escapes its quotes.
+const DELETING: [&str; 2] = ["\"deleting\": false", "\"deleting\": true "];
 
 /// What entries are found by.
 pub(crate) trait Key: Clone + Ord {
@@ -197,6 +201,46 @@ impl<I: Key, R: Record> Store<I, R> {
         Ok(())
     }
 
+    /// [`Self::put`] of an entry that differs from what is on disk in [`DELETING`] alone. Where
+    /// the disk is full, the entry's file is overwritten: deletion needs no free space.
+    ///
+    /// Btrfs copies on write and refuses this too. Then the mark is in memory only: a driver
+    /// that is killed before it removes the entry leaves one without data, which the repeated
+    /// deletion removes.
+    pub(crate) fn put_deleting(&self, id: &I, record: &R) -> Result<()> {
+        match self.put(id, record) {
+            Err(error) if is_disk_full(&error) => {}
+            outcome => return outcome,
+        }
+        match self.overwrite(id, record) {
+            Err(error) if is_disk_full(&error) => {
+                let (path, error) = (self.path(id), crate::error::chain(&error));
+                tracing::warn!(path = %path.display(), error, "deletes what the journal does not mark as deleted");
+                self.remember(id, record);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    pub(super) fn overwrite(&self, id: &I, record: &R) -> Result<()> {
+        let path = self.path(id);
+        let unusable = |reason: String| Error::JournalUnreadable { path: path.clone(), reason };
+        let text = std::fs::read(&path).map_err(|e| unusable(e.to_string()))?;
+        let [kept, deleting] = DELETING;
+        let found = text.windows(kept.len()).rposition(|part| part == kept.as_bytes());
+        let at = found.ok_or_else(|| unusable(format!("it has no {kept}")))?;
+        let mut changed = text;
+        changed[at..at + kept.len()].copy_from_slice(deleting.as_bytes());
+        let parsed: R = serde_json::from_slice(&changed).map_err(|e| unusable(e.to_string()))?;
+        if text_of(&parsed) != text_of(record) {
+            return Err(unusable("it differs in more than `deleting`".to_owned()));
+        }
+        linux::atomic_file::overwrite(&path, at as u64, deleting.as_bytes()).step("write journal entry")?;
+        self.remember(id, record);
+        Ok(())
+    }
+
     /// [`Self::put`] of what differs in nothing that is on disk.
     pub(super) fn remember(&self, id: &I, record: &R) {
         self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone())));
@@ -275,6 +319,10 @@ impl<I: Key, R: Record> Store<I, R> {
         // Every critical section leaves the map whole at each step.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+pub(super) fn is_disk_full(error: &Error) -> bool {
+    matches!(error, Error::Kernel { source, .. } if matches!(source.errno(), Errno::ENOSPC | Errno::EDQUOT))
 }
 
 /// What an entry was before [`Store::claim`].

@@ -193,7 +193,7 @@ fn look(pool: &Path, remembered: &Path, traits: &mut Option<(FsId, Traits)>) -> 
     }
     let fs = make_parts(pool)?;
     match traits {
-        Some((known, found)) if *known == fs => Ok(found.clone()),
+        Some((known, found)) if *known == fs && found.can_reflink.is_ok() => Ok(found.clone()),
         _ => traits_of(pool).map(|found| traits.insert((fs, found)).1.clone()),
     }
 }

@@ -5,6 +5,7 @@
 
 mod claims;
 mod copies;
+mod full_disk;
 mod kills;
 mod kit;
 mod pool;

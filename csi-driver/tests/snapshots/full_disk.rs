@@ -1,0 +1,99 @@
+//! A disk with no free byte or no free inode, under the pool and the state directory:
+//! deletion needs neither.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use proto::csi::ListSnapshotsRequest;
+use tests::Sandbox;
+use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
+
+use crate::kit::{
+    BLOCKING_COPY, delete_snapshot, list_snapshots, of_size, snapshot_with, wait_until_ready, with,
+};
+use crate::scene::{Flags, Scene, create_request};
+
+const MI: i64 = 1 << 20;
+/// More than the small files that the rest of a disk takes once no large one fits.
+const MOST_FILES: u32 = 200_000;
+
+/// Takes every byte, to the last that a file can have.
+fn take_bytes(dir: &Path) {
+    let mut file = File::options().append(true).create(true).open(dir.join("filler")).unwrap();
+    let mut piece = vec![1; 1 << 20];
+    while piece.len() >= 512 {
+        if file.write_all(&piece).is_err() {
+            piece.truncate(piece.len() / 2);
+        }
+    }
+    // Btrfs gives space to files when they are written to the disk.
+    let _full = file.sync_all();
+    take_inodes(dir, &[1; 4000]);
+}
+
+fn take_inodes(dir: &Path, content: &[u8]) {
+    let fillers = dir.join("fillers");
+    let _there_or_full = fs::create_dir(&fillers);
+    let taken = fs::read_dir(&fillers).map_or(0, Iterator::count);
+    for n in taken.. {
+        if fs::write(fillers.join(n.to_string()), content).is_err() {
+            return;
+        }
+        assert!(n < MOST_FILES as usize, "{} has no end", dir.display());
+    }
+}
+
+fn deletion_succeeds(kind: FileSystem, fill: impl Fn(&Path)) {
+    let sandbox = Sandbox::new();
+    let disks = ["pool", "state"].map(|name| LoopMount::new(&sandbox, name, kind, IMAGE_BYTES).unwrap());
+    let mut scene = Scene::start_in(sandbox, Flags::process());
+    let caller = scene.caller();
+    let fill = || disks.iter().for_each(|disk| fill(disk.dir()));
+    let [first, second] = ["pvc-1", "pvc-2"].map(|name| {
+        let request = with(of_size(create_request(name), 8 * MI, 0), &[BLOCKING_COPY]);
+        caller.create(request).unwrap().volume_id
+    });
+    let snapshots = ["snap-1", "snap-2"].map(|name| {
+        let made = snapshot_with(&caller, name, &first, &[BLOCKING_COPY]).unwrap();
+        wait_until_ready(&caller, &made.snapshot_id);
+        made.snapshot_id
+    });
+    fill();
+    delete_snapshot(&caller, &snapshots[0]).unwrap();
+    fill();
+    caller.delete(&first).unwrap();
+    // One that has not yet seen what the pool can do.
+    scene.kill_driver();
+    fill();
+    scene.start_driver();
+    delete_snapshot(&caller, &snapshots[1]).unwrap();
+    fill();
+    caller.delete(&second).unwrap();
+    assert!(list_snapshots(&caller, ListSnapshotsRequest::default()).unwrap().entries.is_empty());
+    for dir in ["pool/volumes", "pool/snapshots", "pool/trash", "state/volumes", "state/snapshots"] {
+        let dir = scene.sandbox.path(dir);
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "{}", dir.display());
+    }
+    drop(scene);
+}
+
+#[test]
+fn deletion_succeeds_without_a_free_byte_on_ext4() {
+    deletion_succeeds(FileSystem::Ext4, take_bytes);
+}
+
+#[test]
+fn deletion_succeeds_without_a_free_byte_on_xfs() {
+    deletion_succeeds(FileSystem::Xfs, take_bytes);
+}
+
+#[test]
+fn deletion_succeeds_without_a_free_inode() {
+    deletion_succeeds(FileSystem::Ext4, |dir| take_inodes(dir, b""));
+}
+
+#[test]
+fn deletion_succeeds_without_a_free_byte_on_btrfs() {
+    deletion_succeeds(FileSystem::Btrfs, take_bytes);
+}
