@@ -91,7 +91,7 @@ fn in_a_sandbox(program: &Path, ground: &Ground, spec: Option<&str>) -> Result<C
     let mut driver = step("start hawser-csi", || lone_driver::start(&sandbox, &FLAGS))?;
     let files = Files::write(&sandbox, ground)?;
     // fusectl shows the whole machine's connections.
-    let changing = [LOG, TRACE, "fusectl", "sanity", "pool.img"].map(|name| sandbox.path(name));
+    let changing = [LOG, TRACE, "fusectl", "sanity", "k/sanity", "pool.img"].map(|name| sandbox.path(name));
     let leaks = LeakCheck::start(&sandbox, Allowed { changing: changing.to_vec(), ..Default::default() })?;
 
     let report = step("csi-sanity", || ask(&sandbox, program, &files, spec))?;
