@@ -78,40 +78,47 @@ impl HostPaths {
 
     /// The path as mountinfo shows it: links in its parents are followed, as far as the
     /// parents exist. The last component is never looked at: it may be the root of a FUSE
-    /// mount whose daemon does not answer.
-    pub(crate) fn resolve(&self, path: &HostPath) -> Result<PathBuf> {
-        let HostPath { field, path: asked } = path;
-        let (parent, name) = match (asked.parent(), asked.file_name()) {
-            (Some(parent), Some(name)) => (parent.to_owned(), name),
-            _ => return Err(self.refusal(path, "no name at its end")),
-        };
-        let key = self.mount_above(&parent)?;
-        let (look, kubelet_dir) = (format!("look at {field} {}", asked.display()), self.kubelet_dir.clone());
-        let walked =
-            self.looks.within(&key, look, limits::PATH_LOOK, move || walk(&parent, Some(&kubelet_dir)))?;
-        let resolved = walked.map_err(|e| e.at(field, asked))?.join(name);
+    /// mount whose daemon does not answer. A path that `is_known`, as of an earlier
+    /// `--kubelet-dir`, may lie anywhere.
+    pub(crate) fn resolve(&self, path: &HostPath, is_known: impl Fn(&Path) -> bool) -> Result<PathBuf> {
+        if is_known(&path.path) {
+            return Ok(path.path.clone());
+        }
+        let resolved = self.follow(path)?;
+        if is_known(&resolved) {
+            return Ok(resolved);
+        }
         if !resolved.starts_with(&self.kubelet_dir) || resolved == self.kubelet_dir {
             let reason = format!("not below the kubelet's directory {}", self.kubelet_dir.display());
-            return Err(self.refusal(path, reason));
+            return Err(refusal(path, reason));
         }
         if let Some(own) = self.own_dirs.iter().find(|own| resolved.starts_with(own)) {
-            return Err(self.refusal(path, format!("in the driver's own directory {}", own.display())));
+            return Err(refusal(path, format!("in the driver's own directory {}", own.display())));
         }
-        utf8(field, resolved)
+        Ok(resolved)
     }
 
     /// [`Self::resolve`], for calls that make nothing: `None` for a path where the driver stages
     /// and publishes no volume.
-    pub(crate) fn find(&self, path: &HostPath) -> Result<Option<PathBuf>> {
-        match self.resolve(path) {
+    pub(crate) fn find(&self, path: &HostPath, is_known: impl Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
+        match self.resolve(path, is_known) {
             Ok(resolved) => Ok(Some(resolved)),
             Err(Error::InvalidField { .. }) => Ok(None),
             Err(other) => Err(other),
         }
     }
 
-    fn refusal(&self, path: &HostPath, reason: impl Into<String>) -> Error {
-        Error::invalid(path.field, path.path.to_string_lossy(), reason)
+    fn follow(&self, path: &HostPath) -> Result<PathBuf> {
+        let HostPath { field, path: asked } = path;
+        let (parent, name) = match (asked.parent(), asked.file_name()) {
+            (Some(parent), Some(name)) => (parent.to_owned(), name),
+            _ => return Err(refusal(path, "no name at its end")),
+        };
+        let key = self.mount_above(&parent)?;
+        let (look, kubelet_dir) = (format!("look at {field} {}", asked.display()), self.kubelet_dir.clone());
+        let walk = move || walk(&parent, Some(&kubelet_dir));
+        let walked = self.looks.within(&key, look, limits::PATH_LOOK, walk)?;
+        utf8(field, walked.map_err(|e| e.at(field, asked))?.join(name))
     }
 
     /// The deepest mount point on the way, by the path's text.
@@ -120,6 +127,10 @@ impl HostPaths {
         let above = all.into_iter().map(|mount| mount.mount_point).filter(|point| parent.starts_with(point));
         Ok(above.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
     }
+}
+
+fn refusal(path: &HostPath, reason: impl Into<String>) -> Error {
+    Error::invalid(path.field, path.path.to_string_lossy(), reason)
 }
 
 #[derive(Debug)]
@@ -262,12 +273,12 @@ mod tests {
         for (below, resolved) in
             [("link/last", "last"), ("link/a/b", "a/b"), ("real/x/", "x"), ("real/relative/z", "y/z")]
         {
-            assert_eq!(paths.resolve(&at(&dir, below)).unwrap(), real.join(resolved), "{below}");
+            assert_eq!(paths.resolve(&at(&dir, below), |_| false).unwrap(), real.join(resolved), "{below}");
         }
         std::fs::write(real.join("file"), "").unwrap();
         symlink("loop", real.join("loop")).unwrap();
         for (below, reason) in [("real/file/x/y", "Not a directory"), ("real/loop/x", "more than 40 links")] {
-            let error = paths.resolve(&at(&dir, below)).unwrap_err();
+            let error = paths.resolve(&at(&dir, below), |_| false).unwrap_err();
             assert!(matches!(error, Error::UnusablePath { .. }), "{error}");
             assert!(error.to_string().contains(reason), "{error}");
         }
@@ -282,7 +293,7 @@ mod tests {
             symlink("/etc", real.join("out")).unwrap();
             symlink("..", real.join("up")).unwrap();
             for taken in ["real/a/b", "link-to-real/a/b", "real/up/real/a"] {
-                assert!(paths.resolve(&at(&dir, taken)).unwrap().starts_with(&real), "{taken}");
+                assert!(paths.resolve(&at(&dir, taken), |_| false).unwrap().starts_with(&real), "{taken}");
             }
             for (refused, reason) in [
                 ("real", "not below"),
@@ -296,12 +307,14 @@ mod tests {
                 ("state/a", "not below"),
             ] {
                 let path = at(&dir, refused);
-                let error = paths.resolve(&path).unwrap_err();
+                let error = paths.resolve(&path, |_| false).unwrap_err();
                 assert!(matches!(error, Error::InvalidField { .. }), "{error}");
                 let message = error.to_string();
                 assert!(message.contains(reason) && message.contains("target_path"), "{message}");
                 assert!(message.contains(refused), "{message}");
-                assert_eq!(paths.find(&path).unwrap(), None);
+                assert_eq!(paths.find(&path, |_| false).unwrap(), None);
+                let known = paths.resolve(&path, |_| true).unwrap();
+                assert_eq!(known, path.as_asked(), "known paths stay usable");
             }
         }
     }

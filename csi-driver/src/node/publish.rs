@@ -89,7 +89,9 @@ impl Driver {
         let mut targets =
             record.as_ref().map(|record| record.targets_asked_at(path.as_asked())).unwrap_or_default();
         if targets.is_empty() {
-            targets.extend(self.paths.find(path)?);
+            let is_known =
+                |path: &Path| record.as_ref().is_some_and(|record| record.targets.contains_key(path));
+            targets.extend(self.paths.find(path, is_known)?);
         }
         targets.iter().try_for_each(|target| match &mut record {
             Some(record) => {
@@ -109,10 +111,11 @@ impl Driver {
     /// Where a call wants a target. One that the journal knows stays usable: it may be of an
     /// earlier `--kubelet-dir`.
     pub(crate) fn target_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
-        self.paths.resolve(path).or_else(|error| {
-            let known = self.journal.get(volume_id)?.targets_asked_at(path.as_asked()).pop();
-            known.ok_or(error)
-        })
+        let record = self.journal.get(volume_id)?;
+        // A link that it was asked by may lead elsewhere now, so links are followed first.
+        let is_known = |known: &Path| known != path.as_asked() && record.targets.contains_key(known);
+        let known = || record.targets_asked_at(path.as_asked()).pop();
+        self.paths.resolve(path, is_known).or_else(|error| known().ok_or(error))
     }
 
     /// The mount to publish, healed if it must be.

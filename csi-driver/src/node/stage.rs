@@ -100,19 +100,15 @@ impl Driver {
     /// Where a call wants the volume's stage. The one that the journal knows stays usable: it
     /// may be of an earlier `--kubelet-dir`.
     pub(crate) fn staging_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
-        if is_staged_at(&self.journal.get(volume_id)?, path) {
-            return Ok(path.as_asked().to_owned());
-        }
-        self.paths.resolve(path)
+        let record = self.journal.get(volume_id)?;
+        self.paths.resolve(path, |path| is_staged_at(&record, path))
     }
 
     /// NodeUnstageVolume; a volume that is not staged is a success.
     pub(crate) fn unstage(self: &Arc<Self>, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
         let mut record = self.journal.find(volume_id)?;
-        let staging_path = match &record {
-            Some(record) if is_staged_at(record, path) => Some(path.as_asked().to_owned()),
-            _ => self.paths.find(path)?,
-        };
+        let is_known = |path: &Path| record.as_ref().is_some_and(|record| is_staged_at(record, path));
+        let staging_path = self.paths.find(path, is_known)?;
         if let Some(record) = &mut record {
             self.end_let_go(volume_id, record)?;
         }
@@ -436,8 +432,8 @@ impl Driver {
     }
 }
 
-fn is_staged_at(record: &VolumeRecord, path: &HostPath) -> bool {
-    record.stage.as_ref().is_some_and(|stage| stage.staging_path == path.as_asked())
+fn is_staged_at(record: &VolumeRecord, path: &Path) -> bool {
+    record.stage.as_ref().is_some_and(|stage| stage.staging_path == path)
 }
 
 /// Whether somebody answers what is asked of the volume, wherever it is mounted.

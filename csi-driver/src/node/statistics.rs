@@ -59,17 +59,16 @@ impl Driver {
         let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?;
         let record = self.journal.get(volume_id)?;
         let stage = record.stage.as_ref().ok_or_else(not_there)?;
+        let is_place = |path: &Path| record.targets.contains_key(path) || stage.staging_path == path;
         let path = match record.targets_asked_at(path.as_asked()).pop() {
             Some(target) => target,
-            None if stage.staging_path == path.as_asked() => path.as_asked().to_owned(),
-            None => match self.paths.find(&path) {
+            None => match self.paths.find(&path, is_place) {
                 Ok(resolved) => resolved.ok_or_else(not_there)?,
                 Err(Error::UnusablePath { .. }) => return Err(not_there()),
                 Err(error) => return Err(error),
             },
         };
-        let is_place = record.targets.contains_key(&path) || stage.staging_path == path;
-        if is_place { Ok((path, stage.clone())) } else { Err(not_there()) }
+        if is_place(&path) { Ok((path, stage.clone())) } else { Err(not_there()) }
     }
 
     /// What is wrong with what is mounted and served, for who asks of no path.

@@ -140,7 +140,13 @@ fn a_volume_of_an_earlier_kubelet_directory_is_published_again_and_taken_down() 
         assert_eq!(fs::read(real.join("pods/three/mount/file")).unwrap(), b"kept");
         unpublish_at(&caller, &id, &target).unwrap();
     }
-    caller.take_down(&id, &["one"]).unwrap();
+    // By a link too that leads to what the journal has.
+    let old = scene.sandbox.path("old");
+    symlink("k", &old).unwrap();
+    let by_link = |path: &Path| old.join(path.strip_prefix(scene.kubelet_dir()).unwrap());
+    unpublish_at(&caller, &id, &by_link(&target)).unwrap();
+    unstage_at(&caller, &id, &by_link(&caller.staging_path(&id))).unwrap();
+    caller.delete(&id).unwrap();
     assert!(mounted(&target).is_none() && mounted(&caller.staging_path(&id)).is_none());
     assert!(scene.daemons().is_empty());
 }
