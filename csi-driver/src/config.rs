@@ -31,6 +31,9 @@ pub struct Flags {
     /// Root directory of the kubelet: what hawser-kubelet calls --root-dir.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub kubelet_dir: PathBuf,
+    /// Where volumes may be staged and published.
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t = AllowedPaths::Any)]
+    pub paths: AllowedPaths,
     /// Name that StorageClass and CSIDriver objects know the driver by.
     #[arg(long, value_name = "NAME", default_value = "csi.hawser.dev")]
     pub driver_name: String,
@@ -104,6 +107,15 @@ pub enum LauncherName {
     Process,
 }
 
+/// Never in the driver's own directories or through a FUSE mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AllowedPaths {
+    /// Anywhere else on the node, as the specification lets a caller choose.
+    Any,
+    /// Below --kubelet-dir only, as every kubelet chooses.
+    KubeletDir,
+}
+
 /// What the registration tells kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RegistrationEndpoint {
@@ -130,6 +142,7 @@ pub enum LauncherKind {
 #[derive(Debug, Clone)]
 pub struct Config {
     pub kubelet_dir: PathBuf,
+    pub paths: AllowedPaths,
     pub driver_name: String,
     pub registration_endpoint: RegistrationEndpoint,
     pub node_id: String,
@@ -195,6 +208,7 @@ impl Config {
         };
         let config = Self {
             kubelet_dir,
+            paths: flags.paths,
             driver_name: flags.driver_name,
             registration_endpoint: flags.registration_endpoint,
             node_id: flags.node_id,

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::bounded::InTurn;
-use crate::config::Config;
+use crate::config::{AllowedPaths, Config};
 use crate::error::{Error, Result, Step};
 use crate::limits;
 
@@ -54,11 +54,12 @@ impl HostPath {
     }
 }
 
-/// Where volumes may be staged and published: below the kubelet's directory, outside the
-/// driver's own directories, and not through a FUSE mount.
+/// Where volumes may be staged and published: outside the driver's own directories, not through
+/// a FUSE mount and, with `--paths kubelet-dir`, below the kubelet's directory.
 #[derive(Debug)]
 pub(crate) struct HostPaths {
     kubelet_dir: PathBuf,
+    allowed: AllowedPaths,
     own_dirs: Vec<PathBuf>,
     /// By the mount that a path leads through: a file system that does not answer costs one thread.
     looks: InTurn<PathBuf>,
@@ -73,7 +74,7 @@ impl HostPaths {
             walk(&config.kubelet_dir, None).map_err(|e| e.at("--kubelet-dir", &config.kubelet_dir))?;
         let own_dirs = own_dirs.into_iter().map(|dir| walk(dir, None).unwrap_or_else(|_| dir.to_owned()));
         let own_dirs = own_dirs.filter(|dir| !kubelet_dir.starts_with(dir)).collect();
-        Ok(Self { kubelet_dir, own_dirs, looks: InTurn::default() })
+        Ok(Self { kubelet_dir, allowed: config.paths, own_dirs, looks: InTurn::default() })
     }
 
     /// The path as mountinfo shows it: links in its parents are followed, as far as the
@@ -88,8 +89,9 @@ impl HostPaths {
         if is_known(&resolved) {
             return Ok(resolved);
         }
-        if !resolved.starts_with(&self.kubelet_dir) || resolved == self.kubelet_dir {
-            let reason = format!("not below the kubelet's directory {}", self.kubelet_dir.display());
+        let is_below = resolved.starts_with(&self.kubelet_dir) && resolved != self.kubelet_dir;
+        if !is_below && self.allowed == AllowedPaths::KubeletDir {
+            let reason = format!("not below {}, as --paths kubelet-dir wants it", self.kubelet_dir.display());
             return Err(refusal(path, reason));
         }
         if let Some(own) = self.own_dirs.iter().find(|own| resolved.starts_with(own)) {
@@ -295,6 +297,11 @@ mod tests {
             for taken in ["real/a/b", "link-to-real/a/b", "real/up/real/a"] {
                 assert!(paths.resolve(&at(&dir, taken), |_| false).unwrap().starts_with(&real), "{taken}");
             }
+            let any = HostPaths { allowed: AllowedPaths::Any, ..self::paths(kubelet_dir).1 };
+            assert_eq!(
+                any.resolve(&at(&dir, "real-not/a"), |_| false).unwrap(),
+                real.with_file_name("real-not/a")
+            );
             for (refused, reason) in [
                 ("real", "not below"),
                 ("link-to-real", "not below"),
@@ -335,6 +342,7 @@ mod tests {
             "--node-id=n",
             "--launcher=process",
             "--volume-binary=/v",
+            "--paths=kubelet-dir",
             &format!("--kubelet-dir={}", path(kubelet_dir)),
             &format!("--pool={}", path("real/pool")),
             &format!("--state-dir={}", path("state")),

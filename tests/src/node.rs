@@ -314,7 +314,7 @@ impl<'a> Node<'a> {
         let sandbox = self.sandbox;
         let mut command = sandbox.command(&binaries::find("hawser-csi")?);
         command
-            .arg("--kubelet-dir")
+            .args(["--paths", "kubelet-dir", "--kubelet-dir"])
             .arg(self.root_dir())
             .args(["--driver-name", DRIVER, "--node-id", "demo"])
             .arg("--pool")

@@ -117,7 +117,11 @@ impl Scene {
         let mut command = self.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
         let path = |name: &str| self.sandbox.path(name);
         command.args(["--node-id", NODE, "--log", "debug"]);
-        command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
+        command
+            .args(["--paths", "kubelet-dir", "--kubelet-dir"])
+            .arg(path("k"))
+            .arg("--pool")
+            .arg(path("pool"));
         command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
         command.args(&self.flags.0);
         if !self.flags.0.iter().any(|flag| flag == "--cgroup-root") {

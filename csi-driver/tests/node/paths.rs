@@ -66,7 +66,7 @@ fn nothing_is_staged_or_published_outside_the_kubelets_directory() {
     fs::set_permissions(outside.join("closed"), fs::Permissions::from_mode(0o000)).unwrap();
     symlink(&outside, k.join("link")).unwrap();
     let data = sandbox.path("pool/volumes").join(&other).join("data");
-    let below = "not below the kubelet's directory";
+    let below = "as --paths kubelet-dir wants it";
     for (path, reason) in [
         (outside.join("closed"), below),
         (outside.clone(), below),
@@ -131,7 +131,7 @@ fn a_volume_of_an_earlier_kubelet_directory_is_published_again_and_taken_down() 
         caller.publish(&id, "two"),
         "target_path",
         &caller.target_path("two"),
-        "not below the kubelet's directory",
+        "as --paths kubelet-dir wants it",
     );
     for dir in [&link, &real] {
         let target = dir.join("pods/three/mount");
