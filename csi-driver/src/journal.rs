@@ -375,6 +375,31 @@ mod tests {
         assert_eq!(Journal::look(dir.path()).unwrap().get(&id).unwrap(), published);
     }
 
+    /// Where no room was reserved, as the disk was nearly full then.
+    #[test]
+    fn a_volume_is_taken_down_and_a_boot_is_taken_over_without_room_for_a_line() {
+        let (dir, journal) = state();
+        let [(a, staged), (b, left)] = ["a", "b"].map(served);
+        let published = VolumeRecord { targets: Default::default(), ..staged.clone() };
+        for (id, record) in [(&a, &staged), (&b, &left)] {
+            journal.put(id, record).unwrap();
+            let path = journal.boot_path(id);
+            let text = std::fs::read(&path).unwrap();
+            assert!(boot::overwrite_last(&path, &text).unwrap(), "its own room");
+            assert_eq!(std::fs::read(&path).unwrap(), text);
+        }
+        let path = journal.boot_path(&a);
+        let before = std::fs::metadata(&path).unwrap().len();
+        let mut line = serde_json::to_vec(&published.of_this_boot()).unwrap();
+        line.push(b'\n');
+        assert!(boot::overwrite_last(&path, &line).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), before, "in its place");
+        assert_eq!(Journal::look(dir.path()).unwrap().get(&a).unwrap(), published);
+        line.splice(..1, [b'{'].into_iter().chain(vec![b' '; 1 << 14]));
+        assert!(!boot::overwrite_last(&path, &line).unwrap(), "a longer line has no place there");
+        assert_eq!(Journal::look(dir.path()).unwrap().get(&a).unwrap(), published);
+    }
+
     #[test]
     fn of_another_boot_its_processes_are_forgotten_and_what_is_torn_is_nothing() {
         let (dir, journal) = state();

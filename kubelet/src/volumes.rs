@@ -39,6 +39,7 @@ use crate::csi::Driver;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
 use crate::store::Store;
+use crate::worker::is_mount_pod;
 use csi_mount::CsiMount;
 use device::{Device, DeviceKey, Devices, Stage};
 use empty_dirs::EmptyDirs;
@@ -78,6 +79,8 @@ struct Shared {
     republish: republish::Due,
     empty_dirs: EmptyDirs,
     host_paths: HostPaths,
+    /// Of mount pods: other pods' paths keep no volume waiting.
+    mount_pods_paths: HostPaths,
 }
 
 impl Volumes {
@@ -91,6 +94,7 @@ impl Volumes {
             republish: republish::Due::default(),
             empty_dirs: EmptyDirs::default(),
             host_paths: HostPaths::default(),
+            mount_pods_paths: HostPaths::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -167,7 +171,9 @@ impl Volumes {
             }
             Some(VolumeSource::HostPath(source)) => {
                 let _turn = local_turn.lock().await;
-                let host_path = self.shared.host_paths.ensure(uid, source).await?;
+                let shared = &self.shared;
+                let paths = if is_mount_pod(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
+                let host_path = paths.ensure(uid, source).await?;
                 Ok(Mounted { host_path, read_only: false })
             }
             Some(VolumeSource::Claim(source)) => {

@@ -77,6 +77,18 @@ fn quantities_are_checked_where_they_stand() {
     );
 }
 
+/// Each may be a mount, and the kernel has a limit for all pods together.
+#[test]
+fn a_pod_of_too_many_volumes_is_refused() {
+    let volumes = |count: usize| {
+        let each: String = (0..count).map(|n| format!("  - {{name: v{n}, emptyDir: {{}}}}\n")).collect();
+        pod(&format!("  containers: [{{name: c, image: i}}]\n  volumes:\n{each}"))
+    };
+    assert_eq!(warnings(&volumes(500)), "");
+    let refused = errors(&volumes(501));
+    assert!(refused.contains("spec.volumes: Too many: 501: must have at most 500 items"), "{refused}");
+}
+
 #[test]
 fn every_broken_rule_is_told_at_once() {
     let text = pod(concat!(

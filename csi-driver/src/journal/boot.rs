@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::records::BootRecord;
-use super::store::{FILE_MODE, Leftovers, key_of};
+use super::store::{FILE_MODE, Leftovers, is_disk_full, key_of};
 use crate::error::{Error, Result, Step};
 use crate::volume::VolumeId;
 
@@ -114,21 +114,42 @@ impl BootDir {
     }
 }
 
-/// Adds a line, or makes a file of that line where the file has no room for another.
+/// Adds a line; on a full disk, where no room was reserved, it takes the place of the last
+/// one. What takes a volume down makes a line that is no longer.
 fn write(path: &Path, record: &BootRecord) -> Result<()> {
     let unwritable =
         |e: serde_json::Error| Error::JournalUnreadable { path: path.to_owned(), reason: e.to_string() };
     let mut line = serde_json::to_vec(record).map_err(unwritable)?;
     line.push(b'\n');
-    if linux::atomic_file::append(path, &line, MOST_BYTES).step("write journal entry")? {
+    match add(path, &line) {
+        Err(error) if is_disk_full(&error) && overwrite_last(path, &line)? => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Makes a file of the line where the file has no room for another.
+fn add(path: &Path, line: &[u8]) -> Result<()> {
+    if linux::atomic_file::append(path, line, MOST_BYTES).step("write journal entry")? {
         return Ok(());
     }
-    linux::atomic_file::replace(path, &line, FILE_MODE).step("write journal entry")?;
+    linux::atomic_file::replace(path, line, FILE_MODE).step("write journal entry")?;
     if let Err(error) = linux::atomic_file::reserve(path, MOST_BYTES) {
         let (path, error) = (path.display(), crate::error::chain(&error));
         tracing::debug!(%path, error, "no room is kept for later lines");
     }
     Ok(())
+}
+
+/// Whether the last line of the file had the room. It is overwritten by one write(2) of its
+/// own length, so that a kill leaves the one or the other.
+pub(super) fn overwrite_last(path: &Path, line: &[u8]) -> Result<bool> {
+    let Ok(last) = read(path) else { return Ok(false) };
+    last.cut_what_follows(path)?;
+    let Some(room) = (last.end - last.begin).checked_sub(line.len()) else { return Ok(false) };
+    let (text, end) = line.split_at(line.len() - 1);
+    let padded = [text, &vec![b' '; room], end].concat();
+    linux::atomic_file::overwrite(path, last.begin as u64, &padded).step("write journal entry")?;
+    Ok(true)
 }
 
 /// Of `dir`, which another boot left: its processes are gone, and what cannot be read is lost.
@@ -155,6 +176,7 @@ fn forget_processes(dir: &Path) -> Result<()> {
 /// The last whole line of a file.
 struct LastLine {
     record: BootRecord,
+    begin: usize,
     /// Where it ends.
     end: usize,
     /// Of the file, which is longer where a line was cut short.
@@ -182,7 +204,7 @@ fn read(path: &Path) -> std::result::Result<LastLine, String> {
     let lines = &text[..end - 1];
     let begin = lines.iter().rposition(is_end).map_or(0, |before| before + 1);
     let record = serde_json::from_slice(&lines[begin..]).map_err(|e| e.to_string())?;
-    Ok(LastLine { record, end, len: text.len() })
+    Ok(LastLine { record, begin, end, len: text.len() })
 }
 
 fn remove_temporary(path: &Path) -> Result<()> {

@@ -140,7 +140,8 @@ impl Driver {
         if record.targets.is_empty() || !record.targets.keys().all(|target| leaving.contains(target)) {
             return Ok(BTreeSet::new());
         }
-        killed::waiting_for(serving.connection_minor).step("look for killed processes")
+        let connections = FuseConnections::open().step("look at connections")?;
+        killed::waiting_for(serving.connection_minor, &connections).step("look for killed processes")
     }
 
     /// Ends the daemon of a volume whose lock is held, and its connection, unless another

@@ -2,15 +2,17 @@
 //! at by a thread of its own.
 //!
 //! Invariants: no caller waits longer than [`LONGEST`] for a look. A pod, whose volumes are
-//! looked at one after the other, has at most one thread left behind, and the node [`MOST_LEFT`].
+//! looked at one after the other, has at most one thread left behind, a mount
+//! [`MOST_LEFT_OF_MOUNT`], and the node [`MOST_LEFT`].
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use linux::mountinfo;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::error::Error;
@@ -22,13 +24,17 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// Looks at a time that are not late yet.
 const TURNS: usize = 8;
 const MOST_LEFT: usize = 256;
+/// For each but the root: a link from there leads anywhere.
+const MOST_LEFT_OF_MOUNT: usize = TURNS;
 
 #[derive(Debug)]
 pub(super) struct HostPaths {
     turns: Semaphore,
-    /// Pods, by uid, with a look that is late.
-    late: Arc<Mutex<HashSet<String>>>,
+    late: Arc<Mutex<Late>>,
 }
+
+/// Pods, by uid, with a look that is late, and the mount that its path leads through.
+type Late = HashMap<String, PathBuf>;
 
 impl Default for HostPaths {
     fn default() -> Self {
@@ -47,9 +53,12 @@ impl HostPaths {
         if volume.path_type == HostPathType::Unset {
             return Ok(path.to_owned());
         }
+        let mount = mount_above(path)?;
+        // Before, so that what is refused takes no turn; after, as there may be more by then.
+        self.check_not_late(uid, path, &mount)?;
         // Never closed, so never an error.
         let _turn = self.turns.acquire().await;
-        self.check_not_late(uid, path)?;
+        self.check_not_late(uid, path, &mount)?;
         let (sender, mut answer) = oneshot::channel();
         let look = {
             let (late, uid, volume) = (Arc::clone(&self.late), uid.to_owned(), volume.clone());
@@ -70,13 +79,14 @@ impl HostPaths {
         if let Ok(answered) = answer.try_recv() {
             return answered;
         }
-        late.insert(uid.to_owned());
+        late.insert(uid.to_owned(), mount);
         Err(Error::HostPathSilent { path: path.to_owned() })
     }
 
-    fn check_not_late(&self, uid: &str, path: &Path) -> Result<(), Error> {
+    fn check_not_late(&self, uid: &str, path: &Path, mount: &Path) -> Result<(), Error> {
         let late = lock(&self.late);
-        if late.contains(uid) {
+        let of_mount = late.values().filter(|late| *late == mount).count();
+        if late.contains_key(uid) || (mount != Path::new("/") && of_mount >= MOST_LEFT_OF_MOUNT) {
             return Err(Error::HostPathSilent { path: path.to_owned() });
         }
         if late.len() >= MOST_LEFT {
@@ -86,8 +96,15 @@ impl HostPaths {
     }
 }
 
-/// A panic leaves the set whole.
-fn lock(late: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
+/// The deepest mount point on the way, by the path's text.
+fn mount_above(path: &Path) -> Result<PathBuf, Error> {
+    let all = mountinfo::read().map_err(Error::Kernel)?;
+    let above = all.into_iter().map(|mount| mount.mount_point).filter(|point| path.starts_with(point));
+    Ok(above.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
+}
+
+/// A panic leaves the map whole.
+fn lock(late: &Mutex<Late>) -> MutexGuard<'_, Late> {
     late.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -171,7 +188,7 @@ mod tests {
         let (first, second, waited) = looked;
         assert!(first.contains("has not answered within 5 s"), "{first}");
         assert!(first == second && waited < LONGEST, "{second}: {waited:?}");
-        assert_eq!(late, HashSet::from(["hung".to_owned()]));
+        assert_eq!(late, Late::from([("hung".to_owned(), silent)]));
         // The end of the connection ends the thread.
         let begun = Instant::now();
         while !lock(&paths.late).is_empty() {

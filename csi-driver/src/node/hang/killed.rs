@@ -1,13 +1,14 @@
 //! Processes that were killed and cannot end, since they wait in a FUSE mount: a request that
 //! a daemon has read is waited for until it is answered, whatever the signal.
 //!
-//! Invariant: what is read here is `/proc` alone. Nothing asks the daemon, or waits for the
-//! memory of a process.
+//! Invariant: what is read here is `/proc` and the counts of FUSE connections. Nothing asks a
+//! daemon, or waits for the memory of a process.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use linux::mount::FuseConnections;
 use linux::mountinfo;
 
 /// Of `flags` in proc_pid_stat(5): the thread ends, and closes its files.
@@ -23,14 +24,17 @@ pub(super) struct Task {
 }
 
 /// Threads in uninterruptible sleep that were killed or end, and that see a mount of this
-/// FUSE connection.
-pub(super) fn waiting_for(connection_minor: u32) -> linux::Result<BTreeSet<Task>> {
+/// FUSE connection. One that sees another connection with waiting requests may wait there.
+pub(super) fn waiting_for(
+    connection_minor: u32,
+    connections: &FuseConnections,
+) -> linux::Result<BTreeSet<Task>> {
     let mut waiting = BTreeSet::new();
     for process in numbers_in(Path::new("/proc"))? {
         // A process that ends meanwhile waits for nothing.
         for task in numbers_in(&process.join("task")).unwrap_or_default() {
             if let Some(found) = killed_and_asleep(&task)
-                && sees(&task, connection_minor)
+                && must_wait_for(&task, connection_minor, connections)
             {
                 waiting.insert(found);
             }
@@ -92,9 +96,14 @@ fn is_killed(status: &str) -> bool {
     status.lines().filter_map(pending).any(|mask| mask & SIGKILL != 0)
 }
 
-fn sees(task: &Path, connection_minor: u32) -> bool {
-    let is_it = |mount: &mountinfo::MountEntry| (mount.major, mount.minor) == (0, connection_minor);
-    mountinfo::read_at(&task.join("mountinfo")).is_ok_and(|mounts| mounts.iter().any(is_it))
+fn must_wait_for(task: &Path, connection_minor: u32, connections: &FuseConnections) -> bool {
+    let Ok(mounts) = mountinfo::read_at(&task.join("mountinfo")) else { return false };
+    let of_daemons = mounts.iter().filter(|mount| mount.fs_type.starts_with("fuse") && mount.major == 0);
+    let minors: BTreeSet<u32> = of_daemons.map(|mount| mount.minor).collect();
+    let others_wait = |minor: &u32| {
+        *minor != connection_minor && connections.waiting(*minor).is_ok_and(|waiting| waiting > Some(0))
+    };
+    minors.contains(&connection_minor) && !minors.iter().any(others_wait)
 }
 
 #[cfg(test)]
@@ -117,6 +126,7 @@ mod tests {
 
     #[test]
     fn nothing_that_runs_waits_for_a_connection_that_is_not_there() {
-        assert_eq!(waiting_for(u32::MAX).unwrap(), BTreeSet::new());
+        let connections = FuseConnections::open().unwrap();
+        assert_eq!(waiting_for(u32::MAX, &connections).unwrap(), BTreeSet::new());
     }
 }

@@ -9,6 +9,9 @@ use crate::objects::{
     VolumeMount, VolumeSource,
 };
 
+/// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
+const MOST_VOLUMES: usize = 500;
+
 /// Fields that `valueFrom.fieldRef` may name; labels and annotations with a key.
 const FIELD_PATHS: &[&str] = &[
     "metadata.name",
@@ -46,6 +49,10 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
 }
 
 fn check_volumes(at: &FieldPath, volumes: &[Volume], findings: &mut Findings) {
+    if volumes.len() > MOST_VOLUMES {
+        let message = format!("Too many: {}: must have at most {MOST_VOLUMES} items", volumes.len());
+        return findings.add(at.clone(), message);
+    }
     let mut names = BTreeSet::new();
     for (index, volume) in volumes.iter().enumerate() {
         let at = at.index(index);
