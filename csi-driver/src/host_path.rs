@@ -85,6 +85,12 @@ impl HostPaths {
         if is_known(&path.path) {
             return Ok(path.path.clone());
         }
+        self.resolve_anew(path, is_known)
+    }
+
+    /// [`Self::resolve`] for calls that mount: a parent that has become a link counts, also in
+    /// a known path.
+    pub(crate) fn resolve_anew(&self, path: &HostPath, is_known: impl Fn(&Path) -> bool) -> Result<PathBuf> {
         let resolved = self.follow(path)?;
         if is_known(&resolved) {
             return Ok(resolved);

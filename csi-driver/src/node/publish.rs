@@ -112,10 +112,7 @@ impl Driver {
     /// earlier `--kubelet-dir`.
     pub(crate) fn target_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
         let record = self.journal.get(volume_id)?;
-        // A link that it was asked by may lead elsewhere now, so links are followed first.
-        let is_known = |known: &Path| known != path.as_asked() && record.targets.contains_key(known);
-        let known = || record.targets_asked_at(path.as_asked()).pop();
-        self.paths.resolve(path, is_known).or_else(|error| known().ok_or(error))
+        self.paths.resolve_anew(path, |known| record.targets.contains_key(known))
     }
 
     /// The mount to publish, healed if it must be.

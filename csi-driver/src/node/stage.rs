@@ -101,7 +101,7 @@ impl Driver {
     /// may be of an earlier `--kubelet-dir`.
     pub(crate) fn staging_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
         let record = self.journal.get(volume_id)?;
-        self.paths.resolve(path, |path| is_staged_at(&record, path))
+        self.paths.resolve_anew(path, |path| is_staged_at(&record, path))
     }
 
     /// NodeUnstageVolume; a volume that is not staged is a success.

@@ -102,6 +102,41 @@ fn nothing_is_staged_or_published_outside_the_kubelets_directory() {
     scene.assert_nothing_left();
 }
 
+/// A pod may have made the link, in a volume of its own.
+#[test]
+fn a_known_path_whose_parent_became_a_link_is_not_followed_out_of_the_kubelets_directory() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let [id, other] = ["pvc-1", "pvc-2"].map(|name| caller.create_named(name).unwrap());
+    caller.stage(&id).unwrap();
+    let dir = scene.kubelet_dir().join("pods/p/dir");
+    let (stage, target) = (dir.join("stage"), dir.join("target"));
+    fs::create_dir_all(&stage).unwrap();
+    stage_at(&caller, &other, &stage).unwrap();
+    publish_at(&caller, &id, &target).unwrap();
+    let outside = scene.sandbox.make_dir("outside").unwrap();
+    let aside = dir.with_file_name("aside");
+    fs::rename(&dir, &aside).unwrap();
+    symlink(&outside, &dir).unwrap();
+
+    let wanted = "as --paths kubelet-dir wants it";
+    assert_refused(publish_at(&caller, &id, &target), "target_path", &target, wanted);
+    assert_refused(stage_at(&caller, &other, &stage), "staging_target_path", &stage, wanted);
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    fs::remove_file(&dir).unwrap();
+    fs::rename(&aside, &dir).unwrap();
+    publish_at(&caller, &id, &target).unwrap();
+    unpublish_at(&caller, &id, &target).unwrap();
+    unstage_at(&caller, &other, &stage).unwrap();
+    caller.delete(&other).unwrap();
+    caller.take_down(&id, &[]).unwrap();
+    for pod in ["pods/p", "pods/refused"] {
+        fs::remove_dir_all(scene.kubelet_dir().join(pod)).unwrap();
+    }
+    fs::remove_dir(&outside).unwrap();
+    scene.assert_nothing_left();
+}
+
 /// As after a change of the flag: what the journal names is used and taken down as before.
 #[test]
 fn a_volume_of_an_earlier_kubelet_directory_is_published_again_and_taken_down() {
