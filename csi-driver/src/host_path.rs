@@ -143,7 +143,7 @@ fn refusal(path: &HostPath, reason: impl Into<String>) -> Error {
 
 #[derive(Debug)]
 enum WalkError {
-    Io(std::io::Error),
+    Io(Errno),
     Links,
     Fuse(Box<MountEntry>),
     Mountinfo(linux::Error),
@@ -152,7 +152,13 @@ enum WalkError {
 impl WalkError {
     fn at(self, field: &'static str, path: &Path) -> Error {
         match self {
-            Self::Io(e) => Error::unusable(field, path, e.to_string()),
+            Self::Io(e @ (Errno::NOTDIR | Errno::ACCESS | Errno::LOOP | Errno::NAMETOOLONG)) => {
+                Error::unusable(field, path, std::io::Error::from(e).to_string())
+            }
+            // Not the path's fault.
+            Self::Io(e) => {
+                Error::Kernel { step: "follow path", source: linux::Error::at("look at", path, e) }
+            }
             Self::Links => Error::unusable(field, path, format!("leads through more than {MAX_LINKS} links")),
             Self::Fuse(mount) => {
                 let (at, kind, source) =
@@ -167,7 +173,7 @@ impl WalkError {
 
 impl From<Errno> for WalkError {
     fn from(errno: Errno) -> Self {
-        Self::Io(errno.into())
+        Self::Io(errno)
     }
 }
 

@@ -112,7 +112,9 @@ impl Driver {
     /// earlier `--kubelet-dir`.
     pub(crate) fn target_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
         let record = self.journal.get(volume_id)?;
-        self.paths.resolve_anew(path, |known| record.targets.contains_key(known))
+        let resolved = self.paths.resolve_anew(path, |known| record.targets.contains_key(known));
+        let is_known = !record.targets_asked_at(path.as_asked()).is_empty();
+        resolved.map_err(|e| if is_known { uncleared(volume_id, e) } else { e })
     }
 
     /// The mount to publish, healed if it must be.

@@ -101,7 +101,9 @@ impl Driver {
     /// may be of an earlier `--kubelet-dir`.
     pub(crate) fn staging_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
         let record = self.journal.get(volume_id)?;
-        self.paths.resolve_anew(path, |path| is_staged_at(&record, path))
+        let resolved = self.paths.resolve_anew(path, |path| is_staged_at(&record, path));
+        let is_known = is_staged_at(&record, path.as_asked());
+        resolved.map_err(|e| if is_known { uncleared(volume_id, e) } else { e })
     }
 
     /// NodeUnstageVolume; a volume that is not staged is a success.
