@@ -568,8 +568,11 @@ impl World {
 
     /// Files of a volume that come with its first stage and go with the volume.
     pub(crate) fn ground(&self) -> LeakCheck {
-        let usage = |id: &String| data(&self.scene, id).with_file_name("usage");
-        self.scene.ground([&self.volume, &self.source].map(usage).to_vec())
+        // A daemon writes the one, and the driver what the daemon has said, after the call.
+        let late = |id: &String| {
+            [data(&self.scene, id).with_file_name("usage"), self.scene.dial_dir(id).join("daemon.log")]
+        };
+        self.scene.ground([&self.volume, &self.source].map(late).concat())
     }
 
     pub(crate) fn trace(
