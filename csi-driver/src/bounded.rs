@@ -27,6 +27,20 @@ pub(crate) fn within<T: Send + 'static>(
     finished.recv_timeout(limit).map_err(|_| Error::Deadline { what, limit })
 }
 
+/// [`within`], in a turn that lasts until the work returns; refused without one.
+fn within_turn<T: Send + 'static>(
+    turn: Option<impl Send + 'static>,
+    what: String,
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let Some(turn) = turn else { return Err(Error::Deadline { what, limit }) };
+    within(what, limit, move || {
+        let _until_it_returns = turn;
+        work()
+    })
+}
+
 /// At most one piece of work a key: while one is stuck, no second joins it.
 #[derive(Debug)]
 pub(crate) struct OneEach<K> {
@@ -49,12 +63,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> OneEach<K> {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        let what = what.into();
-        let Some(turn) = self.turn(key) else { return Err(Error::Deadline { what, limit }) };
-        within(what, limit, move || {
-            let _until_it_returns = turn;
-            work()
-        })
+        within_turn(self.turn(key), what.into(), limit, work)
     }
 
     fn turn(&self, key: &K) -> Option<Turn<K>> {
@@ -105,12 +114,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> InTurn<K> {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        let what = what.into();
-        let Some(turn) = self.turn(key, limit) else { return Err(Error::Deadline { what, limit }) };
-        within(what, limit, move || {
-            let _until_it_returns = turn;
-            work()
-        })
+        within_turn(self.turn(key, limit), what.into(), limit, work)
     }
 
     fn turn(&self, key: &K, limit: Duration) -> Option<InTurnGuard<K>> {

@@ -382,7 +382,7 @@ mod tests {
         let dial = DialDir::of(dir.path(), &volume_id);
         // A child that another test has just forked holds a copy of the listener until it execs.
         let mut connects = std::iter::repeat_with(|| Control::connect(&dial, &volume_id, LIMIT)).take(10_000);
-        let err = connects.find_map(Result::err).expect("nobody listens any more");
+        let err = connects.find_map(Result::err).expect("the listener is closed");
         assert!(matches!(err, Error::ControlLost { .. }), "{err}");
         std::fs::remove_file(dial.control_socket()).unwrap();
         let err = Control::connect(&dial, &volume_id, LIMIT).unwrap_err();

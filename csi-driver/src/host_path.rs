@@ -122,18 +122,11 @@ impl HostPaths {
             (Some(parent), Some(name)) => (parent.to_owned(), name),
             _ => return Err(refusal(path, "no name at its end")),
         };
-        let key = self.mount_above(&parent)?;
+        let key = mountinfo::point_above(&parent).step("read mountinfo")?;
         let (look, kubelet_dir) = (format!("look at {field} {}", asked.display()), self.kubelet_dir.clone());
         let walk = move || walk(&parent, Some(&kubelet_dir));
         let walked = self.looks.within(&key, look, limits::PATH_LOOK, walk)?;
         utf8(field, walked.map_err(|e| e.at(field, asked))?.join(name))
-    }
-
-    /// The deepest mount point on the way, by the path's text.
-    fn mount_above(&self, parent: &Path) -> Result<PathBuf> {
-        let all = mountinfo::read().step("read mountinfo")?;
-        let above = all.into_iter().map(|mount| mount.mount_point).filter(|point| parent.starts_with(point));
-        Ok(above.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
     }
 }
 

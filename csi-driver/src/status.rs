@@ -78,12 +78,7 @@ const MAX_MESSAGE_BYTES: usize = 4096;
 /// The reply: the code, and the chain of causes as its message. Details stay empty
 /// (CSI spec, "Error scheme").
 pub(crate) fn status(error: &Error) -> Status {
-    let mut message = chain(error);
-    if message.len() > MAX_MESSAGE_BYTES {
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
-        message.push_str("...");
-    }
-    Status::new(code(error), message)
+    Status::new(code(error), trace::shortened(chain(error), MAX_MESSAGE_BYTES))
 }
 
 #[cfg(test)]

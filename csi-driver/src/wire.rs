@@ -95,12 +95,8 @@ fn shown_char(c: char) -> impl Iterator<Item = char> {
 }
 
 /// A value of a request, for a message.
-pub(crate) fn shortened(mut text: String) -> String {
-    if text.len() > MAX_STRING_BYTES {
-        text.truncate(text.floor_char_boundary(MAX_STRING_BYTES));
-        text.push_str("...");
-    }
-    text
+pub(crate) fn shortened(text: String) -> String {
+    trace::shortened(text, MAX_STRING_BYTES)
 }
 
 #[cfg(test)]

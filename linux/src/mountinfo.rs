@@ -86,6 +86,12 @@ pub fn at(path: &Path) -> Result<Option<MountEntry>> {
     found.map(|entry| entry.ok_or_else(|| misshapen(table))).transpose()
 }
 
+/// The deepest mount point at or above `path`, by the text of both: no link is followed.
+pub fn point_above(path: &Path) -> Result<PathBuf> {
+    let above = read()?.into_iter().map(|mount| mount.mount_point).filter(|point| path.starts_with(point));
+    Ok(above.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
+}
+
 /// What tells where a mount is: of most lines nothing else is wanted, and a node
 /// with hundreds of volumes has as many lines again.
 struct Place<'a> {

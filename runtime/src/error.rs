@@ -95,12 +95,7 @@ const MAX_STATUS_BYTES: usize = 4096;
 
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        let mut message = chain(&error);
-        if message.len() > MAX_STATUS_BYTES {
-            message.truncate(message.floor_char_boundary(MAX_STATUS_BYTES));
-            message.push_str("...");
-        }
-        Status::new(error.code(), message)
+        Status::new(error.code(), trace::shortened(chain(&error), MAX_STATUS_BYTES))
     }
 }
 

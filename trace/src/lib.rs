@@ -61,6 +61,15 @@ pub fn monotonic_ns() -> u64 {
     seconds * 1_000_000_000 + nanoseconds
 }
 
+/// At most about `most_bytes` of a text, in whole characters; `...` tells that there was more.
+pub fn shortened(mut text: String, most_bytes: usize) -> String {
+    if text.len() > most_bytes {
+        text.truncate(text.floor_char_boundary(most_bytes));
+        text.push_str("...");
+    }
+    text
+}
+
 /// An error and its causes on one line, outermost first: `add container: create bridge: EPERM`.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

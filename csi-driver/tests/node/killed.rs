@@ -88,7 +88,7 @@ fn a_killed_process_that_the_daemon_never_answers_is_freed_when_its_pod_is_taken
     let _held = hold_changes_back(&scene, &id);
     let mut user = user(&scene, &target(&caller));
     assert_stays_busy(&scene, &id);
-    assert_eq!(user.try_wait().unwrap(), None, "nobody has killed it");
+    assert_eq!(user.try_wait().unwrap(), None, "it was not killed");
     user.kill().unwrap();
     assert_eq!(caller.unpublish(&id, "one").unwrap_err().code(), Code::Aborted);
     assert_freed(&scene, user, &id);

@@ -240,7 +240,7 @@ fn paths_that_lead_into_a_volume_whose_daemon_does_not_answer_are_refused_withou
     assert_eq!(codes, vec![Err(Code::NotFound); CALLS]);
     let waiting =
         linux::mount::FuseConnections::open().unwrap().waiting(mounted(&inside).unwrap().minor).unwrap();
-    assert_eq!(waiting, Some(0), "nobody has asked the daemon");
+    assert_eq!(waiting, Some(0), "the daemon was not asked");
     for path in [inside.join("x"), inside.join("x/y")] {
         let quick = Duration::from_secs(5);
         within(quick, || publish_at(&caller, &id, &path)).unwrap_err();

@@ -53,7 +53,7 @@ impl HostPaths {
         if volume.path_type == HostPathType::Unset {
             return Ok(path.to_owned());
         }
-        let mount = mount_above(path)?;
+        let mount = mountinfo::point_above(path).map_err(Error::Kernel)?;
         // Before, so that what is refused takes no turn; after, as there may be more by then.
         self.check_not_late(uid, path, &mount)?;
         // Never closed, so never an error.
@@ -94,13 +94,6 @@ impl HostPaths {
         }
         Ok(())
     }
-}
-
-/// The deepest mount point on the way, by the path's text.
-fn mount_above(path: &Path) -> Result<PathBuf, Error> {
-    let all = mountinfo::read().map_err(Error::Kernel)?;
-    let above = all.into_iter().map(|mount| mount.mount_point).filter(|point| path.starts_with(point));
-    Ok(above.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
 }
 
 /// A panic leaves the map whole.
@@ -159,7 +152,7 @@ mod tests {
         assert!(matches!(err, Error::HostPathRelative { .. }));
     }
 
-    /// On the one thread of this runtime: whoever waited for the file system would keep all.
+    /// On the one thread of this runtime: a wait for the file system would keep all.
     #[tokio::test]
     async fn a_file_system_that_does_not_answer_keeps_one_thread_of_a_pod_and_no_other_pod() {
         let root = tempfile::tempdir().unwrap();

@@ -161,13 +161,8 @@ impl Source {
 }
 
 /// Cuts the error: serde quotes the text it found, which may have megabytes.
-fn parse_problem(path: &Path, mut problem: String) -> String {
-    const SHOWN_BYTES: usize = 300;
-    if problem.len() > SHOWN_BYTES {
-        problem.truncate(problem.floor_char_boundary(SHOWN_BYTES));
-        problem.push_str("...");
-    }
-    format!("parse {}: {problem}", path.display())
+fn parse_problem(path: &Path, problem: String) -> String {
+    format!("parse {}: {}", path.display(), trace::shortened(problem, 300))
 }
 
 fn is_named(descriptor: &Descriptor, wanted: &Reference) -> bool {
