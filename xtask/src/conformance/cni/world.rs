@@ -135,6 +135,10 @@ impl<'n> World<'n> {
     }
 
     fn add_neighbour(&mut self) -> Result<()> {
+        // A new namespace takes these from the machine's, where a bridge may have set them.
+        for forwarding in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+            linux::sysctl::write(forwarding, "0")?;
+        }
         linux::sysctl::write("net/ipv6/conf/default/accept_dad", "0")?;
         self.container(OUTSIDE)?;
         self.ip_batch(&self.host, NEIGHBOUR[0])?;
