@@ -1,10 +1,13 @@
 //! Where images come from: OCI image layouts, as directories or as tar archives.
 
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oci_spec::image::Arch;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -12,7 +15,11 @@ use super::archive::{self, Listing};
 use super::documents::{self, Descriptor, Index};
 use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
-use super::{READERS, unpacker};
+use super::READERS;
+
+/// A layout's own links and mounts may lead to a file system that does not answer, or to a file of the node.
+const WITHIN_LAYOUT: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// One layout. Problems are plain sentences: the caller adds image and place.
 #[derive(Debug)]
@@ -30,9 +37,24 @@ enum Place {
 /// Where the bytes of a blob are.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Blob {
-    pub(crate) path: PathBuf,
+    /// An archive, or the directory of a layout.
+    pub(crate) place: PathBuf,
+    /// The file's name in that directory.
+    pub(crate) inner: Option<PathBuf>,
     pub(crate) offset: u64,
     pub(crate) size: u64,
+}
+
+impl Blob {
+    /// The file, at the blob's first byte.
+    pub(crate) fn open(&self) -> Result<File, String> {
+        let mut file = match &self.inner {
+            Some(inner) => open_within(&self.place, inner)?,
+            None => open(&self.place)?,
+        };
+        file.seek(SeekFrom::Start(self.offset)).map_err(|e| format!("seek: {e}"))?;
+        Ok(file)
+    }
 }
 
 /// A manifest with its digest.
@@ -47,14 +69,14 @@ impl Source {
     /// of name; what is neither is skipped.
     pub(crate) fn candidates(images_dir: &Path) -> std::io::Result<Vec<PathBuf>> {
         let mut paths: Vec<PathBuf> = Vec::new();
-        if images_dir.join("index.json").is_file() {
+        if is_layout(images_dir) {
             paths.push(images_dir.to_owned());
         }
         for entry in std::fs::read_dir(images_dir)? {
             let path = entry?.path();
             let hidden = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
             let archive = path.extension().is_some_and(|e| e == "tar") && path.is_file();
-            if !hidden && (archive || path.join("index.json").is_file()) {
+            if !hidden && (archive || is_layout(&path)) {
                 paths.push(path);
             }
         }
@@ -126,9 +148,9 @@ impl Source {
         }
         let _permit = READERS.acquire();
         let mut bytes = Vec::new();
-        let mut file = unpacker::open(&blob.path)?;
-        file.seek(SeekFrom::Start(blob.offset))
-            .and_then(|_| file.take(blob.size).read_to_end(&mut bytes))
+        let file = blob.open()?;
+        file.take(blob.size)
+            .read_to_end(&mut bytes)
             .map_err(|e| format!("read {}: {e}", path.display()))?;
         if let Some(wanted) = digest {
             let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
@@ -145,19 +167,55 @@ impl Source {
     }
 
     fn file(&self, inner: &Path) -> Result<Blob, String> {
-        let missing = |e: &dyn std::fmt::Display| format!("open {}: {e}", inner.display());
         match &self.place {
             Place::Directory(dir) => {
-                let path = dir.join(inner);
-                let metadata = std::fs::metadata(&path).map_err(|e| missing(&e))?;
-                Ok(Blob { path, offset: 0, size: metadata.len() })
+                let metadata = open_within(dir, inner)?.metadata();
+                let size = metadata.map_err(|e| format!("stat {}: {e}", inner.display()))?.len();
+                Ok(Blob { place: dir.clone(), inner: Some(inner.to_owned()), offset: 0, size })
             }
             Place::Archive { path, entries } => {
-                let (offset, size) = *entries.get(inner).ok_or_else(|| missing(&"not in the archive"))?;
-                Ok(Blob { path: path.clone(), offset, size })
+                let missing = || format!("open {}: not in the archive", inner.display());
+                let (offset, size) = *entries.get(inner).ok_or_else(missing)?;
+                Ok(Blob { place: path.clone(), inner: None, offset, size })
             }
         }
     }
+}
+
+/// A regular file; opening anything else may wait.
+pub(crate) fn open(path: &Path) -> Result<File, String> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    regular(path, opened)
+}
+
+/// A regular file of the layout in `dir`. A link or a mount on the way is refused.
+fn open_within(dir: &Path, inner: &Path) -> Result<File, String> {
+    let opened = open_dir(dir).and_then(|dir| {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::openat2(dir, inner, flags, Mode::empty(), WITHIN_LAYOUT)
+    });
+    let opened = opened.map_err(|errno| match errno {
+        rustix::io::Errno::LOOP => std::io::Error::other("a symbolic link, which an image layout may not have"),
+        errno => errno.into(),
+    });
+    regular(inner, opened.map(File::from))
+}
+
+fn regular(path: &Path, opened: std::io::Result<File>) -> Result<File, String> {
+    let failed = |problem: &dyn std::fmt::Display| format!("open {}: {problem}", path.display());
+    let file = opened.map_err(|e| failed(&e))?;
+    let metadata = file.metadata().map_err(|e| failed(&e))?;
+    if metadata.is_file() { Ok(file) } else { Err(failed(&"no regular file")) }
+}
+
+/// Whether there is an `index.json`. A layout whose index is a link counts: reading it says what is wrong.
+fn is_layout(dir: &Path) -> bool {
+    let Ok(dir) = open_dir(dir) else { return false };
+    rustix::fs::statat(dir, "index.json", rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+fn open_dir(dir: &Path) -> rustix::io::Result<std::os::fd::OwnedFd> {
+    rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Cuts the error: serde quotes the text it found, which may have megabytes.

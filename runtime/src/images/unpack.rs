@@ -376,7 +376,7 @@ mod tests {
 
     fn job(layer: &[u8], target: &Path, limits: ImageLimits) -> Job {
         Job {
-            blob: Blob { path: PathBuf::new(), offset: 0, size: layer.len() as u64 },
+            blob: Blob { place: PathBuf::new(), inner: None, offset: 0, size: layer.len() as u64 },
             digest: sum(layer),
             diff_id: sum(layer),
             target: target.to_owned(),

@@ -4,9 +4,8 @@
 //! Invariant: the blob's digest is checked before anything of it is unpacked,
 //! and once more while it is unpacked.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -165,7 +164,7 @@ fn confine(job: &Job, parent: &str, cgroup: Option<&Path>) -> Result<(), String>
 }
 
 fn unpack_verified(job: &Job) -> Result<Used, String> {
-    let mut file = open(&job.blob.path)?;
+    let mut file = job.blob.open()?;
     let digest = &job.digest;
     let failed = |e: io::Error| format!("read blob {digest}: {e}");
     let start = |file: &mut File| file.seek(SeekFrom::Start(job.blob.offset)).map_err(failed);
@@ -186,13 +185,4 @@ fn unpack_verified(job: &Job) -> Result<Used, String> {
     }
     start(&mut file)?;
     unpack::unpack(file.take(job.blob.size), job)
-}
-
-/// A regular file; opening anything else may wait.
-pub(crate) fn open(path: &Path) -> Result<File, String> {
-    let failed = |problem: &dyn std::fmt::Display| format!("open {}: {problem}", path.display());
-    let file =
-        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|e| failed(&e))?;
-    let metadata = file.metadata().map_err(|e| failed(&e))?;
-    if metadata.is_file() { Ok(file) } else { Err(failed(&"no regular file")) }
 }

@@ -69,6 +69,33 @@ async fn a_corrupt_layer_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn links_within_a_layout_are_not_followed_and_do_not_keep_other_images_from_being_pulled() {
+    let mut host = Host::new();
+    let elsewhere = host.path("elsewhere");
+    write_layout(&elsewhere, "linked", &layer(&[("file", 0o644, b"x")]));
+    // Its digests hold: only the way to its blobs is wrong.
+    let blobs = host.path("images/a-blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::copy(elsewhere.join("index.json"), blobs.join("index.json")).unwrap();
+    std::os::unix::fs::symlink(elsewhere.join("blobs"), blobs.join("blobs")).unwrap();
+    let index = host.path("images/b-index");
+    std::fs::create_dir_all(&index).unwrap();
+    std::os::unix::fs::symlink(elsewhere.join("index.json"), index.join("index.json")).unwrap();
+    let blob = write_layout(&host.path("images/c-layer"), "layer", &layer(&[("file", 0o644, b"x")]));
+    std::fs::rename(&blob, host.path("the-layer")).unwrap();
+    std::os::unix::fs::symlink(host.path("the-layer"), &blob).unwrap();
+    let mut cri = host.start().await;
+    let error = cri.pull("linked").await.unwrap_err();
+    for place in ["a-blobs: open blobs/sha256/", "b-index: open index.json: a symbolic link"] {
+        assert!(error.message().contains(place), "{}", error.message());
+    }
+    let error = cri.pull("layer").await.unwrap_err();
+    assert!(error.message().contains("a symbolic link, which an image layout may not have"), "{error}");
+    assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 0, "layers");
+    cri.pull(IMAGE).await.unwrap();
+}
+
+#[tokio::test]
 async fn an_invalid_name_is_an_invalid_argument() {
     let mut host = Host::new();
     let mut cri = host.start().await;
