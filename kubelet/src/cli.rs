@@ -10,6 +10,7 @@ mod get;
 mod kinds;
 mod logs;
 mod pod_words;
+mod printable;
 mod rows;
 mod stop;
 mod table;
@@ -81,7 +82,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         // `hawser-kubelet get … | head` is no failure.
         Err(Error::Output(cause)) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            drop(writeln!(io::stderr(), "{}", describe_error(&error)));
+            drop(writeln!(io::stderr(), "{}", printable::printable(&describe_error(&error))));
             ExitCode::FAILURE
         }
     }

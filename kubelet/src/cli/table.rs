@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use super::printable::printable_line;
+
 /// No column is narrower, its blanks included.
 const NARROWEST: usize = 6;
 const GAP: usize = 3;
@@ -17,7 +19,7 @@ impl Table {
     }
 
     pub(super) fn push(&mut self, row: Vec<String>) {
-        self.rows.push(row);
+        self.rows.push(row.iter().map(|cell| printable_line(cell).into_owned()).collect());
     }
 
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {

@@ -288,6 +288,28 @@ async fn delete_waits_until_the_object_is_gone() {
 }
 
 #[tokio::test]
+async fn what_a_container_wrote_reaches_no_terminal_as_control_characters() {
+    let fixture = Fixture::new();
+    let file = fixture.file("pod.yaml", POD);
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    let message = "\u{1b}[2J\0done\n    Exit Code:    0\r\u{9b}1m".to_owned();
+    let ended =
+        ContainerState::Terminated(ContainerStateTerminated { message, exit_code: 3, ..Default::default() });
+    fixture.set_status("web", PodStatus { container_statuses: vec![container("c", ended)], ..running() });
+    let pod = fixture.store.pod("default", "web").unwrap();
+    fixture.store.record(&pod.reference(), EventType::Warning, "Failed", "\u{1b}]0;title\u{7}\nx");
+    for command in ["describe pod web", "get events", "get pods -o wide", "get pod web -o yaml"] {
+        let text = fixture.run(command).await.unwrap();
+        let bad: Vec<char> = text.chars().filter(|letter| letter.is_control() && *letter != '\n').collect();
+        assert_eq!(bad, [], "{command}: {text}");
+    }
+    let text = fixture.run("describe pod web").await.unwrap();
+    assert!(text.contains("      Message:          ^[[2J^@done\n"), "{text}");
+    let codes: Vec<&str> = text.lines().filter(|line| line.starts_with("      Exit Code:")).collect();
+    assert_eq!(codes.len(), 1, "{text}");
+}
+
+#[tokio::test]
 async fn what_a_file_describes_is_not_deleted_behind_its_back() {
     let fixture = Fixture::new();
     let file = fixture.file("claim.yaml", CLAIM);

@@ -87,7 +87,14 @@ fn scalar(text: &str, out: &mut String) {
     if is_bare(text) {
         out.push_str(text);
     } else {
-        write!(out, "{}", Value::from(text)).expect("a String takes everything");
+        // JSON leaves DEL and the control characters beyond ASCII as they are; a terminal acts on them.
+        for letter in Value::from(text).to_string().chars() {
+            if letter.is_control() {
+                write!(out, "\\u{:04x}", u32::from(letter)).expect("a String takes everything");
+            } else {
+                out.push(letter);
+            }
+        }
     }
 }
 
@@ -146,14 +153,14 @@ mod tests {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web", "labels": {}, "annotations": {"hawser.dev/x": "yes", "n": "12"}},
             "spec": {"containers": [{"name": "c", "args": ["a b", "", "- x", "k: v", "http://x:1/"], "ports": []}], "grace": 0.5},
-            "list": [[1, [true]], null], "script": "a\n\n  b\n", "end": "a\nb", "odd": "a\n b \n", "tab": "\t",
+            "list": [[1, [true]], null], "script": "a\n\n  b\n", "end": "a\nb", "odd": "a\n b \n", "tab": "\t", "csi": "\u{9b}2J",
         });
         assert_eq!(
             write(&value),
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n  labels: {}\n  annotations:\n    hawser.dev/x: \"yes\"\n    \
              \"n\": \"12\"\nspec:\n  containers:\n  - name: c\n    args:\n    - a b\n    - \"\"\n    - \"- x\"\n    - \"k: v\"\n    \
              - http://x:1/\n    ports: []\n  grace: 0.5\nlist:\n- - 1\n  - - true\n- null\nscript: |\n  a\n\n    b\nend: |-\n  a\n  b\nodd: \"a\\n b \\n\"\n\
-             tab: \"\\t\"\n"
+             tab: \"\\t\"\ncsi: \"\\u009b2J\"\n"
         );
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use super::Table;
+use crate::cli::printable::{printable, printable_line};
 use crate::objects::Time;
 
 /// Values of one level stand below each other.
@@ -28,6 +29,7 @@ impl Report {
     }
 
     pub(super) fn plain(&mut self, level: usize, line: &str) {
+        let line = printable_line(line);
         self.text.push_str(&format!("{}{line}\n", "  ".repeat(level)));
     }
 
@@ -41,6 +43,7 @@ impl Report {
             if at == 0 {
                 self.line(level, key, &entry);
             } else {
+                let entry = printable_line(&entry);
                 self.text.push_str(&format!("{:width$}{entry}\n", "", width = value_column(level)));
             }
         }
@@ -73,6 +76,8 @@ impl Report {
         let head = format!("{}{key}:", "  ".repeat(level));
         // A key that is too long keeps two blanks before its value.
         let width = value_column(level).max(head.len() + 2);
+        // Further lines of the value stand below its first: none looks like a key.
+        let value = printable(value).replace('\n', &format!("\n{:width$}", ""));
         self.text.push_str(&format!("{head:<width$}{value}\n"));
     }
 }
