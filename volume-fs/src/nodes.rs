@@ -537,12 +537,16 @@ mod tests {
 
     impl Fixture {
         fn with_limit(limit: u64) -> Self {
+            Self::with(limit, 1_000_000)
+        }
+
+        fn with(limit: u64, known: usize) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
             let origin = Origin::of_root(&stat(&root).unwrap());
             let quota = Arc::new(Quota::new(crate::quota::Limits::default(), None, 4));
-            let limits = NodeLimits { descriptors: limit, known: 1_000_000, event_loops: 4 };
+            let limits = NodeLimits { descriptors: limit, known, event_loops: 4 };
             Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, quota), root }
         }
 
@@ -589,6 +593,29 @@ mod tests {
         }
         assert_eq!(fixture.nodes.table().open, 0);
         assert_eq!(fixture.inode(id), id);
+    }
+
+    #[test]
+    fn the_pruners_rest_ends_when_what_was_in_use_is_forgotten() {
+        let fixture = Fixture::with(16, 2);
+        let ids: Vec<u64> = (0..4)
+            .map(|n| {
+                fixture.create(&format!("f{n}"));
+                fixture.look_up(1, &format!("f{n}"))
+            })
+            .collect();
+        std::thread::scope(|scope| {
+            // Longer than any test may take: without the end of the rest, this never ends.
+            let resting = scope.spawn(|| fixture.nodes.rest(std::time::Duration::from_secs(86_400)));
+            while !fixture.nodes.table().stuck {
+                std::thread::yield_now();
+            }
+            for id in ids {
+                fixture.nodes.forget(id, 1);
+            }
+            resting.join().unwrap();
+        });
+        assert!(!fixture.nodes.table().stuck);
     }
 
     #[test]

@@ -163,8 +163,12 @@ impl Nodes {
         {
             self.relief.notify_all();
         }
-        if table.refusing && table.nodes.len() <= self.bound {
+        if table.nodes.len() <= self.bound {
             table.refusing = false;
+            // What was in use is not any more: the pruner's rest ends.
+            if std::mem::take(&mut table.stuck) {
+                self.pressure.notify_one();
+            }
         }
     }
 
