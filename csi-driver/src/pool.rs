@@ -125,6 +125,18 @@ impl Pool {
         place.path().join(DATA).is_dir()
     }
 
+    /// Nothing is there of a volume that was complete.
+    pub(crate) fn has_lost_volume(&self, id: &VolumeId) -> Result<bool> {
+        self.check_present()?;
+        Ok(is_absent(&self.volume(id).path()))
+    }
+
+    /// [`Self::has_lost_volume`] of a snapshot.
+    pub(crate) fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool> {
+        self.check_present()?;
+        Ok(is_absent(&self.snapshot(id).path()))
+    }
+
     /// A volume that is new must not begin with data that its journal has forgotten.
     pub(crate) fn check_no_volume(&self, id: &VolumeId) -> Result<()> {
         self.check_vacant(format!("volume {id}"), self.volume(id))

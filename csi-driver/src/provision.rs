@@ -27,6 +27,14 @@ impl Driver {
                 self.finish_deletion(volume_id).map_err(|e| uncleared(volume_id, e))?;
                 None
             }
+            // What is made from a source is there before its entry says that it is filled: it was
+            // being deleted on a disk without room for a mark.
+            Some(found)
+                if found.filled && found.source.is_some() && self.pool.has_lost_volume(volume_id)? =>
+            {
+                self.delete(volume_id).map_err(|e| uncleared(volume_id, e))?;
+                None
+            }
             found => found,
         };
         let record = match found {

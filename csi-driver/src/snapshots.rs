@@ -27,6 +27,7 @@ use crate::volume::{SnapshotId, VolumeId, VolumeName};
 
 /// What the driver that is gone leaves to be read of a copy it was making.
 const ENDED: &str = "the driver ended during the copy";
+const LOST: &str = "its data is not in the pool: a deletion began, or it was removed there";
 
 /// Where a class says that writers may have to wait for a copy.
 pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or of the volume's StorageClass";
@@ -289,6 +290,12 @@ impl Driver {
                 self.pool.remove_snapshot(id)
             }
             SnapshotPhase::Failed { .. } => self.pool.remove_snapshot(id),
+            SnapshotPhase::Ready if self.pool.has_lost_snapshot(id)? => {
+                record.phase = SnapshotPhase::Failed { reason: LOST.to_owned() };
+                self.journal.snapshots().put_finding(id, &record)?;
+                tracing::error!(snapshot_id = %id, reason = LOST, "a snapshot has failed");
+                Ok(())
+            }
             SnapshotPhase::Ready => Ok(()),
         }
     }

@@ -201,12 +201,23 @@ impl<I: Key, R: Record> Store<I, R> {
         Ok(())
     }
 
+    /// [`Self::put`] of what each start finds out anew: where the disk is full, it is in memory only.
+    pub(crate) fn put_finding(&self, id: &I, record: &R) -> Result<()> {
+        match self.put(id, record) {
+            Err(error) if is_disk_full(&error) => {
+                self.remember(id, record);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
     /// [`Self::put`] of an entry that differs from what is on disk in [`DELETING`] alone. Where
     /// the disk is full, the entry's file is overwritten: deletion needs no free space.
     ///
     /// Btrfs copies on write and refuses this too. Then the mark is in memory only: a driver
-    /// that is killed before it removes the entry leaves one without data, which the repeated
-    /// deletion removes.
+    /// that is killed before it removes the entry leaves one without data. The next start says so of
+    /// a snapshot, a repeated creation makes such a volume anew, and the repeated deletion removes both.
     pub(crate) fn put_deleting(&self, id: &I, record: &R) -> Result<()> {
         match self.put(id, record) {
             Err(error) if is_disk_full(&error) => {}

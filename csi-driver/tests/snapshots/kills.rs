@@ -4,9 +4,12 @@
 use std::fs;
 use std::path::Path;
 
+use proto::csi::ListSnapshotsRequest;
 use tests::as_soon_as;
 
-use crate::kit::{REFLINKING, content, data, delete_snapshot, fill, from_snapshot, scene_on, snapshot};
+use crate::kit::{
+    REFLINKING, content, data, delete_snapshot, fill, from_snapshot, list_snapshots, scene_on, snapshot,
+};
 use crate::scene::{PATIENCE, Scene, retried};
 
 const FILES: usize = 300;
@@ -133,4 +136,36 @@ fn killed_when_the_restored_volume_is_being_filled() {
 #[test]
 fn killed_when_the_restored_volume_is_in_its_place() {
     killed_in_restore_when(|dir| entries(&dir.join("pool/volumes")) > 0);
+}
+
+/// As a deletion leaves it that is killed on a disk where its mark had no room.
+#[test]
+fn killed_in_a_deletion_without_a_mark() {
+    let mut scene = scene_on(REFLINKING[0]);
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    fill(&data(&scene, &volume), FILES);
+    let [kept, lost] = ["kept", "lost"].map(|name| snapshot(&caller, name, &volume).unwrap().snapshot_id);
+    let restored = caller.create(from_snapshot("pvc-2", &kept)).unwrap().volume_id;
+    scene.kill_driver();
+    for place in [format!("snapshots/{lost}"), format!("volumes/{restored}")] {
+        fs::remove_dir_all(scene.sandbox.path("pool").join(place)).unwrap();
+    }
+    scene.start_driver();
+    let listed = list_snapshots(&caller, ListSnapshotsRequest::default()).unwrap().entries;
+    let ready = listed.into_iter().filter_map(|entry| entry.snapshot);
+    let mut ready: Vec<_> = ready.map(|snapshot| (snapshot.snapshot_id, snapshot.ready_to_use)).collect();
+    ready.sort_by_key(|(_, is_ready)| *is_ready);
+    assert_eq!(ready, [(lost.clone(), false), (kept.clone(), true)]);
+    let error = caller.create(from_snapshot("pvc-3", &lost)).unwrap_err();
+    assert!(error.message().contains("its data is not in the pool"), "{error}");
+    // No empty volume in its place.
+    let again = caller.create(from_snapshot("pvc-2", &kept)).unwrap().volume_id;
+    assert_whole(&data(&scene, &again));
+    delete_snapshot(&caller, &lost).unwrap();
+    delete_snapshot(&caller, &kept).unwrap();
+    for volume in [volume, again] {
+        caller.delete(&volume).unwrap();
+    }
+    scene.assert_nothing_left();
 }

@@ -11,11 +11,11 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::READERS;
 use super::archive::{self, Listing};
 use super::documents::{self, Descriptor, Index};
 use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
-use super::READERS;
 
 /// A layout's own links and mounts may lead to a file system that does not answer, or to a file of the node.
 const WITHIN_LAYOUT: ResolveFlags =
@@ -149,9 +149,7 @@ impl Source {
         let _permit = READERS.acquire();
         let mut bytes = Vec::new();
         let file = blob.open()?;
-        file.take(blob.size)
-            .read_to_end(&mut bytes)
-            .map_err(|e| format!("read {}: {e}", path.display()))?;
+        file.take(blob.size).read_to_end(&mut bytes).map_err(|e| format!("read {}: {e}", path.display()))?;
         if let Some(wanted) = digest {
             let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
             if found != wanted {
@@ -195,7 +193,9 @@ fn open_within(dir: &Path, inner: &Path) -> Result<File, String> {
         rustix::fs::openat2(dir, inner, flags, Mode::empty(), WITHIN_LAYOUT)
     });
     let opened = opened.map_err(|errno| match errno {
-        rustix::io::Errno::LOOP => std::io::Error::other("a symbolic link, which an image layout may not have"),
+        rustix::io::Errno::LOOP => {
+            std::io::Error::other("a symbolic link, which an image layout may not have")
+        }
         errno => errno.into(),
     });
     regular(inner, opened.map(File::from))
