@@ -29,6 +29,12 @@ pub(crate) const NONCE: &str = "0123456789abcdef-single-use";
 const TEST_DEADLINE: Duration = Duration::from_secs(300);
 const DAEMON_DEADLINE: Duration = Duration::from_secs(30);
 
+/// `limit` on this machine: the laboratory's guests are emulated, and say how many times slower they are.
+pub(crate) fn here(limit: Duration) -> Duration {
+    let said = std::env::var("HAWSER_TEST_SLOWNESS").ok();
+    limit * said.and_then(|factor| factor.parse().ok()).unwrap_or(1)
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Setup {
     pub(crate) capacity_bytes: u64,
@@ -265,14 +271,14 @@ impl Volume {
     /// A connection of its own to the control socket.
     pub(crate) fn control(&self) -> Control {
         let socket = PacketSocket::connect(&self.stage.control).unwrap();
-        socket.set_timeout(DAEMON_DEADLINE).unwrap();
+        socket.set_timeout(here(DAEMON_DEADLINE)).unwrap();
         Control { socket }
     }
 
     /// A connection to the metrics socket.
     pub(crate) fn scraper(&self) -> UnixStream {
         let stream = UnixStream::connect(&self.stage.metrics).unwrap();
-        stream.set_read_timeout(Some(DAEMON_DEADLINE)).unwrap();
+        stream.set_read_timeout(Some(here(DAEMON_DEADLINE))).unwrap();
         stream
     }
 
@@ -421,9 +427,10 @@ impl Watchdog {
     fn start(fusectl: PathBuf, connection: u32) -> Self {
         let (done, told) = channel::<()>();
         let thread = std::thread::spawn(move || {
-            if told.recv_timeout(TEST_DEADLINE) == Err(RecvTimeoutError::Timeout) {
+            let deadline = here(TEST_DEADLINE);
+            if told.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
                 mount::abort_fuse(&fusectl, connection).unwrap();
-                panic!("aborted FUSE connection {connection} after {TEST_DEADLINE:?}");
+                panic!("aborted FUSE connection {connection} after {deadline:?}");
             }
         });
         Self { done: Some(done), thread: Some(thread) }
@@ -440,9 +447,9 @@ impl Drop for Watchdog {
 }
 
 pub(crate) fn accept(listener: &PacketListener) -> PacketSocket {
-    assert!(readable(listener.as_fd(), DAEMON_DEADLINE), "the daemon dials");
+    assert!(readable(listener.as_fd(), here(DAEMON_DEADLINE)), "the daemon dials");
     let socket = listener.accept().unwrap();
-    socket.set_timeout(DAEMON_DEADLINE).unwrap();
+    socket.set_timeout(here(DAEMON_DEADLINE)).unwrap();
     socket
 }
 
@@ -460,7 +467,7 @@ pub(crate) fn answer(socket: &PacketSocket) -> answer::Result {
 pub(crate) fn wait_for(child: &Child) -> Option<()> {
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-    readable(pidfd.as_fd(), DAEMON_DEADLINE).then_some(())
+    readable(pidfd.as_fd(), here(DAEMON_DEADLINE)).then_some(())
 }
 
 fn readable(fd: std::os::fd::BorrowedFd<'_>, deadline: Duration) -> bool {

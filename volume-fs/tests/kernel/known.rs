@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use proto::control::{GetStats, MountPoints, Stats, reply, request};
 use rustix::process::{Resource, Rlimit};
 
-use crate::fixture::{ALICE, BOB, Control, ROOT, Setup, Volume, errno};
+use crate::fixture::{ALICE, BOB, Control, ROOT, Setup, Volume, errno, here};
 
 const PATIENCE: Duration = Duration::from_secs(200);
 const BOUND: u64 = 1000;
@@ -93,7 +93,7 @@ fn walk(dir: &Path) -> usize {
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
+        assert!(begun.elapsed() < here(PATIENCE), "{what}");
         std::thread::yield_now();
     }
 }
