@@ -133,15 +133,24 @@ impl IpTables {
     /// the one that is there; `-N` refuses when it is there. One process; no
     /// commands, no process.
     pub fn apply<S: AsRef<str>>(&self, table: &str, commands: &[S]) -> Result<()> {
-        if commands.is_empty() {
+        self.apply_each(&[(table, commands)])
+    }
+
+    /// The same for several tables, still in one process, which stops at the
+    /// first table that refuses: those before it are changed then.
+    pub fn apply_each<S: AsRef<str>>(&self, changes: &[(&str, &[S])]) -> Result<()> {
+        let mut script = String::new();
+        for (table, commands) in changes.iter().filter(|(_, commands)| !commands.is_empty()) {
+            script += &format!("*{table}\n");
+            for command in *commands {
+                script += command.as_ref();
+                script.push('\n');
+            }
+            script += "COMMIT\n";
+        }
+        if script.is_empty() {
             return Ok(());
         }
-        let mut script = format!("*{table}\n");
-        for command in commands {
-            script += command.as_ref();
-            script.push('\n');
-        }
-        script += "COMMIT\n";
         let mut restore = self.program.clone().into_os_string();
         restore.push("-restore");
         run(Command::new(restore).args(["--noflush", "--wait"]), Some(&script)).map(drop)
@@ -283,7 +292,11 @@ mod tests {
         assert!(!seen.exists(), "no commands, no process");
         iptables.apply("nat", &[":C - [0:0]", "-A C -j ACCEPT"]).unwrap();
         let expected = "--noflush --wait\n*nat\n:C - [0:0]\n-A C -j ACCEPT\nCOMMIT\n";
-        assert_eq!(std::fs::read_to_string(seen).unwrap(), expected);
+        assert_eq!(std::fs::read_to_string(&seen).unwrap(), expected);
+        let none: &[&str] = &[];
+        iptables.apply_each(&[("raw", none), ("mangle", &["-F A"]), ("nat", &["-F B"])]).unwrap();
+        let expected = "--noflush --wait\n*mangle\n-F A\nCOMMIT\n*nat\n-F B\nCOMMIT\n";
+        assert_eq!(std::fs::read_to_string(&seen).unwrap(), expected);
     }
 
     #[test]

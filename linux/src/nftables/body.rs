@@ -11,9 +11,11 @@ const NFPROTO_IPV6: u8 = 10;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 
-/// `NFT_FIB_RESULT_ADDRTYPE`, `NFTA_FIB_F_DADDR`, `RTN_LOCAL`.
+/// `NFT_FIB_RESULT_ADDRTYPE`, `NFTA_FIB_F_*`, `RTN_LOCAL`.
 const FIB_ADDRESS_TYPE: u32 = 3;
+const FIB_SADDR: u32 = 1;
 const FIB_DADDR: u32 = 2;
+const FIB_IIF: u32 = 8;
 const LOCAL: u32 = 2;
 
 /// The kernel's `IFNAMSIZ`.
@@ -131,9 +133,24 @@ impl RuleBody {
     }
 
     /// `fib daddr type local`: the destination is one of this host's addresses.
-    pub fn fib_daddr_type_local(mut self) -> Self {
-        self.expressions.push(Expression::Fib { register: 1, result: FIB_ADDRESS_TYPE, flags: FIB_DADDR });
-        self.compare(Is::Equal, LOCAL.to_ne_bytes().to_vec())
+    pub fn fib_daddr_type_local(self) -> Self {
+        self.fib_type_local(Is::Equal, FIB_DADDR)
+    }
+
+    /// `fib daddr . iif type local`: the destination is an address of the link
+    /// that the packet came in by.
+    pub fn fib_daddr_iif_type_local(self, is: Is) -> Self {
+        self.fib_type_local(is, FIB_DADDR | FIB_IIF)
+    }
+
+    /// `fib saddr . iif type local`: the source is an address of that link.
+    pub fn fib_saddr_iif_type_local(self, is: Is) -> Self {
+        self.fib_type_local(is, FIB_SADDR | FIB_IIF)
+    }
+
+    fn fib_type_local(mut self, is: Is, flags: u32) -> Self {
+        self.expressions.push(Expression::Fib { register: 1, result: FIB_ADDRESS_TYPE, flags });
+        self.compare(is, LOCAL.to_ne_bytes().to_vec())
     }
 
     /// `meta mark & mask == value`; the mask `u32::MAX` stands for `meta mark value`.
