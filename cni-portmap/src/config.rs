@@ -90,6 +90,12 @@ pub(crate) enum Purpose {
 }
 
 impl Config {
+    /// Whether ADD sets `route_localnet` of the link towards the container, and
+    /// so needs the guard of 127.0.0.0/8 first.
+    pub(crate) fn opens_localnet(&self, family: Family) -> bool {
+        self.snat && family == Family::V4 && self.container.v4.is_some()
+    }
+
     pub(crate) fn read(call: &Invocation, purpose: Purpose) -> Result<Self, CniError> {
         let fields = call.conf.fields();
         let raw = Raw::read(&fields).map_err(|why| {

@@ -60,8 +60,8 @@ pub(crate) enum Error {
     },
     #[error("could not check {family} dnat: chain {chain} not found in iptables table nat")]
     MissingChain { family: Family, chain: String },
-    #[error("could not check {family} dnat: rule {rule} in chain {chain} not found in table nat")]
-    MissingRule { family: Family, chain: String, rule: String },
+    #[error("could not check {family} dnat: rule {rule} in chain {chain} not found in table {table}")]
+    MissingRule { family: Family, table: &'static str, chain: String, rule: String },
     #[error("could not check {family} dnat")]
     CheckIptables {
         family: Family,

@@ -13,9 +13,10 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::mapping::Family;
 use plan::{Change, Listing, Missing};
-use rules::{Owner, TABLE, Wanted};
+use rules::{GUARD_TABLE, Owner, TABLE, Wanted};
 
-/// All rules of the attachment are there afterwards, or nothing has changed.
+/// All rules of the attachment are there afterwards, or nothing has changed but
+/// that the guard may be there.
 pub(crate) fn add(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
     let mut parts = Vec::new();
     for (family, container) in config.container.each() {
@@ -27,9 +28,11 @@ pub(crate) fn add(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
     let _lock = NamespaceLock::take();
     let mut done: Vec<(&IpTables, Change)> = Vec::new();
     for (iptables, wanted) in &parts {
-        let added = list(iptables).and_then(|listing| {
+        let added = list(iptables, TABLE).and_then(|listing| {
             let change = plan::add(wanted, &listing);
-            iptables.apply(TABLE, &change.commands)?;
+            let doubtful = if wanted.guarded { doubtful_guard(iptables)? } else { None };
+            let guard = doubtful.as_ref().map(plan::add_guard).unwrap_or_default();
+            iptables.apply_each(&[(GUARD_TABLE, &guard), (TABLE, &change.commands)])?;
             Ok(change)
         });
         match added {
@@ -55,14 +58,28 @@ pub(crate) fn check(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
         let wanted = Wanted::new(config, owner, family, container)?;
         let failed = |source| Error::CheckIptables { family, source };
         let iptables = IpTables::find(version(family)).map_err(failed)?;
-        let listing = list(&iptables).map_err(failed)?;
+        let listing = list(&iptables, TABLE).map_err(failed)?;
         match plan::missing(&wanted, &listing) {
             None => {}
             Some(Missing::Chain(chain)) => return Err(Error::MissingChain { family, chain }),
-            Some(Missing::Rule { chain, rule }) => return Err(Error::MissingRule { family, chain, rule }),
+            Some(Missing::Rule { chain, rule }) => {
+                return Err(Error::MissingRule { family, table: TABLE, chain, rule });
+            }
+        }
+        let doubtful = if wanted.guarded { doubtful_guard(&iptables).map_err(failed)? } else { None };
+        if let Some((chain, rule)) = doubtful.as_ref().and_then(plan::missing_guard) {
+            return Err(Error::MissingRule { family, table: GUARD_TABLE, chain, rule });
         }
     }
     Ok(())
+}
+
+/// The guard's table, unless nf_tables shows that the guard is complete: on a
+/// node with mapped ports it is, and no program is started to see it.
+fn doubtful_guard(iptables: &IpTables) -> Result<Option<Listing>, linux::iptables::Error> {
+    // Where nf_tables cannot be read, the program can.
+    let complete = iptables.variant() == Variant::NfTables && visible::has_guard().unwrap_or_default();
+    if complete { Ok(None) } else { list(iptables, GUARD_TABLE).map(Some) }
 }
 
 /// One process, which touches no table. A host may do without IPv6.
@@ -72,14 +89,14 @@ pub(crate) fn status() -> Result<(), Error> {
     found.map(drop).map_err(missing)
 }
 
-fn list(iptables: &IpTables) -> Result<Listing, linux::iptables::Error> {
+fn list(iptables: &IpTables, table: &str) -> Result<Listing, linux::iptables::Error> {
     // A look with the legacy program would make the table.
     let absent = iptables.variant() == Variant::Legacy
-        && legacy_tables(iptables.version()).is_ok_and(|tables| !tables.iter().any(|table| table == TABLE));
+        && legacy_tables(iptables.version()).is_ok_and(|tables| !tables.iter().any(|there| there == table));
     if absent {
         return Ok(Listing::default());
     }
-    Ok(Listing::read(&iptables.rules(TABLE)?))
+    Ok(Listing::read(&iptables.rules(table)?))
 }
 
 fn version(family: Family) -> IpVersion {

@@ -1,5 +1,9 @@
 //! `route_localnet` of the host's link towards the container: without it the
 //! kernel drops packets that come from 127.0.0.1 and leave the host.
+//!
+//! With it, the kernel also takes packets to 127.0.0.0/8 from that link. The
+//! guard among the rules of each backend drops them: it must be there before the
+//! setting is changed.
 
 use std::net::IpAddr;
 

@@ -9,14 +9,14 @@ mod script;
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
-use linux::nftables::{Batch, NfTables, Unreached};
+use linux::nftables::{BaseChain, Batch, NfTables, Unreached};
 
 use crate::conditions;
 use crate::config::Config;
 use crate::error::Error;
 use crate::mapping::Family;
-use plan::Found;
-use rules::{Wanted, container_rules, family_of, hook_rules};
+use plan::{Found, Shared};
+use rules::{LOCALNET_GUARD, Wanted, container_rules, family_of, hook_rules};
 
 pub(crate) use rules::{Deed, Owner, TABLE};
 
@@ -26,6 +26,7 @@ struct Part {
     wanted: Vec<Wanted>,
     /// `None`: only nft understands the conditions.
     hook_rules: Option<Vec<Vec<linux::nftables::Expression>>>,
+    guarded: bool,
 }
 
 impl Part {
@@ -35,6 +36,7 @@ impl Part {
             family,
             wanted: container_rules(config, family, container)?,
             hook_rules: parsed.map(|conditions| hook_rules(&conditions, family)),
+            guarded: config.opens_localnet(family),
         })
     }
 }
@@ -54,7 +56,8 @@ pub(crate) fn add(config: &Config, owner: &Owner) -> Result<(), Error> {
             for part in &parts {
                 let found = find(kernel, part.family, owner)?;
                 let hook_rules = part.hook_rules.as_deref().unwrap_or_default();
-                plan::add(&mut batch, part.family, &found, owner, hook_rules, &part.wanted);
+                let shared = Shared { hook_rules, guarded: part.guarded };
+                plan::add(&mut batch, part.family, &found, owner, shared, &part.wanted);
             }
             Ok((batch, ()))
         })
@@ -105,14 +108,16 @@ fn remove_where(
 /// What CHECK misses; `None` when all is there. Which conditions lead to the
 /// rules is not judged: the last ADD of any network decides them.
 pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, Error> {
-    let mut kernel = NfTables::open().map_err(|source| Error::ListNftables { source })?;
+    let failed = |source| Error::ListNftables { source };
+    let mut kernel = NfTables::open().map_err(failed)?;
     for (family, container) in config.container.each() {
         let wanted = container_rules(config, family, container)?;
-        let unreached = unreached(&mut kernel, family, &wanted);
-        if let Some(unreached) = unreached.map_err(|source| Error::ListNftables { source })? {
+        let guarded = config.opens_localnet(family);
+        let unreached = unreached(&mut kernel, family, plan::base_chains(&wanted, guarded));
+        if let Some(unreached) = unreached.map_err(failed)? {
             return Ok(Some(Error::Unreached(unreached)));
         }
-        let found = find(&mut kernel, family, owner).map_err(|source| Error::ListNftables { source })?;
+        let found = find(&mut kernel, family, owner).map_err(failed)?;
         // The reference's rules of the same attachment are good, too.
         let there = found.deeds(owner);
         let missing = wanted.iter().find(|wanted| wanted.common && !there.include(wanted));
@@ -122,6 +127,14 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
         if let Some((chain, missing)) = found.broken_path().filter(|_| !wanted.is_empty()) {
             return Ok(Some(Error::MissingRules { chain, missing: missing.to_owned() }));
         }
+        let missing_guard = found.missing_guard().next().filter(|_| guarded);
+        if let Some((_, text)) = missing_guard {
+            // The reference makes none: its attachments may do without.
+            let chain = kernel.chain(family_of(family), TABLE, LOCALNET_GUARD).map_err(failed)?;
+            if chain.is_some() || found.is_made_by_us(owner) {
+                return Ok(Some(Error::MissingRules { chain: LOCALNET_GUARD, missing: text.to_owned() }));
+            }
+        }
     }
     Ok(None)
 }
@@ -130,9 +143,9 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
 fn unreached(
     kernel: &mut NfTables,
     family: Family,
-    wanted: &[Wanted],
+    base_chains: impl Iterator<Item = (&'static str, BaseChain)>,
 ) -> Result<Option<Unreached>, linux::Error> {
-    for (chain, base) in plan::base_chains(wanted) {
+    for (chain, base) in base_chains {
         if let Some(unreached) = kernel.unreached(family_of(family), TABLE, chain, &base)? {
             return Ok(Some(unreached));
         }

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use linux::iptables::quote;
 
 use super::rules::{
-    DNAT_CHAIN, Entrance, Gist, OLD_SNAT_CHAIN, Owner, Place, Rule, Wanted, owner_of_comment,
+    DNAT_CHAIN, Entrance, GUARD_CHAIN, Gist, OLD_SNAT_CHAIN, Owner, Place, Rule, Wanted, guard_rules,
+    owner_of_comment,
 };
 
 /// A table as `iptables -S` prints it.
@@ -111,13 +112,26 @@ pub(crate) fn add(wanted: &Wanted, listing: &Listing) -> Change {
     change
 }
 
+/// What the listed table lacks of the guard. An administrator's exceptions stay
+/// before its rules.
+pub(crate) fn add_guard(listing: &Listing) -> Vec<String> {
+    let chain = (!listing.chains.contains(GUARD_CHAIN)).then(|| format!(":{GUARD_CHAIN} - [0:0]"));
+    let rules = guard_rules();
+    let missing = rules.iter().filter(|rule| !listing.has(rule)).map(addition);
+    chain.into_iter().chain(missing).collect()
+}
+
 impl Change {
     fn append(&mut self, rule: &Rule) {
-        self.commands.push(match rule.place {
-            Place::First => command("-I", rule),
-            Place::Last => command("-A", rule),
-        });
+        self.commands.push(addition(rule));
         self.undo.push(command("-D", rule));
+    }
+}
+
+fn addition(rule: &Rule) -> String {
+    match rule.place {
+        Place::First => command("-I", rule),
+        Place::Last => command("-A", rule),
     }
 }
 
@@ -184,6 +198,15 @@ pub(crate) fn missing(wanted: &Wanted, listing: &Listing) -> Option<Missing> {
     let rule = wanted.forwards.iter().chain(&wanted.shared).find(|rule| !has(rule));
     let rule = rule.or_else(|| wanted.entries.iter().find(|rule| !has_entry(rule)))?;
     Some(Missing::Rule { chain: rule.chain.clone(), rule: rule.words.join(" ") })
+}
+
+/// The chain and the rule that the guard lacks. The reference makes no guard:
+/// without its chain, none is missed.
+pub(crate) fn missing_guard(listing: &Listing) -> Option<(String, String)> {
+    let made_by_us = listing.chains.contains(GUARD_CHAIN);
+    let rule = guard_rules().into_iter().find(|rule| made_by_us && !listing.has(rule))?;
+    let text = rule.words.join(" ");
+    Some((rule.chain, text))
 }
 
 /// The arguments of a line, which has them in double quotes where needed, with

@@ -4,6 +4,8 @@
 //! The entry rules of all containers stand in one chain, which PREROUTING and
 //! OUTPUT jump to; each leads to a chain of the container. There, the packets
 //! that have to be masqueraded on their way out get a mark first.
+//!
+//! The guard of 127.0.0.0/8, for IPv4, is ours alone.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +16,12 @@ use crate::config::{Config, Mark};
 use crate::error::Error;
 use crate::mapping::{Family, Protocol, in_family};
 
-/// All that is here is in this table.
+/// All but the guard is in this table.
 pub(crate) const TABLE: &str = "nat";
+/// The table of the guard. Like `raw`, it comes before any address is rewritten,
+/// but some kernels in use have no table `raw`.
+pub(crate) const GUARD_TABLE: &str = "mangle";
+pub(crate) const GUARD_CHAIN: &str = "CNI-HOSTPORT-GUARD";
 /// Where the entry rules stand.
 pub(crate) const DNAT_CHAIN: &str = "CNI-HOSTPORT-DNAT";
 /// Where the reference had entry rules for masquerading in old times.
@@ -103,6 +109,8 @@ pub(crate) struct Wanted {
     pub(crate) entries: Vec<Rule>,
     /// In the container's chain; their order counts.
     pub(crate) forwards: Vec<Rule>,
+    /// Whether [`guard_rules`] are wanted, too.
+    pub(crate) guarded: bool,
 }
 
 impl Wanted {
@@ -119,6 +127,7 @@ impl Wanted {
             shared: Vec::new(),
             entries: entries(config, owner, family, &chain)?,
             forwards: forwards(config, family, container, &chain)?,
+            guarded: config.opens_localnet(family),
             chain,
         };
         if let (true, Mark::Bit(_)) = (config.snat, &config.mark) {
@@ -143,6 +152,26 @@ impl Wanted {
         // First: the masquerading of other plugins would end the search.
         self.shared.push(Rule { place: Place::First, ..rule("POSTROUTING", &enter.concat()) });
     }
+}
+
+/// The kernel takes packets to and from 127.0.0.0/8 from a link with
+/// `route_localnet`, and a pod can send such frames. Answers to the host's own
+/// 127.0.0.1 are not among them: they are sent to the address that masqueraded
+/// it. A link that has an address in 127.0.0.0/8 of its own keeps it.
+pub(crate) fn guard_rules() -> [Rule; 3] {
+    let comment = |text| ["-m", "comment", "--comment", text];
+    let drop = |side, addresses: &str, to| {
+        let address = [side, "127.0.0.0/8"];
+        let kind = ["-m", "addrtype", "!", addresses, "LOCAL", "--limit-iface-in", "-j", "DROP"];
+        rule(GUARD_CHAIN, &[&address[..], &comment(to), &kind].concat())
+    };
+    let enter = [&["!", "-i", "lo"][..], &comment("CNI portfwd localnet guard"), &["-j", GUARD_CHAIN]];
+    [
+        drop("-d", "--dst-type", "CNI portfwd to localnet"),
+        drop("-s", "--src-type", "CNI portfwd from localnet"),
+        // First: other plugins' rules may accept, which ends the search.
+        Rule { place: Place::First, ..rule("PREROUTING", &enter.concat()) },
+    ]
 }
 
 /// One rule per protocol and 15 ports. As in the reference, ports whose host

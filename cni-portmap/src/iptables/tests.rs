@@ -91,6 +91,42 @@ fn shared_chains_depend_on_who_masquerades() {
 }
 
 #[test]
+fn what_is_missing_of_the_guard_is_added_behind_what_is_there() {
+    let full = [
+        ":CNI-HOSTPORT-GUARD - [0:0]",
+        "-A CNI-HOSTPORT-GUARD -d 127.0.0.0/8 -m comment --comment \"CNI portfwd to localnet\" \
+         -m addrtype ! --dst-type LOCAL --limit-iface-in -j DROP",
+        "-A CNI-HOSTPORT-GUARD -s 127.0.0.0/8 -m comment --comment \"CNI portfwd from localnet\" \
+         -m addrtype ! --src-type LOCAL --limit-iface-in -j DROP",
+        "-I PREROUTING ! -i lo -m comment --comment \"CNI portfwd localnet guard\" -j CNI-HOSTPORT-GUARD",
+    ];
+    assert_eq!(plan::add_guard(&Listing::default()), full);
+    assert_eq!(plan::missing_guard(&Listing::default()), None, "the reference makes none");
+    let mut listed = vec![
+        "-P PREROUTING ACCEPT".to_owned(),
+        "-N CNI-HOSTPORT-GUARD".to_owned(),
+        full[3].replace("-I ", "-A "),
+        "-A CNI-HOSTPORT-GUARD -i eth1 -j RETURN".to_owned(),
+        full[1].to_owned(),
+    ];
+    assert_eq!(plan::add_guard(&Listing::read(&listed)), full[2..3]);
+    let (chain, rule) = plan::missing_guard(&Listing::read(&listed)).unwrap();
+    assert_eq!(chain, "CNI-HOSTPORT-GUARD");
+    assert!(rule.starts_with("-s 127.0.0.0/8 "), "{rule}");
+    listed.push(full[2].to_owned());
+    assert!(plan::add_guard(&Listing::read(&listed)).is_empty());
+    assert_eq!(plan::missing_guard(&Listing::read(&listed)), None);
+}
+
+#[test]
+fn only_what_sets_route_localnet_is_guarded() {
+    let guarded = |value, family| wanted(value, two_ports(), family).guarded;
+    assert!(guarded(json!({}), Family::V4));
+    assert!(!guarded(json!({"snat": false}), Family::V4));
+    assert!(!guarded(json!({}), Family::V6));
+}
+
+#[test]
 fn entries_hold_fifteen_ports_each() {
     let mappings: Vec<Value> = (1..=31)
         .map(|port| json!({"hostPort": port, "containerPort": port, "protocol": if port == 31 { "sctp" } else { "TCP" }}))

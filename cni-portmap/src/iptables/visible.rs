@@ -3,7 +3,9 @@
 
 use linux::nftables::{Batch, Family, NfTables, Rule};
 
-use super::rules::{DNAT_CHAIN, OLD_SNAT_CHAIN, Owner, TABLE, owner_of_comment};
+use super::rules::{
+    DNAT_CHAIN, GUARD_TABLE, Gist, OLD_SNAT_CHAIN, Owner, TABLE, guard_rules, owner_of_comment,
+};
 use crate::nftables::Deed;
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
@@ -67,6 +69,19 @@ fn remove_chain(
     let rules = kernel.rules(family, TABLE, Some(chain))?;
     batch.flush_chain(family, TABLE, chain).delete_chain(family, TABLE, chain);
     Ok(rules.iter().filter_map(Deed::of).collect())
+}
+
+/// Whether the guard's rules are there: each has a comment of its own.
+pub(crate) fn has_guard() -> Result<bool, linux::Error> {
+    let mut kernel = NfTables::open()?;
+    for rule in guard_rules() {
+        let comment = Gist::of(&rule.words).comment;
+        let same = |found: &Rule| found.comment == comment;
+        if kernel.rules_where(Family::Ipv4, GUARD_TABLE, Some(&rule.chain), same)?.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Whether the container has a chain, in either family.

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use linux::nftables::{BaseChain, Batch, Expression, Rule, do_the_same};
 
 use super::rules::{
-    CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, Owner,
-    PREROUTING, TABLE, TABLE_COMMENT, Wanted, all_rules, base, family_of, interface_in,
+    CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, LOCALNET_GUARD, MASQUERADING, OUTPUT,
+    Owner, PREROUTING, TABLE, TABLE_COMMENT, Wanted, all_rules, base, family_of, guard_rules, interface_in,
 };
 use crate::mapping::Family;
 
@@ -38,6 +38,11 @@ impl Found {
             deeds.note(&rule.chain, Deed::of(rule), &rule.expressions);
         }
         deeds
+    }
+
+    /// Whether rules of the attachment carry its tag.
+    pub(super) fn is_made_by_us(&self, owner: &Owner) -> bool {
+        self.rules.iter().any(|rule| owner.owns(rule) == Some(true))
     }
 
     /// Own rules that are not wanted any more: those of an ADD that no DEL
@@ -81,20 +86,32 @@ impl<'a> Deeds<'a> {
     }
 }
 
+/// What ADD wants of the chains that all containers share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shared<'a> {
+    /// Of `prerouting` and `output`.
+    pub(super) hook_rules: &'a [Vec<Expression>],
+    /// See [`guard_rules`].
+    pub(super) guarded: bool,
+}
+
 /// Everything of one family that ADD wants and that is not there.
 pub(super) fn add(
     batch: &mut Batch,
     family: Family,
     found: &Found,
     owner: &Owner,
-    hook_rules: &[Vec<Expression>],
+    shared: Shared<'_>,
     wanted: &[Wanted],
 ) {
     let nf_family = family_of(family);
     for rule in found.outdated(owner, wanted) {
         batch.delete_rule(nf_family, TABLE, &rule.chain, rule.handle);
     }
-    add_skeleton(batch, family, found, hook_rules);
+    add_skeleton(batch, family, found, shared.hook_rules);
+    if shared.guarded {
+        add_guard(batch, family, found);
+    }
     if wanted.iter().any(|wanted| wanted.chain == MASQUERADING) {
         ensure_base(batch, family, MASQUERADING, found.has_masquerading);
     }
@@ -138,6 +155,14 @@ fn add_skeleton(batch: &mut Batch, family: Family, found: &Found, hook_rules: &[
     }
 }
 
+/// Behind what is in the chain: an administrator's exceptions stay before it.
+fn add_guard(batch: &mut Batch, family: Family, found: &Found) {
+    ensure_base(batch, family, LOCALNET_GUARD, found.in_chain(LOCALNET_GUARD).next().is_some());
+    for (rule, _) in found.missing_guard() {
+        batch.append_rule(family_of(family), TABLE, LOCALNET_GUARD, &rule, None);
+    }
+}
+
 /// The rules in a chain do not tell that packets come by.
 fn ensure_base(batch: &mut Batch, family: Family, chain: &str, known: bool) {
     let Some(base) = base(chain) else { return };
@@ -155,13 +180,24 @@ impl Found {
         let mut there = self.in_chain(chain);
         rules.iter().all(|rule| there.next().is_some_and(|found| found.does(rule))) && there.next().is_none()
     }
+
+    /// Rules of the guard, with their text.
+    pub(super) fn missing_guard(&self) -> impl Iterator<Item = (Vec<Expression>, &'static str)> {
+        guard_rules()
+            .into_iter()
+            .filter(|(rule, _)| !self.in_chain(LOCALNET_GUARD).any(|found| found.does(rule)))
+    }
 }
 
-/// The base chains that `wanted` needs.
-pub(super) fn base_chains(wanted: &[Wanted]) -> impl Iterator<Item = (&'static str, BaseChain)> {
+/// The base chains that `wanted` needs, and the guard's.
+pub(super) fn base_chains(
+    wanted: &[Wanted],
+    guarded: bool,
+) -> impl Iterator<Item = (&'static str, BaseChain)> {
     let forwards = !wanted.is_empty();
     let masquerades = wanted.iter().any(|wanted| wanted.chain == MASQUERADING);
-    let needed = [(PREROUTING, forwards), (OUTPUT, forwards), (MASQUERADING, masquerades)];
+    let needed =
+        [(PREROUTING, forwards), (OUTPUT, forwards), (MASQUERADING, masquerades), (LOCALNET_GUARD, guarded)];
     needed.into_iter().filter_map(|(chain, needed)| base(chain).filter(|_| needed).map(|base| (chain, base)))
 }
 

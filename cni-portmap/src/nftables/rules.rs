@@ -6,7 +6,10 @@
 //! hostports_all        jump hostip_hostports, jump hostports
 //! hostports            [ip daddr H] tcp dport P dnat to C:p        comment = container id
 //! masquerading         ip saddr C ip daddr C masquerade            comment = container id
+//! localnet_guard       iifname != "lo" ip daddr 127.0.0.0/8 fib daddr . iif type != local drop
 //! ```
+//!
+//! The last chain, for IPv4, is ours alone.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -33,6 +36,7 @@ pub(super) const HOSTPORTS_ALL: &str = "hostports_all";
 pub(super) const MASQUERADING: &str = "masquerading";
 pub(super) const PREROUTING: &str = "prerouting";
 pub(super) const OUTPUT: &str = "output";
+pub(super) const LOCALNET_GUARD: &str = "localnet_guard";
 
 /// Where containers have rules.
 pub(super) const CONTAINER_CHAINS: [&str; 3] = [HOSTPORTS, HOSTIP_HOSTPORTS, MASQUERADING];
@@ -48,15 +52,17 @@ pub(super) fn family_of(family: Family) -> nf::Family {
     }
 }
 
-/// A chain of the kernel's nat path, where nft's names for priorities put it.
+/// Where the chain hooks in: those of the kernel's nat path where nft's names
+/// for priorities put them; the guard at `raw`, before any address is rewritten.
 pub(super) fn base(chain: &str) -> Option<BaseChain> {
-    let (hook, priority) = match chain {
-        PREROUTING => (Hook::Prerouting, -100),
-        OUTPUT => (Hook::Output, -100),
-        MASQUERADING => (Hook::Postrouting, 100),
+    let (kind, hook, priority) = match chain {
+        PREROUTING => (ChainKind::Nat, Hook::Prerouting, -100),
+        OUTPUT => (ChainKind::Nat, Hook::Output, -100),
+        MASQUERADING => (ChainKind::Nat, Hook::Postrouting, 100),
+        LOCALNET_GUARD => (ChainKind::Filter, Hook::Prerouting, -300),
         _ => return None,
     };
-    Some(BaseChain { kind: ChainKind::Nat, hook, priority, policy: Policy::Accept })
+    Some(BaseChain { kind, hook, priority, policy: Policy::Accept })
 }
 
 /// What an attachment is known by in its rules: the container id in the
@@ -227,6 +233,28 @@ fn add_match(body: RuleBody, one: &Match) -> RuleBody {
 /// The rules of `hostports_all`.
 pub(super) fn all_rules() -> [Vec<Expression>; 2] {
     [HOSTIP_HOSTPORTS, HOSTPORTS].map(|chain| RuleBody::new(nf::Family::Ipv4).jump(chain).build())
+}
+
+/// The guard: the kernel takes packets to and from 127.0.0.0/8 from a link with
+/// `route_localnet`, and a pod can send such frames. Answers to the host's own
+/// 127.0.0.1 are not among them: they are sent to the address that masqueraded
+/// it. A link that has an address in 127.0.0.0/8 of its own (a VRF, as the
+/// kernel's documents advise) keeps it.
+pub(super) fn guard_rules() -> [(Vec<Expression>, &'static str); 2] {
+    let loopback = (Ipv4Addr::new(127, 0, 0, 0).into(), 8);
+    let from_elsewhere = || RuleBody::new(nf::Family::Ipv4).iifname(Is::Not, "lo");
+    let to = from_elsewhere().daddr(Is::Equal, loopback.0, loopback.1);
+    let from = from_elsewhere().saddr(Is::Equal, loopback.0, loopback.1);
+    [
+        (
+            to.fib_daddr_iif_type_local(Is::Not).drop().build(),
+            "iifname != \"lo\" ip daddr 127.0.0.0/8 fib daddr . iif type != local drop",
+        ),
+        (
+            from.fib_saddr_iif_type_local(Is::Not).drop().build(),
+            "iifname != \"lo\" ip saddr 127.0.0.0/8 fib saddr . iif type != local drop",
+        ),
+    ]
 }
 
 /// What a rule of a container does, read from its bytecode, whoever wrote it.

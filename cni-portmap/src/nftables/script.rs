@@ -7,9 +7,10 @@ use std::process::{Command, Stdio};
 
 use linux::nftables::NfTables;
 
+use super::plan::base_chains;
 use super::rules::{
-    HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, Owner, PREROUTING, TABLE,
-    TABLE_COMMENT, base, family_of,
+    HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, LOCALNET_GUARD, MASQUERADING, OUTPUT, Owner, PREROUTING,
+    TABLE, TABLE_COMMENT, base, family_of,
 };
 use super::{Found, Part, find, unreached};
 use crate::config::Config;
@@ -25,7 +26,8 @@ pub(super) fn add(
     let failed = |source| Error::SetUpNftables { source };
     for part in parts {
         let found = find(kernel, part.family, owner).map_err(failed)?;
-        if let Some(unreached) = unreached(kernel, part.family, &part.wanted).map_err(failed)? {
+        let unreached = unreached(kernel, part.family, base_chains(&part.wanted, part.guarded));
+        if let Some(unreached) = unreached.map_err(failed)? {
             return Err(Error::NftRefused { words: unreached.to_string() });
         }
         script += &text(config, owner, part, &found);
@@ -61,6 +63,13 @@ fn text(config: &Config, owner: &Owner, part: &Part, found: &Found) -> String {
     for chain in [PREROUTING, OUTPUT] {
         let jump = format!("fib daddr type local jump {HOSTPORTS_ALL}");
         lines.push(format!("add rule {table} {chain} {conditions} {jump}"));
+    }
+    if part.guarded {
+        let hook = "{ type filter hook prerouting priority raw ; policy accept ; }";
+        lines.push(format!("add chain {table} {LOCALNET_GUARD} {hook}"));
+        lines.extend(
+            found.missing_guard().map(|(_, text)| format!("add rule {table} {LOCALNET_GUARD} {text}")),
+        );
     }
     let there = found.deeds(owner);
     for wanted in part.wanted.iter().filter(|wanted| !there.include(wanted)) {

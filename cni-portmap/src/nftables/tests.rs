@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::plan::{self, Found, is_removed, is_stale};
-use super::rules::{HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, PREROUTING, all_rules, network_tag, tag};
+use super::rules::{
+    HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, PREROUTING, all_rules, guard_rules, network_tag, tag,
+};
 use super::*;
 use linux::nftables::{Expression, Rule};
 
@@ -46,6 +48,7 @@ fn after_add(config: &Config, owner: &Owner) -> Found {
     for hook in [PREROUTING, OUTPUT] {
         rules.extend(unconditional().iter().map(|rule| listed(hook, None, rule)));
     }
+    rules.extend(guard_rules().iter().map(|(rule, _)| listed(LOCALNET_GUARD, None, rule)));
     let wanted = container_rules(config, Family::V4, CONTAINER.parse().unwrap()).unwrap();
     rules.extend(wanted.iter().map(|wanted| listed(wanted.chain, Some(owner), &wanted.expressions)));
     Found { rules, has_masquerading: true }
@@ -58,7 +61,8 @@ fn unconditional() -> Vec<Vec<Expression>> {
 fn changes(config: &Config, found: &Found, hooks: &[Vec<Expression>]) -> Batch {
     let mut batch = Batch::new();
     let wanted = container_rules(config, Family::V4, CONTAINER.parse().unwrap()).unwrap();
-    plan::add(&mut batch, Family::V4, found, &owner(), hooks, &wanted);
+    let shared = Shared { hook_rules: hooks, guarded: config.opens_localnet(Family::V4) };
+    plan::add(&mut batch, Family::V4, found, &owner(), shared, &wanted);
     batch
 }
 
@@ -124,7 +128,7 @@ fn other_conditions_or_a_missing_rule_are_a_change() {
     let found = after_add(&two_ports(), &owner());
     let conditions = conditions::parse(&["iifname eth0".to_owned()], Family::V4).unwrap();
     assert!(!changes(&two_ports(), &found, &hook_rules(&conditions, Family::V4)).is_empty());
-    for chain in [HOSTPORTS, MASQUERADING, HOSTPORTS_ALL, OUTPUT] {
+    for chain in [HOSTPORTS, MASQUERADING, HOSTPORTS_ALL, OUTPUT, LOCALNET_GUARD] {
         let mut found = found.clone();
         let at = found.rules.iter().position(|rule| rule.chain == chain).unwrap();
         found.rules.remove(at);

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 mod iptables;
+mod localnet;
 mod packets;
 mod rules;
 mod sandbox;

@@ -28,6 +28,9 @@ fn the_rules_are_those_of_the_reference_and_one_for_neighbours() {
         "\t\tip saddr 10.7.2.4 ip daddr 10.7.2.4 masquerade comment \"cid\"\n",
         "\t\tip saddr 127.0.0.1 ip daddr 10.7.2.4 masquerade comment \"cid\"\n",
         "\t\tip saddr 10.7.2.0/24 ip daddr 10.7.2.4 ct status dnat masquerade comment \"cid\"\n",
+        "\tchain localnet_guard {\n\t\ttype filter hook prerouting priority raw; policy accept;\n\
+         \t\tiifname != \"lo\" ip daddr 127.0.0.0/8 fib daddr . iif type != local drop\n\
+         \t\tiifname != \"lo\" ip saddr 127.0.0.0/8 fib saddr . iif type != local drop\n",
         "\t\ttcp dport 8080 dnat to [fd00:7::4]:80 comment \"cid\"\n",
         "\t\tip6 saddr fd00:7::4 ip6 daddr fd00:7::4 masquerade comment \"cid\"\n",
     ] {
@@ -85,7 +88,8 @@ fn a_failed_add_leaves_nothing() {
 /// The chain anew, with the same rules, in another place.
 fn put_elsewhere(sandbox: &Sandbox, chain: &str, hook: &str) {
     let listed = sandbox.host_output("nft", &format!("--stateless list chain ip cni_hostport {chain}"));
-    let rules = listed.lines().filter(|line| line.starts_with("\t\t") && !line.contains("type nat hook"));
+    let is_rule = |line: &&str| line.starts_with("\t\t") && !line.starts_with("\t\ttype ");
+    let rules = listed.lines().filter(is_rule);
     let rules: String = rules.map(|rule| format!("{rule}\n")).collect();
     sandbox.host_output("nft", &format!("flush chain ip cni_hostport {chain}"));
     sandbox.host_output("nft", &format!("delete chain ip cni_hostport {chain}"));
@@ -103,6 +107,12 @@ fn base_chains_that_hook_in_elsewhere_are_named_and_left_alone() {
             "type nat hook output priority -100",
         ),
         ("masquerading", "", "in no hook", "type nat hook postrouting priority 100"),
+        (
+            "localnet_guard",
+            "type filter hook prerouting priority 0;",
+            "\"type filter hook prerouting priority 0\"",
+            "type filter hook prerouting priority -300",
+        ),
     ] {
         let sandbox = Sandbox::bare();
         let (first, second) = (sandbox.attachment("cid", A, PORTS), sandbox.attachment("cid2", B, PORTS));
@@ -174,9 +184,10 @@ fn a_dormant_table_is_named_until_it_is_woken() {
 
 /// A chain that nothing wanted leads through may be anything.
 #[test]
-fn without_masquerading_its_chain_is_not_looked_at() {
+fn without_masquerading_its_chain_and_the_guards_are_not_looked_at() {
     let sandbox = Sandbox::bare();
-    sandbox.nft("table ip cni_hostport { chain masquerading { counter; }; }");
+    sandbox
+        .nft("table ip cni_hostport { chain masquerading { counter; }; chain localnet_guard { counter; }; }");
     let attachment = sandbox.attachment("cid", A, PORTS).with(json!({"snat": false}));
     attachment.add();
     attachment.succeeds("CHECK");
@@ -299,7 +310,7 @@ fn check_misses_every_rule_that_is_taken_away() {
         // Handles start again with the table.
         attachment.succeeds("CHECK");
     }
-    assert_eq!(taken, 8);
+    assert_eq!(taken, 10);
     sandbox.attachment("cid", B, PORTS).refused("CHECK");
     let none = sandbox.attachment("cid", A, PORTS).with(json!({"prevResult": null}));
     assert_eq!(none.refused("CHECK").1, "Required prevResult missing");

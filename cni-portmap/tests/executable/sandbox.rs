@@ -3,6 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -121,7 +123,8 @@ impl Sandbox {
             "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": netns}],
             "ips": [{"address": pod.v4, "interface": 1}, {"address": pod.v6, "interface": 1}]
         });
-        Attachment { sandbox: self, conf, id: id.to_owned(), netns, ifname: "eth0".to_owned() }
+        let ifname = "eth0".to_owned();
+        Attachment { sandbox: self, conf, id: id.to_owned(), netns, ifname, programs: None }
     }
 
     /// What `program` prints in the host's namespace.
@@ -172,6 +175,8 @@ pub(crate) struct Attachment<'a> {
     id: String,
     pub(crate) netns: String,
     pub(crate) ifname: String,
+    /// Where programs are looked for before all other places.
+    programs: Option<PathBuf>,
 }
 
 impl Attachment<'_> {
@@ -181,6 +186,23 @@ impl Attachment<'_> {
             self.conf[key] = value.clone();
         }
         self.conf.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        self
+    }
+
+    /// With `iptables` of the legacy variant, whichever the host's own is.
+    pub(crate) fn legacy_iptables(mut self) -> Self {
+        let dir = self.sandbox.dir.path().join("legacy");
+        std::fs::create_dir_all(&dir).unwrap();
+        for family in ["iptables", "ip6tables"] {
+            for tool in ["", "-restore"] {
+                let link = dir.join(format!("{family}{tool}"));
+                if !link.exists() {
+                    let program = output(&self.sandbox.host, "which", &format!("{family}-legacy{tool}"));
+                    symlink(program.trim_end(), link).unwrap();
+                }
+            }
+        }
+        self.programs = Some(dir);
         self
     }
 
@@ -195,6 +217,9 @@ impl Attachment<'_> {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if let Some(programs) = &self.programs {
+            process.env("PATH", programs);
+        }
         let mut child = self.sandbox.host.run(|| process.spawn().unwrap()).unwrap();
         child.stdin.take().unwrap().write_all(self.conf.to_string().as_bytes()).unwrap();
         child

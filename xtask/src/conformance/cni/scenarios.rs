@@ -66,6 +66,9 @@ pub(super) fn everywhere() -> Vec<Difference> {
         Difference::new("own-files", "*/file*/.hawser/*").ours("0*"),
         Difference::new("portmap-hairpin", "*/nft/ip* cni_hostport/chain masquerading")
             .extra_lines("ip* saddr * ip* daddr * ct status dnat masquerade comment \"*\""),
+        Difference::new("portmap-localnet-guard", "*/nft/ip cni_hostport/chain localnet_guard")
+            .ours("type filter hook prerouting priority raw; policy accept;*ip daddr 127.0.0.0/8*drop*ip saddr 127.0.0.0/8*drop"),
+        Difference::new("portmap-localnet-guard", "*/iptables/mangle").ours("*"),
         Difference::new("error-details", "*/stdout.details").ours("*"),
     ]
 }

@@ -121,6 +121,10 @@ fn differences(name: &str) -> Vec<Difference> {
                 .reference("nothing arrives")
                 .ours("as it should be"),
         ],
+        "portmap nftables: a container sends to 127.0.0.1 of the host"
+        | "portmap iptables: a container sends to 127.0.0.1 of the host" => {
+            vec![seen("portmap-localnet-guard", "5 tcp c1 -> 127.0.0.1:7777 (host:7777)", "10.1.0.2")]
+        }
         "portmap iptables: a rule is gone at CHECK" => vec![says(
             "own-words",
             "4 CHECK c1/portmap",
@@ -335,6 +339,12 @@ fn of_backend(backend: &'static str) -> Vec<Scenario> {
                     .by_port(5555)
                     .sees("203.0.113.2"),
             ),
+        plain("a container sends to 127.0.0.1 of the host")
+            .call(add("c1").runtime(runtime(&tcp)))
+            .step(Step::Sysctl { netns: "c1", name: "net/ipv4/conf/all/route_localnet", value: "1" })
+            .ip("c1", "route add 127.0.0.1/32 via 10.1.0.1")
+            .probe(Probe::tcp("c1", "127.0.0.1:7777", "host").port(7777))
+            .call(del("c1").runtime(runtime(&tcp))),
         plain("a rule is gone at CHECK")
             .call(add("c1").runtime(runtime(&tcp)))
             .step(Step::Filter(if backend == "nftables" {
