@@ -1,12 +1,13 @@
 //! Mounting and unmounting: mount(2), umount2(2), open_tree(2), move_mount(2)
 //! and the abort of a FUSE connection.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
@@ -51,6 +52,21 @@ impl MountFlags {
             (self.access_times == AccessTimes::Relative, MsFlags::MS_RELATIME),
             (self.nodiratime, MsFlags::MS_NODIRATIME),
             (self.sync, MsFlags::MS_SYNCHRONOUS),
+        ]
+        .into_iter()
+        .filter_map(|(wanted, flag)| wanted.then_some(flag))
+        .collect()
+    }
+
+    /// The same for fsmount(2), which has relatime as its default. `sync` is the file system's.
+    fn attributes(self) -> MountAttrFlags {
+        [
+            (self.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
+            (self.nosuid, MountAttrFlags::MOUNT_ATTR_NOSUID),
+            (self.nodev, MountAttrFlags::MOUNT_ATTR_NODEV),
+            (self.noexec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+            (self.access_times == AccessTimes::Never, MountAttrFlags::MOUNT_ATTR_NOATIME),
+            (self.nodiratime, MountAttrFlags::MOUNT_ATTR_NODIRATIME),
         ]
         .into_iter()
         .filter_map(|(wanted, flag)| wanted.then_some(flag))
@@ -115,6 +131,32 @@ pub fn unmount(target: &Path, mode: UnmountMode) -> Result<()> {
     nix::mount::umount2(target, flags).map_err(|e| Error::at("unmount", target, e))
 }
 
+/// [`remount_bind`] of the mount with its root at the descriptor `root`; `shown` is what errors
+/// call it.
+pub fn remount_bind_at(root: impl AsFd, shown: &Path, flags: MountFlags) -> Result<()> {
+    let ms_flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags.ms_flags();
+    nix::mount::mount(NONE, &by_descriptor(root), NONE, ms_flags, NONE)
+        .map_err(|e| Error::at("remount", shown, e))
+}
+
+/// [`unmount`] of what is mounted on `name` in the directory `parent`: the name alone is looked
+/// up. umount2(2) takes no descriptor of a directory, so the path leads through /proc. `shown` is
+/// what errors call it.
+pub fn unmount_in(parent: impl AsFd, name: &OsStr, shown: &Path, mode: UnmountMode) -> Result<()> {
+    unmount(&by_descriptor(parent).join(name), mode).map_err(|e| Error::at("unmount", shown, e.source))
+}
+
+/// Takes the mount with its root at the descriptor `root` out of the tree at once (MNT_DETACH). A
+/// plain unmount is not possible: the descriptor keeps the mount busy.
+pub fn detach(root: impl AsFd, shown: &Path) -> Result<()> {
+    nix::mount::umount2(&by_descriptor(root), MntFlags::MNT_DETACH).map_err(|e| Error::at("detach", shown, e))
+}
+
+/// A path to what is open, for calls that take no descriptor.
+fn by_descriptor(open: impl AsFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", open.as_fd().as_raw_fd()))
+}
+
 /// Mounts and unmounts below `target` no longer travel in either direction.
 pub fn make_private(target: &Path) -> Result<()> {
     propagation("make private", target, MsFlags::MS_PRIVATE | MsFlags::MS_REC)
@@ -163,10 +205,10 @@ pub fn minor_of(tree: impl AsFd) -> Result<u32> {
 }
 
 /// The id by which mountinfo calls the mount that `tree` is on, also of one that is
-/// detached and will be attached with this id.
+/// detached and will be attached with this id. The file system is not asked.
 pub fn id_of(tree: impl AsFd) -> Result<u64> {
-    let flags = rustix::fs::AtFlags::EMPTY_PATH;
-    let found = rustix::fs::statx(tree, c"", flags, rustix::fs::StatxFlags::MNT_ID)
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(tree, c"", flags, StatxFlags::MNT_ID)
         .map_err(|e| Error::new("stat", "a mount", e))?;
     Ok(found.stx_mnt_id)
 }
@@ -217,6 +259,42 @@ pub fn mount_fuse(
         }
     }
     mount_fs(&format!("fuse.{subtype}"), source, target, options.flags, &data)
+}
+
+/// [`mount_fuse`] without a target: a detached mount, to be attached with
+/// [`crate::rootfs::attach`]. Closing it before ends the connection.
+pub fn new_fuse(
+    fuse_device: impl AsFd,
+    (source, subtype): (&str, &str),
+    options: FuseMountOptions,
+) -> Result<OwnedFd> {
+    let failed = |op: &'static str| move |e: rustix::io::Errno| Error::new(op, "fuse", e);
+    let context = mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed("fsopen"))?;
+    let fd = fuse_device.as_fd().as_raw_fd().to_string();
+    let root_mode = format!("{:o}", libc::S_IFDIR);
+    for (key, value) in [
+        ("source", source),
+        ("subtype", subtype),
+        ("fd", &fd),
+        ("rootmode", &root_mode),
+        ("user_id", "0"),
+        ("group_id", "0"),
+    ] {
+        mount::fsconfig_set_string(&context, key, value).map_err(failed("fsconfig"))?;
+    }
+    let FuseMountOptions { flags, allow_other, default_permissions } = options;
+    for (wanted, name) in [
+        (allow_other, "allow_other"),
+        (default_permissions, "default_permissions"),
+        (flags.read_only, "ro"),
+        (flags.sync, "sync"),
+    ] {
+        if wanted {
+            mount::fsconfig_set_flag(&context, name).map_err(failed("fsconfig"))?;
+        }
+    }
+    mount::fsconfig_create(&context).map_err(failed("create file system"))?;
+    mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags.attributes()).map_err(failed("fsmount"))
 }
 
 /// Ends every request of the FUSE connection whose files have `st_dev` minor

@@ -86,6 +86,15 @@ pub fn at(path: &Path) -> Result<Option<MountEntry>> {
     found.map(|entry| entry.ok_or_else(|| misshapen(table))).transpose()
 }
 
+/// The mount with this id, visible or not; `None` where it is not in this mount namespace.
+pub fn of_id(mount_id: u64) -> Result<Option<MountEntry>> {
+    let table = Path::new(OF_THIS_THREAD);
+    let bytes = bytes_of(table)?;
+    let is_it = |line: &&[u8]| line.split(|b| *b == b' ').next().and_then(number) == Some(mount_id);
+    let found = lines(&bytes).find(is_it).map(parse_line);
+    found.map(|entry| entry.ok_or_else(|| misshapen(table))).transpose()
+}
+
 /// The deepest mount point at or above `path`, by the text of both: no link is followed.
 pub fn point_above(path: &Path) -> Result<PathBuf> {
     let above = read()?.into_iter().map(|mount| mount.mount_point).filter(|point| path.starts_with(point));
