@@ -64,6 +64,9 @@ pub enum Error {
     SecondTarget { volume_id: VolumeId, published: PathBuf, mode: AccessMode },
     #[error("{field} {}: {reason}", path.display())]
     UnusablePath { field: &'static str, path: PathBuf, reason: String },
+    /// The path was good when it was checked, so the caller must come back.
+    #[error("{field} {}: {reason}: put the directories on the way back, and call again", path.display())]
+    PathChanged { field: &'static str, path: PathBuf, reason: String },
     #[error("{} is a mount of {found}, not of volume {volume_id}", path.display())]
     ForeignMount { volume_id: VolumeId, path: PathBuf, found: String },
     #[error("volume {volume_id} is attached to node {node_id}, and {mode} allows no second node")]
@@ -189,6 +192,10 @@ pub enum Error {
 impl Error {
     pub(crate) fn invalid(field: &'static str, value: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::InvalidField { field, value: wire::shortened(value.into()), reason: reason.into() }
+    }
+
+    pub(crate) fn changed(field: &'static str, path: &Path, reason: impl Into<String>) -> Self {
+        Self::PathChanged { field, path: path.to_owned(), reason: reason.into() }
     }
 
     pub(crate) fn unusable(field: &'static str, path: &Path, reason: impl Into<String>) -> Self {

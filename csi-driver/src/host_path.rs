@@ -13,6 +13,7 @@ use crate::bounded::InTurn;
 use crate::config::{AllowedPaths, Config};
 use crate::error::{Error, Result, Step};
 use crate::limits;
+use crate::place::Place;
 
 /// PATH_MAX without its terminating zero, and NAME_MAX.
 const MAX_BYTES: usize = 4095;
@@ -71,8 +72,8 @@ impl HostPaths {
         let csi_dir = csi_socket.parent().unwrap_or(&config.kubelet_dir);
         let own_dirs = [config.pool.as_path(), &config.state_dir, &config.run_dir, csi_dir];
         let kubelet_dir =
-            walk(&config.kubelet_dir, None).map_err(|e| e.at("--kubelet-dir", &config.kubelet_dir))?;
-        let own_dirs = own_dirs.into_iter().map(|dir| walk(dir, None).unwrap_or_else(|_| dir.to_owned()));
+            follow(&config.kubelet_dir, None).map_err(|e| e.at("--kubelet-dir", &config.kubelet_dir))?;
+        let own_dirs = own_dirs.into_iter().map(|dir| follow(dir, None).unwrap_or_else(|_| dir.to_owned()));
         let own_dirs = own_dirs.filter(|dir| !kubelet_dir.starts_with(dir)).collect();
         Ok(Self { kubelet_dir, allowed: config.paths, own_dirs, looks: InTurn::default() })
     }
@@ -116,17 +117,48 @@ impl HostPaths {
         }
     }
 
+    /// The place at `path`, which [`Self::resolve`] or the journal has: a link in its parents, or
+    /// a FUSE mount, came later and is [`Error::PathChanged`]. `None` where its parent is no directory.
+    ///
+    /// `path` was allowed by its text. Without links, the walk can lead nowhere else.
+    pub(crate) fn place(&self, field: &'static str, path: &Path) -> Result<Option<Place>> {
+        let (parent, name) = split(field, path)?;
+        let walked =
+            self.look(field, path, move |kubelet_dir| walk(&parent, Some(kubelet_dir), Links::Refuse))?;
+        match walked {
+            Ok(Walked { dir: Some(dir), .. }) => {
+                Place::new(field, dir, name, path.to_owned()).map(Some).step("look at mount point")
+            }
+            Ok(Walked { dir: None, .. }) | Err(WalkError::Io(Errno::NOTDIR)) => Ok(None),
+            Err(WalkError::Fuse(mount)) => Err(Error::changed(field, path, leads_through(&mount))),
+            Err(e) => Err(e.at(field, path)),
+        }
+    }
+
     fn follow(&self, path: &HostPath) -> Result<PathBuf> {
         let HostPath { field, path: asked } = path;
-        let (parent, name) = match (asked.parent(), asked.file_name()) {
-            (Some(parent), Some(name)) => (parent.to_owned(), name),
-            _ => return Err(refusal(path, "no name at its end")),
-        };
-        let key = mountinfo::point_above(&parent).step("read mountinfo")?;
-        let (look, kubelet_dir) = (format!("look at {field} {}", asked.display()), self.kubelet_dir.clone());
-        let walk = move || walk(&parent, Some(&kubelet_dir));
-        let walked = self.looks.within(&key, look, limits::PATH_LOOK, walk)?;
-        utf8(field, walked.map_err(|e| e.at(field, asked))?.join(name))
+        let (parent, name) = split(field, asked)?;
+        let followed = self.look(field, asked, move |kubelet_dir| follow(&parent, Some(kubelet_dir)))?;
+        utf8(field, followed.map_err(|e| e.at(field, asked))?.join(name))
+    }
+
+    fn look<T: Send + 'static>(
+        &self,
+        field: &'static str,
+        path: &Path,
+        walk: impl FnOnce(&Path) -> T + Send + 'static,
+    ) -> Result<T> {
+        let parent = path.parent().unwrap_or(path);
+        let key = mountinfo::point_above(parent).step("read mountinfo")?;
+        let (look, kubelet_dir) = (format!("look at {field} {}", path.display()), self.kubelet_dir.clone());
+        self.looks.within(&key, look, limits::PATH_LOOK, move || walk(&kubelet_dir))
+    }
+}
+
+fn split(field: &'static str, path: &Path) -> Result<(PathBuf, OsString)> {
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Ok((parent.to_owned(), name.to_owned())),
+        _ => Err(Error::invalid(field, path.to_string_lossy(), "no name at its end")),
     }
 }
 
@@ -138,6 +170,8 @@ fn refusal(path: &HostPath, reason: impl Into<String>) -> Error {
 enum WalkError {
     Io(Errno),
     Links,
+    /// Where none was to be followed.
+    Link(PathBuf),
     Fuse(Box<MountEntry>),
     Mountinfo(linux::Error),
 }
@@ -153,15 +187,16 @@ impl WalkError {
                 Error::Kernel { step: "follow path", source: linux::Error::at("look at", path, e) }
             }
             Self::Links => Error::unusable(field, path, format!("leads through more than {MAX_LINKS} links")),
-            Self::Fuse(mount) => {
-                let (at, kind, source) =
-                    (mount.mount_point.display(), &mount.fs_type, mount.source.display());
-                let reason = format!("leads through {at}, a mount of {kind} from {source}");
-                Error::invalid(field, path.to_string_lossy(), reason)
-            }
+            Self::Link(at) => Error::changed(field, path, format!("{} has become a link", at.display())),
+            Self::Fuse(mount) => Error::invalid(field, path.to_string_lossy(), leads_through(&mount)),
             Self::Mountinfo(source) => Error::Kernel { step: "read mountinfo", source },
         }
     }
+}
+
+fn leads_through(mount: &MountEntry) -> String {
+    let (at, kind, source) = (mount.mount_point.display(), &mount.fs_type, mount.source.display());
+    format!("leads through {at}, a mount of {kind} from {source}")
 }
 
 impl From<Errno> for WalkError {
@@ -170,21 +205,38 @@ impl From<Errno> for WalkError {
     }
 }
 
-/// Follows the links in `path`, as far as it exists. Each step opens one name and looks at
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Follow,
+    Refuse,
+}
+
+struct Walked {
+    path: PathBuf,
+    /// `None` where the path does not exist, or is no directory.
+    dir: Option<OwnedFd>,
+}
+
+/// The path with its links followed, as far as it exists.
+fn follow(path: &Path, kubelet_dir: Option<&Path>) -> std::result::Result<PathBuf, WalkError> {
+    walk(path, kubelet_dir, Links::Follow).map(|walked| walked.path)
+}
+
+/// Walks `path` as far as it exists. Each step opens one name and looks at
 /// what it is, and no step is made in a FUSE mount, so that no daemon is asked for a name.
 /// FUSE mounts that `kubelet_dir` itself lies in are the node's own; without it all are.
-fn walk(path: &Path, kubelet_dir: Option<&Path>) -> std::result::Result<PathBuf, WalkError> {
+fn walk(path: &Path, kubelet_dir: Option<&Path>, follow: Links) -> std::result::Result<Walked, WalkError> {
     let root = || open(CWD, OsStr::new("/"));
     let mut names: Vec<OsString> = names_in(path);
     let (mut dir, mut resolved, mut links) = (root()?, PathBuf::from("/"), 0);
-    let mut device = stat(&dir)?.device;
+    let Found { mut device, mut kind } = stat(&dir)?;
     while let Some(name) = names.pop() {
         let step = match open(&dir, &name) {
             Ok(step) => step,
             Err(Errno::NOENT) => {
                 names.push(name);
                 names.into_iter().rev().for_each(|name| append(&mut resolved, &name));
-                return Ok(resolved);
+                return Ok(Walked { path: resolved, dir: None });
             }
             Err(e) => return Err(e.into()),
         };
@@ -195,7 +247,10 @@ fn walk(path: &Path, kubelet_dir: Option<&Path>) -> std::result::Result<PathBuf,
         {
             return Err(WalkError::Fuse(Box::new(mount)));
         }
-        if found.is_link {
+        if found.kind == FileType::Symlink {
+            if follow == Links::Refuse {
+                return Err(WalkError::Link(resolved.join(name)));
+            }
             links += 1;
             if links > MAX_LINKS {
                 return Err(WalkError::Links);
@@ -205,14 +260,14 @@ fn walk(path: &Path, kubelet_dir: Option<&Path>) -> std::result::Result<PathBuf,
             names.extend(names_in(target));
             if target.is_absolute() {
                 (dir, resolved) = (root()?, PathBuf::from("/"));
-                device = stat(&dir)?.device;
+                (device, kind) = (stat(&dir)?.device, FileType::Directory);
             }
             continue;
         }
         append(&mut resolved, &name);
-        (dir, device) = (step, found.device);
+        (dir, device, kind) = (step, found.device, found.kind);
     }
-    Ok(resolved)
+    Ok(Walked { path: resolved, dir: (kind == FileType::Directory).then_some(dir) })
 }
 
 /// The first one last. `.` is left out.
@@ -236,15 +291,15 @@ fn open(dir: impl AsFd, name: &OsStr) -> std::result::Result<OwnedFd, Errno> {
 
 struct Found {
     device: (u32, u32),
-    is_link: bool,
+    kind: FileType,
 }
 
 /// What the kernel knows: no file system is asked.
 fn stat(fd: &OwnedFd) -> std::result::Result<Found, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(fd, "", flags, StatxFlags::TYPE)?;
-    let is_link = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Symlink;
-    Ok(Found { device: (found.stx_dev_major, found.stx_dev_minor), is_link })
+    let kind = FileType::from_raw_mode(found.stx_mode.into());
+    Ok(Found { device: (found.stx_dev_major, found.stx_dev_minor), kind })
 }
 
 fn fuse_mount(device: (u32, u32), kubelet_dir: &Path) -> std::result::Result<Option<MountEntry>, WalkError> {
@@ -328,6 +383,25 @@ mod tests {
                 let known = paths.resolve(&path, |_| true).unwrap();
                 assert_eq!(known, path.as_asked(), "known paths stay usable");
             }
+        }
+    }
+
+    #[test]
+    fn a_place_is_reached_through_directories_alone() {
+        let (_dir, paths) = paths("real");
+        let real = paths.kubelet_dir.clone();
+        std::fs::create_dir_all(real.join("a/b")).unwrap();
+        std::fs::write(real.join("file"), "").unwrap();
+        symlink("a", real.join("link")).unwrap();
+        let place = |below: &str| paths.place("target_path", &real.join(below));
+        assert_eq!(place("a/b/new").unwrap().unwrap().path(), real.join("a/b/new"));
+        for missing in ["a/no/new", "file/new", "a/no/such/new"] {
+            assert!(place(missing).unwrap().is_none(), "{missing}");
+        }
+        for changed in ["link/new", "link/b/new"] {
+            let error = place(changed).unwrap_err();
+            assert!(matches!(error, Error::PathChanged { .. }), "{error}");
+            assert!(error.to_string().contains("link has become a link"), "{error}");
         }
     }
 

@@ -3,8 +3,8 @@
 //!
 //! The layers: `identity`, `controller`, `node`, `registration` speak the wire
 //! and check what they are told; `provision`, `node::stage`, `node::publish` and
-//! `reconcile` decide and act; `journal`, `pool`, `mounts`, `launcher`, `dial` and
-//! `handover` are the effects. `status` is the only place that chooses gRPC codes.
+//! `reconcile` decide and act; `journal`, `pool`, `place`, `mounts`, `launcher`,
+//! `dial` and `handover` are the effects. `status` is the only place that chooses gRPC codes.
 
 pub mod admission;
 mod attach;
@@ -32,6 +32,7 @@ mod mounts;
 mod node;
 mod node_of_state;
 mod parameters;
+mod place;
 mod pool;
 mod process;
 mod provision;

@@ -4,6 +4,7 @@
 //! Invariant: nothing here asks the mounted file system itself: its daemon may
 //! be dead or stuck.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::bounded;
 use crate::capability::{Access, MountFlag};
 use crate::error::{Error, Result, Step};
 use crate::limits;
+use crate::place::Place;
 use crate::volume::VolumeId;
 
 const SUBTYPE: &str = "hawser";
@@ -26,15 +28,27 @@ const BUSY_RETRY: Duration = Duration::from_millis(20);
 /// may stand upon each other; more than this many is not ours to dissolve.
 const MAX_LAYERS: usize = 16;
 
-/// Mounts the connection for the volume at `target`.
+/// Mounts the connection for the volume at `place`.
 pub(crate) fn mount(
-    fuse_device: &std::os::fd::OwnedFd,
+    fuse_device: &OwnedFd,
     volume_id: &VolumeId,
-    target: &Path,
+    place: &Place,
     access: Access,
-) -> Result<()> {
+) -> Result<MountEntry> {
     let options = FuseMountOptions { flags: flags(access), allow_other: true, default_permissions: true };
-    linux::mount::mount_fuse(fuse_device, (volume_id.as_str(), SUBTYPE), target, options).step("mount volume")
+    let tree = linux::mount::new_fuse(fuse_device, (volume_id.as_str(), SUBTYPE), options);
+    place.attach(&tree.step("mount volume")?, "mount volume")
+}
+
+/// A detached copy of `mount`, and of nothing else that may have come to its place since: the path
+/// is followed, and what was opened is verified.
+pub(crate) fn copy(mount: &MountEntry, step: &'static str) -> Result<OwnedFd> {
+    let path = &mount.mount_point;
+    let tree = linux::mount::open_tree_clone(path).step(step)?;
+    if linux::mount::minor_of(&tree).step(step)? != mount.minor {
+        return Err(Error::unusable("staging_target_path", path, "the volume has just been unmounted there"));
+    }
+    Ok(tree)
 }
 
 /// The flags of a mount for `access`. Every mount of a volume is nosuid and nodev.
@@ -68,9 +82,19 @@ pub(crate) fn is_as_wanted(mount: &MountEntry, access: Access) -> bool {
         && access.flags.iter().filter(of_mount).all(|flag| has(flag.as_str()))
 }
 
-/// The volume's mount that is visible at `path`; a mount of something else there is an error.
+/// The volume's mount that is visible at `path`, by mountinfo alone; a mount of something else
+/// there is an error. To change what is there, look with [`find_at`].
 pub(crate) fn find(path: &Path, volume_id: &VolumeId) -> Result<Option<MountEntry>> {
-    match mountinfo::at(path).step("read mountinfo")? {
+    only_of(mountinfo::at(path).step("read mountinfo")?, path, volume_id)
+}
+
+/// [`find`], at a place.
+pub(crate) fn find_at(place: &Place, volume_id: &VolumeId) -> Result<Option<MountEntry>> {
+    only_of(place.mount().step("look at mount point")?, place.path(), volume_id)
+}
+
+fn only_of(found: Option<MountEntry>, path: &Path, volume_id: &VolumeId) -> Result<Option<MountEntry>> {
+    match found {
         None => Ok(None),
         Some(entry) if is_of(&entry, volume_id) => Ok(Some(entry)),
         Some(entry) => Err(Error::ForeignMount {
@@ -135,45 +159,45 @@ pub(crate) enum WhenBusy {
     AbortNow,
 }
 
-/// Takes every mount of the volume off `path`; none there is a success. What
+/// Takes every mount of the volume off `place`; none there is a success. What
 /// waits for a daemon that does not answer is ended by an abort of the
 /// connection, so nothing is detached that a request could keep for ever.
-pub(crate) fn unmount(path: &Path, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
+pub(crate) fn unmount(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
     let begun = Instant::now();
     for _ in 0..MAX_LAYERS {
-        let Some(mount) = find(path, volume_id)? else { return Ok(()) };
+        let Some(mount) = find_at(place, volume_id)? else { return Ok(()) };
         let patience = match when_busy {
             WhenBusy::Hide | WhenBusy::AbortNow => Duration::ZERO,
             WhenBusy::Refuse => limits::CLOSING,
             WhenBusy::Abort => limits::UNMOUNT,
         };
-        match (patient_unmount(path, begun + patience)?, when_busy) {
+        match (patient_unmount(place, begun + patience)?, when_busy) {
             (Outcome::Gone, _) => {}
             // Beneath another mount, where no path leads.
             (Outcome::NotReachable, _) => return Ok(()),
-            (Outcome::Busy, WhenBusy::Refuse) => return Err(Error::Busy { path: path.to_owned() }),
-            (Outcome::Busy, WhenBusy::Hide) => drop(bounded_unmount(path, UnmountMode::Detach)?),
-            (Outcome::Stuck, WhenBusy::Refuse | WhenBusy::Hide) => return Err(stuck(path)),
+            (Outcome::Busy, WhenBusy::Refuse) => return Err(Error::Busy { path: place.path().to_owned() }),
+            (Outcome::Busy, WhenBusy::Hide) => drop(bounded_unmount(place, UnmountMode::Detach)?),
+            (Outcome::Stuck, WhenBusy::Refuse | WhenBusy::Hide) => return Err(stuck(place)),
             (Outcome::Busy | Outcome::Stuck, WhenBusy::Abort | WhenBusy::AbortNow) => {
-                abort(path, mount.minor)?;
+                abort(place, mount.minor)?;
             }
         }
     }
-    Err(Error::Busy { path: path.to_owned() })
+    Err(Error::Busy { path: place.path().to_owned() })
 }
 
 /// [`unmount`], with a mount of something else left alone: a call that undoes finds
 /// nothing of its volume there, and nothing to undo.
-pub(crate) fn unmount_own(path: &Path, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
-    match unmount(path, volume_id, when_busy) {
+pub(crate) fn unmount_own(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
+    match unmount(place, volume_id, when_busy) {
         Err(Error::ForeignMount { .. }) => Ok(()),
         outcome => outcome,
     }
 }
 
-fn patient_unmount(path: &Path, deadline: Instant) -> Result<Outcome> {
+fn patient_unmount(place: &Place, deadline: Instant) -> Result<Outcome> {
     loop {
-        match bounded_unmount(path, UnmountMode::Plain)? {
+        match bounded_unmount(place, UnmountMode::Plain)? {
             Outcome::Busy if Instant::now() < deadline => std::thread::park_timeout(BUSY_RETRY),
             outcome => return Ok(outcome),
         }
@@ -181,19 +205,19 @@ fn patient_unmount(path: &Path, deadline: Instant) -> Result<Outcome> {
 }
 
 /// Ends the connection, and with it all that waits for its daemon, then the mount.
-fn abort(path: &Path, minor: u32) -> Result<()> {
-    tracing::warn!(path = %path.display(), "does not unmount: its connection is aborted");
+fn abort(place: &Place, minor: u32) -> Result<()> {
+    tracing::warn!(path = %place.path().display(), "does not unmount: its connection is aborted");
     abort_connection(minor)?;
-    match patient_unmount(path, Instant::now() + limits::CLOSING)? {
+    match patient_unmount(place, Instant::now() + limits::CLOSING)? {
         Outcome::Gone | Outcome::NotReachable => Ok(()),
         // Whoever holds it gets ENOTCONN from now on: no request can keep it.
-        Outcome::Busy => bounded_unmount(path, UnmountMode::Detach).map(drop),
-        Outcome::Stuck => Err(stuck(path)),
+        Outcome::Busy => bounded_unmount(place, UnmountMode::Detach).map(drop),
+        Outcome::Stuck => Err(stuck(place)),
     }
 }
 
-fn stuck(path: &Path) -> Error {
-    Error::Deadline { what: format!("unmount {}", path.display()), limit: limits::UNMOUNT }
+fn stuck(place: &Place) -> Error {
+    Error::Deadline { what: format!("unmount {}", place.path().display()), limit: limits::UNMOUNT }
 }
 
 static ABORTED: AtomicU64 = AtomicU64::new(0);
@@ -220,10 +244,10 @@ enum Outcome {
 }
 
 /// umount2(2) on a thread of its own, which is left behind when it does not return.
-fn bounded_unmount(path: &Path, mode: UnmountMode) -> Result<Outcome> {
-    let target = path.to_owned();
-    let unmount = move || linux::mount::unmount(&target, mode);
-    match bounded::within(format!("unmount {}", path.display()), limits::UNMOUNT, unmount) {
+fn bounded_unmount(place: &Place, mode: UnmountMode) -> Result<Outcome> {
+    let target = place.clone();
+    let unmount = move || target.unmount(mode);
+    match bounded::within(format!("unmount {}", place.path().display()), limits::UNMOUNT, unmount) {
         Ok(Ok(())) => Ok(Outcome::Gone),
         Ok(Err(e)) if matches!(e.errno(), Errno::EINVAL | Errno::ENOENT) => Ok(Outcome::NotReachable),
         Ok(Err(e)) if e.errno() == Errno::EBUSY => Ok(Outcome::Busy),

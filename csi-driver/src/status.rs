@@ -54,6 +54,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::ControlLost { .. }
         | Error::Unfilled { .. }
         | Error::Busy { .. }
+        | Error::PathChanged { .. }
         | Error::DaemonLives { .. }
         | Error::Panicked { .. }
         | Error::Uncleared { .. }

@@ -1,110 +1,121 @@
 //! Directories that a volume is mounted on, and what is seen in them where it is not.
 
-use std::fs::{DirBuilder, File, Permissions};
-use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rustix::fs::{Dir, Mode, OFlags};
+use rustix::fs::{Dir, FileType, Mode};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, Step};
+use crate::place::Place;
 
 /// No pod's process gets in while the volume is not mounted; root may still remove it.
 const BARE_MODE: u32 = 0;
 
 /// The directory that the caller made, closed. Called with nothing mounted there.
-pub(crate) fn close(field: &'static str, path: &Path) -> Result<()> {
-    open_empty(field, path)?
+pub(crate) fn close(place: &Place) -> Result<()> {
+    open_empty(place)?
         .set_permissions(Permissions::from_mode(BARE_MODE))
-        .map_err(|e| linux::Error::at("chmod", path, e))
+        .map_err(|e| linux::Error::at("chmod", place.path(), e))
         .step("close mount point")
 }
 
 /// Whether [`make`] may do its work. Called with nothing mounted there.
-pub(crate) fn check(field: &'static str, path: &Path) -> Result<()> {
-    match std::fs::symlink_metadata(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-        Err(e) if e.kind() != ErrorKind::NotADirectory => failed("look at", path, e),
-        Ok(_) | Err(_) => open_empty(field, path).map(drop),
+pub(crate) fn check(place: &Place) -> Result<()> {
+    match place.stat() {
+        Err(Errno::NOENT) => Ok(()),
+        Err(e) => failed("look at", place, e),
+        Ok(_) => open_empty(place).map(drop),
     }
 }
 
-fn failed<T>(op: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Result<T> {
-    Err(linux::Error::at(op, path, source)).step("look at mount point")
+fn failed<T>(op: &'static str, place: &Place, source: Errno) -> Result<T> {
+    Err(linux::Error::at(op, place.path(), source)).step("look at mount point")
 }
 
-fn open_empty(field: &'static str, path: &Path) -> Result<File> {
-    let unusable = |reason: String| Error::unusable(field, path, reason);
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = match rustix::fs::open(path, flags, Mode::empty()) {
+fn open_empty(place: &Place) -> Result<File> {
+    let unusable = |reason: String| Error::unusable(place.field(), place.path(), reason);
+    let dir = match place.open_dir() {
         Ok(dir) => dir,
         // A link is neither followed nor mounted on: a bind mount would lead out of the pod.
         Err(Errno::NOTDIR | Errno::LOOP) => return Err(unusable("not a directory".to_owned())),
         Err(e @ Errno::NOENT) => return Err(unusable(std::io::Error::from(e).to_string())),
-        Err(e) => return failed("open", path, e),
+        Err(e) => return failed("open", place, e),
     };
     // What is in there would be hidden, and in the way when the volume goes.
     let mut entries = match Dir::read_from(&dir) {
         Ok(entries) => entries,
-        Err(e) => return failed("list", path, e),
+        Err(e) => return failed("list", place, e),
     };
     if entries.any(|entry| entry.is_ok_and(|entry| ![c".", c".."].contains(&entry.file_name()))) {
         return Err(unusable("not an empty directory".to_owned()));
     }
-    Ok(File::from(dir))
+    Ok(dir)
 }
 
 /// A closed directory, new or found. CSI spec, NodePublishVolume: the caller has
 /// made the parent, the plugin makes the target.
-pub(crate) fn make(field: &'static str, path: &Path) -> Result<()> {
-    match DirBuilder::new().mode(BARE_MODE).create(path) {
+pub(crate) fn make(place: &Place) -> Result<()> {
+    match place.make_dir(Mode::from(BARE_MODE)) {
         Ok(()) => Ok(()),
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => close(field, path),
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            Err(Error::unusable(field, path, format!("its parent: {e}")))
-        }
-        Err(e) => Err(linux::Error::at("create", path, e)).step("create mount point"),
+        Err(Errno::EXIST) => close(place),
+        // The parent was removed since it was opened.
+        Err(Errno::NOENT) => Err(parent_missing(place.field(), place.path())),
+        Err(e) => Err(linux::Error::at("create", place.path(), e)).step("create mount point"),
     }
+}
+
+pub(crate) fn parent_missing(field: &'static str, path: &Path) -> Error {
+    Error::unusable(field, path, "its parent is missing, or not a directory")
 }
 
 /// Removes what [`make`] made in a life that nobody remembers, as after a power cut:
 /// an empty, closed directory of root's. All else is left alone. Called with nothing
 /// mounted there.
-pub(crate) fn remove_left(field: &'static str, path: &Path) -> Result<()> {
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() && found.mode() & 0o7777 == BARE_MODE && found.uid() == 0 => {}
-        Ok(_) => return Ok(()),
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(e) if e.kind() == ErrorKind::NotADirectory => {
-            return Err(Error::unusable(field, path, e.to_string()));
+pub(crate) fn remove_left(place: &Place) -> Result<()> {
+    let is_ours = match place.stat() {
+        Ok(found) => {
+            FileType::from_raw_mode(found.st_mode) == FileType::Directory
+                && found.st_mode & 0o7777 == BARE_MODE
+                && found.st_uid == 0
         }
-        Err(e) => return failed("look at", path, e),
+        Err(Errno::NOENT) => false,
+        Err(e) => return failed("look at", place, e),
+    };
+    if !is_ours {
+        return Ok(());
     }
-    match std::fs::remove_dir(path) {
-        Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
-            failed("remove", path, e)
-        }
-        Ok(()) | Err(_) => Ok(()),
+    match place.remove_dir() {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        Err(e) => failed("remove", place, e),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::OFlags;
+
     use super::*;
+
+    fn place(field: &'static str, path: &Path) -> Place {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let parent = rustix::fs::open(path.parent().unwrap(), flags, Mode::empty()).unwrap();
+        Place::new(field, parent, path.file_name().unwrap().to_owned(), path.to_owned()).unwrap()
+    }
 
     #[test]
     fn only_an_empty_closed_directory_is_taken_for_what_was_left() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        make("target_path", &at("left")).unwrap();
-        make("target_path", &at("used")).unwrap();
+        make(&place("target_path", &at("left"))).unwrap();
+        make(&place("target_path", &at("used"))).unwrap();
         std::fs::write(at("used").join("file"), "").unwrap();
         std::fs::create_dir(at("open")).unwrap();
         std::fs::write(at("plain"), "").unwrap();
         std::os::unix::fs::symlink(at("left"), at("link")).unwrap();
-        for name in ["link", "left", "left", "used", "open", "plain", "absent/below"] {
-            remove_left("target_path", &at(name)).unwrap();
+        for name in ["link", "left", "left", "used", "open", "plain", "absent"] {
+            remove_left(&place("target_path", &at(name))).unwrap();
         }
         let mut kept: Vec<_> =
             std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -117,10 +128,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let mode = |name: &str| std::fs::metadata(at(name)).unwrap().permissions().mode() & 0o7777;
-        make("target_path", &at("new")).unwrap();
+        make(&place("target_path", &at("new"))).unwrap();
         std::fs::create_dir(at("found")).unwrap();
-        make("target_path", &at("found")).unwrap();
-        close("staging_target_path", &at("found")).unwrap();
+        make(&place("target_path", &at("found"))).unwrap();
+        close(&place("staging_target_path", &at("found"))).unwrap();
         assert_eq!((mode("new"), mode("found")), (0, 0));
 
         std::fs::create_dir(at("linked")).unwrap();
@@ -130,16 +141,16 @@ mod tests {
         std::fs::create_dir(at("used")).unwrap();
         std::fs::write(at("used/precious"), "").unwrap();
         for act in [make, close] {
-            let message = act("target_path", &at("used")).unwrap_err().to_string();
+            let message = act(&place("target_path", &at("used"))).unwrap_err().to_string();
             assert!(message.ends_with("used: not an empty directory"), "{message}");
         }
         assert_eq!(mode("used"), before, "it is left as it was");
         for wrong in ["link", "file"] {
-            let message = make("target_path", &at(wrong)).unwrap_err().to_string();
+            let message = make(&place("target_path", &at(wrong))).unwrap_err().to_string();
             assert!(message.starts_with("target_path ") && message.ends_with("not a directory"), "{message}");
         }
         assert_eq!(mode("linked"), before, "a link is not followed");
-        let message = close("staging_target_path", &at("absent")).unwrap_err().to_string();
+        let message = close(&place("staging_target_path", &at("absent"))).unwrap_err().to_string();
         assert!(message.contains("absent") && message.contains("No such file"), "{message}");
     }
 }

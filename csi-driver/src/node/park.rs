@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use linux::mountinfo::MountEntry;
 use tokio::task::AbortHandle;
 
-use super::stage::{StageWish, check_staging_path, uncleared};
+use super::stage::{StageWish, uncleared};
 use crate::control::Control;
 use crate::dial::DialDir;
 use crate::driver::{Driver, Lock};
@@ -29,6 +29,7 @@ use crate::limits;
 use crate::mounts::{self, WhenBusy};
 use crate::node::hang::flush;
 use crate::node::stage::Health;
+use crate::place::Place;
 use crate::volume::VolumeId;
 use crate::watch;
 
@@ -110,11 +111,11 @@ impl Driver {
             }
         };
         let delay = Duration::from_secs(stage.settings.delete_delay_seconds.into());
-        let staging_path = stage.staging_path.clone();
+        let Some(place) = self.place_of_stage(volume_id, &stage)? else { return Ok(false) };
         record.stage = None;
         record.parked = Some(ParkedRecord { stage, until: Timestamp::now().after(delay) });
         self.journal.put(volume_id, record)?;
-        if let Err(error) = mounts::unmount(&staging_path, volume_id, WhenBusy::Refuse) {
+        if let Err(error) = mounts::unmount(&place, volume_id, WhenBusy::Refuse) {
             tracing::info!(%volume_id, error = chain(&error), "somebody is in it still: not parked");
             drop(mount);
             return self.end_parked(volume_id, record).map(|()| true);
@@ -176,7 +177,7 @@ impl Driver {
             self.end_parked(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
             return Ok(None);
         }
-        check_staging_path(&wish.staging_path, volume_id)?;
+        let place = self.empty_staging_path(&wish.staging_path, volume_id)?;
         let stage = StageRecord {
             staging_path: wish.staging_path.clone(),
             settings: wish.settings.clone(),
@@ -187,14 +188,11 @@ impl Driver {
         self.journal.put(volume_id, &staged)?;
         *record = staged;
         let attached = match self.parking.take(volume_id) {
-            Some(mount) => self.attach_mount(volume_id, record, mount),
+            Some(mount) => self.attach_mount(volume_id, record, &mount, &place),
             // By a driver that ends.
             None => Err(Error::ControlLost { volume_id: volume_id.clone(), what: "its stage" }),
         };
-        attached.map(Some).map_err(|cause| match self.tear_down(volume_id, record) {
-            Ok(()) => cause,
-            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-        })
+        attached.map(Some).map_err(|cause| self.undo_stage(volume_id, record, &place, cause))
     }
 
     /// Ends what an Unstage or a Stage that failed has let go, and not ended.
@@ -248,21 +246,24 @@ impl Driver {
         &self,
         volume_id: &VolumeId,
         record: &VolumeRecord,
-        mount: OwnedFd,
+        mount: &OwnedFd,
+        place: &Place,
     ) -> Result<MountEntry> {
         let gone = || Error::UnknownVolume { volume_id: volume_id.to_string() };
         let stage = record.stage.as_ref().ok_or_else(gone)?;
-        let path = &stage.staging_path;
-        linux::mount::move_mount(&mount, path).step("mount volume")?;
-        match (stage.serving, mounts::find(path, volume_id)?) {
-            (Some(serving), Some(seen)) if seen.minor == serving.connection_minor => {
+        let seen = place.attach(mount, "mount volume")?;
+        match stage.serving {
+            Some(serving) if seen.minor == serving.connection_minor => {
                 if let Some(pidfd) = serving.daemon.open().step("watch daemon")? {
                     self.watch.start(volume_id, serving.daemon, pidfd);
                 }
                 tracing::info!(pid = serving.daemon.pid, "served by the daemon that was parked");
                 Ok(seen)
             }
-            _ => Err(Error::unusable("staging_target_path", path, "the parked mount is not seen there")),
+            Some(_) | None => {
+                let (field, path) = ("staging_target_path", &stage.staging_path);
+                Err(Error::unusable(field, path, "the parked mount is not seen there"))
+            }
         }
     }
 
@@ -271,7 +272,8 @@ impl Driver {
     pub(crate) fn end_parked(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         let Some(parked) = &record.parked else { return Ok(()) };
         self.parking.let_go(volume_id);
-        self.take_away(volume_id, &parked.stage)?;
+        let place = self.place_of_stage(volume_id, &parked.stage)?;
+        self.take_away(volume_id, &parked.stage, place.as_ref())?;
         record.parked = None;
         self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
         drop(self.parking.take(volume_id));

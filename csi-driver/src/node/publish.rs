@@ -1,10 +1,10 @@
 //! Publishing: a bind mount of the staged volume at a pod's target path.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use linux::mountinfo::MountEntry;
+use rustix::io::Errno;
 
 use crate::capability::{Access, MountFlag};
 use crate::driver::Driver;
@@ -14,6 +14,7 @@ use crate::journal::{StageRecord, TargetRecord, VolumeRecord};
 use crate::mounts::{self, WhenBusy};
 use crate::node::mount_point;
 use crate::node::stage::{StageWish, is_served, uncleared};
+use crate::place::Place;
 use crate::volume::VolumeId;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +55,13 @@ impl Driver {
                 wanted: wish.access.to_string(),
             });
         }
+        let Some(place) = self.paths.place("target_path", target)? else {
+            // What was published there is gone with the directory.
+            self.forget_target(volume_id, &mut record, target)?;
+            return Err(mount_point::parent_missing("target_path", target));
+        };
         // A mount of something else there is an error, before anything is written.
-        let mounted = mounts::find(target, volume_id)?;
+        let mounted = mounts::find_at(&place, volume_id)?;
         match record.targets.get(target) {
             Some(found) => {
                 let is_right = |mount| is_right(mount, &staged, wish.access);
@@ -65,7 +71,7 @@ impl Driver {
             }
             None => {
                 if mounted.is_none() {
-                    mount_point::check("target_path", target)?;
+                    mount_point::check(&place)?;
                 }
                 self.check_new_target(volume_id, &mut record, wish)?;
             }
@@ -75,11 +81,11 @@ impl Driver {
         let owes_group = is_owed && Self::begin_group(&mut record, wish);
         record.targets.insert(target.clone(), wish.target(owes_group));
         self.journal.put(volume_id, &record)?;
-        self.try_publish(volume_id, &mut record, wish, (&staged, mounted)).map_err(|cause| {
-            match self.retract(volume_id, &mut record, target) {
-                Ok(()) => cause,
-                Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-            }
+        self.try_publish(volume_id, &mut record, wish, (&place, &staged, mounted)).map_err(|cause| match self
+            .retract_at(volume_id, &mut record, &place)
+        {
+            Ok(()) => cause,
+            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
         })
     }
 
@@ -104,7 +110,10 @@ impl Driver {
                 retracted
             }
             // Whatever the journal forgot, mountinfo still tells whose it is.
-            None => mounts::unmount_own(target, volume_id, WhenBusy::Refuse),
+            None => match self.paths.place("target_path", target)? {
+                Some(place) => mounts::unmount_own(&place, volume_id, WhenBusy::Refuse),
+                None => Ok(()),
+            },
         })
     }
 
@@ -188,7 +197,7 @@ impl Driver {
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
         wish: &PublishWish,
-        (staged, left): (&MountEntry, Option<MountEntry>),
+        (place, staged, left): (&Place, &MountEntry, Option<MountEntry>),
     ) -> Result<()> {
         let target = &wish.target_path;
         let owes_group = record.targets.get(target).is_some_and(|found| found.owes_group);
@@ -198,17 +207,18 @@ impl Driver {
         // Of a daemon that died, or of a publish that was cut short.
         if let Some(left) = left {
             let is_served = left.minor == staged.minor;
-            mounts::unmount(target, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
+            mounts::unmount(place, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
         }
-        mount_point::make("target_path", target)?;
-        attach(staged, target)?;
+        mount_point::make(place)?;
+        let tree = mounts::copy(staged, "publish volume")?;
+        place.attach(&tree, "publish volume")?;
         // It has the flags of the staged mount.
         if !mounts::is_as_wanted(staged, wish.access) {
             let staged_flags = record.stage.as_ref().map(|stage| stage.access.flags).unwrap_or_default();
             let access = Access { flags: wish.access.flags.with(staged_flags), ..wish.access };
-            linux::mount::remount_bind(target, mounts::flags(access)).step("publish volume")?;
+            linux::mount::remount_bind_at(&tree, target, mounts::flags(access)).step("publish volume")?;
         }
-        let mount = mounts::find(target, volume_id)?;
+        let mount = mounts::find_at(place, volume_id)?;
         if !mount.is_some_and(|mount| is_right(&mount, staged, wish.access)) {
             return Err(Error::unusable("target_path", target, "mountinfo does not show the volume there"));
         }
@@ -223,32 +233,59 @@ impl Driver {
         record: &mut VolumeRecord,
         target: &Path,
     ) -> Result<()> {
-        let mounted = match mounts::find(target, volume_id) {
+        match self.place_of_mount(volume_id, "target_path", target)? {
+            Some(place) => self.retract_at(volume_id, record, &place),
+            None => self.forget_target(volume_id, record, target),
+        }
+    }
+
+    fn retract_at(&self, volume_id: &VolumeId, record: &mut VolumeRecord, place: &Place) -> Result<()> {
+        let is_known = record.targets.contains_key(place.path());
+        let mounted = match mounts::find_at(place, volume_id) {
             // Never published here, and what is here is not this volume.
-            Err(Error::ForeignMount { .. }) if !record.targets.contains_key(target) => return Ok(()),
+            Err(Error::ForeignMount { .. }) if !is_known => return Ok(()),
             mounted => mounted?.map(|mount| mount.minor),
         };
         let is_served = mounted.is_some() && mounted == served_connection(record)?;
         let when_busy = if is_served { WhenBusy::Refuse } else { WhenBusy::AbortNow };
-        match (mounts::unmount(target, volume_id, when_busy), mounted) {
+        match (mounts::unmount(place, volume_id, when_busy), mounted) {
             (Err(Error::Busy { .. }), Some(minor)) if self.is_hung(volume_id, minor)? => {
                 self.give_up(volume_id, record)?;
-                mounts::unmount(target, volume_id, WhenBusy::AbortNow)?;
+                mounts::unmount(place, volume_id, WhenBusy::AbortNow)?;
             }
             (outcome, _) => outcome?,
         }
-        if !record.targets.contains_key(target) {
-            return mount_point::remove_left("target_path", target);
+        if !is_known {
+            return mount_point::remove_left(place);
         }
-        match std::fs::remove_dir(target) {
+        match place.remove_dir() {
             // What is no directory was not made here.
-            Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                return Err(linux::Error::at("remove", target, e)).step("unpublish volume");
-            }
-            Ok(()) | Err(_) => {}
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => {}
+            Err(e) => return Err(linux::Error::at("remove", place.path(), e)).step("unpublish volume"),
         }
-        record.targets.remove(target);
+        self.forget_target(volume_id, record, place.path())
+    }
+
+    fn forget_target(&self, volume_id: &VolumeId, record: &mut VolumeRecord, target: &Path) -> Result<()> {
+        if record.targets.remove(target).is_none() {
+            return Ok(());
+        }
         self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))
+    }
+
+    /// The place of a mount that the journal has. `None` where there is none to take away: its
+    /// directory is gone, or the path leads through a link and the volume is mounted nowhere, as
+    /// after a restart of a machine whose directories were moved.
+    pub(crate) fn place_of_mount(
+        &self,
+        volume_id: &VolumeId,
+        field: &'static str,
+        path: &Path,
+    ) -> Result<Option<Place>> {
+        match self.paths.place(field, path) {
+            Err(Error::PathChanged { .. }) if !mounts::is_mounted_anywhere(volume_id)? => Ok(None),
+            found => found,
+        }
     }
 }
 
@@ -268,16 +305,6 @@ impl Driver {
         }
         Ok(())
     }
-}
-
-/// The staged volume at `target`, and nothing else that may have come to its place since.
-fn attach(staged: &MountEntry, target: &Path) -> Result<()> {
-    let path = &staged.mount_point;
-    let tree = linux::mount::open_tree_clone(path).step("publish volume")?;
-    if linux::mount::minor_of(&tree).step("publish volume")? != staged.minor {
-        return Err(Error::unusable("staging_target_path", path, "the volume has just been unmounted there"));
-    }
-    linux::mount::move_mount(&tree, target).step("publish volume")
 }
 
 /// A target in the volume itself, or one that the volume is beneath, would be taken for its stage.

@@ -27,6 +27,7 @@ use crate::launcher::settings::LaunchSettings;
 use crate::limits;
 use crate::mounts::{self, WhenBusy, Whereabouts};
 use crate::node::mount_point;
+use crate::place::Place;
 use crate::pool::open_usage_file;
 use crate::volume::VolumeId;
 
@@ -119,8 +120,9 @@ impl Driver {
         };
         let Some(mut record) = record.filter(is_here) else {
             let Some(path) = staging_path else { return Ok(()) };
+            let Some(place) = self.paths.place("staging_target_path", &path)? else { return Ok(()) };
             // Whatever the journal forgot, mountinfo still tells whose it is.
-            return mounts::unmount_own(&path, volume_id, WhenBusy::Refuse);
+            return mounts::unmount_own(&place, volume_id, WhenBusy::Refuse);
         };
         // kubelet never asks for this. To obey would end a pod's I/O.
         self.forget_unmounted_targets(volume_id, &mut record)?;
@@ -143,7 +145,7 @@ impl Driver {
         let mut unmounted = Vec::new();
         for target in record.targets.keys() {
             // Beneath something else it is its pod's still.
-            if !mounts::is_mounted(target, volume_id)? {
+            if !mounts::is_mounted(target, volume_id)? && !self.is_mounted_at(volume_id, target)? {
                 unmounted.push(target.clone());
             }
         }
@@ -152,6 +154,20 @@ impl Driver {
         }
         record.targets.retain(|target, _| !unmounted.contains(target));
         self.journal.put(volume_id, record)
+    }
+
+    /// Whether it is mounted at `target` for what the journal has to say, or may be: mountinfo
+    /// shows another path while a pod has renamed a directory on the way.
+    fn is_mounted_at(&self, volume_id: &VolumeId, target: &Path) -> Result<bool> {
+        match self.place_of_mount(volume_id, "target_path", target) {
+            Ok(Some(place)) => match mounts::find_at(&place, volume_id) {
+                Err(Error::ForeignMount { .. }) => Ok(false),
+                found => Ok(found?.is_some()),
+            },
+            Ok(None) => Ok(false),
+            Err(Error::PathChanged { .. }) => Ok(true),
+            Err(e) => Err(e),
+        }
     }
 
     /// The mount that serves the volume: the one there is, if it is healthy, or a new one.
@@ -212,7 +228,7 @@ impl Driver {
     ) -> Result<MountEntry> {
         // Its writers are not held back: there was no daemon when the copy began.
         self.check_not_copied(volume_id)?;
-        check_staging_path(&wish.staging_path, volume_id)?;
+        let place = self.empty_staging_path(&wish.staging_path, volume_id)?;
         record.stage = Some(StageRecord {
             staging_path: wish.staging_path.clone(),
             access: wish.access,
@@ -223,10 +239,32 @@ impl Driver {
             aborted: false,
         });
         self.journal.put(volume_id, record)?;
-        self.try_stage(volume_id, record, wish).map_err(|cause| match self.tear_down(volume_id, record) {
+        self.try_stage(volume_id, record, wish, &place)
+            .map_err(|cause| self.undo_stage(volume_id, record, &place, cause))
+    }
+
+    /// [`Self::tear_down`] of a stage that failed with `cause`, at the place that it was begun at.
+    pub(super) fn undo_stage(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        place: &Place,
+        cause: Error,
+    ) -> Error {
+        match self.tear_down_at(volume_id, record, Some(place)) {
             Ok(()) => cause,
             Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-        })
+        }
+    }
+
+    /// CSI spec: the caller has made the staging path, a directory; on it we mount.
+    pub(super) fn empty_staging_path(&self, path: &Path, volume_id: &VolumeId) -> Result<Place> {
+        let field = "staging_target_path";
+        let place = self.paths.place(field, path)?.ok_or_else(|| mount_point::parent_missing(field, path))?;
+        // A mount of the volume that the journal does not have, as when the journal was lost.
+        mounts::unmount(&place, volume_id, WhenBusy::AbortNow)?;
+        mount_point::close(&place)?;
+        Ok(place)
     }
 
     fn try_stage(
@@ -234,6 +272,7 @@ impl Driver {
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
         wish: &StageWish,
+        place: &Place,
     ) -> Result<MountEntry> {
         let span = tracing::info_span!("stage.mount").entered();
         let data = self.open_data(volume_id)?;
@@ -242,10 +281,7 @@ impl Driver {
             self.pool.give_group(volume_id, gid)?;
         }
         let fuse_device = linux::mount::open_fuse_device().step("open FUSE connection")?;
-        mounts::mount(&fuse_device, volume_id, &wish.staging_path, wish.access)?;
-        let mount = mounts::find(&wish.staging_path, volume_id)?.ok_or_else(|| {
-            Error::unusable("staging_target_path", &wish.staging_path, "a mount there is not seen")
-        })?;
+        let mount = mounts::mount(&fuse_device, volume_id, place, wish.access)?;
         drop(span);
 
         let span = tracing::info_span!("stage.launch").entered();
@@ -327,24 +363,29 @@ impl Driver {
         let hidden = || Error::unusable("staging_target_path", path, "something is mounted on the volume");
         let served = served.ok_or_else(hidden)?;
         tracing::info!(%volume_id, path = %path.display(), "unmounted by somebody: mounted again");
+        let field = "staging_target_path";
+        let place = self.paths.place(field, path)?.ok_or_else(|| mount_point::parent_missing(field, path))?;
         // What somebody else mounted there is an error, and stays.
-        if mounts::find(path, volume_id)?.is_some() {
-            return Err(Error::unusable("staging_target_path", path, "an old mount of the volume is there"));
+        match mounts::find_at(&place, volume_id)? {
+            // A pod had renamed a directory on the way, and has put it back.
+            Some(mount) if mount.same_root(served) => return Ok(mount),
+            Some(_) => return Err(Error::unusable(field, path, "an old mount of the volume is there")),
+            None => mount_point::close(&place)?,
         }
-        mount_point::close("staging_target_path", path)?;
-        linux::mount::bind(&served.mount_point, path).step("mount volume again")?;
-        // The bind has the flags of the target.
-        let remounted = linux::mount::remount_bind(path, mounts::flags(stage.access));
-        let seen = remounted.step("mount volume again").and_then(|()| mounts::find(path, volume_id));
-        match seen {
-            Ok(Some(mount)) if mount.same_root(served) => Ok(mount),
-            Ok(_) => Err(Error::unusable("staging_target_path", path, "a mount there is not seen")),
-            Err(cause) => match mounts::unmount_own(path, volume_id, WhenBusy::Hide) {
-                Ok(()) => Err(cause),
-                Err(rollback) => {
-                    Err(Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) })
-                }
-            },
+        let tree = mounts::copy(served, "mount volume again")?;
+        place.attach(&tree, "mount volume again")?;
+        // The copy has the flags of the target.
+        let remounted = linux::mount::remount_bind_at(&tree, path, mounts::flags(stage.access));
+        drop(tree);
+        let seen = remounted.step("mount volume again").and_then(|()| mounts::find_at(&place, volume_id));
+        let cause = match seen {
+            Ok(Some(mount)) if mount.same_root(served) => return Ok(mount),
+            Ok(_) => Error::unusable(field, path, "a directory of the volume came to the place of its root"),
+            Err(cause) => cause,
+        };
+        match mounts::unmount_own(&place, volume_id, WhenBusy::Hide) {
+            Ok(()) => Err(cause),
+            Err(rollback) => Err(Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) }),
         }
     }
 
@@ -378,18 +419,38 @@ impl Driver {
     /// them, as far as there are any. May be repeated after any failure.
     pub(crate) fn tear_down(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         let Some(stage) = &record.stage else { return Ok(()) };
-        self.take_away(volume_id, stage)?;
+        let place = self.place_of_stage(volume_id, stage)?;
+        self.tear_down_at(volume_id, record, place.as_ref())
+    }
+
+    pub(super) fn place_of_stage(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<Option<Place>> {
+        self.place_of_mount(volume_id, "staging_target_path", &stage.staging_path)
+    }
+
+    fn tear_down_at(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        place: Option<&Place>,
+    ) -> Result<()> {
+        let Some(stage) = &record.stage else { return Ok(()) };
+        self.take_away(volume_id, stage, place)?;
         record.stage = None;
         self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))
     }
 
-    /// [`Self::tear_down`], but for the journal.
-    pub(super) fn take_away(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
+    /// [`Self::tear_down`], but for the journal. Without a `place` nothing is mounted there.
+    pub(super) fn take_away(
+        &self,
+        volume_id: &VolumeId,
+        stage: &StageRecord,
+        place: Option<&Place>,
+    ) -> Result<()> {
         self.watch.stop(volume_id);
         let daemon = stage.serving.map(|serving| serving.daemon);
         let is_served = is_served(stage)?;
         let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::AbortNow };
-        match mounts::unmount(&stage.staging_path, volume_id, when_busy) {
+        match place.map_or(Ok(()), |place| mounts::unmount(place, volume_id, when_busy)) {
             // Beneath it there is nothing of the volume's.
             Err(Error::ForeignMount { .. }) if !mounts::is_mounted(&stage.staging_path, volume_id)? => {}
             outcome => outcome?,
@@ -456,13 +517,6 @@ struct Data {
     tree: OwnedFd,
     id: DataId,
     usage: OwnedFd,
-}
-
-/// CSI spec: the caller has made the staging path, a directory; on it we mount.
-pub(super) fn check_staging_path(path: &Path, volume_id: &VolumeId) -> Result<()> {
-    // Ours, of a journal that was lost: whoever served it, nobody else knows it.
-    mounts::unmount(path, volume_id, WhenBusy::AbortNow)?;
-    mount_point::close("staging_target_path", path)
 }
 
 fn same_stage(volume_id: &VolumeId, stage: &StageRecord, wish: &StageWish) -> Result<()> {

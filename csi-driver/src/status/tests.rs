@@ -75,6 +75,7 @@ fn examples() -> Vec<Error> {
         Error::LeaseLost { volume_id: volume_id() },
         Error::Unfilled { volume_id: volume_id() },
         Error::Busy { path: path() },
+        Error::PathChanged { field: "target_path", path: path(), reason: text("REASON") },
         Error::Abandoned { volume_id: volume_id() },
         Error::DaemonLives { volume_id: volume_id(), pid: 4711 },
         Error::ControlLost { volume_id: volume_id(), what: "SetCapacity" },

@@ -15,7 +15,7 @@ fn errors(step: &Step) -> Vec<Fault> {
         (Kind::Look, _) => &[Errno::ENOMEM],
         (Kind::Thread, _) => &[Errno::EAGAIN],
         (Kind::Sync, _) => &[Errno::EIO],
-        (Kind::Effect, "mount" | "umount2" | "move_mount" | "mount_setattr" | "open_tree") => {
+        (Kind::Effect, "mount" | "umount2" | "fsmount" | "move_mount" | "mount_setattr" | "open_tree") => {
             &[Errno::ENOMEM]
         }
         (Kind::Effect, "clone" | "clone3" | "vfork") => &[Errno::ENOMEM],

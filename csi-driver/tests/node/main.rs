@@ -17,5 +17,6 @@ mod paths;
 #[allow(dead_code, reason = "each suite uses a part")]
 mod scene;
 mod size;
+mod swapped;
 mod unanswered;
 mod undo;

@@ -17,7 +17,7 @@ use tonic::{Code, Request, Status};
 use crate::hung::within;
 use crate::scene::{Caller, Flags, PATIENCE, Scene, capability, mounted, text};
 
-fn stage_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
+pub(crate) fn stage_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
     let request = NodeStageVolumeRequest {
         volume_id: id.into(),
         staging_target_path: text(path),
@@ -27,16 +27,16 @@ fn stage_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
     caller.node(async |mut n| n.node_stage_volume(request).await).map(drop)
 }
 
-fn publish_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
+pub(crate) fn publish_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
     caller.publish_with(id, "refused", |request| request.target_path = text(path))
 }
 
-fn unpublish_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
+pub(crate) fn unpublish_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
     let request = NodeUnpublishVolumeRequest { volume_id: id.into(), target_path: text(path) };
     caller.node(async |mut n| n.node_unpublish_volume(request).await).map(drop)
 }
 
-fn unstage_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
+pub(crate) fn unstage_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
     let request = NodeUnstageVolumeRequest { volume_id: id.into(), staging_target_path: text(path) };
     caller.node(async |mut n| n.node_unstage_volume(request).await).map(drop)
 }

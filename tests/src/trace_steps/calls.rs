@@ -27,7 +27,7 @@ enum Argument {
 }
 use Argument::{Address, At, File, Nameless, Path as PathAt, Text};
 
-const KNOWN: [(c_long, &str, &[Argument], Kind); 55] = [
+const KNOWN: [(c_long, &str, &[Argument], Kind); 56] = [
     (libc::SYS_open, "open", &[PathAt(0)], Kind::Effect),
     (libc::SYS_openat, "openat", &[At(0)], Kind::Effect),
     (libc::SYS_openat2, "openat2", &[At(0)], Kind::Effect),
@@ -74,6 +74,7 @@ const KNOWN: [(c_long, &str, &[Argument], Kind); 55] = [
     (libc::SYS_pidfd_open, "pidfd_open", &[Nameless], Kind::Look),
     (libc::SYS_mount, "mount", &[Text(0), PathAt(1)], Kind::Effect),
     (libc::SYS_umount2, "umount2", &[PathAt(0)], Kind::Effect),
+    (libc::SYS_fsmount, "fsmount", &[Nameless], Kind::Effect),
     (libc::SYS_move_mount, "move_mount", &[At(2)], Kind::Effect),
     (libc::SYS_mount_setattr, "mount_setattr", &[At(0)], Kind::Effect),
     (libc::SYS_open_tree, "open_tree", &[At(0)], Kind::Effect),
@@ -155,9 +156,11 @@ fn file(thread: Pid, fd: i32) -> Option<PathBuf> {
 
 fn path_from(thread: Pid, directory: i32, text: u64) -> Option<PathBuf> {
     let path = PathBuf::from(text_at(thread, text)?);
-    // A file that is named by its descriptor.
-    if let Some(fd) = path.to_str().and_then(|path| path.strip_prefix("/proc/self/fd/")) {
-        return file(thread, fd.parse().ok()?);
+    // A file that is named by its descriptor, or a name in an open directory.
+    let mut below = path.strip_prefix("/proc/self/fd").unwrap_or(Path::new("")).iter();
+    if let Some(fd) = below.next() {
+        let opened = file(thread, fd.to_str()?.parse().ok()?)?;
+        return Some(below.fold(opened, |path, name| path.join(name)));
     }
     if path.is_absolute() {
         return Some(path);
