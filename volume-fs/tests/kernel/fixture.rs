@@ -57,7 +57,7 @@ pub(crate) struct Stage {
     pub(crate) metrics: PathBuf,
     pub(crate) usage: PathBuf,
     fusectl: PathBuf,
-    _scratch: TempDir,
+    scratch: Option<TempDir>,
 }
 
 impl Stage {
@@ -83,18 +83,22 @@ impl Stage {
             control: scratch.path().join("ctl.sock"),
             metrics: scratch.path().join("prom.sock"),
             usage: scratch.path().join("usage"),
-            _scratch: scratch,
+            scratch: Some(scratch),
         };
-        open_to_all(stage._scratch.path());
+        open_to_all(stage.scratch());
         open_to_all(&stage.backing);
         mount::mount_fs("fusectl", "fusectl", &stage.fusectl, MountFlags::default(), "").unwrap();
         stage
     }
 
+    fn scratch(&self) -> &Path {
+        self.scratch.as_ref().expect("it is there until the drop").path()
+    }
+
     /// The backing directory is the root of a new file system of this kind.
     pub(crate) fn on_file_system(kind: &str) -> Self {
         let stage = Self::new();
-        let image = stage._scratch.path().join("image");
+        let image = stage.scratch().join("image");
         File::create(&image).unwrap().set_len(512 << 20).unwrap();
         let run = |command: &mut Command| {
             let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
@@ -170,9 +174,12 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // Already unmounted where the test says so.
+        // Already unmounted where the test says so; the backing directory is a mount in some tests.
         drop(mount::unmount(&self.mountpoint, UnmountMode::Detach));
+        drop(mount::unmount(&self.backing, UnmountMode::Detach));
         mount::unmount(&self.fusectl, UnmountMode::Detach).unwrap();
+        let removed = self.scratch.take().map_or(Ok(()), TempDir::close);
+        assert!(removed.is_ok() || std::thread::panicking(), "{removed:?}");
     }
 }
 
