@@ -61,9 +61,11 @@ struct Client {
 
 #[derive(Debug)]
 struct Container {
-    pidfd: OwnedFd,
+    /// Until it has ended.
+    pidfd: Option<OwnedFd>,
     cgroup: Cgroup,
-    log: LogFile,
+    /// Until it has ended and no process can write any more.
+    log: Option<LogFile>,
     streams: Vec<Stream>,
     starting: Option<Starting>,
     status: ShimStatus,
@@ -280,9 +282,9 @@ impl Shim {
                 warnings: launched.warnings,
             };
             let container = Container {
-                pidfd: launched.child.pidfd,
+                pidfd: Some(launched.child.pidfd),
                 cgroup: launched.cgroup,
-                log,
+                log: Some(log),
                 streams,
                 starting: Some(starting),
                 status,
@@ -302,7 +304,14 @@ impl Shim {
             process::open_pidfd(pid).map_err(|e| chain(&e))?.ok_or("it ended before it was started")?;
         // An OCI runtime restricts devices itself, or refuses.
         let status = ShimStatus { pid, started_at: now(), not_enforced: None, exit: None };
-        let container = Container { pidfd, cgroup, log, streams, starting: None, status: status.clone() };
+        let container = Container {
+            pidfd: Some(pidfd),
+            cgroup,
+            log: Some(log),
+            streams,
+            starting: None,
+            status: status.clone(),
+        };
         if let Err(problem) = runtime.start(id) {
             // Gone with its process, which is reaped as nobody's.
             if let Err(also) = runtime.delete(id, &bundle) {
@@ -343,15 +352,16 @@ impl Shim {
     }
 
     fn signal(&mut self, id: &str, signal: i32) -> std::result::Result<(), String> {
-        let Some(container) = self.containers.get(id).filter(|c| c.status.exit.is_none()) else {
+        let running = self.containers.get(id).filter(|c| c.status.exit.is_none());
+        let Some(pidfd) = running.and_then(|c| c.pidfd.as_ref()) else {
             return Ok(()); // what has ended needs no signal
         };
-        process::signal_pidfd(&container.pidfd, signal).map(drop).map_err(|e| chain(&e))
+        process::signal_pidfd(pidfd, signal).map(drop).map_err(|e| chain(&e))
     }
 
     fn reopen_log(&mut self, id: &str) -> std::result::Result<(), String> {
         let container = self.containers.get_mut(id).ok_or("no such container in this pod")?;
-        container.log.reopen().map_err(|e| format!("reopen log: {e}"))
+        container.log.as_mut().map_or(Ok(()), LogFile::reopen).map_err(|e| format!("reopen log: {e}"))
     }
 
     /// Children that have ended: containers, and orphans that came to the subreaper.
@@ -364,6 +374,7 @@ impl Shim {
             container.pump();
             let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
             container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });
+            container.let_go();
             let id = id.clone();
             self.settle(&id);
         }
@@ -407,8 +418,17 @@ impl Shim {
 
 impl Container {
     fn pump(&mut self) {
-        let log = &mut self.log;
+        let Some(log) = &mut self.log else { return };
         self.streams.retain_mut(|stream| stream.pump(log, log::TURN_BYTES));
+        self.let_go();
+    }
+
+    /// A pod may see thousands of its containers end: none keeps a descriptor.
+    fn let_go(&mut self) {
+        if self.status.exit.is_some() {
+            self.pidfd = None;
+            self.log.take_if(|_| self.streams.is_empty());
+        }
     }
 }
 

@@ -54,6 +54,26 @@ async fn output_and_exit_code_are_kept() {
 }
 
 #[tokio::test]
+async fn a_pod_keeps_no_descriptor_of_containers_that_have_ended() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let shim = host.shims()[0];
+    let descriptors = || std::fs::read_dir(format!("/proc/{shim}/fd")).unwrap().count();
+    cri.run(&pod, container("c0", &["/demo-app", "print", "x"])).await;
+    let before = descriptors();
+    for n in 1..=5 {
+        cri.run(&pod, container(&format!("c{n}"), &["/demo-app", "print", "x"])).await;
+        assert_eq!(host.container_log(&format!("c{n}")), ["stdout F x"]);
+    }
+    // Its last output may be read after its end is told.
+    eventually("all are closed", || (descriptors() <= before).then_some(())).await;
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
 async fn stop_asks_first_and_does_not_wait_longer_than_needed() {
     let mut host = Host::new();
     let mut cri = host.start().await;
