@@ -152,10 +152,16 @@ impl Default for Sandbox {
 }
 
 impl Drop for Sandbox {
-    #[expect(clippy::print_stderr, reason = "a drop has nobody to return to")]
+    /// What is left behind fails the test, unless it has failed already.
+    #[expect(clippy::print_stderr, clippy::panic, reason = "a drop returns nothing")]
     fn drop(&mut self) {
         if let Err(error) = self.clean_up() {
-            eprintln!("kit: clean up {}: {error:#}", self.dir.display());
+            let problem = format!("kit: clean up {}: {error:#}", self.dir.display());
+            if std::thread::panicking() {
+                eprintln!("{problem}");
+            } else {
+                panic!("{problem}");
+            }
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::thread;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use linux::fd_passing::{PacketListener, PacketSocket};
 use prost::Message;
@@ -16,15 +17,33 @@ use crate::kit::{
 };
 use crate::scene::{GI, Scene, create_request};
 
-/// Takes the place of a control socket, and reports the largest numbers.
-fn boast_at(socket: &Path) {
-    fs::remove_file(socket).unwrap();
-    let listener = PacketListener::bind(socket).unwrap();
-    thread::spawn(move || {
-        while let Ok(connection) = listener.accept() {
-            thread::spawn(move || while boast(&connection).is_some() {});
-        }
-    });
+/// In the place of a control socket; reports the largest numbers until it is dropped.
+struct Boasting {
+    listener: Arc<PacketListener>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Boasting {
+    fn at(socket: &Path) -> Self {
+        fs::remove_file(socket).unwrap();
+        let listener = Arc::new(PacketListener::bind(socket).unwrap());
+        let accepting = Arc::clone(&listener);
+        let thread = thread::spawn(move || {
+            let mut connections = Vec::new();
+            while let Ok(connection) = accepting.accept() {
+                connections.push(thread::spawn(move || while boast(&connection).is_some() {}));
+            }
+            connections.into_iter().for_each(|connection| connection.join().unwrap());
+        });
+        Self { listener, thread: Some(thread) }
+    }
+}
+
+impl Drop for Boasting {
+    fn drop(&mut self) {
+        rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both).unwrap();
+        self.thread.take().map_or(Ok(()), JoinHandle::join).unwrap();
+    }
 }
 
 fn boast(connection: &PacketSocket) -> Option<()> {
@@ -49,13 +68,14 @@ fn a_daemon_that_reports_a_huge_use_takes_nothing_from_other_claims() {
         let scene = scene_on(kind);
         let caller = scene.caller();
         let id = caller.bring_up("pvc-1", &["one"]).unwrap();
-        boast_at(&scene.dial_dir(&id).join("ctl.sock"));
+        let boasting = Boasting::at(&scene.dial_dir(&id).join("ctl.sock"));
         let made = snapshot_with(&caller, "snap-1", &id, &[BLOCKING_COPY]).unwrap();
         caller.create(create_request("pvc-2")).unwrap();
         wait_until_ready(&caller, &made.snapshot_id);
         caller.create(create_request("pvc-3")).unwrap();
         delete_snapshot(&caller, &made.snapshot_id).unwrap();
         caller.take_down(&id, &["one"]).unwrap();
+        drop(boasting);
     }
 }
 
