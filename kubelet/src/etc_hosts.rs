@@ -2,7 +2,6 @@
 //! at each container start and mounted over the image's.
 
 use std::net::IpAddr;
-use std::path::Path;
 
 const HEADER: &str = "# Kubernetes-managed hosts file.\n";
 const HOST_NETWORK_HEADER: &str = "# Kubernetes-managed hosts file (host network).\n";
@@ -34,13 +33,6 @@ impl Hosts {
 /// The content for a pod on the host's network: the node's own file.
 pub(crate) fn host_network(node_file: &str) -> String {
     format!("{HOST_NETWORK_HEADER}{node_file}")
-}
-
-/// Rewrites the file in place: containers have its inode mounted.
-pub(crate) fn write(path: &Path, content: &str) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::write(path, content)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
 }
 
 #[cfg(test)]

@@ -25,7 +25,9 @@ pub mod objects;
 mod observed;
 mod plan;
 mod plugins;
+
 mod pod_cgroup;
+mod pod_file;
 mod provisioner;
 mod resources;
 pub mod run;

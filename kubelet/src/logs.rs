@@ -11,7 +11,8 @@ mod names;
 mod rotate;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,21 @@ use crate::container_config::{log_directory, log_path};
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::worker::Tools;
 pub(crate) use names::{is_compressed, rotated};
+
+/// Removes a log that is written no more, with what was rotated away from it.
+pub(crate) fn remove(log: &Path) -> std::io::Result<()> {
+    let rotated = match names::all(log) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        rotated => rotated?,
+    };
+    for path in rotated.iter().map(PathBuf::as_path).chain([log]) {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(_) | Ok(()) => {}
+        }
+    }
+    Ok(())
+}
 
 /// kubelet's `containerLogMonitorInterval`.
 const PERIOD: Duration = Duration::from_secs(10);

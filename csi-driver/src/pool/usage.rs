@@ -16,9 +16,10 @@ const BYTES: usize = 64;
 const SUMMED: usize = 56;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Made where it is missing: a volume's daemon writes it.
+/// Made where it is missing: a volume's daemon writes it. For one that holds a lease on it
+/// (fcntl(2), F_SETLEASE) this does not wait.
 pub(crate) fn open(path: &Path) -> linux::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| linux::Error::at("open", path, e))
 }
 

@@ -111,13 +111,13 @@ async fn remove_dead_containers(tools: &Tools) {
         let uid = &pod.metadata.uid;
         let of_pod = containers.iter().filter(|c| label(c, POD_UID_LABEL) == uid);
         let mut dead: Vec<&Container> = of_pod.clone().filter(|c| is_dead(c)).collect();
+        let newest = newest(of_pod.collect());
         let has_ended = matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
         if has_ended {
             if dead.is_empty() || !tools.store.keep_pod_status(uid) {
                 continue;
             }
         } else {
-            let newest = newest(of_pod.collect());
             dead.retain(|container| !newest.contains(container.id.as_str()));
         }
         for container in dead {
@@ -126,7 +126,15 @@ async fn remove_dead_containers(tools: &Tools) {
                 container = container.id,
                 "removing a dead container from a full disk"
             );
-            if let Err(error) = tools.cri.remove_container(&container.id).await {
+            // The log of the newest instance tells how the container ended.
+            let removed = if newest.contains(container.id.as_str()) {
+                tools.cri.remove_container(&container.id).await
+            } else {
+                let number = container.metadata.as_ref().map_or(0, |m| m.attempt);
+                let which = (label(container, CONTAINER_NAME_LABEL), number);
+                tools.remove_instance(&pod.metadata, &container.id, which).await
+            };
+            if let Err(error) = removed {
                 warn!(%error, "a dead container stays");
             }
         }

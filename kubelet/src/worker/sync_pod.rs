@@ -15,8 +15,9 @@ use crate::container_config::{self, Instance};
 use crate::environment::PodFacts;
 use crate::etc_hosts::{self, Hosts};
 use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
-use crate::observed::{Observed, pod_ips};
+use crate::observed::{Observed, instance_of, pod_ips};
 use crate::plan::{Sandbox, Start, Steps, Wait, restart_key};
+use crate::pod_file;
 
 /// A step failed; its event is recorded.
 #[derive(Debug)]
@@ -234,7 +235,7 @@ impl Worker {
             }
             .managed()
         };
-        etc_hosts::write(path, &content)
+        pod_file::write(path, &content, 0o644)
     }
 
     /// All but the newest that ended; and what was created and never started.
@@ -246,7 +247,8 @@ impl Worker {
                 keep -= 1;
                 continue;
             }
-            if let Err(error) = self.tools.cri.remove_container(&instance.id).await {
+            let which = (container.name.as_str(), instance_of(instance));
+            if let Err(error) = self.tools.remove_instance(&self.pod.metadata, &instance.id, which).await {
                 tracing::warn!(%error, "an old instance of a container stays");
             }
         }

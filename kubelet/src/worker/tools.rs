@@ -9,10 +9,11 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::is_mount_pod;
 
-use crate::container_config::Node;
+use crate::container_config::{Node, log_directory, log_path};
 use crate::cri::Cri;
-use crate::objects::{Pod, QosClass};
+use crate::objects::{ObjectMeta, Pod, QosClass};
 use crate::pod_cgroup::{self, Hierarchies, Limits, shares};
+use crate::pod_file;
 use crate::resources;
 use crate::store::Store;
 use crate::volumes::Volumes;
@@ -144,9 +145,33 @@ impl Tools {
         self.termination_logs(uid, container).join(restart_count.to_string())
     }
 
+    /// Removes container `id`, the ended instance `number` of the pod's container `name`, with its logs.
+    pub(crate) async fn remove_instance(
+        &self,
+        pod: &ObjectMeta,
+        id: &str,
+        (name, number): (&str, u32),
+    ) -> crate::cri::Result<()> {
+        self.cri.remove_container(id).await?;
+        let log = log_directory(&self.log_dir, pod).join(log_path(name, number));
+        let removed = remove_if_there(&self.termination_log(&pod.uid, name, number))
+            .and_then(|()| crate::logs::remove(&log));
+        if let Err(error) = removed {
+            tracing::warn!(%error, log = %log.display(), "a log of an old instance of a container stays");
+        }
+        Ok(())
+    }
+
     /// Of all that a container was.
     pub(crate) fn termination_logs(&self, uid: &str, container: &str) -> PathBuf {
         self.volumes.pod_dir(uid).join("containers").join(container)
+    }
+}
+
+fn remove_if_there(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        Err(_) | Ok(()) => Ok(()),
     }
 }
 
@@ -164,10 +189,8 @@ pub(crate) fn host_ip() -> String {
 
 /// Makes an empty file that any user of a container may write.
 pub(crate) fn make_termination_log(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    std::fs::write(path, "")?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+    pod_file::write(path, "", 0o666)
 }

@@ -122,6 +122,36 @@ fn a_log_never_takes_more_than_its_files() {
     node.finish(&idle).unwrap();
 }
 
+#[test]
+fn a_container_that_ends_again_and_again_keeps_the_logs_of_its_last_instances() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let attack = Attack::new("again", "yes x | head -c 3000000; echo why > /dev/termination-log; exit 1");
+    let yaml = attack.yaml().replace("restartPolicy: Never", "restartPolicy: Always");
+    node.put_manifest("again.yaml", &yaml).unwrap();
+    let instance = || -> Result<u64> {
+        let pod = node.get("pod", "again")?;
+        pod["status"]["containerStatuses"][0]["restartCount"].as_u64().context("it has no status yet")
+    };
+    eventually("its fourth start", 2 * PATIENCE, || {
+        let count = instance()?;
+        ensure!(count >= 3, "{count} restarts");
+        Ok(())
+    })
+    .unwrap();
+    let mut numbers: Vec<u64> = Vec::new();
+    for (path, _) in logs(&node, "again").unwrap() {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        numbers.push(name.split('.').next().unwrap().parse().unwrap());
+    }
+    let oldest = numbers.iter().min().copied();
+    assert!(oldest >= Some(2), "logs of instances {numbers:?}");
+    let uid = text(&node.get("pod", "again").unwrap()["metadata"]["uid"]).to_owned();
+    let messages = node.root_dir().join("pods").join(uid).join("containers/attack");
+    assert!(fs::read_dir(messages).unwrap().count() <= 2);
+    node.finish(&idle).unwrap();
+}
+
 fn is_compressed(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gz")
 }
