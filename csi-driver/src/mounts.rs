@@ -111,9 +111,15 @@ pub(crate) fn is_mounted(path: &Path, volume_id: &VolumeId) -> Result<bool> {
     Ok(all.iter().any(|mount| mount.mount_point == path && is_of(mount, volume_id)))
 }
 
+/// Whether anything of the volume is mounted, visible or not, at any path but these.
+pub(crate) fn is_mounted_beside(volume_id: &VolumeId, known: &[&Path]) -> Result<bool> {
+    let all = mountinfo::read().step("read mountinfo")?;
+    Ok(all.iter().any(|mount| is_of(mount, volume_id) && !known.contains(&mount.mount_point.as_path())))
+}
+
 /// Whether anything of the volume is mounted anywhere, visible or not.
 pub(crate) fn is_mounted_anywhere(volume_id: &VolumeId) -> Result<bool> {
-    Ok(mountinfo::read().step("read mountinfo")?.iter().any(|mount| is_of(mount, volume_id)))
+    is_mounted_beside(volume_id, &[])
 }
 
 /// Where connection `minor` of the volume is mounted.

@@ -60,7 +60,7 @@ pub(crate) fn record(state_dir: &Path, node_id: &str) -> Result<()> {
 
 fn recorded(state_dir: &Path) -> Result<Option<String>> {
     let path = state_dir.join(FILE);
-    match std::fs::read_to_string(&path) {
+    match linux::atomic_file::read_text(&path) {
         // An id may end with blanks.
         Ok(text) => Ok(Some(text.strip_suffix('\n').unwrap_or(&text).to_owned())),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),

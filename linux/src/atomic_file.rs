@@ -3,11 +3,14 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
+
+/// No file of ours comes near it.
+pub const MOST_READ: u64 = 64 << 20;
 
 /// Replaces `path` by a file with `content` and `mode` (permission bits), and
 /// returns once both the file and its name are on disk. Readers see the old
@@ -23,6 +26,27 @@ pub fn write(path: &Path, content: &[u8], mode: u32) -> Result<()> {
 /// be either, an empty file, a part of one, or none.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     put(path, content, mode, false)
+}
+
+/// The content of a file of at most [`MOST_READ`] bytes. What is no regular file is an error, and
+/// not waited for.
+pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    let mut content = Vec::new();
+    file.take(MOST_READ + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MOST_READ {
+        return Err(std::io::Error::other(format!("more than {MOST_READ} bytes")));
+    }
+    Ok(content)
+}
+
+/// [`read`] of UTF-8.
+pub fn read_text(path: &Path) -> std::io::Result<String> {
+    String::from_utf8(read(path)?).map_err(std::io::Error::other)
 }
 
 /// Adds `line`, which ends with a newline, to a file of such lines, a hundred times
@@ -216,5 +240,25 @@ mod tests {
             assert!(!path.exists());
             remove(&path).unwrap();
         }
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            at("fifo"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        std::fs::write(at("file"), "x").unwrap();
+        File::create(at("huge")).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(read(&at("file")).unwrap(), b"x");
+        assert_eq!(read(&at("fifo")).unwrap_err().to_string(), "not a regular file");
+        assert_eq!(read(&at("huge")).unwrap_err().to_string(), "more than 67108864 bytes");
+        assert_eq!(read(&at("none")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
     }
 }

@@ -34,7 +34,9 @@ impl NetNs {
     /// is no namespace at all (an unmounted leftover of one, for instance).
     pub fn open(path: &Path) -> Result<Self> {
         const OP: &str = "open network namespace";
-        let file = File::open(path).map_err(|e| Error::at(OP, path, e))?;
+        // What is no namespace may be a FIFO, which a plain open waits for.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = file.map_err(|e| Error::at(OP, path, e))?;
         let stat = fstatfs(&file).map_err(|e| Error::at(OP, path, e))?;
         if stat.filesystem_type() != NSFS_MAGIC {
             return Err(Error::at(OP, path, Errno::EINVAL));
@@ -223,6 +225,9 @@ mod tests {
         assert_eq!(NetNs::open(&file).unwrap_err().errno(), Errno::ENOENT);
         std::fs::write(&file, "").unwrap();
         assert_eq!(NetNs::open(&file).unwrap_err().errno(), Errno::EINVAL);
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert_eq!(NetNs::open(&fifo).unwrap_err().errno(), Errno::EINVAL);
         remove_persistent(&file).unwrap();
         assert!(!file.exists(), "a leftover without a mount is removed too");
     }

@@ -198,7 +198,7 @@ impl LastLine {
 }
 
 fn read(path: &Path) -> std::result::Result<LastLine, String> {
-    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    let text = linux::atomic_file::read(path).map_err(|e| e.to_string())?;
     let is_end = |byte: &u8| *byte == b'\n';
     let end = text.iter().rposition(is_end).ok_or("not one whole line")? + 1;
     let lines = &text[..end - 1];

@@ -69,6 +69,12 @@ impl VolumeRecord {
         self.targets.iter().filter(asked).map(|(at, _)| at.clone()).collect()
     }
 
+    /// Where the volume is mounted by this record, but for `path`.
+    pub(crate) fn mount_points_beside(&self, path: &Path) -> Vec<&Path> {
+        let stage = self.stage.iter().map(|stage| stage.staging_path.as_path());
+        stage.chain(self.targets.keys().map(PathBuf::as_path)).filter(|known| *known != path).collect()
+    }
+
     /// What of it ends with this boot.
     pub(super) fn of_this_boot(&self) -> BootRecord {
         BootRecord { stage: self.stage.clone(), targets: self.targets.clone(), parked: self.parked.clone() }

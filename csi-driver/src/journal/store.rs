@@ -237,7 +237,7 @@ impl<I: Key, R: Record> Store<I, R> {
     pub(super) fn overwrite(&self, id: &I, record: &R) -> Result<()> {
         let path = self.path(id);
         let unusable = |reason: String| Error::JournalUnreadable { path: path.clone(), reason };
-        let text = std::fs::read(&path).map_err(|e| unusable(e.to_string()))?;
+        let text = linux::atomic_file::read(&path).map_err(|e| unusable(e.to_string()))?;
         let [kept, deleting] = DELETING;
         let found = text.windows(kept.len()).rposition(|part| part == kept.as_bytes());
         let at = found.ok_or_else(|| unusable(format!("it has no {kept}")))?;
@@ -303,7 +303,7 @@ impl<I: Key, R: Record> Store<I, R> {
         let put_back = match self.locked().get(id) {
             None => linux::atomic_file::discard(&path),
             Some(Entry::Readable(record)) => match text_of(record) {
-                Ok(text) if std::fs::read(&path).is_ok_and(|found| found == text) => Ok(()),
+                Ok(text) if linux::atomic_file::read(&path).is_ok_and(|found| found == text) => Ok(()),
                 Ok(text) => linux::atomic_file::replace(&path, &text, FILE_MODE),
                 Err(_never_was_on_disk) => Ok(()),
             },
@@ -360,7 +360,7 @@ fn read<I: Key, R: Record>(id: &I, path: &Path) -> Entry<R> {
 
 /// What stands behind `field` in a text that is no JSON any more; 0 if nothing does.
 fn bytes_of_torn(path: &Path, field: &str) -> u64 {
-    let text = std::fs::read(path).unwrap_or_default();
+    let text = linux::atomic_file::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let value = text.split(&format!("\"{field}\":")).nth(1).unwrap_or_default().trim_start();
     value
@@ -381,7 +381,7 @@ pub(super) fn key_of<I: Key>(path: &Path, extension: &str) -> Option<I> {
 
 /// What a file says, or why it cannot be read.
 fn parse<R: DeserializeOwned>(path: &Path) -> std::result::Result<R, String> {
-    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    let text = linux::atomic_file::read(path).map_err(|e| e.to_string())?;
     serde_json::from_slice(&text).map_err(|e| e.to_string())
 }
 

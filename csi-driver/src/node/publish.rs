@@ -233,7 +233,7 @@ impl Driver {
         record: &mut VolumeRecord,
         target: &Path,
     ) -> Result<()> {
-        match self.place_of_mount(volume_id, "target_path", target)? {
+        match self.place_of_target(volume_id, record, target)? {
             Some(place) => self.retract_at(volume_id, record, &place),
             None => self.forget_target(volume_id, record, target),
         }
@@ -259,8 +259,10 @@ impl Driver {
             return mount_point::remove_left(place);
         }
         match place.remove_dir() {
-            // What is no directory was not made here.
-            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => {}
+            // What is no directory, or has files, was not made here.
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY | Errno::EXIST) => {}
+            // The kernel says so of what is not there, too.
+            Err(Errno::ROFS) if place.stat().is_err_and(|errno| errno == Errno::NOENT) => {}
             Err(e) => return Err(linux::Error::at("remove", place.path(), e)).step("unpublish volume"),
         }
         self.forget_target(volume_id, record, place.path())
@@ -273,17 +275,28 @@ impl Driver {
         self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))
     }
 
+    /// [`Self::place_of_mount`] of a target.
+    pub(crate) fn place_of_target(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+        target: &Path,
+    ) -> Result<Option<Place>> {
+        self.place_of_mount(volume_id, ("target_path", target), &record.mount_points_beside(target))
+    }
+
     /// The place of a mount that the journal has. `None` where there is none to take away: its
-    /// directory is gone, or the path leads through a link and the volume is mounted nowhere, as
-    /// after a restart of a machine whose directories were moved.
+    /// directory is gone; or the path leads through a link, and the volume is mounted at `others`
+    /// alone, as after a restart of a machine whose directories were moved, or where a pod has removed
+    /// the directory in a mount namespace of its own.
     pub(crate) fn place_of_mount(
         &self,
         volume_id: &VolumeId,
-        field: &'static str,
-        path: &Path,
+        (field, path): (&'static str, &Path),
+        others: &[&Path],
     ) -> Result<Option<Place>> {
         match self.paths.place(field, path) {
-            Err(Error::PathChanged { .. }) if !mounts::is_mounted_anywhere(volume_id)? => Ok(None),
+            Err(Error::PathChanged { .. }) if !mounts::is_mounted_beside(volume_id, others)? => Ok(None),
             found => found,
         }
     }

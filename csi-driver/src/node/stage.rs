@@ -145,7 +145,7 @@ impl Driver {
         let mut unmounted = Vec::new();
         for target in record.targets.keys() {
             // Beneath something else it is its pod's still.
-            if !mounts::is_mounted(target, volume_id)? && !self.is_mounted_at(volume_id, target)? {
+            if !mounts::is_mounted(target, volume_id)? && !self.is_mounted_at(volume_id, record, target)? {
                 unmounted.push(target.clone());
             }
         }
@@ -158,8 +158,8 @@ impl Driver {
 
     /// Whether it is mounted at `target` for what the journal has to say, or may be: mountinfo
     /// shows another path while a pod has renamed a directory on the way.
-    fn is_mounted_at(&self, volume_id: &VolumeId, target: &Path) -> Result<bool> {
-        match self.place_of_mount(volume_id, "target_path", target) {
+    fn is_mounted_at(&self, volume_id: &VolumeId, record: &VolumeRecord, target: &Path) -> Result<bool> {
+        match self.place_of_target(volume_id, record, target) {
             Ok(Some(place)) => match mounts::find_at(&place, volume_id) {
                 Err(Error::ForeignMount { .. }) => Ok(false),
                 found => Ok(found?.is_some()),
@@ -424,7 +424,7 @@ impl Driver {
     }
 
     pub(super) fn place_of_stage(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<Option<Place>> {
-        self.place_of_mount(volume_id, "staging_target_path", &stage.staging_path)
+        self.place_of_mount(volume_id, ("staging_target_path", &stage.staging_path), &[])
     }
 
     fn tear_down_at(

@@ -224,7 +224,7 @@ fn make_parts(pool: &Path) -> Result<FsId> {
 }
 
 fn read_id(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
+    match linux::atomic_file::read_text(path) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(linux::Error::at("read", path, e)).step("look at pool"),

@@ -173,6 +173,55 @@ fn nothing_happens_where_a_link_leads_that_took_the_place_of_a_known_parent() {
     scene.assert_nothing_left();
 }
 
+/// Runs `act` where nothing is mounted below `dir`, as in a pod's mount namespace.
+fn without_mounts_below(dir: &Path, act: impl FnOnce() + Send) {
+    let below = |mount: &MountEntry| mount.mount_point.starts_with(dir);
+    let in_pod = || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        linux::mount::make_private(Path::new("/")).unwrap();
+        let mounts = || linux::mountinfo::read().unwrap().into_iter().filter(below).collect::<Vec<_>>();
+        let unmount = |mount: &MountEntry| {
+            linux::mount::unmount(&mount.mount_point, linux::mount::UnmountMode::Detach).is_ok()
+        };
+        // Some lie beneath others, and no path leads to them until those are gone.
+        while mounts().iter().rev().any(unmount) {}
+        assert_eq!(mounts(), []);
+        act();
+    };
+    std::thread::scope(|scope| scope.spawn(in_pod).join()).unwrap();
+}
+
+#[test]
+fn a_pod_that_removes_its_target_keeps_no_volume() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let ground = Ground::new(&scene);
+    let (id, _) = staged(&scene, &caller);
+    let target = ground.path("target");
+    publish_at(&caller, &id, &target).unwrap();
+    // The kernel takes a mount off whose directory is removed where it is no mount point.
+    without_mounts_below(&scene.kubelet_dir(), || fs::remove_dir(&target).unwrap());
+    ground.swap();
+    unpublish_at(&caller, &id, &target).unwrap();
+    ground.assert_sentinel_untouched(&"a link without a mount behind it");
+    ground.swap();
+
+    publish_at(&caller, &id, &target).unwrap();
+    let replaced = || {
+        fs::remove_dir(&target).unwrap();
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("x"), "of the pod").unwrap();
+    };
+    without_mounts_below(&scene.kubelet_dir(), replaced);
+    unpublish_at(&caller, &id, &target).unwrap();
+    assert_eq!(fs::read_to_string(target.join("x")).unwrap(), "of the pod");
+    fs::remove_dir_all(&target).unwrap();
+    ground.remove();
+    caller.take_down(&id, &[]).unwrap();
+    fs::remove_dir_all(scene.kubelet_dir().join("pods/refused")).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn a_pod_that_swaps_a_directory_for_a_link_moves_no_publish() {
     let scene = Scene::start(Flags::process());

@@ -112,7 +112,7 @@ fn a_walk_over_many_files_never_makes_the_kernel_know_twice_the_bound() {
     assert_eq!((now.known_inode_limit, now.refused), (BOUND, 0));
     assert!(now.asked_to_forget >= 10_000, "{now:?}");
     let most = driver.most();
-    assert!(most <= 2 * BOUND, "{most} inodes were known");
+    assert!(most <= MOST_KNOWN, "{most} inodes were known");
 }
 
 #[test]
