@@ -22,8 +22,9 @@ const NAMES: [&str; 3] = ["stage", "target", "fresh"];
 /// A driver that used its paths again failed within the first rounds.
 const PUBLISHES: usize = 60;
 const STAGES: usize = 16;
-/// Long enough for a call to check its path, and shorter than a call.
+/// The shortest is long enough for a call to check its path, the longest for a whole call on a busy machine.
 const BETWEEN_SWAPS: Duration = Duration::from_micros(500);
+const LENGTHS: u32 = 7;
 const LONGEST_ATTACK: Duration = Duration::from_secs(120);
 
 /// A pod's emptyDir with the directory `dir`, and a link to the sentinel, outside of the
@@ -71,9 +72,12 @@ impl<'a> Ground<'a> {
         let (empty_dir, stop) = (self.empty_dir.clone(), ends.clone());
         let swapping = std::thread::spawn(move || {
             let begun = Instant::now();
-            while !stop.load(Ordering::Relaxed) && begun.elapsed() < LONGEST_ATTACK {
+            for round in 0.. {
+                if stop.load(Ordering::Relaxed) || begun.elapsed() >= LONGEST_ATTACK {
+                    break;
+                }
                 swap(&empty_dir);
-                std::thread::park_timeout(BETWEEN_SWAPS);
+                std::thread::park_timeout(BETWEEN_SWAPS * (1 << (round % LENGTHS)));
             }
             if fs::symlink_metadata(empty_dir.join("dir")).unwrap().is_symlink() {
                 swap(&empty_dir);
