@@ -27,7 +27,6 @@ mod plan;
 mod plugins;
 
 mod pod_cgroup;
-mod pod_file;
 mod provisioner;
 mod resources;
 pub mod run;

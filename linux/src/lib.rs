@@ -38,6 +38,7 @@ pub mod procfs;
 pub mod program;
 pub mod project_quota;
 pub mod rootfs;
+pub mod shared_file;
 pub mod sysctl;
 pub mod tree;
 pub mod xfs;

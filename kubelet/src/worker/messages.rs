@@ -12,7 +12,6 @@ use super::Tools;
 use crate::container_config::{log_directory, log_path};
 use crate::objects::{Pod, TerminationMessagePolicy};
 use crate::observed::{Observed, instance_of, name_of};
-use crate::pod_file;
 
 const MAX_MESSAGE: u64 = 4096;
 const MAX_FROM_LOG: usize = 2048;
@@ -40,7 +39,7 @@ pub(super) fn of(tools: &Tools, pod: &Pod, observed: &Observed) -> BTreeMap<Stri
 /// Empty when there is none, or a container keeps it from being read.
 fn head(path: &Path) -> String {
     let mut bytes = Vec::new();
-    match pod_file::open(path).and_then(|f| f.take(MAX_MESSAGE).read_to_end(&mut bytes)) {
+    match linux::shared_file::open(path).and_then(|f| f.take(MAX_MESSAGE).read_to_end(&mut bytes)) {
         Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(_) => String::new(),
     }

@@ -17,7 +17,6 @@ use crate::etc_hosts::{self, Hosts};
 use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
 use crate::observed::{Observed, instance_of, pod_ips};
 use crate::plan::{Sandbox, Start, Steps, Wait, restart_key};
-use crate::pod_file;
 
 /// A step failed; its event is recorded.
 #[derive(Debug)]
@@ -235,7 +234,7 @@ impl Worker {
             }
             .managed()
         };
-        pod_file::write(path, &content, 0o644)
+        linux::shared_file::write(path, &content, 0o644)
     }
 
     /// All but the newest that ended; and what was created and never started.

@@ -13,7 +13,6 @@ use crate::container_config::{Node, log_directory, log_path};
 use crate::cri::Cri;
 use crate::objects::{ObjectMeta, Pod, QosClass};
 use crate::pod_cgroup::{self, Hierarchies, Limits, shares};
-use crate::pod_file;
 use crate::resources;
 use crate::store::Store;
 use crate::volumes::Volumes;
@@ -192,5 +191,5 @@ pub(crate) fn make_termination_log(path: &Path) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    pod_file::write(path, "", 0o666)
+    linux::shared_file::write(path, "", 0o666)
 }

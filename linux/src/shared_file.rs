@@ -1,4 +1,4 @@
-//! Files of the kubelet that a pod's containers have mounted: /etc/hosts and termination logs.
+//! Files that containers have mounted, and others still write: a pod's /etc/hosts, termination logs.
 //!
 //! Root in a container may hold a lease on such a file (fcntl(2), F_SETLEASE), also after its end:
 //! a descriptor may be sent to another container. A plain open waits for the holder, up to 45 s
@@ -9,16 +9,16 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-const NO_WAIT: i32 = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
+const NO_WAIT: i32 = libc::O_NONBLOCK | libc::O_NOFOLLOW;
 
 /// To be read. `WouldBlock` where a container holds a lease.
-pub(crate) fn open(path: &Path) -> io::Result<File> {
+pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(NO_WAIT).open(path)
 }
 
 /// Rewrites the file in place: containers have its inode mounted. Where one of them holds a lease
 /// on it, the next container gets a new file.
-pub(crate) fn write(path: &Path, content: &str, mode: u32) -> io::Result<()> {
+pub fn write(path: &Path, content: &str, mode: u32) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).custom_flags(NO_WAIT);
     let mut file = match options.open(path) {
@@ -43,12 +43,12 @@ mod tests {
     fn lease(file: &File, kind: i32) {
         let fcntl = |command, argument: i32| {
             // SAFETY: only integers, and a descriptor that lives here.
-            let done = unsafe { nix::libc::fcntl(file.as_raw_fd(), command, argument) };
+            let done = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
             assert_eq!(done, 0, "{}", io::Error::last_os_error());
         };
-        fcntl(nix::libc::F_SETLEASE, kind);
+        fcntl(libc::F_SETLEASE, kind);
         // No SIGIO for the holder when the lease is to end.
-        fcntl(nix::libc::F_SETOWN, 0);
+        fcntl(libc::F_SETOWN, 0);
     }
 
     #[test]
@@ -57,13 +57,13 @@ mod tests {
         let path = dir.path().join("hosts");
         write(&path, "first", 0o644).unwrap();
         let holder = File::open(&path).unwrap();
-        lease(&holder, nix::libc::F_RDLCK);
+        lease(&holder, libc::F_RDLCK);
         let begun = std::time::Instant::now();
         write(&path, "2nd", 0o644).unwrap();
         let read = |path: &Path| io::read_to_string(open(path)?);
         assert_eq!(read(&path).unwrap(), "2nd");
         let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        lease(&writer, nix::libc::F_WRLCK);
+        lease(&writer, libc::F_WRLCK);
         assert_eq!(read(&path).unwrap_err().kind(), ErrorKind::WouldBlock);
         write(&path, "3", 0o600).unwrap();
         assert_eq!(read(&path).unwrap(), "3");
