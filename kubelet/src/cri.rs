@@ -54,7 +54,8 @@ impl Cri {
     pub(crate) fn new(socket: &Path) -> Self {
         let channel = unix_channel::connect_lazily(socket);
         // The default of 4 MiB is too little for a list of many containers.
-        let limit = 16 * 1024 * 1024;
+        // A list has every pod's labels and annotations, up to half a MiB each.
+        let limit = 512 << 20;
         Self {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(limit),
             images: ImageServiceClient::new(channel).max_decoding_message_size(limit),

@@ -38,6 +38,8 @@ pub(crate) use outcome::EVICTED;
 /// So many changes may wait for a slow reader; a reader that lags beyond gets
 /// `RecvError::Lagged` and must look at everything again.
 const CHANGES_KEPT: usize = 1024;
+/// Of an event's message (kubernetes, apis/events: `NoteLengthLimit`).
+const MOST_EVENT_BYTES: usize = 1024;
 
 /// The event of a record that was set aside.
 pub(crate) const UNREADABLE_RECORD: &str = "UnreadableRecord";
@@ -365,6 +367,7 @@ impl Store {
     /// Puts down what happened to an object. The same reason and message again
     /// raise the count of the first.
     pub fn record(&self, object: &ObjectRef, event_type: EventType, reason: &str, message: &str) {
+        let message = &trace::shortened(message.to_owned(), MOST_EVENT_BYTES);
         let event = self.state().events.record(object, event_type, reason, message, now());
         let key = Key::of(&*event);
         match event_type {

@@ -146,3 +146,23 @@ fn json_has_its_own_escapes_and_may_stand_on_one_line() {
     let tabs = json.replace(',', ",\n\t\t");
     assert_eq!(read(tabs.as_bytes()).errors, []);
 }
+
+#[test]
+fn what_goes_on_to_the_runtime_has_limits() {
+    let long = "x".repeat(2 << 20);
+    let path = format!("\"demo:1\", terminationMessagePath: \"/{long}\"");
+    for (text, message) in [
+        (POD.replace("demo:1", &long), "image: Too long: may not be more than 1024 bytes, has 2097152"),
+        (
+            POD.replace("\"demo:1\"", &path),
+            "terminationMessagePath: Too long: may not be more than 4095 bytes, has 2097153",
+        ),
+    ] {
+        assert!(error(text).ends_with(message), "{message}");
+    }
+    let (prefix, value) = (["a".repeat(60).as_str(); 3].join("."), "v".repeat(60));
+    let labels: String = (0..1200).map(|n| format!("{prefix}/k{n}: {value}, ")).collect();
+    let labelled = POD.replace("{name: web}", &format!("{{name: web, labels: {{{labels}}}}}"));
+    let message = error(labelled);
+    assert!(message.contains("metadata.labels: Too long: may not be more than 262144 bytes"), "{message}");
+}

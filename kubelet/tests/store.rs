@@ -191,3 +191,13 @@ async fn every_change_is_announced() {
         fixture.store.apply(pod("demo:1"), Source::Api).map(|_| fixture.store.pods()[0].reference()).unwrap();
     assert_eq!((subject.kind.as_str(), subject.name.as_str()), ("Pod", "web"));
 }
+
+#[test]
+fn an_events_message_is_cut() {
+    let fixture = Fixture::new();
+    fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
+    let web = fixture.store.pod("default", "web").unwrap().reference();
+    fixture.store.record(&web, EventType::Warning, "Failed", &"x".repeat(3 << 20));
+    let message = fixture.store.events().pop().unwrap().message.clone();
+    assert!(message.len() <= 1027 && message.ends_with("x..."), "{}", message.len());
+}

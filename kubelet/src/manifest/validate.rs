@@ -9,8 +9,12 @@ use super::path::FieldPath;
 use crate::objects::{ObjectMeta, Resources};
 use crate::store::AnyObject;
 
-/// Keys and values of one object's annotations together (apimachinery, `TotalAnnotationSizeLimitB`).
-const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
+/// Keys and values of one object's labels or annotations together (apimachinery, `TotalAnnotationSizeLimitB`).
+const MAX_MAP_BYTES: usize = 256 * 1024;
+/// PATH_MAX without its terminating zero.
+const MAX_PATH_BYTES: usize = 4095;
+/// A registry's name, a repository of 255 bytes, a tag of 128 and a digest.
+const MAX_IMAGE_BYTES: usize = 1024;
 
 /// A field that breaks a rule.
 #[derive(Debug)]
@@ -63,6 +67,12 @@ impl Findings {
         }
     }
 
+    fn length(&mut self, field: FieldPath, bytes: usize, most: usize) {
+        if bytes > most {
+            self.add(field, format!("Too long: may not be more than {most} bytes, has {bytes}"));
+        }
+    }
+
     fn amounts(&mut self, field: &FieldPath, amounts: &Resources) {
         for (name, amount) in amounts.iter().filter(|(_, amount)| amount.is_negative()) {
             self.invalid(field.key(name), &amount.to_string(), "must be greater than or equal to 0");
@@ -94,11 +104,9 @@ fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
             findings.invalid(at.key("annotations"), key, &broken);
         }
     }
-    let bytes: usize = meta.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-    if bytes > MAX_ANNOTATIONS_BYTES {
-        findings.add(
-            at.key("annotations"),
-            format!("Too long: may not be more than {MAX_ANNOTATIONS_BYTES} bytes, has {bytes}"),
-        );
+    // Kubernetes has no limit of labels but that of etcd's requests.
+    for (field, map) in [("labels", &meta.labels), ("annotations", &meta.annotations)] {
+        let bytes: usize = map.iter().map(|(key, value)| key.len() + value.len()).sum();
+        findings.length(at.key(field), bytes, MAX_MAP_BYTES);
     }
 }

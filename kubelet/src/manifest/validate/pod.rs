@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::path::FieldPath;
-use super::{Findings, names};
+use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, names};
 use crate::objects::{
     Container, DnsPolicy, EnvVar, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
     VolumeMount, VolumeSource,
@@ -75,6 +75,7 @@ fn check_volume_source(at: &FieldPath, volume: &Volume, findings: &mut Findings)
         }
         Some(VolumeSource::HostPath(host)) => {
             let field = at.below("hostPath.path");
+            findings.length(field.clone(), host.path.len(), MAX_PATH_BYTES);
             if host.path.is_empty() {
                 findings.required(field);
             } else if host.path.split('/').any(|part| part == "..") {
@@ -100,6 +101,12 @@ fn check_container(at: &FieldPath, container: &Container, volumes: &BTreeSet<&st
     } else if container.image.trim() != container.image {
         findings.invalid(at.key("image"), &container.image, "must not have leading or trailing whitespace");
     }
+    findings.length(at.key("image"), container.image.len(), MAX_IMAGE_BYTES);
+    findings.length(
+        at.key("terminationMessagePath"),
+        container.termination_message_path.len(),
+        MAX_PATH_BYTES,
+    );
     check_env(&at.key("env"), &container.env, findings);
     check_ports(&at.key("ports"), container, findings);
     check_resources(&at.key("resources"), container, findings);
@@ -181,6 +188,7 @@ fn check_mounts(at: &FieldPath, container: &Container, volumes: &BTreeSet<&str>,
         } else if !paths.insert(mount.mount_path.as_str()) {
             findings.invalid(field, &mount.mount_path, "must be unique");
         }
+        findings.length(at.key("mountPath"), mount.mount_path.len(), MAX_PATH_BYTES);
         check_propagation(&at, mount, container, findings);
     }
 }
