@@ -138,7 +138,10 @@ async fn adopt_containers(
         };
         let container = Arc::new(Container::new(found, state));
         runtime.insert_container(Arc::clone(&container));
-        if !alive.contains_key(&id) && container.state().is_running() {
+        let is_running = container.state().is_running();
+        let has_process = alive.get(&id).is_some_and(|status| status.exit.is_none());
+        // Its start may have been given up, or its shim killed, a moment before the process ran.
+        if is_running != has_process || sandbox.shim().is_none() {
             container::lose(runtime, sandbox, &container).await?;
         }
         if let Some(why) = unreadable {

@@ -23,6 +23,8 @@ const START_ERROR_CODE: i32 = 128;
 const KILL_DEADLINE: Duration = Duration::from_secs(30);
 /// Time between two rounds of SIGKILL: on cgroup v1 the processes may have frozen themselves again.
 const KILL_ROUND: Duration = Duration::from_millis(500);
+/// For the shim to pass SIGKILL on.
+const SHIM_SIGNAL: Duration = Duration::from_secs(1);
 /// SIGRTMIN as glibc and musl programs see it.
 const SIGRTMIN: i32 = 34;
 const SIGRTMAX: i32 = 64;
@@ -160,16 +162,27 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         overlay,
         allow_without_device_control: runtime.allow_without_device_control,
     };
-    match shim.call(call).await {
+    let problem = match shim.call(call).await {
         Ok(Answer::Started { warnings, status, .. }) => {
             for warning in warnings.into_iter().chain(status.not_enforced) {
                 tracing::warn!(container_id = container.id, "{warning}");
             }
-            Ok(())
+            return Ok(());
         }
-        Ok(other) => Err(start_failed(runtime, &sandbox, &container, format!("the shim answered {other:?}"))),
-        Err(Error::Shim { problem, .. }) => Err(start_failed(runtime, &sandbox, &container, problem)),
-        Err(other) => Err(start_failed(runtime, &sandbox, &container, chain(&other))),
+        Ok(other) => format!("the shim answered {other:?}"),
+        Err(Error::Shim { problem, .. }) => problem,
+        Err(other) => chain(&other),
+    };
+    // If no answer came, its process may wait in execve(2) for a file that another one holds.
+    end_left_over(&container).await;
+    Err(start_failed(runtime, &sandbox, &container, problem))
+}
+
+/// Ends what runs of a container that counts as ended, or as never started.
+async fn end_left_over(container: &Container) {
+    let path = container.record.cgroup_path.clone();
+    if let Err(error) = blocking("kill cgroup", move || kill_group(&path)).await {
+        tracing::warn!(container_id = container.id, error = %chain(&error), "end what was started of a container");
     }
 }
 
@@ -216,7 +229,14 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
     if !container.state().is_running() {
         return Ok(());
     }
-    signal(runtime, container, libc::SIGKILL).await?;
+    // The shim may wait for a disk; the group's end does not wait for the shim.
+    match tokio::time::timeout(SHIM_SIGNAL, signal(runtime, container, libc::SIGKILL)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(container_id = container.id, error = %chain(&error), "SIGKILL by the shim");
+        }
+        Err(_) => tracing::warn!(container_id = container.id, "the pod's shim is slow"),
+    }
     let deadline = Instant::now() + KILL_DEADLINE;
     loop {
         let path = container.record.cgroup_path.clone();
@@ -260,10 +280,14 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     kill(runtime, &container).await?;
     let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
     let _changing = sandbox.changing.lock().await;
+    // It may have been started before the lock was free.
+    kill(runtime, &container).await?;
     let dir = sandbox.container_dir(&container.id);
     let (rt, container_id, image_id) =
         (Arc::clone(runtime), container.id.clone(), container.record.image_id.clone());
+    let group = container.record.cgroup_path.clone();
     blocking("remove container", move || {
+        kill_group(&group)?;
         sandbox::unmount_if_mounted(&dir.join("rootfs"))?;
         record::remove_tree(&dir)?;
         rt.forget_container(&container_id);
@@ -284,9 +308,9 @@ pub(crate) async fn lose(
     sandbox: &Arc<Sandbox>,
     container: &Arc<Container>,
 ) -> Result<()> {
-    let RunState::Running { started_at, .. } = container.state() else { return Ok(()) };
     let path = container.record.cgroup_path.clone();
     let killed = blocking("kill cgroup", move || kill_group(&path)).await;
+    let RunState::Running { started_at, .. } = container.state() else { return killed };
     let ended = Ended {
         started_at,
         finished_at: now(),
@@ -299,7 +323,7 @@ pub(crate) async fn lose(
     killed
 }
 
-fn kill_group(path: &std::path::Path) -> Result<()> {
+pub(crate) fn kill_group(path: &std::path::Path) -> Result<()> {
     // What has not ended by then shows as EBUSY.
     Ok(Cgroup::find(&Hierarchies::detect()?, path).end(Duration::from_secs(5))?)
 }

@@ -14,6 +14,7 @@ mod error;
 mod images;
 mod launcher;
 mod preload;
+mod pulls;
 mod record;
 pub mod reexec;
 mod runtime;

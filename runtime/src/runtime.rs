@@ -14,6 +14,7 @@ use crate::Config;
 use crate::cni::Cni;
 use crate::error::{Error, Result, chain};
 use crate::images::ImageStore;
+use crate::pulls::Pulls;
 use crate::record;
 use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
@@ -32,6 +33,7 @@ pub(crate) struct Runtime {
     pub(crate) cgroup_v2: bool,
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
+    pub(crate) pulls: Pulls,
     pub(crate) boot_id: String,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     containers: Mutex<BTreeMap<String, Arc<Container>>>,
@@ -72,6 +74,7 @@ impl Runtime {
                 cache_dir: config.cni_cache_dir.clone(),
             },
             images,
+            pulls: Pulls::default(),
             boot_id: boot_id.trim().to_owned(),
             sandboxes: Mutex::default(),
             containers: Mutex::default(),

@@ -13,6 +13,7 @@ use proto::cri::{
     ContainerEventType, DnsConfig, NamespaceMode, PodSandboxConfig, Protocol, RunPodSandboxRequest,
 };
 use serde_json::{Map, Value, json};
+use tokio::task::JoinSet;
 
 use crate::cni::{self, Attachment};
 use crate::container;
@@ -304,8 +305,14 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
         record.phase = Phase::Broken;
     }
     let mut errors = Vec::new();
-    for container in runtime.containers_of(&sandbox.id) {
-        errors.extend(container::kill(runtime, &container).await.err());
+    let containers = runtime.containers_of(&sandbox.id);
+    let mut kills = JoinSet::new();
+    for container in &containers {
+        let (runtime, container) = (Arc::clone(runtime), Arc::clone(container));
+        kills.spawn(async move { container::kill(&runtime, &container).await });
+    }
+    while let Some(killed) = kills.join_next().await {
+        errors.extend(killed.unwrap_or(Err(Error::Task { task: "kill" })).err());
     }
     let shim = async {
         let result = end_shim(runtime, sandbox, &record).await;
@@ -320,7 +327,13 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     let dir = sandbox.dir.clone();
     // The namespace stays until DEL has succeeded: a retry may need it.
     let netns = record.netns.clone().filter(|_| network_gone);
-    errors.extend(blocking("release sandbox", move || release(&dir, netns.as_deref())).await.err());
+    let released = blocking("release sandbox", move || {
+        // Also of containers that count as ended: their start may have been given up.
+        let ended = containers.iter().map(|container| container::kill_group(&container.record.cgroup_path));
+        let ended = ended.fold(Ok(()), Result::and);
+        release(&dir, netns.as_deref()).and(ended)
+    });
+    errors.extend(released.await.err());
     if errors.is_empty() && sandbox.dir.is_dir() {
         sandbox.update_on_the_way_down(|r| (r.phase, r.shim) = (Phase::Stopped, None));
         let rt = Arc::clone(runtime);

@@ -321,7 +321,12 @@ impl ImageService for Service {
         let name = image_name(request.into_inner().image)?;
         let runtime = Arc::clone(&self.runtime);
         let span = info_span!("cri.PullImage", image = name);
-        let pull = blocking("import image", move || runtime.images.pull(&name));
+        // Callers wait here, and not each on a thread; who hangs up waits no more.
+        let turn = runtime.pulls.turn(&name).await;
+        let pull = blocking("import image", move || {
+            let _until_imported = turn;
+            runtime.images.pull(&name)
+        });
         let image = detached(span, pull).await?;
         Ok(Response::new(PullImageResponse { image_ref: image.id }))
     }

@@ -37,6 +37,10 @@ use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, c
 
 /// A caller that does not read its answers is let go beyond this.
 const MAX_UNREAD_BYTES: usize = 1 << 20;
+/// Of why a container did not start.
+const MAX_PROBLEM_BYTES: usize = 4096;
+/// The most that a pipe of an unprivileged process holds (/proc/sys/fs/pipe-max-size), and what comes meanwhile.
+const MAX_PIPE_BYTES: usize = 2 << 20;
 /// A process that gets SIGKILL ends at once, unless it hangs in the kernel.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 
@@ -64,7 +68,7 @@ struct Container {
     /// Until it has ended.
     pidfd: Option<OwnedFd>,
     cgroup: Cgroup,
-    /// Until it has ended and no process can write any more.
+    /// Until it has ended.
     log: Option<LogFile>,
     streams: Vec<Stream>,
     starting: Option<Starting>,
@@ -244,7 +248,7 @@ impl Shim {
                 }
             },
         };
-        result.unwrap_or_else(|problem| Some(Answer::Refused { problem }))
+        result.unwrap_or_else(|problem| Some(refused(problem)))
     }
 
     fn start(
@@ -257,6 +261,9 @@ impl Shim {
         if self.containers.contains_key(id) {
             return Err("it was started before".to_owned());
         }
+        // Those that were removed: a list of all that ever ran would grow beyond what one answer may have.
+        let dir = &self.dir;
+        self.containers.retain(|id, c| c.status.exit.is_none() || container_dir(dir, id).is_dir());
         let bundle = container_dir(&self.dir, id);
         let spec = Spec::load(bundle.join("config.json")).map_err(|e| format!("read config.json: {e}"))?;
         let log = LogFile::open(log.clone(), self.config.log_ceiling)
@@ -331,7 +338,10 @@ impl Shim {
         let mut buffer = [0; 4096];
         match starting.outcome.read(&mut buffer) {
             Ok(0) => {}
-            Ok(length) => return starting.problem.extend_from_slice(&buffer[..length]),
+            Ok(length) => {
+                let room = MAX_PROBLEM_BYTES.saturating_sub(starting.problem.len());
+                return starting.problem.extend_from_slice(&buffer[..length.min(room)]);
+            }
             Err(e) if e.kind() == ErrorKind::Interrupted => return,
             Err(e) => starting.problem.extend_from_slice(e.to_string().as_bytes()),
         }
@@ -345,7 +355,7 @@ impl Shim {
             let container = self.containers.remove(id);
             self.reap();
             remove_cgroup(container.as_ref().map(|c| &c.cgroup));
-            Answer::Refused { problem: String::from_utf8_lossy(&starting.problem).into_owned() }
+            refused(String::from_utf8_lossy(&starting.problem).into_owned())
         };
         self.send(starting.client, &Message::Answer { id: starting.request, answer });
         self.settle(id);
@@ -371,7 +381,7 @@ impl Shim {
             let found =
                 self.containers.iter_mut().find(|(_, c)| c.status.pid == pid && c.status.exit.is_none());
             let Some((id, container)) = found else { continue };
-            container.pump();
+            container.drain();
             let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
             container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });
             container.let_go();
@@ -420,15 +430,23 @@ impl Container {
     fn pump(&mut self) {
         let Some(log) = &mut self.log else { return };
         self.streams.retain_mut(|stream| stream.pump(log, log::TURN_BYTES));
-        self.let_go();
+    }
+
+    /// What its processes have written. They have ended, but may have given their ends of the pipes
+    /// to another container, which would write on for ever.
+    fn drain(&mut self) {
+        let Some(log) = &mut self.log else { return };
+        for mut stream in self.streams.drain(..) {
+            if stream.pump(log, MAX_PIPE_BYTES) {
+                stream.finish(log);
+            }
+        }
     }
 
     /// A pod may see thousands of its containers end: none keeps a descriptor.
     fn let_go(&mut self) {
-        if self.status.exit.is_some() {
-            self.pidfd = None;
-            self.log.take_if(|_| self.streams.is_empty());
-        }
+        self.pidfd = None;
+        self.log = None;
     }
 }
 
@@ -470,6 +488,11 @@ impl Client {
         }
         alive
     }
+}
+
+/// An image's words may have megabytes, and the answer is one line of limited length.
+fn refused(problem: String) -> Answer {
+    Answer::Refused { problem: trace::shortened(problem, MAX_PROBLEM_BYTES) }
 }
 
 /// Our non-blocking end, and the container's blocking one.
