@@ -53,8 +53,7 @@ impl Cri {
     /// Talks to the runtime behind `socket` from the first call on.
     pub(crate) fn new(socket: &Path) -> Self {
         let channel = unix_channel::connect_lazily(socket);
-        // The default of 4 MiB is too little for a list of many containers.
-        // A list has every pod's labels and annotations, up to half a MiB each.
+        // A list has every pod's labels and annotations, up to half a MiB each; the default is 4 MiB.
         let limit = 512 << 20;
         Self {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(limit),

@@ -26,18 +26,12 @@ use crate::worker::Tools;
 pub(crate) use names::{is_compressed, rotated};
 
 /// Removes a log that is written no more, with what was rotated away from it.
-pub(crate) fn remove(log: &Path) -> std::io::Result<()> {
+pub(crate) fn remove(log: &Path) -> linux::Result<()> {
     let rotated = match names::all(log) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        rotated => rotated?,
+        rotated => rotated.map_err(|e| linux::Error::at("list logs of", log, e))?,
     };
-    for path in rotated.iter().map(PathBuf::as_path).chain([log]) {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            Err(_) | Ok(()) => {}
-        }
-    }
-    Ok(())
+    rotated.iter().map(PathBuf::as_path).chain([log]).try_for_each(linux::atomic_file::discard)
 }
 
 /// kubelet's `containerLogMonitorInterval`.

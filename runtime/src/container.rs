@@ -302,7 +302,8 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Its shim is gone: kills what is left of it and writes its end down.
+/// Its shim is gone, or has a process of it that counts as ended: kills what is left of it and
+/// writes the end of one that ran down.
 pub(crate) async fn lose(
     runtime: &Arc<Runtime>,
     sandbox: &Arc<Sandbox>,

@@ -338,10 +338,7 @@ impl Shim {
         let mut buffer = [0; 4096];
         match starting.outcome.read(&mut buffer) {
             Ok(0) => {}
-            Ok(length) => {
-                let room = MAX_PROBLEM_BYTES.saturating_sub(starting.problem.len());
-                return starting.problem.extend_from_slice(&buffer[..length.min(room)]);
-            }
+            Ok(length) => return starting.problem.extend_from_slice(&buffer[..length]),
             Err(e) if e.kind() == ErrorKind::Interrupted => return,
             Err(e) => starting.problem.extend_from_slice(e.to_string().as_bytes()),
         }

@@ -153,10 +153,11 @@ impl Tools {
     ) -> crate::cri::Result<()> {
         self.cri.remove_container(id).await?;
         let log = log_directory(&self.log_dir, pod).join(log_path(name, number));
-        let removed = remove_if_there(&self.termination_log(&pod.uid, name, number))
+        let removed = linux::atomic_file::discard(&self.termination_log(&pod.uid, name, number))
             .and_then(|()| crate::logs::remove(&log));
         if let Err(error) = removed {
-            tracing::warn!(%error, log = %log.display(), "a log of an old instance of a container stays");
+            let error = trace::error_chain(&error);
+            tracing::warn!(error, log = %log.display(), "a log of an old instance of a container stays");
         }
         Ok(())
     }
@@ -164,13 +165,6 @@ impl Tools {
     /// Of all that a container was.
     pub(crate) fn termination_logs(&self, uid: &str, container: &str) -> PathBuf {
         self.volumes.pod_dir(uid).join("containers").join(container)
-    }
-}
-
-fn remove_if_there(path: &Path) -> std::io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        Err(_) | Ok(()) => Ok(()),
     }
 }
 
