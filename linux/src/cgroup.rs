@@ -10,7 +10,7 @@ mod settings;
 pub mod v2;
 pub mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
@@ -167,6 +167,28 @@ impl Hierarchies {
     /// The directory of group `path` for `controller`, if the machine has the controller.
     pub fn dir(&self, controller: &str, path: &Path) -> Option<PathBuf> {
         self.controllers.get(controller).map(|(_, root)| under(root, path))
+    }
+
+    /// Names of the groups directly below `path`, each once, from every hierarchy: what was
+    /// killed while it made or removed a group leaves it in some of them only.
+    pub fn names_below(&self, path: &Path) -> Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        for root in self.v1.iter().chain(&self.unified) {
+            let dir = under(root, path);
+            let failed = |e| Error::at("list cgroup", &dir, e);
+            match fs::read_dir(&dir) {
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                Err(e) => return Err(failed(e)),
+                Ok(entries) => {
+                    for entry in entries {
+                        let entry = entry.map_err(failed)?;
+                        let is_group = entry.file_type().map_err(failed)?.is_dir();
+                        names.extend(is_group.then(|| entry.file_name().to_string_lossy().into_owned()));
+                    }
+                }
+            }
+        }
+        Ok(names)
     }
 
     /// Makes `path` wherever a group of [`Self::create`] below it will need it. Returns
@@ -558,7 +580,14 @@ mod tests {
         let read = fs::read_to_string(v1).or_else(|_| fs::read_to_string(v2)).unwrap();
         assert_eq!(read.trim(), (64 << 20).to_string());
         assert_eq!(group.oom_kills(), 0);
+        let names = || Vec::from_iter(hierarchies.names_below(&parent).unwrap());
+        assert_eq!(names(), ["c"]);
+        for (_, dir) in group.dirs.iter().skip(1) {
+            fs::remove_dir(dir).unwrap();
+        }
+        assert_eq!(names(), ["c"], "it is left in one hierarchy");
         group.remove().unwrap();
+        assert_eq!(names(), Vec::<String>::new());
         group.remove().unwrap();
         assert_eq!(remove_dirs(&made), Vec::<PathBuf>::new());
     }

@@ -4,6 +4,7 @@
 //! Invariant: the blob's digest is checked before anything of it is unpacked,
 //! and once more while it is unpacked.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -88,17 +89,27 @@ fn cgroup_of(parent: &Path, digest: &str) -> PathBuf {
 /// Removes the groups below `parent` of runtimes that were killed while they unpacked.
 pub(crate) fn remove_abandoned_cgroups(parent: &Path) {
     let Ok(hierarchies) = Hierarchies::detect() else { return };
-    let dir = hierarchies.dir("pids", parent).or_else(|| hierarchies.dir("memory", parent));
-    let names = dir.filter(|dir| dir.is_dir()).and_then(|dir| crate::record::names(&dir).ok());
-    for name in names.unwrap_or_default() {
+    let names = hierarchies.names_below(parent).unwrap_or_else(|error| {
+        tracing::warn!(error = %chain(&error), "the control groups of ended unpackers stay");
+        BTreeSet::default()
+    });
+    for name in names {
         let owner = name.strip_prefix(CGROUP_PREFIX).and_then(|rest| rest.split('-').next());
-        let is_gone = owner.is_some_and(|pid| {
-            // This process has made none yet: an earlier one had its pid.
-            pid == std::process::id().to_string() || !Path::new("/proc").join(pid).exists()
-        });
-        if is_gone && let Err(error) = Cgroup::find(&hierarchies, &parent.join(&name)).end(REMOVAL_TIMEOUT) {
+        let owner = owner.and_then(|pid| pid.parse().ok());
+        // This process has made none yet: an earlier one had its pid.
+        let is_abandoned = owner.is_some_and(|pid| pid == std::process::id().cast_signed() || has_ended(pid));
+        if is_abandoned && let Err(error) = Cgroup::find(&hierarchies, &parent.join(&name)).end(REMOVAL_TIMEOUT) {
             tracing::warn!(error = %chain(&error), "the control group of an ended unpacker stays");
         }
+    }
+}
+
+/// Whether process `pid` is gone, or a zombie. False where that cannot be told.
+fn has_ended(pid: i32) -> bool {
+    match linux::process::open_pidfd(pid) {
+        Ok(Some(process)) => linux::process::wait_for_end(process, Duration::ZERO).unwrap_or(false),
+        Ok(None) => true,
+        Err(_) => false,
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use linux::cgroup::Hierarchies;
 use linux::mount::{MountFlags, UnmountMode};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -99,6 +100,10 @@ async fn what_a_killed_runtime_has_half_unpacked_is_removed_by_the_next() {
     let killed = host.runtime.as_ref().unwrap().id();
     host.kill();
     slow.await.unwrap().unwrap_err();
+    // As after a kill between the hierarchies, in which a group is made one after the other.
+    let groups = Hierarchies::detect().unwrap();
+    let name = format!("/hawser-unpack-{killed}-partial");
+    std::fs::create_dir(groups.dir("memory", Path::new(&name)).unwrap()).unwrap();
     let mut cri = host.start().await;
     assert_nothing_is_left(&host, killed);
     assert_eq!(unpackers(&host), []);

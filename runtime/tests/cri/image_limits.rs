@@ -22,10 +22,9 @@ async fn refusal(host: &mut Host, image: &str, flags: &[&str]) -> String {
 pub(crate) fn assert_nothing_is_left(host: &Host, runtime: u32) {
     assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 0, "layers");
     let groups = linux::cgroup::Hierarchies::detect().unwrap();
-    let root = groups.dir("pids", Path::new("/")).unwrap();
     let prefix = format!("hawser-unpack-{runtime}-");
-    let names = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name());
-    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with(&prefix)).collect();
+    let names = groups.names_below(Path::new("/")).unwrap();
+    let left: Vec<_> = names.iter().filter(|name| name.starts_with(&prefix)).collect();
     assert!(left.is_empty(), "control groups: {left:?}");
 }
 
