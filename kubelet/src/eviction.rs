@@ -18,7 +18,6 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::debug;
 
 use crate::objects::{EventType, Object, Pod, PodPhase};
 use crate::worker::{Tools, is_critical};
@@ -74,7 +73,8 @@ async fn look_at(tools: &Arc<Tools>, pod: &Arc<Pod>) {
     let usage = match measure::of_pod(tools, pod).await {
         Ok(usage) => usage,
         Err(error) => {
-            debug!(pod = pod.metadata.name, error = trace::error_chain(&error), "not measured");
+            let message = format!("the pod's limits on the disk: {}", trace::error_chain(&error));
+            tools.store.record(&pod.reference(), EventType::Warning, "DiskUsageUnknown", &message);
             return;
         }
     };

@@ -39,6 +39,26 @@ pub struct DiskUsage {
     pub is_complete: bool,
 }
 
+/// Time for several counts, of which none takes that of those after it.
+#[derive(Debug)]
+pub struct TimeShares {
+    deadline: Instant,
+    counts: u32,
+}
+
+impl TimeShares {
+    pub fn new(time: Duration, counts: usize) -> Self {
+        Self { deadline: Instant::now() + time, counts: u32::try_from(counts).unwrap_or(u32::MAX) }
+    }
+
+    /// The next count's part: what is left, by the counts that are left.
+    pub fn next_share(&mut self) -> Duration {
+        let share = self.deadline.saturating_duration_since(Instant::now()) / self.counts.max(1);
+        self.counts = self.counts.saturating_sub(1);
+        share
+    }
+}
+
 /// What `root` and all below it take; nothing where there is no such directory.
 pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
     let mut count = Count::new(bounds);
@@ -118,7 +138,7 @@ impl Count {
 impl Visitor for Count {
     fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, stat: &Statx) -> Result<()> {
         if stat.stx_nlink > 1 && !self.linked.insert(stat.stx_ino) {
-            return Ok(());
+            return self.step();
         }
         self.add(stat)
     }
@@ -162,6 +182,30 @@ mod tests {
         assert_eq!(after.inodes - before.inodes, 4, "data, hole and two links");
         let grown = after.bytes - before.bytes;
         assert!((1 << 20..2 << 20).contains(&grown), "{grown}");
+    }
+
+    #[test]
+    fn further_names_of_a_file_take_time_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = dir.path().join("0");
+        fs::write(&first, "x").unwrap();
+        for n in 1..=2 * STEPS_A_LOOK {
+            fs::hard_link(&first, dir.path().join(n.to_string())).unwrap();
+        }
+        let fd = tree::open_dir(CWD, dir.path(), ResolveFlags::NO_SYMLINKS).unwrap();
+        let mut count = Count::new(BOUNDS);
+        tree::walk(fd.as_fd(), Changes::Tolerated, &AtomicBool::new(false), &mut count).unwrap();
+        assert!(count.steps > 2 * STEPS_A_LOOK, "{} steps", count.steps);
+        assert_eq!(count.usage.inodes, 2, "the directory and one file");
+    }
+
+    #[test]
+    fn no_count_takes_the_time_of_those_after_it() {
+        let mut shares = TimeShares::new(Duration::from_secs(300), 3);
+        assert!(shares.next_share() <= Duration::from_secs(100));
+        assert!(shares.next_share() > Duration::from_secs(140), "the first took less");
+        assert!(shares.next_share() > Duration::from_secs(290));
+        assert!(shares.next_share() > Duration::from_secs(290), "one more than was said");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use linux::disk_usage::{self, Bounds};
+use linux::disk_usage::{self, Bounds, TimeShares};
 use proto::cri::{
     ContainerAttributes, ContainerStats, ContainerStatsFilter, FilesystemIdentifier, FilesystemUsage,
     UInt64Value,
@@ -17,7 +17,10 @@ use crate::shim::protocol::now;
 use crate::state::Container;
 
 /// Of one container. What is beyond them is not counted.
-const BOUNDS: Bounds = Bounds { entries: 5_000_000, time: Duration::from_secs(30) };
+const MAX_ENTRIES: u64 = 5_000_000;
+const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// Of one call: callers wait for two minutes (kubelet's runtimeRequestTimeout).
+const CALL_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn list(
     runtime: &Arc<Runtime>,
@@ -31,19 +34,21 @@ pub(crate) async fn list(
     };
     let containers: Vec<Arc<Container>> = runtime.containers().into_iter().filter(selected).collect();
     let mut stats = Vec::with_capacity(containers.len());
+    let mut shares = TimeShares::new(CALL_TIME_LIMIT, containers.len());
     for container in containers {
         let runtime = Arc::clone(runtime);
-        stats.push(blocking("count a writable layer", move || of(&runtime, &container)).await?);
+        let bounds = Bounds { entries: MAX_ENTRIES, time: shares.next_share().min(TIME_LIMIT) };
+        stats.push(blocking("count a writable layer", move || of(&runtime, &container, bounds)).await?);
     }
     Ok(stats)
 }
 
-fn of(runtime: &Runtime, container: &Container) -> Result<ContainerStats> {
+fn of(runtime: &Runtime, container: &Container, bounds: Bounds) -> Result<ContainerStats> {
     let record = &container.record;
     let Some(sandbox) = runtime.find_sandbox(&record.sandbox_id) else {
         return Ok(ContainerStats { attributes: Some(attributes(container)), ..Default::default() });
     };
-    let mut usage = disk_usage::measure(&sandbox.container_dir(&record.id).join("upper"), BOUNDS)?;
+    let mut usage = disk_usage::measure(&sandbox.container_dir(&record.id).join("upper"), bounds)?;
     // Every container of the pod may write these. They count once, as the first one's.
     let first = runtime.containers_of(&sandbox.id).into_iter().min_by_key(|c| c.record.created_at);
     if first.is_some_and(|first| first.id == container.id) {

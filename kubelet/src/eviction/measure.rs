@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linux::disk_usage::{self, Bounds, DiskUsage};
+use linux::disk_usage::{self, Bounds, DiskUsage, TimeShares};
 
 use super::limits::{self, Usage};
 use crate::container_config::log_directory;
@@ -32,11 +32,13 @@ pub(super) enum Error {
 }
 
 pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error> {
-    let deadline = Instant::now() + TIME_LIMIT;
     let mut usage = Usage { is_complete: true, ..Usage::default() };
     let uid = &pod.metadata.uid;
-    for volume in pod.spec.volumes.iter().filter(|volume| limits::disk_empty_dir(volume).is_some()) {
-        let used = of_directory(tools.volumes.empty_dir(uid, &volume.name), deadline).await?;
+    let empty_dirs: Vec<_> =
+        pod.spec.volumes.iter().filter(|volume| limits::disk_empty_dir(volume).is_some()).collect();
+    let mut shares = TimeShares::new(TIME_LIMIT, empty_dirs.len() + 2 * pod.spec.containers.len());
+    for volume in empty_dirs {
+        let used = of_directory(tools.volumes.empty_dir(uid, &volume.name), &mut shares).await?;
         usage.is_complete &= used.is_complete;
         usage.empty_dirs.insert(volume.name.clone(), used.bytes);
     }
@@ -45,8 +47,8 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error
     }
     let logs = log_directory(&tools.log_dir, &pod.metadata);
     for container in &pod.spec.containers {
-        let logs = of_directory(logs.join(&container.name), deadline).await?;
-        let messages = of_directory(tools.termination_logs(uid, &container.name), deadline).await?;
+        let logs = of_directory(logs.join(&container.name), &mut shares).await?;
+        let messages = of_directory(tools.termination_logs(uid, &container.name), &mut shares).await?;
         usage.containers.insert(container.name.clone(), logs.bytes.saturating_add(messages.bytes));
     }
     usage.etc_hosts = disk_usage::of_file(&tools.etc_hosts(uid))?;
@@ -60,7 +62,8 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error
     Ok(usage)
 }
 
-async fn of_directory(dir: PathBuf, deadline: Instant) -> Result<DiskUsage, Error> {
+async fn of_directory(dir: PathBuf, shares: &mut TimeShares) -> Result<DiskUsage, Error> {
+    let deadline = Instant::now() + shares.next_share();
     let measure = move || -> linux::Result<DiskUsage> {
         let mut most: Option<DiskUsage> = None;
         for _ in 0..TRIES {
