@@ -176,6 +176,8 @@ impl Quota {
     }
 
     pub(crate) fn usage(&self) -> UsageNow {
+        // Before the use itself, which `set_counted` stores before this.
+        let counting = self.counting.load(Ordering::Acquire);
         UsageNow {
             limits: Limits {
                 bytes: self.limit_bytes.load(Ordering::Acquire),
@@ -185,7 +187,7 @@ impl Quota {
                 bytes: self.used_bytes.load(Ordering::Acquire),
                 inodes: self.used_inodes.load(Ordering::Acquire),
             },
-            counting: self.counting.load(Ordering::Acquire),
+            counting,
         }
     }
 

@@ -250,3 +250,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_use_that_is_known_is_never_shown_as_none() {
+    for _ in 0..20_000 {
+        let quota = Quota::new(Limits { bytes: 0, inodes: 0 }, None, 2);
+        let counted = Counted { bytes: 7, inodes: 7 };
+        std::thread::scope(|scope| {
+            scope.spawn(|| quota.set_counted(Use { counted, unsettled: Vec::new() }));
+            let mut now = quota.usage();
+            while now.counting {
+                now = quota.usage();
+            }
+            assert_eq!(now.used, counted);
+        });
+    }
+}

@@ -48,6 +48,10 @@ fn metrics_count_what_was_done() {
     }
     assert_eq!(errno(file.write_all_at(&vec![1; 2 << 20], 0)), libc::ENOSPC);
     fs::read(volume.path("f")).unwrap();
+    // The kernel does not wait for the answer to a close.
+    while value(&scrape(&volume), "hawser_volume_open_files") > 1.0 {
+        std::thread::yield_now();
+    }
     let control = volume.control();
     control.ask(request::Kind::Quiesce(Quiesce { lease_ms: 1000 }));
     assert!(matches!(control.ask(request::Kind::Resume(Resume {})), reply::Kind::Resumed(_)));
