@@ -185,7 +185,7 @@ pub(crate) fn unmount(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) 
             (Outcome::Busy, WhenBusy::Hide) => drop(bounded_unmount(place, UnmountMode::Detach)?),
             (Outcome::Stuck, WhenBusy::Refuse | WhenBusy::Hide) => return Err(stuck(place)),
             (Outcome::Busy | Outcome::Stuck, WhenBusy::Abort | WhenBusy::AbortNow) => {
-                abort(place, mount.minor)?;
+                abort(place, volume_id, mount.minor)?;
             }
         }
     }
@@ -211,9 +211,9 @@ fn patient_unmount(place: &Place, deadline: Instant) -> Result<Outcome> {
 }
 
 /// Ends the connection, and with it all that waits for its daemon, then the mount.
-fn abort(place: &Place, minor: u32) -> Result<()> {
+fn abort(place: &Place, volume_id: &VolumeId, minor: u32) -> Result<()> {
     tracing::warn!(path = %place.path().display(), "does not unmount: its connection is aborted");
-    abort_connection(minor)?;
+    abort_connection(minor, || is_connection_of(volume_id, minor))?;
     match patient_unmount(place, Instant::now() + limits::CLOSING)? {
         Outcome::Gone | Outcome::NotReachable => Ok(()),
         // Whoever holds it gets ENOTCONN from now on: no request can keep it.
@@ -235,10 +235,24 @@ pub(crate) fn aborted_connections() -> u64 {
 
 /// Ends every request of the connection of the mounts with `minor`, and all later
 /// ones. One that is gone already is a success.
-pub(crate) fn abort_connection(minor: u32) -> Result<()> {
-    FuseConnections::open().and_then(|connections| connections.abort(minor)).step("abort connection")?;
-    ABORTED.fetch_add(1, Ordering::Relaxed);
+///
+/// The kernel gives the number of a connection that has ended to the next one, which may be
+/// another volume's: `is_ours` says whether it is the right one that has been opened.
+pub(crate) fn abort_connection(minor: u32, is_ours: impl FnOnce() -> Result<bool>) -> Result<()> {
+    let connection = FuseConnections::open().and_then(|all| all.connection(minor));
+    if let Some(connection) = connection.step("look for connection")?
+        && is_ours()?
+    {
+        connection.abort().step("abort connection")?;
+        ABORTED.fetch_add(1, Ordering::Relaxed);
+    }
     Ok(())
+}
+
+/// Whether connection `minor` is the volume's, and mounted.
+pub(crate) fn is_connection_of(volume_id: &VolumeId, minor: u32) -> Result<bool> {
+    let all = mountinfo::read().step("read mountinfo")?;
+    Ok(all.iter().any(|mount| is_of(mount, volume_id) && mount.minor == minor))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

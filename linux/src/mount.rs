@@ -310,6 +310,21 @@ pub fn abort_fuse(fusectl: &Path, minor: u32) -> Result<()> {
     }
 }
 
+/// One connection, and never another that got its number after its end
+/// (fs/fuse/control.c, `fuse_ctl_remove_conn`).
+#[derive(Debug)]
+pub struct FuseConnection {
+    minor: u32,
+    abort: File,
+}
+
+impl FuseConnection {
+    /// [`abort_fuse`]. One that has ended is a success.
+    pub fn abort(mut self) -> Result<()> {
+        self.abort.write_all(b"1").map_err(|e| Error::new("abort FUSE connection", self.minor, e))
+    }
+}
+
 /// The fusectl file system, mounted nowhere: its root directory, one
 /// subdirectory a FUSE connection (Documentation/filesystems/fuse.rst, "Control
 /// filesystem"). No mount of it on the host is needed and none is left.
@@ -329,13 +344,12 @@ impl FuseConnections {
             .map_err(wrong("fsmount"))
     }
 
-    /// [`abort_fuse`].
-    pub fn abort(&self, minor: u32) -> Result<()> {
-        let failed = |e: std::io::Error| Error::new("abort FUSE connection", minor, e);
+    /// The connection that has number `minor` now; `None` when there is none.
+    pub fn connection(&self, minor: u32) -> Result<Option<FuseConnection>> {
         match self.open_file(minor, "abort", OFlags::WRONLY) {
-            Ok(mut file) => file.write_all(b"1").map_err(failed),
-            Err(rustix::io::Errno::NOENT) => Ok(()),
-            Err(e) => Err(failed(e.into())),
+            Ok(abort) => Ok(Some(FuseConnection { minor, abort })),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(Error::new("open FUSE connection", minor, e)),
         }
     }
 

@@ -183,7 +183,8 @@ impl Driver {
             );
         }
         serving.daemon.kill().step("end daemon")?;
-        mounts::abort_connection(serving.connection_minor)?;
+        let minor = serving.connection_minor;
+        mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))?;
         if !serving.daemon.is_gone_within(limits::CLOSING).step("end daemon")? {
             // As in a frozen cgroup. Its connection has ended all the same.
             tracing::warn!(%volume_id, pid = serving.daemon.pid, "the hung daemon still runs after SIGKILL");

@@ -479,7 +479,9 @@ impl Driver {
         let deadline = Instant::now() + limits::UNMOUNT;
         while self.hangs.own_requests(volume_id) > 0 {
             if Instant::now() >= deadline || !serving.daemon.is_alive().step("look at daemon")? {
-                return mounts::abort_connection(serving.connection_minor);
+                // What waits keeps the connection's number from being another's.
+                let waits = || Ok(self.hangs.own_requests(volume_id) > 0);
+                return mounts::abort_connection(serving.connection_minor, waits);
             }
             std::thread::park_timeout(OWN_REQUESTS_AGAIN);
         }

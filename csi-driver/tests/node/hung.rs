@@ -244,7 +244,8 @@ impl HungPool {
 
     /// Ends it: the pool beneath is there again.
     fn end(self, pool: &Path) {
-        FuseConnections::open().unwrap().abort(self.minor).unwrap();
+        let connection = FuseConnections::open().unwrap().connection(self.minor).unwrap();
+        connection.unwrap().abort().unwrap();
         eventually("the hung pool is gone", PATIENCE, || {
             Ok(linux::mount::unmount(pool, linux::mount::UnmountMode::Plain)?)
         })
