@@ -178,7 +178,12 @@ fn ensure_node(driver: &Driver) -> Result<(), StartError> {
 
 async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {
     let driver = driver.clone();
-    let work = tokio::task::spawn_blocking(move || driver.reconcile());
+    let work = tokio::task::spawn_blocking(move || {
+        driver.pool.set_starting(true);
+        let reconciled = driver.reconcile();
+        driver.pool.set_starting(false);
+        reconciled
+    });
     let result = work.await.unwrap_or(Err(error::Error::Panicked { operation: "reconcile" }));
     result.map_err(StartError::Driver)
 }

@@ -7,6 +7,7 @@
 //! All four parents are 0700: on the host only root gets in, and the modes within
 //! a volume are its users' own affair.
 
+mod leftovers;
 mod presence;
 mod tree;
 mod usage;
@@ -26,6 +27,7 @@ use crate::error::{Error, Result, Step, chain};
 use crate::journal::Source;
 use crate::limits;
 use crate::volume::{SnapshotId, VolumeId};
+use leftovers::{Leaving, leftovers_in};
 use presence::Presence;
 pub(crate) use tree::{CopyMode, Count, Progress};
 pub(crate) use usage::open as open_usage_file;
@@ -49,6 +51,7 @@ pub(crate) struct Pool {
     /// As configured; `None`: the size of the file system.
     capacity_bytes: Option<u64>,
     presence: Presence,
+    leaving: Leaving,
 }
 
 /// What a pool's file system is.
@@ -78,7 +81,8 @@ impl Pool {
     pub(crate) fn open(dir: &Path, capacity_bytes: Option<u64>, state_dir: &Path) -> Result<Self> {
         let [volumes, snapshots, incoming, trash] = PARTS.map(|name| dir.join(name));
         let presence = Presence::watch(dir, state_dir, limits::POOL)?;
-        Ok(Self { dir: dir.to_owned(), volumes, snapshots, incoming, trash, capacity_bytes, presence })
+        let (dir, leaving) = (dir.to_owned(), Leaving::default());
+        Ok(Self { dir, volumes, snapshots, incoming, trash, capacity_bytes, presence, leaving })
     }
 
     /// Unless it is away: unmounted, another one, or silent.
@@ -269,6 +273,9 @@ impl Pool {
     /// Removes all there is of a place. Its name vanishes first and at once;
     /// killed after that, a repetition removes the rest.
     fn clear(&self, place: Place<'_>) -> linux::Result<()> {
+        if self.is_starting() {
+            return self.clear_later(place);
+        }
         let (live, trash) = (place.path(), self.trash.join(place.name));
         linux::tree::remove(&self.incoming.join(place.name))?;
         // Left by a deletion that was killed: a rename onto it would fail.
@@ -300,7 +307,15 @@ impl Pool {
     /// Removes what killed copies, deletions and probes left. None may be under way.
     pub(crate) fn sweep(&self) -> Result<()> {
         self.check_present()?;
-        [&self.incoming, &self.trash].into_iter().try_for_each(|dir| sweep(dir)).step("sweep pool")
+        let parts = [&self.incoming, &self.trash];
+        let swept = parts.into_iter().try_for_each(|dir| remove_probes(dir)).and_then(|()| {
+            if self.is_starting() {
+                return self.sweep_later();
+            }
+            let removed = |path: PathBuf| linux::tree::remove(&path);
+            parts.into_iter().try_for_each(|dir| leftovers_in(dir)?.into_iter().try_for_each(removed))
+        });
+        swept.step("sweep pool")
     }
 
     /// Writes and removes a file: whether the pool is there and takes data.
@@ -337,15 +352,11 @@ pub(crate) fn why_away(dir: &Path, state_dir: &Path) -> Option<String> {
     presence::why_away(dir, state_dir)
 }
 
-fn sweep(dir: &Path) -> linux::Result<()> {
+fn remove_probes(dir: &Path) -> linux::Result<()> {
     let listed = |e| linux::Error::at("list", dir, e);
     for entry in std::fs::read_dir(dir).map_err(listed)? {
-        let entry = entry.map_err(listed)?;
-        let path = entry.path();
-        let is_ours = |name: &str| VolumeId::parse(name).is_some() || SnapshotId::parse(name).is_some();
-        if entry.file_name().to_str().is_some_and(is_ours) {
-            linux::tree::remove(&path)?;
-        } else if path.extension().is_some_and(|e| e == "tmp") {
+        let path = entry.map_err(listed)?.path();
+        if path.extension().is_some_and(|e| e == "tmp") {
             linux::atomic_file::remove(&path)?;
         }
     }
@@ -456,6 +467,30 @@ mod tests {
         pool.ensure(&id).unwrap();
         pool.remove(&id).unwrap();
         assert_eq!(std::fs::read_dir(&pool.trash).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_driver_that_starts_waits_for_no_removal() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = open(dir.path(), None).unwrap();
+        let [deleted, cut_short, half_made] =
+            ["a", "b", "c"].map(|name| VolumeId::for_name(&VolumeName::parse(name).unwrap()));
+        pool.ensure(&deleted).unwrap();
+        std::fs::create_dir_all(cut_short.under(&pool.trash).join("data/half")).unwrap();
+        std::fs::create_dir_all(half_made.under(&pool.incoming).join("data/half")).unwrap();
+        std::fs::create_dir_all(pool.trash.join("left-1-0/data")).unwrap();
+        pool.set_starting(true);
+        pool.remove(&deleted).unwrap();
+        pool.sweep().unwrap();
+        pool.set_starting(false);
+        assert_eq!(stored(dir.path()).0, BTreeSet::new());
+        assert_eq!(std::fs::read_dir(&pool.incoming).unwrap().count(), 0);
+        pool.ensure(&half_made).unwrap();
+        let begun = std::time::Instant::now();
+        while std::fs::read_dir(&pool.trash).unwrap().count() > 0 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "the trash stays");
+            std::thread::yield_now();
+        }
     }
 
     #[test]
