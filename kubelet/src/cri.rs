@@ -40,6 +40,13 @@ pub struct Error {
     pub message: String,
 }
 
+impl Error {
+    /// StopContainer's of the embedded runtime: the container runs despite SIGKILL.
+    pub(crate) fn is_survival(&self) -> bool {
+        self.method == "StopContainer" && self.code == Code::FailedPrecondition
+    }
+}
+
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 /// A connection to the runtime; clones share it.

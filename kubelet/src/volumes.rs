@@ -10,6 +10,7 @@
 mod capability;
 mod csi_mount;
 mod csi_unmount;
+mod dead_mount;
 mod device;
 mod empty_dirs;
 mod error;
@@ -27,7 +28,7 @@ mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::JoinSet;
 use tracing::{Instrument, info_span};
@@ -76,6 +77,8 @@ struct Shared {
     devices: Devices,
     /// Pods that are being torn down: no mount may begin for them.
     stopping: Mutex<BTreeSet<String>>,
+    /// Pods whose volumes are being taken from processes that survived SIGKILL.
+    taking: Mutex<BTreeSet<String>>,
     republish: republish::Due,
     empty_dirs: EmptyDirs,
     host_paths: HostPaths,
@@ -91,6 +94,7 @@ impl Volumes {
             plugins,
             devices: Devices::default(),
             stopping: Mutex::default(),
+            taking: Mutex::default(),
             republish: republish::Due::default(),
             empty_dirs: EmptyDirs::default(),
             host_paths: HostPaths::default(),
@@ -284,6 +288,10 @@ impl Shared {
 
     fn is_stopping(&self, uid: &str) -> bool {
         self.stopping.lock().unwrap_or_else(PoisonError::into_inner).contains(uid)
+    }
+
+    fn taking(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.taking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_stopping(&self, uid: &str, stopping: bool) {

@@ -4,21 +4,17 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use nix::errno::Errno;
 use proto::csi::{NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability};
 use tracing::{info, warn};
 
+use super::dead_mount::is_dead;
 use super::device::{Device, Stage};
 use super::layout::{self, Layout, PublishData, StageData};
 use super::ownership::{self, Gift};
 use super::{capability, error::Error, files};
 use crate::csi::Driver;
 use crate::objects::{AccessMode, CsiDriver, FsGroupPolicy, PersistentVolume, Pod};
-
-/// A FUSE root answers in microseconds; a hung one must not stop others.
-const STATFS_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Everything one mount needs; owned, since it runs as a task of its own.
 #[derive(Debug)]
@@ -240,25 +236,6 @@ fn pod_info(pod: &Pod) -> [(String, String); 5] {
         (key("serviceAccount.name"), "default".to_owned()),
         (key("ephemeral"), "false".to_owned()),
     ]
-}
-
-/// Whether a mount is there whose server is not. A server that hangs is not
-/// dead: its requests may still be answered.
-async fn is_dead(path: &Path) -> bool {
-    let path = path.to_owned();
-    let asked = tokio::task::spawn_blocking(move || nix::sys::statfs::statfs(&path).err());
-    match tokio::time::timeout(STATFS_DEADLINE, asked).await {
-        Ok(Ok(Some(errno))) => matches!(
-            errno,
-            Errno::ENOTCONN
-                | Errno::ECONNABORTED
-                | Errno::ESTALE
-                | Errno::EIO
-                | Errno::ENODEV
-                | Errno::EHOSTDOWN
-        ),
-        _ => false,
-    }
 }
 
 fn text(path: &Path) -> String {

@@ -30,6 +30,24 @@ impl Volumes {
         self.shared.set_stopping(&pod.uid, false);
     }
 
+    /// Tries once, in the background, to unmount the volumes of a pod whose containers run
+    /// despite SIGKILL: their processes may wait for a volume's daemon that never answers,
+    /// and the volume's last unmount ends the daemon. They run no instruction of theirs again.
+    pub(crate) fn take_from_survivors(&self, pod: &ObjectRef) {
+        if !self.shared.taking().insert(pod.uid.clone()) {
+            return;
+        }
+        let (volumes, pod) = (self.clone(), pod.clone());
+        tokio::spawn(async move {
+            // Until [`Self::unmount_pod`] is done.
+            volumes.shared.set_stopping(&pod.uid, true);
+            if let Err(error) = volumes.try_unmount_pod(&pod.uid).await {
+                volumes.shared.store.record(&pod, EventType::Warning, "FailedUnmount", &error.text());
+            }
+            volumes.shared.taking().remove(&pod.uid);
+        });
+    }
+
     /// The pod's directory, after its volumes and containers are gone.
     pub(crate) async fn remove_pod_dir(&self, uid: &str) -> Result<(), Error> {
         let dir = self.shared.layout.pod_dir(uid);

@@ -66,7 +66,9 @@ impl Worker {
                 let message = format!("Stopping container {}", name_of(container));
                 self.record(EventType::Normal, "Killing", &message);
             }
-            stop_all(&self.tools.cri, &running, GRACE).await.map_err(|error| error.to_string())?;
+            stop_all(&self.tools, &self.pod.reference(), &running, GRACE)
+                .await
+                .map_err(|error| error.to_string())?;
         }
     }
 

@@ -57,6 +57,7 @@ impl Worker {
     /// All at once, each with the whole grace; a shorter grace given meanwhile
     /// counts from then.
     async fn stop_containers(&mut self) {
+        let pod = self.pod.reference();
         let mut backoff = Backoff::operation();
         let mut announced = false;
         loop {
@@ -79,7 +80,7 @@ impl Worker {
             }
             let grace = self.grace();
             let failed = tokio::select! {
-                outcome = stop_all(&self.tools.cri, &running, grace) => outcome.err(),
+                outcome = stop_all(&self.tools, &pod, &running, grace) => outcome.err(),
                 () = self.until_grace_below(grace) => None,
             };
             if let Some(error) = failed {
@@ -126,7 +127,7 @@ pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
         let stopped = match Observed::of(&tools.cri, &pod.uid).await {
             Ok(observed) => {
                 let running: Vec<_> = observed.running().cloned().collect();
-                stop_all(&tools.cri, &running, ORPHAN_GRACE).await
+                stop_all(&tools, &pod, &running, ORPHAN_GRACE).await
             }
             Err(error) => Err(error),
         };
@@ -190,20 +191,28 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
     tools.volumes.remove_pod_dir(uid).await.map_err(|e| trace::error_chain(&e))
 }
 
-/// At the same time; the first error, after all have answered.
+/// At the same time; the first error, after all have answered. Containers that survive
+/// SIGKILL lose their volumes, which lets a later call succeed.
 pub(super) async fn stop_all(
-    cri: &Cri,
+    tools: &Tools,
+    pod: &ObjectRef,
     running: &[cri::ContainerStatus],
     grace: Duration,
 ) -> crate::cri::Result<()> {
     let mut stops = JoinSet::new();
     for container in running.iter().filter(|c| c.state() == ContainerState::ContainerRunning) {
-        let (cri, id, name) = (cri.clone(), container.id.clone(), full_name_of(container));
+        let (cri, id, name) = (tools.cri.clone(), container.id.clone(), full_name_of(container));
         stops.spawn(async move { cri.stop_container(&id, &name, grace).await });
     }
     let mut outcome = Ok(());
+    let mut has_survivors = false;
     while let Some(stopped) = stops.join_next().await {
-        outcome = outcome.and(stopped.unwrap_or(Ok(())));
+        let stopped = stopped.unwrap_or(Ok(()));
+        has_survivors |= stopped.as_ref().is_err_and(crate::cri::Error::is_survival);
+        outcome = outcome.and(stopped);
+    }
+    if has_survivors {
+        tools.volumes.take_from_survivors(pod);
     }
     outcome
 }

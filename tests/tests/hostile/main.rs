@@ -14,6 +14,7 @@ mod mounts;
 mod processes;
 mod programs;
 mod seccomp;
+mod silent_daemons;
 mod torn_records;
 
 use anyhow::Result;

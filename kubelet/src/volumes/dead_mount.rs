@@ -1,0 +1,89 @@
+//! Whether the server of a mount has ended, asked with a time limit.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+/// A FUSE root answers in microseconds; a hung one must not stop others.
+const STATFS_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Mounts that were asked and have not answered. One thread waits for each of them,
+/// however often a pod is tried.
+static UNANSWERED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+fn unanswered() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a mount is there whose server is not. A server that hangs is not
+/// dead: its requests may still be answered.
+pub(super) async fn is_dead(path: &Path) -> bool {
+    let path = path.to_owned();
+    if !unanswered().insert(path.clone()) {
+        return false;
+    }
+    let asked = tokio::task::spawn_blocking(move || {
+        let error = nix::sys::statfs::statfs(&path).err();
+        unanswered().remove(&path);
+        error
+    });
+    match tokio::time::timeout(STATFS_DEADLINE, asked).await {
+        Ok(Ok(Some(errno))) => matches!(
+            errno,
+            Errno::ENOTCONN
+                | Errno::ECONNABORTED
+                | Errno::ESTALE
+                | Errno::EIO
+                | Errno::ENODEV
+                | Errno::EHOSTDOWN
+        ),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Instant;
+
+    use linux::mount::{FuseMountOptions, MountFlags, UnmountMode, mount_fuse, open_fuse_device, unmount};
+
+    use super::*;
+
+    /// Threads of this process that wait in statfs(2).
+    fn waiting_threads() -> usize {
+        let statfs = format!("{} ", nix::libc::SYS_statfs);
+        let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+        tasks
+            .filter(|task| fs::read_to_string(task.join("syscall")).is_ok_and(|s| s.starts_with(&statfs)))
+            .count()
+    }
+
+    #[tokio::test]
+    async fn a_mount_that_does_not_answer_keeps_one_thread_however_often_it_is_asked() {
+        let root = tempfile::tempdir().unwrap();
+        let silent = root.path().join("silent");
+        fs::create_dir(&silent).unwrap();
+        let connection = open_fuse_device().unwrap();
+        let options =
+            FuseMountOptions { flags: MountFlags::default(), allow_other: false, default_permissions: false };
+        mount_fuse(&connection, ("unserved", "test"), &silent, options).unwrap();
+        let mut dead = Vec::new();
+        for _ in 0..3 {
+            dead.push(is_dead(&silent).await);
+        }
+        let threads = waiting_threads();
+        drop(connection);
+        let begun = Instant::now();
+        while unanswered().contains(&silent) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the thread is left behind for good");
+            tokio::task::yield_now().await;
+        }
+        let is_dead_now = is_dead(&silent).await;
+        unmount(&silent, UnmountMode::Detach).unwrap();
+        assert_eq!((dead, threads, is_dead_now), (vec![false; 3], 1, true));
+    }
+}

@@ -1,0 +1,102 @@
+//! A volume's daemon that answers the driver, and does not answer the volume's pod.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use linux::fd_passing::PacketSocket;
+use prost::Message;
+use proto::control::{Quiesce, Reply, Request, reply, request};
+use tests::attacker::Attack;
+use tests::{Node, Sandbox, eventually, manifests, node::text};
+
+use crate::node;
+
+const LEASE_MS: u32 = 60_000;
+/// The runtime waits half a minute for what it has killed.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// Has the daemon hold back all that changes its volume, until the drop or its own end.
+struct Held {
+    end: Option<Sender<()>>,
+    renewing: Option<JoinHandle<()>>,
+}
+
+impl Held {
+    fn of(node: &Node<'_>, claim: &str) -> Result<Self> {
+        let volume = node.get("pvc", claim)?["spec"]["volumeName"].clone();
+        let handle = node.get("pv", &text(&volume))?["spec"]["csi"]["volumeHandle"].clone();
+        let dial = node.sandbox().path("run").join(text(&handle).trim_start_matches("vol-"));
+        let socket = PacketSocket::connect(&dial.join("ctl.sock"))?;
+        quiesce(&socket)?;
+        let (end, ended) = channel();
+        let renewing = std::thread::spawn(move || {
+            while ended.recv_timeout(Duration::from_secs(10)) == Err(RecvTimeoutError::Timeout)
+                && quiesce(&socket).is_ok()
+            {}
+        });
+        Ok(Self { end: Some(end), renewing: Some(renewing) })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        drop(self.renewing.take().map(JoinHandle::join));
+    }
+}
+
+fn quiesce(socket: &PacketSocket) -> Result<()> {
+    let kind = Some(request::Kind::Quiesce(Quiesce { lease_ms: LEASE_MS }));
+    socket.send(&Request { kind }.encode_to_vec(), &[])?;
+    let reply = Reply::decode(&*socket.receive()?.context("the daemon has ended")?)?;
+    ensure!(matches!(reply.kind, Some(reply::Kind::Quiesced(_))), "{reply:?}");
+    Ok(())
+}
+
+/// Its process makes changes all the time, and so waits for a daemon that holds them
+/// back: SIGKILL does not end it.
+fn put_pod_that_waits(node: &Node<'_>) -> Held {
+    let mounts = "volumeMounts: [{name: data, mountPath: /data}]";
+    let volumes = "volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]";
+    let script = "echo begun; while :; do echo x > /data/new; done";
+    let pod = Attack::new("victim", script).with_pod_fields(volumes).with_container_fields(mounts);
+    node.put_manifest("claim.yaml", &manifests::claim("c", "64Mi")).unwrap();
+    node.put_manifest("victim.yaml", &pod.yaml()).unwrap();
+    node.wait_for_log("victim", &["begun"]).unwrap();
+    Held::of(node, "c").unwrap()
+}
+
+#[test]
+fn a_pod_whose_process_the_daemon_never_answers_is_deleted() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    sandbox.switch_fuse_guard_off();
+    let held = put_pod_that_waits(&node);
+    node.remove_manifest("victim.yaml").unwrap();
+    eventually("the pod is gone", PATIENCE, || {
+        let pods = node.list("pods")?;
+        ensure!(pods.iter().all(|pod| pod["metadata"]["name"] != "victim"), "{}", node.outputs());
+        Ok(())
+    })
+    .unwrap();
+    assert!(
+        node.outputs().contains("running despite SIGKILL"),
+        "it waited for the daemon\n{}",
+        node.outputs()
+    );
+    drop(held);
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn a_node_stops_while_a_daemon_does_not_answer_its_pod() {
+    let sandbox = Sandbox::new();
+    let (node, _idle) = node(&sandbox);
+    sandbox.switch_fuse_guard_off();
+    let held = put_pod_that_waits(&node);
+    node.client(&["stop", "--pods"]).unwrap();
+    assert!(node.outputs().contains("running despite SIGKILL"), "{}", node.outputs());
+    drop(held);
+}
