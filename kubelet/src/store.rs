@@ -443,7 +443,8 @@ impl Store {
     }
 
     fn writing(&self) -> MutexGuard<'_, ()> {
-        self.inner.writing.lock().unwrap_or_else(PoisonError::into_inner)
+        // Who has it may wait for the disk.
+        runtime::while_others_go_on(|| self.inner.writing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

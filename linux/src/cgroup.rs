@@ -210,6 +210,23 @@ impl Hierarchies {
         ensure_all(&self.all_places(WANTED), |_| path.to_owned())
     }
 
+    /// What these three may make for `path`, each group after the one above it: all that is not
+    /// there now. To be written down first, so that a kill in between leaves nothing unknown.
+    pub fn missing_parents(&self, path: &Path) -> Vec<PathBuf> {
+        let mut missing = Vec::new();
+        for place in self.all_places(WANTED) {
+            for path in [path.to_owned(), place.path(path), first_of(path)] {
+                let dir = under(place.root, &path);
+                let mut above: Vec<&Path> = dir.ancestors().take_while(|dir| *dir != place.root).collect();
+                above.reverse();
+                missing.extend(above.into_iter().filter(|dir| !dir.exists()).map(Path::to_owned));
+            }
+        }
+        let mut known = BTreeSet::new();
+        missing.retain(|dir| known.insert(dir.clone()));
+        missing
+    }
+
     /// [`Self::places`], and every other hierarchy, without a controller and with short paths.
     fn all_places<'a>(&'a self, wanted: &[&'a str]) -> Vec<Place<'a>> {
         let mut places = self.places(wanted);
@@ -571,7 +588,11 @@ mod tests {
         let hierarchies = Hierarchies::detect().unwrap();
         assert!(hierarchies.has("memory"), "this test needs root and a memory controller: {hierarchies:?}");
         let parent = PathBuf::from(format!("/hawser-test-{}", std::process::id()));
+        let missing = hierarchies.missing_parents(&parent.join("a"));
         let made = hierarchies.ensure_parent(&parent).unwrap();
+        assert!(!made.is_empty() && made.iter().all(|dir| missing.contains(dir)), "{made:?}: {missing:?}");
+        let left = hierarchies.missing_parents(&parent.join("a"));
+        assert!(left.len() < missing.len() && !left.iter().any(|dir| made.contains(dir)), "{left:?}");
         let limits = Limits { memory_bytes: Some(64 << 20), pids: Some(17), ..Limits::default() };
         let (group, unmet) = hierarchies.create(&parent.join("c"), &limits).unwrap();
         assert_eq!(unmet, Vec::<String>::new());

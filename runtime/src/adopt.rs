@@ -22,15 +22,24 @@ use crate::unreadable;
 const UNDO_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
-    let mut undoing = JoinSet::new();
+    // At the same time: a shim that is silent keeps no other pod waiting.
+    let mut adopting = JoinSet::new();
     for id in record::names(&runtime.root_dir.join("sandboxes"))? {
-        match adopt_sandbox(runtime, &id).await {
-            Ok(None) => {}
-            Ok(Some(half_made)) => {
+        let runtime = Arc::clone(runtime);
+        adopting.spawn(async move { (adopt_sandbox(&runtime, &id).await, id) });
+    }
+    let mut undoing = JoinSet::new();
+    while let Some(adopted) = adopting.join_next().await {
+        match adopted {
+            Ok((Ok(None), _)) => {}
+            Ok((Ok(Some(half_made)), _)) => {
                 undoing.spawn(undo(Arc::clone(runtime), half_made));
             }
             // One pod that cannot be taken over must not keep the others down.
-            Err(error) => tracing::error!(sandbox = id, error = %chain(&error), "adopt pod sandbox"),
+            Ok((Err(error), id)) => {
+                tracing::error!(sandbox = id, error = %chain(&error), "adopt pod sandbox");
+            }
+            Err(error) => tracing::error!(%error, "adopt pod sandbox"),
         }
     }
     let undone = async { while undoing.join_next().await.is_some() {} };
@@ -41,7 +50,7 @@ pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
     if !runtime.unreadable().is_empty() {
         runtime.remove_unused_cgroups()?;
     }
-    runtime.images.remove_unused_layers(&runtime.layers_in_use())
+    runtime.images.remove_unused_layers_later(&runtime.layers_in_use())
 }
 
 async fn undo(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
@@ -68,7 +77,7 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
     };
     let Some(found) = found else {
         // The record comes first: without it nothing else was made.
-        return record::remove_tree(&dir).map(|()| None);
+        return runtime.trash.remove_later(&dir).map(|()| None);
     };
     let sandbox = Arc::new(Sandbox::new(dir, found));
     runtime.insert_sandbox(Arc::clone(&sandbox));
@@ -119,7 +128,8 @@ async fn adopt_containers(
             Ok(found) => found,
         };
         let Some(found) = found else {
-            record::remove_tree(&dir)?;
+            // Killed while it was removed, or before it was made.
+            runtime.trash.remove_later(&dir)?;
             continue;
         };
         let status_path = dir.join("status.json");

@@ -17,12 +17,13 @@ mod unpacker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::record;
+use crate::trash::{self, Trash};
 use documents::Configuration;
 use layers::{Layers, Pin};
 pub use limits::ImageLimits;
@@ -74,18 +75,21 @@ pub(crate) struct ImageStore {
     limits: ImageLimits,
     cgroup_root: PathBuf,
     images: Mutex<BTreeMap<String, Image>>,
+    /// Held by whom changes `images`, together with their records.
+    writing: Mutex<()>,
     layers: Layers,
+    trash: Arc<Trash>,
 }
 
 impl ImageStore {
     /// Opens the store under `dir` and drops what an interrupted import left.
-    pub(crate) fn open(dir: &Path, config: &crate::Config) -> Result<Self> {
+    pub(crate) fn open(dir: &Path, config: &crate::Config, trash: Arc<Trash>) -> Result<Self> {
         for sub in ["records", "layers"] {
             record::ensure_dir(&dir.join(sub))?;
         }
         for name in record::names(&dir.join("layers"))? {
             if name.starts_with('.') {
-                record::remove_tree(&dir.join("layers").join(name))?;
+                trash.remove_later(&dir.join("layers").join(name))?;
             }
         }
         unpacker::remove_abandoned_cgroups(&config.cgroup_root);
@@ -106,7 +110,9 @@ impl ImageStore {
             limits: config.image_limits.clone(),
             cgroup_root: config.cgroup_root.clone(),
             images: Mutex::new(images),
+            writing: Mutex::new(()),
             layers: Layers::default(),
+            trash,
         })
     }
 
@@ -231,7 +237,9 @@ impl ImageStore {
 
     /// Takes the names from older images that had them, and writes the record.
     fn remember(&self, mut image: Image) -> Result<Image> {
-        let mut images = self.locked();
+        // Records are written one after the other; those who read the list do not wait for it.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut images = self.locked().clone();
         if let Some(known) = images.get(&image.id) {
             image.repo_tags = union(&known.repo_tags, &image.repo_tags);
             image.repo_digests = union(&known.repo_digests, &image.repo_digests);
@@ -245,6 +253,7 @@ impl ImageStore {
         }
         record::save_durably(&self.record_path(&image.id), &image)?;
         images.insert(image.id.clone(), image.clone());
+        *self.locked() = images;
         Ok(image)
     }
 
@@ -252,37 +261,44 @@ impl ImageStore {
     /// `in_use` (digests) needs go with it.
     pub(crate) fn remove(&self, name: &str, in_use: &BTreeSet<String>) -> Result<()> {
         let Some(image) = self.find(name)? else { return Ok(()) };
-        linux::atomic_file::remove(&self.record_path(&image.id))?;
-        self.locked().remove(&image.id);
+        {
+            let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            linux::atomic_file::remove(&self.record_path(&image.id))?;
+            self.locked().remove(&image.id);
+        }
         self.remove_unused_layers(in_use)
     }
 
-    /// Drops layers that no image and no container refers to.
+    /// Drops layers that no image and no container refers to. Their space is free
+    /// when this returns.
     pub(crate) fn remove_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<()> {
+        self.take_unused_layers(in_use)?.iter().try_for_each(|layer| record::remove_tree(layer))
+    }
+
+    /// The same at a start, which does not wait for it.
+    pub(crate) fn remove_unused_layers_later(&self, in_use: &BTreeSet<String>) -> Result<()> {
+        self.take_unused_layers(in_use).map(trash::remove_in_background)
+    }
+
+    /// Where they are now.
+    fn take_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<Vec<PathBuf>> {
         let layers = self.dir.join("layers");
+        let mut taken = Vec::new();
         for name in record::names(&layers)? {
-            // Those with a dot are being filled, or being removed.
+            // Those with a dot are being filled.
             if name.starts_with('.') {
                 continue;
             }
-            let doomed = layers.join(format!(".gone-{name}"));
             let digest = name.replacen('-', ":", 1);
             // Under the pins: an import that begins now finds it whole, or gone.
-            let renamed = self.layers.unless_pinned(&digest, || -> Result<bool> {
-                let needed = in_use.contains(&digest)
+            let gone = self.layers.unless_pinned(&digest, || -> Result<Option<PathBuf>> {
+                let is_needed = in_use.contains(&digest)
                     || self.locked().values().any(|image| image.layers.contains(&digest));
-                if needed {
-                    return Ok(false);
-                }
-                record::remove_tree(&doomed)?;
-                fs::rename(layers.join(&name), &doomed).map_err(|e| Error::io("rename to", &doomed, e))?;
-                Ok(true)
+                if is_needed { Ok(None) } else { self.trash.take(&layers.join(&name)) }
             });
-            if renamed.transpose()? == Some(true) {
-                record::remove_tree(&doomed)?;
-            }
+            taken.extend(gone.transpose()?.flatten());
         }
-        Ok(())
+        Ok(taken)
     }
 
     /// Directories of the layers, topmost first, as overlayfs wants them.

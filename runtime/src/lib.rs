@@ -12,6 +12,7 @@ mod cni;
 mod container;
 mod error;
 mod images;
+mod in_place;
 mod launcher;
 mod preload;
 mod pulls;
@@ -26,6 +27,7 @@ mod spec;
 mod state;
 mod stats;
 mod status;
+mod trash;
 mod unreadable;
 
 use std::os::unix::fs::PermissionsExt;
@@ -41,6 +43,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 
 pub use error::Error;
 pub use images::{ImageLimits, offered as offered_images};
+pub use in_place::while_others_go_on;
 use service::Service;
 pub use shim::log::LogCeiling;
 

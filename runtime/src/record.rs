@@ -10,11 +10,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
+use crate::in_place::while_others_go_on;
 
 /// Atomic, and on disk when it returns: for what must survive a power cut.
 pub(crate) fn save_durably(path: &Path, value: &impl Serialize) -> Result<()> {
     let content = to_json(value);
-    match linux::atomic_file::write(path, &content, 0o600).map_err(Error::from) {
+    let written = while_others_go_on(|| linux::atomic_file::write(path, &content, 0o600));
+    match written.map_err(Error::from) {
         Err(error) if full_disk::is_cause(&error) && full_disk::overwrite(path, &content) => Ok(()),
         saved => saved,
     }

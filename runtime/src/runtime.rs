@@ -20,6 +20,7 @@ use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
 use crate::shim_client::Listener;
 use crate::state::{Container, Ended, Phase, RunState, Sandbox, locked};
+use crate::trash::Trash;
 
 /// A reader this far behind is cut off, and lists anew.
 const EVENTS_KEPT: usize = 4096;
@@ -33,6 +34,7 @@ pub(crate) struct Runtime {
     pub(crate) cgroup_v2: bool,
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
+    pub(crate) trash: Arc<Trash>,
     pub(crate) pulls: Pulls,
     pub(crate) boot_id: String,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
@@ -60,7 +62,8 @@ impl Runtime {
         let boot_id_path = Path::new("/proc/sys/kernel/random/boot_id");
         let boot_id =
             std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;
-        let images = ImageStore::open(&root_dir.join("images"), config)?;
+        let trash = Arc::new(Trash::open(root_dir.join("trash"))?);
+        let images = ImageStore::open(&root_dir.join("images"), config, Arc::clone(&trash))?;
         let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
         let cgroup_v2 = Hierarchies::detect()?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {
@@ -74,6 +77,7 @@ impl Runtime {
                 cache_dir: config.cni_cache_dir.clone(),
             },
             images,
+            trash,
             pulls: Pulls::default(),
             boot_id: boot_id.trim().to_owned(),
             sandboxes: Mutex::default(),
@@ -173,15 +177,21 @@ impl Runtime {
     pub(crate) fn ensure_cgroup_parent(&self, path: &Path) -> Result<()> {
         let mut created = locked(&self.created_cgroups);
         let hierarchies = Hierarchies::detect()?;
+        let missing = hierarchies.missing_parents(path);
+        let file = self.root_dir.join("cgroups.json");
+        if !missing.is_empty() {
+            // A runtime that is killed on the way knows of them when it is back.
+            record::save(&file, &[&created[..], &missing].concat())?;
+        }
         let made = match self.oci_runtime {
             None => hierarchies.ensure_parent_of_containers(path)?,
             Some(_) => hierarchies.ensure_parent_everywhere(path)?,
         };
-        if made.is_empty() {
+        if made.is_empty() && missing.is_empty() {
             return Ok(());
         }
         created.extend(made);
-        record::save(&self.root_dir.join("cgroups.json"), &*created)
+        record::save(&file, &*created)
     }
 
     /// Removes those of our groups that no pod needs any more.

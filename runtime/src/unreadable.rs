@@ -41,7 +41,7 @@ pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, wh
     errors.extend(release(dir, netns.as_deref()).err());
     if errors.is_empty() {
         runtime.set_aside(&dir.join("sandbox.json"), &format!("sandbox-{id}.json"), why, ENDED);
-        return record::remove_tree(dir);
+        return runtime.trash.remove_later(dir);
     }
     runtime.report_unreadable(format!("{}: what it described did not end cleanly", chain(why)));
     let first = errors.remove(0);
@@ -63,7 +63,7 @@ pub(crate) fn end_container(
         return Err(error);
     }
     runtime.set_aside(&dir.join("container.json"), &format!("container-{id}.json"), why, ENDED);
-    record::remove_tree(dir)
+    runtime.trash.remove_later(dir)
 }
 
 async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Error> {

@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use runtime::while_others_go_on;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -134,7 +135,9 @@ impl Disk {
         let path = self.path(kind, key);
         let content = serde_json::to_vec_pretty(entry).expect("objects have string keys only");
         match durability {
-            Durability::PowerLoss => linux::atomic_file::write(&path, &content, FILE_MODE),
+            Durability::PowerLoss => {
+                while_others_go_on(|| linux::atomic_file::write(&path, &content, FILE_MODE))
+            }
             Durability::ProcessDeath => write_fast(&path, &content),
         }
         // What a full disk left of an earlier deletion is older than this.
@@ -169,7 +172,7 @@ impl Disk {
     pub(super) fn remove(&self, kind: Kind, key: &Key) -> Result<(), Error> {
         let path = self.path(kind, key);
         linux::atomic_file::discard(&full_disk::grave_of(&path))
-            .and_then(|()| linux::atomic_file::remove(&path))
+            .and_then(|()| while_others_go_on(|| linux::atomic_file::remove(&path)))
             .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
     }
 

@@ -74,6 +74,15 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
 /// Longest run of blocks between the end of one entry's content and the next header.
 const PADDING: u64 = 1024;
 
+/// About 1.5 KiB of the kernel's memory each, which the unpacker's control group pays for and
+/// which cannot be reclaimed before they are on disk.
+const ENTRIES_A_SYNC: u64 = 50_000;
+
+fn write_back(target: &Path) -> Result<(), String> {
+    let directory = File::open(target).map_err(|e| format!("open the layer's directory: {e}"))?;
+    rustix::fs::syncfs(directory).map_err(|e| format!("write the layer back: {e}"))
+}
+
 fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) -> Result<(), String> {
     let limits = &job.limits;
     let root = rootfs::open_root(&job.target).map_err(|e| e.to_string())?;
@@ -97,6 +106,9 @@ fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) ->
         }
         // Here, so that the next read is of a header.
         io::copy(&mut entry, &mut io::sink()).map_err(|e| format!("read tar: {e}"))?;
+        if used.entries.is_multiple_of(ENTRIES_A_SYNC) {
+            write_back(&job.target)?;
+        }
     }
     // Filling a directory changes its time, so those come last.
     for (path, seconds) in dir_times {

@@ -98,7 +98,9 @@ pub(crate) fn remove_abandoned_cgroups(parent: &Path) {
         let owner = owner.and_then(|pid| pid.parse().ok());
         // This process has made none yet: an earlier one had its pid.
         let is_abandoned = owner.is_some_and(|pid| pid == std::process::id().cast_signed() || has_ended(pid));
-        if is_abandoned && let Err(error) = Cgroup::find(&hierarchies, &parent.join(&name)).end(REMOVAL_TIMEOUT) {
+        if is_abandoned
+            && let Err(error) = Cgroup::find(&hierarchies, &parent.join(&name)).end(REMOVAL_TIMEOUT)
+        {
             tracing::warn!(error = %chain(&error), "the control group of an ended unpacker stays");
         }
     }

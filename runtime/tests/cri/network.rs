@@ -2,6 +2,7 @@
 //! order, and what happens when one fails.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use proto::cri::{
     ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, PortMapping, StatusRequest,
@@ -207,6 +208,13 @@ async fn a_plugin_that_hangs_does_not_keep_the_next_runtime_from_serving() {
     plugin(&host, "stuck", RESULT, 0);
     kill(eventually("DEL hangs", || pids().get(1).copied()).await);
     cri.remove_pod(&half_made.id).await;
+    // Where the runtime's own removal was first, it gives the groups back a moment later.
+    let groups = linux::cgroup::Hierarchies::detect().unwrap();
+    let own = host.cgroup.trim_start_matches('/').to_owned();
+    eventually("the groups are gone", || {
+        (!groups.names_below(Path::new("/")).unwrap().contains(&own)).then_some(())
+    })
+    .await;
     host.assert_clean();
 }
 

@@ -122,3 +122,40 @@ async fn a_second_runtime_on_the_same_directory_is_refused() {
     let text = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(text.contains("is in use by another runtime"), "{text}");
 }
+
+/// An immutable file stands for the many that take the removal long.
+#[tokio::test]
+async fn what_a_killed_removal_has_left_delays_no_start() {
+    use rustix::fs::IFlags;
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    host.kill();
+    let containers = host.path("root/sandboxes").join(&pod).join("containers");
+    let places = [containers.join("0"), host.path("root/sandboxes/0"), host.path("root/images/layers/.0")];
+    let mut files = Vec::new();
+    for place in &places {
+        std::fs::create_dir(place).unwrap();
+        let file = std::fs::File::create(place.join("file")).unwrap();
+        rustix::fs::ioctl_setflags(&file, IFlags::IMMUTABLE).unwrap();
+        files.push(file);
+    }
+
+    let mut cri = host.start().await;
+    assert_eq!(cri.status(&id).await.state(), ContainerState::ContainerRunning);
+    assert!(places.iter().all(|place| !place.exists()), "they are out of the way");
+    let trash = host.path("root/trash");
+    let trash = || std::fs::read_dir(&trash).unwrap().count();
+    assert_eq!(trash(), places.len());
+    for file in &files {
+        rustix::fs::ioctl_setflags(file, IFlags::empty()).unwrap();
+    }
+    host.kill();
+    let mut cri = host.start().await;
+    eventually("the trash is empty", || (trash() == 0).then_some(())).await;
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}

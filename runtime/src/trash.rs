@@ -1,0 +1,110 @@
+//! Trees that nobody uses any more: they leave their place at once, by a rename, and
+//! are removed where nothing waits for them. Of millions of files that takes minutes.
+//!
+//! Invariant: what a killed runtime has left here is removed by the next one, beside
+//! all other work.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result, chain};
+use crate::record;
+
+#[derive(Debug)]
+pub(crate) struct Trash {
+    dir: PathBuf,
+    next: AtomicU64,
+}
+
+impl Trash {
+    /// `dir` is on the file system of all that will be put there.
+    pub(crate) fn open(dir: PathBuf) -> Result<Self> {
+        record::ensure_dir(&dir)?;
+        let left: Vec<PathBuf> = record::names(&dir)?.into_iter().map(|name| dir.join(name)).collect();
+        if !left.is_empty() {
+            tracing::info!(trees = left.len(), "removing what an earlier runtime has left");
+        }
+        remove_in_background(left);
+        Ok(Self { dir, next: AtomicU64::new(0) })
+    }
+
+    /// Moves `path` away; where to, or `None` if it is not there.
+    pub(crate) fn take(&self, path: &Path) -> Result<Option<PathBuf>> {
+        let place = self.dir.join(self.new_name());
+        match std::fs::rename(path, &place) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            renamed => renamed.map(|()| Some(place)).map_err(|e| Error::io("move to the trash", path, e)),
+        }
+    }
+
+    /// `path` is gone when this returns; its space is free some time later.
+    pub(crate) fn remove_later(&self, path: &Path) -> Result<()> {
+        remove_in_background(self.take(path)?.into_iter().collect());
+        Ok(())
+    }
+
+    /// Of this process and of this moment: an earlier runtime may have had this pid.
+    fn new_name(&self) -> String {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        format!("{}-{number}-{}", std::process::id(), jiff::Timestamp::now().as_nanosecond())
+    }
+}
+
+/// Trees that were taken.
+pub(crate) fn remove_in_background(trees: Vec<PathBuf>) {
+    if trees.is_empty() {
+        return;
+    }
+    let remove = move || {
+        for tree in trees {
+            if let Err(error) = record::remove_tree(&tree) {
+                tracing::warn!(error = %chain(&error), "a tree stays in the trash until the next start");
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("trash".to_owned()).spawn(remove) {
+        tracing::warn!(%error, "the trash is full until the next start");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn wait_until_empty(dir: &Path) {
+        let begun = Instant::now();
+        while !record::names(dir).unwrap().is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", record::names(dir));
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_tree_leaves_its_place_at_once_and_the_disk_later() {
+        let root = tempfile::tempdir().unwrap();
+        let trash = Trash::open(root.path().join("trash")).unwrap();
+        for _ in 0..2 {
+            let tree = root.path().join("tree");
+            fs::create_dir_all(tree.join("a/b")).unwrap();
+            trash.remove_later(&tree).unwrap();
+            assert!(!tree.exists());
+        }
+        wait_until_empty(&root.path().join("trash"));
+        trash.remove_later(&root.path().join("tree")).unwrap();
+    }
+
+    #[test]
+    fn what_an_earlier_runtime_has_left_goes_too() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("trash");
+        fs::create_dir_all(dir.join("1-0-0/a")).unwrap();
+        let trash = Trash::open(dir.clone()).unwrap();
+        fs::create_dir(root.path().join("new")).unwrap();
+        let taken = trash.take(&root.path().join("new")).unwrap().expect("it is there");
+        record::remove_tree(&taken).unwrap();
+        wait_until_empty(&dir);
+    }
+}
