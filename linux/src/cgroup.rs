@@ -6,11 +6,12 @@
 //! rules, accounting), since each join takes time.
 
 mod end;
+mod listing;
 mod settings;
 pub mod v2;
 pub mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
@@ -169,28 +170,6 @@ impl Hierarchies {
         self.controllers.get(controller).map(|(_, root)| under(root, path))
     }
 
-    /// Names of the groups directly below `path`, each once, from every hierarchy: what was
-    /// killed while it made or removed a group leaves it in some of them only.
-    pub fn names_below(&self, path: &Path) -> Result<BTreeSet<String>> {
-        let mut names = BTreeSet::new();
-        for root in self.v1.iter().chain(&self.unified) {
-            let dir = under(root, path);
-            let failed = |e| Error::at("list cgroup", &dir, e);
-            match fs::read_dir(&dir) {
-                Err(e) if e.kind() == ErrorKind::NotFound => {}
-                Err(e) => return Err(failed(e)),
-                Ok(entries) => {
-                    for entry in entries {
-                        let entry = entry.map_err(failed)?;
-                        let is_group = entry.file_type().map_err(failed)?.is_dir();
-                        names.extend(is_group.then(|| entry.file_name().to_string_lossy().into_owned()));
-                    }
-                }
-            }
-        }
-        Ok(names)
-    }
-
     /// Makes `path` wherever a group of [`Self::create`] below it will need it. Returns
     /// what was not there before, in the order of creation, for [`remove_dirs`].
     pub fn ensure_parent(&self, path: &Path) -> Result<Vec<PathBuf>> {
@@ -208,23 +187,6 @@ impl Hierarchies {
     /// The same for launchers that use the whole path in every hierarchy (OCI runtimes).
     pub fn ensure_parent_everywhere(&self, path: &Path) -> Result<Vec<PathBuf>> {
         ensure_all(&self.all_places(WANTED), |_| path.to_owned())
-    }
-
-    /// What these three may make for `path`, each group after the one above it: all that is not
-    /// there now. To be written down first, so that a kill in between leaves nothing unknown.
-    pub fn missing_parents(&self, path: &Path) -> Vec<PathBuf> {
-        let mut missing = Vec::new();
-        for place in self.all_places(WANTED) {
-            for path in [path.to_owned(), place.path(path), first_of(path)] {
-                let dir = under(place.root, &path);
-                let mut above: Vec<&Path> = dir.ancestors().take_while(|dir| *dir != place.root).collect();
-                above.reverse();
-                missing.extend(above.into_iter().filter(|dir| !dir.exists()).map(Path::to_owned));
-            }
-        }
-        let mut known = BTreeSet::new();
-        missing.retain(|dir| known.insert(dir.clone()));
-        missing
     }
 
     /// [`Self::places`], and every other hierarchy, without a controller and with short paths.

@@ -75,7 +75,7 @@ pub(crate) struct ImageStore {
     limits: ImageLimits,
     cgroup_root: PathBuf,
     images: Mutex<BTreeMap<String, Image>>,
-    /// Held by whom changes `images`, together with their records.
+    /// Held while `images` and the records of them change.
     writing: Mutex<()>,
     layers: Layers,
     trash: Arc<Trash>,

@@ -1,4 +1,4 @@
-//! Trees that nobody uses any more: they leave their place at once, by a rename, and
+//! Trees that are not used any more: they leave their place at once, by a rename, and
 //! are removed where nothing waits for them. Of millions of files that takes minutes.
 //!
 //! Invariant: what a killed runtime has left here is removed by the next one, beside

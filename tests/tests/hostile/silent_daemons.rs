@@ -15,7 +15,7 @@ use crate::node;
 
 const LEASE_MS: u32 = 60_000;
 /// The runtime waits half a minute for what it has killed.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIME_LIMIT: Duration = Duration::from_secs(150);
 
 /// Has the daemon hold back all that changes its volume, until the drop or its own end.
 struct Held {
@@ -75,7 +75,7 @@ fn a_pod_whose_process_the_daemon_never_answers_is_deleted() {
     sandbox.switch_fuse_guard_off();
     let held = put_pod_that_waits(&node);
     node.remove_manifest("victim.yaml").unwrap();
-    eventually("the pod is gone", PATIENCE, || {
+    eventually("the pod is gone", TIME_LIMIT, || {
         let pods = node.list("pods")?;
         ensure!(pods.iter().all(|pod| pod["metadata"]["name"] != "victim"), "{}", node.outputs());
         Ok(())

@@ -116,7 +116,7 @@ fn killed_in_a_request(file: &File) -> Child {
     until(&|| waits() || state_of(&child) == "Z");
     let before = waits_of(&child);
     rustix::process::kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-    // It waits for the answer with state D before the blow, too, and once more after it. A
+    // It waits for the answer with state D before SIGKILL, too, and once more after it. A
     // request that no pause holds back (it asks for an attribute first) is answered soon.
     let is_held = || {
         let since = waits_of(&child);
