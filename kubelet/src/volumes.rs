@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tracing::{Instrument, info_span};
 
 pub(crate) use capability::of_claim as capabilities_of_claim;
@@ -78,7 +78,7 @@ struct Shared {
     /// Pods that are being torn down: no mount may begin for them.
     stopping: Mutex<BTreeSet<String>>,
     /// Pods whose volumes are being taken from processes that survived SIGKILL.
-    taking: Mutex<BTreeSet<String>>,
+    taking: Mutex<BTreeMap<String, JoinHandle<()>>>,
     republish: republish::Due,
     empty_dirs: EmptyDirs,
     host_paths: HostPaths,
@@ -290,7 +290,7 @@ impl Shared {
         self.stopping.lock().unwrap_or_else(PoisonError::into_inner).contains(uid)
     }
 
-    fn taking(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    fn taking(&self) -> MutexGuard<'_, BTreeMap<String, JoinHandle<()>>> {
         self.taking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

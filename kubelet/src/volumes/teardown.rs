@@ -18,6 +18,11 @@ impl Volumes {
         let mut backoff = Backoff::operation();
         let mut drivers = self.shared.plugins.changes();
         self.shared.set_stopping(&pod.uid, true);
+        let taking = self.shared.taking().remove(&pod.uid);
+        if let Some(taking) = taking {
+            // It must not go on into the next pod of this uid. A panic has said so itself.
+            drop(taking.await);
+        }
         loop {
             drivers.mark_unchanged();
             let Err(error) = self.try_unmount_pod(&pod.uid).await else { break };
@@ -33,19 +38,21 @@ impl Volumes {
     /// Tries once, in the background, to unmount the volumes of a pod whose containers run
     /// despite SIGKILL: their processes may wait for a volume's daemon that never answers,
     /// and the volume's last unmount ends the daemon. They run no instruction of theirs again.
+    /// [`Self::unmount_pod`] follows.
     pub(crate) fn take_from_survivors(&self, pod: &ObjectRef) {
-        if !self.shared.taking().insert(pod.uid.clone()) {
+        let mut taking = self.shared.taking();
+        if taking.get(&pod.uid).is_some_and(|earlier| !earlier.is_finished()) {
             return;
         }
-        let (volumes, pod) = (self.clone(), pod.clone());
-        tokio::spawn(async move {
-            // Until [`Self::unmount_pod`] is done.
-            volumes.shared.set_stopping(&pod.uid, true);
+        // Until [`Self::unmount_pod`] is done.
+        self.shared.set_stopping(&pod.uid, true);
+        let (volumes, uid, pod) = (self.clone(), pod.uid.clone(), pod.clone());
+        let attempt = async move {
             if let Err(error) = volumes.try_unmount_pod(&pod.uid).await {
                 volumes.shared.store.record(&pod, EventType::Warning, "FailedUnmount", &error.text());
             }
-            volumes.shared.taking().remove(&pod.uid);
-        });
+        };
+        taking.insert(uid, tokio::spawn(attempt));
     }
 
     /// The pod's directory, after its volumes and containers are gone.
