@@ -179,6 +179,12 @@ impl ImageStore {
             let problem = format!("{} layers but {} diff_ids", layers.len(), diff_ids.len());
             return Err(corrupt(problem));
         }
+        let layer_digests: Vec<String> = layers.iter().map(|layer| layer.digest.clone()).collect();
+        let repo_digest = format!("{}@{}", wanted.repository, found.digest);
+        let is_known = self
+            .locked()
+            .get(&descriptor.digest)
+            .is_some_and(|known| known.layers == layer_digests && known.repo_digests.contains(&repo_digest));
         // Until the record is written nothing else says that the layers are needed.
         let pins: Vec<Pin<'_>> = layers.iter().map(|layer| self.layers.pin(&layer.digest)).collect();
         let mut used = Used::default();
@@ -189,44 +195,48 @@ impl ImageStore {
             let problem = |problem: String| corrupt(format!("layer {}: {problem}", layer.digest));
             let _alone = pin.lock();
             let wanted = (layer.digest.as_str(), diff_id.as_str());
-            used.add(self.ensure_layer(source, wanted, used, &problem)?);
+            used.add(self.ensure_layer(source, wanted, is_known, used, &problem)?);
         }
         let image = Image {
             id: descriptor.digest.clone(),
             repo_tags: wanted.tagged().into_iter().collect(),
-            repo_digests: vec![format!("{}@{}", wanted.repository, found.digest)],
-            layers: layers.iter().map(|l| l.digest.clone()).collect(),
+            repo_digests: vec![repo_digest],
+            layers: layer_digests,
             size_bytes: layers.iter().fold(descriptor.size, |sum, layer| sum.saturating_add(layer.size)),
             config: config.config.into(),
         };
         self.remember(image)
     }
 
+    /// A layer that another image brought is not taken for this one's before its blob is here,
+    /// and is what this image's configuration says: otherwise an image could show another's
+    /// files, or put its own files into an image of the same configuration. `is_known`: this was
+    /// seen before of the image with this name.
     fn ensure_layer(
         &self,
         source: &Source,
         (digest, diff_id): (&str, &str),
+        is_known: bool,
         used: Used,
         corrupt: &dyn Fn(String) -> Error,
     ) -> Result<Used> {
         let blob = source.blob(digest).map_err(corrupt)?;
         let target = self.layer_dir(digest);
-        if target.is_dir() {
+        let (digest, diff_id, limits) = (digest.to_owned(), diff_id.to_owned(), self.limits.clone());
+        let is_unpacked = target.is_dir();
+        if is_unpacked && is_known {
             return Ok(Used::default());
+        }
+        if is_unpacked {
+            let job = Job { blob, digest, diff_id, target, is_unpacked, limits, used };
+            return unpacker::run_in_child(&job, &self.cgroup_root).map_err(corrupt);
         }
         let temp = target.with_file_name(format!(".{}", digest.replace(':', "-")));
         record::remove_tree(&temp)?;
         record::ensure_dir(&temp)?;
         fs::set_permissions(&temp, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .map_err(|e| Error::io("set mode of", &temp, e))?;
-        let job = Job {
-            blob,
-            digest: digest.to_owned(),
-            diff_id: diff_id.to_owned(),
-            target: temp.clone(),
-            limits: self.limits.clone(),
-            used,
-        };
+        let job = Job { blob, digest, diff_id, target: temp.clone(), is_unpacked, limits, used };
         let placed = unpacker::run_in_child(&job, &self.cgroup_root).map_err(corrupt).and_then(|taken| {
             sync_file_system(&temp)?;
             fs::rename(&temp, &target).map_err(|e| Error::io("rename to", &target, e))?;

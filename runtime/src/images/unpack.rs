@@ -27,7 +27,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Unpacks `blob` into the empty directory of `job`. Both digests are checked: the
+/// Unpacks `blob` into the directory of `job`, unless it is there. Both digests are checked: the
 /// blob's own and, unpacked, the one that the image configuration names.
 pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
     let (digest, diff_id, limits) = (&job.digest, &job.diff_id, &job.limits);
@@ -45,7 +45,7 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
     let header = Allowance::unlimited();
     let mut plain = Limited::new(Hashed::new(Limited::new(plain, left.clone())), header.clone());
     let mut used = job.used;
-    let unpacked = extract(&mut plain, job, &header, &mut used);
+    let unpacked = if job.is_unpacked { Ok(()) } else { extract(&mut plain, job, &header, &mut used) };
     let named = |problem: String| {
         if left.is_used_up() { limits.too_many_bytes() } else { problem }
     };
@@ -391,6 +391,7 @@ mod tests {
             blob: Blob { place: PathBuf::new(), inner: None, offset: 0, size: layer.len() as u64 },
             digest: sum(layer),
             diff_id: sum(layer),
+            is_unpacked: false,
             target: target.to_owned(),
             limits,
             used: Used::default(),

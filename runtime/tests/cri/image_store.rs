@@ -1,6 +1,9 @@
 //! Images: imported, refused, removed.
 
+use std::path::Path;
+
 use proto::cri::{ImageStatusRequest, RemoveImageRequest};
+use serde_json::Value;
 use tonic::Code;
 
 use crate::kit::{Host, IMAGE, image_spec, layer, write_layout};
@@ -101,4 +104,74 @@ async fn an_invalid_name_is_an_invalid_argument() {
     let mut cri = host.start().await;
     let error = cri.pull("Not A Name").await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
+}
+
+/// Replaces the layers of the manifest in `dir`, whose configuration stays as it is.
+fn list_layer(dir: &Path, blob: &Path) {
+    let hex = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut index: Value = serde_json::from_slice(&std::fs::read(dir.join("index.json")).unwrap()).unwrap();
+    let blobs = dir.join("blobs/sha256");
+    let of = |digest: &Value| blobs.join(digest.as_str().unwrap().trim_start_matches("sha256:"));
+    let old = of(&index["manifests"][0]["digest"]);
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(old).unwrap()).unwrap();
+    manifest["layers"][0]["digest"] = format!("sha256:{}", hex(blob)).into();
+    manifest["layers"][0]["size"] = std::fs::metadata(blob).unwrap().len().into();
+    let text = manifest.to_string();
+    let digest = crate::kit::digest_of(text.as_bytes());
+    std::fs::write(of(&digest.clone().into()), &text).unwrap();
+    index["manifests"][0]["digest"] = digest.into();
+    index["manifests"][0]["size"] = text.len().into();
+    std::fs::write(dir.join("index.json"), index.to_string()).unwrap();
+    if blob.parent() != Some(&blobs) {
+        std::fs::copy(blob, blobs.join(hex(blob))).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn no_image_takes_the_place_of_another_with_its_configuration() {
+    let mut host = Host::new();
+    let victims = layer(&[("file", 0o644, b"the victim's")]);
+    write_layout(&host.path("images/victim"), "victim:1", &victims);
+    let evils = write_layout(&host.path("images/one"), "evil/one:1", &layer(&[("file", 0o644, b"evil")]));
+    // The victim's configuration, and the layer that is unpacked already.
+    let two = host.path("images/two");
+    write_layout(&two, "evil/two:1", &victims);
+    list_layer(&two, &evils);
+    let mut cri = host.start().await;
+    let victim = cri.pull("victim:1").await.unwrap();
+    cri.pull("evil/one:1").await.unwrap();
+    let layers = || {
+        let records = std::fs::read_dir(host.path("root/images/records")).unwrap();
+        let texts = records.map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap());
+        let records = texts.map(|text| serde_json::from_str::<Value>(&text).unwrap());
+        records
+            .filter(|record| record["id"] == victim.as_str())
+            .map(|r| r["layers"].clone())
+            .collect::<Vec<_>>()
+    };
+    let before = layers();
+    assert_eq!(before.len(), 1);
+    let error = cri.pull("evil/two:1").await.unwrap_err();
+    assert_eq!(error.code(), Code::DataLoss);
+    assert!(error.message().contains("unpacks to"), "{}", error.message());
+    assert_eq!(layers(), before);
+}
+
+#[tokio::test]
+async fn a_layer_of_another_image_is_not_had_for_its_digest_alone() {
+    let mut host = Host::new();
+    let private = layer(&[("key", 0o600, b"private")]);
+    let blob = write_layout(&host.path("images/private"), "private:1", &private);
+    let thief = host.path("images/thief");
+    let own = write_layout(&thief, "thief:1", &private);
+    std::fs::write(&own, "").unwrap();
+    let mut cri = host.start().await;
+    cri.pull("private:1").await.unwrap();
+    let error = cri.pull("thief:1").await.unwrap_err();
+    assert_eq!(error.code(), Code::DataLoss);
+    assert!(error.message().contains("has digest"), "{}", error.message());
+    // With the layer it is an image as any other, and its layer is there once.
+    std::fs::copy(blob, own).unwrap();
+    cri.pull("thief:1").await.unwrap();
+    assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 1);
 }
