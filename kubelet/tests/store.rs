@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
 use kubelet::manifest;
-use kubelet::objects::{ClaimPhase, EventType, Kind, Object};
+use kubelet::objects::{ClaimPhase, EventType, Kind, Object, PodPhase, PodStatus};
 use kubelet::store::{AnyObject, Outcome, Source, Store};
 
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
@@ -129,6 +129,22 @@ fn a_changed_pod_follows_once_its_predecessor_is_forgotten() {
     fixture.store.forget_pod(&second.metadata.uid).unwrap();
     assert!(fixture.store.pods().is_empty());
     assert!(fixture.reopen().store.pods().is_empty());
+}
+
+#[test]
+fn a_file_that_is_put_back_while_its_pod_ends_makes_a_pod_that_has_not_run() {
+    let fixture = Fixture::new();
+    fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
+    let first = fixture.store.pod("default", "web").unwrap();
+    fixture.store.mark_pod_deleted("default", "web", None).unwrap();
+    let ended = PodStatus { phase: PodPhase::Failed, ..first.status.clone() };
+    fixture.store.set_pod_status(&first.metadata.uid, ended);
+    fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
+    fixture.store.forget_pod(&first.metadata.uid).unwrap();
+    let second = fixture.store.pod("default", "web").unwrap();
+    assert_eq!(second.metadata.uid, first.metadata.uid);
+    assert!(!second.metadata.is_deleted());
+    assert_eq!(second.status.phase, PodPhase::Pending);
 }
 
 #[test]

@@ -131,10 +131,14 @@ impl PodEntry {
 pub(super) struct PodShelf(BTreeMap<Key, PodEntry>);
 
 impl PodShelf {
-    /// Puts `entry` down, without losing a status that was written since it was taken up.
+    /// Puts `entry` down, without losing a status that was written since it was taken up. One that
+    /// comes after a deleted pod starts anew, also where its unchanged file gives it the same uid.
     pub(super) fn replace(&mut self, key: &Key, mut entry: PodEntry) {
+        let is_next =
+            |before: &Pod| before.metadata.is_deleted() && !entry.current.object.metadata.is_deleted();
         if let Some(before) = self.0.get(key).map(|before| &before.current.object)
             && before.metadata.uid == entry.current.object.metadata.uid
+            && !is_next(before)
         {
             Arc::make_mut(&mut entry.current.object).status = before.status.clone();
         }

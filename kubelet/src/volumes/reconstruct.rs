@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::device::{DeviceKey, Stage};
 use super::{Error, Volumes, csi_unmount, files, resolve};
-use crate::objects::VolumeSource;
+use crate::objects::{Pod, PodPhase, VolumeSource};
 
 impl Volumes {
     /// Enters every volume on disk as uncertain: a pod that still wants it
@@ -52,10 +52,14 @@ impl Volumes {
         Ok(uids)
     }
 
-    /// Whether a pod names a claim that is bound to this volume.
+    /// Whether a pod that may mount it names a claim that is bound to this volume. One that ends has it mounted, and is among its users, or
+    /// has it no more: an earlier kubelet was killed between Unpublish and Unstage.
     fn is_wanted(&self, key: &DeviceKey) -> bool {
         let store = &self.shared.store;
-        store.pods().iter().any(|pod| {
+        let may_mount = |pod: &Pod| {
+            !pod.metadata.is_deleted() && !matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+        };
+        store.pods().iter().filter(|pod| may_mount(pod)).any(|pod| {
             pod.spec.volumes.iter().any(|volume| match volume.source() {
                 Some(VolumeSource::Claim(source)) => {
                     resolve::claim(store, pod, &source.claim_name).is_ok_and(|found| found.key == *key)

@@ -39,11 +39,14 @@ impl Due {
     }
 }
 
-/// A volume whose republish failed, and when it is tried again.
+/// A volume whose republish failed, or whose daemon has ended: how long it is left alone.
 #[derive(Debug)]
 struct Retry {
     backoff: Backoff,
+    /// Not before.
     at: Instant,
+    /// Then without another reason.
+    has_failed: bool,
 }
 
 /// Which volumes are due.
@@ -53,7 +56,15 @@ struct Rounds {
     dead: BTreeSet<DeviceKey>,
     retries: BTreeMap<DeviceKey, Retry>,
     busy: BTreeSet<DeviceKey>,
-    running: JoinSet<(DeviceKey, bool)>,
+    running: JoinSet<Finished>,
+}
+
+#[derive(Debug)]
+struct Finished {
+    key: DeviceKey,
+    was_dead: bool,
+    /// For every pod.
+    has_succeeded: bool,
 }
 
 impl Rounds {
@@ -63,7 +74,8 @@ impl Rounds {
     }
 
     fn wake(&self) -> Instant {
-        let waiting = self.retries.iter().filter(|(key, _)| !self.busy.contains(key));
+        let waits = |key: &DeviceKey, retry: &Retry| retry.has_failed || self.dead.contains(key);
+        let waiting = self.retries.iter().filter(|(key, r)| !self.busy.contains(key) && waits(key, r));
         waiting.map(|(_, retry)| retry.at).fold(self.next, Instant::min)
     }
 
@@ -77,8 +89,15 @@ impl Rounds {
 
     /// Marks a volume that is due as busy; says whether its daemon has ended.
     fn is_due(&mut self, key: &DeviceKey, is_round: bool) -> Option<bool> {
-        let retry = self.retries.get(key).is_some_and(|retry| Instant::now() >= retry.at);
-        let was_dead = self.dead.contains(key) || retry;
+        let now = Instant::now();
+        // One that was well for a while starts with no pause again.
+        if self.retries.get(key).is_some_and(|retry| !retry.has_failed && now >= retry.at + PERIOD) {
+            self.retries.remove(key);
+        }
+        let was_dead = match self.retries.get(key) {
+            Some(retry) => now >= retry.at && (retry.has_failed || self.dead.contains(key)),
+            None => self.dead.contains(key),
+        };
         if self.busy.contains(key) || !(was_dead || is_round) {
             return None;
         }
@@ -87,15 +106,16 @@ impl Rounds {
         Some(was_dead)
     }
 
-    fn finished(&mut self, key: DeviceKey, succeeded: bool) {
+    /// A daemon that ends again and again is started again after longer and longer pauses.
+    fn finished(&mut self, Finished { key, was_dead, has_succeeded }: Finished) {
         self.busy.remove(&key);
-        if succeeded {
-            self.retries.remove(&key);
+        if has_succeeded && !was_dead {
             return;
         }
-        let new = || Retry { backoff: Backoff::new(Duration::from_millis(500), PERIOD), at: Instant::now() };
-        let retry = self.retries.entry(key).or_insert_with(new);
-        retry.at = Instant::now() + retry.backoff.step();
+        let (now, backoff) = (Instant::now(), Backoff::new(Duration::from_millis(500), PERIOD));
+        let retry = self.retries.entry(key).or_insert(Retry { backoff, at: now, has_failed: false });
+        retry.has_failed = !has_succeeded;
+        retry.at = now + retry.backoff.step();
     }
 }
 
@@ -108,19 +128,24 @@ impl Volumes {
                 () = self.shared.republish.added.notified() => {}
                 () = tokio::time::sleep_until(rounds.wake()) => {}
                 Some(finished) = rounds.running.join_next() => {
-                    if let Ok((key, succeeded)) = finished {
-                        rounds.finished(key, succeeded);
+                    if let Ok(finished) = finished {
+                        rounds.finished(finished);
                     }
                 }
             }
             rounds.dead.extend(self.shared.republish.take());
             let is_round = rounds.begins(Instant::now());
-            for device in self.shared.devices.all() {
+            let devices = self.shared.devices.all();
+            rounds.retries.retain(|key, _| devices.iter().any(|device| device.key == *key));
+            for device in devices {
                 if !self.shared.republish_is_required(&device) {
                     rounds.dead.remove(&device.key);
                 } else if let Some(was_dead) = rounds.is_due(&device.key, is_round) {
                     let (this, key) = (self.clone(), device.key.clone());
-                    let republish = async move { (key, this.republish_to_users(&device, was_dead).await) };
+                    let republish = async move {
+                        let has_succeeded = this.republish_to_users(&device, was_dead).await;
+                        Finished { key, was_dead, has_succeeded }
+                    };
                     rounds.running.spawn(republish.in_current_span());
                 }
             }
@@ -191,5 +216,48 @@ impl super::Shared {
     pub(super) fn republish_is_required(&self, device: &Device) -> bool {
         let object = self.store.csi_driver(&device.key.driver);
         object.is_some_and(|object| object.spec.requires_republish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_ends_at_once_again_and_again_is_given_longer_and_longer_pauses() {
+        let key = DeviceKey { driver: "d".to_owned(), volume_handle: "v".to_owned() };
+        let mut rounds = Rounds::new(Instant::now() + 1000 * PERIOD);
+        let begun = Instant::now();
+        let mut starts = 0;
+        while begun.elapsed() < Duration::from_secs(60) {
+            rounds.dead.insert(key.clone());
+            if rounds.is_due(&key, false) == Some(true) {
+                starts += 1;
+                rounds.finished(Finished { key: key.clone(), was_dead: true, has_succeeded: true });
+            } else {
+                tokio::time::sleep_until(rounds.wake()).await;
+            }
+        }
+        assert!((5..=8).contains(&starts), "{starts} in a minute");
+        // It is well for longer than a pause: the next end is mended at once.
+        rounds.dead.clear();
+        tokio::time::sleep(3 * PERIOD).await;
+        rounds.dead.insert(key.clone());
+        assert_eq!(rounds.is_due(&key, false), Some(true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_republish_that_failed_is_tried_again_and_one_that_succeeded_is_not() {
+        let key = DeviceKey { driver: "d".to_owned(), volume_handle: "v".to_owned() };
+        let mut rounds = Rounds::new(Instant::now() + 1000 * PERIOD);
+        rounds.busy.insert(key.clone());
+        rounds.finished(Finished { key: key.clone(), was_dead: true, has_succeeded: false });
+        assert_eq!(rounds.is_due(&key, false), None, "not at once");
+        tokio::time::sleep_until(rounds.wake()).await;
+        assert_eq!(rounds.is_due(&key, false), Some(true));
+        rounds.finished(Finished { key: key.clone(), was_dead: true, has_succeeded: true });
+        assert_eq!(rounds.wake(), rounds.next);
+        tokio::time::sleep(PERIOD).await;
+        assert_eq!(rounds.is_due(&key, false), None);
     }
 }

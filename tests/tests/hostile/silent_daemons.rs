@@ -57,15 +57,15 @@ fn quiesce(socket: &PacketSocket) -> Result<()> {
 
 /// Its process makes changes all the time, and so waits for a daemon that holds them
 /// back: SIGKILL does not end it.
-fn put_pod_that_waits(node: &Node<'_>) -> Held {
+fn put_pod_that_waits(node: &Node<'_>) -> Result<Held> {
     let mounts = "volumeMounts: [{name: data, mountPath: /data}]";
     let volumes = "volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]";
     let script = "echo begun; while :; do echo x > /data/new; done";
     let pod = Attack::new("victim", script).with_pod_fields(volumes).with_container_fields(mounts);
-    node.put_manifest("claim.yaml", &manifests::claim("c", "64Mi")).unwrap();
-    node.put_manifest("victim.yaml", &pod.yaml()).unwrap();
-    node.wait_for_log("victim", &["begun"]).unwrap();
-    Held::of(node, "c").unwrap()
+    node.put_manifest("claim.yaml", &manifests::claim("c", "64Mi"))?;
+    node.put_manifest("victim.yaml", &pod.yaml())?;
+    node.wait_for_log("victim", &["begun"])?;
+    Held::of(node, "c")
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_pod_whose_process_the_daemon_never_answers_is_deleted() {
     let sandbox = Sandbox::new();
     let (node, idle) = node(&sandbox);
     sandbox.switch_fuse_guard_off();
-    let held = put_pod_that_waits(&node);
+    let held = put_pod_that_waits(&node).unwrap();
     node.remove_manifest("victim.yaml").unwrap();
     eventually("the pod is gone", TIME_LIMIT, || {
         let pods = node.list("pods")?;
@@ -95,7 +95,7 @@ fn a_node_stops_while_a_daemon_does_not_answer_its_pod() {
     let sandbox = Sandbox::new();
     let (node, _idle) = node(&sandbox);
     sandbox.switch_fuse_guard_off();
-    let held = put_pod_that_waits(&node);
+    let held = put_pod_that_waits(&node).unwrap();
     node.client(&["stop", "--pods"]).unwrap();
     assert!(node.outputs().contains("running despite SIGKILL"), "{}", node.outputs());
     drop(held);
