@@ -8,6 +8,7 @@
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
+use std::io::ErrorKind;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,10 +50,25 @@ impl Sandbox {
     /// Moves the calling thread into a new sandbox. Needs root.
     pub fn enter(network: Network) -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "not root: namespaces, mounts and cgroups need it");
-        let name = format!("hw-{:04x}", RandomState::new().build_hasher().finish() & 0xffff);
-        let dir = Path::new("/tmp").join(&name);
-        fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        let (name, dir) = Self::free_name()?;
         Self::enter_at(dir, name, network)
+    }
+
+    /// With its new directory. A test that was killed may have left either of the two.
+    fn free_name() -> Result<(String, PathBuf)> {
+        loop {
+            let name = format!("hw-{:04x}", RandomState::new().build_hasher().finish() & 0xffff);
+            let dir = Path::new("/tmp").join(&name);
+            match fs::create_dir(&dir) {
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
+                made => made.with_context(|| dir.display().to_string())?,
+            }
+            let groups = linux::cgroup::Hierarchies::detect()?.names_below(Path::new("/"))?;
+            if !groups.contains(&name) {
+                return Ok((name, dir));
+            }
+            fs::remove_dir(&dir).with_context(|| dir.display().to_string())?;
+        }
     }
 
     /// The same in a directory that may have been another sandbox's before, and stays:
