@@ -20,6 +20,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use linux::tree::Trash;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -27,7 +28,7 @@ use crate::error::{Error, Result, Step, chain};
 use crate::journal::Source;
 use crate::limits;
 use crate::volume::{SnapshotId, VolumeId};
-use leftovers::{Leaving, leftovers_in};
+use leftovers::leftovers_in;
 use presence::Presence;
 pub(crate) use tree::{CopyMode, Count, Progress};
 pub(crate) use usage::open as open_usage_file;
@@ -51,7 +52,10 @@ pub(crate) struct Pool {
     /// As configured; `None`: the size of the file system.
     capacity_bytes: Option<u64>,
     presence: Presence,
-    leaving: Leaving,
+    /// In `trash`, for what is removed in the background.
+    leaving: Trash,
+    /// Until the driver listens.
+    is_starting: AtomicBool,
 }
 
 /// What a pool's file system is.
@@ -81,8 +85,17 @@ impl Pool {
     pub(crate) fn open(dir: &Path, capacity_bytes: Option<u64>, state_dir: &Path) -> Result<Self> {
         let [volumes, snapshots, incoming, trash] = PARTS.map(|name| dir.join(name));
         let presence = Presence::watch(dir, state_dir, limits::POOL)?;
-        let (dir, leaving) = (dir.to_owned(), Leaving::default());
-        Ok(Self { dir, volumes, snapshots, incoming, trash, capacity_bytes, presence, leaving })
+        Ok(Self {
+            dir: dir.to_owned(),
+            volumes,
+            snapshots,
+            incoming,
+            leaving: Trash::new(trash.clone()),
+            trash,
+            capacity_bytes,
+            presence,
+            is_starting: AtomicBool::new(false),
+        })
     }
 
     /// Unless it is away: unmounted, another one, or silent.

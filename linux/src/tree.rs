@@ -10,6 +10,7 @@
 
 mod group;
 mod removal;
+mod trash;
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 
 pub use group::{GroupAccess, give_group, has_group};
 pub use removal::{remove, remove_in};
+pub use trash::{Trash, remove_in_background};
 
 use crate::{Error, Result};
 

@@ -1,20 +1,15 @@
-//! Trees that are not used any more: they leave their place at once, by a rename, and
-//! are removed where nothing waits for them. Of millions of files that takes minutes.
+//! Trees of the runtime that are not used any more (`linux::tree::Trash`).
 //!
 //! Invariant: what a killed runtime has left here is removed by the next one, beside
 //! all other work.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result, chain};
+use crate::error::{Result, chain};
 use crate::record;
 
 #[derive(Debug)]
-pub(crate) struct Trash {
-    dir: PathBuf,
-    next: AtomicU64,
-}
+pub(crate) struct Trash(linux::tree::Trash);
 
 impl Trash {
     /// `dir` is on the file system of all that will be put there.
@@ -25,16 +20,12 @@ impl Trash {
             tracing::info!(trees = left.len(), "removing what an earlier runtime has left");
         }
         remove_in_background(left);
-        Ok(Self { dir, next: AtomicU64::new(0) })
+        Ok(Self(linux::tree::Trash::new(dir)))
     }
 
     /// Moves `path` away; where to, or `None` if it is not there.
     pub(crate) fn take(&self, path: &Path) -> Result<Option<PathBuf>> {
-        let place = self.dir.join(self.new_name());
-        match std::fs::rename(path, &place) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            renamed => renamed.map(|()| Some(place)).map_err(|e| Error::io("move to the trash", path, e)),
-        }
+        Ok(self.0.take(path)?)
     }
 
     /// `path` is gone when this returns; its space is free some time later.
@@ -42,29 +33,13 @@ impl Trash {
         remove_in_background(self.take(path)?.into_iter().collect());
         Ok(())
     }
-
-    /// Of this process and of this moment: an earlier runtime may have had this pid.
-    fn new_name(&self) -> String {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        format!("{}-{number}-{}", std::process::id(), jiff::Timestamp::now().as_nanosecond())
-    }
 }
 
 /// Trees that were taken.
 pub(crate) fn remove_in_background(trees: Vec<PathBuf>) {
-    if trees.is_empty() {
-        return;
-    }
-    let remove = move || {
-        for tree in trees {
-            if let Err(error) = record::remove_tree(&tree) {
-                tracing::warn!(error = %chain(&error), "a tree stays in the trash until the next start");
-            }
-        }
-    };
-    if let Err(error) = std::thread::Builder::new().name("trash".to_owned()).spawn(remove) {
-        tracing::warn!(%error, "the trash is full until the next start");
-    }
+    linux::tree::remove_in_background(trees, |error| {
+        tracing::warn!(error = %chain(&error), "a tree stays in the trash until the next start");
+    });
 }
 
 #[cfg(test)]
