@@ -48,6 +48,14 @@ pub struct Process {
 
 impl Tag {
     /// Makes the cgroup `/<name>` and moves the calling thread into it.
+    /// Whether a test that was killed has left groups of this name, of its own or of its node.
+    pub(crate) fn is_left(name: &str) -> Result<bool> {
+        let hierarchies = linux::cgroup::Hierarchies::detect()?;
+        let of_node = hierarchies.names_below(Path::new("/"))?;
+        let own = hierarchies.names_below(&Path::new("/").join(THREADED))?;
+        Ok(of_node.contains(name) || own.contains(name))
+    }
+
     pub fn join(name: &str) -> Result<Self> {
         let name = name.to_owned();
         let v1 = TRACKING.iter().map(|name| Path::new(ROOT).join(name));

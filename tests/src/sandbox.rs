@@ -63,8 +63,7 @@ impl Sandbox {
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
                 made => made.with_context(|| dir.display().to_string())?,
             }
-            let groups = linux::cgroup::Hierarchies::detect()?.names_below(Path::new("/"))?;
-            if !groups.contains(&name) {
+            if !Tag::is_left(&name)? {
                 return Ok((name, dir));
             }
             fs::remove_dir(&dir).with_context(|| dir.display().to_string())?;

@@ -49,9 +49,10 @@ mod tests {
     use std::fs;
     use std::time::Instant;
 
-    use linux::mount::{FuseMountOptions, MountFlags, UnmountMode, mount_fuse, open_fuse_device, unmount};
+    use linux::mount::{UnmountMode, unmount};
 
     use super::*;
+    use crate::volumes::host_paths::mount_silent;
 
     /// Threads of this process that wait in statfs(2).
     fn waiting_threads() -> usize {
@@ -65,12 +66,7 @@ mod tests {
     #[tokio::test]
     async fn a_mount_that_does_not_answer_keeps_one_thread_however_often_it_is_asked() {
         let root = tempfile::tempdir().unwrap();
-        let silent = root.path().join("silent");
-        fs::create_dir(&silent).unwrap();
-        let connection = open_fuse_device().unwrap();
-        let options =
-            FuseMountOptions { flags: MountFlags::default(), allow_other: false, default_permissions: false };
-        mount_fuse(&connection, ("unserved", "test"), &silent, options).unwrap();
+        let (silent, connection) = mount_silent(root.path());
         let mut dead = Vec::new();
         for _ in 0..3 {
             dead.push(is_dead(&silent).await);

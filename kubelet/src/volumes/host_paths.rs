@@ -127,10 +127,23 @@ fn check(path: &Path, wanted: HostPathType) -> Result<(), Error> {
     if fits == Some(true) { Ok(()) } else { Err(Error::HostPathType { path: path.to_owned(), wanted }) }
 }
 
+/// A file system in `dir` that answers nothing until the connection is dropped.
+#[cfg(test)]
+pub(super) fn mount_silent(dir: &Path) -> (PathBuf, std::os::fd::OwnedFd) {
+    use linux::mount::{FuseMountOptions, MountFlags, mount_fuse, open_fuse_device};
+    let silent = dir.join("silent");
+    fs::create_dir(&silent).expect("an empty directory");
+    let connection = open_fuse_device().expect("this test needs root and FUSE");
+    let options =
+        FuseMountOptions { flags: MountFlags::default(), allow_other: false, default_permissions: false };
+    mount_fuse(&connection, ("unserved", "test"), &silent, options).expect("mount");
+    (silent, connection)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use linux::mount::{FuseMountOptions, MountFlags, UnmountMode, mount_fuse, open_fuse_device, unmount};
+    use linux::mount::{UnmountMode, unmount};
     use std::time::Instant;
 
     fn volume(path: &Path, path_type: HostPathType) -> HostPathVolume {
@@ -156,12 +169,7 @@ mod tests {
     #[tokio::test]
     async fn a_file_system_that_does_not_answer_keeps_one_thread_of_a_pod_and_no_other_pod() {
         let root = tempfile::tempdir().unwrap();
-        let silent = root.path().join("silent");
-        fs::create_dir(&silent).unwrap();
-        let connection = open_fuse_device().unwrap();
-        let options =
-            FuseMountOptions { flags: MountFlags::default(), allow_other: false, default_permissions: false };
-        mount_fuse(&connection, ("unserved", "test"), &silent, options).unwrap();
+        let (silent, connection) = mount_silent(root.path());
 
         let paths = HostPaths::default();
         let inside = volume(&silent.join("x"), HostPathType::Directory);
