@@ -21,6 +21,8 @@ struct Snapshot(BTreeMap<String, usize>);
 
 /// In the name of the process that unpacks a layer, and of its control group.
 const UNPACKER: &str = "hawser-unpack";
+/// The name of a process between fork and exec: that of the thread which forked.
+const FORKED: &str = "process tokio-rt-worker";
 const UNPACKING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The state before, and what may differ after.
@@ -56,12 +58,13 @@ impl fmt::Display for Leaks {
 impl std::error::Error for Leaks {}
 
 impl LeakCheck {
-    /// Remembers what is there, once no image is being unpacked any more: a node
-    /// does that when images appear, and what it needs for it goes by itself.
+    /// Remembers what is there, once no image is being unpacked any more and no program
+    /// is being started: a node does that when images appear, and it ends by itself.
     pub fn start(sandbox: &Sandbox, allowed: Allowed) -> Result<Self> {
         let before = eventually("images are unpacked", UNPACKING_PATIENCE, || {
             let now = Snapshot::take(sandbox, &allowed)?;
-            let unpacking = now.0.keys().find(|thing| thing.contains(UNPACKER));
+            let unpacking =
+                now.0.keys().find(|thing| thing.contains(UNPACKER) || thing.starts_with(FORKED));
             ensure!(unpacking.is_none(), "{}", unpacking.map_or("", String::as_str));
             Ok(now)
         })?;
