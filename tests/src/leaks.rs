@@ -63,8 +63,7 @@ impl LeakCheck {
     pub fn start(sandbox: &Sandbox, allowed: Allowed) -> Result<Self> {
         let before = eventually("images are unpacked", UNPACKING_PATIENCE, || {
             let now = Snapshot::take(sandbox, &allowed)?;
-            let unpacking =
-                now.0.keys().find(|thing| thing.contains(UNPACKER) || thing.starts_with(FORKED));
+            let unpacking = now.0.keys().find(|thing| thing.contains(UNPACKER) || thing.starts_with(FORKED));
             ensure!(unpacking.is_none(), "{}", unpacking.map_or("", String::as_str));
             Ok(now)
         })?;
