@@ -237,6 +237,30 @@ fn a_kubelet_killed_while_it_deletes_completes_the_deletion() {
     node.finish(&idle).unwrap();
 }
 
+#[test]
+fn a_kubelet_killed_between_unpublish_and_unstage_unstages_when_it_is_back() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    put_user_and_claim(&node);
+    node.wait_for_phase("user", "Running").unwrap();
+    // A daemon that does not answer delays Unstage, not Unpublish.
+    let daemon = Pid::from_raw(node.processes("hawser-volume").unwrap()[0]);
+    kill(daemon, Signal::SIGSTOP).unwrap();
+    node.remove_manifest("user.yaml").unwrap();
+    as_soon_as("the volume is unpublished", PATIENCE, || !has_publish_record(&node)).unwrap();
+    node.kubelet().unwrap().kill().unwrap();
+    assert!(has_fuse_mount(&node), "staged");
+    node.start_kubelet().unwrap();
+    kill(daemon, Signal::SIGCONT).unwrap();
+    eventually("the volume is unstaged", PATIENCE, || {
+        ensure!(!has_fuse_mount(&node), "{}", node.describe_all());
+        Ok(())
+    })
+    .unwrap();
+    node.wait_for_no_pods().unwrap();
+    node.finish(&idle).unwrap();
+}
+
 // The driver.
 
 fn has_fuse_mount(node: &Node<'_>) -> bool {
@@ -249,6 +273,17 @@ fn has_published_mount(node: &Node<'_>) -> bool {
     mounts
         .iter()
         .any(|m| m.fs_type.starts_with("fuse.") && m.mount_point.starts_with(node.root_dir().join("pods")))
+}
+
+/// The kubelet's own record of what it has published, which goes after the mount.
+fn has_publish_record(node: &Node<'_>) -> bool {
+    let pods = fs::read_dir(node.root_dir().join("pods")).into_iter().flatten().flatten();
+    let volumes = pods.map(|pod| pod.path().join("volumes/kubernetes.io~csi"));
+    volumes
+        .flat_map(fs::read_dir)
+        .flatten()
+        .flatten()
+        .any(|volume| volume.path().join("vol_data.json").exists())
 }
 
 fn has_entries(dir: &Path) -> bool {

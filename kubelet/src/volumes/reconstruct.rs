@@ -52,8 +52,9 @@ impl Volumes {
         Ok(uids)
     }
 
-    /// Whether a pod that may mount it names a claim that is bound to this volume. One that ends has it mounted, and is among its users, or
-    /// has it no more: an earlier kubelet was killed between Unpublish and Unstage.
+    /// Whether a pod that may mount it names a claim that is bound to this volume. A pod
+    /// that ends is among its users, or has unmounted it already: an earlier kubelet was
+    /// killed between Unpublish and Unstage.
     fn is_wanted(&self, key: &DeviceKey) -> bool {
         let store = &self.shared.store;
         let may_mount = |pod: &Pod| {
