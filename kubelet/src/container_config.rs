@@ -36,6 +36,10 @@ pub(crate) enum Error {
     Bidirectional { volume: String },
     #[error("container has runAsNonRoot and image will run as root")]
     ImageRunsAsRoot,
+    #[error(
+        "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root: set runAsUser"
+    )]
+    ImageUserUnknown { user: String },
     #[error("container's runAsUser breaks non-root policy")]
     RunsAsRoot,
     #[error("securityContext.seccompProfile.localhostProfile is missing")]

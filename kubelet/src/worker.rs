@@ -26,8 +26,10 @@ use crate::observed::Observed;
 use crate::plan::{self, Plan};
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
+use tools::IsSlow;
 
 pub(crate) use termination::tear_down_orphan;
+
 pub(crate) use tools::{Starts, Tools, host_ip};
 
 const ROLE_LABEL: &str = "hawser.dev/role";
@@ -64,6 +66,7 @@ pub(crate) struct Worker {
     /// Of steps that failed.
     retries: Backoff,
     finished: bool,
+    is_slow: IsSlow,
 }
 
 /// When to look again.
@@ -88,6 +91,7 @@ impl Worker {
             pulls: KeyedBackoff::default(),
             retries: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)),
             finished: false,
+            is_slow: IsSlow::default(),
         }
     }
 

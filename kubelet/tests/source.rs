@@ -125,6 +125,19 @@ async fn a_renamed_manifest_starts_within_milliseconds() {
     }
 }
 
+/// All of a pod goes by its uid: with that of another one it would get its containers.
+#[tokio::test]
+async fn a_manifest_does_not_choose_the_uid() {
+    let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
+    let uid = node.store.pods()[0].metadata.uid.clone();
+    let thief = pod("thief", "demo:1").replace("{name: thief", &format!("{{uid: {uid}, name: thief"));
+    assert!(thief.contains(&uid));
+    node.write("thief.yaml", &thief);
+    node.until("the pod", |node| node.runs("thief")).await;
+    assert_ne!(node.store.pod("default", "thief").unwrap().metadata.uid, uid);
+    assert_eq!(node.store.pod("default", "web").unwrap().metadata.uid, uid);
+}
+
 #[tokio::test]
 async fn saving_by_rename_does_not_stop_a_pod() {
     let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;

@@ -94,8 +94,8 @@ pub fn of_file(path: &Path) -> Result<u64> {
 
 struct Count {
     usage: DiskUsage,
-    /// Files with more than one name.
-    linked: HashSet<u64>,
+    /// Files with more than one name, by device and inode: subvolumes have the same inodes.
+    linked: HashSet<(u32, u32, u64)>,
     entries_left: u64,
     /// Entries and directories that were entered.
     steps: u64,
@@ -137,7 +137,8 @@ impl Count {
 
 impl Visitor for Count {
     fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, stat: &Statx) -> Result<()> {
-        if stat.stx_nlink > 1 && !self.linked.insert(stat.stx_ino) {
+        let file = (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
+        if stat.stx_nlink > 1 && !self.linked.insert(file) {
             return self.step();
         }
         self.add(stat)

@@ -283,8 +283,12 @@ pub fn limit_bounding_set(keep: u64) -> Result<()> {
 }
 
 /// Becomes `uid`:`gid` with exactly `groups`, keeping the permitted
-/// capabilities across the change until [`set_capabilities`].
+/// capabilities across the change until [`set_capabilities`]. `EINVAL` for 4294967295,
+/// which would leave the user or the group as it is (setresuid(2)).
 pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> Result<()> {
+    if uid == u32::MAX || gid == u32::MAX {
+        return Err(Error::new("become user", format!("{uid}:{gid}"), Errno::EINVAL));
+    }
     prctl("PR_SET_KEEPCAPS", libc::PR_SET_KEEPCAPS, 1)?;
     let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
     nix::unistd::setgroups(&groups).map_err(|e| Error::new("setgroups", format!("{groups:?}"), e))?;

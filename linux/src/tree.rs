@@ -8,6 +8,7 @@
 //! came from. A FUSE daemon may make up a tree without an end: the names that are
 //! remembered have a bound, and so has the depth.
 
+mod btrfs;
 mod group;
 mod removal;
 mod trash;
@@ -51,8 +52,9 @@ const NAME_OVERHEAD_BYTES: i64 = 64;
 pub enum Changes {
     /// It fails: what it saw would be no picture of any moment.
     Refused,
-    /// It passes over what vanished or became something else, and over mounts and
-    /// subvolumes. A directory that was moved while the walk was in it is `ESTALE`.
+    /// It passes over what vanished or became something else, and over mounts. It enters
+    /// subvolumes: who owns a directory on Btrfs may make one in it. A directory that was
+    /// moved while the walk was in it is `ESTALE`.
     Tolerated,
 }
 
@@ -98,10 +100,7 @@ fn walk_within(
                 Err(e) if changes == Changes::Tolerated && is_change(e) => continue,
                 opened => opened.map_err(at("open", &name))?,
             };
-            if Identity::of(&child)?.device() != device {
-                if changes == Changes::Tolerated {
-                    continue;
-                }
+            if changes == Changes::Refused && Identity::of(&child)?.device() != device {
                 // A subvolume: its inode numbers are the volume's too.
                 return Err(at("enter", &name)(Errno::XDEV));
             }

@@ -360,15 +360,14 @@ fn image_name(image: Option<ImageSpec>) -> Result<String> {
 }
 
 fn cri_image(image: &Image) -> CriImage {
-    let user = image.config.user.split(':').next().unwrap_or_default();
-    let uid = if user.is_empty() { Some(0) } else { user.parse().ok() };
+    let (uid, name) = crate::spec::user::of_image(&image.config.user);
     CriImage {
         id: image.id.clone(),
         repo_tags: image.repo_tags.clone(),
         repo_digests: image.repo_digests.clone(),
         size: image.size_bytes,
-        uid: uid.map(|value| Int64Value { value }),
-        username: if uid.is_some() { String::new() } else { user.to_owned() },
+        uid: uid.map(|uid| Int64Value { value: uid.into() }),
+        username: name.to_owned(),
         spec: None,
         pinned: false,
     }

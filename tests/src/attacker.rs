@@ -26,7 +26,7 @@ pub fn install(node: &Node<'_>) -> Result<()> {
 }
 
 /// The static busybox of Debian's package `busybox-static`.
-fn busybox() -> Result<PathBuf> {
+pub fn busybox() -> Result<PathBuf> {
     let places = ["/usr/bin/busybox", "/bin/busybox"].map(Path::new);
     let found = places.into_iter().find(|place| place.is_file());
     let found = found.context("no busybox: install Debian's package busybox-static")?;

@@ -79,6 +79,11 @@ fn assemble(image: &str, config: &Value, layer: &[u8], file: File) -> Result<()>
 }
 
 fn layer(program: &Program<'_>) -> Result<Vec<u8>> {
+    layer_of(program, &[])
+}
+
+/// The layer of `program`, and `files` beside it: paths without leading slashes, and contents.
+pub fn layer_of(program: &Program<'_>, files: &[(&str, &str)]) -> Result<Vec<u8>> {
     let binary = std::fs::read(program.binary).with_context(|| program.binary.display().to_string())?;
     let mut layer = tar::Builder::new(Vec::new());
     for directory in program.directories {
@@ -89,6 +94,9 @@ fn layer(program: &Program<'_>) -> Result<Vec<u8>> {
             .context("add a directory")?;
     }
     append(&mut layer, program.path, &binary, 0o755)?;
+    for (path, content) in files {
+        append(&mut layer, path, content.as_bytes(), 0o644)?;
+    }
     layer.into_inner().context("finish the layer")
 }
 

@@ -94,6 +94,8 @@ fn check_non_root(
     match (run_as_user, image_user, instance.image.username.as_str()) {
         (Some(0), _, _) => Err(Error::RunsAsRoot),
         (None, Some(0), _) | (None, None, "" | "root") => Err(Error::ImageRunsAsRoot),
+        // Which number it has, the image says.
+        (None, None, name) => Err(Error::ImageUserUnknown { user: name.to_owned() }),
         _ => Ok(()),
     }
 }

@@ -11,29 +11,27 @@ pub(super) fn fill(object: &mut AnyObject) {
         }
         AnyObject::Claim(claim) => {
             fill_metadata(claim.as_mut());
-            claim.metadata.uid.clear();
             claim.status = crate::objects::PersistentVolumeClaimStatus::default();
         }
         AnyObject::Volume(volume) => {
             fill_metadata(volume.as_mut());
-            volume.metadata.uid.clear();
             volume.status = crate::objects::PersistentVolumeStatus::default();
         }
         AnyObject::Class(class) => {
             fill_metadata(class.as_mut());
-            class.metadata.uid.clear();
         }
         AnyObject::CsiDriver(driver) => {
             fill_metadata(driver.as_mut());
-            driver.metadata.uid.clear();
         }
     }
 }
 
-/// Times are this kubelet's to write: a manifest that was once read from
-/// another cluster carries old ones.
+/// Times and the uid are this kubelet's to write: a manifest that was once read from
+/// another cluster, or from another object, carries theirs. Everything on the node goes
+/// by a pod's uid, so two pods with one would share containers and volumes.
 fn fill_metadata<T: Object>(object: &mut T) {
     let meta = object.metadata_mut();
+    meta.uid.clear();
     meta.creation_timestamp = None;
     meta.deletion_timestamp = None;
     meta.deletion_grace_period_seconds = None;

@@ -86,10 +86,6 @@ fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
     if !meta.namespace.is_empty() {
         findings.name(at.key("namespace"), &meta.namespace, names::label);
     }
-    // A uid becomes a directory's name; Kubernetes' own are UUIDs or hex digits.
-    if !meta.uid.is_empty() {
-        findings.name(at.key("uid"), &meta.uid, names::label);
-    }
     for (key, value) in &meta.labels {
         let field = at.key("labels").key(key);
         if let Err(broken) = names::qualified(key) {

@@ -170,15 +170,13 @@ impl Store {
     /// which node, as kubelet's does: the same file is the same pod after a
     /// restart, an edited one is another.
     fn identify(&self, pod: &mut Pod, source: &Source, digest: &str) -> Result<(), Error> {
-        if pod.metadata.uid.is_empty() {
-            pod.metadata.uid = match source {
-                Source::File(path) => {
-                    let whole = format!("{digest}\nhost:{}\nfile:{}", self.node_name(), path.display());
-                    hex(&Sha256::digest(whole.as_bytes())[..16])
-                }
-                Source::Api | Source::Kubelet => new_uid().map_err(Error::Uid)?,
-            };
-        }
+        pod.metadata.uid = match source {
+            Source::File(path) => {
+                let whole = format!("{digest}\nhost:{}\nfile:{}", self.node_name(), path.display());
+                hex(&Sha256::digest(whole.as_bytes())[..16])
+            }
+            Source::Api | Source::Kubelet => new_uid().map_err(Error::Uid)?,
+        };
         self.node_name().clone_into(&mut pod.spec.node_name);
         pod.metadata.creation_timestamp.get_or_insert_with(now);
         Ok(())
@@ -190,9 +188,7 @@ impl Store {
         let digest = digest(&object);
         let known = T::shelf(&self.state()).get(&key).cloned();
         let Some(known) = known else {
-            if object.metadata().uid.is_empty() {
-                object.metadata_mut().uid = new_uid().map_err(Error::Uid)?;
-            }
+            object.metadata_mut().uid = new_uid().map_err(Error::Uid)?;
             object.metadata_mut().creation_timestamp.get_or_insert_with(now);
             self.keep(key, Entry { source, digest, object: Arc::new(object) })?;
             return Ok(Outcome::Created);

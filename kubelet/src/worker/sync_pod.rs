@@ -140,7 +140,7 @@ impl Worker {
             Sandbox::Keep { id } => id.clone(),
             Sandbox::Create { .. } => {
                 self.remove_old_sandboxes(observed).await?;
-                let _turn = self.tools.starts.turn(&self.pod).await;
+                let _turn = self.tools.starts.turn(&self.pod, &self.is_slow).await;
                 self.tools.cri.run_pod_sandbox(config.clone()).await.map_err(|e| {
                     let message = format!("Failed to create pod sandbox: {e}");
                     self.failed("FailedCreatePodSandBox", &message)
@@ -183,7 +183,7 @@ impl Worker {
             self.record(EventType::Warning, "Failed", &format!("Error: {message}"));
             NotYet::new("CreateContainerConfigError", message)
         })?;
-        let turn = self.tools.starts.turn(&self.pod).await;
+        let turn = self.tools.starts.turn(&self.pod, &self.is_slow).await;
         let created = self.tools.cri.create_container(&sandbox.id, config, sandbox.config.clone()).await;
         let id = created.map_err(|e| self.container_failed("CreateContainerError", e.message))?;
         self.record(EventType::Normal, "Created", &format!("Container created: {}", container.name));

@@ -3,6 +3,7 @@
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
@@ -41,9 +42,18 @@ pub(crate) struct Tools {
 /// hundreds at once each would take longer, and all of them memory.
 ///
 /// Invariant: mount pods need no turn, so that no pod waits for a volume behind pods that
-/// wait for it; and no turn is long, since a start may wait for what a hostile daemon serves.
+/// wait for it; and no turn is long, since a pod may make its own starts hang (a lease on
+/// its program, a hostile daemon). A pod that did so once no longer takes turns of others.
 #[derive(Debug)]
-pub(crate) struct Starts(Arc<Semaphore>);
+pub(crate) struct Starts {
+    turns: Arc<Semaphore>,
+    /// Of pods that have kept a turn too long.
+    slow_turns: Arc<Semaphore>,
+}
+
+/// Of one pod: whether a start of it kept its turn too long.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct IsSlow(Arc<AtomicBool>);
 
 /// Until it is dropped, or has been too long.
 #[derive(Debug)]
@@ -53,25 +63,31 @@ pub(crate) struct Turn(#[expect(dead_code, reason = "its end is what counts")] o
 impl Starts {
     /// Most of a start is waiting: for netlink, for namespaces, for the disk.
     const PER_CPU: usize = 4;
-    /// A start takes some milliseconds, and seconds on a slow disk.
-    const LONGEST: Duration = Duration::from_secs(5);
+    /// A start takes some 20 ms. With one hanging start in each of 110 pods, another pod
+    /// waits seven seconds on two processors.
+    const LONGEST: Duration = Duration::from_millis(500);
 
     pub(crate) fn new() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self(Arc::new(Semaphore::new(cpus * Self::PER_CPU)))
+        let turns = || Arc::new(Semaphore::new(cpus * Self::PER_CPU));
+        Self { turns: turns(), slow_turns: turns() }
     }
 
-    /// Waits for a turn.
-    pub(crate) async fn turn(&self, pod: &Pod) -> Option<Turn> {
+    /// Waits for a turn of `pod`, whose starts are known by `is_slow`.
+    pub(crate) async fn turn(&self, pod: &Pod, is_slow: &IsSlow) -> Option<Turn> {
         if is_mount_pod(pod) {
             return None;
         }
+        let turns = if is_slow.0.load(Ordering::Relaxed) { &self.slow_turns } else { &self.turns };
         // Never closed, so never an error.
-        let permit = Arc::clone(&self.0).acquire_owned().await.ok()?;
+        let permit = Arc::clone(turns).acquire_owned().await.ok()?;
         let (turn, ended) = oneshot::channel();
+        let is_slow = is_slow.clone();
         tokio::spawn(async move {
             // That it is too long ends a turn as well.
-            drop(tokio::time::timeout(Self::LONGEST, ended).await);
+            if tokio::time::timeout(Self::LONGEST, ended).await.is_err() {
+                is_slow.0.store(true, Ordering::Relaxed);
+            }
             drop(permit);
         });
         Some(Turn(turn))
@@ -186,4 +202,33 @@ pub(crate) fn make_termination_log(path: &Path) -> std::io::Result<()> {
         std::fs::create_dir_all(dir)?;
     }
     linux::shared_file::write(path, "", 0o666)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_whose_starts_hang_delay_others_once() {
+        let starts = Starts::new();
+        let pod =
+            r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}}"#;
+        let pod = serde_json::from_str(pod).unwrap();
+        let hanging: Vec<_> = (0..100).map(|_| IsSlow::default()).collect();
+        let mut held = Vec::new();
+        for _round in 0..2 {
+            for is_slow in &hanging {
+                held.push(starts.turn(&pod, is_slow).await);
+            }
+        }
+        let before = tokio::time::Instant::now();
+        let quick = IsSlow::default();
+        drop(starts.turn(&pod, &quick).await.unwrap());
+        assert!(before.elapsed() <= Starts::LONGEST, "{:?}", before.elapsed());
+        for _again in 0..20 {
+            let before = tokio::time::Instant::now();
+            drop(starts.turn(&pod, &quick).await.unwrap());
+            assert_eq!(before.elapsed(), Duration::ZERO, "only the slow wait for the slow");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Removal of a tree that somebody else filled, and may be filling still.
 //!
 //! What cannot be removed (an immutable file) is passed over, and named when the rest
-//! is gone. A mount ends the removal at once: it was left by mistake, and what is in
+//! is gone. A read-only subvolume of Btrfs is made writable first. A mount ends the removal at once: it was left by mistake, and what is in
 //! it is not the tree's. Nothing is created or renamed, so a full disk is no obstacle.
 //! Writers cannot keep it busy for ever: a directory that fills again is listed
 //! [`MOST_ROUNDS`] times, and the whole ends after [`TIME_LIMIT`].
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{Identity, WITHIN, open_dir};
+use super::{Identity, WITHIN, btrfs, open_dir};
 use crate::{Error, Result};
 
 /// How often a directory is emptied that is never found empty afterwards.
@@ -130,9 +130,16 @@ impl<'a> Removal<'a> {
             if let Some((name, rounds)) = level.pending.pop() {
                 match open_dir(&here, &name, WITHIN) {
                     Ok(child) => {
+                        let parent = Identity::of(&here)?;
+                        if Identity::of(&child)?.device() != parent.device()
+                            && let Err(e) = btrfs::make_writable(&child)
+                        {
+                            self.fail(&mut levels, name, "make subvolume writable", e);
+                            continue;
+                        }
                         levels.push(Level {
                             name,
-                            parent: Identity::of(&here)?,
+                            parent,
                             pending: Vec::new(),
                             rounds,
                             listed: false,

@@ -1,7 +1,11 @@
 //! Who a container runs as: numbers from the request, or names looked up in the
 //! image's own /etc/passwd and /etc/group.
+//!
+//! Invariant: a number is that user or group, whatever the image's files call by this
+//! name (`2345:x:0:0`): the manifest decides, not the image.
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use linux::rootfs;
@@ -58,22 +62,25 @@ pub(crate) fn resolve(
     let (user_text, group_text) = wanted.split_once(':').unwrap_or((&wanted, ""));
     // An image without a user runs as root, whose home is in its passwd.
     let user_text = if user_text.is_empty() { "0" } else { user_text };
-    let account = accounts(&passwd).find(|a| a.name == user_text || a.uid.to_string() == user_text);
-    let uid = match &account {
-        Some(account) => account.uid,
-        None => id(user_text).ok_or_else(|| {
+    let (uid, account) = if is_number(user_text) {
+        let uid = id(user_text)
+            .ok_or_else(|| Error::invalid("run_as_user", format!("{user_text} is not a user id")))?;
+        (uid, accounts(&passwd).find(|a| a.uid == uid))
+    } else {
+        let account = accounts(&passwd).find(|a| a.name == user_text).ok_or_else(|| {
             Error::invalid("run_as_user", format!("the image has no user {user_text:?} in its /etc/passwd"))
-        })?,
+        })?;
+        (account.uid, Some(account))
     };
+    let not_a_group =
+        |text: &dyn Display| Error::invalid("run_as_group", format!("{text} is not a group id"));
     let gid = match (&context.run_as_group, group_text) {
-        (Some(gid), _) => u32::try_from(gid.value)
-            .map_err(|_| Error::invalid("run_as_group", format!("{} is not a group id", gid.value)))?,
+        (Some(gid), _) => group_id(gid.value).ok_or_else(|| not_a_group(&gid.value))?,
         (None, "") => account.as_ref().map_or(0, |a| a.gid),
-        (None, text) => {
-            groups(&group).find(|g| g.0 == text).map(|g| g.1).or_else(|| id(text)).ok_or_else(|| {
-                Error::invalid("run_as_group", format!("the image has no group {text:?} in its /etc/group"))
-            })?
-        }
+        (None, text) if is_number(text) => id(text).ok_or_else(|| not_a_group(&text))?,
+        (None, text) => groups(&group).find(|g| g.0 == text).map(|g| g.1).ok_or_else(|| {
+            Error::invalid("run_as_group", format!("the image has no group {text:?} in its /etc/group"))
+        })?,
     };
     let mut all = vec![gid];
     if context.supplemental_groups_policy() == SupplementalGroupsPolicy::Merge
@@ -82,9 +89,8 @@ pub(crate) fn resolve(
         all.extend(groups(&group).filter(|g| g.2.split(',').any(|m| m == account.name)).map(|g| g.1));
     }
     for wanted in &context.supplemental_groups {
-        let group = u32::try_from(*wanted)
-            .map_err(|_| Error::invalid("supplemental_groups", format!("{wanted} is not a group id")))?;
-        all.push(group);
+        let not_a_group = || Error::invalid("supplemental_groups", format!("{wanted} is not a group id"));
+        all.push(group_id(*wanted).ok_or_else(not_a_group)?);
     }
     let mut seen = HashSet::new();
     let groups: Vec<u32> = all.into_iter().filter(|group| seen.insert(*group)).collect();
@@ -96,15 +102,35 @@ pub(crate) fn resolve(
     Ok(User { uid, gid, groups, home })
 }
 
+/// What an image's `User` says without its files: a number, or a name.
+pub(crate) fn of_image(image_user: &str) -> (Option<u32>, &str) {
+    let user = image_user.split(':').next().unwrap_or_default();
+    let user = if user.is_empty() { "0" } else { user };
+    match id(user).filter(|_| is_number(user)) {
+        Some(uid) => (Some(uid), ""),
+        None => (None, user),
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// A user or a group. The highest number is none: to setresuid(2) and setresgid(2) it
+/// means "unchanged".
 fn id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| *id != u32::MAX)
+}
+
+fn group_id(value: i64) -> Option<u32> {
+    u32::try_from(value).ok().filter(|id| *id != u32::MAX)
 }
 
 fn accounts(passwd: &str) -> impl Iterator<Item = Account<'_>> {
     passwd.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
         let [name, _, uid, gid, _, home, ..] = fields[..] else { return None };
-        Some(Account { name, uid: uid.parse().ok()?, gid: gid.parse().ok()?, home })
+        Some(Account { name, uid: id(uid)?, gid: id(gid)?, home })
     })
 }
 
@@ -113,7 +139,7 @@ fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     group.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
         let [name, _, gid, members, ..] = fields[..] else { return None };
-        Some((name, gid.parse().ok()?, members))
+        Some((name, id(gid)?, members))
     })
 }
 
@@ -183,6 +209,44 @@ mod tests {
         };
         let user = resolve(&context, "web", &[dir.path().to_owned()]).unwrap();
         assert_eq!(user, User { uid: 1000, gid: 5, groups: vec![5, 7], home: "/".to_owned() });
+    }
+
+    #[test]
+    fn an_image_does_not_say_who_a_number_is() {
+        let dir = image();
+        let passwd = "2345:x:0:0::/root:\nminus:x:4294967295:0::/:\ngroups:x:7:4294967295::/:\n";
+        std::fs::write(dir.path().join("etc/passwd"), passwd).unwrap();
+        std::fs::write(dir.path().join("etc/group"), "55:x:0:\nminus:x:4294967295:\n").unwrap();
+        let layers = [dir.path().to_owned()];
+        let context = LinuxContainerSecurityContext {
+            run_as_user: Some(Int64Value { value: 2345 }),
+            run_as_group: Some(Int64Value { value: 55 }),
+            ..Default::default()
+        };
+        let user = resolve(&context, "", &layers).unwrap();
+        assert_eq!((user.uid, user.gid), (2345, 55));
+        let of_image = |user| resolve(&LinuxContainerSecurityContext::default(), user, &layers);
+        let user = of_image("2345:55").unwrap();
+        assert_eq!((user.uid, user.gid), (2345, 55));
+        // setresuid(-1) would change nothing.
+        for user in ["minus", "groups", "4294967295", "99999999999", "7:minus", "7:4294967295"] {
+            let error = of_image(user).unwrap_err();
+            assert!(error.to_string().starts_with("run_as_"), "{user}: {error}");
+        }
+        assert_eq!(super::of_image(""), (Some(0), ""));
+        assert_eq!(super::of_image("7:minus"), (Some(7), ""));
+        for name in ["web", "-7", "+0", "4294967295"] {
+            assert_eq!(super::of_image(name), (None, name));
+        }
+        for value in [-1, i64::from(u32::MAX)] {
+            let value = Some(Int64Value { value });
+            for context in [
+                LinuxContainerSecurityContext { run_as_user: value, ..Default::default() },
+                LinuxContainerSecurityContext { run_as_group: value, ..context.clone() },
+            ] {
+                assert!(resolve(&context, "", &layers).is_err(), "{context:?}");
+            }
+        }
     }
 
     #[test]

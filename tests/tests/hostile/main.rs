@@ -15,7 +15,9 @@ mod processes;
 mod programs;
 mod seccomp;
 mod silent_daemons;
+mod subvolumes;
 mod torn_records;
+mod users;
 
 use anyhow::Result;
 use tests::attacker::{self, Attack};

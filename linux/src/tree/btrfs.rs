@@ -1,0 +1,48 @@
+//! Subvolumes of Btrfs. Who owns a directory may make one in it, and may make it
+//! read-only; removing what is in it fails with `EROFS` then, for root too.
+
+#![expect(unsafe_code, reason = "no crate wraps BTRFS_IOC_SUBVOL_GETFLAGS and BTRFS_IOC_SUBVOL_SETFLAGS")]
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::io::Errno;
+
+/// linux/magic.h.
+const BTRFS_SUPER_MAGIC: u32 = 0x9123_683e;
+/// `_IOR(0x94, 25, u64)`, `_IOW(0x94, 26, u64)` of linux/btrfs.h.
+const BTRFS_IOC_SUBVOL_GETFLAGS: libc::c_ulong = 0x8008_9419;
+const BTRFS_IOC_SUBVOL_SETFLAGS: libc::c_ulong = 0x4008_941a;
+const BTRFS_SUBVOL_RDONLY: u64 = 1 << 1;
+
+/// Makes the subvolume writable whose root `directory` is, open for reading. Returns
+/// whether it was read-only; false on another file system, and for any other directory.
+pub(super) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
+    let directory = directory.as_fd();
+    if u32::try_from(rustix::fs::fstatfs(directory)?.f_type) != Ok(BTRFS_SUPER_MAGIC) {
+        return Ok(false);
+    }
+    let mut flags = 0;
+    match request(directory, BTRFS_IOC_SUBVOL_GETFLAGS, &mut flags) {
+        // No subvolume's root.
+        Err(Errno::INVAL) => return Ok(false),
+        asked => asked?,
+    }
+    if flags & BTRFS_SUBVOL_RDONLY == 0 {
+        return Ok(false);
+    }
+    flags &= !BTRFS_SUBVOL_RDONLY;
+    request(directory, BTRFS_IOC_SUBVOL_SETFLAGS, &mut flags)?;
+    Ok(true)
+}
+
+fn request(directory: impl AsFd, what: libc::c_ulong, flags: &mut u64) -> rustix::io::Result<()> {
+    // SAFETY: `flags` has the size (8 bytes) that both requests say in their number, and
+    // is ours alone during the call.
+    let done =
+        unsafe { libc::ioctl(directory.as_fd().as_raw_fd(), what as libc::Ioctl, std::ptr::from_mut(flags)) };
+    if done < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(())
+}

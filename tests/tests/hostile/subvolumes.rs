@@ -1,0 +1,90 @@
+//! Subvolumes of Btrfs, which a pod may make in its own directory without any
+//! privilege, and which it may make read-only.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use tests::attacker::Attack;
+use tests::loop_device::{FileSystem, LoopMount};
+use tests::node::{PATIENCE, text};
+use tests::{Node, NodeOptions, Sandbox, eventually};
+
+use crate::node_with;
+
+const MOUNT: &str = "volumeMounts: [{name: scratch, mountPath: /scratch}]";
+
+fn node_on_btrfs(sandbox: &Sandbox) -> Node<'_> {
+    let disk = LoopMount::new(sandbox, "disk", FileSystem::Btrfs, 1 << 30).expect("a file system");
+    let options = NodeOptions { disk: Some(disk.dir().to_owned()), ..NodeOptions::default() };
+    node_with(sandbox, options).0
+}
+
+fn empty_dir(node: &Node<'_>, pod: &str) -> Result<PathBuf> {
+    let pod = node.get("pod", pod)?;
+    let uid = text(&pod["metadata"]["uid"]);
+    Ok(node.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir/scratch"))
+}
+
+/// By the tool, since busybox has none: any process with the directory may do the same.
+fn btrfs(action: &[&str], path: &Path, values: &[&str]) -> Result<()> {
+    let output = Command::new("btrfs").args(action).arg(path).args(values).output();
+    let output = output.context("start btrfs (package btrfs-progs)")?;
+    ensure!(output.status.success(), "btrfs {action:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// One subvolume in another, both with a file of `bytes`, and both read-only.
+fn fill(directory: &Path, bytes: usize) -> Result<()> {
+    let outer = directory.join("outer");
+    let inner = outer.join("d/inner");
+    btrfs(&["subvolume", "create"], &outer, &[])?;
+    std::fs::create_dir(outer.join("d"))?;
+    btrfs(&["subvolume", "create"], &inner, &[])?;
+    for subvolume in [&inner, &outer] {
+        std::fs::write(subvolume.join("data"), vec![b'x'; bytes])?;
+        btrfs(&["property", "set", "-ts"], subvolume, &["ro", "true"])?;
+    }
+    ensure!(std::fs::remove_file(inner.join("data")).is_err(), "they are read-only");
+    Ok(())
+}
+
+#[test]
+fn a_pod_with_read_only_subvolumes_is_deleted_and_the_node_stops() {
+    let sandbox = Sandbox::new();
+    let node = node_on_btrfs(&sandbox);
+    let scratch = "volumes: [{name: scratch, emptyDir: {}}]";
+    let mut directories = Vec::new();
+    for name in ["deleted", "stopped"] {
+        let pod = Attack::new(name, "sleep 1000").with_pod_fields(scratch).with_container_fields(MOUNT);
+        node.put_manifest(&format!("{name}.yaml"), &pod.yaml()).unwrap();
+        node.wait_for_phase(name, "Running").unwrap();
+        let directory = empty_dir(&node, name).unwrap();
+        fill(&directory, 1 << 20).unwrap();
+        directories.push(directory);
+    }
+    node.remove_manifest("deleted.yaml").unwrap();
+    node.wait_for_no_pod("deleted").unwrap();
+    node.stop().unwrap();
+    for directory in directories {
+        assert!(!directory.exists(), "{}", directory.display());
+    }
+}
+
+#[test]
+fn what_a_pod_keeps_in_subvolumes_counts_towards_its_limits() {
+    let sandbox = Sandbox::new();
+    let node = node_on_btrfs(&sandbox);
+    let scratch = "volumes: [{name: scratch, emptyDir: {sizeLimit: 1Mi}}]";
+    let pod = Attack::new("greedy", "sleep 1000").with_pod_fields(scratch).with_container_fields(MOUNT);
+    node.put_manifest("greedy.yaml", &pod.yaml()).unwrap();
+    node.wait_for_phase("greedy", "Running").unwrap();
+    fill(&empty_dir(&node, "greedy").unwrap(), 4 << 20).unwrap();
+    eventually("the pod is evicted", PATIENCE, || {
+        let pod = node.get("pod", "greedy")?;
+        ensure!(pod["status"]["reason"] == "Evicted", "{}", pod["status"]);
+        Ok(())
+    })
+    .unwrap();
+    node.stop().unwrap();
+}

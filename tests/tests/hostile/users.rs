@@ -1,0 +1,85 @@
+//! Images that say who the users of a manifest are.
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tests::image::{Program, layer_of, write_archive_of};
+use tests::{Node, Sandbox, attacker};
+
+use crate::node;
+
+const IMAGE: &str = "hawser.dev/users:test";
+const PASSWD: &str = "2345:x:0:0::/root:/bin/sh\nweb:x:0:0::/root:/bin/sh\nminus:x:4294967295:5::/:/bin/sh\n";
+
+/// The attacker's tools, and users who are all root.
+fn put_image(node: &Node<'_>, user: &str) {
+    let program = Program {
+        image: IMAGE,
+        binary: &attacker::busybox().expect("busybox"),
+        path: "busybox",
+        directories: &["tmp", "proc", "dev", "sys", "etc"],
+    };
+    let layer = layer_of(&program, &[("etc/passwd", PASSWD)]).expect("a layer");
+    let digest: String = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect();
+    let config = json!({
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": ["PATH=/"], "User": user},
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
+    });
+    write_archive_of(IMAGE, &config, &layer, &node.sandbox().path("i/users.tar")).expect("write the image");
+}
+
+fn pod(name: &str, context: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  restartPolicy: Never
+  securityContext: {{{context}}}
+  containers:
+  - name: c
+    image: {IMAGE}
+    imagePullPolicy: Always
+    command: [/busybox, id]
+"
+    )
+}
+
+#[test]
+fn an_image_does_not_make_root_of_the_user_that_the_manifest_names() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    put_image(&node, "");
+    let context = "runAsNonRoot: true, runAsUser: 2345, runAsGroup: 2345";
+    node.put_manifest("number.yaml", &pod("number", context)).unwrap();
+    node.wait_for_phase("number", "Succeeded").unwrap();
+    let said = node.logs("number").unwrap();
+    assert!(said.starts_with("uid=2345 gid=2345"), "{said}");
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn an_image_whose_user_is_a_name_does_not_run_where_root_is_refused() {
+    for user in ["web", "minus", "+0", "-5", "4294967295"] {
+        let sandbox = Sandbox::new();
+        let (node, idle) = node(&sandbox);
+        put_image(&node, user);
+        node.put_manifest("named.yaml", &pod("named", "runAsNonRoot: true")).unwrap();
+        let waiting = tests::eventually("the container is refused", tests::node::PATIENCE, || {
+            let pod = node.get("pod", "named")?;
+            let state = pod["status"]["containerStatuses"][0]["state"]["waiting"].clone();
+            anyhow::ensure!(state["reason"] == "CreateContainerConfigError", "{pod}");
+            Ok(state)
+        })
+        .unwrap();
+        assert_eq!(
+            waiting["message"],
+            format!(
+                "container has runAsNonRoot and image has non-numeric user ({user}), \
+                 cannot verify user is non-root: set runAsUser"
+            )
+        );
+        node.finish(&idle).unwrap();
+    }
+}
