@@ -79,11 +79,30 @@ pub(crate) struct Room {
     pub pool_bytes: u64,
     /// The most that all claims together may have.
     pub promised_bytes: u64,
+    /// `None`: its file system makes inodes as long as there is space.
+    pub inodes: Option<InodeRoom>,
+}
+
+/// What a pool has of inodes, and what of them may be claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct InodeRoom {
+    pub promised: u64,
+    /// One inode for so many bytes of a claim: [`BYTES_PER_INODE`], or as many as its file
+    /// system has, so that the inodes last as long as the bytes do.
+    pub bytes_each: u64,
+}
+
+impl InodeRoom {
+    /// What a claim may have where `committed` are claimed.
+    pub(crate) fn bytes_left(self, committed: u64) -> u64 {
+        let left = self.promised.saturating_sub(committed).saturating_sub(OWN_INODES);
+        if left < LEAST_INODES { 0 } else { left.saturating_mul(self.bytes_each) }
+    }
 }
 
 /// Why a claim of `wanted_bytes` does not fit; `None` when it does.
 pub(crate) fn refusal(wanted_bytes: u64, committed_bytes: u64, room: Room) -> Option<Error> {
-    let Room { pool_bytes, promised_bytes } = room;
+    let Room { pool_bytes, promised_bytes, inodes: _ } = room;
     if wanted_bytes > pool_bytes {
         return Some(Error::LargerThanPool { wanted_bytes, pool_bytes });
     }
@@ -94,10 +113,27 @@ pub(crate) fn refusal(wanted_bytes: u64, committed_bytes: u64, room: Room) -> Op
     })
 }
 
-/// The most files, directories and links a volume of that size may hold: one
-/// for each 4 KiB, and never fewer than 1024. 0 for a volume without a limit.
-pub(crate) fn inode_limit(capacity_bytes: u64) -> u64 {
-    if capacity_bytes == 0 { 0 } else { (capacity_bytes / 4096).max(1024) }
+/// Why a claim of `wanted` inodes does not fit; `None` when it does.
+pub(crate) fn inode_refusal(wanted: u64, committed: u64, room: InodeRoom) -> Option<Error> {
+    let promised = room.promised;
+    (committed.saturating_add(wanted) > promised).then_some(Error::PoolOutOfInodes {
+        wanted,
+        committed,
+        promised,
+    })
+}
+
+/// One inode for so many bytes, unless the pool's file system has fewer.
+pub(crate) const BYTES_PER_INODE: u64 = 4096;
+/// What the smallest volume may hold.
+const LEAST_INODES: u64 = 1024;
+/// What the driver itself keeps of each volume and snapshot: its directories and records.
+pub(crate) const OWN_INODES: u64 = 16;
+
+/// The most files, directories and links a volume of that size may hold: one for each
+/// `bytes_each`, and never fewer than 1024. 0 for a volume without a limit.
+pub(crate) fn inode_limit(capacity_bytes: u64, bytes_each: u64) -> u64 {
+    if capacity_bytes == 0 { 0 } else { (capacity_bytes / bytes_each.max(1)).max(LEAST_INODES) }
 }
 
 /// A figure that a daemon gave, as far as it can be true: a volume holds no more than
@@ -217,12 +253,29 @@ mod tests {
 
     #[test]
     fn the_pools_size_and_what_is_left_of_it_are_different_refusals() {
-        let room = Room { pool_bytes: 10, promised_bytes: 15 };
+        let room = Room { pool_bytes: 10, promised_bytes: 15, inodes: None };
         assert!(refusal(10, 5, room).is_none());
         assert!(matches!(refusal(11, 0, room), Some(Error::LargerThanPool { pool_bytes: 10, .. })));
         let full = refusal(10, 6, room);
         assert!(matches!(full, Some(Error::PoolFull { committed_bytes: 6, pool_bytes: 15, .. })));
         assert!(matches!(refusal(1, u64::MAX, room), Some(Error::PoolFull { .. })));
+    }
+
+    #[test]
+    fn a_volume_has_its_share_of_the_pools_inodes() {
+        assert_eq!(inode_limit(0, 4096), 0);
+        assert_eq!(inode_limit(1, 4096), LEAST_INODES);
+        assert_eq!(inode_limit(1 << 30, 4096), 262_144);
+        assert_eq!(inode_limit(1 << 30, 16_384), 65_536);
+        let room = InodeRoom { promised: 5000, bytes_each: 16_384 };
+        assert!(inode_refusal(1000, 4000, room).is_none());
+        let refused = inode_refusal(1001, 4000, room);
+        let wanted = Some(Error::PoolOutOfInodes { wanted: 1001, committed: 4000, promised: 5000 });
+        assert_eq!(refused.map(|e| e.to_string()), wanted.map(|e| e.to_string()));
+        assert_eq!(room.bytes_left(4000), 0, "fewer than the smallest volume has");
+        let bytes = room.bytes_left(1000);
+        assert_eq!(bytes, (4000 - OWN_INODES) * 16_384);
+        assert!(inode_refusal(inode_limit(bytes, 16_384) + OWN_INODES, 1000, room).is_none());
     }
 
     #[test]

@@ -15,7 +15,6 @@ use nix::errno::Errno;
 use prost::Message;
 use proto::control::{GetUsage, Ping, Quiesce, Reply, Request, Resume, SetCapacity, Usage, reply, request};
 
-use crate::capacity;
 use crate::dial::DialDir;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
@@ -61,8 +60,8 @@ impl Control {
     }
 
     /// Grows the volume; the size that it has already is a success.
-    pub(crate) fn set_capacity(&self, capacity_bytes: u64) -> Result<()> {
-        let wanted = SetCapacity { capacity_bytes, inode_limit: capacity::inode_limit(capacity_bytes) };
+    pub(crate) fn set_capacity(&self, capacity_bytes: u64, inode_limit: u64) -> Result<()> {
+        let wanted = SetCapacity { capacity_bytes, inode_limit };
         match self.ask("SetCapacity", request::Kind::SetCapacity(wanted))? {
             reply::Kind::Done(_) => Ok(()),
             other => Err(self.unexpected("SetCapacity", &other)),
@@ -73,9 +72,9 @@ impl Control {
     /// is returned, or the end of `lease` (ms resolution).
     pub(crate) fn quiesce(self, lease: Duration, noted: Noted) -> Result<Quiesced> {
         let quiesced = self.hold(lease)?;
-        let used_bytes = quiesced.used_bytes;
+        let (used_bytes, used_inodes) = (quiesced.used_bytes, quiesced.used_inodes);
         let since = Instant::now();
-        Ok(Quiesced { at: Timestamp::now(), since, used_bytes, control: self, _noted: noted })
+        Ok(Quiesced { at: Timestamp::now(), since, used_bytes, used_inodes, control: self, _noted: noted })
     }
 
     fn hold(&self, lease: Duration) -> Result<proto::control::Quiesced> {
@@ -150,6 +149,7 @@ pub(crate) struct Quiesced {
     control: Control,
     /// What the volume holds, from now on.
     pub(crate) used_bytes: u64,
+    pub(crate) used_inodes: u64,
     /// When the last change had ended.
     pub(crate) at: Timestamp,
     since: Instant,
@@ -370,11 +370,11 @@ mod tests {
         let control = scene.connect().unwrap();
         let refused = reply::Kind::Refused(Refused { reason: "cannot shrink".into() });
         let daemon = scene.answer(vec![refused, reply::Kind::Pong(Pong {}), reply::Kind::Done(Done {})]);
-        let err = control.set_capacity(1).unwrap_err();
+        let err = control.set_capacity(1, 1024).unwrap_err();
         assert!(err.to_string().ends_with("refused SetCapacity: cannot shrink"), "{err}");
-        let err = control.set_capacity(1).unwrap_err();
+        let err = control.set_capacity(1, 1024).unwrap_err();
         assert!(matches!(err, Error::ControlRefused { .. }), "another kind of reply: {err}");
-        control.set_capacity(1).unwrap();
+        control.set_capacity(1, 1024).unwrap();
         daemon.join().unwrap();
 
         let Scene { dir, volume_id, listener } = scene;

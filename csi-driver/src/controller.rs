@@ -27,7 +27,7 @@ use proto::csi::{
 use tonic::{Request, Response, Status};
 
 use crate::capability::Access;
-use crate::capacity::WantedCapacity;
+use crate::capacity::{InodeRoom, WantedCapacity};
 use crate::config::Config;
 use crate::driver::{Driver, Lock, refused, run};
 use crate::error::{Error, Result};
@@ -225,7 +225,10 @@ impl Driver {
             return Ok(GetCapacityResponse::default());
         }
         let room = self.room()?;
-        let available = room.promised_bytes.saturating_sub(self.journal.committed_bytes());
+        let bytes_left = room.promised_bytes.saturating_sub(self.journal.committed_bytes());
+        let inodes_last =
+            |inodes: InodeRoom| inodes.bytes_left(self.journal.committed_inodes(inodes.bytes_each));
+        let available = bytes_left.min(room.inodes.map_or(u64::MAX, inodes_last));
         Ok(GetCapacityResponse {
             available_capacity: wire_bytes(available),
             maximum_volume_size: Some(wire_bytes(available.min(room.pool_bytes))),

@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use crate::admission::Admission;
 use crate::bounded::{OneEach, Shared};
-use crate::capacity::Room;
+use crate::capacity::{InodeRoom, Room};
 use crate::config::{Config, LauncherKind};
 use crate::error::{Error, Result, chain};
 use crate::host_path::HostPaths;
@@ -108,7 +108,12 @@ impl Driver {
     /// What the pool has, and what of it may be claimed.
     pub(crate) fn room(&self) -> Result<Room> {
         let pool_bytes = self.pool.capacity_bytes()?;
-        Ok(Room { pool_bytes, promised_bytes: self.config.overcommit.of(pool_bytes) })
+        let overcommit = self.config.overcommit;
+        let inodes = self.pool.inodes()?.map(|inodes| InodeRoom {
+            promised: overcommit.of(inodes.claimable_by(pool_bytes)),
+            bytes_each: inodes.bytes_each(),
+        });
+        Ok(Room { pool_bytes, promised_bytes: overcommit.of(pool_bytes), inodes })
     }
 }
 

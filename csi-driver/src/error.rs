@@ -93,6 +93,10 @@ pub enum Error {
         "claim of {wanted_bytes} bytes exceeds what is left of the pool: {committed_bytes} of {pool_bytes} bytes are committed"
     )]
     PoolFull { wanted_bytes: u64, committed_bytes: u64, pool_bytes: u64 },
+    #[error(
+        "claim of {wanted} inodes exceeds what is left of the pool's file system: {committed} of {promised} inodes are committed"
+    )]
+    PoolOutOfInodes { wanted: u64, committed: u64, promised: u64 },
     #[error("{origin} needs {source_bytes} bytes, and the claim has {wanted_bytes}")]
     SourceLarger { origin: String, source_bytes: u64, wanted_bytes: u64 },
     #[error("volume {volume_id} has {size_bytes} bytes, wanted {wanted}")]

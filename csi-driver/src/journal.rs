@@ -191,12 +191,26 @@ impl Journal {
         let before = {
             let _admission = self.admission.lock().unwrap_or_else(PoisonError::into_inner);
             let others = self.committed_bytes().saturating_sub(store.committed_by(id));
-            match capacity::refusal(record.committed_bytes(), others, room) {
-                Some(refusal) => return Err(refusal),
-                None => store.claim(id, record),
+            if let Some(refusal) = capacity::refusal(record.committed_bytes(), others, room) {
+                return Err(refusal);
             }
+            if let Some(inodes) = room.inodes {
+                let each = inodes.bytes_each;
+                let wanted = record.committed_inodes(each);
+                let others = self.committed_inodes(each).saturating_sub(store.committed_inodes_by(id, each));
+                if let Some(refusal) = capacity::inode_refusal(wanted, others, inodes) {
+                    return Err(refusal);
+                }
+            }
+            store.claim(id, record)
         };
         store.fulfil(id, record, before)
+    }
+
+    /// The sum of all volumes' inode limits and of what snapshots hold.
+    pub(crate) fn committed_inodes(&self, bytes_each: u64) -> u64 {
+        let of_snapshots = self.snapshots.committed_inodes(bytes_each);
+        self.volumes.committed_inodes(bytes_each).saturating_add(of_snapshots)
     }
 
     /// The sum of all volumes' sizes and of what snapshots hold.
@@ -215,7 +229,7 @@ mod tests {
     use crate::process::ProcessId;
     use crate::volume::VolumeName;
 
-    const TEN: Room = Room { pool_bytes: 10, promised_bytes: 10 };
+    const TEN: Room = Room { pool_bytes: 10, promised_bytes: 10, inodes: None };
 
     fn state() -> (tempfile::TempDir, Journal) {
         let dir = tempfile::tempdir().unwrap();
@@ -238,6 +252,7 @@ mod tests {
             source: VolumeId::for_name(&name),
             source_capacity_bytes: used_bytes,
             used_bytes,
+            used_inodes: 3,
             created: Timestamp { seconds: 5, nanos: 6 },
             mode: SnapshotMode::Reflink,
             phase: SnapshotPhase::Ready,
@@ -560,7 +575,7 @@ mod tests {
             journal.admit_snapshot(&s, &s_record, TEN),
             Err(Error::PoolFull { wanted_bytes: 5, committed_bytes: 6, .. })
         ));
-        journal.admit_snapshot(&s, &s_record, Room { pool_bytes: 10, promised_bytes: 11 }).unwrap();
+        journal.admit_snapshot(&s, &s_record, Room { promised_bytes: 11, ..TEN }).unwrap();
         assert_eq!(journal.committed_bytes(), 11);
         let failed = SnapshotRecord { phase: SnapshotPhase::Failed { reason: "why".into() }, ..s_record };
         journal.snapshots().put(&s, &failed).unwrap();

@@ -7,6 +7,7 @@
 //! All four parents are 0700: on the host only root gets in, and the modes within
 //! a volume are its users' own affair.
 
+mod inodes;
 mod leftovers;
 mod presence;
 mod tree;
@@ -18,16 +19,19 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 use linux::tree::Trash;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::capacity::{self, BYTES_PER_INODE};
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Source;
 use crate::limits;
 use crate::volume::{SnapshotId, VolumeId};
+use inodes::Inodes;
 use leftovers::leftovers_in;
 use presence::Presence;
 pub(crate) use tree::{CopyMode, Count, Progress};
@@ -52,6 +56,8 @@ pub(crate) struct Pool {
     /// As configured; `None`: the size of the file system.
     capacity_bytes: Option<u64>,
     presence: Presence,
+    /// Once it is known: it stays as it is while the file system grows.
+    bytes_per_inode: OnceLock<u64>,
     /// In `trash`, for what is removed in the background.
     leaving: Trash,
     /// Until the driver listens.
@@ -94,6 +100,7 @@ impl Pool {
             trash,
             capacity_bytes,
             presence,
+            bytes_per_inode: OnceLock::new(),
             is_starting: AtomicBool::new(false),
         })
     }
@@ -113,6 +120,28 @@ impl Pool {
                 .map_err(|e| linux::Error::at("statvfs", &self.volumes, e))
                 .step("measure pool"),
         }
+    }
+
+    /// `None` where its file system makes inodes as long as there is space.
+    pub(crate) fn inodes(&self) -> Result<Option<Inodes>> {
+        self.check_present()?;
+        let found = Inodes::of(&self.volumes)
+            .map_err(|e| linux::Error::at("count inodes of", &self.volumes, e))
+            .step("measure pool")?;
+        let _known_from_now_on =
+            self.bytes_per_inode.set(found.as_ref().map_or(BYTES_PER_INODE, Inodes::bytes_each));
+        Ok(found)
+    }
+
+    /// The most files, directories and links that a volume of `capacity_bytes` may hold.
+    pub(crate) fn inode_limit(&self, capacity_bytes: u64) -> u64 {
+        if self.bytes_per_inode.get().is_none()
+            && let Err(error) = self.inodes()
+        {
+            tracing::debug!(error = chain(&error), "the pool's inodes are not known");
+        }
+        let bytes_each = self.bytes_per_inode.get().copied().unwrap_or(BYTES_PER_INODE);
+        capacity::inode_limit(capacity_bytes, bytes_each)
     }
 
     pub(crate) fn dir(&self) -> &Path {

@@ -69,11 +69,13 @@ impl Driver {
         self.check_not_copied(&source)?;
         let mode = self.snapshot_mode(wish.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
         let control = self.serving(&source, &mut volume)?;
+        let used = self.used_now(&source, volume.capacity_bytes, control.as_ref())?;
         let record = SnapshotRecord {
             name: wish.name,
             source: source.clone(),
             source_capacity_bytes: volume.capacity_bytes,
-            used_bytes: self.used_now(&source, volume.capacity_bytes, control.as_ref())?,
+            used_bytes: used.bytes,
+            used_inodes: used.inodes,
             created: Timestamp::now(),
             mode,
             phase: SnapshotPhase::Begun,
@@ -102,12 +104,15 @@ impl Driver {
     ) -> Result<SnapshotRecord> {
         let pause = self.hold_back(&record.source, volume, control)?;
         let at = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
-        let (count, paused) = self.renewing(&record.source, pause, &Progress::default(), |progress| {
+        let progress = Progress::default();
+        progress.bound(record.source_capacity_bytes);
+        let (count, paused) = self.renewing(&record.source, pause, &progress, |progress| {
             self.pool.fill_snapshot(id, &record.source, CopyMode::Reflink, progress)
         })?;
         self.pool.sync()?;
         record.created = at;
         record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
+        record.used_inodes = count.inodes;
         record.pause_us = microseconds(paused);
         record.phase = SnapshotPhase::Ready;
         self.journal.snapshots().put(id, &record)?;
@@ -125,8 +130,10 @@ impl Driver {
     ) -> Result<SnapshotRecord> {
         let pause = self.hold_back(&record.source, volume, control)?;
         record.created = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
-        record.used_bytes =
-            pause.as_ref().map_or(record.used_bytes, |pause| pause.used_bytes.min(volume.capacity_bytes));
+        if let Some(pause) = &pause {
+            record.used_bytes = pause.used_bytes.min(volume.capacity_bytes);
+            record.used_inodes = pause.used_inodes;
+        }
         record.phase = SnapshotPhase::Copying;
         self.journal.snapshots().put(id, &record)?;
         let (driver, id, answered) = (self.clone(), id.clone(), record.clone());
@@ -150,11 +157,13 @@ impl Driver {
         progress: &Progress,
     ) -> Result<()> {
         set_total(progress, record.used_bytes);
+        progress.bound(record.source_capacity_bytes);
         let (count, paused) = self.renewing(&record.source, pause, progress, |progress| {
             self.pool.fill_snapshot(id, &record.source, CopyMode::Bytes, progress)
         })?;
         self.pool.sync()?;
         record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
+        record.used_inodes = count.inodes;
         record.pause_us = microseconds(paused);
         record.phase = SnapshotPhase::Ready;
         self.journal.snapshots().put(id, record)?;
@@ -241,11 +250,12 @@ impl Driver {
         self.check_not_copied(source)?;
         self.snapshot_mode(wish, CLASS_OF_CLONES)?;
         let control = self.serving(source, &mut volume)?;
-        let used_bytes = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
+        let used = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
         let pause = self.hold_back(source, &volume, control)?;
         let (driver, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), move |progress| {
-            set_total(progress, used_bytes);
+            set_total(progress, used.bytes);
+            progress.bound(volume.capacity_bytes);
             let from = Source::Volume(source.clone());
             let (_, paused) = driver.renewing(&source, pause, progress, |progress| {
                 driver.pool.fill_volume(&id, &from, driver.copy_mode()?, progress)
@@ -337,16 +347,19 @@ impl Driver {
         }
     }
 
-    /// How many bytes a volume holds, at most its capacity. Its daemon writes the usage file
+    /// What a volume holds, of bytes at most its capacity. Its daemon writes the usage file
     /// too, so what that says is trusted no more than what the daemon reports.
-    fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<u64> {
-        let Some(control) = control else { return Ok(self.pool.used(id)?.bytes.min(capacity_bytes)) };
+    fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<Count> {
+        let Some(control) = control else {
+            let used = self.pool.used(id)?;
+            return Ok(Count { bytes: used.bytes.min(capacity_bytes), ..used });
+        };
         let usage = control.usage()?;
         if usage.counting {
             // It would refuse to hold back: what a cut holds is not known yet.
             return Err(Error::Pending { what: format!("volume {id} (its daemon counts what it holds)") });
         }
-        Ok(usage.used_bytes.min(capacity_bytes))
+        Ok(Count { bytes: usage.used_bytes.min(capacity_bytes), inodes: usage.used_inodes })
     }
 
     /// Nothing changes in the volume from here on; `None` when nobody serves it.

@@ -41,9 +41,10 @@ pub(crate) fn code(error: &Error) -> Code {
         Error::LargerThanPool { .. } | Error::SourceLarger { .. } | Error::BeyondSize { .. } => {
             Code::OutOfRange
         }
-        Error::PoolFull { .. } | Error::OutOfTopology { .. } | Error::TooManyVolumes { .. } => {
-            Code::ResourceExhausted
-        }
+        Error::PoolFull { .. }
+        | Error::PoolOutOfInodes { .. }
+        | Error::OutOfTopology { .. }
+        | Error::TooManyVolumes { .. } => Code::ResourceExhausted,
         Error::Pending { .. }
         | Error::Crowded { .. }
         | Error::Abandoned { .. }

@@ -1,6 +1,9 @@
-//! How xfs allocates for a file whose blocks another one shares.
+//! How xfs allocates for a file whose blocks another one shares, and how many inodes
+//! it makes.
 
-use std::os::fd::AsFd;
+#![expect(unsafe_code, reason = "no crate wraps XFS_IOC_FSGEOMETRY_V1")]
+
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
 
@@ -34,6 +37,51 @@ pub fn copy_single_blocks_below(directory: impl AsFd) -> rustix::io::Result<bool
     }
 }
 
+/// `struct xfs_fsop_geom_v1` (fs/xfs/libxfs/xfs_fs.h).
+#[repr(C)]
+#[derive(Default)]
+struct Geometry {
+    block_bytes: u32,
+    unused: [u32; 5],
+    inode_bytes: u32,
+    most_inodes_percent: u32,
+    data_blocks: u64,
+    also_unused: [u64; 9],
+}
+
+/// `_IOR('X', 100, struct xfs_fsop_geom_v1)`.
+const XFS_IOC_FSGEOMETRY_V1: libc::c_ulong = 0x8070_5864;
+
+/// How many inodes the file system of `directory`, open for reading, makes at most; `None`
+/// where all of its space may become inodes. `ENOTTY` on another file system.
+pub fn most_inodes(directory: impl AsFd) -> rustix::io::Result<Option<u64>> {
+    let mut geometry = Geometry::default();
+    // SAFETY: `geometry` has the layout and size (112 bytes) that the request says in its
+    // number, and is ours alone during the call.
+    let done = unsafe {
+        libc::ioctl(
+            directory.as_fd().as_raw_fd(),
+            XFS_IOC_FSGEOMETRY_V1 as libc::Ioctl,
+            std::ptr::from_mut(&mut geometry),
+        )
+    };
+    if done < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    let Geometry { block_bytes, inode_bytes, most_inodes_percent, data_blocks, .. } = geometry;
+    if most_inodes_percent == 0 || inode_bytes == 0 {
+        return Ok(None);
+    }
+    let blocks = data_blocks / 100 * u64::from(most_inodes_percent);
+    Ok(Some(blocks * u64::from(block_bytes) / u64::from(inode_bytes)))
+}
+
+/// Whether `directory` is on xfs.
+pub fn is_xfs(directory: impl AsFd) -> rustix::io::Result<bool> {
+    Ok(u32::try_from(rustix::fs::fstatfs(directory)?.f_type) == Ok(XFS_SUPER_MAGIC))
+}
+
 fn errno(e: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(e as i32)
 }
@@ -41,6 +89,11 @@ fn errno(e: nix::errno::Errno) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_geometry_has_the_size_that_the_request_names() {
+        assert_eq!(size_of::<Geometry>(), 112);
+    }
 
     #[test]
     fn on_another_file_system_there_is_nothing_to_choose() {

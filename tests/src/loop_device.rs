@@ -52,12 +52,23 @@ pub struct LoopMount {
 impl LoopMount {
     /// Mounts a new file system of `bytes` on the sandbox's directory `name`.
     pub fn new(sandbox: &Sandbox, name: &str, kind: FileSystem, bytes: u64) -> Result<Self> {
+        Self::with_options(sandbox, name, kind, bytes, &[])
+    }
+
+    /// The same, with more options of mkfs.
+    pub fn with_options(
+        sandbox: &Sandbox,
+        name: &str,
+        kind: FileSystem,
+        bytes: u64,
+        more: &[&str],
+    ) -> Result<Self> {
         let image = sandbox.path(&format!("{name}.img"));
         let file = File::create_new(&image).with_context(|| image.display().to_string())?;
         file.set_len(bytes).with_context(|| image.display().to_string())?;
         let mkfs = format!("mkfs.{}", kind.name());
         let options = kind.mkfs_options().iter().map(OsStr::new);
-        run(sandbox.command(Path::new(&mkfs)).args(options).arg(&image))
+        run(sandbox.command(Path::new(&mkfs)).args(options).args(more).arg(&image))
             .with_context(|| format!("{mkfs} (its package must be installed)"))?;
         let mount = Self { image, dir: sandbox.make_dir(name)? };
         mount.mount(sandbox, kind)?;

@@ -67,7 +67,9 @@ impl Driver {
     /// The daemon has the size that the journal says, if there is one.
     fn tell_daemon(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         match self.serving(volume_id, record)? {
-            Some(control) => control.set_capacity(record.capacity_bytes),
+            Some(control) => {
+                control.set_capacity(record.capacity_bytes, self.pool.inode_limit(record.capacity_bytes))
+            }
             None => Ok(()),
         }
     }

@@ -213,6 +213,9 @@ pub(crate) struct SnapshotRecord {
     pub source_capacity_bytes: u64,
     /// What the source held at the cut: the snapshot's part of the pool.
     pub used_bytes: u64,
+    /// Likewise; 0 where an earlier version did not count them.
+    #[serde(default)]
+    pub used_inodes: u64,
     /// The moment of the cut.
     pub created: Timestamp,
     pub mode: SnapshotMode,

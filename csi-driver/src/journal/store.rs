@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::capacity;
 use crate::error::{Error, Result, Step};
 use crate::volume::{SnapshotId, VolumeId, VolumeName};
 
@@ -34,6 +35,8 @@ pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
     const BYTES_FIELD: &'static str;
     /// Its part of the pool.
     fn committed_bytes(&self) -> u64;
+    /// Its part of the pool's inodes, of which a volume has one for each `bytes_each`.
+    fn committed_inodes(&self, bytes_each: u64) -> u64;
     fn name(&self) -> &VolumeName;
 }
 
@@ -83,6 +86,10 @@ impl Record for VolumeRecord {
     fn committed_bytes(&self) -> u64 {
         self.capacity_bytes
     }
+
+    fn committed_inodes(&self, bytes_each: u64) -> u64 {
+        capacity::inode_limit(self.capacity_bytes, bytes_each).saturating_add(capacity::OWN_INODES)
+    }
 }
 
 impl Record for SnapshotRecord {
@@ -99,6 +106,16 @@ impl Record for SnapshotRecord {
         }
         // An earlier version believed what it counted of a daemon that was taken over.
         self.used_bytes.min(self.source_capacity_bytes)
+    }
+
+    fn committed_inodes(&self, bytes_each: u64) -> u64 {
+        if let SnapshotPhase::Failed { .. } = self.phase {
+            return 0;
+        }
+        // An earlier version did not count them.
+        let used = if self.used_inodes == 0 { u64::MAX } else { self.used_inodes };
+        let most = capacity::inode_limit(self.source_capacity_bytes, bytes_each);
+        used.min(most).saturating_add(capacity::OWN_INODES)
     }
 }
 
@@ -126,6 +143,13 @@ impl<R: Record> Entry<R> {
         match self {
             Self::Readable(record) => record.committed_bytes(),
             Self::Unreadable { committed_bytes, .. } => *committed_bytes,
+        }
+    }
+
+    fn committed_inodes(&self, bytes_each: u64) -> u64 {
+        match self {
+            Self::Readable(record) => record.committed_inodes(bytes_each),
+            Self::Unreadable { committed_bytes, .. } => capacity::inode_limit(*committed_bytes, bytes_each),
         }
     }
 
@@ -272,6 +296,15 @@ impl<I: Key, R: Record> Store<I, R> {
     /// The sum of all entries' parts of the pool.
     pub(super) fn committed_bytes(&self) -> u64 {
         self.locked().values().map(Entry::committed_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// The sum of all entries' parts of the pool's inodes.
+    pub(super) fn committed_inodes(&self, bytes_each: u64) -> u64 {
+        self.locked().values().map(|entry| entry.committed_inodes(bytes_each)).fold(0, u64::saturating_add)
+    }
+
+    pub(super) fn committed_inodes_by(&self, id: &I, bytes_each: u64) -> u64 {
+        self.locked().get(id).map_or(0, |entry| entry.committed_inodes(bytes_each))
     }
 
     pub(super) fn committed_by(&self, id: &I) -> u64 {

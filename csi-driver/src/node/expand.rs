@@ -23,7 +23,7 @@ impl Driver {
             return Err(Error::BeyondSize { volume_id, size_bytes, wanted });
         }
         if let Some(control) = self.serving(volume_id, &mut record)? {
-            control.set_capacity(size_bytes)?;
+            control.set_capacity(size_bytes, self.pool.inode_limit(size_bytes))?;
         }
         Ok(size_bytes)
     }

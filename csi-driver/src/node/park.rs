@@ -234,8 +234,9 @@ impl Driver {
         // The size may have changed while nobody could tell it; and an answer is the
         // proof that it serves.
         let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let inode_limit = self.pool.inode_limit(record.capacity_bytes);
         let told = Control::connect(&dial, volume_id, limits::CONTROL)
-            .and_then(|control| control.set_capacity(record.capacity_bytes));
+            .and_then(|control| control.set_capacity(record.capacity_bytes, inode_limit));
         Ok(told.err().map(|error| {
             tracing::warn!(%volume_id, error = chain(&error), "the parked daemon was asked");
             "it does not answer"

@@ -15,7 +15,6 @@ use proto::handover::Assignment;
 
 use crate::bounded;
 use crate::capability::{Access, Parsed};
-use crate::capacity;
 use crate::dial::DialDir;
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
@@ -288,7 +287,7 @@ impl Driver {
         let dial = DialDir::of(&self.config.run_dir, volume_id);
         let sockets = dial.listen().step("listen for daemon")?;
         let nonce = handover::new_nonce()?;
-        let inode_limit = capacity::inode_limit(record.capacity_bytes);
+        let inode_limit = self.pool.inode_limit(record.capacity_bytes);
         let spec = LaunchSpec { volume_id, nonce: &nonce, settings: &wish.settings, inode_limit };
         let described = self.launcher.describe(spec);
         let launch = self.launcher.ensure(spec).map_err(|source| {

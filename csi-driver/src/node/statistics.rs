@@ -9,7 +9,7 @@ use nix::sys::statvfs::{Statvfs, fstatvfs};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
 
-use crate::capacity::{clamped, inode_limit};
+use crate::capacity::clamped;
 use crate::driver::Driver;
 use crate::error::{Error, Result, Step};
 use crate::host_path::HostPath;
@@ -112,7 +112,8 @@ impl Driver {
         match self.measures.within(volume_id, what, limits::STATISTICS, measure) {
             Ok(Ok(fs)) => {
                 let capacity_bytes = self.journal.get(volume_id)?.capacity_bytes;
-                Ok((usage(Figures::of(&fs), capacity_bytes), None))
+                let inode_limit = self.pool.inode_limit(capacity_bytes);
+                Ok((usage(Figures::of(&fs), capacity_bytes, inode_limit), None))
             }
             Ok(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {
                 Ok((Vec::new(), Some(self.why_dead(volume_id))))
@@ -150,7 +151,7 @@ impl Figures {
 }
 
 /// No figure that a daemon reports is beyond the volume's limits.
-fn usage(figures: Figures, capacity_bytes: u64) -> Vec<VolumeUsage> {
+fn usage(figures: Figures, capacity_bytes: u64, inode_limit: u64) -> Vec<VolumeUsage> {
     let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
         let most = clamped(total.saturating_mul(size), limit);
         let used = total.saturating_sub(free).saturating_mul(size).min(most);
@@ -164,16 +165,20 @@ fn usage(figures: Figures, capacity_bytes: u64) -> Vec<VolumeUsage> {
     };
     vec![
         usage(Unit::Bytes, figures.blocks, figures.block, capacity_bytes),
-        usage(Unit::Inodes, figures.files, 1, inode_limit(capacity_bytes)),
+        usage(Unit::Inodes, figures.files, 1, inode_limit),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::inode_limit;
 
     fn shown(figures: Figures, capacity_bytes: u64) -> Vec<(i64, i64, i64)> {
-        usage(figures, capacity_bytes).iter().map(|one| (one.total, one.used, one.available)).collect()
+        usage(figures, capacity_bytes, inode_limit(capacity_bytes, 4096))
+            .iter()
+            .map(|one| (one.total, one.used, one.available))
+            .collect()
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps, Uid,
@@ -12,6 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::capacity::BYTES_PER_INODE;
 use linux::tree::{self, Changes, GroupAccess, Identity, Visitor, WITHIN, at, file_type, open_dir, stat};
 
 /// How a file's content comes into its copy.
@@ -28,8 +29,44 @@ pub(crate) struct Progress {
     pub(crate) done_bytes: AtomicU64,
     pub(crate) total_bytes: AtomicU64,
     pub(crate) stop: AtomicBool,
+    /// Where it ends with an error.
+    pub(crate) most: OnceLock<Most>,
     /// Counts what all copies together have done.
     pub(crate) all_bytes: Arc<AtomicU64>,
+}
+
+/// The most that a copy may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Most {
+    count: Count,
+    names: u64,
+}
+
+impl Most {
+    /// What a volume of that size may hold, and some more: its daemon may count less
+    /// than a copy takes. Every name takes 12 bytes of a directory at least (ext4).
+    fn of(capacity_bytes: u64) -> Self {
+        let bytes = capacity_bytes.saturating_add(capacity_bytes / 8).saturating_add(16 << 20);
+        Self { count: Count { bytes, inodes: bytes / BYTES_PER_INODE }, names: bytes / 12 }
+    }
+}
+
+impl Progress {
+    /// Bounds the copy of a volume of `capacity_bytes` that is, or was, served: a daemon that
+    /// was taken over may add to it for ever.
+    pub(crate) fn bound(&self, capacity_bytes: u64) {
+        let _first_counts = self.most.set(Most::of(capacity_bytes));
+    }
+
+    /// `EDQUOT` where `copied` and `bytes` of another file, with `names`, are too much.
+    fn check(&self, copied: Count, bytes: u64, names: u64) -> Result<(), Errno> {
+        let is_more = |most: &Most| {
+            copied.bytes.saturating_add(bytes) > most.count.bytes
+                || copied.inodes > most.count.inodes
+                || names > most.names
+        };
+        if self.most.get().is_some_and(is_more) { Err(Errno::DQUOT) } else { Ok(()) }
+    }
 }
 
 /// What a tree holds, as the volume's daemon accounts for it.
@@ -119,6 +156,7 @@ pub(super) fn copy_tree(
         mode,
         progress,
         copied: Count::default(),
+        names: 0,
         buffer: vec![0; CHUNK],
     };
     tree::walk(from, Changes::Refused, &progress.stop, &mut copier)?;
@@ -128,6 +166,7 @@ pub(super) fn copy_tree(
 /// linux/limits.h.
 const XATTR_SIZE_MAX: usize = 65536;
 const CHUNK: usize = 256 << 10;
+const TOO_MUCH: &str = "copy (more than its volume may hold)";
 
 struct Copier<'a> {
     /// The copy of the directory that the walk is in.
@@ -139,11 +178,14 @@ struct Copier<'a> {
     mode: CopyMode,
     progress: &'a Progress,
     copied: Count,
+    names: u64,
     buffer: Vec<u8>,
 }
 
 impl Visitor for Copier<'_> {
     fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> linux::Result<()> {
+        self.names += 1;
+        self.progress.check(self.copied, 0, self.names).map_err(at(TOO_MUCH, name))?;
         if self.link(name, stat).map_err(at("link", name))? {
             return Ok(());
         }
@@ -166,6 +208,8 @@ impl Visitor for Copier<'_> {
     }
 
     fn enter(&mut self, name: &CStr) -> linux::Result<()> {
+        self.names += 1;
+        self.progress.check(self.copied, 0, self.names).map_err(at(TOO_MUCH, name))?;
         rustix::fs::mkdirat(&self.to, name, Mode::RWXU).map_err(at("mkdir", name))?;
         let child = open_dir(&self.to, name, WITHIN).map_err(at("open", name))?;
         self.above.push(Identity::of(&self.to)?);
@@ -220,7 +264,9 @@ impl Copier<'_> {
     }
 
     fn bytes(&mut self, source: &OwnedFd, copy: &OwnedFd, mut start: u64, end: u64) -> Result<(), Errno> {
+        let first = start;
         while start < end {
+            self.progress.check(self.copied, start - first, self.names)?;
             if self.progress.stop.load(Ordering::Relaxed) {
                 return Err(Errno::CANCELED);
             }

@@ -65,6 +65,7 @@ fn examples() -> Vec<Error> {
         Error::SourceLarger { origin: text("snapshot snap-1"), source_bytes: 2, wanted_bytes: 1 },
         Error::BeyondSize { volume_id: volume_id(), size_bytes: 2, wanted: text("at least 3 bytes") },
         Error::PoolFull { wanted_bytes: 2, committed_bytes: 9, pool_bytes: 10 },
+        Error::PoolOutOfInodes { wanted: 2, committed: 9, promised: 10 },
         Error::OutOfTopology { key: text("topology.csi.hawser.dev/node"), node_id: text("node-1") },
         Error::TooManyVolumes { node_id: text("node-1"), limit: 4 },
         Error::Pending { what: text("volume vol-1") },

@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use proto::csi::{CapacityRange, CreateVolumeRequest};
 use tests::loop_device::{FileSystem, LoopMount};
 use tests::{Sandbox, eventually};
+use tonic::Code;
 
 use crate::all;
-use crate::scene::{Flags, PATIENCE, Scene};
+use crate::scene::{Flags, PATIENCE, Scene, create_request};
 
 /// Each may have 1 Gi; the disk has 64 Mi for all four.
 const VOLUMES: usize = 4;
@@ -76,6 +78,48 @@ fn a_full_pool_is_enospc_and_recovers() {
     caller.delete(&id).unwrap();
 
     for (pod, id) in pods.iter().zip(&ids).skip(1) {
+        caller.unpublish(id, pod).unwrap();
+        caller.unstage(id).unwrap();
+        caller.delete(id).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
+/// One volume of many files, as the genuine daemon allows them, beside another one.
+#[test]
+fn a_volume_full_of_files_leaves_another_its_inodes() {
+    let sandbox = Sandbox::new();
+    let few_inodes = ["-N", "4000"];
+    let _pool = LoopMount::with_options(&sandbox, "pool", FileSystem::Ext4, 256 << 20, &few_inodes).unwrap();
+    let mut flags = Flags::process();
+    flags.0.pop();
+    flags.0.push("230Mi".to_owned());
+    let scene = Scene::start_in(sandbox, flags);
+    let caller = scene.caller();
+    let create = |name: &str, bytes| {
+        let range = CapacityRange { required_bytes: bytes, limit_bytes: 0 };
+        caller.create(CreateVolumeRequest { capacity_range: Some(range), ..create_request(name) })
+    };
+    let pods = ["greedy", "modest"];
+    let ids = pods.map(|pod| create(pod, 100 << 20).unwrap().volume_id);
+    for (id, pod) in ids.iter().zip(pods) {
+        caller.stage(id).unwrap();
+        caller.publish(id, pod).unwrap();
+    }
+    let [greedy, modest] = pods.map(|pod| {
+        let dir = caller.target_path(pod);
+        let made = (0..10_000_u32).map(|n| File::create(dir.join(n.to_string())));
+        let refused = made.map_while(|file| Some(file.err())).find_map(|error| error).unwrap();
+        assert_eq!(refused.raw_os_error(), Some(nix::libc::ENOSPC), "{refused}");
+        fs::read_dir(&dir).unwrap().count()
+    });
+    assert_eq!(greedy, modest);
+    assert!(greedy > 1000, "{greedy}");
+    // There are 30 MiB, but no 1024 inodes.
+    let refused = create("third", 30 << 20).unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("inodes"), "{refused}");
+    for (id, pod) in ids.iter().zip(pods) {
         caller.unpublish(id, pod).unwrap();
         caller.unstage(id).unwrap();
         caller.delete(id).unwrap();

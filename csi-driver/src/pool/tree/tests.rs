@@ -305,3 +305,56 @@ fn a_group_gets_every_file_and_the_root_last() {
     tree::give_group(root_fd.as_fd(), 4343, GroupAccess::ReadWrite, &AtomicBool::new(true)).unwrap_err();
     assert_eq!(seen(root), (4242, 0o2770));
 }
+
+#[test]
+fn a_copy_of_more_than_its_volume_may_hold_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = dir.path().join("from");
+    fs::create_dir(&from).unwrap();
+    let copied = |what: &dyn Fn()| {
+        what();
+        for name in ["to", "links"] {
+            let name = dir.path().join(name);
+            drop(fs::remove_dir_all(&name));
+            fs::create_dir(&name).unwrap();
+        }
+        let [from, to, links] = ["from", "to", "links"].map(|name| open(&dir.path().join(name)));
+        let progress = Progress::default();
+        progress.bound(MIB);
+        copy_tree(from.as_fd(), to.as_fd(), links.as_fd(), CopyMode::Bytes, &progress)
+    };
+    let write = |name: &str, bytes| fs::write(from.join(name), vec![b'x'; bytes]).unwrap();
+    copied(&|| write("all", 1 << 20)).unwrap();
+    copied(&|| (0..1024).for_each(|n| write(&n.to_string(), 0))).unwrap();
+    let refused = |what: &dyn Fn()| {
+        let error = copied(what).unwrap_err();
+        assert_eq!(error.errno(), nix::errno::Errno::EDQUOT, "{error}");
+        fs::remove_dir_all(&from).unwrap();
+        fs::create_dir(&from).unwrap();
+    };
+    refused(&|| write("more", 32 << 20));
+    refused(&|| (0..6000).for_each(|n| write(&n.to_string(), 0)));
+    refused(&|| (0..6000).for_each(|n| fs::create_dir(from.join(n.to_string())).unwrap()));
+}
+
+#[test]
+fn a_tree_with_read_only_subvolumes_is_removed() {
+    let sandbox = Sandbox::new();
+    let mount = LoopMount::new(&sandbox, "pool", FileSystem::Btrfs, IMAGE_BYTES).unwrap();
+    let tree = mount.dir().join("tree");
+    let btrfs = |words: &[&str]| {
+        let said = std::process::Command::new("btrfs").args(words).output().unwrap();
+        assert!(said.status.success(), "{words:?}: {said:?}");
+    };
+    fs::create_dir(&tree).unwrap();
+    let subvolume = tree.join("s").display().to_string();
+    btrfs(&["subvolume", "create", &subvolume]);
+    fs::create_dir(tree.join("s/d")).unwrap();
+    fs::write(tree.join("s/d/f"), "x").unwrap();
+    let snapshot = tree.join("copy").display().to_string();
+    btrfs(&["subvolume", "snapshot", "-r", &subvolume, &snapshot]);
+    btrfs(&["property", "set", "-ts", &subvolume, "ro", "true"]);
+    assert!(fs::remove_file(tree.join("s/d/f")).is_err(), "it is read-only");
+    linux::tree::remove(&tree).unwrap();
+    assert!(!tree.exists());
+}
