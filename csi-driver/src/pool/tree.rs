@@ -58,13 +58,12 @@ impl Progress {
         let _first_counts = self.most.set(Most::of(capacity_bytes));
     }
 
-    /// `EDQUOT` where `copied` and `bytes` of another file, with `names`, are too much.
-    fn check(&self, copied: Count, bytes: u64, names: u64) -> Result<(), Errno> {
-        let is_more = |most: &Most| {
-            copied.bytes.saturating_add(bytes) > most.count.bytes
-                || copied.inodes > most.count.inodes
-                || names > most.names
-        };
+    /// `EDQUOT` where what is copied, of `inodes` with `names`, is too much. Extents that are
+    /// shared take nothing.
+    fn check(&self, inodes: u64, names: u64) -> Result<(), Errno> {
+        let bytes = self.done_bytes.load(Ordering::Relaxed);
+        let is_more =
+            |most: &Most| bytes > most.count.bytes || inodes > most.count.inodes || names > most.names;
         if self.most.get().is_some_and(is_more) { Err(Errno::DQUOT) } else { Ok(()) }
     }
 }
@@ -185,7 +184,7 @@ struct Copier<'a> {
 impl Visitor for Copier<'_> {
     fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> linux::Result<()> {
         self.names += 1;
-        self.progress.check(self.copied, 0, self.names).map_err(at(TOO_MUCH, name))?;
+        self.progress.check(self.copied.inodes, self.names).map_err(at(TOO_MUCH, name))?;
         if self.link(name, stat).map_err(at("link", name))? {
             return Ok(());
         }
@@ -209,7 +208,7 @@ impl Visitor for Copier<'_> {
 
     fn enter(&mut self, name: &CStr) -> linux::Result<()> {
         self.names += 1;
-        self.progress.check(self.copied, 0, self.names).map_err(at(TOO_MUCH, name))?;
+        self.progress.check(self.copied.inodes, self.names).map_err(at(TOO_MUCH, name))?;
         rustix::fs::mkdirat(&self.to, name, Mode::RWXU).map_err(at("mkdir", name))?;
         let child = open_dir(&self.to, name, WITHIN).map_err(at("open", name))?;
         self.above.push(Identity::of(&self.to)?);
@@ -264,9 +263,8 @@ impl Copier<'_> {
     }
 
     fn bytes(&mut self, source: &OwnedFd, copy: &OwnedFd, mut start: u64, end: u64) -> Result<(), Errno> {
-        let first = start;
         while start < end {
-            self.progress.check(self.copied, start - first, self.names)?;
+            self.progress.check(self.copied.inodes, self.names)?;
             if self.progress.stop.load(Ordering::Relaxed) {
                 return Err(Errno::CANCELED);
             }
