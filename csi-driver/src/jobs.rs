@@ -38,17 +38,22 @@ impl Jobs {
         Self { running: Arc::default(), copied_bytes }
     }
 
-    /// Starts `work` on a thread of its own. One with this key must not be running:
+    /// Starts `work`, a copy of `total_bytes`, on a thread of its own. One with this key must not be running:
     /// the caller holds the lock of what is made.
     pub(crate) fn start(
         &self,
         key: &str,
         source: &str,
+        total_bytes: u64,
         work: impl FnOnce(&Progress) -> Result<()> + Send + 'static,
     ) -> Result<Arc<Job>> {
         let job = Arc::new(Job {
             source: source.to_owned(),
-            progress: Progress { all_bytes: self.copied_bytes.clone(), ..Progress::default() },
+            progress: Progress {
+                total_bytes: total_bytes.into(),
+                all_bytes: self.copied_bytes.clone(),
+                ..Progress::default()
+            },
             outcome: Mutex::new(Outcome::Running),
             ended: Condvar::new(),
         });
@@ -166,7 +171,7 @@ mod tests {
         let jobs = Jobs::default();
         let (release, wait) = mpsc::channel::<()>();
         let job = jobs
-            .start("copy", "original", move |progress| {
+            .start("copy", "original", 0, move |progress| {
                 progress.total_bytes.store(9, Ordering::Relaxed);
                 progress.done_bytes.store(3, Ordering::Relaxed);
                 wait.recv().map_err(|_| Error::Panicked { operation: "test" })
@@ -191,7 +196,7 @@ mod tests {
     #[test]
     fn a_copy_that_panics_is_an_error_and_off_the_list() {
         let jobs = Jobs::default();
-        let job = jobs.start("copy", "original", |_| panic!("on purpose")).unwrap();
+        let job = jobs.start("copy", "original", 0, |_| panic!("on purpose")).unwrap();
         assert!(matches!(job.wait("x", PATIENCE), Err(Error::Panicked { .. })));
         assert!(jobs.find("copy").is_none());
     }
@@ -200,7 +205,7 @@ mod tests {
     fn a_cancelled_copy_is_told_and_waited_for() {
         let jobs = Jobs::default();
         let job = jobs
-            .start("copy", "original", |progress| {
+            .start("copy", "original", 0, |progress| {
                 while !progress.stop.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }

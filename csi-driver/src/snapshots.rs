@@ -137,7 +137,8 @@ impl Driver {
         record.phase = SnapshotPhase::Copying;
         self.journal.snapshots().put(id, &record)?;
         let (driver, id, answered) = (self.clone(), id.clone(), record.clone());
-        self.jobs.start(id.clone().as_str(), record.source.clone().as_str(), move |progress| {
+        let (source, total_bytes) = (record.source.clone(), record.used_bytes);
+        self.jobs.start(id.clone().as_str(), source.as_str(), total_bytes, move |progress| {
             let copied = driver.copy(&id, &mut record, pause, progress);
             if let Err(error) = &copied {
                 record.phase = SnapshotPhase::Failed { reason: chain(error) };
@@ -156,7 +157,6 @@ impl Driver {
         pause: Option<Quiesced>,
         progress: &Progress,
     ) -> Result<()> {
-        set_total(progress, record.used_bytes);
         progress.bound(record.source_capacity_bytes);
         let (count, paused) = self.renewing(&record.source, pause, progress, |progress| {
             self.pool.fill_snapshot(id, &record.source, CopyMode::Bytes, progress)
@@ -231,8 +231,7 @@ impl Driver {
         let _until_begun = self.hold(Lock::Snapshot(snapshot.as_str()))?;
         let used_bytes = self.restorable(snapshot)?.used_bytes;
         let (driver, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
-        self.jobs.start(id.clone().as_str(), snapshot.as_str(), move |progress| {
-            set_total(progress, used_bytes);
+        self.jobs.start(id.clone().as_str(), snapshot.as_str(), used_bytes, move |progress| {
             driver.pool.fill_volume(&id, &source, driver.copy_mode()?, progress)?;
             driver.filled(&id)
         })
@@ -253,8 +252,7 @@ impl Driver {
         let used = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
         let pause = self.hold_back(source, &volume, control)?;
         let (driver, id, source) = (self.clone(), id.clone(), source.clone());
-        self.jobs.start(id.clone().as_str(), source.clone().as_str(), move |progress| {
-            set_total(progress, used.bytes);
+        self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
             progress.bound(volume.capacity_bytes);
             let from = Source::Volume(source.clone());
             let (_, paused) = driver.renewing(&source, pause, progress, |progress| {
@@ -459,10 +457,6 @@ fn let_go(id: &VolumeId, pause: Option<Quiesced>) -> Result<Duration> {
         Some(Paused { held: true, paused }) => Ok(paused),
         Some(Paused { held: false, .. }) => Err(Error::LeaseLost { volume_id: id.clone() }),
     }
-}
-
-fn set_total(progress: &Progress, bytes: u64) {
-    progress.total_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
 }
 
 fn microseconds(duration: Duration) -> u64 {
