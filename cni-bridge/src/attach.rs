@@ -122,6 +122,9 @@ impl Ends {
         if promiscuous {
             self.host.set_promiscuous(bridge.index, true).map_err(failed)?;
         }
+        if config.spoof_check {
+            self.host.ignore_link_local_sources(bridge.index).map_err(failed)?;
+        }
         ignore_router_advertisements(&bridge);
         if !bridge.up {
             match bridge.mac {

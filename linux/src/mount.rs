@@ -196,21 +196,30 @@ pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
 }
 
 /// The minor number of the device of a mount's files, as mountinfo shows it. The file
-/// system is not asked (statx(2), `AT_STATX_DONT_SYNC`): a FUSE daemon may be stuck.
+/// system is not asked (statx(2), `AT_STATX_DONT_SYNC`): a FUSE daemon may be stuck. Where a
+/// daemon has told nonsense of the root, statx(2) is `EIO`, and mountinfo is read.
 pub fn minor_of(tree: impl AsFd) -> Result<u32> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    rustix::fs::statx(tree, "", flags, StatxFlags::empty())
-        .map(|found| found.stx_dev_minor)
-        .map_err(|e| Error::new("statx", "a mount", e))
+    match rustix::fs::statx(&tree, "", flags, StatxFlags::empty()) {
+        Ok(found) => Ok(found.stx_dev_minor),
+        Err(rustix::io::Errno::IO) => {
+            let entry = crate::mountinfo::of_id(id_of(tree)?)?;
+            let detached = || Error::new("statx", "a mount", Errno::EIO);
+            entry.map(|entry| entry.minor).ok_or_else(detached)
+        }
+        Err(e) => Err(Error::new("statx", "a mount", e)),
+    }
 }
 
 /// The id by which mountinfo calls the mount that `tree` is on, also of one that is
 /// detached and will be attached with this id. The file system is not asked.
+/// Nor is its inode looked at: statx(2) fails for one of which a daemon has told nonsense.
 pub fn id_of(tree: impl AsFd) -> Result<u64> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let found = rustix::fs::statx(tree, c"", flags, StatxFlags::MNT_ID)
-        .map_err(|e| Error::new("stat", "a mount", e))?;
-    Ok(found.stx_mnt_id)
+    let path = format!("/proc/self/fdinfo/{}", tree.as_fd().as_raw_fd());
+    let failed = |e: std::io::Error| Error::at("read mount id from", Path::new(&path), e);
+    let text = std::fs::read_to_string(&path).map_err(failed)?;
+    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| failed(std::io::ErrorKind::InvalidData.into()))
 }
 
 /// The type of the file system that is mounted on the directory `path`; `None` where nothing

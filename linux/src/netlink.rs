@@ -16,8 +16,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
-    InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask,
-    LinkFlags, LinkInfo, LinkMessage,
+    BridgeBooleanOptionFlags, BridgeBooleanOptions, InfoBridge, InfoBridgePort, InfoData, InfoKind,
+    InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -317,6 +317,22 @@ impl Netlink {
         message.header.flags = if on { LinkFlags::Promisc } else { LinkFlags::empty() };
         message.header.change_mask = LinkFlags::Promisc;
         self.set_link("set link promiscuous", message)
+    }
+
+    /// The bridge `index` learns no source addresses from frames to 01:80:c2:00:00:00 to 0f. It
+    /// takes these itself before any rule of nf_tables sees them (net/bridge/br_input.c).
+    pub fn ignore_link_local_sources(&self, index: u32) -> Result<()> {
+        let option = BridgeBooleanOptionFlags::NoLinkLocalLearn;
+        let options = BridgeBooleanOptions { value: option, mask: option };
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Bridge),
+            LinkInfo::Data(InfoData::Bridge(vec![InfoBridge::MultiBoolOpt(options)])),
+        ]));
+        // RTM_NEWLINK on an existing index: RTM_SETLINK ignores what is of its kind.
+        self.change(RouteNetlinkMessage::NewLink(message), 0)
+            .map_err(|e| Error::new("set no_linklocal_learn of bridge", index, e))
     }
 
     pub fn set_mac(&self, index: u32, mac: Mac) -> Result<()> {

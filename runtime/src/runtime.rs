@@ -25,6 +25,30 @@ use crate::trash::Trash;
 /// A reader this far behind is cut off, and lists anew.
 const EVENTS_KEPT: usize = 4096;
 
+/// What happened to a container, and to which pod. Its statuses are written when it is
+/// sent: thousands of events of a pod of hundreds of containers may wait.
+#[derive(Debug)]
+pub(crate) struct Event {
+    container_id: String,
+    kind: ContainerEventType,
+    created_at: i64,
+    sandbox: Option<Arc<Sandbox>>,
+    containers: Vec<Arc<Container>>,
+}
+
+impl Event {
+    pub(crate) fn response(&self) -> ContainerEventResponse {
+        let statuses = self.containers.iter().map(|container| crate::status::container_status(container));
+        ContainerEventResponse {
+            container_id: self.container_id.clone(),
+            container_event_type: self.kind.into(),
+            created_at: self.created_at,
+            pod_sandbox_status: self.sandbox.as_ref().map(|sandbox| crate::status::sandbox_status(sandbox)),
+            containers_statuses: statuses.collect(),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Runtime {
     pub(crate) root_dir: PathBuf,
@@ -39,7 +63,7 @@ pub(crate) struct Runtime {
     pub(crate) boot_id: String,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     containers: Mutex<BTreeMap<String, Arc<Container>>>,
-    events: broadcast::Sender<Arc<ContainerEventResponse>>,
+    events: broadcast::Sender<Arc<Event>>,
     /// Groups that this runtime made above its containers' (also in earlier lives), by creation.
     created_cgroups: Mutex<Vec<PathBuf>>,
     /// Records that could not be read, in words.
@@ -118,7 +142,7 @@ impl Runtime {
         Arc::new(ShimListener(self.itself.clone()))
     }
 
-    pub(crate) fn events(&self) -> broadcast::Receiver<Arc<ContainerEventResponse>> {
+    pub(crate) fn events(&self) -> broadcast::Receiver<Arc<Event>> {
         self.events.subscribe()
     }
 
@@ -223,17 +247,12 @@ impl Runtime {
 
     /// Tells everybody who listens.
     pub(crate) fn announce(&self, id: &str, sandbox_id: &str, kind: ContainerEventType) {
-        let sandbox = self.find_sandbox(sandbox_id);
-        let event = ContainerEventResponse {
+        let event = Event {
             container_id: id.to_owned(),
-            container_event_type: kind.into(),
+            kind,
             created_at: now(),
-            pod_sandbox_status: sandbox.map(|s| crate::status::sandbox_status(&s)),
-            containers_statuses: self
-                .containers_of(sandbox_id)
-                .iter()
-                .map(|c| crate::status::container_status(c))
-                .collect(),
+            sandbox: self.find_sandbox(sandbox_id),
+            containers: self.containers_of(sandbox_id),
         };
         // Nobody listening is no error.
         drop(self.events.send(Arc::new(event)));

@@ -30,7 +30,7 @@ use tracing::{Instrument, Span, info_span};
 
 use crate::error::{Error, Result, chain};
 use crate::images::Image;
-use crate::runtime::Runtime;
+use crate::runtime::{Event, Runtime};
 use crate::sandbox::{self, blocking};
 use crate::shim::protocol::now;
 use crate::{container, stats, status, unreadable};
@@ -267,14 +267,15 @@ impl RuntimeService for Service {
         &self,
         _request: Request<GetEventsRequest>,
     ) -> Reply<tonic::codegen::BoxStream<ContainerEventResponse>> {
-        let (sender, receiver) = tokio::sync::mpsc::channel(64);
+        // One at a time: with its statuses, an event of a pod of many containers takes megabytes.
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
         tokio::spawn(forward(self.runtime.events(), self.ending.clone(), sender));
         Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
     }
 }
 
 async fn forward(
-    mut events: broadcast::Receiver<Arc<ContainerEventResponse>>,
+    mut events: broadcast::Receiver<Arc<Event>>,
     mut ending: watch::Receiver<bool>,
     sender: tokio::sync::mpsc::Sender<std::result::Result<ContainerEventResponse, Status>>,
 ) {
@@ -285,7 +286,7 @@ async fn forward(
             () = sender.closed() => return,
         };
         let item = match event {
-            Ok(event) => Ok(Arc::unwrap_or_clone(event)),
+            Ok(event) => Ok(event.response()),
             // What was missed cannot be made up for: the reader lists anew.
             Err(broadcast::error::RecvError::Lagged(missed)) => {
                 Err(Status::data_loss(format!("{missed} events missed, list the containers anew")))

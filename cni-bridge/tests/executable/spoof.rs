@@ -44,6 +44,33 @@ fn a_container_that_changes_its_mac_is_not_heard_until_it_is_itself_again() {
     sandbox.assert_detached();
 }
 
+/// Frames to a link-local group address pass no rule, and the bridge learns from them.
+#[test]
+fn a_container_takes_no_other_ones_frames_by_link_local_frames_either() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let (first, second) = (checked(&sandbox, "c1").added(), checked(&sandbox, "c2").added());
+    let (c1, c2) = (sandbox.netns("c1"), sandbox.netns("c2"));
+    let other = second.conf["prevResult"]["interfaces"][2]["mac"].as_str().unwrap();
+    let knows = |veth: String| {
+        let known = run_in(&sandbox.host, "bridge fdb show dynamic");
+        known.lines().any(|line| line.starts_with(other) && line.contains(&veth))
+    };
+    let send_from = |netns: &linux::netns::NetNs, address: &str| {
+        netns.run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"x", address).unwrap()).unwrap();
+    };
+    send_from(&c2, "10.1.0.1:5000");
+    assert!(knows(second.host_veth()), "it is known where the other one is");
+    run_in(&c1, &format!("ip link set eth0 address {other}"));
+    run_in(&c1, "ip neigh add 10.1.0.9 lladdr 01:80:c2:00:00:0e dev eth0");
+    send_from(&c1, "10.1.0.9:5000");
+    assert!(!knows(first.host_veth()), "the bridge did not learn");
+    assert!(knows(second.host_veth()));
+    first.del();
+    second.del();
+    sandbox.assert_detached();
+}
+
 #[test]
 fn the_rules_are_the_references_and_layer_2_has_them_too() {
     let sandbox = Sandbox::new();
