@@ -326,6 +326,8 @@ impl Pool {
             Ok(()) => linux::tree::remove(&trash),
             // And not the trash, which may have gone since the pool was looked at.
             Err(e) if e.kind() == ErrorKind::NotFound && is_absent(&live) => Ok(()),
+            // The metadata of a full Btrfs take no rename, but removals, which give back.
+            Err(e) if e.kind() == ErrorKind::StorageFull => linux::tree::remove(&live),
             Err(e) => Err(linux::Error::at("move to trash", &live, e)),
         }
     }

@@ -40,7 +40,7 @@ pub use pod_status::{
 pub use quantity::{Quantity, QuantityError, Resources};
 pub use security::{
     Capabilities, FsGroupChangePolicy, PodSecurityContext, SeccompProfile, SeccompProfileType,
-    SecurityContext,
+    SecurityContext, SupplementalGroupsPolicy,
 };
 pub use storage::{
     AccessMode, ClaimPhase, ClaimResources, CsiVolumeSource, PersistentVolume, PersistentVolumeClaim,

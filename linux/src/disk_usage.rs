@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use rustix::fs::{CWD, ResolveFlags, Statx};
 
 use crate::tree::{self, Changes, Visitor};
-use crate::{Error, Result};
+use crate::{Error, Result, btrfs};
 
 /// Size of the units of `stx_blocks`.
 const BLOCK_BYTES: u64 = 512;
@@ -31,7 +31,8 @@ pub struct Bounds {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Allocated, not apparent: holes are free. A file with several names counts once.
+    /// Allocated, not apparent: holes are free. A file with several names counts once. On
+    /// Btrfs names and subvolumes count too, which are in no file's blocks.
     pub bytes: u64,
     /// Files, directories and all else.
     pub inodes: u64,
@@ -66,6 +67,7 @@ pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
         Err(rustix::io::Errno::NOENT) => return Ok(count.usage),
         opened => opened.map_err(|e| Error::at("open", root, e))?,
     };
+    count.names_take_room = btrfs::is_btrfs(&directory).map_err(|e| Error::at("statfs", root, e))?;
     match tree::walk(directory.as_fd(), Changes::Tolerated, &AtomicBool::new(false), &mut count) {
         Ok(()) => {}
         // Moved or removed while the walk was in it, or a bound is reached.
@@ -96,6 +98,8 @@ struct Count {
     usage: DiskUsage,
     /// Files with more than one name, by device and inode: subvolumes have the same inodes.
     linked: HashSet<(u32, u32, u64)>,
+    /// On Btrfs.
+    names_take_room: bool,
     entries_left: u64,
     /// Entries and directories that were entered.
     steps: u64,
@@ -107,6 +111,7 @@ impl Count {
         Self {
             usage: DiskUsage { bytes: 0, inodes: 0, is_complete: true },
             linked: HashSet::new(),
+            names_take_room: false,
             entries_left: bounds.entries,
             steps: 0,
             deadline: Instant::now() + bounds.time,
@@ -120,6 +125,13 @@ impl Count {
         }
         self.steps += 1;
         Ok(())
+    }
+
+    fn add_name(&mut self, name: &CStr) {
+        if self.names_take_room {
+            let bytes = btrfs::bytes_of_name(name.count_bytes());
+            self.usage.bytes = self.usage.bytes.saturating_add(bytes);
+        }
     }
 
     /// `ECANCELED` once a bound is reached.
@@ -136,7 +148,8 @@ impl Count {
 }
 
 impl Visitor for Count {
-    fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, stat: &Statx) -> Result<()> {
+    fn file(&mut self, _parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> Result<()> {
+        self.add_name(name);
         let file = (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
         if stat.stx_nlink > 1 && !self.linked.insert(file) {
             return self.step();
@@ -144,12 +157,17 @@ impl Visitor for Count {
         self.add(stat)
     }
 
-    fn enter(&mut self, _name: &CStr) -> Result<()> {
+    fn enter(&mut self, name: &CStr) -> Result<()> {
+        self.add_name(name);
         self.step()
     }
 
     fn leave(&mut self, directory: BorrowedFd<'_>) -> Result<()> {
-        self.add(&tree::stat(directory, c"")?)
+        let stat = tree::stat(directory, c"")?;
+        if self.names_take_room && stat.stx_ino == btrfs::INODE_OF_SUBVOLUME {
+            self.usage.bytes = self.usage.bytes.saturating_add(btrfs::BYTES_OF_SUBVOLUME);
+        }
+        self.add(&stat)
     }
 }
 

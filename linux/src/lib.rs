@@ -8,6 +8,7 @@
 pub mod atomic_file;
 pub mod bare_start;
 pub mod bpf;
+pub mod btrfs;
 pub mod cgroup;
 #[cfg(feature = "nftables")]
 pub mod conntrack;

@@ -8,7 +8,6 @@
 //! came from. A FUSE daemon may make up a tree without an end: the names that are
 //! remembered have a bound, and so has the depth.
 
-mod btrfs;
 mod group;
 mod removal;
 mod trash;

@@ -19,15 +19,18 @@ use crate::quota::{Charged, Use, charge};
 
 const BUFFER_BYTES: usize = 32 * 1024;
 
-/// Everything below `root`, and `root` itself; a file of many names once.
+/// Everything below `root`, and `root` itself; a file of many names once, but for its further
+/// names where these take inodes.
 /// What lies on another file system is no part of the volume. `attribute_blocks`
 /// says how many blocks the attributes of a file (an O_PATH descriptor) take at most.
 pub(crate) fn count(
     root: impl AsFd,
     origin: Origin,
+    names_take_inodes: bool,
     attribute_blocks: impl Fn(BorrowedFd<'_>) -> Result<u8>,
 ) -> Result<Use> {
-    let mut walk = Walk { origin, attribute_blocks, found: Use::default(), linked: HashSet::new() };
+    let (found, linked) = (Use::default(), HashSet::new());
+    let mut walk = Walk { origin, names_take_inodes, attribute_blocks, found, linked };
     let seen = stat(&root)?;
     walk.take(&seen, charge(&seen, 0));
     let mut here = open_directory(&root, c".")?;
@@ -56,6 +59,7 @@ pub(crate) fn count(
 
 struct Walk<B> {
     origin: Origin,
+    names_take_inodes: bool,
     attribute_blocks: B,
     found: Use,
     /// Files of several names that were counted.
@@ -116,6 +120,8 @@ impl<B: Fn(BorrowedFd<'_>) -> Result<u8>> Walk<B> {
             if !charged.lasting {
                 self.found.unsettled.push((id, charged.bytes));
             }
+        } else if self.names_take_inodes {
+            self.found.counted.inodes += 1;
         }
         true
     }
@@ -139,7 +145,7 @@ mod tests {
 
     fn found(path: &std::path::Path) -> Use {
         let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        count(&root, Origin::of_root(&stat(&root).unwrap()), |_file| Ok(0)).unwrap()
+        count(&root, Origin::of_root(&stat(&root).unwrap()), false, |_file| Ok(0)).unwrap()
     }
 
     #[test]

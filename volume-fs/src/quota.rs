@@ -366,6 +366,11 @@ impl Quota {
         self.give_back(charged);
     }
 
+    /// One of several names of a file is gone that took an inode.
+    pub(crate) fn free_name(&self) {
+        change(&self.used_inodes, 0, 1);
+    }
+
     fn give_back(&self, charged: Charged) {
         change(&self.used_bytes, 0, charged.bytes);
         change(&self.used_inodes, 0, 1);

@@ -60,6 +60,9 @@ pub(crate) struct Volume {
     files: Handles<OpenFile>,
     directories: Handles<Directory>,
     quota: Arc<Quota>,
+    /// On Btrfs, where no count of blocks finds them: each further name of a file counts
+    /// as an inode.
+    names_take_inodes: bool,
     read_only: bool,
 }
 
@@ -92,6 +95,10 @@ impl Volume {
             source: linux::Error::new("statx", "the volume's directory", e),
         })?;
         let origin = Origin::of_root(&seen);
+        let names_take_inodes = linux::btrfs::is_btrfs(&root).map_err(|e| crate::Error::Kernel {
+            step: "open volume",
+            source: linux::Error::new("statfs", "the volume's directory", e),
+        })?;
         let attribute_blocks = AttributeBlocks::of_file_system(&root);
         let nodes = Nodes::new(Arc::clone(&root), origin, limits, Arc::clone(&quota));
         let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
@@ -107,6 +114,7 @@ impl Volume {
             descriptors,
             attribute_blocks,
             quota,
+            names_take_inodes,
             read_only: source.read_only,
         })
     }
@@ -114,7 +122,7 @@ impl Volume {
     /// What the whole tree takes. Nothing may change meanwhile.
     pub(crate) fn count(&self) -> Result<Use> {
         let attribute_blocks = |file: BorrowedFd<'_>| self.attribute_blocks_of(file);
-        count::count(&*self.root, self.origin, attribute_blocks)
+        count::count(&*self.root, self.origin, self.names_take_inodes, attribute_blocks)
     }
 
     pub(crate) fn open_files(&self) -> usize {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use linux::tree::Trash;
+use nix::errno::Errno;
 
 use super::{Place, Pool};
 use crate::error::chain;
@@ -23,8 +24,15 @@ impl Pool {
     /// [`Pool::clear`] of a driver that does not listen yet.
     pub(super) fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
-        let taken: linux::Result<Vec<_>> = places.iter().map(|path| self.leaving.take(path)).collect();
-        remove_in_background(taken?.into_iter().flatten().collect());
+        let mut taken = Vec::new();
+        for path in &places {
+            match self.leaving.take(path) {
+                // The metadata of a full Btrfs take no rename, but removals, which give back.
+                Err(e) if e.errno() == Errno::ENOSPC => linux::tree::remove(path)?,
+                moved => taken.extend(moved?),
+            }
+        }
+        remove_in_background(taken);
         Ok(())
     }
 

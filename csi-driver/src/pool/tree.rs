@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::capacity::BYTES_PER_INODE;
+use crate::capacity::{BYTES_PER_INODE, inode_limit};
 use linux::tree::{self, Changes, GroupAccess, Identity, Visitor, WITHIN, at, file_type, open_dir, stat};
 
 /// How a file's content comes into its copy.
@@ -46,8 +46,10 @@ impl Most {
     /// What a volume of that size may hold, and some more: its daemon may count less
     /// than a copy takes. Every name takes 12 bytes of a directory at least (ext4).
     fn of(capacity_bytes: u64) -> Self {
-        let bytes = capacity_bytes.saturating_add(capacity_bytes / 8).saturating_add(16 << 20);
-        Self { count: Count { bytes, inodes: bytes / BYTES_PER_INODE }, names: bytes / 12 }
+        let bytes = capacity_bytes.saturating_add(capacity_bytes / 8).saturating_add(1 << 20);
+        let inodes = inode_limit(capacity_bytes, BYTES_PER_INODE);
+        let inodes = inodes.saturating_add(inodes / 8);
+        Self { count: Count { bytes, inodes }, names: bytes / 12 }
     }
 }
 
@@ -100,11 +102,15 @@ pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Resu
     struct Counter {
         count: Count,
         linked: HashSet<u64>,
+        /// As the daemon's own count has it: further names of a file, on Btrfs.
+        names_take_inodes: bool,
     }
     impl Visitor for Counter {
         fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, stat: &Statx) -> linux::Result<()> {
             if stat.stx_nlink < 2 || self.linked.insert(stat.stx_ino) {
                 self.count.add(stat);
+            } else if self.names_take_inodes {
+                self.count.inodes += 1;
             }
             Ok(())
         }
@@ -115,7 +121,8 @@ pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Resu
             stat(directory, c"").map(|stat| self.count.add(&stat))
         }
     }
-    let mut counter = Counter::default();
+    let names_take_inodes = linux::btrfs::is_btrfs(root).map_err(at("statfs", c"."))?;
+    let mut counter = Counter { names_take_inodes, ..Counter::default() };
     tree::walk(root, Changes::Refused, stop, &mut counter)?;
     Ok(counter.count)
 }
@@ -156,6 +163,7 @@ pub(super) fn copy_tree(
         progress,
         copied: Count::default(),
         names: 0,
+        names_take_inodes: linux::btrfs::is_btrfs(from).map_err(at("statfs", c"."))?,
         buffer: vec![0; CHUNK],
     };
     tree::walk(from, Changes::Refused, &progress.stop, &mut copier)?;
@@ -178,6 +186,7 @@ struct Copier<'a> {
     progress: &'a Progress,
     copied: Count,
     names: u64,
+    names_take_inodes: bool,
     buffer: Vec<u8>,
 }
 
@@ -186,6 +195,9 @@ impl Visitor for Copier<'_> {
         self.names += 1;
         self.progress.check(self.copied.inodes, self.names).map_err(at(TOO_MUCH, name))?;
         if self.link(name, stat).map_err(at("link", name))? {
+            if self.names_take_inodes {
+                self.copied.inodes += 1;
+            }
             return Ok(());
         }
         match file_type(stat) {

@@ -44,6 +44,26 @@ fn take_inodes(dir: &Path, content: &[u8]) {
     }
 }
 
+/// Takes the metadata of Btrfs by names, which no file's size tells.
+fn take_names(dir: &Path) {
+    let fillers = dir.join("names");
+    let _there_or_full = fs::create_dir(&fillers);
+    let taken = fs::read_dir(&fillers).map_or(0, Iterator::count);
+    for n in taken.. {
+        // A new file after some names: one inode has 65,535 of them.
+        let of = fillers.join(format!("file-{}", n / 10_000));
+        let made = if of.exists() {
+            fs::hard_link(&of, fillers.join(format!("{n:0>200}")))
+        } else {
+            File::create(&of).map(drop)
+        };
+        if made.is_err() {
+            return;
+        }
+        assert!(n < 10 * MOST_FILES as usize, "{} has no end", dir.display());
+    }
+}
+
 fn deletion_succeeds(kind: FileSystem, fill: impl Fn(&Path)) {
     let sandbox = Sandbox::new();
     let disks = ["pool", "state"].map(|name| LoopMount::new(&sandbox, name, kind, IMAGE_BYTES).unwrap());
@@ -91,6 +111,14 @@ fn deletion_succeeds_without_a_free_byte_on_xfs() {
 #[test]
 fn deletion_succeeds_without_a_free_inode() {
     deletion_succeeds(FileSystem::Ext4, |dir| take_inodes(dir, b""));
+}
+
+#[test]
+fn deletion_succeeds_without_room_for_a_name_on_btrfs() {
+    deletion_succeeds(FileSystem::Btrfs, |dir| {
+        take_bytes(dir);
+        take_names(dir);
+    });
 }
 
 #[test]

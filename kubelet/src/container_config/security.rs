@@ -5,7 +5,9 @@ use proto::cri;
 use proto::cri::security_profile::ProfileType;
 
 use super::{Error, Instance, Node};
-use crate::objects::{Capabilities, Pod, SeccompProfile, SeccompProfileType, SecurityContext};
+use crate::objects::{
+    Capabilities, Pod, SeccompProfile, SeccompProfileType, SecurityContext, SupplementalGroupsPolicy,
+};
 
 /// What procMount Default hides.
 const MASKED_PATHS: [&str; 12] = [
@@ -36,6 +38,7 @@ pub(super) fn of_sandbox(pod: &Pod, node: Node<'_>) -> Result<cri::LinuxSandboxS
         run_as_user: context.run_as_user.map(number),
         run_as_group: context.run_as_group.map(number),
         supplemental_groups: supplemental_groups(pod),
+        supplemental_groups_policy: supplemental_groups_policy(pod).into(),
         privileged,
         seccomp: Some(seccomp(context.seccomp_profile.as_ref(), node)?),
         ..cri::LinuxSandboxSecurityContext::default()
@@ -73,6 +76,7 @@ pub(super) fn of_container(
         run_as_group,
         readonly_rootfs: own.read_only_root_filesystem == Some(true),
         supplemental_groups: supplemental_groups(instance.pod),
+        supplemental_groups_policy: supplemental_groups_policy(instance.pod).into(),
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(&MASKED_PATHS),
         readonly_paths: paths(&READONLY_PATHS),
@@ -113,6 +117,13 @@ fn namespaces(pod: &Pod) -> cri::NamespaceOption {
 fn supplemental_groups(pod: &Pod) -> Vec<i64> {
     let context = &pod.spec.security_context;
     context.fs_group.iter().chain(&context.supplemental_groups).map(|group| i64::from(*group)).collect()
+}
+
+fn supplemental_groups_policy(pod: &Pod) -> cri::SupplementalGroupsPolicy {
+    match pod.spec.security_context.supplemental_groups_policy.unwrap_or_default() {
+        SupplementalGroupsPolicy::Merge => cri::SupplementalGroupsPolicy::Merge,
+        SupplementalGroupsPolicy::Strict => cri::SupplementalGroupsPolicy::Strict,
+    }
 }
 
 fn capabilities(wanted: &Capabilities) -> cri::Capability {

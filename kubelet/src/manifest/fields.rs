@@ -101,7 +101,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.securityContext.windowsOptions", Harmless),
-    pod("spec.securityContext.supplementalGroupsPolicy", Ignored("groups of the image are kept")),
     pod("spec.containers[*].livenessProbe", Ignored("a container is restarted only when it ends")),
     pod("spec.containers[*].readinessProbe", NO_PROBES),
     pod("spec.containers[*].startupProbe", NO_PROBES),

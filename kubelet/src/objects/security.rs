@@ -23,6 +23,8 @@ pub struct PodSecurityContext {
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub supplemental_groups: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub supplemental_groups_policy: Option<SupplementalGroupsPolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub seccomp_profile: Option<SeccompProfile>,
 }
 
@@ -33,6 +35,16 @@ pub enum FsGroupChangePolicy {
     Always,
     /// Only if its root is another group's or lacks what the group needs.
     OnRootMismatch,
+}
+
+/// Which groups a container's first process has beside its own and `supplemental_groups`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SupplementalGroupsPolicy {
+    /// Those that the image's /etc/group gives its user.
+    #[default]
+    Merge,
+    /// None.
+    Strict,
 }
 
 /// A container's own; wins over the pod's.

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{Identity, WITHIN, btrfs, open_dir};
-use crate::{Error, Result};
+use super::{Identity, WITHIN, open_dir};
+use crate::{Error, Result, btrfs};
 
 /// How often a directory is emptied that is never found empty afterwards.
 const MOST_ROUNDS: u8 = 8;

@@ -71,20 +71,41 @@ fn a_pod_with_read_only_subvolumes_is_deleted_and_the_node_stops() {
     }
 }
 
-#[test]
-fn what_a_pod_keeps_in_subvolumes_counts_towards_its_limits() {
+/// A pod whose emptyDir may have 4 MiB is evicted for what `fill` puts there.
+fn assert_evicted_for(fill: impl Fn(&Path)) {
     let sandbox = Sandbox::new();
     let node = node_on_btrfs(&sandbox);
-    let scratch = "volumes: [{name: scratch, emptyDir: {sizeLimit: 1Mi}}]";
+    let scratch = "volumes: [{name: scratch, emptyDir: {sizeLimit: 4Mi}}]";
     let pod = Attack::new("greedy", "sleep 1000").with_pod_fields(scratch).with_container_fields(MOUNT);
-    node.put_manifest("greedy.yaml", &pod.yaml()).unwrap();
-    node.wait_for_phase("greedy", "Running").unwrap();
-    fill(&empty_dir(&node, "greedy").unwrap(), 4 << 20).unwrap();
+    node.put_manifest("greedy.yaml", &pod.yaml()).expect("the kernel and the node answer");
+    node.wait_for_phase("greedy", "Running").expect("the kernel and the node answer");
+    fill(&empty_dir(&node, "greedy").expect("the kernel and the node answer"));
     eventually("the pod is evicted", PATIENCE, || {
         let pod = node.get("pod", "greedy")?;
         ensure!(pod["status"]["reason"] == "Evicted", "{}", pod["status"]);
         Ok(())
     })
-    .unwrap();
-    node.stop().unwrap();
+    .expect("the kernel and the node answer");
+    node.stop().expect("the kernel and the node answer");
+}
+
+#[test]
+fn what_a_pod_keeps_in_subvolumes_counts_towards_its_limits() {
+    assert_evicted_for(|directory| fill(directory, 8 << 20).unwrap());
+}
+
+/// No block of a file tells of them, and each takes a kilobyte or more.
+#[test]
+fn names_and_subvolumes_without_content_count_towards_the_limits_of_a_pod() {
+    assert_evicted_for(|directory| {
+        std::fs::write(directory.join("file"), "").unwrap();
+        for n in 0..5000 {
+            std::fs::hard_link(directory.join("file"), directory.join(format!("{n:0>200}"))).unwrap();
+        }
+    });
+    assert_evicted_for(|directory| {
+        for n in 0..200 {
+            btrfs(&["subvolume", "create"], &directory.join(n.to_string()), &[]).unwrap();
+        }
+    });
 }

@@ -8,7 +8,7 @@ use tests::{Node, Sandbox, attacker};
 use crate::node;
 
 const IMAGE: &str = "hawser.dev/users:test";
-const PASSWD: &str = "2345:x:0:0::/root:/bin/sh\nweb:x:0:0::/root:/bin/sh\nminus:x:4294967295:5::/:/bin/sh\n";
+const PASSWD: &str = "2345:x:0:0::/root:/bin/sh\n2345:x:2345:0::/:/bin/sh\nweb:x:0:0::/root:/bin/sh\nminus:x:4294967295:5::/:/bin/sh\n";
 
 /// The attacker's tools, and users who are all root.
 fn put_image(node: &Node<'_>, user: &str) {
@@ -18,7 +18,8 @@ fn put_image(node: &Node<'_>, user: &str) {
         path: "busybox",
         directories: &["tmp", "proc", "dev", "sys", "etc"],
     };
-    let layer = layer_of(&program, &[("etc/passwd", PASSWD)]).expect("a layer");
+    let files = [("etc/passwd", PASSWD), ("etc/group", "disk:x:6:2345\n")];
+    let layer = layer_of(&program, &files).expect("a layer");
     let digest: String = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect();
     let config = json!({
         "architecture": "amd64",
@@ -55,7 +56,23 @@ fn an_image_does_not_make_root_of_the_user_that_the_manifest_names() {
     node.put_manifest("number.yaml", &pod("number", context)).unwrap();
     node.wait_for_phase("number", "Succeeded").unwrap();
     let said = node.logs("number").unwrap();
-    assert!(said.starts_with("uid=2345 gid=2345"), "{said}");
+    assert!(said.starts_with("uid=2345") && said.contains("gid=2345"), "{said}");
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn an_image_gives_groups_to_a_user_unless_the_policy_is_strict() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    put_image(&node, "");
+    for (policy, groups) in [("Merge", "groups=6(disk),2345"), ("Strict", "groups=2345")] {
+        let name = policy.to_lowercase();
+        let context = format!("runAsUser: 2345, runAsGroup: 2345, supplementalGroupsPolicy: {policy}");
+        node.put_manifest(&format!("{name}.yaml"), &pod(&name, &context)).unwrap();
+        node.wait_for_phase(&name, "Succeeded").unwrap();
+        let said = node.logs(&name).unwrap();
+        assert!(said.trim_end().ends_with(groups), "{policy}: {said}");
+    }
     node.finish(&idle).unwrap();
 }
 

@@ -150,7 +150,11 @@ impl Volume {
         let new_name = component(name)?;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
         self.quota.admit_block()?;
+        let inode = self.names_take_inodes.then(|| self.quota.reserve_inode()).transpose()?;
         self.settling(directory, &parent, || self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name))?;
+        if let Some(inode) = inode {
+            inode.keep();
+        }
         self.look_up(directory, name)
     }
 
@@ -300,6 +304,9 @@ impl Volume {
             None => seen.stx_nlink.saturating_sub(1),
         };
         let names_left = !is_directory && links > 0;
+        if names_left && self.names_take_inodes {
+            self.quota.free_name();
+        }
         match held {
             Some(held) => {
                 if !names_left {

@@ -248,6 +248,31 @@ fn a_file_forgotten_before_it_is_written_back_is_freed_for_what_it_was_charged_o
     files_forgotten_before_they_are_written_back_on("xfs");
 }
 
+/// They are in no file's blocks there.
+#[test]
+fn on_btrfs_each_further_name_of_a_file_takes_an_inode() {
+    let setup = Setup { inode_limit: 20, ..SETUP };
+    let mut volume = Volume::on(Stage::on_file_system("btrfs"), setup);
+    let before = volume.usage().used_inodes;
+    fs::write(volume.path("first"), "").unwrap();
+    let refused =
+        (0..100).find_map(|n| fs::hard_link(volume.path("first"), volume.path(&n.to_string())).err());
+    assert_eq!(refused.unwrap().raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(volume.usage().used_inodes, 20);
+    fs::remove_file(volume.path("3")).unwrap();
+    assert_eq!(volume.usage().used_inodes, 19);
+    // One name in the place of another file's, which has others.
+    fs::write(volume.path("other"), "").unwrap();
+    fs::rename(volume.path("other"), volume.path("4")).unwrap();
+    assert_eq!(volume.usage().used_inodes, 19);
+    volume.kill();
+    volume.serve_again(setup);
+    assert_eq!(volume.usage().used_inodes, 19, "counted anew");
+    volume.shell(ROOT, "rm -r *");
+    rest(&volume);
+    assert_eq!(volume.usage().used_inodes, before);
+}
+
 #[test]
 fn a_block_of_attributes_is_charged_where_a_count_finds_it() {
     let mut volume = Volume::on(Stage::on_file_system("ext4"), SETUP);

@@ -1,5 +1,10 @@
-//! Subvolumes of Btrfs. Who owns a directory may make one in it, and may make it
-//! read-only; removing what is in it fails with `EROFS` then, for root too.
+//! Btrfs, where it differs from other file systems for root code.
+//!
+//! *Subvolumes.* Who owns a directory may make one in it, and may make it read-only;
+//! removing what is in it fails with `EROFS` then, for root too.
+//!
+//! *Names.* They stand in the metadata trees, and `st_blocks` of a directory is 0: a file
+//! of thousands of names takes as many kilobytes that no count of blocks finds.
 
 #![expect(unsafe_code, reason = "no crate wraps BTRFS_IOC_SUBVOL_GETFLAGS and BTRFS_IOC_SUBVOL_SETFLAGS")]
 
@@ -14,11 +19,28 @@ const BTRFS_IOC_SUBVOL_GETFLAGS: libc::c_ulong = 0x8008_9419;
 const BTRFS_IOC_SUBVOL_SETFLAGS: libc::c_ulong = 0x4008_941a;
 const BTRFS_SUBVOL_RDONLY: u64 = 1 << 1;
 
+/// Whether `file`, which may be O_PATH, is on Btrfs.
+pub fn is_btrfs(file: impl AsFd) -> rustix::io::Result<bool> {
+    Ok(u32::try_from(rustix::fs::fstatfs(file)?.f_type) == Ok(BTRFS_SUPER_MAGIC))
+}
+
+/// What a name of `length` bytes takes of the metadata, about: three items (two of the
+/// directory, one of the inode) of some 60 bytes and the name each, all of it twice, as
+/// metadata is unless mkfs.btrfs was told otherwise.
+pub fn bytes_of_name(length: usize) -> u64 {
+    6 * (u64::try_from(length).unwrap_or(u64::MAX / 8) + 60)
+}
+
+/// What an empty subvolume takes: a tree of one node, twice.
+pub const BYTES_OF_SUBVOLUME: u64 = 32 << 10;
+/// The inode number of a subvolume's root (BTRFS_FIRST_FREE_OBJECTID).
+pub const INODE_OF_SUBVOLUME: u64 = 256;
+
 /// Makes the subvolume writable whose root `directory` is, open for reading. Returns
 /// whether it was read-only; false on another file system, and for any other directory.
-pub(super) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
+pub(crate) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
     let directory = directory.as_fd();
-    if u32::try_from(rustix::fs::fstatfs(directory)?.f_type) != Ok(BTRFS_SUPER_MAGIC) {
+    if !is_btrfs(directory)? {
         return Ok(false);
     }
     let mut flags = 0;
