@@ -25,6 +25,13 @@ pub(super) fn leaves_veth(container: &str) -> Vec<Difference> {
     ]
 }
 
+/// Where sources are checked, our bridge learns none from link-local frames.
+pub(super) fn learns_no_link_local() -> Difference {
+    Difference::new("macspoofchk-link-local", "*/host/link/cni0/of-kind")
+        .reference("*no_linklocal_learn=0*")
+        .ours("*no_linklocal_learn=1*")
+}
+
 /// A failed ADD of the reference leaves the bridge that it made.
 pub(super) fn leaves_bridge(name: &str) -> Difference {
     Difference::new("atomic-add", format!("*/host/link/{name}")).reference("bridge")
