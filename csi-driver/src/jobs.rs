@@ -38,8 +38,8 @@ impl Jobs {
         Self { running: Arc::default(), copied_bytes }
     }
 
-    /// Starts `work`, a copy of `total_bytes`, on a thread of its own. One with this key must not be running:
-    /// the caller holds the lock of what is made.
+    /// Starts `work`, a copy of `total_bytes`, on a thread of its own. One with this key must
+    /// not be running: the caller holds the lock of what is made.
     pub(crate) fn start(
         &self,
         key: &str,

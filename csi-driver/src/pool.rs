@@ -322,14 +322,7 @@ impl Pool {
         linux::tree::remove(&self.incoming.join(place.name))?;
         // Left by a deletion that was killed: a rename onto it would fail.
         linux::tree::remove(&trash)?;
-        match std::fs::rename(&live, &trash) {
-            Ok(()) => linux::tree::remove(&trash),
-            // And not the trash, which may have gone since the pool was looked at.
-            Err(e) if e.kind() == ErrorKind::NotFound && is_absent(&live) => Ok(()),
-            // The metadata of a full Btrfs take no rename, but removals, which give back.
-            Err(e) if e.kind() == ErrorKind::StorageFull => linux::tree::remove(&live),
-            Err(e) => Err(linux::Error::at("move to trash", &live, e)),
-        }
+        if linux::tree::set_aside(&live, &trash)? { linux::tree::remove(&trash) } else { Ok(()) }
     }
 
     pub(crate) fn remove(&self, id: &VolumeId) -> Result<()> {

@@ -83,13 +83,14 @@ impl Node {
         );
     }
 
-    /// Nothing is to happen, which has no event to wait for: lets the time of a
-    /// second look pass, and sees by another file that the source still looks.
+    /// Nothing is to happen, which has no event to wait for: sees by another file that the
+    /// source still looks, and that it has looked twice since. Once is enough for a new file,
+    /// while one that is gone must be missed twice.
     async fn until_looked_twice(&self) {
-        tokio::time::sleep(Duration::from_millis(60)).await;
-        self.write("witness.yaml", &pod("witness", &format!("demo:{}", self.store.events().len())));
+        self.write("witness.yaml", &pod("witness", "demo:1"));
         self.until("the witness", |node| node.runs("witness")).await;
-        tokio::time::sleep(Duration::from_millis(60)).await;
+        fs::remove_file(self.dir.join("witness.yaml")).unwrap();
+        self.until("the end of the witness", |node| !node.runs("witness")).await;
     }
 }
 

@@ -6,17 +6,24 @@
 //! *Names.* They stand in the metadata trees, and `st_blocks` of a directory is 0: a file
 //! of thousands of names takes as many kilobytes that no count of blocks finds.
 
-#![expect(unsafe_code, reason = "no crate wraps BTRFS_IOC_SUBVOL_GETFLAGS and BTRFS_IOC_SUBVOL_SETFLAGS")]
+#![expect(
+    unsafe_code,
+    reason = "names the argument of BTRFS_IOC_SUBVOL_GETFLAGS and BTRFS_IOC_SUBVOL_SETFLAGS"
+)]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
 use rustix::io::Errno;
+
+use crate::ioctl::Request;
 
 /// linux/magic.h.
 const BTRFS_SUPER_MAGIC: u32 = 0x9123_683e;
 /// `_IOR(0x94, 25, u64)`, `_IOW(0x94, 26, u64)` of linux/btrfs.h.
-const BTRFS_IOC_SUBVOL_GETFLAGS: libc::c_ulong = 0x8008_9419;
-const BTRFS_IOC_SUBVOL_SETFLAGS: libc::c_ulong = 0x4008_941a;
+// SAFETY: the argument is one `__u64`.
+const BTRFS_IOC_SUBVOL_GETFLAGS: Request<u64> = unsafe { Request::new(0x8008_9419) };
+// SAFETY: the same.
+const BTRFS_IOC_SUBVOL_SETFLAGS: Request<u64> = unsafe { Request::new(0x4008_941a) };
 const BTRFS_SUBVOL_RDONLY: u64 = 1 << 1;
 
 /// Whether `file`, which may be O_PATH, is on Btrfs.
@@ -44,7 +51,7 @@ pub(crate) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
         return Ok(false);
     }
     let mut flags = 0;
-    match request(directory, BTRFS_IOC_SUBVOL_GETFLAGS, &mut flags) {
+    match BTRFS_IOC_SUBVOL_GETFLAGS.send(directory, &mut flags) {
         // No subvolume's root.
         Err(Errno::INVAL) => return Ok(false),
         asked => asked?,
@@ -53,18 +60,6 @@ pub(crate) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
         return Ok(false);
     }
     flags &= !BTRFS_SUBVOL_RDONLY;
-    request(directory, BTRFS_IOC_SUBVOL_SETFLAGS, &mut flags)?;
+    BTRFS_IOC_SUBVOL_SETFLAGS.send(directory, &mut flags)?;
     Ok(true)
-}
-
-fn request(directory: impl AsFd, what: libc::c_ulong, flags: &mut u64) -> rustix::io::Result<()> {
-    // SAFETY: `flags` has the size (8 bytes) that both requests say in their number, and
-    // is ours alone during the call.
-    let done =
-        unsafe { libc::ioctl(directory.as_fd().as_raw_fd(), what as libc::Ioctl, std::ptr::from_mut(flags)) };
-    if done < 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    }
-    Ok(())
 }

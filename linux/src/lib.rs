@@ -21,6 +21,7 @@ pub mod fd_passing;
 pub mod fs_at;
 mod fsxattr;
 pub mod interface;
+mod ioctl;
 pub mod iptables;
 pub mod lock;
 pub mod memory;

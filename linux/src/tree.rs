@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 pub use group::{GroupAccess, give_group, has_group};
 pub use removal::{remove, remove_in};
-pub use trash::{Trash, remove_in_background};
+pub use trash::{Trash, remove_in_background, set_aside};
 
 use crate::{Error, Result};
 

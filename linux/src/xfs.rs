@@ -1,13 +1,14 @@
 //! How xfs allocates for a file whose blocks another one shares, and how many inodes
 //! it makes.
 
-#![expect(unsafe_code, reason = "no crate wraps XFS_IOC_FSGEOMETRY_V1")]
+#![expect(unsafe_code, reason = "names the structure of XFS_IOC_FSGEOMETRY_V1")]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
 use crate::fsxattr;
+use crate::ioctl::Request;
 
 const FS_XFLAG_COWEXTSIZE: u32 = 0x0001_0000;
 const XFS_SUPER_MAGIC: u32 = 0x5846_5342;
@@ -20,17 +21,17 @@ const XFS_SUPER_MAGIC: u32 = 0x5846_5342;
 /// shared blocks. A size that somebody has chosen before is left as it is.
 pub fn copy_single_blocks_below(directory: impl AsFd) -> rustix::io::Result<bool> {
     let directory = directory.as_fd();
-    let kind = rustix::fs::fstatfs(directory)?;
-    if u32::try_from(kind.f_type) != Ok(XFS_SUPER_MAGIC) {
+    if !is_xfs(directory)? {
         return Ok(false);
     }
-    let mut attributes = fsxattr::get(directory).map_err(errno)?;
+    let mut attributes = fsxattr::get(directory)?;
     if attributes.flags & FS_XFLAG_COWEXTSIZE != 0 {
         return Ok(true);
     }
     attributes.flags |= FS_XFLAG_COWEXTSIZE;
-    attributes.cow_extent_size = u32::try_from(kind.f_bsize).map_err(|_| Errno::INVAL)?;
-    match fsxattr::set(directory, attributes).map_err(errno) {
+    let block = rustix::fs::fstatfs(directory)?.f_bsize;
+    attributes.cow_extent_size = u32::try_from(block).map_err(|_| Errno::INVAL)?;
+    match fsxattr::set(directory, attributes) {
         // Made without reflink.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(false),
         other => other.map(|()| true),
@@ -50,25 +51,14 @@ struct Geometry {
 }
 
 /// `_IOR('X', 100, struct xfs_fsop_geom_v1)`.
-const XFS_IOC_FSGEOMETRY_V1: libc::c_ulong = 0x8070_5864;
+// SAFETY: `Geometry` is that structure, all numbers.
+const XFS_IOC_FSGEOMETRY_V1: Request<Geometry> = unsafe { Request::new(0x8070_5864) };
 
 /// How many inodes the file system of `directory`, open for reading, makes at most; `None`
 /// where all of its space may become inodes. `ENOTTY` on another file system.
 pub fn most_inodes(directory: impl AsFd) -> rustix::io::Result<Option<u64>> {
     let mut geometry = Geometry::default();
-    // SAFETY: `geometry` has the layout and size (112 bytes) that the request says in its
-    // number, and is ours alone during the call.
-    let done = unsafe {
-        libc::ioctl(
-            directory.as_fd().as_raw_fd(),
-            XFS_IOC_FSGEOMETRY_V1 as libc::Ioctl,
-            std::ptr::from_mut(&mut geometry),
-        )
-    };
-    if done < 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    }
+    XFS_IOC_FSGEOMETRY_V1.send(directory, &mut geometry)?;
     let Geometry { block_bytes, inode_bytes, most_inodes_percent, data_blocks, .. } = geometry;
     if most_inodes_percent == 0 || inode_bytes == 0 {
         return Ok(None);
@@ -82,18 +72,9 @@ pub fn is_xfs(directory: impl AsFd) -> rustix::io::Result<bool> {
     Ok(u32::try_from(rustix::fs::fstatfs(directory)?.f_type) == Ok(XFS_SUPER_MAGIC))
 }
 
-fn errno(e: nix::errno::Errno) -> Errno {
-    Errno::from_raw_os_error(e as i32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_geometry_has_the_size_that_the_request_names() {
-        assert_eq!(size_of::<Geometry>(), 112);
-    }
 
     #[test]
     fn on_another_file_system_there_is_nothing_to_choose() {

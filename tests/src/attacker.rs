@@ -44,6 +44,8 @@ pub fn busybox() -> Result<PathBuf> {
 pub struct Attack<'a> {
     pub name: &'a str,
     pub script: &'a str,
+    /// Has busybox at its root.
+    pub image: &'a str,
     /// More fields of the pod's spec, as lines of YAML without indentation.
     pub pod_fields: &'a str,
     /// More fields of the container, likewise.
@@ -53,7 +55,12 @@ pub struct Attack<'a> {
 impl<'a> Attack<'a> {
     /// A default pod, which is not started again.
     pub fn new(name: &'a str, script: &'a str) -> Self {
-        Self { name, script, pod_fields: "", container_fields: "" }
+        Self { name, script, image: IMAGE, pod_fields: "", container_fields: "" }
+    }
+
+    #[must_use]
+    pub fn with_image(self, image: &'a str) -> Self {
+        Self { image, ..self }
     }
 
     #[must_use]
@@ -76,13 +83,14 @@ spec:
   terminationGracePeriodSeconds: 1
 {pod_fields}  containers:
     - name: attack
-      image: {IMAGE}
+      image: {image}
       imagePullPolicy: IfNotPresent
       command: [/busybox, sh, -c]
 {container_fields}      args:
         - |
 {script}",
             name = self.name,
+            image = self.image,
             pod_fields = indented(self.pod_fields, 2),
             container_fields = indented(self.container_fields, 6),
             script = indented(self.script, 10),

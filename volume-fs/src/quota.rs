@@ -366,14 +366,14 @@ impl Quota {
         self.give_back(charged);
     }
 
-    /// One of several names of a file is gone that took an inode.
-    pub(crate) fn free_name(&self) {
+    /// One is gone: a file, or one of several names of a file where these take inodes.
+    pub(crate) fn free_inode(&self) {
         change(&self.used_inodes, 0, 1);
     }
 
     fn give_back(&self, charged: Charged) {
         change(&self.used_bytes, 0, charged.bytes);
-        change(&self.used_inodes, 0, 1);
+        self.free_inode();
     }
 
     /// The kernel has forgotten the node.
@@ -443,7 +443,7 @@ impl InodeReservation<'_> {
 
 impl Drop for InodeReservation<'_> {
     fn drop(&mut self) {
-        change(&self.quota.used_inodes, 0, 1);
+        self.quota.free_inode();
     }
 }
 

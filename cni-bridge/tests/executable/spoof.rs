@@ -7,20 +7,30 @@ use serde_json::json;
 
 use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
 
+fn with_two_containers() -> Sandbox {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    sandbox
+}
+
 fn checked<'a>(sandbox: &'a Sandbox, id: &str) -> Attachment<'a> {
     let mut attachment = sandbox.attachment(id, DUAL);
     attachment.conf["macspoofchk"] = json!(true);
     attachment
 }
 
+/// That of its eth0, which ADD returned.
+fn mac<'a>(added: &'a Attachment<'_>) -> &'a str {
+    added.conf["prevResult"]["interfaces"][2]["mac"].as_str().expect("a MAC address")
+}
+
 #[test]
 fn a_container_that_changes_its_mac_is_not_heard_until_it_is_itself_again() {
-    let mut sandbox = Sandbox::new().with_host_local();
-    sandbox.add_container("c2");
+    let sandbox = with_two_containers();
     let (first, second) = (checked(&sandbox, "c1").added(), checked(&sandbox, "c2").added());
     let (c1, c2) = (sandbox.netns("c1"), sandbox.netns("c2"));
-    let own = first.conf["prevResult"]["interfaces"][2]["mac"].as_str().unwrap();
-    let other = second.conf["prevResult"]["interfaces"][2]["mac"].as_str().unwrap();
+    let own = mac(&first);
+    let other = mac(&second);
     // No address resolution: its frames would be dropped just as well.
     run_in(&c1, &format!("ip neigh add 10.1.0.3 lladdr {other} dev eth0"));
     let server = c2.run(|| UdpSocket::bind("10.1.0.3:5000").unwrap()).unwrap();
@@ -47,11 +57,10 @@ fn a_container_that_changes_its_mac_is_not_heard_until_it_is_itself_again() {
 /// Frames to a link-local group address pass no rule, and the bridge learns from them.
 #[test]
 fn a_container_takes_no_other_ones_frames_by_link_local_frames_either() {
-    let mut sandbox = Sandbox::new().with_host_local();
-    sandbox.add_container("c2");
+    let sandbox = with_two_containers();
     let (first, second) = (checked(&sandbox, "c1").added(), checked(&sandbox, "c2").added());
     let (c1, c2) = (sandbox.netns("c1"), sandbox.netns("c2"));
-    let other = second.conf["prevResult"]["interfaces"][2]["mac"].as_str().unwrap();
+    let other = mac(&second);
     let knows = |veth: String| {
         let known = run_in(&sandbox.host, "bridge fdb show dynamic");
         known.lines().any(|line| line.starts_with(other) && line.contains(&veth))
@@ -75,7 +84,7 @@ fn a_container_takes_no_other_ones_frames_by_link_local_frames_either() {
 fn the_rules_are_the_references_and_layer_2_has_them_too() {
     let sandbox = Sandbox::new();
     let attachment = sandbox.attachment("c1", r#"{"macspoofchk": true}"#).added();
-    let (veth, mac) = (attachment.host_veth(), &attachment.conf["prevResult"]["interfaces"][2]["mac"]);
+    let (veth, mac) = (attachment.host_veth(), mac(&attachment));
     let expected = format!(
         r#"table bridge nat {{
 chain PREROUTING {{
@@ -86,11 +95,10 @@ chain cni-br-iface-c1-eth0 {{
 jump cni-br-iface-c1-eth0-mac comment "macspoofchk-c1-eth0"
 }}
 chain cni-br-iface-c1-eth0-mac {{
-ether saddr {} return comment "macspoofchk-c1-eth0"
+ether saddr {mac} return comment "macspoofchk-c1-eth0"
 drop comment "macspoofchk-c1-eth0"
 }}
-}}"#,
-        mac.as_str().unwrap()
+}}"#
     );
     assert_eq!(sandbox.rules(), expected.lines().collect::<Vec<_>>());
     attachment.is_fine("CHECK");

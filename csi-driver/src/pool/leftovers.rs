@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use linux::tree::Trash;
-use nix::errno::Errno;
 
 use super::{Place, Pool};
 use crate::error::chain;
@@ -26,11 +25,7 @@ impl Pool {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
         let mut taken = Vec::new();
         for path in &places {
-            match self.leaving.take(path) {
-                // The metadata of a full Btrfs take no rename, but removals, which give back.
-                Err(e) if e.errno() == Errno::ENOSPC => linux::tree::remove(path)?,
-                moved => taken.extend(moved?),
-            }
+            taken.extend(self.leaving.take(path)?);
         }
         remove_in_background(taken);
         Ok(())

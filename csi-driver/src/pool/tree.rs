@@ -192,8 +192,7 @@ struct Copier<'a> {
 
 impl Visitor for Copier<'_> {
     fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> linux::Result<()> {
-        self.names += 1;
-        self.progress.check(self.copied.inodes, self.names).map_err(at(TOO_MUCH, name))?;
+        self.admit(name)?;
         if self.link(name, stat).map_err(at("link", name))? {
             if self.names_take_inodes {
                 self.copied.inodes += 1;
@@ -219,8 +218,7 @@ impl Visitor for Copier<'_> {
     }
 
     fn enter(&mut self, name: &CStr) -> linux::Result<()> {
-        self.names += 1;
-        self.progress.check(self.copied.inodes, self.names).map_err(at(TOO_MUCH, name))?;
+        self.admit(name)?;
         rustix::fs::mkdirat(&self.to, name, Mode::RWXU).map_err(at("mkdir", name))?;
         let child = open_dir(&self.to, name, WITHIN).map_err(at("open", name))?;
         self.above.push(Identity::of(&self.to)?);
@@ -241,6 +239,12 @@ impl Visitor for Copier<'_> {
 }
 
 impl Copier<'_> {
+    /// One more name, unless the copy would hold too much.
+    fn admit(&mut self, name: &CStr) -> linux::Result<()> {
+        self.names += 1;
+        self.progress.check(self.copied.inodes, self.names).map_err(at(TOO_MUCH, name))
+    }
+
     fn regular(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> linux::Result<()> {
         let source = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
         let source =

@@ -23,17 +23,26 @@ impl Trash {
         Self { dir, next: AtomicU64::new(0) }
     }
 
-    /// Moves `path` to a name that nothing has had before; where to, or `None` if it is not there.
+    /// Moves `path` to a name that nothing has had before; where to, or `None` if there is
+    /// nothing (more) to remove, as of [`set_aside`].
     pub fn take(&self, path: &Path) -> Result<Option<PathBuf>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let moment = UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let taken = self.dir.join(format!("{}{moment}-{number}", Self::PREFIX));
-        match std::fs::rename(path, &taken) {
-            Ok(()) => Ok(Some(taken)),
-            // And not the trash itself, without which nothing can be taken.
-            Err(e) if e.kind() == ErrorKind::NotFound && is_absent(path) => Ok(None),
-            Err(e) => Err(Error::at("move to trash", path, e)),
-        }
+        Ok(set_aside(path, &taken)?.then_some(taken))
+    }
+}
+
+/// Moves `path`, which is to be removed, to `trash`, which does not exist; whether it is
+/// there now. It is not where `path` does not exist, nor on a full Btrfs, whose metadata take
+/// no rename, but removals, which give back: there the tree is removed in its place.
+pub fn set_aside(path: &Path, trash: &Path) -> Result<bool> {
+    match std::fs::rename(path, trash) {
+        Ok(()) => Ok(true),
+        // And not the directory of `trash`, without which nothing can be moved.
+        Err(e) if e.kind() == ErrorKind::NotFound && is_absent(path) => Ok(false),
+        Err(e) if e.kind() == ErrorKind::StorageFull => super::remove(path).map(|()| false),
+        Err(e) => Err(Error::at("move to trash", path, e)),
     }
 }
 

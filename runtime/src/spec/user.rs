@@ -1,8 +1,8 @@
 //! Who a container runs as: numbers from the request, or names looked up in the
 //! image's own /etc/passwd and /etc/group.
 //!
-//! Invariant: a number is that user or group, whatever the image's files call by this
-//! name (`2345:x:0:0`): the manifest decides, not the image.
+//! Invariant: a number is that user or group, also where the image's files have one of
+//! this name (`2345:x:0:0`): the manifest decides, not the image.
 
 use std::collections::HashSet;
 use std::fmt::Display;

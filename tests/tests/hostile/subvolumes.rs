@@ -2,13 +2,12 @@
 //! privilege, and which it may make read-only.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use tests::attacker::Attack;
 use tests::loop_device::{FileSystem, LoopMount};
 use tests::node::{PATIENCE, text};
-use tests::{Node, NodeOptions, Sandbox, eventually};
+use tests::{Node, NodeOptions, Sandbox, eventually, subvolume};
 
 use crate::node_with;
 
@@ -26,24 +25,16 @@ fn empty_dir(node: &Node<'_>, pod: &str) -> Result<PathBuf> {
     Ok(node.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir/scratch"))
 }
 
-/// By the tool, since busybox has none: any process with the directory may do the same.
-fn btrfs(action: &[&str], path: &Path, values: &[&str]) -> Result<()> {
-    let output = Command::new("btrfs").args(action).arg(path).args(values).output();
-    let output = output.context("start btrfs (package btrfs-progs)")?;
-    ensure!(output.status.success(), "btrfs {action:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
-}
-
 /// One subvolume in another, both with a file of `bytes`, and both read-only.
 fn fill(directory: &Path, bytes: usize) -> Result<()> {
     let outer = directory.join("outer");
     let inner = outer.join("d/inner");
-    btrfs(&["subvolume", "create"], &outer, &[])?;
+    subvolume::create(&outer)?;
     std::fs::create_dir(outer.join("d"))?;
-    btrfs(&["subvolume", "create"], &inner, &[])?;
-    for subvolume in [&inner, &outer] {
-        std::fs::write(subvolume.join("data"), vec![b'x'; bytes])?;
-        btrfs(&["property", "set", "-ts"], subvolume, &["ro", "true"])?;
+    subvolume::create(&inner)?;
+    for root in [&inner, &outer] {
+        std::fs::write(root.join("data"), vec![b'x'; bytes])?;
+        subvolume::make_read_only(root)?;
     }
     ensure!(std::fs::remove_file(inner.join("data")).is_err(), "they are read-only");
     Ok(())
@@ -105,7 +96,7 @@ fn names_and_subvolumes_without_content_count_towards_the_limits_of_a_pod() {
     });
     assert_evicted_for(|directory| {
         for n in 0..200 {
-            btrfs(&["subvolume", "create"], &directory.join(n.to_string()), &[]).unwrap();
+            subvolume::create(&directory.join(n.to_string())).unwrap();
         }
     });
 }

@@ -2,8 +2,9 @@
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use tests::attacker::{self, Attack};
 use tests::image::{Program, layer_of, write_archive_of};
-use tests::{Node, Sandbox, attacker};
+use tests::{Node, Sandbox};
 
 use crate::node;
 
@@ -30,21 +31,10 @@ fn put_image(node: &Node<'_>, user: &str) {
     write_archive_of(IMAGE, &config, &layer, &node.sandbox().path("i/users.tar")).expect("write the image");
 }
 
+/// A pod that says who it is.
 fn pod(name: &str, context: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default}}
-spec:
-  restartPolicy: Never
-  securityContext: {{{context}}}
-  containers:
-  - name: c
-    image: {IMAGE}
-    imagePullPolicy: Always
-    command: [/busybox, id]
-"
-    )
+    let context = format!("securityContext: {{{context}}}");
+    Attack::new(name, "/busybox id").with_image(IMAGE).with_pod_fields(&context).yaml()
 }
 
 #[test]

@@ -305,7 +305,7 @@ impl Volume {
         };
         let names_left = !is_directory && links > 0;
         if names_left && self.names_take_inodes {
-            self.quota.free_name();
+            self.quota.free_inode();
         }
         match held {
             Some(held) => {

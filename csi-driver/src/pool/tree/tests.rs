@@ -3,8 +3,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 
-use ::tests::Sandbox;
 use ::tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
+use ::tests::{Sandbox, subvolume};
 use rustix::fs::{CWD, ResolveFlags};
 
 use super::*;
@@ -344,19 +344,14 @@ fn a_tree_with_read_only_subvolumes_is_removed() {
     let sandbox = Sandbox::new();
     let mount = LoopMount::new(&sandbox, "pool", FileSystem::Btrfs, IMAGE_BYTES).unwrap();
     let tree = mount.dir().join("tree");
-    let btrfs = |words: &[&str]| {
-        let said = std::process::Command::new("btrfs").args(words).output().unwrap();
-        assert!(said.status.success(), "{words:?}: {said:?}");
-    };
     fs::create_dir(&tree).unwrap();
-    let subvolume = tree.join("s").display().to_string();
-    btrfs(&["subvolume", "create", &subvolume]);
-    fs::create_dir(tree.join("s/d")).unwrap();
-    fs::write(tree.join("s/d/f"), "x").unwrap();
-    let snapshot = tree.join("copy").display().to_string();
-    btrfs(&["subvolume", "snapshot", "-r", &subvolume, &snapshot]);
-    btrfs(&["property", "set", "-ts", &subvolume, "ro", "true"]);
-    assert!(fs::remove_file(tree.join("s/d/f")).is_err(), "it is read-only");
+    let original = tree.join("s");
+    subvolume::create(&original).unwrap();
+    fs::create_dir(original.join("d")).unwrap();
+    fs::write(original.join("d/f"), "x").unwrap();
+    subvolume::snapshot(&original, &tree.join("copy")).unwrap();
+    subvolume::make_read_only(&original).unwrap();
+    assert!(fs::remove_file(original.join("d/f")).is_err(), "it is read-only");
     linux::tree::remove(&tree).unwrap();
     assert!(!tree.exists());
 }
