@@ -60,10 +60,13 @@ impl Progress {
         let _first_counts = self.most.set(Most::of(capacity_bytes));
     }
 
-    /// `EDQUOT` where what is copied, of `inodes` with `names`, is too much. Extents that are
-    /// shared take nothing.
-    fn check(&self, inodes: u64, names: u64) -> Result<(), Errno> {
-        let bytes = self.done_bytes.load(Ordering::Relaxed);
+    /// `EDQUOT` where what is copied, of `inodes` with `names` and `attribute_bytes`, is too
+    /// much; `ECANCELED` where it is to end. Extents that are shared take nothing.
+    fn check(&self, inodes: u64, names: u64, attribute_bytes: u64) -> Result<(), Errno> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Errno::CANCELED);
+        }
+        let bytes = self.done_bytes.load(Ordering::Relaxed).saturating_add(attribute_bytes);
         let is_more =
             |most: &Most| bytes > most.count.bytes || inodes > most.count.inodes || names > most.names;
         if self.most.get().is_some_and(is_more) { Err(Errno::DQUOT) } else { Ok(()) }
@@ -160,14 +163,12 @@ pub(super) fn copy_tree(
         links,
         linked: HashMap::new(),
         mode,
-        progress,
-        copied: Count::default(),
-        names: 0,
+        made: Made { progress, count: Count::default(), names: 0, attribute_bytes: 0 },
         names_take_inodes: linux::btrfs::is_btrfs(from).map_err(at("statfs", c"."))?,
         buffer: vec![0; CHUNK],
     };
     tree::walk(from, Changes::Refused, &progress.stop, &mut copier)?;
-    Ok(copier.copied)
+    Ok(copier.made.count)
 }
 
 /// linux/limits.h.
@@ -183,19 +184,42 @@ struct Copier<'a> {
     /// Inodes of which more names are to come: how many.
     linked: HashMap<u64, u32>,
     mode: CopyMode,
-    progress: &'a Progress,
-    copied: Count,
-    names: u64,
+    made: Made<'a>,
     names_take_inodes: bool,
     buffer: Vec<u8>,
 }
 
+/// What the copy holds so far, which is bounded.
+struct Made<'a> {
+    progress: &'a Progress,
+    count: Count,
+    names: u64,
+    /// In names and values of extended attributes, which `progress` does not show.
+    attribute_bytes: u64,
+}
+
+impl Made<'_> {
+    fn add_name(&mut self, name: &CStr) -> linux::Result<()> {
+        self.names += 1;
+        self.check().map_err(at(TOO_MUCH, name))
+    }
+
+    fn add_attribute(&mut self, bytes: usize) -> Result<(), Errno> {
+        self.attribute_bytes = self.attribute_bytes.saturating_add(bytes as u64);
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), Errno> {
+        self.progress.check(self.count.inodes, self.names, self.attribute_bytes)
+    }
+}
+
 impl Visitor for Copier<'_> {
     fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> linux::Result<()> {
-        self.admit(name)?;
+        self.made.add_name(name)?;
         if self.link(name, stat).map_err(at("link", name))? {
             if self.names_take_inodes {
-                self.copied.inodes += 1;
+                self.made.count.inodes += 1;
             }
             return Ok(());
         }
@@ -213,12 +237,12 @@ impl Visitor for Copier<'_> {
                 self.special(parent, name, stat)?;
             }
         }
-        self.copied.add(&tree::stat(self.to.as_fd(), name)?);
+        self.made.count.add(&tree::stat(self.to.as_fd(), name)?);
         self.keep_link(name, stat).map_err(at("link", name))
     }
 
     fn enter(&mut self, name: &CStr) -> linux::Result<()> {
-        self.admit(name)?;
+        self.made.add_name(name)?;
         rustix::fs::mkdirat(&self.to, name, Mode::RWXU).map_err(at("mkdir", name))?;
         let child = open_dir(&self.to, name, WITHIN).map_err(at("open", name))?;
         self.above.push(Identity::of(&self.to)?);
@@ -229,8 +253,8 @@ impl Visitor for Copier<'_> {
     fn leave(&mut self, directory: BorrowedFd<'_>) -> linux::Result<()> {
         // Last, since each new entry changes the time; and no default ACL may
         // have been there for the children to inherit.
-        copy_attributes(directory, self.to.as_fd(), c".", &stat(directory, c"")?)?;
-        self.copied.add(&stat(self.to.as_fd(), c"")?);
+        copy_attributes(&mut self.made, directory, self.to.as_fd(), c".", &stat(directory, c"")?)?;
+        self.made.count.add(&stat(self.to.as_fd(), c"")?);
         if let Some(above) = self.above.pop() {
             self.to = above.open_parent(&self.to)?;
         }
@@ -239,12 +263,6 @@ impl Visitor for Copier<'_> {
 }
 
 impl Copier<'_> {
-    /// One more name, unless the copy would hold too much.
-    fn admit(&mut self, name: &CStr) -> linux::Result<()> {
-        self.names += 1;
-        self.progress.check(self.copied.inodes, self.names).map_err(at(TOO_MUCH, name))
-    }
-
     fn regular(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> linux::Result<()> {
         let source = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
         let source =
@@ -257,7 +275,7 @@ impl Copier<'_> {
         let copy =
             rustix::fs::openat2(&self.to, name, copy, Mode::RUSR, WITHIN).map_err(at("create", name))?;
         self.content(&source, &copy, found.stx_size).map_err(at("copy", name))?;
-        copy_attributes(source.as_fd(), copy.as_fd(), name, &found)
+        copy_attributes(&mut self.made, source.as_fd(), copy.as_fd(), name, &found)
     }
 
     fn content(&mut self, source: &OwnedFd, copy: &OwnedFd, size: u64) -> Result<(), Errno> {
@@ -280,10 +298,7 @@ impl Copier<'_> {
 
     fn bytes(&mut self, source: &OwnedFd, copy: &OwnedFd, mut start: u64, end: u64) -> Result<(), Errno> {
         while start < end {
-            self.progress.check(self.copied.inodes, self.names)?;
-            if self.progress.stop.load(Ordering::Relaxed) {
-                return Err(Errno::CANCELED);
-            }
+            self.made.check()?;
             let wanted = usize::try_from(end - start).unwrap_or(CHUNK).min(CHUNK);
             let read = rustix::io::pread(source, &mut self.buffer[..wanted], start)?;
             if read == 0 {
@@ -294,15 +309,15 @@ impl Copier<'_> {
                 written += rustix::io::pwrite(copy, &self.buffer[written..read], start + written as u64)?;
             }
             start += read as u64;
-            self.progress.done_bytes.fetch_add(read as u64, Ordering::Relaxed);
-            self.progress.all_bytes.fetch_add(read as u64, Ordering::Relaxed);
+            self.made.progress.done_bytes.fetch_add(read as u64, Ordering::Relaxed);
+            self.made.progress.all_bytes.fetch_add(read as u64, Ordering::Relaxed);
         }
         Ok(())
     }
 
     fn special(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> linux::Result<()> {
         let (source, copy) = (open_path(parent, name)?, open_path(self.to.as_fd(), name)?);
-        copy_attributes(source.as_fd(), copy.as_fd(), name, stat)
+        copy_attributes(&mut self.made, source.as_fd(), copy.as_fd(), name, stat)
     }
 
     /// Whether `name` became a further name of a file that is copied already.
@@ -392,12 +407,13 @@ impl<'a> Reach<'a> {
 /// Everything but the content. In this order: a change of owner takes
 /// capabilities and setuid away, an ACL changes the mode, and all the time.
 fn copy_attributes(
+    made: &mut Made<'_>,
     source: BorrowedFd<'_>,
     copy: BorrowedFd<'_>,
     name: &CStr,
     stat: &Statx,
 ) -> linux::Result<()> {
-    // A new file is root's: nobody else makes one in `incoming`.
+    // A new file is root's: nothing else makes one in `incoming`.
     if (stat.stx_uid, stat.stx_gid) != (0, 0) {
         let owner = (Uid::from_raw(stat.stx_uid), Gid::from_raw(stat.stx_gid));
         rustix::fs::chownat(copy, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)
@@ -405,7 +421,7 @@ fn copy_attributes(
     }
     let kind = file_type(stat);
     let (source, copy) = (Reach::of(source, kind), Reach::of(copy, kind));
-    copy_xattrs(&source, &copy, name)?;
+    copy_xattrs(made, &source, &copy, name)?;
     if kind != FileType::Symlink {
         copy.set_mode(mode_of(stat)).map_err(at("chmod", name))?;
     }
@@ -414,7 +430,7 @@ fn copy_attributes(
     copy.set_times(&times).map_err(at("set times of", name))
 }
 
-fn copy_xattrs(source: &Reach<'_>, copy: &Reach<'_>, name: &CStr) -> linux::Result<()> {
+fn copy_xattrs(made: &mut Made<'_>, source: &Reach<'_>, copy: &Reach<'_>, name: &CStr) -> linux::Result<()> {
     let length = match source.attributes_length() {
         Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(()),
         other => other.map_err(at("list attributes of", name))?,
@@ -428,6 +444,7 @@ fn copy_xattrs(source: &Reach<'_>, copy: &Reach<'_>, name: &CStr) -> linux::Resu
             continue;
         }
         let length = source.attribute(attribute, &mut value).map_err(at("read an attribute of", name))?;
+        made.add_attribute(attribute.count_bytes() + length).map_err(at(TOO_MUCH, name))?;
         copy.set_attribute(attribute, &value[..length]).map_err(at("set an attribute of", name))?;
     }
     Ok(())

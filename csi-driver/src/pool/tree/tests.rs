@@ -335,6 +335,13 @@ fn a_copy_of_more_than_its_volume_may_hold_ends() {
         fs::create_dir(&from).unwrap();
     };
     refused(&|| write("more", 32 << 20));
+    refused(&|| {
+        for n in 0..800 {
+            write(&n.to_string(), 0);
+            let file = from.join(n.to_string());
+            rustix::fs::setxattr(&file, "user.x", &[b'x'; 3500], XattrFlags::empty()).unwrap();
+        }
+    });
     refused(&|| (0..6000).for_each(|n| write(&n.to_string(), 0)));
     refused(&|| (0..6000).for_each(|n| fs::create_dir(from.join(n.to_string())).unwrap()));
 }
