@@ -10,11 +10,13 @@ mod http;
 use std::fs;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::SpliceFFlags;
 use nix::sys::signal::{SigSet, Signal};
 use nix::time::{ClockId, clock_gettime};
 
@@ -29,6 +31,7 @@ const USAGE: &str = "usage: demo-app VERB
   monotonic                CLOCK_MONOTONIC in ns, read by the first statement
   status                   /proc/self/status
   count                    1, 2, 3... a line each 10 ms
+  hold-output              writes to stdout, and keeps all who read it waiting
   demo one|two DIR PORT    the two pods of the demo";
 
 fn main() -> ExitCode {
@@ -63,6 +66,7 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
             say(&format!("{}", i128::from(now.tv_sec()) * 1_000_000_000 + i128::from(now.tv_nsec())))?;
         }
         ["status"] => io::stdout().write_all(&fs::read("/proc/self/status")?)?,
+        ["hold-output"] => hold_output()?,
         ["count"] => count()?,
         ["demo", "one", dir, port] => {
             end_on_signals()?;
@@ -106,6 +110,16 @@ fn wait_and_exit(signals: SigSet) {
     if let Ok(signal) = signals.wait() {
         std::process::exit(128 + signal as i32);
     }
+}
+
+/// splice(2) locks the pipe while it waits for its source; a read waits for the lock. There
+/// must be something to read by then, and is: a thread writes faster than the reader reads.
+fn hold_output() -> io::Result<()> {
+    thread::spawn(|| while io::stdout().write_all(&[b'x'; 4096]).is_ok() {});
+    let (_silent, source) = UnixStream::pair()?;
+    thread::sleep(Duration::from_millis(100));
+    nix::fcntl::splice(source, None, io::stdout(), None, 1 << 16, SpliceFFlags::empty())?;
+    Ok(())
 }
 
 fn sleep(duration: Option<Duration>) -> io::Result<()> {

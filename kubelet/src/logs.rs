@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::cri::ContainerState;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -37,6 +38,7 @@ pub(crate) fn remove(log: &Path) -> linux::Result<()> {
 /// kubelet's `containerLogMonitorInterval`.
 const PERIOD: Duration = Duration::from_secs(10);
 const LEAST_PERIOD: Duration = Duration::from_millis(500);
+const ROTATED_AT_ONCE: usize = 8;
 
 /// `--container-log-max-size` and `--container-log-max-files`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,17 +69,31 @@ pub(crate) async fn keep_rotating(tools: Arc<Tools>, limits: Limits) {
                 continue;
             }
         };
-        for log in logs.iter().filter(|log| log.size > limits.max_size) {
-            if let Err(error) = rotate::rotate(&tools.cri, log, limits).await {
-                warn!(log = %log.path.display(), error = trace::error_chain(&error), "log not rotated");
-            }
-        }
+        let large: Vec<_> = logs.iter().filter(|log| log.size > limits.max_size).cloned().collect();
+        rotate_all(&tools, large, limits).await;
         let now = Instant::now();
         let seen: BTreeMap<_, _> = logs.into_iter().map(|log| (log.path, (now, log.size))).collect();
         let due = seen.iter().map(|(path, size)| until_next(sizes.get(path), *size, limits));
         pause = due.min().unwrap_or(PERIOD);
         sizes = seen;
     }
+}
+
+/// Some at a time: a pod that keeps the runtime from opening its log delays few others.
+async fn rotate_all(tools: &Arc<Tools>, logs: Vec<Log>, limits: Limits) {
+    let mut rotating = JoinSet::new();
+    for log in logs {
+        if rotating.len() == ROTATED_AT_ONCE {
+            rotating.join_next().await;
+        }
+        let tools = Arc::clone(tools);
+        rotating.spawn(async move {
+            if let Err(error) = rotate::rotate(&tools.cri, &log, limits).await {
+                warn!(log = %log.path.display(), error = trace::error_chain(&error), "log not rotated");
+            }
+        });
+    }
+    rotating.join_all().await;
 }
 
 /// When a log that goes on growing like this is over its size.

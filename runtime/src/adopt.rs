@@ -2,6 +2,7 @@
 //! meanwhile is learned, what was half made is undone.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::record;
 use crate::runtime::{Runtime, ended, running};
 use crate::sandbox;
 use crate::shim::protocol::ShimStatus;
-use crate::shim_client;
+use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE, ShimClient};
 use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord};
 use crate::unreadable;
 
@@ -82,44 +83,127 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
     let sandbox = Arc::new(Sandbox::new(dir, found));
     runtime.insert_sandbox(Arc::clone(&sandbox));
     let record = sandbox.record();
-    let statuses = match record.phase {
+    let shim = match record.phase {
         Phase::Ready | Phase::Broken => reconnect(runtime, &sandbox, &record).await,
-        Phase::Creating | Phase::Stopped => None,
+        Phase::Creating | Phase::Stopped => Shim::Gone,
     };
-    if statuses.is_none() && record.phase == Phase::Ready {
+    if record.phase == Phase::Ready && matches!(shim, Shim::Gone) {
         tracing::warn!(sandbox = id, "the pod's shim is gone");
         sandbox.update_on_the_way_down(|r| r.phase = Phase::Broken);
     }
-    adopt_containers(runtime, &sandbox, statuses.unwrap_or_default()).await?;
+    match shim {
+        Shim::Gone => adopt_containers(runtime, &sandbox, Some(BTreeMap::new())).await?,
+        Shim::Knows(containers) => adopt_containers(runtime, &sandbox, Some(containers)).await?,
+        Shim::Silent(connecting) => {
+            tracing::warn!(
+                sandbox = id,
+                "the pod's shim does not answer: its containers are taken over as recorded"
+            );
+            adopt_containers(runtime, &sandbox, None).await?;
+            tokio::spawn(hear_later(Arc::clone(runtime), Arc::clone(&sandbox), connecting));
+        }
+    }
     Ok((record.phase == Phase::Creating).then_some(sandbox))
 }
 
-/// What the shim knows; `None` when there is no shim any more.
-async fn reconnect(
-    runtime: &Arc<Runtime>,
-    sandbox: &Sandbox,
-    record: &SandboxRecord,
-) -> Option<BTreeMap<String, ShimStatus>> {
-    if record.boot_id != runtime.boot_id {
-        return None;
-    }
-    // Ends that come after this answer are heard; those before are in it.
-    let (shim, containers) =
-        shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener()).await.ok()?;
-    sandbox.set_shim(Some(shim));
-    Some(containers)
+/// A shim, and the containers that it knows.
+type Connected = Result<(ShimClient, BTreeMap<String, ShimStatus>)>;
+
+/// What a call to the shim of an earlier runtime has brought.
+enum Shim {
+    Gone,
+    Knows(BTreeMap<String, ShimStatus>),
+    /// Nothing yet. A pod can keep its shim from answering, and then must not keep the others
+    /// waiting; a shim may also wait for a slow disk, and then its pod must not be ended for it.
+    Silent(Pin<Box<dyn Future<Output = Connected> + Send>>),
 }
 
+async fn reconnect(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>, record: &SandboxRecord) -> Shim {
+    if record.boot_id != runtime.boot_id {
+        return Shim::Gone;
+    }
+    // Ends that come after this answer are heard; those before are in it.
+    let (listener, of) = (runtime.listener(), Arc::clone(sandbox));
+    let mut connecting =
+        Box::pin(async move { shim_client::connect(&of.id, &of.dir, listener, START_DEADLINE).await });
+    match tokio::time::timeout(ANSWER_DEADLINE, &mut connecting).await {
+        Ok(Ok((shim, containers))) => {
+            sandbox.set_shim(Some(shim));
+            Shim::Knows(containers)
+        }
+        // A pod that is on its way down needs no answer.
+        Err(_) if record.phase == Phase::Ready => Shim::Silent(connecting),
+        Ok(Err(_)) | Err(_) => Shim::Gone,
+    }
+}
+
+/// Puts right what was adopted as recorded, or ends the pod whose shim stays silent.
+async fn hear_later(
+    runtime: Arc<Runtime>,
+    sandbox: Arc<Sandbox>,
+    connecting: Pin<Box<dyn Future<Output = Connected> + Send>>,
+) {
+    let outcome = match connecting.await {
+        Ok((shim, containers)) => hear(&runtime, &sandbox, shim, &containers).await,
+        Err(error) => {
+            tracing::warn!(sandbox = sandbox.id, error = %chain(&error), "the pod's shim counts as gone");
+            sandbox::break_down(&runtime, &sandbox).await
+        }
+    };
+    if let Err(error) = outcome {
+        tracing::error!(sandbox = sandbox.id, error = %chain(&error), "adopt the pod of a slow shim");
+    }
+}
+
+async fn hear(
+    runtime: &Arc<Runtime>,
+    sandbox: &Arc<Sandbox>,
+    shim: ShimClient,
+    alive: &BTreeMap<String, ShimStatus>,
+) -> Result<()> {
+    let _changing = sandbox.changing.lock().await;
+    // A caller may have stopped it meanwhile.
+    if sandbox.record().phase != Phase::Ready {
+        return Ok(());
+    }
+    sandbox.set_shim(Some(shim));
+    tracing::info!(sandbox = sandbox.id, "the pod's shim answers");
+    for container in runtime.containers_of(&sandbox.id) {
+        let status = alive.get(&container.id);
+        if let Some(status) = status {
+            runtime.exited(&container.id, status);
+        }
+        lose_unless_alive(runtime, sandbox, &container, status).await?;
+    }
+    Ok(())
+}
+
+/// Its start may have been given up, or its shim killed, a moment before the process ran.
+async fn lose_unless_alive(
+    runtime: &Arc<Runtime>,
+    sandbox: &Arc<Sandbox>,
+    container: &Arc<Container>,
+    status: Option<&ShimStatus>,
+) -> Result<()> {
+    let has_process = status.is_some_and(|status| status.exit.is_none());
+    if container.state().is_running() == has_process && sandbox.shim().is_some() {
+        return Ok(());
+    }
+    container::lose(runtime, sandbox, container).await
+}
+
+/// `alive`: what the shim knows; `None` while it is silent, when the records count.
 async fn adopt_containers(
     runtime: &Arc<Runtime>,
     sandbox: &Arc<Sandbox>,
-    alive: BTreeMap<String, ShimStatus>,
+    alive: Option<BTreeMap<String, ShimStatus>>,
 ) -> Result<()> {
+    let status_of = |id: &str| alive.as_ref().and_then(|alive| alive.get(id));
     for id in record::names(&sandbox.dir.join("containers"))? {
         let dir = sandbox.container_dir(&id);
         let found = match record::find::<ContainerRecord>(&dir.join("container.json")) {
             Err(why) => {
-                let pid = alive.get(&id).filter(|status| status.exit.is_none()).map(|status| status.pid);
+                let pid = status_of(&id).filter(|status| status.exit.is_none()).map(|status| status.pid);
                 if let Err(error) = unreadable::end_container(runtime, &id, &dir, pid, &why) {
                     tracing::error!(container_id = id, error = %chain(&error), "end an unreadable container");
                 }
@@ -133,7 +217,7 @@ async fn adopt_containers(
             continue;
         };
         let status_path = dir.join("status.json");
-        let (status, unreadable) = match alive.get(&id) {
+        let (status, unreadable) = match status_of(&id) {
             Some(status) => (Some(status.clone()), None),
             None => match record::find::<ShimStatus>(&status_path) {
                 // It was started, so it must not be again. How it ended is not known.
@@ -148,11 +232,8 @@ async fn adopt_containers(
         };
         let container = Arc::new(Container::new(found, state));
         runtime.insert_container(Arc::clone(&container));
-        let is_running = container.state().is_running();
-        let has_process = alive.get(&id).is_some_and(|status| status.exit.is_none());
-        // Its start may have been given up, or its shim killed, a moment before the process ran.
-        if is_running != has_process || sandbox.shim().is_none() {
-            container::lose(runtime, sandbox, &container).await?;
+        if alive.is_some() {
+            lose_unless_alive(runtime, sandbox, &container, status_of(&id)).await?;
         }
         if let Some(why) = unreadable {
             runtime.set_aside(

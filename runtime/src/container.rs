@@ -25,6 +25,8 @@ const KILL_DEADLINE: Duration = Duration::from_secs(30);
 const KILL_ROUND: Duration = Duration::from_millis(500);
 /// For the shim to pass SIGKILL on.
 const SHIM_SIGNAL: Duration = Duration::from_secs(1);
+/// For the shim to tell of an end. Later the end counts that the control group shows.
+const END_TOLD: Duration = Duration::from_secs(5);
 /// SIGRTMIN as glibc and musl programs see it.
 const SIGRTMIN: i32 = 34;
 const SIGRTMAX: i32 = 64;
@@ -216,7 +218,10 @@ pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) ->
         return Ok(());
     }
     if !timeout.is_zero() {
-        signal(runtime, &container, container.record.stop_signal).await?;
+        // A shim that does not pass it on must not keep the container from being killed.
+        if let Err(error) = signal(runtime, &container, container.record.stop_signal).await {
+            tracing::warn!(container_id = container.id, error = %chain(&error), "stop signal");
+        }
         if wait_for_exit(&container, timeout).await {
             return Ok(());
         }
@@ -237,7 +242,7 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
         }
         Err(_) => tracing::warn!(container_id = container.id, "the pod's shim is slow"),
     }
-    let deadline = Instant::now() + KILL_DEADLINE;
+    let begun = Instant::now();
     loop {
         let path = container.record.cgroup_path.clone();
         let killed =
@@ -245,8 +250,14 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
         if let Err(error) = killed.await {
             tracing::warn!(container_id = container.id, error = %chain(&error), "kill cgroup");
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = KILL_DEADLINE.saturating_sub(begun.elapsed());
         if wait_for_exit(container, left.min(KILL_ROUND)).await {
+            return Ok(());
+        }
+        if begun.elapsed() > END_TOLD && has_no_process(container).await {
+            tracing::warn!(container_id = container.id, "killed, and the pod's shim does not tell of it");
+            let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
+            end_as_killed(runtime, &sandbox, container, "it was killed, and the pod's shim is silent");
             return Ok(());
         }
         if left.is_zero() {
@@ -259,6 +270,13 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
         state: "running despite SIGKILL".to_owned(),
         wanted: "exited",
     })
+}
+
+/// Whether its control group could be removed. An error is a no: the next round asks again.
+async fn has_no_process(container: &Container) -> bool {
+    let path = container.record.cgroup_path.clone();
+    let ended = move || Ok(Cgroup::find(&Hierarchies::detect()?, &path).end(KILL_ROUND)?);
+    blocking("remove cgroup", ended).await.is_ok()
 }
 
 async fn signal(runtime: &Runtime, container: &Container, signal: i32) -> Result<()> {
@@ -311,17 +329,22 @@ pub(crate) async fn lose(
 ) -> Result<()> {
     let path = container.record.cgroup_path.clone();
     let killed = blocking("kill cgroup", move || kill_group(&path)).await;
-    let RunState::Running { started_at, .. } = container.state() else { return killed };
+    end_as_killed(runtime, sandbox, container, "the pod's shim ended, and its containers with it");
+    killed
+}
+
+/// How it ended is not known.
+fn end_as_killed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, message: &str) {
+    let RunState::Running { started_at, .. } = container.state() else { return };
     let ended = Ended {
         started_at,
         finished_at: now(),
         code: 128 + libc::SIGKILL,
         reason: "Error".to_owned(),
-        message: "the pod's shim ended, and its containers with it".to_owned(),
+        message: message.to_owned(),
     };
     keep_end(sandbox, container, &ended);
     runtime.end(container, ended);
-    killed
 }
 
 pub(crate) fn kill_group(path: &std::path::Path) -> Result<()> {

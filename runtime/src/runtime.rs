@@ -264,10 +264,13 @@ impl Runtime {
         self.announce(id, &container.record.sandbox_id, ContainerEventType::ContainerStartedEvent);
     }
 
-    fn exited(&self, id: &str, status: &ShimStatus) {
+    pub(crate) fn exited(&self, id: &str, status: &ShimStatus) {
         let Some(container) = self.find_container(id) else { return };
         let Some(ended) = ended(status) else { return };
-        self.end(&container, ended);
+        // A silent shim may tell of it when the end was seen already.
+        if !matches!(container.state(), RunState::Exited(_)) {
+            self.end(&container, ended);
+        }
     }
 
     /// Marks a container as ended and tells everybody.

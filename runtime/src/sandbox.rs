@@ -21,7 +21,7 @@ use crate::error::{Error, Result, chain};
 use crate::record;
 use crate::runtime::Runtime;
 use crate::shim::protocol::{ShimConfig, now};
-use crate::shim_client;
+use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::state::{Phase, Sandbox, SandboxRecord};
 
 /// With value `none`: an empty network namespace, `lo` down, no CNI call.
@@ -156,7 +156,8 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
         let process = shim_client::start(&sandbox.id, &sandbox.dir, &shim_config)?;
         sandbox.update(|r| r.shim = Some(process))?;
         // It answers only once it is in its namespaces.
-        let (shim, _) = shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener()).await?;
+        let (shim, _) =
+            shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener(), START_DEADLINE).await?;
         sandbox.set_shim(Some(shim));
         Ok::<(), Error>(())
     };
@@ -364,7 +365,8 @@ async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) 
         return Ok(());
     }
     // One that was started a moment before its runtime was killed is in no record.
-    if let Ok((shim, _)) = shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener()).await {
+    let dialled = shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener(), ANSWER_DEADLINE);
+    if let Ok((shim, _)) = dialled.await {
         return shim.shut_down().await;
     }
     let Some(process) = record.shim else { return Ok(()) };

@@ -25,8 +25,12 @@ use crate::reexec::SHIM_NAME;
 use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
 
 const SOCKET: &str = "shim.sock";
-/// Starting a container is mounts and an execve; whatever takes longer hangs.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// Starting a container is mounts and an execve; what takes longer hangs.
+pub(crate) const START_DEADLINE: Duration = Duration::from_secs(60);
+/// Everything else is done in memory. A pod can keep its shim from answering: who has an
+/// output pipe of a container can hold the kernel's lock on it (splice(2) from a silent
+/// socket), and the shim waits for that lock whenever it reads or closes the pipe.
+pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 /// After its last answer a shim has nothing to do but to end.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -124,12 +128,13 @@ pub(crate) fn own_program() -> Result<String> {
     Ok(format!("/proc/self/fd/{}", mount.as_raw_fd()))
 }
 
-/// Calls the shim of the sandbox in `dir`, perhaps an earlier runtime's; the
-/// containers it knows. Ends that come later are heard by `listener`.
+/// Calls the shim of the sandbox in `dir`, perhaps an earlier runtime's, and waits up to
+/// `limit` for the containers it knows. Ends that come later are heard by `listener`.
 pub(crate) async fn connect(
     sandbox: &str,
     dir: &Path,
     listener: Arc<dyn Listener>,
+    limit: Duration,
 ) -> Result<(ShimClient, BTreeMap<String, ShimStatus>)> {
     let failed = |e| Error::io("connect", &dir.join(SOCKET), e);
     let stream = in_directory(dir, |path| StdStream::connect(path)).map_err(failed)?;
@@ -144,7 +149,7 @@ pub(crate) async fn connect(
         next_id: AtomicU64::new(0),
         waiting,
     };
-    let Answer::Containers { pid, containers } = client.call(Call::List).await? else {
+    let Answer::Containers { pid, containers } = client.call_within(Call::List, limit).await? else {
         return Err(client.problem("it answers what was not asked".to_owned()));
     };
     client.process = ProcessId::of(pid)?.ok_or_else(|| client.problem("it ended".to_owned()))?;
@@ -160,21 +165,28 @@ fn in_directory<T>(dir: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) ->
 impl ShimClient {
     /// Calls and waits; a refusal is `Err` with the shim's own words.
     pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
+        let limit = if matches!(call, Call::Start { .. }) { START_DEADLINE } else { ANSWER_DEADLINE };
+        self.call_within(call, limit).await
+    }
+
+    async fn call_within(&self, call: Call, limit: Duration) -> Result<Answer> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
         let mut line = serde_json::to_vec(&Request { id, call }).expect("requests have string keys");
         line.push(b'\n');
-        let sent = self.writer.lock().await.write_all(&line).await;
-        let answer = match sent {
-            Ok(()) => tokio::time::timeout(ANSWER_DEADLINE, receiver).await,
-            Err(e) => return Err(self.problem(format!("call: {e}"))),
+        let answer = async {
+            let sent = self.writer.lock().await.write_all(&line).await;
+            sent.map_err(|e| self.problem(format!("call: {e}")))?;
+            receiver.await.map_err(|_| self.problem("it ended".to_owned()))
         };
-        match answer {
+        match tokio::time::timeout(limit, answer).await {
             Ok(Ok(Answer::Refused { problem })) => Err(self.problem(problem)),
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) => Err(self.problem("it ended".to_owned())),
-            Err(_) => Err(self.problem(format!("no answer within {} s", ANSWER_DEADLINE.as_secs()))),
+            Ok(answer) => answer,
+            Err(_) => {
+                self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                Err(self.problem(format!("no answer within {} s", limit.as_secs())))
+            }
         }
     }
 
@@ -182,14 +194,12 @@ impl ShimClient {
     pub(crate) async fn shut_down(&self) -> Result<()> {
         let asked = self.call(Call::Shutdown).await;
         let Some(pidfd) = self.process.open()? else { return Ok(()) };
-        if asked.is_err() {
-            process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+        if asked.is_ok() && wait_for_end(&pidfd, END_DEADLINE).await? {
+            return Ok(());
         }
-        if !wait_for_end(&pidfd, END_DEADLINE).await? {
-            process::signal_pidfd(&pidfd, libc::SIGKILL)?;
-            wait_for_end(&pidfd, END_DEADLINE).await?;
-        }
-        Ok(())
+        process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+        // One that waits for a pipe that another pod holds ends with that pod: it holds nothing of its own any more.
+        wait_for_end(&pidfd, END_DEADLINE).await.map(drop)
     }
 
     fn problem(&self, problem: String) -> Error {

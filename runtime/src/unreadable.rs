@@ -21,7 +21,7 @@ use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::runtime::Runtime;
 use crate::sandbox::POD_INTERFACE;
-use crate::shim_client;
+use crate::shim_client::{self, ANSWER_DEADLINE};
 use crate::state::ContainerRecord;
 
 const ENDED: &str = "what it described was ended";
@@ -68,7 +68,8 @@ pub(crate) fn end_container(
 
 async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Error> {
     let mut pids = BTreeSet::new();
-    if let Ok((_shim, containers)) = shim_client::connect(id, dir, runtime.listener()).await {
+    if let Ok((_shim, containers)) = shim_client::connect(id, dir, runtime.listener(), ANSWER_DEADLINE).await
+    {
         pids.extend(containers.values().filter(|status| status.exit.is_none()).map(|status| status.pid));
     }
     let mut errors = Vec::new();

@@ -9,6 +9,8 @@
 
 #[path = "cri/containers.rs"]
 mod containers;
+#[path = "cri/held_outputs.rs"]
+mod held_outputs;
 #[path = "cri/hostile_mounts.rs"]
 mod hostile_mounts;
 #[path = "cri/hung_volumes.rs"]
