@@ -26,6 +26,8 @@ impl Ends {
                 tolerate(sysctl::write(&format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1"));
             }
             tolerate(sysctl::write(&format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad));
+            // Any container of the bridge can advertise itself as a router.
+            tolerate(sysctl::write(&format!("net/ipv6/conf/{ifname}/accept_ra"), "0"));
             tolerate(sysctl::write(&format!("net/ipv4/conf/{ifname}/arp_notify"), "1"));
         })?)
     }

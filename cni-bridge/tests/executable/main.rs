@@ -11,5 +11,6 @@ mod links;
 mod lock;
 mod masquerade;
 mod rollback;
+mod routers;
 mod sandbox;
 mod spoof;
