@@ -453,7 +453,7 @@ impl Doctor {
         let lock_path = config.state_dir.join("lock");
         // A look makes no file, not even this one.
         let lock = if self.repair || lock_path.exists() {
-            Some(FileLock::try_exclusive(&lock_path, 0o600).map_err(DoctorError::Lock)?)
+            Some(FileLock::try_exclusive_after_kill(&lock_path, 0o600).map_err(DoctorError::Lock)?)
         } else {
             None
         };

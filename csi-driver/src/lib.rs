@@ -158,7 +158,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 async fn lock(path: &Path) -> Result<FileLock, StartError> {
     let deadline = Instant::now() + PREDECESSORS_END;
     loop {
-        let attempt = FileLock::try_exclusive(path, 0o600);
+        let attempt = FileLock::try_exclusive_after_kill(path, 0o600);
         match attempt.map_err(|source| StartError::Kernel { op: "lock state directory", source })? {
             Some(lock) => return Ok(lock),
             None if Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,

@@ -189,14 +189,18 @@ impl Bound {
     }
 }
 
-/// Connects unless nobody listens, or whoever does is about to end.
+/// Connects unless no process listens, or one that is about to end, or was killed.
 async fn connect_to_old(path: &Path) -> io::Result<UnixStream> {
     let deadline = Instant::now() + PREDECESSORS_END;
     loop {
-        match UnixStream::connect(path).await {
-            Ok(_) if Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
-            result => return result,
+        let stream = UnixStream::connect(path).await?;
+        if stream.peer_cred()?.pid().is_some_and(linux::process::is_killed) {
+            return Err(ErrorKind::ConnectionRefused.into());
         }
+        if Instant::now() >= deadline {
+            return Ok(stream);
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -55,7 +55,7 @@ impl Node {
             source,
         })?;
         make_dir(&root.join("hawser"), 0o700)?;
-        let lock = FileLock::try_exclusive(&root.join("hawser/lock"), 0o600)
+        let lock = FileLock::try_exclusive_after_kill(&root.join("hawser/lock"), 0o600)
             .map_err(|source| Error::Kernel { path: root.clone(), source })?
             .ok_or_else(|| Error::Locked { root: root.clone() })?;
         for dir in ["pods", "plugins", "plugins_registry"] {

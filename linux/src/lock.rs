@@ -3,14 +3,15 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::errno::Errno;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::{Error, Result};
+use crate::{Error, Result, process};
 
+mod holder;
 mod transient;
 
 pub use transient::TransientLock;
@@ -31,6 +32,35 @@ impl FileLock {
     /// `None` when another process (or another open of the file) holds it.
     pub fn try_exclusive(path: &Path, mode: u32) -> Result<Option<Self>> {
         Self::try_of(open(path, mode)?).map_err(|e| Error::at("lock", path, e))
+    }
+
+    /// The same, but a holder that was killed counts as gone. It may live on in threads
+    /// that wait in the kernel for a file system that does not answer, and keep the lock, but
+    /// runs no instruction of its program again.
+    ///
+    /// Such a holder keeps the lock of its file, and another file takes its place: all who
+    /// take this lock must take it this way.
+    pub fn try_exclusive_after_kill(path: &Path, mode: u32) -> Result<Option<Self>> {
+        let failed = |e| Error::at("lock", path, e);
+        let file = open(path, mode)?;
+        let inode = file.metadata().map_err(failed)?.ino();
+        if let Some(lock) = Self::try_of(file).map_err(failed)? {
+            // Not if its place was taken while we opened it: then another one has the lock.
+            let is_in_place = std::fs::metadata(path).is_ok_and(|found| found.ino() == inode);
+            return Ok(is_in_place.then_some(lock));
+        }
+        // Two successors are told apart by the lock of the directory.
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        let dir = File::open(dir).map_err(|e| Error::at("open directory of lock", path, e))?;
+        let Some(_alone) = Self::try_of(dir).map_err(failed)? else { return Ok(None) };
+        let in_place = std::fs::metadata(path).map_err(failed)?.ino();
+        if !holder::of_inode(in_place)?.is_some_and(process::is_killed) {
+            return Ok(None);
+        }
+        let next = path.with_extension("next");
+        let Some(lock) = Self::try_exclusive(&next, mode)? else { return Ok(None) };
+        std::fs::rename(&next, path).map_err(|e| Error::at("take the place of lock", path, e))?;
+        Ok(Some(lock))
     }
 
     /// The lock of an open file; `None` when another open of it holds the lock.

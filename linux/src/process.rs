@@ -166,6 +166,35 @@ pub fn start_time(pid: i32) -> Result<Option<u64>> {
     field.map(Some).ok_or_else(|| Error::new("understand", path, Errno::EINVAL))
 }
 
+/// Whether a process was killed and has threads left that wait in the kernel: each has
+/// SIGKILL pending, is exiting, or is a zombie (proc_pid_stat(5), proc_pid_status(5)). False for
+/// one that is gone.
+pub fn is_killed(pid: i32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let mut states = tasks.flatten().filter_map(|task| is_killed_or_ends(&task.path())).peekable();
+    states.peek().is_some() && states.all(|ends| ends)
+}
+
+/// Of one thread; `None` when it is gone.
+fn is_killed_or_ends(task: &Path) -> Option<bool> {
+    let status = std::fs::read_to_string(task.join("status")).ok()?;
+    let has_ended = status.lines().any(|line| {
+        line.strip_prefix("State:").is_some_and(|state| state.trim_start().starts_with(['Z', 'X']))
+    });
+    Some(has_ended || sigkill_is_pending(&status))
+}
+
+/// `status`: of a thread, as proc_pid_status(5) has it. Whether SIGKILL is pending, for the
+/// thread or its process.
+pub fn sigkill_is_pending(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+    let pending = |line: &str| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    };
+    status.lines().filter_map(pending).any(|mask| mask & SIGKILL != 0)
+}
+
 /// The next ended child, if any has ended.
 pub fn reap() -> Result<Option<(i32, Exit)>> {
     loop {
@@ -420,6 +449,14 @@ fn prctl_ambient(operation: i32, capability: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_that_ends_a_thread_is_told_from_others() {
+        assert!(sigkill_is_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
+        assert!(sigkill_is_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n"));
+        assert!(!sigkill_is_pending("SigPnd:\t0000000000004000\nSigBlk:\t0000000000000100\n"));
+        assert!(!is_killed(std::process::id().cast_signed()), "this one runs");
+    }
 
     #[test]
     fn clone_is_refused_in_a_process_with_threads() {

@@ -78,7 +78,7 @@ impl Runtime {
         record::ensure_dir(&config.root_dir)?;
         let root_dir =
             config.root_dir.canonicalize().map_err(|e| Error::io("resolve", &config.root_dir, e))?;
-        let lock = FileLock::try_exclusive(&root_dir.join("lock"), 0o600)?
+        let lock = FileLock::try_exclusive_after_kill(&root_dir.join("lock"), 0o600)?
             .ok_or_else(|| Error::Locked { root_dir: root_dir.clone() })?;
         for dir in ["sandboxes", "netns"] {
             record::ensure_dir(&root_dir.join(dir))?;

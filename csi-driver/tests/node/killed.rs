@@ -25,7 +25,7 @@ fn scene() -> Scene {
 
 /// Makes the volume's daemon answer all requests but those that change the volume, as one
 /// that was taken over may: a pause that the driver knows nothing of, until the drop.
-fn hold_changes_back(scene: &Scene, id: &str) -> PacketSocket {
+pub(crate) fn hold_changes_back(scene: &Scene, id: &str) -> PacketSocket {
     let socket = PacketSocket::connect(&scene.dial_dir(id).join("ctl.sock")).unwrap();
     let kind = Some(request::Kind::Quiesce(Quiesce { lease_ms: LONGEST_LEASE_MS }));
     socket.send(&Request { kind }.encode_to_vec(), &[]).unwrap();
@@ -40,7 +40,13 @@ fn user(scene: &Scene, target: &Path) -> Child {
     let mut command = scene.sandbox.command(Path::new("sh"));
     command.args(["-c", "exec >\"$0\""]).arg(target.join("file")).stdin(Stdio::null());
     let child = command.spawn().unwrap();
-    // A lookup, which comes first, is answered at once.
+    wait_for_a_change(minor);
+    child
+}
+
+/// Until a change of the volume with this connection waits for the daemon.
+pub(crate) fn wait_for_a_change(minor: u32) {
+    // What comes first, as a lookup, is answered at once.
     let mut looks = 0;
     eventually("the user waits", PATIENCE, || {
         let waiting = FuseConnections::open()?.waiting(minor)?;
@@ -49,7 +55,6 @@ fn user(scene: &Scene, target: &Path) -> Child {
         Ok(())
     })
     .unwrap();
-    child
 }
 
 fn target(caller: &Caller) -> PathBuf {

@@ -17,6 +17,7 @@ mod paths;
 #[allow(dead_code, reason = "each suite uses a part")]
 mod scene;
 mod size;
+mod succession;
 mod swapped;
 mod unanswered;
 mod undo;

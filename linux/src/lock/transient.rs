@@ -17,7 +17,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, O_NOFOLLOW};
 use nix::sys::stat::{major, minor};
 
-use super::FileLock;
+use super::{FileLock, holder};
 use crate::{Error, Result};
 
 /// Of root, mode 0755: nobody else opens, makes or replaces a file in it.
@@ -179,18 +179,11 @@ fn held(path: &Path, patience: Duration) -> Error {
     Error::at("lock", path, io::Error::new(io::ErrorKind::TimedOut, words))
 }
 
-/// Who holds the flock(2) lock of a file, by /proc/locks:
-/// `1: FLOCK  ADVISORY  WRITE 4711 00:1a:567 0 EOF`, device in hexadecimal.
 fn holder(path: &Path) -> Option<libc::pid_t> {
-    let id = number(path)?;
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    locks.lines().find_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
-        [_, "FLOCK", _, _, pid, of, ..] if of == id => pid.parse().ok(),
-        _ => None,
-    })
+    holder::of_file(&number(path)?).ok().flatten()
 }
 
-/// As /proc/locks writes it.
+/// As /proc/locks writes it: `00:1a:567`, the device in hexadecimal.
 fn number(path: &Path) -> Option<String> {
     let file = fs::metadata(path).ok()?;
     Some(format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino()))

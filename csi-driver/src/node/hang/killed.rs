@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 
 use linux::mount::FuseConnections;
 use linux::mountinfo;
+use linux::process::sigkill_is_pending;
 
 /// Of `flags` in proc_pid_stat(5): the thread ends, and closes its files.
 const PF_EXITING: u64 = 0x4;
-/// SIGKILL in a mask of signals.
-const SIGKILL: u64 = 1 << 8;
 
 /// A thread, told from a later one of the same id by the time when it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +61,7 @@ fn killed_and_asleep(task: &Path) -> Option<Task> {
     if !stat.is_asleep {
         return None;
     }
-    if !stat.is_exiting && !is_killed(&std::fs::read_to_string(task.join("status")).ok()?) {
+    if !stat.is_exiting && !sigkill_is_pending(&std::fs::read_to_string(task.join("status")).ok()?) {
         return None;
     }
     Some(Task { tid: number_of(task)?, start_time: stat.start_time })
@@ -85,15 +84,6 @@ impl Stat {
             start_time: fields.get(19)?.parse().ok()?,
         })
     }
-}
-
-/// `status`: whether SIGKILL is pending, for the thread or its process.
-fn is_killed(status: &str) -> bool {
-    let pending = |line: &str| {
-        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
-        u64::from_str_radix(mask.trim(), 16).ok()
-    };
-    status.lines().filter_map(pending).any(|mask| mask & SIGKILL != 0)
 }
 
 fn must_wait_for(task: &Path, connection_minor: u32, connections: &FuseConnections) -> bool {
@@ -119,9 +109,6 @@ mod tests {
         assert_eq!(stat("D", 0x40_0000), Some((true, false, 4711)));
         assert_eq!(stat("S", 0x40_0004), Some((false, true, 4711)));
         assert!(Stat::parse("7 (a) D 1 7").is_none());
-        assert!(is_killed("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
-        assert!(is_killed("SigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n"));
-        assert!(!is_killed("SigPnd:\t0000000000004000\nSigBlk:\t0000000000000100\n"));
     }
 
     #[test]
