@@ -24,6 +24,9 @@ pub enum Error {
     WrongState { kind: &'static str, id: String, state: String, wanted: &'static str },
     #[error("image {image:?} is in no OCI layout or archive under {}{}", .images_dir.display(), list(.broken))]
     ImageMissing { image: String, images_dir: PathBuf, broken: Vec<String> },
+    /// Each offer is a digest and its place.
+    #[error("image {image:?} is {} but {}: remove one of them, or name the image with its digest", .offers[0], .offers[1])]
+    ImageAmbiguous { image: String, offers: [String; 2] },
     #[error("image {image:?}: {place}: {problem}")]
     ImageCorrupt { image: String, place: String, problem: String },
     #[error("cni: {problem}")]
@@ -75,7 +78,7 @@ impl Error {
             Self::Unsupported { .. } => Code::Unimplemented,
             Self::NotFound { .. } | Self::ImageMissing { .. } => Code::NotFound,
             Self::AlreadyExists { .. } => Code::AlreadyExists,
-            Self::WrongState { .. } => Code::FailedPrecondition,
+            Self::WrongState { .. } | Self::ImageAmbiguous { .. } => Code::FailedPrecondition,
             Self::ImageCorrupt { .. } => Code::DataLoss,
             Self::Locked { .. } | Self::Task { .. } | Self::Serve { .. } => Code::Unavailable,
             Self::NetworkConfig { .. }

@@ -45,7 +45,7 @@ pub(crate) struct Image {
     pub(crate) id: String,
     /// Full names with tag, in the order they were pulled.
     pub(crate) repo_tags: Vec<String>,
-    /// Full names with the manifest's digest.
+    /// Full names with the digest that `index.json` gives, of a manifest or of an index of platforms.
     pub(crate) repo_digests: Vec<String>,
     /// Digests of the layers, lowest first.
     pub(crate) layers: Vec<String>,
@@ -150,19 +150,40 @@ impl ImageStore {
     /// Imports `name` from `images_dir`, also when an older image has the name already.
     pub(crate) fn pull(&self, name: &str) -> Result<Image> {
         let wanted = Reference::parse(name)?;
+        let (source, manifest) = self.source_of(&wanted)?;
+        self.import(&wanted, &source, &manifest)
+    }
+
+    /// The first source that has `wanted`. The author of an archive chooses its names, so a name
+    /// alone does not decide between sources with different digests.
+    fn source_of(&self, wanted: &Reference) -> Result<(Source, Manifest)> {
         let candidates = Source::candidates(&self.images_dir)
             .map_err(|e| Error::io("read images directory", &self.images_dir, e))?;
+        let mut found: Option<(Source, Manifest)> = None;
         let mut broken = Vec::new();
         for path in candidates {
-            let found =
-                Source::open(&path, &self.limits).and_then(|source| Ok((source.find(&wanted)?, source)));
-            match found {
-                Ok((Some(manifest), source)) => return self.import(&wanted, &source, &manifest),
-                Ok((None, _)) => {}
-                Err(problem) => broken.push(format!("{}: {problem}", path.display())),
+            let offer =
+                Source::open(&path, &self.limits).and_then(|source| Ok((source.find(wanted)?, source)));
+            let (source, manifest) = match offer {
+                Ok((Some(manifest), source)) => (source, manifest),
+                Ok((None, _)) => continue,
+                Err(problem) => {
+                    broken.push(format!("{}: {problem}", path.display()));
+                    continue;
+                }
+            };
+            match &found {
+                None => found = Some((source, manifest)),
+                Some((first, known)) if known.digest != manifest.digest => {
+                    let offers = [(first, known), (&source, &manifest)]
+                        .map(|(source, found)| format!("{} in {}", found.digest, source.path().display()));
+                    return Err(Error::ImageAmbiguous { image: wanted.to_string(), offers });
+                }
+                Some(_) => {}
             }
         }
-        Err(Error::ImageMissing { image: wanted.to_string(), images_dir: self.images_dir.clone(), broken })
+        let images_dir = self.images_dir.clone();
+        found.ok_or_else(|| Error::ImageMissing { image: wanted.to_string(), images_dir, broken })
     }
 
     fn import(&self, wanted: &Reference, source: &Source, found: &Manifest) -> Result<Image> {
@@ -199,7 +220,8 @@ impl ImageStore {
         }
         let image = Image {
             id: descriptor.digest.clone(),
-            repo_tags: wanted.tagged().into_iter().collect(),
+            // With a digest the tag was not compared with the names in the index: it moves nothing.
+            repo_tags: wanted.tagged().filter(|_| wanted.digest.is_none()).into_iter().collect(),
             repo_digests: vec![repo_digest],
             layers: layer_digests,
             size_bytes: layers.iter().fold(descriptor.size, |sum, layer| sum.saturating_add(layer.size)),

@@ -57,9 +57,9 @@ impl Blob {
     }
 }
 
-/// A manifest with its digest.
 #[derive(Debug)]
 pub(crate) struct Manifest {
+    /// What `index.json` has: of the manifest, or of an index that has one for each platform.
     pub(crate) digest: String,
     pub(crate) manifest: documents::Manifest,
 }
@@ -127,8 +127,7 @@ impl Source {
             .iter()
             .find(suits)
             .ok_or_else(|| format!("index {digest} has no manifest for linux/{architecture}"))?;
-        let digest = descriptor.digest.clone();
-        Ok(Manifest { manifest: self.blob_json(&digest)?, digest })
+        Ok(Manifest { manifest: self.blob_json(&descriptor.digest)?, digest })
     }
 
     /// A JSON blob, checked against its digest.

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use proto::cri::{ImageStatusRequest, RemoveImageRequest};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::kit::{Host, IMAGE, image_spec, layer, write_layout};
+use crate::kit::{Cri, Host, IMAGE, digest_of, image_spec, layer, write_layout};
 
 #[tokio::test]
 async fn an_image_is_present_only_after_it_was_pulled_and_gone_after_it_was_removed() {
@@ -28,14 +28,18 @@ async fn an_image_is_present_only_after_it_was_pulled_and_gone_after_it_was_remo
     assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 0, "layers");
 }
 
+fn pack(layout: &Path, archive: &Path) {
+    let mut tar = tar::Builder::new(std::fs::File::create(archive).unwrap());
+    tar.append_dir_all(".", layout).unwrap();
+    tar.finish().unwrap();
+}
+
 #[tokio::test]
 async fn an_archive_is_imported_like_a_directory() {
     let mut host = Host::new();
     let layout = host.path("layout");
     write_layout(&layout, "example.com/packed:1", &layer(&[("file", 0o644, b"x")]));
-    let mut tar = tar::Builder::new(std::fs::File::create(host.path("images/packed.tar")).unwrap());
-    tar.append_dir_all(".", &layout).unwrap();
-    tar.finish().unwrap();
+    pack(&layout, &host.path("images/packed.tar"));
     let mut cri = host.start().await;
     cri.pull("example.com/packed:1").await.unwrap();
 }
@@ -117,7 +121,7 @@ fn list_layer(dir: &Path, blob: &Path) {
     manifest["layers"][0]["digest"] = format!("sha256:{}", hex(blob)).into();
     manifest["layers"][0]["size"] = std::fs::metadata(blob).unwrap().len().into();
     let text = manifest.to_string();
-    let digest = crate::kit::digest_of(text.as_bytes());
+    let digest = digest_of(text.as_bytes());
     std::fs::write(of(&digest.clone().into()), &text).unwrap();
     index["manifests"][0]["digest"] = digest.into();
     index["manifests"][0]["size"] = text.len().into();
@@ -174,4 +178,97 @@ async fn a_layer_of_another_image_is_not_had_for_its_digest_alone() {
     std::fs::copy(blob, own).unwrap();
     cri.pull("thief:1").await.unwrap();
     assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 1);
+}
+
+/// Empty, if no image has the name.
+async fn id_of(cri: &mut Cri, name: &str) -> String {
+    let request = ImageStatusRequest { image: Some(image_spec(name)), verbose: false };
+    cri.images.image_status(request).await.unwrap().into_inner().image.unwrap_or_default().id
+}
+
+/// What `index.json` names first.
+fn manifest_digest(layout: &Path) -> String {
+    let index: Value = serde_json::from_slice(&std::fs::read(layout.join("index.json")).unwrap()).unwrap();
+    index["manifests"][0]["digest"].as_str().unwrap().to_owned()
+}
+
+/// Has images/genuine and, as an archive that comes first by name, another image of the name `volume:1`.
+/// Returns the digests of both.
+fn with_two_of_a_name(host: &Host) -> (String, String) {
+    let (genuine, evil) = (host.path("images/genuine"), host.path("evil"));
+    write_layout(&genuine, "volume:1", &layer(&[("file", 0o644, b"genuine")]));
+    write_layout(&evil, "volume:1", &layer(&[("file", 0o644, b"evil")]));
+    pack(&evil, &host.path("images/aa-evil.tar"));
+    (manifest_digest(&genuine), manifest_digest(&evil))
+}
+
+#[tokio::test]
+async fn a_name_that_two_sources_give_to_different_images_is_refused() {
+    let mut host = Host::new();
+    let (genuine, evil) = with_two_of_a_name(&host);
+    // Neither hides what comes after it.
+    std::fs::write(host.path("images/a-broken.tar"), "no archive").unwrap();
+    std::fs::write(host.path("images/b-broken.tar"), "no archive").unwrap();
+    let mut cri = host.start().await;
+    let error = cri.pull("volume:1").await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    assert_eq!(
+        error.message(),
+        format!(
+            "image \"docker.io/library/volume:1\" is {evil} in {} but {genuine} in {}: \
+             remove one of them, or name the image with its digest",
+            host.path("images/aa-evil.tar").display(),
+            host.path("images/genuine").display()
+        )
+    );
+    assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 0, "layers");
+    cri.pull(IMAGE).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_image_loses_its_name_to_another_one_only_when_its_own_source_is_gone() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    write_layout(&host.path("images/genuine"), "volume:1", &layer(&[("file", 0o644, b"genuine")]));
+    let genuine = cri.pull("volume:1").await.unwrap();
+    let (_, digest) = with_two_of_a_name(&host);
+    cri.pull("volume:1").await.unwrap_err();
+    assert_eq!(id_of(&mut cri, "volume:1").await, genuine);
+    // A digest says which one is meant, and moves no tag.
+    let evil = cri.pull(&format!("volume:1@{digest}")).await.unwrap();
+    assert_ne!(evil, genuine);
+    assert_eq!(id_of(&mut cri, &format!("volume@{digest}")).await, evil);
+    assert_eq!(id_of(&mut cri, "volume:1").await, genuine);
+    std::fs::remove_dir_all(host.path("images/genuine")).unwrap();
+    assert_eq!(cri.pull("volume:1").await.unwrap(), evil);
+    assert_eq!(id_of(&mut cri, "volume:1").await, evil);
+}
+
+#[tokio::test]
+async fn a_name_may_be_in_two_sources_that_agree() {
+    let mut host = Host::new();
+    let layout = host.path("images/layout");
+    write_layout(&layout, "twice:1", &layer(&[("file", 0o644, b"x")]));
+    pack(&layout, &host.path("images/archive.tar"));
+    let mut cri = host.start().await;
+    cri.pull("twice:1").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_image_of_several_platforms_is_named_by_the_digest_of_its_index() {
+    let mut host = Host::new();
+    let layout = host.path("images/layout");
+    write_layout(&layout, "platforms:1", &layer(&[("file", 0o644, b"x")]));
+    let index = std::fs::read(layout.join("index.json")).unwrap();
+    let digest = digest_of(&index);
+    std::fs::write(layout.join("blobs/sha256").join(&digest["sha256:".len()..]), &index).unwrap();
+    let descriptor = json!({
+        "mediaType": "application/vnd.oci.image.index.v1+json", "digest": digest, "size": index.len(),
+        "annotations": {"org.opencontainers.image.ref.name": "platforms:1"},
+    });
+    std::fs::write(layout.join("index.json"), json!({"manifests": [descriptor]}).to_string()).unwrap();
+    let mut cri = host.start().await;
+    let name = format!("platforms@{digest}");
+    let id = cri.pull(&name).await.unwrap();
+    assert_eq!(id_of(&mut cri, &name).await, id);
 }
