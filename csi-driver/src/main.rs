@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     ended.unwrap_or_else(|error| {
         #[expect(clippy::print_stderr, reason = "the one line for who started it")]
         {
-            eprintln!("hawser-csi: {error:#}");
+            eprintln!("hawser-csi: {}", trace::escaped(&format!("{error:#}")));
         }
         failed
     })

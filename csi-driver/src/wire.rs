@@ -81,17 +81,9 @@ const MAX_FOREIGN_CHARS: usize = 512;
 /// What a daemon says of itself, for a message: a daemon is not trusted to be brief, nor
 /// to keep to one line.
 pub(crate) fn foreign(text: &str) -> String {
-    let mut shown: String = text.chars().take(MAX_FOREIGN_CHARS).flat_map(shown_char).collect();
-    if text.chars().nth(MAX_FOREIGN_CHARS).is_some() {
-        shown.push_str("...");
-    }
-    shown
-}
-
-fn shown_char(c: char) -> impl Iterator<Item = char> {
-    let escaped = c.is_control().then(|| c.escape_default());
-    let plain = (!c.is_control()).then_some(c);
-    escaped.into_iter().flatten().chain(plain)
+    let end = text.char_indices().nth(MAX_FOREIGN_CHARS).map_or(text.len(), |(end, _)| end);
+    let dots = if end < text.len() { "..." } else { "" };
+    format!("{}{dots}", trace::escaped(&text[..end]))
 }
 
 /// A value of a request, for a message.

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         #[expect(clippy::print_stderr, reason = "the one place where a person is told why it ended")]
         Err(error) => {
-            eprintln!("hawser-runtime: {error:#}");
+            eprintln!("hawser-runtime: {}", trace::escaped(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -33,7 +33,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
         Ok(()) => Some(ExitCode::SUCCESS),
         Err(error) => {
             // stderr is shim.log in the sandbox's directory.
-            drop(writeln!(std::io::stderr(), "{}", chain(&error)));
+            drop(writeln!(std::io::stderr(), "{}", trace::escaped(&chain(&error))));
             Some(ExitCode::FAILURE)
         }
     }

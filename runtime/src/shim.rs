@@ -517,5 +517,5 @@ fn remove_cgroup(cgroup: Option<&Cgroup>) {
 
 /// The shim's own log is `shim.log` in the sandbox's directory, which is its stderr.
 fn note(text: &str) {
-    drop(writeln!(io::stderr(), "{} {text}", jiff::Timestamp::now()));
+    drop(writeln!(io::stderr(), "{} {}", jiff::Timestamp::now(), trace::escaped(text)));
 }

@@ -238,6 +238,9 @@ fn cwd(config: &ContainerConfig, image: &ImageConfig) -> Result<String> {
     let cwd = [&config.working_dir, &image.working_dir].into_iter().find(|dir| !dir.is_empty());
     match cwd {
         None => Ok("/".to_owned()),
+        Some(dir) if dir.contains('\0') => {
+            Err(Error::invalid("working_dir", format!("{dir:?} has a NUL byte")))
+        }
         Some(dir) if dir.starts_with('/') => Ok(dir.clone()),
         Some(dir) => Err(Error::invalid("working_dir", format!("{dir:?} is not absolute"))),
     }
@@ -462,6 +465,13 @@ mod tests {
             args(&ContainerConfig { args: vec!["a".into()], ..Default::default() }),
             json!(["/e", "a"])
         );
+    }
+
+    #[test]
+    fn a_working_directory_with_a_nul_byte_is_refused() {
+        let config = ContainerConfig { working_dir: "/a\0b".into(), ..command(&["/x"]) };
+        let err = spec_of(&config, &ImageConfig::default()).unwrap_err();
+        assert_eq!(err.to_string(), "working_dir: \"/a\\0b\" has a NUL byte");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What our processes tell: finished tracing spans as JSON lines, the material of
-//! the timeline, and errors with their causes on one line.
+//! the timeline, and events and errors with their causes on one line.
 //!
 //! Every process of Hawser that is given a trace file appends one line a span
 //! when the span closes. Times are CLOCK_MONOTONIC, so the lines of all
@@ -7,18 +7,21 @@
 //! O_APPEND: lines of several processes never mix.
 
 mod layer;
+mod one_line;
 
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use one_line::OneLine;
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt};
 
 pub use layer::SpanLines;
+pub use one_line::escaped;
 
 /// One finished span.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +43,8 @@ pub struct SpanLine {
 pub fn init(process: &'static str, filter: &str, trace_file: Option<&Path>) -> io::Result<()> {
     let filter = EnvFilter::try_new(filter).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
     let spans = trace_file.map(|path| span_lines(process, path)).transpose()?;
-    let stderr = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false).with_ansi(false);
+    let format = OneLine(fmt::format().with_target(false));
+    let stderr = fmt::layer().with_writer(io::stderr).with_ansi(false).event_format(format);
     tracing_subscriber::registry()
         .with(tracing_subscriber::Layer::with_filter(stderr, filter))
         .with(spans)

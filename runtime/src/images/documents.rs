@@ -152,7 +152,11 @@ fn digest<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 }
 
 fn working_dir<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    text(or_default(from)?, "WorkingDir", MAX_PATH_BYTES)
+    let dir = text(or_default(from)?, "WorkingDir", MAX_PATH_BYTES)?;
+    if dir.contains('\0') {
+        return Err(D::Error::custom("WorkingDir has a NUL byte"));
+    }
+    Ok(dir)
 }
 
 fn user<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
@@ -259,6 +263,12 @@ mod tests {
             let index = json!({"manifests": [descriptor]});
             assert_eq!(problem::<Index>(&index), format!("{field} has more than 255 bytes"));
         }
+    }
+
+    #[test]
+    fn a_working_directory_with_a_nul_byte_is_refused() {
+        let document = configuration(&json!({"WorkingDir": "/a\0b"}));
+        assert_eq!(problem::<Configuration>(&document), "WorkingDir has a NUL byte");
     }
 
     #[test]

@@ -76,6 +76,24 @@ async fn a_corrupt_layer_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn no_image_writes_a_line_or_a_control_character_to_the_log() {
+    let mut host = Host::new();
+    // The error quotes the header's name and its checksum, which is no number.
+    let mut header = [b'x'; 512];
+    let forged = b"\n2026-11-23T00:00:00Z  INFO forged \x1b[31mred\x07\xc2\x9b\0";
+    header[..forged.len()].copy_from_slice(forged);
+    header[148..156].copy_from_slice(b"\n\r\x1bxxxxx");
+    write_layout(&host.path("images/forger"), "forger:1", &header);
+    let mut cri = host.start().await;
+    let error = cri.pull("forger:1").await.unwrap_err();
+    assert!(error.message().contains(['\n', '\u{1b}']), "the log must escape it: {error:?}");
+    let log = host.log();
+    let line = log.lines().find(|line| line.contains("INFO forged")).unwrap();
+    assert!(line.contains(" WARN ") && line.contains("\\n2026-11-23T00:00:00Z  INFO forged"), "{line:?}");
+    assert!(!log.contains(|letter: char| letter.is_control() && letter != '\n'), "{log:?}");
+}
+
+#[tokio::test]
 async fn links_within_a_layout_are_not_followed_and_do_not_keep_other_images_from_being_pulled() {
     let mut host = Host::new();
     let elsewhere = host.path("elsewhere");
