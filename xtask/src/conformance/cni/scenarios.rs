@@ -47,6 +47,7 @@ pub(super) fn everywhere() -> Vec<Difference> {
         Difference::new("address-nodad", "*/address/* *:*")
             .reference("scope=global")
             .ours("nodad=true scope=global"),
+        Difference::new("no-routers", "*/sysctl/ipv6/conf/*/accept_ra").ours("0"),
         Difference::new("bridge-mac", "*/bridge/stdout.interfaces[0].mac")
             .reference("<mac host.<*veth*>>")
             .ours("<mac host.*>"),
