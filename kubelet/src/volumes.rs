@@ -30,6 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::SetOnce;
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{Instrument, info_span};
 
@@ -75,6 +76,8 @@ struct Shared {
     store: Store,
     plugins: Plugins,
     devices: Devices,
+    /// The volumes that an earlier kubelet left are among `devices`.
+    reconstructed: SetOnce<()>,
     /// Pods that are being torn down: no mount may begin for them.
     stopping: Mutex<BTreeSet<String>>,
     /// Pods whose volumes are being taken from processes that survived SIGKILL.
@@ -93,6 +96,7 @@ impl Volumes {
             store,
             plugins,
             devices: Devices::default(),
+            reconstructed: SetOnce::new(),
             stopping: Mutex::default(),
             taking: Mutex::default(),
             republish: republish::Due::default(),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use linux::process;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -13,7 +13,9 @@ use nix::unistd::Pid;
 use tests::attacker::{self, Attack};
 use tests::manifests::{self, Pod};
 use tests::node::{PATIENCE, text};
-use tests::{Launcher, LeakCheck, Node, NodeOptions, Sandbox, as_soon_as, eventually, sandbox};
+use tests::{
+    Daemon, Launcher, LeakCheck, Node, NodeOptions, Sandbox, as_soon_as, binaries, eventually, sandbox,
+};
 
 const USER: Pod<'_> = Pod {
     name: "user",
@@ -258,6 +260,78 @@ fn a_kubelet_killed_between_unpublish_and_unstage_unstages_when_it_is_back() {
     })
     .unwrap();
     node.wait_for_no_pods().unwrap();
+    node.finish(&idle).unwrap();
+}
+
+/// Pod `user` has its volume staged and cannot publish it: a file is in the place of the
+/// volume's directory. Then the driver is killed.
+fn stage_without_publish(node: &mut Node<'_>) -> Result<()> {
+    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi"))?;
+    let volume = eventually("the claim is bound", PATIENCE, || {
+        let claim = node.get("pvc", "c")?;
+        ensure!(claim["status"]["phase"] == "Bound", "{claim}");
+        Ok(text(&claim["spec"]["volumeName"]))
+    })?;
+    node.driver()?.kill()?;
+    node.put_manifest("user.yaml", &USER.yaml())?;
+    let user = eventually("the pod waits for its volume", PATIENCE, || node.get("pod", "user"))?;
+    let volumes = node.root_dir().join("pods").join(text(&user["metadata"]["uid"]));
+    let volumes = volumes.join("volumes/kubernetes.io~csi");
+    fs::create_dir_all(&volumes)?;
+    fs::write(volumes.join(&volume), "")?;
+    node.start_driver()?;
+    node.wait_for_event("FailedMount", &["create directory", &volume])?;
+    ensure!(has_fuse_mount(node) && !has_publish_record(node), "staged, not published");
+    node.driver()?.kill()?;
+    Ok(())
+}
+
+/// Removes the manifest of pod `user`, and waits until the kubelet has seen it.
+fn begin_deletion(node: &Node<'_>) -> Result<()> {
+    node.remove_manifest("user.yaml")?;
+    eventually("the kubelet takes the pod down", PATIENCE, || {
+        let pods = node.list("pods")?;
+        let user = pods.iter().find(|pod| pod["metadata"]["name"] == "user");
+        ensure!(user.is_none_or(|user| user["metadata"]["deletionTimestamp"].is_string()), "{user:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_volume_that_was_never_published_is_unstaged_when_its_pod_is_deleted_before_the_driver_is_back() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    stage_without_publish(&mut node).unwrap();
+    node.kubelet().unwrap().kill().unwrap();
+    node.start_kubelet().unwrap();
+    begin_deletion(&node).unwrap();
+    node.start_driver().unwrap();
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn a_stop_with_pods_unstages_a_volume_that_a_killed_kubelet_left_staged_without_a_pod() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    stage_without_publish(&mut node).unwrap();
+    begin_deletion(&node).unwrap();
+    node.kubelet().unwrap().kill().unwrap();
+    node.start_kubelet().unwrap();
+    node.wait_for_no_pod("user").unwrap();
+
+    let mut stop = sandbox.command(&binaries::find("hawser-kubelet").unwrap());
+    stop.args(["stop", "--pods", "--root-dir"]).arg(node.root_dir());
+    let mut stop = Daemon::start("stop --pods", stop, &sandbox.path("kubelet.out")).unwrap();
+    eventually("stop --pods waits for the driver", PATIENCE, || {
+        ensure!(stop.output().contains("unstaging volume "), "{}", stop.output());
+        Ok(())
+    })
+    .unwrap();
+    node.start_driver().unwrap();
+    assert!(stop.wait(PATIENCE).unwrap().success(), "{}", node.outputs());
+    assert!(!has_fuse_mount(&node), "{}", node.outputs());
+
+    node.start_kubelet().unwrap();
     node.finish(&idle).unwrap();
 }
 

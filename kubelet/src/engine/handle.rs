@@ -54,10 +54,12 @@ impl Handle {
     }
 
     /// Takes every pod down and returns when nothing of them is left: first the
-    /// consumers, whose volumes take their mount pods with them, then what
-    /// mount pods remain. `progress` gets a line for each step.
+    /// consumers, whose volumes take their mount pods with them, then the staged
+    /// volumes that have no consumer, then what mount pods remain. `progress`
+    /// gets a line for each step.
     pub async fn stop_pods(&self, mut progress: impl FnMut(String)) -> Result<(), Error> {
         self.stop_pods_that(|pod| !is_mount_pod(pod), &mut progress).await;
+        self.volumes.unmount_unused(&mut progress).await;
         self.stop_pods_that(|_| true, &mut progress).await;
         let (answer, answered) = oneshot::channel();
         if self.requests.send(Request::ReleaseNode(answer)).await.is_err() {

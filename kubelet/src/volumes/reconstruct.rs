@@ -1,17 +1,22 @@
 //! What an earlier kubelet left mounted, read back from disk.
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use tracing::warn;
 
-use super::device::{DeviceKey, Stage};
+use super::device::{Device, DeviceKey, Stage};
 use super::{Error, Volumes, csi_unmount, files, resolve};
+use crate::backoff::Backoff;
 use crate::objects::{Pod, PodPhase, VolumeSource};
 
 impl Volumes {
     /// Enters every volume on disk as uncertain: a pod that still wants it
     /// stages and publishes it again (both idempotent), the rest goes. Returns
     /// the uids of the pods that have a directory.
+    ///
+    /// Each volume gets its users before any pod is torn down, since the teardown of the
+    /// last user unstages it. [`Self::unstage_unused`] unstages those without a user.
     pub(crate) fn reconstruct(&self) -> Result<Vec<String>, Error> {
         let shared = &self.shared;
         for driver_dir in files::subdirectories(&shared.layout.stage_root())? {
@@ -49,56 +54,81 @@ impl Volumes {
             }
             uids.push(uid.to_owned());
         }
+        // Staged and not published. Its pod may be deleted before it mounts the volume again,
+        // for instance because the driver is not registered yet.
+        for device in self.unused() {
+            self.uids_wanting(&device.key).iter().for_each(|uid| device.add_user(uid));
+        }
+        shared.reconstructed.set(()).expect("an engine reconstructs its volumes once");
         Ok(uids)
     }
 
-    /// Whether a pod that may mount it names a claim that is bound to this volume. A pod
-    /// that ends is among its users, or has unmounted it already: an earlier kubelet was
-    /// killed between Unpublish and Unstage.
-    fn is_wanted(&self, key: &DeviceKey) -> bool {
+    /// The pods that may mount the volume and name a claim that is bound to it. A pod that
+    /// ends is among its users, or has unmounted it already: an earlier kubelet was killed
+    /// between Unpublish and Unstage.
+    fn uids_wanting(&self, key: &DeviceKey) -> Vec<String> {
         let store = &self.shared.store;
         let may_mount = |pod: &Pod| {
             !pod.metadata.is_deleted() && !matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
         };
-        store.pods().iter().filter(|pod| may_mount(pod)).any(|pod| {
+        let names_it = |pod: &Pod| {
             pod.spec.volumes.iter().any(|volume| match volume.source() {
                 Some(VolumeSource::Claim(source)) => {
                     resolve::claim(store, pod, &source.claim_name).is_ok_and(|found| found.key == *key)
                 }
                 _ => false,
             })
-        })
+        };
+        let pods = store.pods().into_iter().filter(|pod| may_mount(pod) && names_it(pod));
+        pods.map(|pod| pod.metadata.uid.clone()).collect()
     }
 
-    /// Unstages what an earlier kubelet staged and no pod uses: it died between
-    /// Stage and Publish, or between Unpublish and Unstage. Waits for each
-    /// driver to register, so this may take for ever.
+    fn unused(&self) -> impl Iterator<Item = Arc<Device>> {
+        self.shared.devices.all().into_iter().filter(|device| device.users().is_empty())
+    }
+
+    /// Unstages what an earlier kubelet staged and no pod uses, each volume in a task of
+    /// its own: that kubelet died between Stage and Publish, or between Unpublish and Unstage.
     pub(crate) fn unstage_unused(&self) {
-        for device in self.shared.devices.all().into_iter().filter(|d| !self.is_wanted(&d.key)) {
+        for device in self.unused() {
             let this = self.clone();
-            tokio::spawn(async move {
-                let mut backoff = crate::backoff::Backoff::operation();
-                loop {
-                    this.shared.plugins.wait_for(&device.key.driver).await;
-                    let mut stage = device.stage.lock().await;
-                    if *stage != Stage::Uncertain || !device.users().is_empty() {
-                        return;
-                    }
-                    let shared = &this.shared;
-                    match csi_unmount::unstage(&shared.plugins, &shared.layout, &device, &mut stage).await {
-                        Ok(()) => return,
-                        Err(error) => {
-                            warn!(
-                                volume_id = device.key.volume_handle,
-                                error = error.text(),
-                                "not unstaged yet"
-                            );
-                        }
-                    }
-                    drop(stage);
-                    tokio::time::sleep(backoff.step()).await;
+            tokio::spawn(async move { this.unstage_until_done(&device).await });
+        }
+    }
+
+    /// Returns when no volume is mounted that no pod uses; `progress` gets a line for each.
+    /// A volume that is not mounted can wait for its driver until the next start.
+    pub(crate) async fn unmount_unused(&self, progress: &mut impl FnMut(String)) {
+        let shared = &self.shared;
+        shared.reconstructed.wait().await;
+        for device in self.unused() {
+            let DeviceKey { driver, volume_handle } = &device.key;
+            if files::check_nothing_mounted(&shared.layout.stage_dir(driver, volume_handle)).is_err() {
+                progress(format!("unstaging volume {volume_handle}, which needs driver {driver}"));
+                self.unstage_until_done(&device).await;
+            }
+        }
+    }
+
+    /// Waits for the driver to register, so this may take for ever.
+    async fn unstage_until_done(&self, device: &Device) {
+        let shared = &self.shared;
+        let mut backoff = Backoff::operation();
+        loop {
+            shared.plugins.wait_for(&device.key.driver).await;
+            let mut stage = device.stage.lock().await;
+            // With a user, that pod's teardown unstages it.
+            if *stage != Stage::Uncertain || !device.users().is_empty() {
+                return;
+            }
+            match csi_unmount::unstage(&shared.plugins, &shared.layout, device, &mut stage).await {
+                Ok(()) => return,
+                Err(error) => {
+                    warn!(volume_id = device.key.volume_handle, error = error.text(), "not unstaged yet");
                 }
-            });
+            }
+            drop(stage);
+            tokio::time::sleep(backoff.step()).await;
         }
     }
 }
