@@ -10,6 +10,7 @@ mod http;
 use std::fs;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::SpliceFFlags;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::signal::{SigSet, Signal};
 use nix::time::{ClockId, clock_gettime};
 
@@ -112,14 +114,19 @@ fn wait_and_exit(signals: SigSet) {
     }
 }
 
-/// splice(2) locks the pipe while it waits for its source; a read waits for the lock. There
-/// must be something to read by then, and is: a thread writes faster than the reader reads.
+/// splice(2) locks the pipe while it waits for its source; a read waits for the lock. The
+/// reader must find something to read then: a thread writes more than it can take.
 fn hold_output() -> io::Result<()> {
     thread::spawn(|| while io::stdout().write_all(&[b'x'; 4096]).is_ok() {});
     let (_silent, source) = UnixStream::pair()?;
-    thread::sleep(Duration::from_millis(100));
+    while is_writable(&io::stdout())? {}
     nix::fcntl::splice(source, None, io::stdout(), None, 1 << 16, SpliceFFlags::empty())?;
     Ok(())
+}
+
+fn is_writable(pipe: &impl AsFd) -> io::Result<bool> {
+    let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)];
+    Ok(nix::poll::poll(&mut fds, PollTimeout::ZERO)? > 0)
 }
 
 fn sleep(duration: Option<Duration>) -> io::Result<()> {
