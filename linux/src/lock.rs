@@ -53,8 +53,8 @@ impl FileLock {
         let dir = path.parent().unwrap_or(Path::new("/"));
         let dir = File::open(dir).map_err(|e| Error::at("open directory of lock", path, e))?;
         let Some(_alone) = Self::try_of(dir).map_err(failed)? else { return Ok(None) };
-        let in_place = std::fs::metadata(path).map_err(failed)?.ino();
-        if !holder::of_inode(in_place)?.is_some_and(process::is_killed) {
+        let holders = holder::of(&open(path, mode)?)?;
+        if holders.is_empty() || !holders.into_iter().all(process::is_killed) {
             return Ok(None);
         }
         let next = path.with_extension("next");

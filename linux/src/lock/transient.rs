@@ -15,7 +15,6 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, O_NOFOLLOW};
-use nix::sys::stat::{major, minor};
 
 use super::{FileLock, holder};
 use crate::{Error, Result};
@@ -180,13 +179,7 @@ fn held(path: &Path, patience: Duration) -> Error {
 }
 
 fn holder(path: &Path) -> Option<libc::pid_t> {
-    holder::of_file(&number(path)?).ok().flatten()
-}
-
-/// As /proc/locks writes it: `00:1a:567`, the device in hexadecimal.
-fn number(path: &Path) -> Option<String> {
-    let file = fs::metadata(path).ok()?;
-    Some(format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino()))
+    holder::of(&File::open(path).ok()?).ok()?.first().copied()
 }
 
 #[cfg(test)]
@@ -241,7 +234,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let held = take(&path);
-        let number = number(&path).unwrap();
+        let number = holder::number_of(&File::open(&path).unwrap()).unwrap();
         let file = held.lock.file().metadata().unwrap().ino();
         let next = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| take(&path));
