@@ -451,12 +451,12 @@ impl Doctor {
         let config = Config::check(self.driver)?;
         NoJournal::check(&config.state_dir)?;
         let lock_path = config.state_dir.join("lock");
-        // A look makes no file, not even this one.
-        let lock = if self.repair || lock_path.exists() {
-            Some(FileLock::try_exclusive_after_kill(&lock_path, 0o600).map_err(DoctorError::Lock)?)
-        } else {
-            None
+        let lock = match self.repair {
+            true => Some(FileLock::try_exclusive_after_kill(&lock_path, 0o600)),
+            // A look makes no file, not even this one.
+            false => lock_path.exists().then(|| FileLock::try_exclusive(&lock_path, 0o600)),
         };
+        let lock = lock.transpose().map_err(DoctorError::Lock)?;
         let is_driver_running = matches!(lock, Some(None));
         if self.repair && is_driver_running {
             return Err(DoctorError::Running { state_dir: config.state_dir });

@@ -39,14 +39,17 @@ impl FileLock {
     /// runs no instruction of its program again.
     ///
     /// Such a holder keeps the lock of its file, and another file takes its place: all who
-    /// take this lock must take it this way.
+    /// take this lock must take it this way. The other file is made with the first lock, since
+    /// the disk may be full when it is needed.
     pub fn try_exclusive_after_kill(path: &Path, mode: u32) -> Result<Option<Self>> {
         let failed = |e| Error::at("lock", path, e);
+        let next = path.with_extension("next");
         let file = open(path, mode)?;
         let inode = file.metadata().map_err(failed)?.ino();
         if let Some(lock) = Self::try_of(file).map_err(failed)? {
             // Not if its place was taken while we opened it: then another one has the lock.
             let is_in_place = std::fs::metadata(path).is_ok_and(|found| found.ino() == inode);
+            let _full_disk_is_no_reason = open(&next, mode);
             return Ok(is_in_place.then_some(lock));
         }
         // Two successors are told apart by the lock of the directory.
@@ -57,9 +60,9 @@ impl FileLock {
         if holders.is_empty() || !holders.into_iter().all(process::is_killed) {
             return Ok(None);
         }
-        let next = path.with_extension("next");
         let Some(lock) = Self::try_exclusive(&next, mode)? else { return Ok(None) };
         std::fs::rename(&next, path).map_err(|e| Error::at("take the place of lock", path, e))?;
+        let _full_disk_is_no_reason = open(&next, mode);
         Ok(Some(lock))
     }
 

@@ -16,7 +16,7 @@ pub(super) fn of(file: &File) -> Result<Vec<i32>> {
     let number = number_of(file)?;
     let locks = std::fs::read_to_string(LOCKS).map_err(|e| Error::at("read", Path::new(LOCKS), e))?;
     let holders = locks.lines().filter_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
-        [_, "FLOCK", _, _, pid, file, ..] if file == number => pid.parse().ok(),
+        [_, "FLOCK", _, "WRITE", pid, file, ..] if file == number => pid.parse().ok(),
         _ => None,
     });
     Ok(holders.collect())
