@@ -7,7 +7,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use crate::{Error, Result, procfs};
 
 /// False for a process that is gone. What D sleeps for is told by the descriptor that
 /// is the first argument of its system call: vfork(2), which also sleeps so, has none.
@@ -33,7 +33,7 @@ pub fn waits_for_disk(pid: i32) -> Result<bool> {
 }
 
 fn read(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
+    match procfs::read(path) {
         Ok(text) => Ok(Some(text)),
         Err(e) if is_gone(&e) => Ok(None),
         Err(e) => Err(Error::at("read", path, e)),

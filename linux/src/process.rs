@@ -18,7 +18,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signa
 use nix::sys::wait::{WaitPidFlag, WaitStatus};
 use nix::unistd::{Gid, Pid, Uid};
 
-use crate::{Error, Result};
+use crate::{Error, Result, procfs};
 
 /// include/uapi/linux/sched.h; `libc` has it as an `int`, which it does not fit.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -155,7 +155,7 @@ pub fn wait_for_end(pidfd: impl AsFd, timeout: Duration) -> Result<bool> {
 /// that cannot be told: a process that cannot be looked at may live.
 pub fn start_time(pid: i32) -> Result<Option<u64>> {
     let path = format!("/proc/{pid}/stat");
-    let stat = match std::fs::read_to_string(&path) {
+    let stat = match procfs::read(Path::new(&path)) {
         Ok(stat) => stat,
         // ESRCH: it ended between the open and the read.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
@@ -177,7 +177,7 @@ pub fn is_killed(pid: i32) -> bool {
 
 /// Of one thread; `None` when it is gone.
 fn is_killed_or_ends(task: &Path) -> Option<bool> {
-    let status = std::fs::read_to_string(task.join("status")).ok()?;
+    let status = procfs::read(&task.join("status")).ok()?;
     let has_ended = status.lines().any(|line| {
         line.strip_prefix("State:").is_some_and(|state| state.trim_start().starts_with(['Z', 'X']))
     });
@@ -448,7 +448,28 @@ fn prctl_ambient(operation: i32, capability: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::process::Stdio;
+
     use super::*;
+
+    #[test]
+    fn a_process_is_known_though_its_name_is_no_text() {
+        let script = r"printf '\377) D 1' >/proc/$$/comm; echo named; read end";
+        let mut sh = std::process::Command::new("sh");
+        let mut child = sh.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        let pid = child.id().cast_signed();
+        assert!(std::fs::read_to_string(format!("/proc/{pid}/comm")).is_err(), "no UTF-8");
+        assert!(start_time(pid).unwrap().unwrap() > 0);
+        assert!(!is_killed(pid) && !crate::disk_wait::waits_for_disk(pid).unwrap());
+        child.kill().unwrap();
+        // Not reaped yet: a zombie.
+        wait_for_end(open_pidfd(pid).unwrap().unwrap(), Duration::from_secs(10)).unwrap();
+        assert!(is_killed(pid));
+        child.wait().unwrap();
+        assert!(!is_killed(pid));
+    }
 
     #[test]
     fn a_signal_that_ends_a_thread_is_told_from_others() {

@@ -1,20 +1,26 @@
-//! Writes to /proc that change what a process may do: kernel settings,
-//! `oom_score_adj`.
+//! Files of /proc. Read: what is said of processes. Written: what changes what a process
+//! may do, as kernel settings and `oom_score_adj`.
 //!
 //! A file that lies over /proc would take the value and change nothing
 //! (CVE-2025-52881), or change something else.
 //!
-//! Invariant: the file is opened below a descriptor of proc's own root, on that
+//! Invariant: a file to write is opened below a descriptor of proc's own root, on that
 //! one mount, and is verified to be proc's before it is written.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags};
 
 use crate::rootfs::{KernelFs, open_kernel_fs, verify_magic};
 use crate::{Error, Result};
+
+/// What /proc says of a process or a thread (`stat`, `status`). Its name stands there, which
+/// it may make any bytes (PR_SET_NAME): those that are no UTF-8 are replaced.
+pub fn read(path: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
+}
 
 /// Writes `value` to `name`, which is relative to /proc (`sys/net/ipv4/ip_forward`).
 pub fn write(name: &Path, value: &str) -> Result<()> {

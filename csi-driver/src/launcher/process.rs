@@ -151,7 +151,7 @@ impl ProcessLauncher {
             (Ok(running), Ok(ours)) => running == ours,
             (Err(_), _) | (_, Err(_)) => false,
         };
-        let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
+        let status = linux::procfs::read(&process.join("status")).unwrap_or_default();
         let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
         runs_ours && uids.split_whitespace().take(2).eq(["0", "0"])
     }

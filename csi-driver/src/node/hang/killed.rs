@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use linux::mount::FuseConnections;
 use linux::mountinfo;
 use linux::process::sigkill_is_pending;
+use linux::procfs;
 
 /// Of `flags` in proc_pid_stat(5): the thread ends, and closes its files.
 const PF_EXITING: u64 = 0x4;
@@ -57,11 +58,11 @@ fn number_of(path: &Path) -> Option<i32> {
 }
 
 fn killed_and_asleep(task: &Path) -> Option<Task> {
-    let stat = Stat::parse(&std::fs::read_to_string(task.join("stat")).ok()?)?;
+    let stat = Stat::parse(&procfs::read(&task.join("stat")).ok()?)?;
     if !stat.is_asleep {
         return None;
     }
-    if !stat.is_exiting && !sigkill_is_pending(&std::fs::read_to_string(task.join("status")).ok()?) {
+    if !stat.is_exiting && !sigkill_is_pending(&procfs::read(&task.join("status")).ok()?) {
         return None;
     }
     Some(Task { tid: number_of(task)?, start_time: stat.start_time })
