@@ -17,12 +17,12 @@ pub fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Rewrites the file in place: containers have its inode mounted. Where one of them holds a lease
-/// on it, the next container gets a new file.
+/// on it, or runs it as a program, the next container gets a new file.
 pub fn write(path: &Path, content: &str, mode: u32) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).custom_flags(NO_WAIT);
     let mut file = match options.open(path) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ExecutableFileBusy) => {
             std::fs::remove_file(path)?;
             options.create_new(true).open(path)?
         }
@@ -36,6 +36,7 @@ pub fn write(path: &Path, content: &str, mode: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::process::Command;
 
     use super::*;
 
@@ -49,6 +50,19 @@ mod tests {
         fcntl(libc::F_SETLEASE, kind);
         // No SIGIO for the holder when the lease is to end.
         fcntl(libc::F_SETOWN, 0);
+    }
+
+    #[test]
+    fn a_container_that_runs_it_as_a_program_keeps_its_file_and_the_next_one_gets_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hosts");
+        // By a process of its own: a child of another test must not inherit the open file.
+        assert!(Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
+        let mut program = Command::new(&path).arg("1000").spawn().unwrap();
+        write(&path, "new", 0o644).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        program.kill().unwrap();
+        program.wait().unwrap();
     }
 
     #[test]

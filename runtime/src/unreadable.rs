@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use linux::netns::NetNs;
-use linux::process;
+use linux::{process, procfs};
 use serde_json::Value;
 
 use crate::cni::{self, Attachment};
@@ -102,16 +102,25 @@ fn end_process(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// The shims that were started for the sandbox in `dir`, by their command line.
+/// The shims that were started for the sandbox in `dir`, by their command line. Those of
+/// processes in pods are not read: they may lie in memory that is never served.
 fn shims_of(dir: &Path) -> Vec<i32> {
     let wanted = [SHIM_NAME.as_bytes(), dir.as_os_str().as_encoded_bytes()];
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).take(2).eq(wanted)
-    })
-    .collect()
+    pids.filter(|pid| is_in_own_pid_namespace(*pid))
+        .filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).take(2).eq(wanted)
+        })
+        .collect()
+}
+
+/// And not in one below it, as processes of containers are (`NSpid` in proc_pid_status(5)).
+fn is_in_own_pid_namespace(pid: i32) -> bool {
+    let status = procfs::read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
 }
 
 /// DEL of what the cache of ADD's results knows of the sandbox; where it knows nothing,

@@ -1,12 +1,12 @@
 //! Daemons as child processes of the driver, which outlive it: each in a PID namespace, a
 //! process group and a control group of its own, found again by what it was started with.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use linux::cgroup::Cgroup;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::daemon_log::DaemonLogs;
 use super::group::{self, GroupParent};
@@ -82,13 +82,13 @@ impl Launcher for ProcessLauncher {
         for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
             let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // A process that ends meanwhile is none of ours any more.
-            let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
-            let Some(volume_id) = self.served_by(&command_line) else { continue };
-            // What a process calls itself anybody can choose.
+            // First: the command line of another one may lie in memory that is never served.
             if !self.is_daemon(&entry.path()) {
                 continue;
             }
+            // A process that ends meanwhile is none of ours any more.
+            let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
+            let Some(volume_id) = self.served_by(&command_line) else { continue };
             if let Some(process) = ProcessId::of(pid)? {
                 launched.push(Launched { volume_id, id: LaunchId::Process(process) });
             }
@@ -144,9 +144,13 @@ impl ProcessLauncher {
         }
     }
 
-    /// Whether a process, by its directory in /proc, is root's and runs our binary.
+    /// Whether a process, by its directory in /proc, is root's and runs our binary. Neither its
+    /// memory is read, nor its program's file system asked: a daemon may never answer.
     fn is_daemon(&self, process: &Path) -> bool {
-        let file = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
+        let file = |path: &Path| {
+            let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+            found.map(|found| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+        };
         let runs_ours = match (file(&process.join("exe")), file(&self.volume_binary)) {
             (Ok(running), Ok(ours)) => running == ours,
             (Err(_), _) | (_, Err(_)) => false,

@@ -29,6 +29,9 @@ impl Worker {
             self.pod.status = status;
         }
         let pod = self.pod.reference();
+        // A full disk may have no room for it yet. Otherwise a kubelet that is killed on the way
+        // leaves the next one a pod that merely failed.
+        self.tools.store.keep_pod_status(self.uid());
         let mut backoff = Backoff::operation();
         while let Err(message) = self.try_end_evicted().await {
             self.record(EventType::Warning, "FailedKillPod", &message);
