@@ -7,10 +7,9 @@
 mod business;
 mod http;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +17,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::SpliceFFlags;
-use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::signal::{SigSet, Signal};
 use nix::time::{ClockId, clock_gettime};
 
@@ -114,19 +112,14 @@ fn wait_and_exit(signals: SigSet) {
     }
 }
 
-/// splice(2) locks the pipe while it waits for its source; a read waits for the lock. The
-/// reader must find something to read then: a thread writes more than it can take.
+/// splice(2) of a pipe keeps it locked, and what is in it there, while it waits for its target:
+/// here a socket that is never read. A read of the pipe waits for the lock.
 fn hold_output() -> io::Result<()> {
     thread::spawn(|| while io::stdout().write_all(&[b'x'; 4096]).is_ok() {});
-    let (_silent, source) = UnixStream::pair()?;
-    while is_writable(&io::stdout())? {}
-    nix::fcntl::splice(source, None, io::stdout(), None, 1 << 16, SpliceFFlags::empty())?;
+    let (target, _never_read) = UnixStream::pair()?;
+    let pipe = File::open("/proc/self/fd/1")?;
+    while nix::fcntl::splice(&pipe, None, &target, None, 1 << 16, SpliceFFlags::empty())? > 0 {}
     Ok(())
-}
-
-fn is_writable(pipe: &impl AsFd) -> io::Result<bool> {
-    let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)];
-    Ok(nix::poll::poll(&mut fds, PollTimeout::ZERO)? > 0)
 }
 
 fn sleep(duration: Option<Duration>) -> io::Result<()> {

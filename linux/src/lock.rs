@@ -1,7 +1,7 @@
 //! Whole-file locks (flock(2)): one holder per file, released by the kernel
 //! when the holder dies.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -42,27 +42,36 @@ impl FileLock {
     /// take this lock must take it this way. The other file is made with the first lock, since
     /// the disk may be full when it is needed.
     pub fn try_exclusive_after_kill(path: &Path, mode: u32) -> Result<Option<Self>> {
-        let failed = |e| Error::at("lock", path, e);
         let next = path.with_extension("next");
-        let file = open(path, mode)?;
-        let inode = file.metadata().map_err(failed)?.ino();
-        if let Some(lock) = Self::try_of(file).map_err(failed)? {
-            // Not if its place was taken while we opened it: then another one has the lock.
-            let is_in_place = std::fs::metadata(path).is_ok_and(|found| found.ino() == inode);
+        let lock = match Self::try_in_place(path, mode)? {
+            None => Self::try_succeed(path, &next, mode)?,
+            locked => locked,
+        };
+        if lock.is_some() {
             let _full_disk_is_no_reason = open(&next, mode);
-            return Ok(is_in_place.then_some(lock));
         }
+        Ok(lock)
+    }
+
+    /// `None` also when another file took the place of this one while it was opened.
+    fn try_in_place(path: &Path, mode: u32) -> Result<Option<Self>> {
+        let lock = Self::try_exclusive(path, mode)?;
+        let inode = |found: io::Result<Metadata>| found.map(|found| found.ino()).ok();
+        Ok(lock.filter(|lock| inode(lock.file.metadata()) == inode(std::fs::metadata(path))))
+    }
+
+    /// Puts `next` in the place of `path`, whose holder was killed.
+    fn try_succeed(path: &Path, next: &Path, mode: u32) -> Result<Option<Self>> {
         // Two successors are told apart by the lock of the directory.
         let dir = path.parent().unwrap_or(Path::new("/"));
         let dir = File::open(dir).map_err(|e| Error::at("open directory of lock", path, e))?;
-        let Some(_alone) = Self::try_of(dir).map_err(failed)? else { return Ok(None) };
+        let alone = Self::try_of(dir).map_err(|e| Error::at("lock directory of", path, e))?;
         let holders = holder::of(&open(path, mode)?)?;
-        if holders.is_empty() || !holders.into_iter().all(process::is_killed) {
+        if alone.is_none() || holders.is_empty() || !holders.into_iter().all(process::is_killed) {
             return Ok(None);
         }
-        let Some(lock) = Self::try_exclusive(&next, mode)? else { return Ok(None) };
-        std::fs::rename(&next, path).map_err(|e| Error::at("take the place of lock", path, e))?;
-        let _full_disk_is_no_reason = open(&next, mode);
+        let Some(lock) = Self::try_exclusive(next, mode)? else { return Ok(None) };
+        std::fs::rename(next, path).map_err(|e| Error::at("take the place of lock", path, e))?;
         Ok(Some(lock))
     }
 

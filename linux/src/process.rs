@@ -161,9 +161,33 @@ pub fn start_time(pid: i32) -> Result<Option<u64>> {
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
         Err(e) => return Err(Error::new("read", path, e)),
     };
-    // The command name may hold spaces and parentheses; fields count from its last one.
-    let field = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(19)?.parse().ok());
-    field.map(Some).ok_or_else(|| Error::new("understand", path, Errno::EINVAL))
+    let stat = Stat::parse(&stat).ok_or_else(|| Error::new("understand", path, Errno::EINVAL))?;
+    Ok(Some(stat.start_time))
+}
+
+/// Of a thread, by proc_pid_stat(5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// In uninterruptible sleep (D).
+    pub is_asleep: bool,
+    /// It ends, and closes its files, or has ended.
+    pub is_exiting: bool,
+    /// Clock ticks since boot.
+    pub start_time: u64,
+}
+
+impl Stat {
+    /// The fields follow the name, which may hold anything but its last bracket.
+    pub fn parse(text: &str) -> Option<Self> {
+        const PF_EXITING: u64 = 0x4;
+        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
+        let flags: u64 = fields.get(6)?.parse().ok()?;
+        Some(Self {
+            is_asleep: *fields.first()? == "D",
+            is_exiting: flags & PF_EXITING != 0,
+            start_time: fields.get(19)?.parse().ok()?,
+        })
+    }
 }
 
 /// Whether a process was killed and has threads left that wait in the kernel: each has
@@ -177,11 +201,9 @@ pub fn is_killed(pid: i32) -> bool {
 
 /// Of one thread; `None` when it is gone.
 fn is_killed_or_ends(task: &Path) -> Option<bool> {
-    let status = procfs::read(&task.join("status")).ok()?;
-    let has_ended = status.lines().any(|line| {
-        line.strip_prefix("State:").is_some_and(|state| state.trim_start().starts_with(['Z', 'X']))
-    });
-    Some(has_ended || sigkill_is_pending(&status))
+    let stat = Stat::parse(&procfs::read(&task.join("stat")).ok()?)?;
+    let is_killed = || Some(sigkill_is_pending(&procfs::read(&task.join("status")).ok()?));
+    Some(stat.is_exiting || is_killed()?)
 }
 
 /// `status`: of a thread, as proc_pid_status(5) has it. Whether SIGKILL is pending, for the
@@ -469,6 +491,17 @@ mod tests {
         assert!(is_killed(pid));
         child.wait().unwrap();
         assert!(!is_killed(pid));
+    }
+
+    #[test]
+    fn a_thread_that_ends_is_told_from_others() {
+        let stat = |state: &str, flags: u64| {
+            let text = format!("7 (a) S (b) {state} 1 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4711 0");
+            Stat::parse(&text).map(|stat| (stat.is_asleep, stat.is_exiting, stat.start_time))
+        };
+        assert_eq!(stat("D", 0x40_0000), Some((true, false, 4711)));
+        assert_eq!(stat("S", 0x40_0004), Some((false, true, 4711)));
+        assert!(Stat::parse("7 (a) D 1 7").is_none());
     }
 
     #[test]

@@ -107,7 +107,8 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
 }
 
 /// A shim, and the containers that it knows.
-type Connected = Result<(ShimClient, BTreeMap<String, ShimStatus>)>;
+type Connected = (ShimClient, BTreeMap<String, ShimStatus>);
+type Connecting = Pin<Box<dyn Future<Output = Result<Connected>> + Send>>;
 
 /// What a call to the shim of an earlier runtime has brought.
 enum Shim {
@@ -115,7 +116,7 @@ enum Shim {
     Knows(BTreeMap<String, ShimStatus>),
     /// Nothing yet. A pod can keep its shim from answering, and then must not keep the others
     /// waiting; a shim may also wait for a slow disk, and then its pod must not be ended for it.
-    Silent(Pin<Box<dyn Future<Output = Connected> + Send>>),
+    Silent(Connecting),
 }
 
 async fn reconnect(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>, record: &SandboxRecord) -> Shim {
@@ -138,11 +139,7 @@ async fn reconnect(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>, record: &Sand
 }
 
 /// Puts right what was adopted as recorded, or ends the pod whose shim stays silent.
-async fn hear_later(
-    runtime: Arc<Runtime>,
-    sandbox: Arc<Sandbox>,
-    connecting: Pin<Box<dyn Future<Output = Connected> + Send>>,
-) {
+async fn hear_later(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>, connecting: Connecting) {
     let outcome = match connecting.await {
         Ok((shim, containers)) => hear(&runtime, &sandbox, shim, &containers).await,
         Err(error) => {

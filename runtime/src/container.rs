@@ -14,6 +14,7 @@ use crate::record;
 use crate::runtime::Runtime;
 use crate::sandbox::{self, blocking, cgroup_parent, new_id};
 use crate::shim::protocol::{Answer, Call, now};
+use crate::shim_client::ANSWER_DEADLINE;
 use crate::spec::{self, SandboxView};
 use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
 
@@ -219,7 +220,7 @@ pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) ->
     }
     if !timeout.is_zero() {
         // A shim that does not pass it on must not keep the container from being killed.
-        if let Err(error) = signal(runtime, &container, container.record.stop_signal).await {
+        if let Err(error) = signal(runtime, &container, container.record.stop_signal, ANSWER_DEADLINE).await {
             tracing::warn!(container_id = container.id, error = %chain(&error), "stop signal");
         }
         if wait_for_exit(&container, timeout).await {
@@ -235,12 +236,8 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
         return Ok(());
     }
     // The shim may wait for a disk; the group's end does not wait for the shim.
-    match tokio::time::timeout(SHIM_SIGNAL, signal(runtime, container, libc::SIGKILL)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            tracing::warn!(container_id = container.id, error = %chain(&error), "SIGKILL by the shim");
-        }
-        Err(_) => tracing::warn!(container_id = container.id, "the pod's shim is slow"),
+    if let Err(error) = signal(runtime, container, libc::SIGKILL, SHIM_SIGNAL).await {
+        tracing::warn!(container_id = container.id, error = %chain(&error), "SIGKILL by the shim");
     }
     let begun = Instant::now();
     loop {
@@ -279,11 +276,11 @@ async fn has_no_process(container: &Container) -> bool {
     blocking("remove cgroup", ended).await.is_ok()
 }
 
-async fn signal(runtime: &Runtime, container: &Container, signal: i32) -> Result<()> {
+async fn signal(runtime: &Runtime, container: &Container, signal: i32, limit: Duration) -> Result<()> {
     let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
     // Without a shim it is about to be ended by `sandbox::break_down`.
     let Some(shim) = sandbox.shim() else { return Ok(()) };
-    shim.call(Call::Signal { container: container.id.clone(), signal }).await.map(drop)
+    shim.call_within(Call::Signal { container: container.id.clone(), signal }, limit).await.map(drop)
 }
 
 /// `false` when it still runs after `timeout`.

@@ -169,7 +169,7 @@ impl ShimClient {
         self.call_within(call, limit).await
     }
 
-    async fn call_within(&self, call: Call, limit: Duration) -> Result<Answer> {
+    pub(crate) async fn call_within(&self, call: Call, limit: Duration) -> Result<Answer> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);

@@ -79,11 +79,12 @@ impl Launcher for ProcessLauncher {
     fn list(&self) -> linux::Result<Vec<Launched>> {
         let proc = Path::new("/proc");
         let mut launched = Vec::new();
+        let Ok(ours) = file_id(&self.volume_binary) else { return Ok(launched) };
         for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
             let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             // First: the command line of another one may lie in memory that is never served.
-            if !self.is_daemon(&entry.path()) {
+            if !is_daemon(&entry.path(), ours) {
                 continue;
             }
             // A process that ends meanwhile is none of ours any more.
@@ -144,22 +145,6 @@ impl ProcessLauncher {
         }
     }
 
-    /// Whether a process, by its directory in /proc, is root's and runs our binary. Neither its
-    /// memory is read, nor its program's file system asked: a daemon may never answer.
-    fn is_daemon(&self, process: &Path) -> bool {
-        let file = |path: &Path| {
-            let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
-            found.map(|found| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
-        };
-        let runs_ours = match (file(&process.join("exe")), file(&self.volume_binary)) {
-            (Ok(running), Ok(ours)) => running == ours,
-            (Err(_), _) | (_, Err(_)) => false,
-        };
-        let status = linux::procfs::read(&process.join("status")).unwrap_or_default();
-        let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-        runs_ours && uids.split_whitespace().take(2).eq(["0", "0"])
-    }
-
     /// Whose daemon a command line is: ours dial into our run directory.
     fn served_by(&self, command_line: &[u8]) -> Option<VolumeId> {
         let mut arguments = command_line.split(|b| *b == 0).skip(1);
@@ -169,6 +154,24 @@ impl ProcessLauncher {
         let volume_id = VolumeId::from_key(dial_dir.file_name()?.to_str()?)?;
         (DialDir::of(&self.run_dir, &volume_id).socket() == socket).then_some(volume_id)
     }
+}
+
+/// Whether a process, by its directory in /proc, is root's and runs the program `ours`. Neither
+/// its memory is read, nor its program's file system asked: a daemon may never answer.
+fn is_daemon(process: &Path, ours: FileId) -> bool {
+    let status = linux::procfs::read(&process.join("status")).unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    uids.split_whitespace().take(2).eq(["0", "0"])
+        && file_id(&process.join("exe")).is_ok_and(|running| running == ours)
+}
+
+/// Device, major and minor, and inode.
+type FileId = (u32, u32, u64);
+
+/// As the kernel has it, without a question to the file system.
+fn file_id(path: &Path) -> rustix::io::Result<FileId> {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
+    Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
 }
 
 #[cfg(test)]

@@ -10,11 +10,8 @@ use std::path::{Path, PathBuf};
 
 use linux::mount::FuseConnections;
 use linux::mountinfo;
-use linux::process::sigkill_is_pending;
+use linux::process::{Stat, sigkill_is_pending};
 use linux::procfs;
-
-/// Of `flags` in proc_pid_stat(5): the thread ends, and closes its files.
-const PF_EXITING: u64 = 0x4;
 
 /// A thread, told from a later one of the same id by the time when it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,25 +65,6 @@ fn killed_and_asleep(task: &Path) -> Option<Task> {
     Some(Task { tid: number_of(task)?, start_time: stat.start_time })
 }
 
-struct Stat {
-    is_asleep: bool,
-    is_exiting: bool,
-    start_time: u64,
-}
-
-impl Stat {
-    /// The fields follow the name, which may hold anything but its last bracket.
-    fn parse(text: &str) -> Option<Self> {
-        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
-        let flags: u64 = fields.get(6)?.parse().ok()?;
-        Some(Self {
-            is_asleep: *fields.first()? == "D",
-            is_exiting: flags & PF_EXITING != 0,
-            start_time: fields.get(19)?.parse().ok()?,
-        })
-    }
-}
-
 fn must_wait_for(task: &Path, connection_minor: u32, connections: &FuseConnections) -> bool {
     let Ok(mounts) = mountinfo::read_at(&task.join("mountinfo")) else { return false };
     let of_daemons = mounts.iter().filter(|mount| mount.fs_type.starts_with("fuse") && mount.major == 0);
@@ -100,17 +78,6 @@ fn must_wait_for(task: &Path, connection_minor: u32, connections: &FuseConnectio
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_thread_that_was_killed_or_ends_is_told_from_others() {
-        let stat = |state: &str, flags: u64| {
-            let text = format!("7 (a) S (b) {state} 1 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4711 0");
-            Stat::parse(&text).map(|stat| (stat.is_asleep, stat.is_exiting, stat.start_time))
-        };
-        assert_eq!(stat("D", 0x40_0000), Some((true, false, 4711)));
-        assert_eq!(stat("S", 0x40_0004), Some((false, true, 4711)));
-        assert!(Stat::parse("7 (a) D 1 7").is_none());
-    }
 
     #[test]
     fn nothing_that_runs_waits_for_a_connection_that_is_not_there() {
