@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use tests::node::{PATIENCE, text};
 use tests::{Launcher, Node, NodeOptions, Sandbox, eventually, examples, manifests};
 
@@ -232,6 +233,54 @@ fn the_daemon_goes_with_the_last_pod_and_not_before() {
     let claim = node.get("pvc", "shared").unwrap();
     assert_eq!(text(&claim["status"]["phase"]), "Bound", "the claim stays");
     node.finish(&idle).unwrap();
+}
+
+#[test]
+fn of_pods_that_wait_for_a_volume_of_read_write_once_pod_one_has_it_and_then_another() {
+    let names: Vec<String> = (0..8).map(|n| format!("pod-{n}")).collect();
+    let sandbox = Sandbox::new();
+    let node = Node::start(&sandbox, NodeOptions::default()).unwrap();
+    let idle = node.leak_check().unwrap();
+    node.put_class().unwrap();
+    // All wait for the claim: they want the volume at the same moment.
+    for name in &names {
+        let pod = manifests::Pod::new(name, &["sleep", "forever"]).with_claim("single");
+        node.put_manifest(&format!("{name}.yaml"), &pod.yaml()).unwrap();
+        wait_for_event_of(&node, name, "\"single\" not found").unwrap();
+    }
+    let claim = manifests::claim("single", "64Mi").replace("ReadWriteMany", "ReadWriteOncePod");
+    node.put_manifest("claim.yaml", &claim).unwrap();
+
+    let running = || {
+        let runs =
+            |name: &&String| node.get("pod", name).is_ok_and(|pod| pod["status"]["phase"] == "Running");
+        names.iter().filter(runs).collect::<Vec<_>>()
+    };
+    let one_runs = || {
+        let found = running();
+        ensure!(found.len() == 1, "{found:?} run\n{}", node.describe_all());
+        Ok(found[0])
+    };
+    let first = eventually("one of the pods runs", PATIENCE, one_runs).unwrap();
+    for other in names.iter().filter(|name| *name != first) {
+        wait_for_event_of(&node, other, "ReadWriteOncePod access mode and is already in use").unwrap();
+    }
+    assert_eq!(running(), [first], "{}", node.describe_all());
+    node.remove_manifest(&format!("{first}.yaml")).unwrap();
+    node.wait_for_no_pod(first).unwrap();
+    eventually("another of the pods runs", PATIENCE, one_runs).unwrap();
+
+    node.finish(&idle).unwrap();
+}
+
+fn wait_for_event_of(node: &Node<'_>, pod: &str, words: &str) -> Result<()> {
+    eventually(&format!("an event of pod {pod} with {words:?}"), PATIENCE, || {
+        let events = node.list("events")?;
+        let is_it =
+            |event: &Value| event["involvedObject"]["name"] == pod && text(&event["message"]).contains(words);
+        ensure!(events.iter().any(is_it), "{events:#?}");
+        Ok(())
+    })
 }
 
 #[test]

@@ -54,7 +54,11 @@ pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -
     claim.status.phase = ClaimPhase::Bound;
     claim.status.access_modes = volume.spec.access_modes.clone();
     claim.status.capacity = volume.spec.capacity.clone();
-    store.put_volume(volume).and_then(|()| store.put_claim(claim)).map_err(not_kept)
+    // A volume that was made for this claim says so from the start.
+    if volume != *known {
+        store.put_volume(volume).map_err(not_kept)?;
+    }
+    store.put_claim(claim).map_err(not_kept)
 }
 
 fn request(claim: &PersistentVolumeClaim, class: &StorageClass) -> csi::CreateVolumeRequest {

@@ -35,7 +35,7 @@ impl CsiMount {
     /// Stages the volume if need be, publishes it, and returns the target path.
     /// The caller holds the device: `stage` is its state.
     pub(super) async fn run(&self, stage: &mut Stage) -> Result<PathBuf, Error> {
-        self.check_single_user()?;
+        self.take_for_pod()?;
         self.check_no_attachment()?;
         let can = self.driver.node_capabilities().await?;
         let fs_group = self.pod.spec.security_context.fs_group;
@@ -66,12 +66,15 @@ impl CsiMount {
         Ok(self.driver.node_publish_volume(request).await?)
     }
 
-    fn check_single_user(&self) -> Result<(), Error> {
+    /// A volume of ReadWriteOncePod is for the first pod that gets here: pods that only
+    /// wait do not keep each other out.
+    fn take_for_pod(&self) -> Result<(), Error> {
         let uid = &self.pod.metadata.uid;
-        let alone = self.device.users().iter().all(|user| user == uid);
-        if self.volume.spec.access_modes == [AccessMode::ReadWriteOncePod] && !alone {
+        let single = self.volume.spec.access_modes == [AccessMode::ReadWriteOncePod];
+        if single && self.device.is_mounted_for_other(uid) {
             return Err(Error::InUseByOtherPod);
         }
+        self.device.add_mounted(uid);
         Ok(())
     }
 

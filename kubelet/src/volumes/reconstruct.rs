@@ -46,7 +46,7 @@ impl Volumes {
                 match shared.publish_data(&dir) {
                     Ok(Some(data)) => {
                         let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
-                        shared.devices.get(&key, Stage::Uncertain).add_user(uid);
+                        shared.devices.get(&key, Stage::Uncertain).add_mounted(uid);
                     }
                     Ok(None) => {}
                     Err(error) => shared.report_unreadable(&error, "unmount it to remove its pod"),

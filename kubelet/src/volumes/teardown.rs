@@ -99,7 +99,7 @@ impl Volumes {
             match self.shared.publish_data(&dir)? {
                 Some(data) => {
                     let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
-                    self.shared.devices.get(&key, Stage::Uncertain).add_user(uid);
+                    self.shared.devices.get(&key, Stage::Uncertain).add_mounted(uid);
                 }
                 // Made for a publish that never came.
                 None => files::remove_volume_dir(&dir)?,
