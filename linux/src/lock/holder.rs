@@ -32,3 +32,39 @@ pub(super) fn number_of(file: &File) -> Result<String> {
     };
     Ok(format!("{major:02x}:{minor:02x}:{}", found.ino()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{Mode, OFlags, openat};
+
+    use super::*;
+    use crate::lock::FileLock;
+    use crate::rootfs::new_fs;
+
+    /// The first file of a new tmpfs: those of all of them have one number.
+    fn first_file() -> (OwnedFd, File) {
+        assert!(nix::unistd::geteuid().is_root(), "this test makes file systems: run it as root");
+        let root = new_fs("tmpfs", &[]).unwrap();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = openat(&root, "lock", flags, Mode::RUSR).unwrap().into();
+        (root, file)
+    }
+
+    #[test]
+    fn a_lock_of_a_file_of_the_same_number_elsewhere_is_no_lock_of_this_one() {
+        let ((_one, here), (_other, elsewhere)) = (first_file(), first_file());
+        assert_eq!(here.metadata().unwrap().ino(), elsewhere.metadata().unwrap().ino());
+        let lock = FileLock::try_of(elsewhere).unwrap().unwrap();
+        assert_eq!(of(&here).unwrap(), [] as [i32; 0]);
+        assert_eq!(of(lock.file()).unwrap(), [std::process::id().cast_signed()]);
+    }
+
+    #[test]
+    fn who_shares_a_lock_does_not_hold_it_alone() {
+        let (_root, file) = first_file();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+        assert_eq!(of(&file).unwrap(), [] as [i32; 0]);
+    }
+}
