@@ -270,6 +270,12 @@ impl Store {
         self.put(claim)
     }
 
+    /// Keeps a claim that is bound to a volume. The volume names it already: should a power cut
+    /// leave the claim as it was, the next start binds it again.
+    pub fn put_bound_claim(&self, claim: PersistentVolumeClaim) -> Result<(), Error> {
+        self.put_as(claim, Durability::PowerLossOrBefore)
+    }
+
     /// Keeps a volume; on disk once this returns, so it may block for some milliseconds.
     pub fn put_volume(&self, volume: PersistentVolume) -> Result<(), Error> {
         self.put(volume)
@@ -383,6 +389,10 @@ impl Store {
     }
 
     fn put<T: Shelved>(&self, object: T) -> Result<(), Error> {
+        self.put_as(object, Durability::PowerLoss)
+    }
+
+    fn put_as<T: Shelved>(&self, object: T, durability: Durability) -> Result<(), Error> {
         let _writing = self.writing();
         let key = Key::of(&object);
         let entry = match T::shelf(&self.state()).get(&key) {
@@ -391,7 +401,7 @@ impl Store {
             }
             None => Entry { object: Arc::new(object), source: Source::Kubelet, digest: String::new() },
         };
-        self.keep(key, entry)
+        self.keep(key, entry, durability)
     }
 
     fn remove<T: Shelved>(&self, namespace: &str, name: &str) -> Result<(), Error> {
@@ -405,11 +415,11 @@ impl Store {
     }
 
     /// Disk first, then memory: what a reader has seen survives. The caller holds `writing`.
-    fn keep<T: Shelved>(&self, key: Key, entry: Entry<T>) -> Result<(), Error> {
+    fn keep<T: Shelved>(&self, key: Key, entry: Entry<T>, durability: Durability) -> Result<(), Error> {
         if entry.object.metadata().is_deleted() {
-            self.inner.disk.write_deleted(T::KIND, &key, &entry, Durability::PowerLoss)?;
+            self.inner.disk.write_deleted(T::KIND, &key, &entry, durability)?;
         } else {
-            self.inner.disk.write(T::KIND, &key, &entry, Durability::PowerLoss)?;
+            self.inner.disk.write(T::KIND, &key, &entry, durability)?;
         }
         T::shelf_mut(&mut self.state()).insert(key.clone(), entry);
         self.announce(T::KIND, &key);

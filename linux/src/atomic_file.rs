@@ -1,5 +1,5 @@
-//! Files that are there whole or not at all: [`write()`] and [`remove`] also after a
-//! power cut, [`replace`], [`append`] and [`discard`] as long as the machine runs.
+//! Files that are there whole or not at all: [`write()`], [`write_whole`] and [`remove`] also after
+//! a power cut, [`replace`], [`append`] and [`discard`] as long as the machine runs.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -17,8 +17,14 @@ pub const MOST_READ: u64 = 64 << 20;
 /// content or the new one. The temporary name starts with a dot, which kubelet
 /// and its like ignore in the directories they watch.
 pub fn write(path: &Path, content: &[u8], mode: u32) -> Result<()> {
-    put(path, content, mode, true)?;
+    write_whole(path, content, mode)?;
     sync_dir(&parent(path))
+}
+
+/// [`write()`] that waits for the content and not for the name: after a power cut there may be
+/// the old content, the new one, or no file where there was none, but no part of one.
+pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> Result<()> {
+    put(path, content, mode, true)
 }
 
 /// [`write()`] without waiting for the disk: readers, and whoever comes after a kill

@@ -34,7 +34,8 @@ pub(crate) struct ManifestLauncher {
 impl Launcher for ManifestLauncher {
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
         let name = launch_name(&spec.settings.name_prefix, spec.volume_id);
-        linux::atomic_file::write(&self.path(&name), self.manifest(spec).as_bytes(), FILE_MODE)?;
+        // Of this boot alone: after a power cut it may be gone, but a part of one would stay.
+        linux::atomic_file::write_whole(&self.path(&name), self.manifest(spec).as_bytes(), FILE_MODE)?;
         Ok(LaunchId::StaticPod(name))
     }
 

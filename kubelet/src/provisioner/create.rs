@@ -58,7 +58,7 @@ pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -
     if volume != *known {
         store.put_volume(volume).map_err(not_kept)?;
     }
-    store.put_claim(claim).map_err(not_kept)
+    store.put_bound_claim(claim).map_err(not_kept)
 }
 
 fn request(claim: &PersistentVolumeClaim, class: &StorageClass) -> csi::CreateVolumeRequest {

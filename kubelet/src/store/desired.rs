@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use sha2::{Digest, Sha256};
 
+use super::disk::Durability;
 use super::shelf::{Entry, Key, PodEntry};
 use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Shelved, Source, Store};
 use crate::objects::{
@@ -190,7 +191,7 @@ impl Store {
         let Some(known) = known else {
             object.metadata_mut().uid = new_uid().map_err(Error::Uid)?;
             object.metadata_mut().creation_timestamp.get_or_insert_with(now);
-            self.keep(key, Entry { source, digest, object: Arc::new(object) })?;
+            self.keep(key, Entry { source, digest, object: Arc::new(object) }, Durability::PowerLoss)?;
             return Ok(Outcome::Created);
         };
         let is_missing = is_marked_missing(&*known.object);
@@ -212,7 +213,7 @@ impl Store {
         let meta = object.metadata_mut();
         meta.uid.clone_from(&known.object.metadata().uid);
         meta.creation_timestamp = known.object.metadata().creation_timestamp;
-        self.keep(key, Entry { source, digest, object: Arc::new(object) })?;
+        self.keep(key, Entry { source, digest, object: Arc::new(object) }, Durability::PowerLoss)?;
         Ok(outcome)
     }
 
@@ -223,7 +224,7 @@ impl Store {
         let object = Arc::make_mut(&mut entry.object);
         object.metadata_mut().annotations.insert(SOURCE_ANNOTATION.to_owned(), SOURCE_MISSING.to_owned());
         let reference = object.reference();
-        self.keep(key, entry)?;
+        self.keep(key, entry, Durability::PowerLoss)?;
         let (kind, name) = (declared.kind.as_str().to_lowercase(), &declared.name);
         let message = format!(
             "{} is gone or describes it no more: it is kept; 'hawser-kubelet delete {kind} {name}' would remove it",

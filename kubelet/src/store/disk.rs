@@ -32,6 +32,8 @@ pub(super) struct Disk {
 pub(super) enum Durability {
     /// `kill -9` of the kubelet.
     ProcessDeath,
+    /// The machine as well, but a power cut may leave what was there before.
+    PowerLossOrBefore,
     /// The machine as well: waits for the disk.
     PowerLoss,
 }
@@ -137,6 +139,9 @@ impl Disk {
         match durability {
             Durability::PowerLoss => {
                 while_others_go_on(|| linux::atomic_file::write(&path, &content, FILE_MODE))
+            }
+            Durability::PowerLossOrBefore => {
+                while_others_go_on(|| linux::atomic_file::write_whole(&path, &content, FILE_MODE))
             }
             Durability::ProcessDeath => write_fast(&path, &content),
         }
