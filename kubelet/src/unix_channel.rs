@@ -1,15 +1,25 @@
 //! gRPC over a unix socket. The authority is `localhost`, as kubelet's own
 //! clients set it: a socket path is no valid HTTP/2 authority.
+//!
+//! Invariant: a call ends soon after the process that it was made to was killed. That process may
+//! stay for as long as a thread of it waits for a volume's daemon, and its sockets stay with it:
+//! they take connections and calls, and answer none.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 const AUTHORITY: &str = "http://localhost";
+/// Between two looks at the process behind a connection that is waited for.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// A connection made now; the error is the socket's own.
 pub(crate) async fn connect(socket: &Path) -> io::Result<Channel> {
@@ -32,12 +42,84 @@ pub(crate) fn connect_lazily(socket: &Path) -> Channel {
     Endpoint::from_static(AUTHORITY).connect_with_connector_lazy(connector)
 }
 
-async fn stream(ready: Option<UnixStream>, socket: PathBuf) -> io::Result<TokioIo<UnixStream>> {
+async fn stream(ready: Option<UnixStream>, socket: PathBuf) -> io::Result<TokioIo<Watched>> {
     let stream = match ready {
         Some(stream) => stream,
         None => UnixStream::connect(&socket).await?,
     };
-    Ok(TokioIo::new(stream))
+    Ok(TokioIo::new(Watched::new(stream)?))
+}
+
+/// A connection that also ends when the process behind it was killed.
+struct Watched {
+    stream: UnixStream,
+    /// `None` once it has come.
+    end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Watched {
+    fn new(stream: UnixStream) -> io::Result<Self> {
+        let pid = stream.peer_cred()?.pid();
+        Ok(Self { stream, end: Some(Box::pin(killed(pid))) })
+    }
+}
+
+/// Of the process that listens (unix(7), SO_PEERCRED). One of another pid namespace has no number.
+async fn killed(pid: Option<i32>) {
+    let Some(pid) = pid.filter(|pid| *pid > 0) else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if linux::process::is_killed(pid) {
+            return;
+        }
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(context, buffer) {
+            return Poll::Ready(read);
+        }
+        let Some(end) = &mut self.end else { return Poll::Ready(Ok(())) };
+        std::task::ready!(end.as_mut().poll(context));
+        self.end = None;
+        // As if it had closed the connection.
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
 }
 
 /// What a status says, with the cause that tonic hides behind "transport error".

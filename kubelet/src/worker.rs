@@ -9,6 +9,7 @@
 mod evicted;
 mod images;
 mod messages;
+mod own_files;
 mod sync_pod;
 mod termination;
 mod tools;
@@ -26,10 +27,11 @@ use crate::observed::Observed;
 use crate::plan::{self, Plan};
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
+use messages::Messages;
 use tools::IsSlow;
 
+pub(crate) use own_files::Turns;
 pub(crate) use termination::tear_down_orphan;
-
 pub(crate) use tools::{Starts, Tools, host_ip};
 
 const ROLE_LABEL: &str = "hawser.dev/role";
@@ -61,6 +63,7 @@ pub(crate) struct Worker {
     /// Once they are mounted; a restarted container uses them again.
     mounted: Option<MountedVolumes>,
     waiting: Waiting,
+    messages: Messages,
     restarts: KeyedBackoff,
     pulls: KeyedBackoff,
     /// Of steps that failed.
@@ -87,6 +90,7 @@ impl Worker {
             wake,
             mounted: None,
             waiting: Waiting::default(),
+            messages: Messages::default(),
             restarts: KeyedBackoff::default(),
             pulls: KeyedBackoff::default(),
             retries: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)),
@@ -135,7 +139,7 @@ impl Worker {
         match plan::decide(&self.pod, &observed, &self.restarts, Time::now()) {
             Plan::Finished => {
                 self.waiting.clear();
-                self.publish_status(&observed);
+                self.publish_status(&observed).await;
                 Next::Finished
             }
             Plan::Run(steps) => self.carry_out(steps, observed).await,
@@ -163,13 +167,13 @@ impl Worker {
         }
     }
 
-    fn publish_status(&mut self, observed: &Observed) {
-        let messages = messages::of(&self.tools, &self.pod, observed);
+    async fn publish_status(&mut self, observed: &Observed) {
+        self.messages.look(&self.tools, &self.pod, observed).await;
         let status = Sources {
             pod: &self.pod,
             observed,
             waiting: &self.waiting,
-            termination_messages: &messages,
+            termination_messages: self.messages.by_container_id(),
             runtime_name: &self.tools.runtime_name,
             host_ip: &self.tools.host_ip,
             now: crate::objects::now(),

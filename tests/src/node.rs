@@ -405,6 +405,11 @@ impl<'a> Node<'a> {
         self.kubelet.as_mut().context("the kubelet was not started")
     }
 
+    /// For a driver that was killed and does not end yet: its drop waits for its end.
+    pub fn take_driver(&mut self) -> Result<Daemon> {
+        self.driver.take().context("the driver was not started")
+    }
+
     pub fn driver(&mut self) -> Result<&mut Daemon> {
         self.driver.as_mut().context("the driver was not started")
     }

@@ -2,6 +2,7 @@
 //! completed by a retry, and a deletion leaves nothing.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,23 @@ fn a_kubelet_started_right_after_a_kill_waits_for_its_root_directory() {
     holder.join().unwrap();
     let said = node.kubelet().unwrap().output();
     assert!(said.contains("holds the root directory and does not answer: waiting up to 10 s"), "{said}");
+    node.finish(&idle).unwrap();
+}
+
+#[test]
+fn a_kubelet_starts_beside_the_sockets_of_a_killed_one_that_does_not_end() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    node.kubelet().unwrap().kill().unwrap();
+    // As those of a process of which a thread waits in the kernel: they take connections for ever.
+    let runtime = node.root_dir().join("hawser/runtime.sock");
+    fs::remove_file(&runtime).unwrap();
+    let listener = UnixListener::bind(&runtime).unwrap();
+    node.start_kubelet().unwrap();
+    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).unwrap();
+    node.put_manifest("user.yaml", &USER.yaml()).unwrap();
+    node.wait_for_phase("user", "Running").unwrap();
+    drop(listener);
     node.finish(&idle).unwrap();
 }
 

@@ -30,6 +30,9 @@ impl RuntimeEndpoint {
             Self::Remote(socket) => Ok(socket.clone()),
             Self::Embedded(embedded) => {
                 let EmbeddedRuntime { socket, config } = EmbeddedRuntime::clone(embedded);
+                // Of a killed kubelet: it may take connections for as long as a thread of it
+                // waits for a volume's daemon.
+                linux::atomic_file::discard(&socket)?;
                 let path = socket.clone();
                 background.spawn(async move {
                     // It ends with this process: its pods are in the hands of their shims.

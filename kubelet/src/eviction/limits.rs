@@ -12,10 +12,8 @@ const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 pub(super) struct Usage {
     /// By volume; those on the disk alone.
     pub(super) empty_dirs: BTreeMap<String, u64>,
-    /// Writable layer, logs and termination messages, by container.
+    /// Writable layer, logs, /etc/hosts and termination messages, by container.
     pub(super) containers: BTreeMap<String, u64>,
-    /// The pod's file, which every container may write.
-    pub(super) etc_hosts: u64,
     pub(super) is_complete: bool,
 }
 
@@ -53,7 +51,7 @@ fn pod_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
         return None;
     }
     let total: u64 = limits.iter().map(|limit| limit.value()).sum();
-    let parts = usage.empty_dirs.values().chain(usage.containers.values()).chain([&usage.etc_hosts]);
+    let parts = usage.empty_dirs.values().chain(usage.containers.values());
     let used = parts.fold(0, |sum: u64, part| sum.saturating_add(*part));
     let shown = match limits.as_slice() {
         [only] => (*only).clone(),
@@ -109,7 +107,7 @@ mod tests {
 
     fn usage(empty_dirs: &[(&str, u64)], containers: &[(&str, u64)]) -> Usage {
         let map = |pairs: &[(&str, u64)]| pairs.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
-        Usage { empty_dirs: map(empty_dirs), containers: map(containers), etc_hosts: 0, is_complete: true }
+        Usage { empty_dirs: map(empty_dirs), containers: map(containers), is_complete: true }
     }
 
     #[test]
@@ -124,8 +122,6 @@ mod tests {
             of(usage(&[("any", 3 << 20)], &[("a", 1)])).unwrap(),
             "Pod ephemeral local storage usage exceeds the total limit of containers 3Mi. "
         );
-        assert_eq!(of(Usage { etc_hosts: 3 << 20, ..usage(&[], &[("a", 0)]) }), None);
-        of(Usage { etc_hosts: 3 << 20, ..usage(&[], &[("a", 1)]) }).unwrap();
         assert_eq!(
             of(usage(&[], &[("a", (1 << 20) + 1)])).unwrap(),
             "Container a exceeded its local ephemeral storage limit \"1Mi\". "

@@ -48,10 +48,9 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error
     let logs = log_directory(&tools.log_dir, &pod.metadata);
     for container in &pod.spec.containers {
         let logs = of_directory(logs.join(&container.name), &mut shares).await?;
-        let messages = of_directory(tools.termination_logs(uid, &container.name), &mut shares).await?;
-        usage.containers.insert(container.name.clone(), logs.bytes.saturating_add(messages.bytes));
+        let own_files = of_directory(tools.own_files_dir(uid, &container.name), &mut shares).await?;
+        usage.containers.insert(container.name.clone(), logs.bytes.saturating_add(own_files.bytes));
     }
-    usage.etc_hosts = disk_usage::of_file(&tools.etc_hosts(uid))?;
     let layers = tools.cri.writable_layers(uid).await?;
     for container in tools.cri.list_containers(Some(uid)).await? {
         let name = container.labels.get(CONTAINER_NAME_LABEL).cloned().unwrap_or_default();

@@ -59,7 +59,7 @@ impl Worker {
             let observed = look.map_err(|error| error.to_string())?;
             if !observed.containers.is_empty() {
                 self.waiting.clear();
-                self.publish_status(&observed);
+                self.publish_status(&observed).await;
             }
             let running: Vec<_> = observed.running().cloned().collect();
             if running.is_empty() {

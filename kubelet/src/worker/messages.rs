@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use proto::cri::ContainerState;
+use proto::cri::{ContainerState, ContainerStatus};
 
 use super::Tools;
 use crate::container_config::{log_directory, log_path};
@@ -17,32 +17,54 @@ const MAX_MESSAGE: u64 = 4096;
 const MAX_FROM_LOG: usize = 2048;
 const MAX_LINES: usize = 80;
 
-/// By container id.
-pub(super) fn of(tools: &Tools, pod: &Pod, observed: &Observed) -> BTreeMap<String, String> {
-    let mut messages = BTreeMap::new();
-    let ended = observed.containers.iter().filter(|c| c.state() == ContainerState::ContainerExited);
-    for container in ended {
-        let name = name_of(container);
-        let Some(spec) = pod.spec.containers.iter().find(|c| c.name == name) else { continue };
-        let instance = instance_of(container);
-        let mut message = head(&tools.termination_log(&pod.metadata.uid, name, instance));
-        let fall_back = spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError;
-        if message.is_empty() && fall_back && container.exit_code != 0 {
-            let log = log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance));
-            message = tail_of_log(&log);
-        }
-        messages.insert(container.id.clone(), message);
+/// What each ended container of a pod said, read once.
+#[derive(Debug, Default)]
+pub(super) struct Messages(BTreeMap<String, String>);
+
+impl Messages {
+    pub(super) fn by_container_id(&self) -> &BTreeMap<String, String> {
+        &self.0
     }
-    messages
+
+    /// Reads those of containers that have ended since the last look.
+    pub(super) async fn look(&mut self, tools: &Tools, pod: &Pod, observed: &Observed) {
+        self.0.retain(|id, _| observed.containers.iter().any(|c| c.id == *id));
+        let ended = observed.containers.iter().filter(|c| c.state() == ContainerState::ContainerExited);
+        for container in ended {
+            if !self.0.contains_key(&container.id)
+                && let Some(message) = of(tools, pod, container).await
+            {
+                self.0.insert(container.id.clone(), message);
+            }
+        }
+    }
 }
 
-/// Empty when there is none, or a container keeps it from being read.
-fn head(path: &Path) -> String {
-    let mut bytes = Vec::new();
-    match linux::shared_file::open(path).and_then(|f| f.take(MAX_MESSAGE).read_to_end(&mut bytes)) {
-        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(_) => String::new(),
+/// `None` of a container that the pod does not have.
+async fn of(tools: &Tools, pod: &Pod, container: &ContainerStatus) -> Option<String> {
+    let (name, instance) = (name_of(container), instance_of(container));
+    let spec = pod.spec.containers.iter().find(|c| c.name == name)?;
+    let uid = &pod.metadata.uid;
+    let path = tools.own_files(uid, name, instance).termination_log;
+    let message = match tools.own_files.take(uid, move || head(&path)).await {
+        Ok(message) => message,
+        Err(error) => {
+            tracing::debug!(%error, pod = pod.metadata.name, container = name, "no termination message");
+            String::new()
+        }
+    };
+    let falls_back = spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError;
+    if message.is_empty() && falls_back && container.exit_code != 0 {
+        let log = log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance));
+        return Some(tail_of_log(&log));
     }
+    Some(message)
+}
+
+fn head(path: &Path) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    linux::shared_file::open(path)?.take(MAX_MESSAGE).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn tail_of_log(path: &Path) -> String {

@@ -1,7 +1,6 @@
 //! From the plan to running containers: cgroup and directories, volumes,
 //! sandbox, containers. Each step finds what an earlier try left.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,6 @@ use proto::cri;
 use tracing::{Instrument, info_span};
 
 use super::images::NotYet;
-use super::tools::make_termination_log;
 use super::{Next, Worker};
 use crate::container_config::{self, Instance};
 use crate::environment::PodFacts;
@@ -36,7 +34,7 @@ impl Worker {
         for wait in &steps.wait {
             self.note_crash_loop(wait);
         }
-        self.publish_status(&observed);
+        self.publish_status(&observed).await;
         if steps.start.is_empty() {
             return Next::Within(soonest);
         }
@@ -94,7 +92,7 @@ impl Worker {
 
     async fn publish_now(&mut self) {
         if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
-            self.publish_status(&observed);
+            self.publish_status(&observed).await;
         }
     }
 
@@ -205,11 +203,8 @@ impl Worker {
         image: &cri::Image,
         facts: &PodFacts,
     ) -> Result<cri::ContainerConfig, String> {
-        let etc_hosts = self.tools.etc_hosts(self.uid());
-        let termination_log = self.tools.termination_log(self.uid(), &container.name, start.restart_count);
-        self.write_etc_hosts(&etc_hosts, facts)
-            .and_then(|()| make_termination_log(&termination_log))
-            .map_err(|e| format!("write the pod's own files: {e}"))?;
+        let files = self.tools.own_files(self.uid(), &container.name, start.restart_count);
+        files.make(&self.etc_hosts(facts)).map_err(|e| format!("make the container's own files: {e}"))?;
         let empty = crate::volumes::MountedVolumes::new();
         let instance = Instance {
             pod: &self.pod,
@@ -218,23 +213,21 @@ impl Worker {
             image,
             volumes: self.mounted.as_ref().unwrap_or(&empty),
             facts,
-            etc_hosts: &etc_hosts,
-            termination_log: &termination_log,
+            etc_hosts: &files.etc_hosts,
+            termination_log: &files.termination_log,
         };
         container_config::container(&instance, self.tools.node()).map_err(|e| trace::error_chain(&e))
     }
 
-    fn write_etc_hosts(&self, path: &Path, facts: &PodFacts) -> std::io::Result<()> {
-        let content = if self.pod.spec.host_network {
-            etc_hosts::host_network(&std::fs::read_to_string("/etc/hosts").unwrap_or_default())
-        } else {
-            Hosts {
-                pod_ips: facts.pod_ips.iter().filter_map(|ip| ip.parse().ok()).collect(),
-                hostname: container_config::hostname(&self.pod, &self.tools.node_name),
-            }
-            .managed()
-        };
-        linux::shared_file::write(path, &content, 0o644)
+    fn etc_hosts(&self, facts: &PodFacts) -> String {
+        if self.pod.spec.host_network {
+            return etc_hosts::host_network(&std::fs::read_to_string("/etc/hosts").unwrap_or_default());
+        }
+        Hosts {
+            pod_ips: facts.pod_ips.iter().filter_map(|ip| ip.parse().ok()).collect(),
+            hostname: container_config::hostname(&self.pod, &self.tools.node_name),
+        }
+        .managed()
     }
 
     /// All but the newest that ended; and what was created and never started.

@@ -42,7 +42,7 @@ impl Worker {
         let pod = self.pod.reference();
         self.stop_containers().await;
         if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
-            self.publish_status(&observed);
+            self.publish_status(&observed).await;
         }
         tear_down(&self.tools, &pod).await;
         let logs = log_directory(&self.tools.log_dir, &self.pod.metadata);

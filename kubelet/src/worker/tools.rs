@@ -1,7 +1,7 @@
 //! What every worker works with.
 
 use std::net::UdpSocket;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::is_mount_pod;
+use super::own_files::{OwnFiles, Turns};
 
 use crate::container_config::{Node, log_directory, log_path};
 use crate::cri::Cri;
@@ -36,6 +37,8 @@ pub(crate) struct Tools {
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
     pub(crate) starts: Starts,
+    /// At files that containers have.
+    pub(crate) own_files: Turns,
 }
 
 /// Bounds how many sandboxes and containers the runtime starts at a time: with
@@ -152,12 +155,14 @@ impl Tools {
         burstable.map(|p| resources::pod_limits(p, None).cpu_shares).sum()
     }
 
-    pub(crate) fn etc_hosts(&self, uid: &str) -> PathBuf {
-        self.volumes.pod_dir(uid).join("etc-hosts")
+    /// Of start `number` of a pod's container.
+    pub(crate) fn own_files(&self, uid: &str, container: &str, number: u32) -> OwnFiles {
+        OwnFiles::new(&self.own_files_dir(uid, container), number)
     }
 
-    pub(crate) fn termination_log(&self, uid: &str, container: &str, restart_count: u32) -> PathBuf {
-        self.termination_logs(uid, container).join(restart_count.to_string())
+    /// Of all starts of the container.
+    pub(crate) fn own_files_dir(&self, uid: &str, container: &str) -> PathBuf {
+        self.volumes.pod_dir(uid).join("containers").join(container)
     }
 
     /// Removes container `id`, the ended instance `number` of the pod's container `name`, with its logs.
@@ -169,18 +174,17 @@ impl Tools {
     ) -> crate::cri::Result<()> {
         self.cri.remove_container(id).await?;
         let log = log_directory(&self.log_dir, pod).join(log_path(name, number));
-        let removed = linux::atomic_file::discard(&self.termination_log(&pod.uid, name, number))
-            .and_then(|()| crate::logs::remove(&log));
-        if let Err(error) = removed {
+        if let Err(error) = crate::logs::remove(&log) {
             let error = trace::error_chain(&error);
             tracing::warn!(error, log = %log.display(), "a log of an old instance of a container stays");
         }
+        let files = self.own_files(&pod.uid, name, number);
+        let remove = move || files.remove().map_err(std::io::Error::other);
+        if let Err(error) = self.own_files.take(&pod.uid, remove).await {
+            let error = trace::error_chain(&error);
+            tracing::warn!(error, pod = pod.name, container = name, "files of an old instance stay");
+        }
         Ok(())
-    }
-
-    /// Of all that a container was.
-    pub(crate) fn termination_logs(&self, uid: &str, container: &str) -> PathBuf {
-        self.volumes.pod_dir(uid).join("containers").join(container)
     }
 }
 
@@ -194,14 +198,6 @@ pub(crate) fn host_ip() -> String {
     };
     // Addresses for documentation: only a default route leads there.
     route("0.0.0.0", "192.0.2.1").or_else(|| route("::", "2001:db8::1")).unwrap_or("127.0.0.1".to_owned())
-}
-
-/// Makes an empty file that any user of a container may write.
-pub(crate) fn make_termination_log(path: &Path) -> std::io::Result<()> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    linux::shared_file::write(path, "", 0o666)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod full_disk;
 mod images;
 mod manifests;
 mod mounts;
+mod own_files;
 mod processes;
 mod programs;
 mod seccomp;
