@@ -124,7 +124,9 @@ pub struct Route {
     pub table: u32,
 }
 
-/// A bridge to be created, down.
+/// A bridge to be created, down, without multicast snooping. A bridge that snoops
+/// trusts any port to be the MLD querier. One forged query that hosts ignore makes
+/// all groups expire, and neighbour solicitations then reach no port.
 #[derive(Clone, Debug)]
 pub struct BridgeSpec<'a> {
     pub name: &'a str,
@@ -248,7 +250,10 @@ impl Netlink {
         message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
         message.attributes.extend(want.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
-        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Bridge),
+            LinkInfo::Data(InfoData::Bridge(vec![InfoBridge::MulticastSnooping(false)])),
+        ]));
         let created = self.create_link(message, want.name);
         created.map_err(|e| Error::new("create bridge", want.name, e))
     }

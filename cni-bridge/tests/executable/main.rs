@@ -10,6 +10,7 @@ mod deletion;
 mod links;
 mod lock;
 mod masquerade;
+mod multicast;
 mod rollback;
 mod routers;
 mod sandbox;

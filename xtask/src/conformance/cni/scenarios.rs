@@ -48,6 +48,9 @@ pub(super) fn everywhere() -> Vec<Difference> {
             .reference("scope=global")
             .ours("nodad=true scope=global"),
         Difference::new("no-routers", "*/sysctl/ipv6/conf/*/accept_ra").ours("0"),
+        Difference::new("no-snooping", "*/host/link/*/of-kind")
+            .reference("*mcast_snooping=1*")
+            .ours("*mcast_snooping=0*"),
         Difference::new("bridge-mac", "*/bridge/stdout.interfaces[0].mac")
             .reference("<mac host.<*veth*>>")
             .ours("<mac host.*>"),
