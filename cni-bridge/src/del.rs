@@ -14,8 +14,8 @@ use crate::config::Config;
 use crate::error::{Error, Failures, NetnsError};
 use crate::iptables_chain::Addresses;
 use crate::plan::format_mac;
-use crate::rules;
 use crate::undo::delete;
+use crate::{flows, rules};
 
 pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     let mut failures = Failures::default();
@@ -23,8 +23,10 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     let inside = failures.keep(Inside::open(call)).flatten();
 
     // The rules first: the kernel frees them while it deletes the link.
-    failures.keep(rules::remove(call, &|| addresses(call, inside.as_ref())));
+    let removed = failures.keep(rules::remove(call, &|| addresses(call, inside.as_ref())));
     failures.keep(remove_link(call, inside));
+    // After the link: without one, the container begins no other flow.
+    flows::forget(&masqueraded(call, removed.unwrap_or_default()));
     // Only now: an address may be given to the next container once it is free.
     // After a failure it stays taken, and the runtime calls DEL again.
     if let Some(ipam) = ipam
@@ -73,12 +75,25 @@ fn open_netns(call: &Invocation) -> Result<Option<NetNs>, Error> {
 fn addresses(call: &Invocation, inside: Option<&Inside>) -> Addresses {
     let has = inside.and_then(|inside| inside.container.addresses(inside.link.index).ok());
     let of_link = has.into_iter().flatten().map(|address| address.ip);
-    let remembered = call.conf.prev_result().ok().flatten().map(|result| result.ips);
+    let remembered = remembered_addresses(call);
     let complete = remembered.is_some();
-    let of_result = remembered.into_iter().flatten().map(|ip| ip.address.ip());
-    let all = of_link.chain(of_result);
+    let all = of_link.chain(remembered.into_iter().flatten());
     let known = all.filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())).collect();
     Addresses { known, complete }
+}
+
+fn remembered_addresses(call: &Invocation) -> Option<Vec<IpAddr>> {
+    let result = call.conf.prev_result().ok().flatten()?;
+    Some(result.ips.iter().map(|ip| ip.address.ip()).collect())
+}
+
+/// The addresses of the removed rules, and those of `prevResult`: iptables may have
+/// masqueraded them, or the rules be gone already. Not those of the interface: a
+/// container may give itself the address of another one.
+fn masqueraded(call: &Invocation, of_rules: Vec<IpAddr>) -> Vec<IpAddr> {
+    let asked = call.conf.fields().bool("ipMasq").unwrap_or(false);
+    let remembered = asked.then(|| remembered_addresses(call)).flatten();
+    of_rules.into_iter().chain(remembered.into_iter().flatten()).collect()
 }
 
 /// A container may rename its interface and give the name to another one. So

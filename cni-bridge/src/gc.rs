@@ -7,16 +7,17 @@ use linux::netlink::Netlink;
 
 use crate::attach::{alias_of, is_of_network};
 use crate::error::{Error, Failures};
-use crate::rules;
 use crate::undo::delete;
+use crate::{flows, rules};
 
 pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     let valid = ValidAttachments::read(&call.conf)?;
     let host = Netlink::open()?;
     let mut failures = Failures::default();
     // In the order of DEL, and for its reasons.
-    failures.keep(rules::collect(call, &valid, &host));
+    let masqueraded = failures.keep(rules::collect(call, &valid, &host));
     failures.keep(delete_stale_links(&host, &call.conf.name, &valid));
+    flows::forget(&masqueraded.unwrap_or_default());
     if let Some(ipam) = failures.keep(call.conf.ipam_type()).flatten()
         && failures.is_empty()
     {

@@ -16,6 +16,7 @@ mod del;
 #[cfg(test)]
 mod documented_keys;
 mod error;
+mod flows;
 mod gateway;
 mod gc;
 mod iptables_chain;

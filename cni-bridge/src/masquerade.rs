@@ -9,7 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni_plugin::{Invocation, ValidAttachments, sha512_hex};
 use ipnetwork::IpNetwork;
-use linux::nftables::{BaseChain, Batch, ChainKind, Expression, Family, Hook, Is, Policy, Rule, RuleBody};
+use linux::nftables::{
+    BaseChain, Batch, ChainKind, CmpOp, Expression, Family, Hook, Is, Policy, Rule, RuleBody,
+};
 
 pub(crate) const FAMILY: Family = Family::Inet;
 pub(crate) const TABLE: &str = "cni_plugins_masquerade";
@@ -164,6 +166,18 @@ fn rule_of(address: &IpNetwork) -> Vec<Expression> {
         .daddr(Is::Not, address.network(), address.prefix())
         .masquerade()
         .build()
+}
+
+/// The address that the rule masquerades: of the values that must be equal, the
+/// only one of this size.
+pub(crate) fn source_of(rule: &Rule) -> Option<IpAddr> {
+    rule.expressions.iter().find_map(|expression| match expression {
+        Expression::Cmp { op: CmpOp::Eq, value, .. } => {
+            let v4 = <[u8; 4]>::try_from(value.as_slice()).map(IpAddr::from);
+            v4.or_else(|_| <[u8; 16]>::try_from(value.as_slice()).map(IpAddr::from)).ok()
+        }
+        _ => None,
+    })
 }
 
 #[cfg(test)]

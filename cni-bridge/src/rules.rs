@@ -2,6 +2,7 @@
 //! one nf_tables transaction for all of it.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use cni_plugin::{Invocation, IpConfig, ValidAttachments};
 use ipnetwork::IpNetwork;
@@ -106,28 +107,32 @@ fn ensure_nf_tables(
 /// Removes the attachment's rules, whoever made them: ours, the reference's,
 /// of any backend. `addresses` tells which of a container's are of this
 /// interface, where the rules do not say; none of them known means all.
-pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<(), Error> {
+/// Returns the addresses that the rules of [`masquerade`] were for.
+pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<Vec<IpAddr>, Error> {
     let chain = iptables_chain::chain_name(&call.conf.name, &call.container_id);
-    change(|nf, tables, batch| {
-        if tables.contains(&(masquerade::FAMILY, masquerade::TABLE.to_owned())) {
-            let owner = masquerade::Owner::of(call);
-            remove_masquerade(nf, |rule| owner.owns(rule), batch)?;
-        }
+    let masqueraded = change(|nf, tables, batch| {
+        let owner = masquerade::Owner::of(call);
+        let masqueraded = remove_masquerade(nf, tables, |rule| owner.owns(rule), batch)?;
         if tables.contains(&(spoof::FAMILY, spoof::TABLE.to_owned())) {
             remove_spoof_check(nf, &spoof::Names::of(call), batch)?;
         }
-        remove_iptables_chain(nf, tables, &chain, addresses, batch)
+        remove_iptables_chain(nf, tables, &chain, addresses, batch)?;
+        Ok(masqueraded)
     })?;
-    legacy::remove(call, addresses)
+    legacy::remove(call, addresses)?;
+    Ok(masqueraded)
 }
 
-/// Removes the rules of attachments of this network that are not valid.
-pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlink) -> Result<(), Error> {
+/// Removes the rules of attachments of this network that are not valid. Returns
+/// what [`remove`] does.
+pub(crate) fn collect(
+    call: &Invocation,
+    valid: &ValidAttachments,
+    host: &Netlink,
+) -> Result<Vec<IpAddr>, Error> {
     let network = &call.conf.name;
-    change(|nf, tables, batch| {
-        if tables.contains(&(masquerade::FAMILY, masquerade::TABLE.to_owned())) {
-            remove_masquerade(nf, masquerade::is_stale(network, valid), batch)?;
-        }
+    let masqueraded = change(|nf, tables, batch| {
+        let masqueraded = remove_masquerade(nf, tables, masquerade::is_stale(network, valid), batch)?;
         if tables.contains(&(spoof::FAMILY, spoof::TABLE.to_owned())) {
             let rules = nf.rules(spoof::FAMILY, spoof::TABLE, None)?;
             for checked in spoof::checked_but_not(valid, &rules) {
@@ -150,9 +155,10 @@ pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments, host: &Netlin
         for chain in &chains {
             remove_iptables_chain(nf, tables, chain, &Addresses::default, batch)?;
         }
-        Ok(())
+        Ok(masqueraded)
     })?;
-    legacy::collect(call, valid)
+    legacy::collect(call, valid)?;
+    Ok(masqueraded)
 }
 
 /// Rules of a port name no network. A port that is gone has no use for them,
@@ -221,33 +227,38 @@ fn missing_masquerade(call: &Invocation, addresses: &[IpNetwork]) -> Result<Opti
     Ok((!legacy::is_complete(call, addresses)?).then_some(sentence))
 }
 
-/// Commits what `plan` puts into the batch, given the tables there are. A
-/// kernel without nf_tables has no rules.
-fn change(
-    mut plan: impl FnMut(&mut NfTables, &[(Family, String)], &mut Batch) -> Result<(), linux::Error>,
-) -> Result<(), Error> {
+/// Commits what `plan` puts into the batch, given the tables there are, and returns
+/// what it does. A kernel without nf_tables has no rules.
+fn change<T: Default>(
+    mut plan: impl FnMut(&mut NfTables, &[(Family, String)], &mut Batch) -> Result<T, linux::Error>,
+) -> Result<T, Error> {
     let plan = |nf: &mut NfTables| {
         let mut batch = Batch::new();
         let tables = nf.tables()?;
-        plan(nf, &tables, &mut batch)?;
-        Ok::<_, linux::Error>((batch, ()))
+        let planned = plan(nf, &tables, &mut batch)?;
+        Ok::<_, linux::Error>((batch, planned))
     };
     match NfTables::open().and_then(|mut nf| nf.update(plan)) {
-        Err(_) if !nftables::is_available()? => Ok(()),
+        Err(_) if !nftables::is_available()? => Ok(T::default()),
         outcome => outcome.map_err(|source| Error::Rules { source }),
     }
 }
 
+/// Returns the addresses that the rules were for.
 fn remove_masquerade(
     nf: &mut NfTables,
+    tables: &[(Family, String)],
     is_theirs: impl FnMut(&Rule) -> bool,
     batch: &mut Batch,
-) -> Result<(), linux::Error> {
+) -> Result<Vec<IpAddr>, linux::Error> {
+    if !tables.contains(&(masquerade::FAMILY, masquerade::TABLE.to_owned())) {
+        return Ok(Vec::new());
+    }
     let rules = nf.rules_where(masquerade::FAMILY, masquerade::TABLE, Some(masquerade::CHECKS), is_theirs)?;
-    for rule in rules {
+    for rule in &rules {
         batch.delete_rule(masquerade::FAMILY, masquerade::TABLE, &rule.chain, rule.handle);
     }
-    Ok(())
+    Ok(rules.iter().filter_map(masquerade::source_of).collect())
 }
 
 fn remove_spoof_check(

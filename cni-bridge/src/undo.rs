@@ -123,7 +123,7 @@ fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error>
                 _ => Ok(()),
             }
         }
-        Step::RemoveRules { addresses } => rules::remove(call, &|| addresses.clone()),
+        Step::RemoveRules { addresses } => rules::remove(call, &|| addresses.clone()).map(drop),
     }
 }
 

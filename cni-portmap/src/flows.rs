@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use linux::conntrack::{UdpFlows, delete_udp};
+use linux::conntrack::{Flows, delete};
 use linux::netlink::Netlink;
 
 use crate::config::Config;
@@ -24,13 +24,13 @@ pub(crate) fn forget_of_host(config: &Config) -> Result<(), Error> {
         let of_family = |ip: &IpAddr| ip.is_ipv4() == container.is_ipv4();
         let destinations: Vec<IpAddr> =
             mapping.host_ip.map_or_else(|| local.iter().copied().filter(of_family).collect(), |ip| vec![ip]);
-        flows.extend(destinations.into_iter().map(|destination| UdpFlows {
-            port: mapping.host_port,
+        flows.extend(destinations.into_iter().map(|destination| Flows {
+            udp_port: Some(mapping.host_port),
             destination: Some(destination),
-            reply_source: None,
+            ..Flows::default()
         }));
     }
-    delete_udp(&flows)?;
+    delete(&flows)?;
     Ok(())
 }
 
@@ -39,23 +39,32 @@ pub(crate) fn forget_of_host(config: &Config) -> Result<(), Error> {
 pub(crate) fn forget_of_container(config: &Config, deeds: &[Deed]) -> Result<(), Error> {
     let of_rules = deeds.iter().filter_map(|deed| match deed {
         Deed::Forward { protocol: Protocol::Udp, host_ip, host_port, to } => {
-            Some(UdpFlows { port: *host_port, destination: *host_ip, reply_source: Some(to.ip()) })
+            Some(answered(*host_port, *host_ip, to.ip()))
         }
         Deed::Forward { .. } | Deed::Masquerade { .. } => None,
     });
-    let mut flows: Vec<UdpFlows> = of_rules.collect();
+    let mut flows: Vec<Flows> = of_rules.collect();
     // What cannot be understood was never mapped.
     for (mapping, container) in udp_mappings(config).unwrap_or_default() {
-        let flow =
-            UdpFlows { port: mapping.host_port, destination: mapping.host_ip, reply_source: Some(container) };
+        let flow = answered(mapping.host_port, mapping.host_ip, container);
         if !flows.contains(&flow) {
             flows.push(flow);
         }
     }
     if !flows.is_empty() {
-        delete_udp(&flows)?;
+        delete(&flows)?;
     }
     Ok(())
+}
+
+/// Flows to a port of the host that `container` answers.
+fn answered(host_port: u16, host_ip: Option<IpAddr>, container: IpAddr) -> Flows {
+    Flows {
+        udp_port: Some(host_port),
+        destination: host_ip,
+        reply_source: Some(container),
+        ..Flows::default()
+    }
 }
 
 /// With the container's address of their family.

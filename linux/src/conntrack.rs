@@ -38,11 +38,13 @@ const UDP: u8 = 17;
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
 
-/// Which UDP flows are meant: all conditions together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UdpFlows {
-    /// Where the first packet was sent to, before any translation.
-    pub port: u16,
+/// Which flows are meant: all conditions together. Without a condition, all flows.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Flows {
+    /// UDP, and the port that the first packet was sent to, before any translation.
+    pub udp_port: Option<u16>,
+    /// Where the first packet came from, and where it was sent to, before any translation.
+    pub source: Option<IpAddr>,
     pub destination: Option<IpAddr>,
     /// Where answers come from: behind a DNAT, the container's address.
     pub reply_source: Option<IpAddr>,
@@ -54,12 +56,12 @@ pub struct UdpFlows {
 ///
 /// One dump per address family, however many `flows` there are; the kernel
 /// leaves out what all of them exclude (since 5.8, otherwise it is done here).
-pub fn delete_udp(flows: &[UdpFlows]) -> Result<usize> {
+pub fn delete(flows: &[Flows]) -> Result<usize> {
     const OP: &str = "open netlink socket";
     let mut socket = None;
     let mut deleted = 0;
     for family in [NFPROTO_IPV4, NFPROTO_IPV6] {
-        let flows: Vec<UdpFlows> = flows.iter().copied().filter(|flow| flow.may_be(family)).collect();
+        let flows: Vec<Flows> = flows.iter().copied().filter(|flow| flow.may_be(family)).collect();
         if flows.is_empty() {
             continue;
         }
@@ -68,7 +70,7 @@ pub fn delete_udp(flows: &[UdpFlows]) -> Result<usize> {
             None => socket.insert(Socket::open().map_err(|e| Error::new(OP, "netfilter", e))?),
         };
         for entry in list(socket, family, &flows)? {
-            deleted += usize::from(delete(socket, family, &entry)?);
+            deleted += usize::from(delete_entry(socket, family, &entry)?);
         }
     }
     Ok(deleted)
@@ -77,7 +79,7 @@ pub fn delete_udp(flows: &[UdpFlows]) -> Result<usize> {
 /// What names one entry: its tuple and id, as attributes.
 type Name = Vec<u8>;
 
-fn list(socket: &Socket, family: u8, flows: &[UdpFlows]) -> Result<Vec<Name>> {
+fn list(socket: &Socket, family: u8, flows: &[Flows]) -> Result<Vec<Name>> {
     match list_by(socket, family, flows, |bytes| filter(bytes, family, flows)) {
         // Kernels before 5.8 pass over a filter; some may refuse this one.
         Err(refused) if matches!(refused.errno(), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) => {
@@ -85,7 +87,7 @@ fn list(socket: &Socket, family: u8, flows: &[UdpFlows]) -> Result<Vec<Name>> {
         }
         answered => answered,
     }
-    .map_err(|refused| Error::new("list connections", "udp", refused.error))
+    .map_err(|refused| Error::new("list connections", family_name(family), refused.error))
 }
 
 /// A dump that was disturbed may show an entry twice, or miss one that came
@@ -93,7 +95,7 @@ fn list(socket: &Socket, family: u8, flows: &[UdpFlows]) -> Result<Vec<Name>> {
 fn list_by(
     socket: &Socket,
     family: u8,
-    flows: &[UdpFlows],
+    flows: &[Flows],
     filter: impl FnOnce(&mut Vec<u8>),
 ) -> std::result::Result<Vec<Name>, Refusal> {
     let mut found = Vec::new();
@@ -108,11 +110,11 @@ fn list_by(
 
 /// Whether it was still there. Never sent without a tuple: that would delete
 /// every entry there is.
-fn delete(socket: &Socket, family: u8, name: &Name) -> Result<bool> {
+fn delete_entry(socket: &Socket, family: u8, name: &Name) -> Result<bool> {
     match socket.request(DELETE, ONE, family, |bytes| bytes.extend(name), |_, _| Ok(())) {
         Ok(_) => Ok(true),
         Err(refused) if refused.errno() == Some(Errno::ENOENT) => Ok(false),
-        Err(refused) => Err(Error::new("delete connection", "udp", refused.error)),
+        Err(refused) => Err(Error::new("delete connection", family_name(family), refused.error)),
     }
 }
 
@@ -127,50 +129,65 @@ fn name(entry: &[u8]) -> Option<Name> {
     Some(name)
 }
 
-impl UdpFlows {
+impl Flows {
+    /// Of any protocol, begun by `source`.
+    pub fn begun_by(source: IpAddr) -> Self {
+        Self { source: Some(source), ..Self::default() }
+    }
+
     fn may_be(&self, family: u8) -> bool {
-        [self.destination, self.reply_source]
+        [self.source, self.destination, self.reply_source]
             .iter()
             .flatten()
             .all(|address| address.is_ipv4() == (family == NFPROTO_IPV4))
     }
 
     fn means(&self, entry: &[u8]) -> bool {
-        let part = |tuple, part| find(find(entry, tuple)?, part);
-        let protocol = part(CTA_TUPLE_ORIG, CTA_TUPLE_PROTO).unwrap_or_default();
-        find(protocol, CTA_PROTO_NUM) == Some(&[UDP])
-            && find(protocol, CTA_PROTO_DST_PORT) == Some(&self.port.to_be_bytes())
-            && self.destination.is_none_or(|ip| {
-                let addresses = part(CTA_TUPLE_ORIG, CTA_TUPLE_IP).unwrap_or_default();
-                find(addresses, destination_kind(ip)) == Some(&octets(ip))
-            })
-            && self.reply_source.is_none_or(|ip| {
-                let addresses = part(CTA_TUPLE_REPLY, CTA_TUPLE_IP).unwrap_or_default();
-                find(addresses, source_kind(ip)) == Some(&octets(ip))
-            })
+        let part = |tuple, part| find(entry, tuple).and_then(|tuple| find(tuple, part)).unwrap_or_default();
+        let original = part(CTA_TUPLE_ORIG, CTA_TUPLE_IP);
+        let reply = part(CTA_TUPLE_REPLY, CTA_TUPLE_IP);
+        let protocol = part(CTA_TUPLE_ORIG, CTA_TUPLE_PROTO);
+        let has = |addresses, kind, ip| find(addresses, kind) == Some(&octets(ip));
+        let is_udp_to = |port: u16| {
+            find(protocol, CTA_PROTO_NUM) == Some(&[UDP])
+                && find(protocol, CTA_PROTO_DST_PORT) == Some(&port.to_be_bytes())
+        };
+        self.udp_port.is_none_or(is_udp_to)
+            && self.source.is_none_or(|ip| has(original, source_kind(ip), ip))
+            && self.destination.is_none_or(|ip| has(original, destination_kind(ip), ip))
+            && self.reply_source.is_none_or(|ip| has(reply, source_kind(ip), ip))
     }
 }
 
 /// What all `flows` have in common, for the kernel to compare. Of IPv6 no
 /// addresses: it takes those for a match that differ
 /// (`ctnetlink_filter_match_tuple`, seen on 6.18).
-fn filter(bytes: &mut Vec<u8>, family: u8, flows: &[UdpFlows]) {
-    let port = common(flows, |flow| Some(flow.port));
-    let destination = common(flows, |flow| flow.destination).filter(|_| family == NFPROTO_IPV4);
-    let reply_source = common(flows, |flow| flow.reply_source).filter(|_| family == NFPROTO_IPV4);
-    let mut original = FILTER_PROTOCOL;
+fn filter(bytes: &mut Vec<u8>, family: u8, flows: &[Flows]) {
+    let address = |part: fn(&Flows) -> Option<IpAddr>| common(flows, part).filter(|_| family == NFPROTO_IPV4);
+    let (source, destination) = (address(|flow| flow.source), address(|flow| flow.destination));
+    let reply_source = address(|flow| flow.reply_source);
+    let mut original = 0_u32;
     nest(bytes, CTA_TUPLE_ORIG, |bytes| {
-        if let Some(ip) = destination {
-            original |= FILTER_DESTINATION;
-            nest(bytes, CTA_TUPLE_IP, |bytes| put(bytes, destination_kind(ip), &octets(ip)));
-        }
-        nest(bytes, CTA_TUPLE_PROTO, |bytes| {
-            put(bytes, CTA_PROTO_NUM, &[UDP]);
-            if let Some(port) = port {
-                original |= FILTER_DESTINATION_PORT;
-                put(bytes, CTA_PROTO_DST_PORT, &port.to_be_bytes());
+        nest(bytes, CTA_TUPLE_IP, |bytes| {
+            if let Some(ip) = source {
+                original |= FILTER_SOURCE;
+                put(bytes, source_kind(ip), &octets(ip));
+            }
+            if let Some(ip) = destination {
+                original |= FILTER_DESTINATION;
+                put(bytes, destination_kind(ip), &octets(ip));
             }
         });
+        if flows.iter().all(|flow| flow.udp_port.is_some()) {
+            nest(bytes, CTA_TUPLE_PROTO, |bytes| {
+                original |= FILTER_PROTOCOL;
+                put(bytes, CTA_PROTO_NUM, &[UDP]);
+                if let Some(port) = common(flows, |flow| flow.udp_port) {
+                    original |= FILTER_DESTINATION_PORT;
+                    put(bytes, CTA_PROTO_DST_PORT, &port.to_be_bytes());
+                }
+            });
+        }
     });
     if let Some(ip) = reply_source {
         nest(bytes, CTA_TUPLE_REPLY, |bytes| {
@@ -186,9 +203,13 @@ fn filter(bytes: &mut Vec<u8>, family: u8, flows: &[UdpFlows]) {
     });
 }
 
-fn common<T: PartialEq>(flows: &[UdpFlows], part: impl Fn(&UdpFlows) -> Option<T>) -> Option<T> {
+fn common<T: PartialEq>(flows: &[Flows], part: impl Fn(&Flows) -> Option<T>) -> Option<T> {
     let (first, rest) = flows.split_first()?;
     part(first).filter(|value| rest.iter().all(|flow| part(flow).as_ref() == Some(value)))
+}
+
+fn family_name(family: u8) -> &'static str {
+    if family == NFPROTO_IPV4 { "IPv4" } else { "IPv6" }
 }
 
 /// `CTA_IP_V4_SRC`, `CTA_IP_V6_SRC`.

@@ -3,10 +3,10 @@
 #![cfg(all(feature = "netlink", feature = "nftables"))]
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use linux::conntrack::{UdpFlows, delete_udp};
+use linux::conntrack::{Flows, delete};
 use linux::netlink::{DuplicateDetection, Netlink};
 use linux::netns::{self, NetNs};
 use linux::nftables::{BaseChain, Batch, ChainKind, Family, Hook, Is, NfTables, Policy, Protocol, RuleBody};
@@ -119,8 +119,13 @@ fn send(from: &UdpSocket, address: &str, port: u16, to: &UdpSocket) {
     assert_eq!(to.recv(&mut buffer).unwrap(), 1);
 }
 
-fn flows(port: u16, destination: Option<&str>, reply_source: Option<&str>) -> UdpFlows {
-    UdpFlows { port, destination: destination.map(ip), reply_source: reply_source.map(ip) }
+fn flows(port: u16, destination: Option<&str>, reply_source: Option<&str>) -> Flows {
+    Flows {
+        udp_port: Some(port),
+        destination: destination.map(ip),
+        reply_source: reply_source.map(ip),
+        ..Flows::default()
+    }
 }
 
 fn only_the_flows_that_are_meant_go([one, two, other]: [&str; 3]) {
@@ -135,20 +140,29 @@ fn only_the_flows_that_are_meant_go([one, two, other]: [&str; 3]) {
     };
 
     start_all();
-    assert_eq!(delete_udp(&[flows(7000, None, Some(one))]).unwrap(), 1);
-    assert_eq!(delete_udp(&[flows(7000, None, Some(one))]).unwrap(), 0);
-    assert_eq!(delete_udp(&[flows(7000, None, None)]).unwrap(), 1, "the other of this port was left");
-    assert_eq!(delete_udp(&[flows(7001, None, None)]).unwrap(), 1, "and that of the other port");
+    assert_eq!(delete(&[flows(7000, None, Some(one))]).unwrap(), 1);
+    assert_eq!(delete(&[flows(7000, None, Some(one))]).unwrap(), 0);
+    assert_eq!(delete(&[flows(7000, None, None)]).unwrap(), 1, "the other of this port was left");
+    assert_eq!(delete(&[flows(7001, None, None)]).unwrap(), 1, "and that of the other port");
 
     start_all();
-    assert_eq!(delete_udp(&[flows(7000, Some(other), None)]).unwrap(), 1);
-    assert_eq!(delete_udp(&[flows(7000, Some(other), Some(one))]).unwrap(), 0);
-    assert_eq!(delete_udp(&[flows(7000, Some(one), Some(one)), flows(7001, None, None)]).unwrap(), 2);
+    assert_eq!(delete(&[flows(7000, Some(other), None)]).unwrap(), 1);
+    assert_eq!(delete(&[flows(7000, Some(other), Some(one))]).unwrap(), 0);
+    assert_eq!(delete(&[flows(7000, Some(one), Some(one)), flows(7001, None, None)]).unwrap(), 2);
 
     start_all();
-    assert_eq!(delete_udp(&[]).unwrap(), 0);
-    assert_eq!(delete_udp(&[flows(7002, None, None), flows(7000, None, None)]).unwrap(), 2);
-    assert_eq!(delete_udp(&[flows(7001, None, Some(one)), flows(7000, None, Some(one))]).unwrap(), 1);
+    assert_eq!(delete(&[]).unwrap(), 0);
+    assert_eq!(delete(&[flows(7002, None, None), flows(7000, None, None)]).unwrap(), 2);
+    assert_eq!(delete(&[flows(7001, None, Some(one)), flows(7000, None, Some(one))]).unwrap(), 1);
+
+    start_all();
+    let listener = TcpListener::bind((ip(two), 0)).unwrap();
+    drop(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    let begun_by = |addresses: &[&str]| addresses.iter().map(|a| Flows::begun_by(ip(a))).collect::<Vec<_>>();
+    assert_eq!(delete(&begun_by(&[one])).unwrap(), 0, "it only answered");
+    assert_eq!(delete(&begun_by(&[two])).unwrap(), 4, "those of UDP, and the one of TCP");
+    start_all();
+    assert_eq!(delete(&begun_by(&[one, two])).unwrap(), 3);
 }
 
 #[test]
@@ -170,7 +184,7 @@ fn a_flow_without_its_entry_follows_the_rules_of_its_next_packet() {
         send(&client, V4[2], 7000, &first);
         translate(&[(V4[2], 7000, second.local_addr().unwrap())]);
         send(&client, V4[2], 7000, &first);
-        assert_eq!(delete_udp(&[flows(7000, None, Some(V4[0]))]).unwrap(), 1);
+        assert_eq!(delete(&[flows(7000, None, Some(V4[0]))]).unwrap(), 1);
         send(&client, V4[2], 7000, &second);
     });
 }
@@ -182,6 +196,6 @@ fn both_families_are_meant_where_no_address_says_which() {
         translate(&[(V4[2], 7000, first.local_addr().unwrap()), (V6[2], 7000, second.local_addr().unwrap())]);
         send(&client(V4[1]), V4[2], 7000, &first);
         send(&client(V6[1]), V6[2], 7000, &second);
-        assert_eq!(delete_udp(&[flows(7000, None, None)]).unwrap(), 2);
+        assert_eq!(delete(&[flows(7000, None, None)]).unwrap(), 2);
     });
 }

@@ -59,6 +59,69 @@ fn the_world_sees_the_host_and_a_neighbour_sees_the_container() {
     }
 }
 
+/// Begins a UDP flow from `address` of `container` to `far` in the world. Returns the
+/// container's socket, the world's, and where the world sends its answers.
+fn begin_flow(
+    sandbox: &Sandbox,
+    container: &str,
+    address: &str,
+    far: &str,
+) -> (UdpSocket, UdpSocket, SocketAddr) {
+    let bind = |netns: &str, address: SocketAddr| {
+        let socket = sandbox.netns(netns).run(|| UdpSocket::bind(address).unwrap()).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket
+    };
+    let far: SocketAddr = far.parse().unwrap();
+    let (near, world) = (bind(container, SocketAddr::new(ip(address), 45000)), bind("world", far));
+    near.send_to(b"question", far).unwrap();
+    let (_, host) = world.recv_from(&mut [0; 16]).unwrap();
+    (near, world, host)
+}
+
+#[test]
+fn a_container_gets_no_answer_to_the_one_that_had_its_address_before() {
+    const ADDRESSES: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
+    let ends: [fn(Attachment<'_>); 3] = [
+        |mut of_rules| {
+            of_rules.conf["prevResult"] = json!(null);
+            of_rules.netns = String::new();
+            of_rules.del();
+        },
+        |of_result| {
+            run_in(&of_result.sandbox.host, "nft flush ruleset");
+            of_result.del();
+        },
+        |collected| collected.collect(&[]),
+    ];
+    for end in ends {
+        let mut sandbox = Sandbox::new().with_host_local().with_world();
+        sandbox.add_container("c2");
+        let first = masqueraded(&sandbox, "c1").added();
+        for address in WORLD {
+            seen_by(&sandbox.netns("world"), &sandbox.netns("c1"), address);
+        }
+        let far = ["198.51.100.2:6000", "[2001:db8::2]:6000"];
+        let before = [0, 1].map(|at| begin_flow(&sandbox, "c1", ADDRESSES[at], far[at]));
+        end(first);
+
+        let mut second = masqueraded(&sandbox, "c2");
+        second.conf["args"] = json!({"cni": {"ips": ADDRESSES}});
+        let second = second.added();
+        let far = ["198.51.100.2:6001", "[2001:db8::2]:6001"];
+        for (at, (_, world, host)) in before.iter().enumerate() {
+            let (near, other, same_host) = begin_flow(&sandbox, "c2", ADDRESSES[at], far[at]);
+            world.send_to(b"to the first", host).unwrap();
+            other.send_to(b"to the second", same_host).unwrap();
+            let mut answer = [0; 16];
+            let length = near.recv(&mut answer).unwrap();
+            assert_eq!(String::from_utf8_lossy(&answer[..length]), "to the second");
+        }
+        second.del();
+        sandbox.assert_detached();
+    }
+}
+
 /// IPv6: a kernel may be built without multicast of IPv4.
 #[test]
 fn multicast_keeps_its_source() {

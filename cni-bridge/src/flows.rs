@@ -1,0 +1,16 @@
+//! Flows of masqueraded containers. Connection tracking keeps them without the rules:
+//! answers to one container would reach the next one with its address.
+
+use std::net::IpAddr;
+
+use linux::conntrack::{self, Flows};
+
+/// Deletes the entries of all flows that `addresses` began. A failure is a warning:
+/// DEL succeeds on a kernel that does not track connections.
+pub(crate) fn forget(addresses: &[IpAddr]) {
+    let flows: Vec<Flows> = addresses.iter().copied().map(Flows::begun_by).collect();
+    if let Err(e) = conntrack::delete(&flows) {
+        let failed = "failed to delete conntrack entries of the container";
+        cni_plugin::warn("bridge", format_args!("{failed}: {e}: {}", e.reason()));
+    }
+}
