@@ -497,5 +497,5 @@ fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
         tracing::info!(path = %path.display(), "unmounting");
         linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
     }
-    driver.reconcile()
+    driver.reconcile(limits::OPERATION)
 }

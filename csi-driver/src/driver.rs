@@ -1,9 +1,13 @@
 //! What all services share, and how every operation runs.
 
+use std::convert::Infallible;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use nix::sys::stat::FileStat;
 use nix::sys::statvfs::Statvfs;
+use tokio::runtime::Handle;
 use tonic::Status;
 use tracing::Instrument;
 
@@ -11,7 +15,7 @@ use crate::admission::Admission;
 use crate::bounded::{OneEach, Shared};
 use crate::capacity::{InodeRoom, Room};
 use crate::config::{Config, LauncherKind};
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Result, Step, chain};
 use crate::host_path::HostPaths;
 use crate::identity::Unready;
 use crate::jobs::Jobs;
@@ -103,6 +107,51 @@ impl Driver {
             Some(job) => job.under_way(key),
             None => Error::Pending { what: key },
         })
+    }
+
+    /// Does `work` on each volume, side by side: on a thread of its own, with the volume's lock.
+    /// True once all of it has ended. False at `deadline`: the rest goes on, and calls for
+    /// its volumes are ABORTED until it has ended. Needs the runtime's context.
+    pub(crate) fn work_on_each(
+        self: &Arc<Self>,
+        volume_ids: impl IntoIterator<Item = VolumeId>,
+        deadline: Instant,
+        work: fn(&Self, &VolumeId) -> Result<()>,
+    ) -> bool {
+        // Nothing is sent: it closes when the last thread ends.
+        let (running, all_ended) = mpsc::channel::<Infallible>();
+        for volume_id in volume_ids {
+            if let Err(error) = self.work_beside(&volume_id, running.clone(), work) {
+                tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
+            }
+        }
+        drop(running);
+        let left = deadline.saturating_duration_since(Instant::now());
+        all_ended.recv_timeout(left) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    /// Starts `work`, and keeps `running` until it has ended.
+    fn work_beside(
+        self: &Arc<Self>,
+        volume_id: &VolumeId,
+        running: impl Send + 'static,
+        work: fn(&Self, &VolumeId) -> Result<()>,
+    ) -> Result<()> {
+        let guard = self.hold(Lock::Volume(volume_id.as_str()))?;
+        let (driver, runtime, id) = (self.clone(), Handle::current(), volume_id.clone());
+        let started = std::thread::Builder::new().name("volume".to_owned()).spawn(move || {
+            let _context = runtime.enter();
+            if let Err(error) = work(&driver, &id) {
+                tracing::warn!(volume_id = %id, error = chain(&error), "could not be put in order");
+            }
+            // First: at the end of the wait the volume is free.
+            drop(guard);
+            drop(running);
+        });
+        started
+            .map(drop)
+            .map_err(|e| linux::Error::new("start thread for", volume_id, e))
+            .step("start thread")
     }
 
     /// What the pool has, and what of it may be claimed.

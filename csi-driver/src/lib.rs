@@ -180,7 +180,7 @@ async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {
     let driver = driver.clone();
     let work = tokio::task::spawn_blocking(move || {
         driver.pool.set_starting(true);
-        let reconciled = driver.reconcile();
+        let reconciled = driver.reconcile(limits::START);
         driver.pool.set_starting(false);
         reconciled
     });

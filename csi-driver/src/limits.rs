@@ -48,6 +48,9 @@ pub(crate) const QUIESCE_RENEWAL: Duration = Duration::from_secs(5);
 pub(crate) const FILL: Duration = Duration::from_secs(90);
 /// A copy looks whether it is to stop between one piece of a file and the next.
 pub(crate) const CANCEL: Duration = Duration::from_secs(10);
+/// A driver's start, for all the daemons together that it ends. Then it serves, and the wait
+/// goes on for each volume by itself.
+pub(crate) const START: Duration = Duration::from_secs(5);
 /// What is under way at SIGTERM. A client that is stopped itself (and does not
 /// answer HTTP/2's PING) gets no longer.
 pub(crate) const LAST_CALLS: Duration = Duration::from_secs(10);

@@ -2,8 +2,14 @@
 //!
 //! Nothing that is published and served is touched. A volume that cannot be put
 //! in order is logged, and its next operation tries again.
+//!
+//! Invariant: no volume waits for the daemon of another one, and one limit holds for the
+//! driver's wait for all daemons together. What takes longer goes on beside its calls,
+//! with the volume's lock.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::dial::{self, DialDir};
 use crate::driver::Driver;
@@ -13,26 +19,30 @@ use crate::launcher::{LaunchId, Launched};
 use crate::mounts;
 use crate::node::stage::{Health, is_served};
 use crate::volume::VolumeId;
-use std::time::{Duration, Instant};
-
-/// For all daemons together that nobody knows, at a start.
-const STRAYS_END: Duration = Duration::from_secs(5);
 
 impl Driver {
-    /// Needs the runtime's context. Fails only where the machine cannot be looked at.
-    pub(crate) fn reconcile(&self) -> Result<()> {
+    /// Waits `limit` for all the daemons together that it ends. Needs the runtime's context.
+    /// Fails only where the machine cannot be looked at.
+    pub(crate) fn reconcile(self: &Arc<Self>, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
         let volumes = self.journal.list();
         // First, so that no kubelet starts a pod that nobody waits for.
-        self.remove_unknown_launches(&volumes)?;
+        self.remove_unknown_launches(&volumes, deadline)?;
         // A pool that does not answer is waited for once, and not by every volume.
         let is_pool_there = self.pool.check_present().is_ok();
+        let mut unsettled = Vec::new();
         for (volume_id, record) in volumes {
             if is_pool_there {
                 self.say_if_astray(&volume_id, &record);
             }
-            if let Err(error) = self.reconcile_volume(&volume_id, record) {
+            if !self.is_settled(&volume_id, &record) {
+                unsettled.push(volume_id);
+            } else if let Err(error) = self.reconcile_volume(&volume_id) {
                 tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
             }
+        }
+        if !self.work_on_each(unsettled, deadline, Self::reconcile_volume) {
+            tracing::warn!("some volumes are still being put in order");
         }
         self.reconcile_snapshots();
         self.remove_unknown_dial_dirs()?;
@@ -46,7 +56,7 @@ impl Driver {
         }
     }
 
-    fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)]) -> Result<()> {
+    fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)], deadline: Instant) -> Result<()> {
         // What is staged, or being staged, with its launch as far as the journal had come.
         let known: HashMap<&VolumeId, Option<&LaunchId>> = volumes
             .iter()
@@ -74,7 +84,6 @@ impl Driver {
                 strays.push((volume_id, process));
             }
         }
-        let deadline = Instant::now() + STRAYS_END;
         for (volume_id, process) in strays {
             let left = deadline.saturating_duration_since(Instant::now());
             if process.is_gone_within(left).step("end daemon")? {
@@ -87,7 +96,17 @@ impl Driver {
         Ok(())
     }
 
-    fn reconcile_volume(&self, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<()> {
+    /// Whether its daemon, if it has one, serves it and is only to be watched. Anything
+    /// else may have to wait for the daemon.
+    fn is_settled(&self, volume_id: &VolumeId, record: &VolumeRecord) -> bool {
+        let is_serving = |stage| matches!(self.health(volume_id, stage), Ok(Health::Serving(_)));
+        record.parked.is_none()
+            && record.targets.values().all(|target| target.published)
+            && record.stage.as_ref().is_none_or(is_serving)
+    }
+
+    fn reconcile_volume(&self, volume_id: &VolumeId) -> Result<()> {
+        let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         // Its connection ended with the driver that held it.
         self.end_parked(volume_id, &mut record)?;
         let cut_short: Vec<_> =

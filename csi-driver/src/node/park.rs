@@ -291,19 +291,12 @@ impl Driver {
 
     /// At the driver's end, after which nobody would hold them. What takes too long
     /// ends without the driver, and the next one finds it in the journal.
-    pub(crate) fn end_all_parked(&self) {
+    pub(crate) fn end_all_parked(self: &Arc<Self>) {
         self.parking.close();
-        let deadline = Instant::now() + limits::LAST_CALLS;
-        for (volume_id, _) in self.journal.list().iter().filter(|(_, record)| record.parked.is_some()) {
-            if Instant::now() >= deadline {
-                tracing::warn!("parked daemons are left to end by themselves");
-                return;
-            }
-            let ended =
-                self.hold(Lock::Volume(volume_id.as_str())).and_then(|_guard| self.end_if_parked(volume_id));
-            if let Err(error) = ended {
-                tracing::warn!(%volume_id, error = chain(&error), "end the parked daemon");
-            }
+        let volumes = self.journal.list().into_iter();
+        let parked = volumes.filter_map(|(volume_id, record)| record.parked.map(|_| volume_id));
+        if !self.work_on_each(parked, Instant::now() + limits::LAST_CALLS, Self::end_if_parked) {
+            tracing::warn!("parked daemons are left to end by themselves");
         }
     }
 }

@@ -9,6 +9,7 @@ use tests::{as_soon_as, eventually};
 use tonic::{Code, Status};
 
 use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted, retried, volume_binary};
+use crate::silent::{SIGSTOP, signal_daemons};
 
 fn flags(start_timeout: &str) -> Flags {
     // Relative to the sandbox, which is the driver's working directory.
@@ -232,6 +233,38 @@ fn a_parked_pod_keeps_its_manifest_and_one_that_was_taken_back_is_not_taken() {
     caller.delete(&id).unwrap();
     assert!(!path.exists());
     second.wait().unwrap();
+    scene.assert_nothing_left();
+}
+
+/// Their grace periods run side by side then, and the driver does not wait for them.
+#[test]
+fn a_start_takes_all_manifests_of_parked_pods_away_before_the_first_has_ended() {
+    let mut scene = Scene::start(flags("30"));
+    let caller = scene.caller();
+    let parameters = [("mountPodDeleteDelaySeconds", "3600"), ("mountPodGracePeriodSeconds", "60")];
+    let mut parked = ["a", "b"].map(|name| {
+        let mut request = crate::scene::create_request(name);
+        request.parameters = parameters.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let id = caller.create(request).unwrap().volume_id;
+        let pod = stage_with_pod(&scene, &id);
+        caller.unstage(&id).unwrap();
+        (id, pod)
+    });
+    scene.sandbox.switch_fuse_guard_off();
+    signal_daemons(&scene, SIGSTOP);
+    let stopped = scene.daemons();
+    scene.restart_driver();
+    for (id, _) in &parked {
+        let path = manifest(&scene, id);
+        assert!(!path.exists(), "{}", path.display());
+    }
+    assert_eq!(scene.daemons(), stopped);
+
+    for (id, pod) in &mut parked {
+        pod.kill().unwrap();
+        pod.wait().unwrap();
+        retried(&scene, "delete", || caller.delete(id));
+    }
     scene.assert_nothing_left();
 }
 

@@ -12,7 +12,7 @@ use crate::scene::{Caller, Flags, PATIENCE, Scene};
 const COUNT: usize = 8;
 /// A good deal less than one look after the other would take.
 const BOUND: Duration = Duration::from_secs(10);
-const SIGSTOP: i32 = 19;
+pub(crate) const SIGSTOP: i32 = 19;
 const SIGCONT: i32 = 18;
 
 fn rows(scene: &Scene, view: &str) -> Vec<Value> {
@@ -23,7 +23,7 @@ fn rows(scene: &Scene, view: &str) -> Vec<Value> {
     serde_json::from_slice(&done.stdout).unwrap()
 }
 
-fn signal_daemons(scene: &Scene, signal: i32) {
+pub(crate) fn signal_daemons(scene: &Scene, signal: i32) {
     for daemon in scene.daemons() {
         let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
         assert!(linux::process::signal_pidfd(&pidfd, signal).unwrap());

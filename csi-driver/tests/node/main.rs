@@ -7,6 +7,7 @@ mod access;
 mod astray;
 mod bare;
 mod displaced;
+mod graces;
 mod group;
 mod hung;
 mod killed;
