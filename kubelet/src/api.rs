@@ -6,9 +6,7 @@ mod delete;
 mod get;
 mod logs;
 
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
@@ -26,6 +24,7 @@ use tonic::{Request, Response, Status};
 use crate::engine::{Handle, LogPathError};
 use crate::manifest::FILE_BYTES;
 use crate::objects::{Kind, UnknownKind};
+use crate::sockets;
 use crate::store::{self, Store};
 
 /// What a request carries beside the documents.
@@ -120,17 +119,9 @@ pub struct Api {
 }
 
 /// Takes the socket's place: an old one is left by a kubelet that was killed,
-/// since the root directory's lock is ours.
-pub fn listen(socket: &Path) -> Result<UnixListener, Error> {
-    let failed = |cause| Error::Serve { socket: socket.to_owned(), cause };
-    match std::fs::remove_file(socket) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(failed(cause)),
-        Ok(()) | Err(_) => {}
-    }
-    // Its directory is closed to others (0700), so that there is no moment of too wide a mode.
-    let listener = UnixListener::bind(socket).map_err(failed)?;
-    std::fs::set_permissions(socket, Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(listener)
+/// since the root directory's lock is ours. Returns where the socket is.
+pub fn listen(socket: &Path) -> Result<(UnixListener, PathBuf), Error> {
+    sockets::bind(socket).map_err(|cause| Error::Serve { socket: socket.to_owned(), cause })
 }
 
 /// Answers clients until `shutdown`, then ends once the last answer is out.

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::sockets;
+
 /// Pods with volumes on one machine, without a cluster.
 ///
 /// `hawser-kubelet run` is the daemon: it runs what the manifests of a directory
@@ -124,12 +126,13 @@ impl RootDir {
         self.path.join("hawser")
     }
 
+    /// Where the kubelet's clients find it.
     pub fn socket(&self) -> PathBuf {
-        socket_in(&self.path)
+        sockets::find(&socket_in(&self.path))
     }
 }
 
-/// The API socket of the kubelet whose root directory this is.
+/// The API socket of the kubelet whose root directory this is, if the disk has room for it.
 pub fn socket_in(root_dir: &Path) -> PathBuf {
     root_dir.join("hawser").join("kubelet.sock")
 }

@@ -147,6 +147,7 @@ impl Engine {
                 Some(ended) = background.join_next() => return Err(ended.unwrap_or(Error::EmbeddedEnded)),
             }
         }
+        self.config.runtime.end(&socket);
         info!(pods = self.store.pods().len(), "the engine ends; its pods run on");
         Ok(())
     }

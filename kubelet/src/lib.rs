@@ -30,6 +30,7 @@ mod pod_cgroup;
 mod provisioner;
 mod resources;
 pub mod run;
+mod sockets;
 pub mod source;
 mod status;
 pub mod store;

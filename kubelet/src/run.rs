@@ -91,8 +91,7 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     };
     let (engine, handle) = engine::new(engine_config(&args, node, node_name)?, store.clone());
 
-    let socket = socket_in(&root);
-    let listener = api::listen(&socket)?;
+    let (listener, socket) = api::listen(&socket_in(&root))?;
     let clients = Api { store, engine: handle, stopping: stopping.clone() };
     let following = tokio::spawn(source.run());
     let mut serving = tokio::spawn(api::serve(clients, listener, ended.clone().wait()));

@@ -91,9 +91,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
     let failed = |problem: String| Error::Serve { socket: socket.to_owned(), problem };
-    let runtime = open(&config).await?;
-    adopt::adopt(&runtime).await?;
-    adopt::report_network(&runtime);
+    let runtime = take_over(&config).await?;
     match std::fs::remove_file(socket) {
         // The lock on the root directory is ours: nobody of ours listens there any more.
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e.to_string())),
@@ -102,6 +100,38 @@ pub async fn serve(
     let listener = UnixListener::bind(socket).map_err(|e| failed(e.to_string()))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
         .map_err(|e| failed(e.to_string()))?;
+    answer(&config, runtime, listener, shutdown).await.map_err(failed)?;
+    match std::fs::remove_file(socket) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e.to_string())),
+        _ => Ok(()),
+    }
+}
+
+/// [`serve`] on a socket that the caller has bound, and removes. Calls that come early wait.
+pub async fn serve_on(
+    config: Config,
+    (listener, socket): (UnixListener, PathBuf),
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
+    let runtime = take_over(&config).await?;
+    let answered = answer(&config, runtime, listener, shutdown).await;
+    answered.map_err(|problem| Error::Serve { socket, problem })
+}
+
+async fn take_over(config: &Config) -> Result<Arc<runtime::Runtime>, Error> {
+    let runtime = open(config).await?;
+    adopt::adopt(&runtime).await?;
+    adopt::report_network(&runtime);
+    Ok(runtime)
+}
+
+/// The error says what went wrong in serving.
+async fn answer(
+    config: &Config,
+    runtime: Arc<runtime::Runtime>,
+    listener: UnixListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), String> {
     let preloading = config
         .preload_images
         .then(|| tokio::spawn(preload::follow(Arc::clone(&runtime), config.images_dir.clone())));
@@ -118,11 +148,7 @@ pub async fn serve(
     if let Some(preloading) = preloading {
         preloading.abort();
     }
-    served.map_err(|e| failed(error::chain(&e)))?;
-    match std::fs::remove_file(socket) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e.to_string())),
-        _ => Ok(()),
-    }
+    served.map_err(|e| error::chain(&e))
 }
 
 /// The lock is the last thing that an ending process lets go of.

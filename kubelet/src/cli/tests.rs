@@ -52,7 +52,7 @@ impl Fixture {
             },
         };
         let (engine, handle) = engine::new(config, store.clone());
-        let listener = api::listen(&socket_in(&root)).unwrap();
+        let (listener, _socket) = api::listen(&socket_in(&root)).unwrap();
         let api = Api { store: store.clone(), engine: handle, stopping: watch::Sender::new(Stopping::No) };
         tokio::spawn(api::serve(api, listener, std::future::pending()));
         Self { dir, store, engine: Some(engine) }

@@ -1,11 +1,12 @@
 //! Where the container runtime is: in this process behind its own socket, or
 //! anywhere behind a given one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokio::task::JoinSet;
 
 use super::Error;
+use crate::sockets;
 
 /// Either way the kubelet speaks CRI over a unix socket.
 #[derive(Debug, Clone)]
@@ -30,19 +31,25 @@ impl RuntimeEndpoint {
             Self::Remote(socket) => Ok(socket.clone()),
             Self::Embedded(embedded) => {
                 let EmbeddedRuntime { socket, config } = EmbeddedRuntime::clone(embedded);
-                // Of a killed kubelet: it may take connections for as long as a thread of it
-                // waits for a volume's daemon.
-                linux::atomic_file::discard(&socket)?;
-                let path = socket.clone();
+                let (listener, socket) =
+                    sockets::bind(&socket).map_err(|e| linux::Error::at("bind", &socket, e))?;
+                let bound = (listener, socket.clone());
                 background.spawn(async move {
                     // It ends with this process: its pods are in the hands of their shims.
-                    match runtime::serve(config, &path, std::future::pending::<()>()).await {
+                    match runtime::serve_on(config, bound, std::future::pending::<()>()).await {
                         Ok(()) => Error::EmbeddedEnded,
                         Err(error) => Error::Embedded(error),
                     }
                 });
                 Ok(socket)
             }
+        }
+    }
+
+    /// Takes away the socket that [`Self::start`] has bound.
+    pub(super) fn end(&self, socket: &Path) {
+        if matches!(self, Self::Embedded(_)) {
+            let _the_next_start_replaces_it = std::fs::remove_file(socket);
         }
     }
 }

@@ -1,12 +1,14 @@
 //! emptyDir volumes: made and unmounted off the async threads, since a pod may have thousands.
 //!
 //! Invariant: a call whose caller lost interest makes nothing once [`EmptyDirs::unmount_all`]
-//! of the same pod has begun.
+//! of the same pod has begun. No pod waits for another one's: a container can keep calls that
+//! change its emptyDir's root waiting, by a getdents(2) that takes minutes.
 
+use std::collections::HashMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use linux::mount::{self, MountFlags, UnmountMode};
 use nix::sys::statfs::TMPFS_MAGIC;
@@ -17,15 +19,16 @@ use crate::objects::EmptyDirVolume;
 
 #[derive(Debug, Default)]
 pub(super) struct EmptyDirs {
-    /// Held while one is made.
-    making: Arc<Mutex<()>>,
+    /// By the directory of a pod's emptyDirs; held while one of them is made.
+    making: Mutex<HashMap<PathBuf, Weak<Mutex<()>>>>,
 }
 
 impl EmptyDirs {
     /// Makes the directory (or tmpfs) anew or finds it; returns its path.
     pub(super) async fn ensure(&self, dir: PathBuf, volume: EmptyDirVolume) -> Result<PathBuf, Error> {
         let wanted = Arc::new(());
-        let (making, is_wanted) = (Arc::clone(&self.making), Arc::downgrade(&wanted));
+        let making = self.making(dir.parent().unwrap_or(&dir));
+        let is_wanted = Arc::downgrade(&wanted);
         let made = tokio::task::spawn_blocking(move || {
             let _making = lock(&making);
             // The caller is gone, and may have unmounted all.
@@ -35,9 +38,9 @@ impl EmptyDirs {
         made.await.unwrap_or(Err(INTERRUPTED))
     }
 
-    /// Frees what the emptyDirs of medium Memory in `dir` hold.
+    /// Frees what a pod's emptyDirs of medium Memory hold; they are in `dir`.
     pub(super) async fn unmount_all(&self, dir: PathBuf) -> Result<(), Error> {
-        let making = Arc::clone(&self.making);
+        let making = self.making(&dir);
         let unmounted = tokio::task::spawn_blocking(move || {
             // The last one is made, or will not be.
             drop(lock(&making));
@@ -45,12 +48,24 @@ impl EmptyDirs {
         });
         unmounted.await.unwrap_or(Err(INTERRUPTED))
     }
+
+    fn making(&self, dir: &Path) -> Arc<Mutex<()>> {
+        let mut making = lock(&self.making);
+        if let Some(known) = making.get(dir).and_then(Weak::upgrade) {
+            return known;
+        }
+        making.retain(|_, known| known.strong_count() > 0);
+        let new = Arc::new(Mutex::new(()));
+        making.insert(dir.to_owned(), Arc::downgrade(&new));
+        new
+    }
 }
 
+const MODE: u32 = 0o777;
 const INTERRUPTED: Error = Error::Interrupted { what: "the work on an emptyDir" };
 
 /// It guards nothing that a panic could break.
-fn lock(making: &Mutex<()>) -> MutexGuard<'_, ()> {
+fn lock<T>(making: &Mutex<T>) -> MutexGuard<'_, T> {
     making.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -64,9 +79,12 @@ fn ensure(dir: &Path, volume: &EmptyDirVolume) -> Result<PathBuf, Error> {
             return Err(Error::Unsupported { field });
         }
     }
-    // Whatever the umask: every user of the pod writes here.
-    fs::set_permissions(dir, Permissions::from_mode(0o777))
-        .map_err(|e| Error::io("set permissions of", dir, e))?;
+    // Every user of the pod writes here. Containers may have it, and can keep a change waiting.
+    let found = fs::symlink_metadata(dir).map_err(|e| Error::io("look at", dir, e))?;
+    if found.permissions().mode() & 0o7777 != MODE {
+        fs::set_permissions(dir, Permissions::from_mode(MODE))
+            .map_err(|e| Error::io("set permissions of", dir, e))?;
+    }
     Ok(dir.to_owned())
 }
 
@@ -134,7 +152,8 @@ mod tests {
         let (begun, end) = (Barrier::new(2), Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _busy = lock(&dirs.making);
+                let making = dirs.making(&all);
+                let _busy = lock(&making);
                 begun.wait();
                 end.wait();
             });
@@ -147,7 +166,31 @@ mod tests {
         });
         dirs.unmount_all(all.clone()).await.unwrap();
         // The one thread that waited has had its turn, or finds its caller gone.
-        drop(lock(&dirs.making));
+        drop(lock(&dirs.making(&all)));
         assert_eq!((mounts_below(&all), fs::read_dir(&all).unwrap().count()), (0, 0));
+    }
+
+    #[test]
+    fn no_pod_waits_for_the_empty_dirs_of_another_one() {
+        let root = tempfile::tempdir().unwrap();
+        let (busy, other, dirs) = (root.path().join("busy"), root.path().join("other"), EmptyDirs::default());
+        let making = dirs.making(&busy);
+        let _held = lock(&making);
+        let threads = tokio::runtime::Runtime::new().unwrap();
+        threads.block_on(dirs.ensure(other.join("scratch"), EmptyDirVolume::default())).unwrap();
+        threads.block_on(dirs.unmount_all(other)).unwrap();
+    }
+
+    #[test]
+    fn one_that_has_its_mode_is_not_changed_again() {
+        use std::os::unix::fs::MetadataExt;
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("scratch");
+        let changed = || fs::metadata(&dir).map(|found| (found.ctime(), found.ctime_nsec())).unwrap();
+        ensure(&dir, &EmptyDirVolume::default()).unwrap();
+        let before = changed();
+        std::thread::park_timeout(std::time::Duration::from_millis(20));
+        ensure(&dir, &EmptyDirVolume::default()).unwrap();
+        assert_eq!(changed(), before);
     }
 }

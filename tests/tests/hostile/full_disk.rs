@@ -1,12 +1,14 @@
 //! A pod that takes every byte of the disk that holds the kubelet's root
 //! directory, the logs and the leases, and each byte again that becomes free.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use linux::mount::{MountFlags, mount_fs};
 use tests::attacker::{self, Attack};
+use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::node::PATIENCE;
 use tests::{Node, NodeOptions, Sandbox, eventually};
 
@@ -64,7 +66,11 @@ fn wait_until_full(disk: &Path) {
 fn ensure_full(disk: &Path) -> Result<()> {
     let probe = disk.join("probe");
     let written = std::fs::write(&probe, "x");
-    std::fs::remove_file(&probe).context("remove the probe")?;
+    match std::fs::remove_file(&probe) {
+        // Not even room for its name.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        removed => removed.context("remove the probe")?,
+    }
     ensure!(written.is_err(), "there is room for a byte");
     Ok(())
 }
@@ -113,4 +119,21 @@ fn stop_pods_ends_everything_with_not_one_byte_free() {
     node.stop().unwrap();
     let programs = sandbox.tag().processes().unwrap();
     assert!(programs.is_empty(), "{programs:?}");
+}
+
+/// XFS makes no new file then, and so no socket.
+#[test]
+fn a_kubelet_starts_and_ends_pods_on_a_full_xfs() {
+    let sandbox = Sandbox::new();
+    let disk = LoopMount::new(&sandbox, "disk", FileSystem::Xfs, IMAGE_BYTES).unwrap();
+    let mut node = full_node(&sandbox, disk.dir(), &[]);
+    node.kubelet().unwrap().kill().unwrap();
+    wait_until_full(disk.dir());
+    node.start_kubelet().unwrap();
+    node.client(&["delete", "pod", "applied", "-n", "default"]).unwrap();
+    ensure_gone(&node, "applied");
+    assert!(node.outputs().contains("the disk has no room for a socket"), "{}", node.outputs());
+    node.remove_manifest("filler.yaml").unwrap();
+    ensure_gone(&node, "filler");
+    node.stop().unwrap();
 }
