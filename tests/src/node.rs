@@ -373,13 +373,15 @@ impl<'a> Node<'a> {
 
     pub fn start_kubelet(&mut self) -> Result<()> {
         let command = self.kubelet_command()?;
-        self.kubelet = Some(Daemon::start("hawser-kubelet", command, &self.sandbox.path("kubelet.out"))?);
+        let output = self.sandbox.path("kubelet.out");
+        let said_before = fs::read_to_string(&output).unwrap_or_default().len();
+        self.kubelet = Some(Daemon::start("hawser-kubelet", command, &output)?);
         let answered = eventually("the kubelet answers", PATIENCE, || {
             if let Some(status) = self.kubelet()?.ended()? {
                 bail!("it ended with {status}: {}", self.kubelet()?.output());
             }
-            let runtime = self.root_dir().join("hawser/runtime.sock");
-            ensure!(runtime.exists(), "{} is not there", runtime.display());
+            let said = self.kubelet()?.output().split_off(said_before);
+            ensure!(said.contains("container runtime name="), "its runtime does not answer");
             self.client(&["get", "pods", "-A"])
         });
         answered.with_context(|| self.outputs()).map(|_table| ())

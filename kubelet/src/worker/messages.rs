@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use proto::cri::{ContainerState, ContainerStatus};
@@ -26,39 +26,53 @@ impl Messages {
         &self.0
     }
 
-    /// Reads those of containers that have ended since the last look.
+    /// Reads those of containers that have ended since the last look. One that keeps its own from
+    /// being read has none, and the others wait for the next look: a look takes no longer.
     pub(super) async fn look(&mut self, tools: &Tools, pod: &Pod, observed: &Observed) {
         self.0.retain(|id, _| observed.containers.iter().any(|c| c.id == *id));
         let ended = observed.containers.iter().filter(|c| c.state() == ContainerState::ContainerExited);
-        for container in ended {
-            if !self.0.contains_key(&container.id)
-                && let Some(message) = of(tools, pod, container).await
-            {
-                self.0.insert(container.id.clone(), message);
+        let unread: Vec<_> = ended.filter(|container| !self.0.contains_key(&container.id)).collect();
+        for container in unread {
+            let Some(said) = termination_log(tools, pod, container).await else { continue };
+            let is_late = said.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut);
+            let message = message(tools, pod, container, said.unwrap_or_default());
+            self.0.insert(container.id.clone(), message);
+            if is_late {
+                tracing::warn!(
+                    pod = pod.metadata.name,
+                    container = name_of(container),
+                    "no termination message"
+                );
+                return;
             }
         }
     }
 }
 
 /// `None` of a container that the pod does not have.
-async fn of(tools: &Tools, pod: &Pod, container: &ContainerStatus) -> Option<String> {
-    let (name, instance) = (name_of(container), instance_of(container));
-    let spec = pod.spec.containers.iter().find(|c| c.name == name)?;
+async fn termination_log(
+    tools: &Tools,
+    pod: &Pod,
+    container: &ContainerStatus,
+) -> Option<std::io::Result<String>> {
+    let name = name_of(container);
+    pod.spec.containers.iter().find(|c| c.name == name)?;
     let uid = &pod.metadata.uid;
-    let path = tools.own_files(uid, name, instance).termination_log;
-    let message = match tools.own_files.take(uid, move || head(&path)).await {
-        Ok(message) => message,
-        Err(error) => {
-            tracing::debug!(%error, pod = pod.metadata.name, container = name, "no termination message");
-            String::new()
-        }
-    };
-    let falls_back = spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError;
-    if message.is_empty() && falls_back && container.exit_code != 0 {
-        let log = log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance));
-        return Some(tail_of_log(&log));
+    let path = tools.own_files(uid, name, instance_of(container)).termination_log;
+    Some(tools.own_files.take(uid, move || head(&path)).await)
+}
+
+/// `said`: in the termination log.
+fn message(tools: &Tools, pod: &Pod, container: &ContainerStatus, said: String) -> String {
+    let (name, instance) = (name_of(container), instance_of(container));
+    let falls_back = pod.spec.containers.iter().any(|spec| {
+        spec.name == name
+            && spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError
+    });
+    if said.is_empty() && falls_back && container.exit_code != 0 {
+        return tail_of_log(&log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance)));
     }
-    Some(message)
+    said
 }
 
 fn head(path: &Path) -> std::io::Result<String> {
