@@ -31,8 +31,9 @@ fn wait_for_reason(node: &Node<'_>, pod: &str, reasons: &[&str]) -> Result<Value
     })
 }
 
+/// The pod may be read from its file just now.
 fn assert_pending(node: &Node<'_>, pod: &str) {
-    assert_eq!(text(&node.get("pod", pod).expect("the pod")["status"]["phase"]), "Pending");
+    node.wait_for_phase(pod, "Pending").expect("the pod waits");
 }
 
 const GOOD: Pod<'_> = Pod {
