@@ -33,7 +33,7 @@ use crate::pod_cgroup::Hierarchies;
 use crate::provisioner::Provisioner;
 use crate::store::{Store, UNREADABLE_RECORD};
 use crate::volumes::Volumes;
-use crate::worker::{Starts, Tools, Turns, host_ip};
+use crate::worker::{FileTurns, Starts, Tools, host_ip};
 use workers::Workers;
 
 pub use handle::{Handle, LogPathError};
@@ -186,7 +186,7 @@ impl Engine {
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
             starts: Starts::new(),
-            own_files: Turns::default(),
+            file_turns: FileTurns::default(),
         })
     }
 

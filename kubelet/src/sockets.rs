@@ -4,9 +4,9 @@
 //! A socket is a new file each time. On XFS, a disk that a pod has filled takes none, and the
 //! kubelet must start all the same: it is what ends such a pod.
 
-use std::fs::{DirBuilder, Permissions};
+use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -35,10 +35,11 @@ fn find_or_in(path: &Path, dir: &Path) -> PathBuf {
 
 fn bind_or_in(path: &Path, dir: &Path) -> io::Result<(UnixListener, PathBuf)> {
     let elsewhere = in_memory(path, dir)?;
-    match bind_at(path) {
+    match runtime::listen(path) {
         Err(e) if matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            // Closed to others, as the root directory's own is.
             DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-            let listener = bind_at(&elsewhere)?;
+            let listener = runtime::listen(&elsewhere)?;
             tracing::warn!(
                 wanted = %path.display(), socket = %elsewhere.display(),
                 "the disk has no room for a socket: clients are served on one in memory"
@@ -54,17 +55,6 @@ fn bind_or_in(path: &Path, dir: &Path) -> io::Result<(UnixListener, PathBuf)> {
     }
 }
 
-fn bind_at(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    // Its directory is closed to others (0700), so that there is no moment of too wide a mode.
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    Ok(listener)
-}
-
 /// By the real path of the root directory, however it was given.
 fn in_memory(path: &Path, dir: &Path) -> io::Result<PathBuf> {
     let parent = path.parent().unwrap_or(Path::new("/")).canonicalize()?;
@@ -77,6 +67,7 @@ fn in_memory(path: &Path, dir: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     use linux::mount::{MountFlags, UnmountMode, mount_fs, unmount};

@@ -30,7 +30,7 @@ use crate::volumes::MountedVolumes;
 use messages::Messages;
 use tools::IsSlow;
 
-pub(crate) use own_files::Turns;
+pub(crate) use own_files::FileTurns;
 pub(crate) use termination::tear_down_orphan;
 pub(crate) use tools::{Starts, Tools, host_ip};
 

@@ -14,6 +14,7 @@ mod error;
 mod images;
 mod in_place;
 mod launcher;
+mod locks;
 mod preload;
 mod pulls;
 mod record;
@@ -44,6 +45,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 pub use error::Error;
 pub use images::{ImageLimits, offered as offered_images};
 pub use in_place::while_others_go_on;
+pub use locks::Locks;
 use service::Service;
 pub use shim::log::LogCeiling;
 
@@ -92,19 +94,25 @@ pub async fn serve(
 ) -> Result<(), Error> {
     let failed = |problem: String| Error::Serve { socket: socket.to_owned(), problem };
     let runtime = take_over(&config).await?;
-    match std::fs::remove_file(socket) {
-        // The lock on the root directory is ours: nobody of ours listens there any more.
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e.to_string())),
-        _ => {}
-    }
-    let listener = UnixListener::bind(socket).map_err(|e| failed(e.to_string()))?;
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
-        .map_err(|e| failed(e.to_string()))?;
+    // The lock on the root directory is ours: no runtime of ours listens there any more.
+    let listener = listen(socket).map_err(|e| failed(e.to_string()))?;
     answer(&config, runtime, listener, shutdown).await.map_err(failed)?;
     match std::fs::remove_file(socket) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e.to_string())),
         _ => Ok(()),
     }
+}
+
+/// A socket at `path`, mode 0600, in the place of one that is there. Until it has its mode, its
+/// directory keeps others out.
+pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
 }
 
 /// [`serve`] on a socket that the caller has bound, and removes. Calls that come early wait.

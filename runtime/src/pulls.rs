@@ -3,29 +3,18 @@
 //! An import holds a thread, for minutes where the image is large or its disk slow. Without turns,
 //! every pod that names the image would hold one more, until no call of any pod gets a thread.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
+use crate::locks::Locks;
 
+/// By image.
 #[derive(Debug, Default)]
-pub(crate) struct Pulls(Mutex<HashMap<String, Weak<Turn<()>>>>);
+pub(crate) struct Pulls(Locks<String, Mutex<()>>);
 
 impl Pulls {
     /// Waits until no other import of `image` is under way. The turn ends with the value.
     pub(crate) async fn turn(&self, image: &str) -> OwnedMutexGuard<()> {
-        self.of(image).lock_owned().await
-    }
-
-    fn of(&self, image: &str) -> Arc<Turn<()>> {
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.retain(|_, turn| turn.strong_count() > 0);
-        if let Some(turn) = turns.get(image).and_then(Weak::upgrade) {
-            return turn;
-        }
-        let turn = Arc::default();
-        turns.insert(image.to_owned(), Arc::downgrade(&turn));
-        turn
+        self.0.of(image).lock_owned().await
     }
 }
 
@@ -42,6 +31,5 @@ mod tests {
         let _other = pulls.turn("b").await;
         drop(first);
         let _again = pulls.turn("a").await;
-        assert_eq!(pulls.0.lock().unwrap().len(), 2);
     }
 }

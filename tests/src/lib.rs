@@ -12,6 +12,7 @@ pub mod cni;
 mod eventually;
 pub mod examples;
 mod fuse_guard;
+mod fuse_requests;
 pub mod image;
 mod leaks;
 pub mod loop_device;
@@ -26,6 +27,7 @@ pub mod trace_calls;
 pub mod trace_steps;
 
 pub use eventually::{as_soon_as, eventually};
+pub use fuse_requests::wait_for_a_change;
 pub use leaks::{Allowed, LeakCheck, Leaks};
 pub use node::{Launcher, Node, NodeOptions};
 pub use process::{Daemon, wait_until_stopped};

@@ -7,10 +7,9 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use linux::fd_passing::PacketSocket;
-use linux::mount::FuseConnections;
 use prost::Message;
 use proto::control::{Quiesce, Reply, Request, reply, request};
-use tests::eventually;
+use tests::{eventually, wait_for_a_change};
 use tonic::Code;
 
 use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted};
@@ -40,21 +39,8 @@ fn user(scene: &Scene, target: &Path) -> Child {
     let mut command = scene.sandbox.command(Path::new("sh"));
     command.args(["-c", "exec >\"$0\""]).arg(target.join("file")).stdin(Stdio::null());
     let child = command.spawn().unwrap();
-    wait_for_a_change(minor);
+    wait_for_a_change(minor, PATIENCE).unwrap();
     child
-}
-
-/// Until a change of the volume with this connection waits for the daemon.
-pub(crate) fn wait_for_a_change(minor: u32) {
-    // What comes first, as a lookup, is answered at once.
-    let mut looks = 0;
-    eventually("the user waits", PATIENCE, || {
-        let waiting = FuseConnections::open()?.waiting(minor)?;
-        looks = if waiting == Some(1) { looks + 1 } else { 0 };
-        anyhow::ensure!(looks >= 30, "{waiting:?}");
-        Ok(())
-    })
-    .unwrap();
 }
 
 fn target(caller: &Caller) -> PathBuf {

@@ -6,9 +6,10 @@ use std::thread;
 use linux::process::{is_killed, open_pidfd, signal_pidfd};
 use nix::sys::signal::Signal;
 use proto::csi::volume_capability::MountVolume;
+use tests::wait_for_a_change;
 
 use crate::access::{capability_of, publish};
-use crate::killed::{hold_changes_back, wait_for_a_change};
+use crate::killed::hold_changes_back;
 use crate::scene::{Flags, PATIENCE, Scene, mounted};
 
 #[test]
@@ -24,7 +25,7 @@ fn a_killed_driver_that_waits_for_a_daemon_keeps_no_successor_from_serving() {
         let (caller, id) = (scene.caller(), id.clone());
         move || publish(&caller, &id, "two", capability_of(group))
     });
-    wait_for_a_change(mounted(&caller.target_path("one")).unwrap().minor);
+    wait_for_a_change(mounted(&caller.target_path("one")).unwrap().minor, PATIENCE).unwrap();
     let mut killed = scene.driver.take().unwrap();
     killed.signal(Signal::SIGKILL).unwrap();
     scene.start_driver();

@@ -4,14 +4,14 @@
 //! of the same pod has begun. No pod waits for another one's: a container can keep calls that
 //! change its emptyDir's root waiting, by a getdents(2) that takes minutes.
 
-use std::collections::HashMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linux::mount::{self, MountFlags, UnmountMode};
 use nix::sys::statfs::TMPFS_MAGIC;
+use runtime::Locks;
 
 use super::error::Error;
 use super::files;
@@ -20,14 +20,14 @@ use crate::objects::EmptyDirVolume;
 #[derive(Debug, Default)]
 pub(super) struct EmptyDirs {
     /// By the directory of a pod's emptyDirs; held while one of them is made.
-    making: Mutex<HashMap<PathBuf, Weak<Mutex<()>>>>,
+    making: Locks<PathBuf, Mutex<()>>,
 }
 
 impl EmptyDirs {
     /// Makes the directory (or tmpfs) anew or finds it; returns its path.
     pub(super) async fn ensure(&self, dir: PathBuf, volume: EmptyDirVolume) -> Result<PathBuf, Error> {
         let wanted = Arc::new(());
-        let making = self.making(dir.parent().unwrap_or(&dir));
+        let making = self.making.of(dir.parent().unwrap_or(&dir));
         let is_wanted = Arc::downgrade(&wanted);
         let made = tokio::task::spawn_blocking(move || {
             let _making = lock(&making);
@@ -40,7 +40,7 @@ impl EmptyDirs {
 
     /// Frees what a pod's emptyDirs of medium Memory hold; they are in `dir`.
     pub(super) async fn unmount_all(&self, dir: PathBuf) -> Result<(), Error> {
-        let making = self.making(&dir);
+        let making = self.making.of(dir.as_path());
         let unmounted = tokio::task::spawn_blocking(move || {
             // The last one is made, or will not be.
             drop(lock(&making));
@@ -48,24 +48,13 @@ impl EmptyDirs {
         });
         unmounted.await.unwrap_or(Err(INTERRUPTED))
     }
-
-    fn making(&self, dir: &Path) -> Arc<Mutex<()>> {
-        let mut making = lock(&self.making);
-        if let Some(known) = making.get(dir).and_then(Weak::upgrade) {
-            return known;
-        }
-        making.retain(|_, known| known.strong_count() > 0);
-        let new = Arc::new(Mutex::new(()));
-        making.insert(dir.to_owned(), Arc::downgrade(&new));
-        new
-    }
 }
 
 const MODE: u32 = 0o777;
 const INTERRUPTED: Error = Error::Interrupted { what: "the work on an emptyDir" };
 
 /// It guards nothing that a panic could break.
-fn lock<T>(making: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock(making: &Mutex<()>) -> MutexGuard<'_, ()> {
     making.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -152,7 +141,7 @@ mod tests {
         let (begun, end) = (Barrier::new(2), Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let making = dirs.making(&all);
+                let making = dirs.making.of(all.as_path());
                 let _busy = lock(&making);
                 begun.wait();
                 end.wait();
@@ -166,7 +155,7 @@ mod tests {
         });
         dirs.unmount_all(all.clone()).await.unwrap();
         // The one thread that waited has had its turn, or finds its caller gone.
-        drop(lock(&dirs.making(&all)));
+        drop(lock(&dirs.making.of(all.as_path())));
         assert_eq!((mounts_below(&all), fs::read_dir(&all).unwrap().count()), (0, 0));
     }
 
@@ -174,7 +163,7 @@ mod tests {
     fn no_pod_waits_for_the_empty_dirs_of_another_one() {
         let root = tempfile::tempdir().unwrap();
         let (busy, other, dirs) = (root.path().join("busy"), root.path().join("other"), EmptyDirs::default());
-        let making = dirs.making(&busy);
+        let making = dirs.making.of(busy.as_path());
         let _held = lock(&making);
         let threads = tokio::runtime::Runtime::new().unwrap();
         threads.block_on(dirs.ensure(other.join("scratch"), EmptyDirVolume::default())).unwrap();

@@ -59,7 +59,7 @@ async fn termination_log(
     pod.spec.containers.iter().find(|c| c.name == name)?;
     let uid = &pod.metadata.uid;
     let path = tools.own_files(uid, name, instance_of(container)).termination_log;
-    Some(tools.own_files.take(uid, move || head(&path)).await)
+    Some(tools.file_turns.take(uid, move || head(&path)).await)
 }
 
 /// `said`: in the termination log.

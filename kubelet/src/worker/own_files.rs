@@ -6,13 +6,12 @@
 //! that never end, by a lease. So each start gets files of its own, and what is done with them
 //! later is done beside the kubelet's other work, for a limited time, by one thread a pod.
 
-use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use runtime::Locks;
+use tokio::sync::Mutex;
 
 /// What takes longer is a container's doing.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -46,11 +45,11 @@ impl OwnFiles {
     }
 }
 
-/// One at a time for each pod, by its uid.
+/// Of work on such files; one at a time for each pod, by its uid.
 #[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<HashMap<String, Weak<Semaphore>>>);
+pub(crate) struct FileTurns(Locks<String, Mutex<()>>);
 
-impl Turns {
+impl FileTurns {
     /// Does `work`, which touches files that containers of the pod have. `TimedOut` where they
     /// keep it waiting: it goes on, and no other of this pod begins until it is through.
     pub(super) async fn take<T: Send + 'static>(
@@ -58,9 +57,9 @@ impl Turns {
         pod_uid: &str,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let turn = self.of(pod_uid).acquire_owned();
+        let turn = self.0.of(pod_uid).lock_owned();
         let done = async {
-            let turn = turn.await.map_err(io::Error::other)?;
+            let turn = turn.await;
             let work = move || {
                 let _until_it_is_through = turn;
                 work()
@@ -69,17 +68,6 @@ impl Turns {
         };
         let late = || io::Error::new(ErrorKind::TimedOut, "a container keeps its file busy");
         tokio::time::timeout(TIME_LIMIT, done).await.unwrap_or_else(|_| Err(late()))
-    }
-
-    fn of(&self, pod_uid: &str) -> Arc<Semaphore> {
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turn) = turns.get(pod_uid).and_then(Weak::upgrade) {
-            return turn;
-        }
-        turns.retain(|_, turn| turn.strong_count() > 0);
-        let turn = Arc::new(Semaphore::new(1));
-        turns.insert(pod_uid.to_owned(), Arc::downgrade(&turn));
-        turn
     }
 }
 
@@ -92,7 +80,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_whose_file_is_kept_busy_holds_one_thread_and_no_other_pod() {
-        let turns = Turns::default();
+        let turns = FileTurns::default();
         let (release, held) = mpsc::channel::<()>();
         let stuck = turns.take("a", move || held.recv().map_err(io::Error::other)).await;
         assert_eq!(stuck.unwrap_err().kind(), ErrorKind::TimedOut);
@@ -101,8 +89,6 @@ mod tests {
         assert_eq!(turns.take("b", || Ok(7)).await.unwrap(), 7);
         release.send(()).unwrap();
         assert_eq!(turns.take("a", || Ok(8)).await.unwrap(), 8);
-        turns.of("c");
-        assert_eq!(turns.0.lock().unwrap().len(), 1, "pods without work take no memory");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::is_mount_pod;
-use super::own_files::{OwnFiles, Turns};
+use super::own_files::{FileTurns, OwnFiles};
 
 use crate::container_config::{Node, log_directory, log_path};
 use crate::cri::Cri;
@@ -37,8 +37,7 @@ pub(crate) struct Tools {
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
     pub(crate) starts: Starts,
-    /// At files that containers have.
-    pub(crate) own_files: Turns,
+    pub(crate) file_turns: FileTurns,
 }
 
 /// Bounds how many sandboxes and containers the runtime starts at a time: with
@@ -180,7 +179,7 @@ impl Tools {
         }
         let files = self.own_files(&pod.uid, name, number);
         let remove = move || files.remove().map_err(std::io::Error::other);
-        if let Err(error) = self.own_files.take(&pod.uid, remove).await {
+        if let Err(error) = self.file_turns.take(&pod.uid, remove).await {
             let error = trace::error_chain(&error);
             tracing::warn!(error, pod = pod.name, container = name, "files of an old instance stay");
         }

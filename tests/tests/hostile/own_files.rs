@@ -1,39 +1,50 @@
 //! Files that the kubelet makes for a container and the container writes: it can keep every other
 //! call on such a file waiting, so the kubelet makes none while a container has it.
 
+use tests::attacker::IMAGE;
 use tests::node::PATIENCE;
 use tests::{Sandbox, eventually, node::text};
 
 use crate::node;
 
-/// Its `writer` has /etc/hosts for ever; its `restarted` tells the inode and the lines of its own, changes it and ends.
-const POD: &str = "apiVersion: v1
+/// Has /etc/hosts for ever.
+const WRITER: &str = "stat -c %i /etc/hosts > /seen/writer
+while :; do echo 6.6.6.6 evil >> /etc/hosts; usleep 100; done";
+/// Tells what others wrote to its own and which inode it is, changes it and ends.
+const RESTARTED: &str = "grep evil /etc/hosts >> /seen/evil
+stat -c %i /etc/hosts >> /seen/inodes
+echo 6.6.6.6 evil >> /etc/hosts";
+
+fn pod() -> String {
+    let container = |(name, script): (&str, &str)| {
+        format!(
+            "    - name: {name}
+      image: {IMAGE}
+      imagePullPolicy: IfNotPresent
+      command: [/busybox, sh, -c, {script:?}]
+      volumeMounts: [{{name: seen, mountPath: /seen}}]
+"
+        )
+    };
+    let containers: String = [("writer", WRITER), ("restarted", RESTARTED)].map(container).concat();
+    format!(
+        "apiVersion: v1
 kind: Pod
-metadata: {name: hosts, namespace: default}
+metadata: {{name: hosts, namespace: default}}
 spec:
   restartPolicy: Always
   terminationGracePeriodSeconds: 1
-  volumes: [{name: seen, emptyDir: {}}]
+  volumes: [{{name: seen, emptyDir: {{}}}}]
   containers:
-    - name: writer
-      image: hawser.dev/attacker:test
-      imagePullPolicy: IfNotPresent
-      command: [/busybox, sh, -c]
-      args: ['stat -c %i /etc/hosts > /seen/writer; while :; do echo 6.6.6.6 evil >> /etc/hosts; usleep 100; done']
-      volumeMounts: [{name: seen, mountPath: /seen}]
-    - name: restarted
-      image: hawser.dev/attacker:test
-      imagePullPolicy: IfNotPresent
-      command: [/busybox, sh, -c]
-      args: ['grep evil /etc/hosts >> /seen/evil; stat -c %i /etc/hosts >> /seen/inodes; echo 6.6.6.6 evil >> /etc/hosts']
-      volumeMounts: [{name: seen, mountPath: /seen}]
-";
+{containers}"
+    )
+}
 
 #[test]
 fn each_start_of_a_container_has_an_etc_hosts_of_its_own() {
     let sandbox = Sandbox::new();
     let (node, idle) = node(&sandbox);
-    node.put_manifest("hosts.yaml", POD).unwrap();
+    node.put_manifest("hosts.yaml", &pod()).unwrap();
     node.wait_for_phase("hosts", "Running").unwrap();
     let uid = text(&node.get("pod", "hosts").unwrap()["metadata"]["uid"]);
     let seen = node.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir/seen");

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use linux::fd_passing::PacketSocket;
-use linux::mount::FuseConnections;
 use nix::sys::signal::Signal;
 use prost::Message;
 use proto::control::{Quiesce, Reply, Request, reply, request};
 use tests::attacker::Attack;
-use tests::{Node, Sandbox, eventually, manifests, node::text};
+use tests::{Node, Sandbox, eventually, manifests, node::text, wait_for_a_change};
 
 use crate::node;
 
 const LEASE_MS: u32 = 60_000;
+const IDLE: &str = "sleep 1000";
 /// The runtime waits half a minute for what it has killed.
 const TIME_LIMIT: Duration = Duration::from_secs(150);
 
@@ -57,15 +57,21 @@ fn quiesce(socket: &PacketSocket) -> Result<()> {
     Ok(())
 }
 
+/// A pod that has the claim's volume at /data.
+fn put_user(node: &Node<'_>, name: &str, claim: &str, (script, pod_fields): (&str, &str)) -> Result<()> {
+    let volumes =
+        format!("volumes: [{{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}]\n{pod_fields}");
+    let mounts = "volumeMounts: [{name: data, mountPath: /data}]";
+    let pod = Attack::new(name, script).with_pod_fields(&volumes).with_container_fields(mounts);
+    node.put_manifest(&format!("{name}.yaml"), &pod.yaml())
+}
+
 /// Its process makes changes all the time, and so waits for a daemon that holds them
 /// back: SIGKILL does not end it.
 fn put_pod_that_waits(node: &Node<'_>) -> Result<Held> {
-    let mounts = "volumeMounts: [{name: data, mountPath: /data}]";
-    let volumes = "volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]";
     let script = "echo begun; while :; do echo x > /data/new; done";
-    let pod = Attack::new("victim", script).with_pod_fields(volumes).with_container_fields(mounts);
     node.put_manifest("claim.yaml", &manifests::claim("c", "64Mi"))?;
-    node.put_manifest("victim.yaml", &pod.yaml())?;
+    put_user(node, "victim", "c", (script, ""))?;
     node.wait_for_log("victim", &["begun"])?;
     Held::of(node, "c")
 }
@@ -103,45 +109,25 @@ fn a_node_stops_while_a_daemon_does_not_answer_its_pod() {
     drop(held);
 }
 
-/// A pod that has the claim's volume and does nothing.
-fn put_user(node: &Node<'_>, name: &str, claim: &str, pod_fields: &str) -> Result<()> {
-    let volumes =
-        format!("volumes: [{{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}]\n{pod_fields}");
-    let mounts = "volumeMounts: [{name: data, mountPath: /data}]";
-    let pod = Attack::new(name, "sleep 1000").with_pod_fields(&volumes).with_container_fields(mounts);
-    node.put_manifest(&format!("{name}.yaml"), &pod.yaml())
-}
-
-/// Until a change of the pod's volume waits for the daemon, which answers everything else at once.
-fn wait_for_a_change(node: &Node<'_>, pod: &str) -> Result<()> {
-    let target = node.volume_path(pod)?;
-    let mounts = linux::mountinfo::read()?;
-    let mount = mounts.iter().rfind(|mount| mount.mount_point == target).context("it is mounted")?;
-    let mut looks = 0;
-    eventually("a change waits", TIME_LIMIT, || {
-        let waiting = FuseConnections::open()?.waiting(mount.minor)?;
-        looks = if waiting == Some(1) { looks + 1 } else { 0 };
-        ensure!(looks >= 30, "{waiting:?}");
-        Ok(())
-    })
-}
-
 #[test]
 fn a_killed_driver_that_waits_for_a_daemon_delays_no_call_for_other_volumes() {
     let sandbox = Sandbox::new();
     let (mut node, idle) = node(&sandbox);
     sandbox.switch_fuse_guard_off();
     node.put_manifest("c.yaml", &manifests::claim("c", "64Mi")).unwrap();
-    put_user(&node, "first", "c", "").unwrap();
+    put_user(&node, "first", "c", (IDLE, "")).unwrap();
     node.wait_for_phase("first", "Running").unwrap();
     let held = Held::of(&node, "c").unwrap();
     // The driver gives the files to the group, and waits for the daemon.
-    put_user(&node, "second", "c", "securityContext: {fsGroup: 2000}").unwrap();
-    wait_for_a_change(&node, "first").unwrap();
+    put_user(&node, "second", "c", (IDLE, "securityContext: {fsGroup: 2000}")).unwrap();
+    let target = node.volume_path("first").unwrap();
+    let mounts = linux::mountinfo::read().unwrap();
+    let mounted = mounts.iter().rfind(|mount| mount.mount_point == target).expect("it is mounted");
+    wait_for_a_change(mounted.minor, TIME_LIMIT).unwrap();
     let mut killed = node.take_driver().unwrap();
     killed.signal(Signal::SIGKILL).unwrap();
     node.put_manifest("d.yaml", &manifests::claim("d", "64Mi")).unwrap();
-    put_user(&node, "other", "d", "").unwrap();
+    put_user(&node, "other", "d", (IDLE, "")).unwrap();
     // The killed process takes the connection and never answers the call.
     node.wait_for_event("ProvisioningFailed", &["CreateVolume"]).unwrap();
     assert!(linux::process::is_killed(killed.pid().as_raw()), "it is still there");
