@@ -25,16 +25,8 @@ pub(crate) fn save_durably(path: &Path, value: &impl Serialize) -> Result<()> {
 /// Atomic, not waiting for the disk: for what describes running processes and
 /// namespaces, which do not survive a power cut either.
 pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
-    let mut temp_name = std::ffi::OsString::from(".");
-    temp_name.push(path.file_name().unwrap_or_default());
-    temp_name.push(format!(".{}.tmp", std::process::id()));
-    let temp = path.with_file_name(temp_name);
     let content = to_json(value);
-    let written = fs::write(&temp, &content).map_err(|e| Error::io("write", &temp, e));
-    let saved = written
-        .and_then(|()| fs::rename(&temp, path).map_err(|e| Error::io("rename to", path, e)))
-        .inspect_err(|_| drop(fs::remove_file(&temp)));
-    match saved {
+    match linux::atomic_file::replace(path, &content, 0o600).map_err(Error::from) {
         Err(error) if full_disk::is_cause(&error) && full_disk::overwrite(path, &content) => Ok(()),
         saved => saved,
     }

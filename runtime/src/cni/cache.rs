@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::{Attachment, NetworkList};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::record;
 
 pub(super) fn write(
@@ -61,14 +61,43 @@ pub(super) fn entries_of(cache_dir: &Path, container_id: &str) -> Vec<(NetworkLi
     entries.collect()
 }
 
+/// With what a runtime that was killed while it wrote the entry has left beside it.
 pub(super) fn remove(cache_dir: &Path, list: &NetworkList, attachment: &Attachment) -> Result<()> {
     let path = path(cache_dir, list, attachment);
-    match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", &path, e)),
-        _ => Ok(()),
+    if !path.parent().is_some_and(Path::is_dir) {
+        return Ok(());
     }
+    linux::atomic_file::discard(&path)?;
+    Ok(linux::atomic_file::remove_leftovers(&path)?)
 }
 
 fn path(cache_dir: &Path, list: &NetworkList, attachment: &Attachment) -> PathBuf {
     cache_dir.join("results").join(format!("{}-{}-{}", list.name, attachment.container_id, attachment.ifname))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_writer_left_goes_with_the_entry_and_that_of_others_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]});
+        let list = NetworkList::parse(Path::new("net.conflist"), source).unwrap();
+        let attachment = Attachment {
+            container_id: "one".into(),
+            netns: None,
+            ifname: "eth0",
+            args: Vec::new(),
+            capabilities: serde_json::Map::new(),
+        };
+        remove(dir.path(), &list, &attachment).expect("there is no cache yet");
+        write(dir.path(), &list, &attachment, &json!({})).unwrap();
+        let results = dir.path().join("results");
+        for half in [".net-one-eth0.12.tmp", ".net-two-eth0.12.tmp"] {
+            std::fs::write(results.join(half), "{").unwrap();
+        }
+        remove(dir.path(), &list, &attachment).unwrap();
+        assert_eq!(record::names(&results).unwrap(), [".net-two-eth0.12.tmp"]);
+    }
 }
