@@ -126,6 +126,9 @@ impl Ends {
             self.host.ignore_link_local_sources(bridge.index).map_err(failed)?;
         }
         ignore_router_advertisements(&bridge);
+        if origin == Origin::Made {
+            detect_no_duplicates(&bridge);
+        }
         if !bridge.up {
             match bridge.mac {
                 // The kernel's random MAC, set: ports that come and go no longer change it.
@@ -275,6 +278,13 @@ fn ignore_router_advertisements(link: &Link) {
     if link.accept_ra != Some(0) {
         tolerate(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));
     }
+}
+
+/// The bridge's own link-local address is of its MAC, which is random. A container that claims the
+/// address while the kernel looks for duplicates would take it away for good (`addrconf_dad_failure`),
+/// and with it the source of neighbour solicitations for what comes from outside.
+fn detect_no_duplicates(bridge: &Link) {
+    tolerate(sysctl::write(&format!("net/ipv6/conf/{}/accept_dad", bridge.name), "0"));
 }
 
 /// For settings that the reference sets without looking at the outcome: a host

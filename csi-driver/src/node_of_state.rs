@@ -4,7 +4,7 @@
 //! them unreachable, and nobody would be told.
 //!
 //! `<state-dir>/node-id` has the id, a line. Where nothing is in the journal a new
-//! name harms nobody, and is taken.
+//! name harms nobody, and is taken. A torn file says nothing: it is written anew.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -60,9 +60,17 @@ pub(crate) fn record(state_dir: &Path, node_id: &str) -> Result<()> {
 
 fn recorded(state_dir: &Path) -> Result<Option<String>> {
     let path = state_dir.join(FILE);
-    match linux::atomic_file::read_text(&path) {
-        // An id may end with blanks.
-        Ok(text) => Ok(Some(text.strip_suffix('\n').unwrap_or(&text).to_owned())),
+    match linux::atomic_file::read(&path) {
+        Ok(content) => {
+            let line = String::from_utf8(content).ok();
+            // An id may end with blanks.
+            let id = line.and_then(|line| line.strip_suffix('\n').map(str::to_owned));
+            let id = id.filter(|id| !id.is_empty() && !id.contains(char::is_control));
+            if id.is_none() {
+                tracing::warn!(path = %path.display(), "unreadable: the node is taken for the one of --node-id");
+            }
+            Ok(id)
+        }
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(linux::Error::at("read", &path, e)).step("look at node id"),
     }
@@ -113,5 +121,11 @@ mod tests {
         record(dir.path(), "a").unwrap();
         assert!(find("b").is_some());
         assert_eq!(std::fs::read_to_string(dir.path().join(FILE)).unwrap(), "a\n");
+        for torn in [&b""[..], b"\n", b"a", b"\0\0\0\n", b"\xff\n"] {
+            std::fs::write(dir.path().join(FILE), torn).unwrap();
+            assert_eq!(find("b"), None, "{torn:?}");
+            record(dir.path(), "b").unwrap();
+            assert!(find("a").is_some());
+        }
     }
 }

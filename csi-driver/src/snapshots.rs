@@ -24,6 +24,7 @@ use crate::limits;
 use crate::node::hang::flush;
 use crate::pool::{CopyMode, Count, Progress};
 use crate::volume::{SnapshotId, VolumeId, VolumeName};
+use crate::volume_lock::VolumeGuard;
 
 /// What the driver that is gone leaves to be read of a copy it was making.
 const ENDED: &str = "the driver ended during the copy";
@@ -63,7 +64,7 @@ impl Driver {
             }
         }
         let source = self.known_volume(&wish.source)?;
-        let _until_cut_or_begun = self.hold(Lock::Volume(source.as_str()))?;
+        let until_cut_or_begun = self.hold(Lock::Volume(source.as_str()))?;
         let mut volume = self.journal.get(&source)?;
         check_usable(&source, &volume)?;
         self.check_not_copied(&source)?;
@@ -85,7 +86,7 @@ impl Driver {
         self.pool.check_no_snapshot(id)?;
         self.journal.admit_snapshot(id, &record, self.room()?)?;
         let made = match mode {
-            SnapshotMode::Reflink => self.cut(id, record, &volume, control),
+            SnapshotMode::Reflink => self.cut(id, record, &volume, control, until_cut_or_begun),
             SnapshotMode::BlockingCopy => self.begin_copy(id, record, &volume, control),
         };
         made.map_err(|cause| match self.finish_snapshot_deletion(id) {
@@ -94,13 +95,15 @@ impl Driver {
         })
     }
 
-    /// Clones the tree while the daemon, if there is one, holds its writers back.
+    /// Clones the tree while the daemon, if there is one, holds its writers back. The volume is
+    /// free once it is cut: the way to the disk is long where others write much to the pool.
     fn cut(
         &self,
         id: &SnapshotId,
         mut record: SnapshotRecord,
         volume: &VolumeRecord,
         control: Option<Control>,
+        until_cut: VolumeGuard,
     ) -> Result<SnapshotRecord> {
         let pause = self.hold_back(&record.source, volume, control)?;
         let at = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
@@ -109,6 +112,7 @@ impl Driver {
         let (count, paused) = self.renewing(&record.source, pause, &progress, |progress| {
             self.pool.fill_snapshot(id, &record.source, CopyMode::Reflink, progress)
         })?;
+        drop(until_cut);
         self.pool.sync()?;
         record.created = at;
         record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);

@@ -1,10 +1,12 @@
-//! Containers that advertise themselves as IPv6 routers (RFC 4861, 4.2).
+//! Containers that advertise themselves as IPv6 routers (RFC 4861, 4.2), or claim addresses
+//! (RFC 4862, 5.4).
 
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::time::Duration;
 
 use linux::netns::NetNs;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sockopt};
+use serde_json::Value;
 
 use crate::sandbox::{DUAL, Sandbox, run_in};
 
@@ -42,5 +44,20 @@ fn no_container_becomes_the_router_of_another_one() {
     assert_eq!(run_in(&c2, "ip -6 route show"), before);
     first.del();
     second.del();
+    sandbox.assert_detached();
+}
+
+/// While the kernel looks for duplicates of an address, any answer takes it away.
+#[test]
+fn no_container_can_claim_the_link_local_address_of_a_new_bridge() {
+    let sandbox = Sandbox::new().with_host_local();
+    let added = sandbox.attachment("c1", DUAL).added();
+    let addresses = Sandbox::ip(&sandbox.host, &format!("-6 addr show dev {} scope link", sandbox.bridge));
+    let addresses = addresses[0]["addr_info"].as_array().unwrap();
+    let address = addresses.iter().find(|address| address["family"] == "inet6").expect("IPv6 is on");
+    assert_eq!((&address["tentative"], &address["dadfailed"]), (&Value::Null, &Value::Null), "{address}");
+    let accept = format!("cat /proc/sys/net/ipv6/conf/{}/accept_dad", sandbox.bridge);
+    assert_eq!(run_in(&sandbox.host, &accept).trim(), "0");
+    added.del();
     sandbox.assert_detached();
 }
