@@ -8,7 +8,7 @@ use cni_plugin::CniError;
 use ipnetwork::IpNetwork;
 use linux::netlink::{Mac, OperState};
 use linux::netns::filesystem_magic;
-use linux::nftables;
+use netfilter::nftables;
 use nix::errno::Errno;
 
 use crate::plan::format_mac;
@@ -133,7 +133,7 @@ pub(crate) enum Error {
     #[error("{}", failures.first().map(ToString::to_string).unwrap_or_default())]
     Several { failures: Vec<Error> },
     #[error(transparent)]
-    Iptables(#[from] linux::iptables::Error),
+    Iptables(#[from] netfilter::iptables::Error),
     #[error(transparent)]
     Kernel(#[from] linux::Error),
     /// Of the configuration or of the IPAM plugin: passed on unchanged.

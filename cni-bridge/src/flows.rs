@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use linux::conntrack::{self, Flows};
+use netfilter::conntrack::{self, Flows};
 
 /// Deletes the entries of all flows that `addresses` began. A failure is a warning:
 /// DEL succeeds on a kernel that does not track connections.

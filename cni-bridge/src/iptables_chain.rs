@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use cni_plugin::{ValidAttachments, sha512_hex};
 use ipnetwork::IpNetwork;
-use linux::nftables::{Batch, CmpOp, Expression, Family, Rule};
+use netfilter::nftables::{Batch, CmpOp, Expression, Family, Rule};
 
 /// Of the tables that iptables and ip6tables call so.
 pub(crate) const TABLE: &str = "nat";
@@ -138,7 +138,7 @@ pub(crate) fn stale_chains(network: &str, valid: &ValidAttachments, rules: &[Rul
 
 #[cfg(test)]
 mod tests {
-    use linux::nftables::Verdict;
+    use netfilter::nftables::Verdict;
 
     use super::*;
 

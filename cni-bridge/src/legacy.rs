@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use cni_plugin::{Invocation, ValidAttachments};
 use ipnetwork::IpNetwork;
-use linux::iptables::{IpTables, IpVersion, legacy_tables, quote};
+use netfilter::iptables::{IpTables, IpVersion, legacy_tables, quote};
 
 use crate::error::Error;
 use crate::iptables_chain::{Addresses, TABLE, chain_name, comment, own_jumps, rules_of};

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni_plugin::{Invocation, ValidAttachments, sha512_hex};
 use ipnetwork::IpNetwork;
-use linux::nftables::{
+use netfilter::nftables::{
     BaseChain, Batch, ChainKind, CmpOp, Expression, Family, Hook, Is, Policy, Rule, RuleBody,
 };
 

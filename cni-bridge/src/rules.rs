@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use cni_plugin::{Invocation, IpConfig, ValidAttachments};
 use ipnetwork::IpNetwork;
 use linux::netlink::{Mac, Netlink};
-use linux::nftables::{self, Batch, Family, NfTables, Rule};
+use netfilter::nftables::{self, Batch, Family, NfTables, Rule};
 
 use crate::attach::is_of_network;
 use crate::config::{Config, MasqueradeBackend};

@@ -3,7 +3,7 @@
 
 use cni_plugin::{Invocation, ValidAttachments};
 use linux::netlink::Mac;
-use linux::nftables::{
+use netfilter::nftables::{
     BaseChain, Batch, ChainKind, CmpOp, Expression, Family, Hook, Is, MetaKey, Policy, Rule, RuleBody,
 };
 

@@ -2,8 +2,8 @@
 
 use cni_plugin::delegate::Delegate;
 use cni_plugin::{CniError, Invocation, code};
-use linux::iptables::{IpTables, IpVersion};
-use linux::nftables;
+use netfilter::iptables::{IpTables, IpVersion};
+use netfilter::nftables;
 
 use crate::config::{Config, MasqueradeBackend};
 use crate::error::Error;

@@ -1,7 +1,7 @@
 //! ADD: all rules of the attachment, or none.
 
 use cni_plugin::{CniResult, Invocation, warn};
-use linux::nftables::is_unsupported;
+use netfilter::nftables::is_unsupported;
 
 use crate::config::{Backend, Config, Purpose};
 use crate::error::Error;

@@ -22,7 +22,7 @@ pub(crate) fn check(call: &Invocation) -> Result<(), Error> {
         Backend::Iptables => return by_iptables(),
         Backend::Nftables => nftables::missing(&config, &Owner::of(call))?,
         // The reference takes iptables by itself: its rules are as good.
-        Backend::Unset if !linux::nftables::is_available()? => return by_iptables(),
+        Backend::Unset if !netfilter::nftables::is_available()? => return by_iptables(),
         Backend::Unset => match nftables::missing(&config, &Owner::of(call))? {
             Some(missing) if iptables::visible::has_chain(&IptablesOwner::of(call))? => {
                 return by_iptables().map_err(|by_iptables| Error::Several {

@@ -2,7 +2,7 @@
 //! attachment. Needs neither namespace nor result nor mappings.
 
 use cni_plugin::{Invocation, warn};
-use linux::nftables::{Batch, NfTables};
+use netfilter::nftables::{Batch, NfTables};
 
 use crate::config::{Config, Purpose};
 use crate::error::Error;

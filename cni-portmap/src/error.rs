@@ -1,7 +1,7 @@
 //! What can go wrong, in the reference's words, and its CNI codes.
 
 use cni_plugin::{CniError, code};
-use linux::nftables::{self, Unreached};
+use netfilter::nftables::{self, Unreached};
 
 use crate::mapping::Family;
 
@@ -45,18 +45,18 @@ pub(crate) enum Error {
     #[error("failed to open iptables")]
     OpenIptables {
         #[source]
-        source: linux::iptables::Error,
+        source: netfilter::iptables::Error,
     },
     #[error("unable to setup DNAT")]
     SetUpIptables {
         #[source]
-        source: linux::iptables::Error,
+        source: netfilter::iptables::Error,
     },
     #[error("could not teardown {family} dnat")]
     TearDownIptables {
         family: Family,
         #[source]
-        source: linux::iptables::Error,
+        source: netfilter::iptables::Error,
     },
     #[error("could not check {family} dnat: chain {chain} not found in iptables table nat")]
     MissingChain { family: Family, chain: String },
@@ -66,7 +66,7 @@ pub(crate) enum Error {
     CheckIptables {
         family: Family,
         #[source]
-        source: linux::iptables::Error,
+        source: netfilter::iptables::Error,
     },
     #[error("unable to enable route_localnet")]
     RouteLocalnet {

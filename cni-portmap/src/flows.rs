@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 
-use linux::conntrack::{Flows, delete};
 use linux::netlink::Netlink;
+use netfilter::conntrack::{Flows, delete};
 
 use crate::config::Config;
 use crate::error::Error;

@@ -2,7 +2,7 @@
 //! more, and nothing else.
 
 use cni_plugin::{Invocation, ValidAttachments};
-use linux::nftables::{Batch, NfTables};
+use netfilter::nftables::{Batch, NfTables};
 
 use crate::config::{Config, Purpose};
 use crate::error::Error;

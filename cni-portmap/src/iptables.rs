@@ -6,8 +6,8 @@ mod plan;
 pub(crate) mod rules;
 pub(crate) mod visible;
 
-use linux::iptables::{IpTables, IpVersion, Variant, legacy_tables};
-use linux::nftables::NamespaceLock;
+use netfilter::iptables::{IpTables, IpVersion, Variant, legacy_tables};
+use netfilter::nftables::NamespaceLock;
 
 use crate::config::Config;
 use crate::error::Error;
@@ -76,7 +76,7 @@ pub(crate) fn check(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
 
 /// The guard's table, unless nf_tables shows that the guard is complete: on a
 /// node with mapped ports it is, and no program is started to see it.
-fn doubtful_guard(iptables: &IpTables) -> Result<Option<Listing>, linux::iptables::Error> {
+fn doubtful_guard(iptables: &IpTables) -> Result<Option<Listing>, netfilter::iptables::Error> {
     // Where nf_tables cannot be read, the program can.
     let complete = iptables.variant() == Variant::NfTables && visible::has_guard().unwrap_or_default();
     if complete { Ok(None) } else { list(iptables, GUARD_TABLE).map(Some) }
@@ -89,7 +89,7 @@ pub(crate) fn status() -> Result<(), Error> {
     found.map(drop).map_err(missing)
 }
 
-fn list(iptables: &IpTables, table: &str) -> Result<Listing, linux::iptables::Error> {
+fn list(iptables: &IpTables, table: &str) -> Result<Listing, netfilter::iptables::Error> {
     // A look with the legacy program would make the table.
     let absent = iptables.variant() == Variant::Legacy
         && legacy_tables(iptables.version()).is_ok_and(|tables| !tables.iter().any(|there| there == table));

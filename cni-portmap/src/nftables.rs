@@ -9,7 +9,7 @@ mod script;
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
-use linux::nftables::{BaseChain, Batch, NfTables, Unreached};
+use netfilter::nftables::{BaseChain, Batch, NfTables, Unreached};
 
 use crate::conditions;
 use crate::config::Config;
@@ -25,7 +25,7 @@ struct Part {
     family: Family,
     wanted: Vec<Wanted>,
     /// `None`: only nft understands the conditions.
-    hook_rules: Option<Vec<Vec<linux::nftables::Expression>>>,
+    hook_rules: Option<Vec<Vec<netfilter::nftables::Expression>>>,
     guarded: bool,
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn remove_stale(
 fn remove_where(
     kernel: &mut NfTables,
     batch: &mut Batch,
-    condemned: impl Fn(&linux::nftables::Rule) -> bool,
+    condemned: impl Fn(&netfilter::nftables::Rule) -> bool,
 ) -> Result<Vec<Deed>, linux::Error> {
     let mut deeds = Vec::new();
     for family in Family::BOTH.map(family_of) {

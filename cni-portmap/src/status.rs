@@ -11,7 +11,7 @@ pub(crate) fn status(call: &Invocation) -> Result<(), Error> {
     let by_iptables = || iptables::status();
     match config.backend {
         Backend::Iptables => by_iptables(),
-        Backend::Nftables | Backend::Unset => match linux::nftables::is_available() {
+        Backend::Nftables | Backend::Unset => match netfilter::nftables::is_available() {
             Ok(true) => Ok(()),
             Ok(false) if config.backend == Backend::Unset => by_iptables(),
             Ok(false) => Err(Error::NoBackend { details: "the kernel has no nf_tables".to_owned() }),

@@ -1,7 +1,7 @@
 //! A rule as it comes from the kernel, of whoever made it.
 #![no_main]
 
-use linux::nftables::Rule;
+use netfilter::nftables::Rule;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Ok(rule) = Rule::decode(input) else { return };

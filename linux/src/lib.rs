@@ -10,8 +10,6 @@ pub mod bare_start;
 pub mod bpf;
 pub mod btrfs;
 pub mod cgroup;
-#[cfg(feature = "nftables")]
-pub mod conntrack;
 pub mod credentials;
 pub mod device_rules;
 pub mod disk_usage;
@@ -22,7 +20,6 @@ pub mod fs_at;
 mod fsxattr;
 pub mod interface;
 mod ioctl;
-pub mod iptables;
 pub mod lock;
 pub mod memory;
 pub mod mount;
@@ -30,8 +27,6 @@ pub mod mountinfo;
 #[cfg(feature = "netlink")]
 pub mod netlink;
 pub mod netns;
-#[cfg(feature = "nftables")]
-pub mod nftables;
 pub mod peer_process;
 pub mod pid_namespace;
 pub mod pipes;

@@ -11,13 +11,14 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     // Wire contracts and the kernel know nobody.
     ("proto", &[], &["nix", "rustix", "libc"]),
     ("linux", &[], &["tonic", "prost", "serde_json"]),
+    ("netfilter", &["linux"], &["tonic", "prost", "serde_json"]),
     ("trace", &[], &["tonic"]),
     // The CNI contract has no hands.
     ("cni-plugin", &["trace", "linux"], &["netlink-sys", "netlink-packet-route", "tonic", "nix", "rustix"]),
     // Plugins do not import each other, nor gRPC.
-    ("cni-bridge", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
+    ("cni-bridge", &["cni-plugin", "linux", "netfilter", "trace"], &["tonic", "prost"]),
     ("cni-loopback", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
-    ("cni-portmap", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
+    ("cni-portmap", &["cni-plugin", "linux", "netfilter", "trace"], &["tonic", "prost"]),
     ("ipam-host-local", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
     // The daemon in the mount pod knows neither CSI nor Kubernetes: of `proto` it takes the hand-over only.
     ("volume-fs", &["linux", "proto", "trace"], &["tonic", "tokio", "granit-parser"]),

@@ -2,7 +2,7 @@
 //! netlink shows: only its own program can look.
 
 use cni_plugin::warn;
-use linux::iptables::{IpTables, IpVersion, legacy_tables};
+use netfilter::iptables::{IpTables, IpVersion, legacy_tables};
 
 use super::plan::{self, Listing};
 use super::rules::{Owner, TABLE};
@@ -47,7 +47,7 @@ fn change_one(
     }
     let failed = |source| Error::TearDownIptables { family, source };
     let iptables = match IpTables::find_legacy(version) {
-        Err(why @ linux::iptables::Error::NotInstalled { .. }) => {
+        Err(why @ netfilter::iptables::Error::NotInstalled { .. }) => {
             warn(NAME, format_args!("rules in legacy tables may be left: {why}"));
             return Ok(());
         }

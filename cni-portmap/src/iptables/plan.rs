@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use linux::iptables::quote;
+use netfilter::iptables::quote;
 
 use super::rules::{
     DNAT_CHAIN, Entrance, GUARD_CHAIN, Gist, OLD_SNAT_CHAIN, Owner, Place, Rule, Wanted, guard_rules,

@@ -181,7 +181,7 @@ fn a_rule_is_recognised_as_iptables_prints_it() {
 fn listed(network: &str, id: &str) -> Vec<String> {
     let owner = Owner { network, container_id: id };
     let chain = owner.chain();
-    let comment = linux::iptables::quote(&owner.comment());
+    let comment = netfilter::iptables::quote(&owner.comment());
     vec![
         format!("-N {chain}"),
         format!("-A {chain} -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.7.2.4:80"),

@@ -1,7 +1,7 @@
 //! What the iptables backend left in nf_tables (the program `iptables-nft`
 //! writes there), found and removed by netlink, without the program.
 
-use linux::nftables::{Batch, Family, NfTables, Rule};
+use netfilter::nftables::{Batch, Family, NfTables, Rule};
 
 use super::rules::{
     DNAT_CHAIN, GUARD_TABLE, Gist, OLD_SNAT_CHAIN, Owner, TABLE, guard_rules, owner_of_comment,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use linux::nftables::{BaseChain, Batch, Expression, Rule, do_the_same};
+use netfilter::nftables::{BaseChain, Batch, Expression, Rule, do_the_same};
 
 use super::rules::{
     CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, LOCALNET_GUARD, MASQUERADING, OUTPUT,

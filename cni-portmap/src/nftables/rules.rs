@@ -15,8 +15,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use cni_plugin::Invocation;
 use ipnetwork::IpNetwork;
-use linux::nftables as nf;
-use linux::nftables::{
+use netfilter::nftables as nf;
+use netfilter::nftables::{
     BaseChain, ChainKind, CmpOp, Expression, Hook, Is, PayloadBase, Policy, Rule, RuleBody,
 };
 

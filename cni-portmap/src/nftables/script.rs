@@ -5,7 +5,7 @@
 use std::io::{ErrorKind, Write};
 use std::process::{Command, Stdio};
 
-use linux::nftables::NfTables;
+use netfilter::nftables::NfTables;
 
 use super::plan::base_chains;
 use super::rules::{

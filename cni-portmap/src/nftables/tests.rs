@@ -7,7 +7,7 @@ use super::rules::{
     HOSTPORTS, HOSTPORTS_ALL, MASQUERADING, OUTPUT, PREROUTING, all_rules, guard_rules, network_tag, tag,
 };
 use super::*;
-use linux::nftables::{Expression, Rule};
+use netfilter::nftables::{Expression, Rule};
 
 const CONTAINER: &str = "10.7.2.4/24";
 

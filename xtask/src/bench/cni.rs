@@ -67,10 +67,10 @@ pub(crate) fn run(runs: usize, only: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// `linux/examples/netlink_floor.rs`, built as plugins are.
+/// `netfilter/examples/netlink_floor.rs`, built as plugins are.
 fn floor_program() -> Result<PathBuf> {
     let mut command = build::build_of_plugins();
-    command.args(["-p", "linux", "--features", "netlink,nftables", "--example", "netlink_floor"]);
+    command.args(["-p", "netfilter", "--example", "netlink_floor"]);
     build::run(&mut command)?;
     Ok(build::plugin_dir().join("examples/netlink_floor"))
 }

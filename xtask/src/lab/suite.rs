@@ -71,7 +71,7 @@ impl Suite {
     /// Packages whose test binaries it runs.
     pub(super) fn packages(self) -> &'static [&'static str] {
         match self {
-            Self::Kernel => &["linux"],
+            Self::Kernel => &["linux", "netfilter"],
             Self::Plugins => &["cni-bridge", "cni-loopback", "cni-portmap", "ipam-host-local"],
             Self::Container => &["runtime"],
             Self::Volume => &["volume-fs"],
@@ -83,8 +83,8 @@ impl Suite {
         Ok(match self {
             Self::Kernel => vec![
                 binaries.item("linux", "linux", &[])?,
-                binaries.item("linux", "conntrack", &[])?,
-                binaries.item("linux", "nftables", &[])?,
+                binaries.item("netfilter", "conntrack", &[])?,
+                binaries.item("netfilter", "nftables", &[])?,
             ],
             Self::Plugins => vec![
                 binaries.item("cni-loopback", "executable", &[])?,

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use linux::netlink::{BridgeSpec, DuplicateDetection, Netlink, PortFlags, PortSpec, RouteSpec, VethSpec};
 use linux::netns::NetNs;
-use linux::nftables::{Batch, Family, Is, NfTables, RuleBody};
+use netfilter::nftables::{Batch, Family, Is, NfTables, RuleBody};
 
 const BRIDGE: &str = "bench0";
 const IFNAME: &str = "eth0";

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use crate::nftables::attributes::{find, find_u32, nest, put, put_u32};
-use crate::nftables::socket::{DUMP, ONE, Refusal, Socket};
-use crate::{Error, Result};
+use crate::attributes::{find, find_u32, nest, put, put_u32};
+use crate::socket::{DUMP, ONE, Refusal, Socket};
+use linux::{Error, Result};
 
 /// `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`, of subsystem 1.
 const GET: u16 = 0x101;

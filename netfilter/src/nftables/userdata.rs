@@ -27,7 +27,7 @@ pub(super) fn tag(bytes: &[u8]) -> Vec<u8> {
 }
 
 pub(super) fn find_comment(userdata: &[u8]) -> Option<String> {
-    find(userdata, COMMENT).map(super::attributes::text)
+    find(userdata, COMMENT).map(crate::attributes::text)
 }
 
 pub(super) fn find_tag(userdata: &[u8]) -> Option<Vec<u8>> {

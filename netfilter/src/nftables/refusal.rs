@@ -7,7 +7,7 @@ use std::io;
 use nix::errno::Errno;
 
 use super::{BaseChain, Family};
-use crate::Error;
+use linux::Error;
 
 /// Why rules do nothing though they are there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -28,9 +28,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use crate::{Error, Result};
-
-pub(crate) mod attributes;
+use linux::{Error, Result};
 mod batch;
 mod body;
 #[cfg(test)]
@@ -38,7 +36,6 @@ mod codec_tests;
 mod expression;
 mod lock;
 mod refusal;
-pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
 mod userdata;
@@ -51,8 +48,8 @@ pub use lock::NamespaceLock;
 use lock::PATIENCE;
 pub use refusal::{Unreached, WrongHook, is_unsupported, is_wrong_hook};
 
-use attributes::{each, find, find_text, find_u32, find_u64, put_text};
-use socket::{DUMP, Messages, ONE, Refusal, Socket};
+use crate::attributes::{self, each, find, find_text, find_u32, find_u64, put_text};
+use crate::socket::{DUMP, Messages, ONE, Refusal, Socket};
 
 const SUBSYSTEM: u16 = 10;
 const GETTABLE: u16 = 0xa01;

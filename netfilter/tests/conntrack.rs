@@ -1,15 +1,16 @@
 //! Connection tracking against the kernel: real UDP flows, translated, within
 //! a network namespace of each test's own.
-#![cfg(all(feature = "netlink", feature = "nftables"))]
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use linux::conntrack::{Flows, delete};
 use linux::netlink::{DuplicateDetection, Netlink};
 use linux::netns::{self, NetNs};
-use linux::nftables::{BaseChain, Batch, ChainKind, Family, Hook, Is, NfTables, Policy, Protocol, RuleBody};
+use netfilter::conntrack::{Flows, delete};
+use netfilter::nftables::{
+    BaseChain, Batch, ChainKind, Family, Hook, Is, NfTables, Policy, Protocol, RuleBody,
+};
 
 /// Two containers and an address that is only an address, of each family.
 const V4: [&str; 3] = ["10.9.0.2", "10.9.0.3", "10.9.0.9"];

@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::attributes::text;
 use super::expression::Expression;
+use crate::attributes::text;
 
 /// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const ADDRESS_AND_PORT: u32 = 0x1 | 0x2;

@@ -1,11 +1,10 @@
 //! nf_tables against the kernel: every test has a network namespace of its own.
-#![cfg(feature = "nftables")]
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 use std::net::IpAddr;
 
 use linux::netns::{self, NetNs};
-use linux::nftables::{
+use netfilter::nftables::{
     BaseChain, Batch, ChainKind, Expression, Family, Hook, Is, NfTables, Policy, Protocol, Rule, RuleBody,
     is_unsupported, is_wrong_hook,
 };

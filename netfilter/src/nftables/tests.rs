@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::netns;
+use linux::netns;
 
 /// Like `nft add table`: no lock, whatever the generation.
 fn interfere(nf: &NfTables, name: &str) {

@@ -1,14 +1,14 @@
 //! Changes that the kernel takes all together or not at all.
 
-use super::attributes::{find, find_text, find_u64, nest, put, put_text, put_u32, put_u64};
 use super::expression::{self, Expression};
 use super::refusal::Needs;
-use super::socket::Messages;
 use super::{
     BaseChain, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TABLE, CHAIN_TYPE, CHAIN_USERDATA, Family,
     HOOK_NUMBER, HOOK_PRIORITY, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_TABLE, RULE_USERDATA,
     TABLE_FLAGS, TABLE_NAME, userdata,
 };
+use crate::attributes::{find, find_text, find_u64, nest, put, put_text, put_u32, put_u64};
+use crate::socket::Messages;
 
 const NEWTABLE: u16 = 0xa00;
 const DELTABLE: u16 = 0xa02;

@@ -3,9 +3,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::attributes::find;
 use super::expression::{CmpOp, Expression, MetaKey, NatKind, PayloadBase, Verdict, decode, encode};
 use super::*;
+use crate::attributes::find;
 
 fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
     vec(any::<u8>(), 1..=most)

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::lock::TransientLock;
+use linux::lock::TransientLock;
 
 /// Two hundred others may be before us, with some milliseconds each.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -46,9 +46,9 @@ pub(super) fn path() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::FileLock;
-    use crate::netns;
     use crate::nftables::{Batch, Family, NfTables};
+    use linux::lock::FileLock;
+    use linux::netns;
 
     const IMPATIENT: Duration = Duration::from_millis(50);
 
@@ -69,7 +69,7 @@ mod tests {
             let _held = FileLock::try_of(namespace).unwrap().unwrap();
             let mut nf = NfTables::open().unwrap();
             let before = std::time::Instant::now();
-            nf.update(|_| crate::Result::Ok((Batch::new(), ()))).unwrap();
+            nf.update(|_| linux::Result::Ok((Batch::new(), ()))).unwrap();
             assert!(before.elapsed() < PATIENCE / 2, "{:?}", before.elapsed());
         });
     }
@@ -80,7 +80,7 @@ mod tests {
             let path = path().unwrap();
             let is_held = |_: &mut NfTables| {
                 let other = FileLock::try_exclusive(&path, 0o600)?;
-                crate::Result::Ok((Batch::new(), other.is_none()))
+                linux::Result::Ok((Batch::new(), other.is_none()))
             };
             assert!(NfTables::open().unwrap().update(is_held).unwrap());
             assert!(!path.exists());
@@ -104,9 +104,9 @@ mod tests {
             let done = late.update(|_| {
                 rounds += 1;
                 if rounds < 6 {
-                    others.update(|_| crate::Result::Ok((table(&rounds.to_string()), ())))?;
+                    others.update(|_| linux::Result::Ok((table(&rounds.to_string()), ())))?;
                 }
-                crate::Result::Ok((table("late"), ()))
+                linux::Result::Ok((table("late"), ()))
             });
             done.unwrap();
             assert_eq!((rounds, late.tables().unwrap().len()), (6, 6));

@@ -23,7 +23,7 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, setsockopt, socketpair, sockopt,
 };
 
-use super::attributes::{find_text, put_u32};
+use crate::attributes::{find_text, put_u32};
 
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`),
 /// and as much as it has seen a reader offer.

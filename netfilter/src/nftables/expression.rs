@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::attributes::{each, find, find_text, find_u32, find_u64, nest, put, put_text, put_u32, put_u64};
+use crate::attributes::{each, find, find_text, find_u32, find_u64, nest, put, put_text, put_u32, put_u64};
 
 /// Of an element in a list of expressions, and inside it (`NFTA_LIST_ELEM`,
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`).
