@@ -6,14 +6,15 @@
 //! rules, accounting), since each join takes time.
 
 mod end;
+mod limits;
 mod listing;
-mod settings;
+mod v1;
 pub mod v2;
 pub mod view;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -26,28 +27,11 @@ use crate::mountinfo::{self, MountEntry};
 use crate::{Error, Result};
 
 pub use end::remove_tree;
-use settings::{Files, settings};
-pub use settings::{Limits, weight};
+use limits::Files;
+pub use limits::Limits;
 
 /// Controllers that a container group is put under, where the machine has them.
 const WANTED: &[&str] = &["cpu", "cpuacct", "memory", "pids", "devices"];
-const V1_CONTROLLERS: &[&str] = &[
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "memory",
-    "devices",
-    "freezer",
-    "blkio",
-    "pids",
-    "hugetlb",
-    "net_cls",
-    "net_prio",
-    "perf_event",
-    "rdma",
-    "misc",
-];
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     V1,
@@ -135,7 +119,7 @@ impl Hierarchies {
                 "cgroup2" => found.unified = found.unified.or_else(|| Some(mount.mount_point.clone())),
                 "cgroup" => {
                     found.v1.push(mount.mount_point.clone());
-                    for option in mount.super_options.split(',').filter(|o| V1_CONTROLLERS.contains(o)) {
+                    for option in mount.super_options.split(',').filter(|o| v1::CONTROLLERS.contains(o)) {
                         let place = (Version::V1, mount.mount_point.clone());
                         found.controllers.entry(option.to_owned()).or_insert(place);
                     }
@@ -241,7 +225,7 @@ impl Hierarchies {
             ensure_dirs(place, &path).map_err(|(error, _)| error)?;
             group.dirs.push((place.version, under(place.root, &path)));
             if cpuset.is_some_and(|(_, cpuset)| cpuset == place.root) {
-                inherit_cpuset(place.root, &path)?;
+                v1::inherit_cpuset(place.root, &path)?;
             }
             Ok(())
         });
@@ -281,19 +265,15 @@ impl Hierarchies {
 
     fn apply(&self, path: &Path, limits: &Limits) -> Result<Vec<String>> {
         let mut unmet = Vec::new();
-        for setting in settings(limits) {
-            let controller = setting.controller;
+        for limit in limits.set() {
+            let controller = limit.controller();
             match self.controllers.get(controller) {
                 None => unmet.push(format!("{controller}: this machine has no such cgroup controller")),
-                Some((Version::V1, root)) => write_all(&under(root, path), &setting.v1)?,
-                Some((Version::V2, root)) => {
-                    let dir = under(root, path);
-                    write_all(&dir, &setting.v2)?;
-                    v2::write_present(&dir, &setting.v2_if_there)?;
-                }
+                Some((Version::V1, root)) => v1::set(&under(root, path), &limit)?,
+                Some((Version::V2, root)) => v2::set(&under(root, path), &limit)?,
             }
         }
-        let files = limits.unified.iter().filter(|(file, _)| self.has_in_v2(settings::controller(file)));
+        let files = limits.unified.iter().filter(|(file, _)| self.has_in_v2(limits::controller(file)));
         let files: Files = files.cloned().collect();
         if let Some(root) = self.unified.as_ref().filter(|_| !files.is_empty()) {
             let missing = v2::write_present(&under(root, path), &files)?;
@@ -306,22 +286,22 @@ impl Hierarchies {
 }
 
 impl Cgroup {
-    /// Puts the calling process in, which must have one thread only. On v1 it goes
-    /// in as a thread: that needs no cgroup_threadgroup_rwsem, whose writer waits
-    /// for an RCU grace period (kernel/cgroup/cgroup.c, `cgroup_procs_write_start`).
+    /// Puts the calling process in, which must have one thread only.
     pub fn join(&self) -> Result<()> {
         self.dirs.iter().try_for_each(|(version, dir)| match version {
-            Version::V1 => write(&dir.join("tasks"), "0"),
-            Version::V2 => write(&dir.join("cgroup.procs"), "0"),
+            Version::V1 => v1::join_as_thread(dir),
+            Version::V2 => v2::admit(dir, 0),
         })
+    }
+
+    fn dirs_of(&self, version: Version) -> impl Iterator<Item = &PathBuf> {
+        self.dirs.iter().filter(move |(found, _)| *found == version).map(|(_, dir)| dir)
     }
 
     /// Its v2 directory, if it has one, to start a process in
     /// ([`crate::process::clone_child`]).
     pub fn open_v2(&self) -> Result<Option<OwnedFd>> {
-        let Some((_, dir)) = self.dirs.iter().find(|(version, _)| *version == Version::V2) else {
-            return Ok(None);
-        };
+        let Some(dir) = self.dirs_of(Version::V2).next() else { return Ok(None) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::open(dir, flags, Mode::empty()).map(Some).map_err(|e| Error::at("open cgroup", dir, e))
     }
@@ -329,24 +309,19 @@ impl Cgroup {
     /// Puts the calling thread into its v1 directories, and with it every process that the
     /// thread starts. [`Self::admit`] does the rest: on v2 a process goes as a whole.
     pub fn join_as_thread(&self) -> Result<()> {
-        let v1 = self.dirs.iter().filter(|(version, _)| *version == Version::V1);
-        v1.map(|(_, dir)| dir).try_for_each(|dir| write(&dir.join("tasks"), "0"))
+        self.dirs_of(Version::V1).try_for_each(|dir| v1::join_as_thread(dir))
     }
 
     /// Puts process `pid` into its v2 directory, if it has one.
     pub fn admit(&self, pid: i32) -> Result<()> {
-        let v2 = self.dirs.iter().filter(|(version, _)| *version == Version::V2);
-        v2.map(|(_, dir)| dir).try_for_each(|dir| write(&dir.join("cgroup.procs"), &pid.to_string()))
+        self.dirs_of(Version::V2).try_for_each(|dir| v2::admit(dir, pid))
     }
 
     /// Restricts its processes to the devices that `policy` allows. Comes before
     /// the first process joins. A failure leaves them unrestricted.
     pub fn restrict_devices(&self, policy: &Policy) -> Result<()> {
         match &self.devices {
-            DeviceControl::V1(dir) => {
-                let writes = policy.v1_writes();
-                writes.chunk_by(|a, b| a.0 == b.0).try_for_each(|lines| write_lines(dir, lines))
-            }
+            DeviceControl::V1(dir) => v1::restrict_devices(dir, policy),
             _ if policy.allows_everything() => Ok(()),
             DeviceControl::V2(dir) => DeviceProgram::load(&policy.program())?.attach(dir),
             DeviceControl::Missing => {
@@ -360,8 +335,8 @@ impl Cgroup {
     pub fn oom_kills(&self) -> u64 {
         let Some((version, dir)) = &self.memory else { return 0 };
         let file = match version {
-            Version::V1 => "memory.oom_control",
-            Version::V2 => "memory.events",
+            Version::V1 => v1::MEMORY_EVENTS,
+            Version::V2 => v2::MEMORY_EVENTS,
         };
         let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
@@ -459,39 +434,6 @@ fn make_dirs(root: &Path, path: &Path) -> std::result::Result<Vec<PathBuf>, (Err
             None => return Ok(made),
         }
     }
-}
-
-/// A v1 cpuset group takes no process until it has cpus and mems. A new one is empty, and
-/// gets those of the nearest group above that has some.
-fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
-    for file in ["cpuset.cpus", "cpuset.mems"] {
-        let mut dir = under(root, path);
-        let mut empty = Vec::new();
-        let value = loop {
-            let value = read(&dir.join(file))?;
-            if !value.trim().is_empty() || dir == root {
-                break value;
-            }
-            empty.push(dir.join(file));
-            dir.pop();
-        };
-        empty.iter().rev().try_for_each(|file| write(file, value.trim()))?;
-    }
-    Ok(())
-}
-
-/// Lines for one file, each with a write(2) of its own.
-fn write_lines(dir: &Path, lines: &[(&str, String)]) -> Result<()> {
-    let Some((name, _)) = lines.first() else { return Ok(()) };
-    let path = dir.join(name);
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .map_err(|e| Error::at("open cgroup file", &path, e))?;
-    lines.iter().try_for_each(|(_, line)| {
-        file.write_all(line.as_bytes())
-            .map_err(|e| Error::new("write cgroup", format!("{line:?} to {}", path.display()), e))
-    })
 }
 
 fn write_all(dir: &Path, values: &[(String, String)]) -> Result<()> {

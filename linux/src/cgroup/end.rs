@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Statx};
 
-use super::{Cgroup, Version, v2};
+use super::{Cgroup, Version, v1, v2};
 use crate::tree::{self, Changes, Visitor};
 use crate::{Error, Result, process};
 
@@ -53,18 +53,13 @@ impl Cgroup {
 
     /// On v2 a frozen process can be killed.
     fn thaw(&self) -> Result<()> {
-        let v1 = self.dirs.iter().filter(|(version, _)| *version == Version::V1);
-        v1.map(|(_, dir)| dir)
-            .try_for_each(|dir| each_group(dir, |group| write_in(group, c"freezer.state", "THAWED")))
+        self.dirs_of(Version::V1)
+            .try_for_each(|dir| each_group(dir, |group| write_in(group, v1::FREEZER, v1::THAWED)))
     }
 
     /// On v2: how many groups its processes may make below it, and how deep. v1 has no such limit.
     pub fn limit_groups_below(&self, descendants: u32, depth: u32) -> Result<()> {
-        let v2 = self.dirs.iter().filter(|(version, _)| *version == Version::V2);
-        v2.map(|(_, dir)| dir).try_for_each(|dir| {
-            super::write(&dir.join("cgroup.max.descendants"), &descendants.to_string())?;
-            super::write(&dir.join("cgroup.max.depth"), &depth.to_string())
-        })
+        self.dirs_of(Version::V2).try_for_each(|dir| v2::limit_groups_below(dir, descendants, depth))
     }
 
     /// Kills every process in it and removes it. `EBUSY` if one still lives after `timeout`.
@@ -88,8 +83,7 @@ impl Cgroup {
 
     /// Where there is cgroup v2: without a race against fork(2).
     fn kill_all_at_once(&self) -> Result<()> {
-        let v2 = self.dirs.iter().filter(|(version, dir)| *version == Version::V2 && dir.is_dir());
-        v2.map(|(_, dir)| dir).try_for_each(|dir| v2::kill(dir).map(drop))
+        self.dirs_of(Version::V2).filter(|dir| dir.is_dir()).try_for_each(|dir| v2::kill(dir).map(drop))
     }
 }
 

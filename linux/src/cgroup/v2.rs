@@ -1,5 +1,5 @@
-//! What only cgroup v2 has: controllers that a group hands down, files that v1
-//! lacks, one file that kills a whole group.
+//! What only cgroup v2 has: controllers that a group hands down, files of its own for each
+//! limit, one file that kills a whole group.
 //!
 //! Invariant: a controller is handed down only where it is not yet. Doing it
 //! again would be refused in a group that has processes (cgroup-v2.rst, "No
@@ -11,8 +11,12 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::{read, write};
+use super::limits::{Files, Limit, file, or_max};
+use super::{read, write, write_all};
 use crate::{Error, Result};
+
+/// Has a line `oom_kill N`.
+pub(super) const MEMORY_EVENTS: &str = "memory.events";
 
 /// mkdir -p of `path` below `root`; every group above the last one hands
 /// `controllers` down. Returns the directories that were not there before, also
@@ -81,6 +85,49 @@ fn hand_down(dir: &Path, controllers: &[&str]) -> Result<()> {
     Err(Error::new(OP, format!("{wanted} in {}{reason}", dir.display()), problem))
 }
 
+/// Puts process `pid` into `dir` as a whole; 0 is the calling one.
+pub(super) fn admit(dir: &Path, pid: i32) -> Result<()> {
+    write(&dir.join("cgroup.procs"), &pid.to_string())
+}
+
+/// How many groups the processes of `dir` may make below it, and how deep.
+pub(super) fn limit_groups_below(dir: &Path, descendants: u32, depth: u32) -> Result<()> {
+    write(&dir.join("cgroup.max.descendants"), &descendants.to_string())?;
+    write(&dir.join("cgroup.max.depth"), &depth.to_string())
+}
+
+pub(super) fn set(dir: &Path, limit: &Limit<'_>) -> Result<()> {
+    write_all(dir, &files(limit))?;
+    write_present(dir, &files_of_newer_kernels(limit)).map(drop)
+}
+
+fn files(limit: &Limit<'_>) -> Files {
+    match *limit {
+        Limit::Memory { bytes } => vec![file("memory.max", or_max(bytes))],
+        Limit::CpuShares(shares) => vec![file("cpu.weight", weight(shares))],
+        Limit::CpuQuota { quota, period } => vec![file("cpu.max", format!("{} {period}", or_max(quota)))],
+        Limit::Pids(most) => vec![file("pids.max", or_max(most))],
+        Limit::CpusetCpus(cpus) => vec![file("cpuset.cpus", cpus)],
+        Limit::CpusetMems(mems) => vec![file("cpuset.mems", mems)],
+        Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.max"), bytes)],
+    }
+}
+
+fn files_of_newer_kernels(limit: &Limit<'_>) -> Files {
+    match *limit {
+        // Reservations (Linux 5.7): without them a process dies by SIGBUS when it
+        // touches a page that mmap(2) promised.
+        Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.rsvd.max"), bytes)],
+        _ => Vec::new(),
+    }
+}
+
+/// cgroup v2's cpu.weight of v1's cpu.shares: the kernel's own bounds, mapped as
+/// runc does, 2..262144 -> 1..10000.
+fn weight(shares: u64) -> u64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
+}
+
 /// Writes `files` into `dir`. Returns those that this kernel does not have.
 pub(super) fn write_present(dir: &Path, files: &[(String, String)]) -> Result<Vec<String>> {
     let mut missing = Vec::new();
@@ -125,6 +172,19 @@ pub(super) fn kill(dir: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_become_a_weight_and_no_quota_is_max() {
+        assert_eq!(files(&Limit::CpuShares(1024)), [file("cpu.weight", 39)]);
+        assert_eq!(files(&Limit::CpuQuota { quota: -1, period: 100_000 }), [file("cpu.max", "max 100000")]);
+    }
+
+    #[test]
+    fn huge_pages_are_limited_when_reserved_and_when_used() {
+        let limit = Limit::HugePages { size: "2MB", bytes: 4 << 20 };
+        assert_eq!(files(&limit), [file("hugetlb.2MB.max", 4 << 20)]);
+        assert_eq!(files_of_newer_kernels(&limit), [file("hugetlb.2MB.rsvd.max", 4 << 20)]);
+    }
 
     #[test]
     fn only_files_of_controllers_are_limits() {

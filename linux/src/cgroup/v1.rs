@@ -1,0 +1,106 @@
+//! What only cgroup v1 has: a hierarchy for each controller, threads as members, files of its
+//! own for each limit.
+
+use std::ffi::CStr;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+
+use super::limits::{Files, Limit, file, or_max};
+use super::{read, under, write, write_all};
+use crate::device_rules::Policy;
+use crate::{Error, Result};
+
+/// Those that a mount table may name.
+pub(super) const CONTROLLERS: &[&str] = &[
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "memory",
+    "devices",
+    "freezer",
+    "blkio",
+    "pids",
+    "hugetlb",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "rdma",
+    "misc",
+];
+
+/// Has a line `oom_kill N`.
+pub(super) const MEMORY_EVENTS: &str = "memory.oom_control";
+pub(super) const FREEZER: &CStr = c"freezer.state";
+pub(super) const THAWED: &str = "THAWED";
+
+/// Puts the calling thread into `dir`. That needs no cgroup_threadgroup_rwsem, whose writer waits
+/// for an RCU grace period (kernel/cgroup/cgroup.c, `cgroup_procs_write_start`).
+pub(super) fn join_as_thread(dir: &Path) -> Result<()> {
+    write(&dir.join("tasks"), "0")
+}
+
+pub(super) fn set(dir: &Path, limit: &Limit<'_>) -> Result<()> {
+    write_all(dir, &files(limit))
+}
+
+fn files(limit: &Limit<'_>) -> Files {
+    match *limit {
+        Limit::Memory { bytes } => vec![file("memory.limit_in_bytes", bytes)],
+        Limit::CpuShares(shares) => vec![file("cpu.shares", shares)],
+        Limit::CpuQuota { quota, period } => {
+            vec![file("cpu.cfs_period_us", period), file("cpu.cfs_quota_us", quota)]
+        }
+        Limit::Pids(most) => vec![file("pids.max", or_max(most))],
+        Limit::CpusetCpus(cpus) => vec![file("cpuset.cpus", cpus)],
+        Limit::CpusetMems(mems) => vec![file("cpuset.mems", mems)],
+        Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.limit_in_bytes"), bytes)],
+    }
+}
+
+/// A cpuset group takes no process until it has cpus and mems. A new one is empty, and
+/// gets those of the nearest group above that has some.
+pub(super) fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let mut dir = under(root, path);
+        let mut empty = Vec::new();
+        let value = loop {
+            let value = read(&dir.join(file))?;
+            if !value.trim().is_empty() || dir == root {
+                break value;
+            }
+            empty.push(dir.join(file));
+            dir.pop();
+        };
+        empty.iter().rev().try_for_each(|file| write(file, value.trim()))?;
+    }
+    Ok(())
+}
+
+pub(super) fn restrict_devices(dir: &Path, policy: &Policy) -> Result<()> {
+    let writes = policy.v1_writes();
+    writes.chunk_by(|a, b| a.0 == b.0).try_for_each(|lines| write_lines(dir, lines))
+}
+
+/// Lines for one file, each with a write(2) of its own.
+fn write_lines(dir: &Path, lines: &[(&str, String)]) -> Result<()> {
+    let Some((name, _)) = lines.first() else { return Ok(()) };
+    let path = dir.join(name);
+    let mut file =
+        OpenOptions::new().write(true).open(&path).map_err(|e| Error::at("open cgroup file", &path, e))?;
+    lines.iter().try_for_each(|(_, line)| {
+        file.write_all(line.as_bytes())
+            .map_err(|e| Error::new("write cgroup", format!("{line:?} to {}", path.display()), e))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_is_written_after_its_period() {
+        let quota = Limit::CpuQuota { quota: -1, period: 100_000 };
+        assert_eq!(files(&quota), [file("cpu.cfs_period_us", 100_000), file("cpu.cfs_quota_us", -1)]);
+    }
+}
