@@ -7,7 +7,8 @@ use linux::interface::Interfaces;
 use crate::attach::{Connection, Ends};
 use crate::config::{Config, Container};
 use crate::error::Error;
-use crate::plan::{Plan, format_mac, host_interface};
+use crate::names::format_mac;
+use crate::plan::{Plan, host_interface};
 use crate::rules::Port;
 use crate::undo::{Step, Undo};
 use crate::{gateway, random, rules};
@@ -81,7 +82,10 @@ fn try_add(
         container_mac: connection.container_veth.mac,
         ips: &result.ips,
     };
-    rules::ensure(config, call, port, undo)?;
+    if rules::are_wanted(config) {
+        undo.push(Step::RemoveRules { addresses: port.all_addresses() });
+        rules::ensure(config, call, port)?;
+    }
     let interfaces = interfaces(config, call, ends, &connection)?;
     let result = CniResult { interfaces, ..result };
     // What the asked version cannot express must fail here, where it is undone.

@@ -8,7 +8,7 @@ use linux::netlink::{Address, Link, Mac};
 use crate::attach::Ends;
 use crate::config::{Config, Container};
 use crate::error::Error;
-use crate::plan::format_mac;
+use crate::names::format_mac;
 use crate::rules::{self, Port};
 
 pub(crate) fn check(call: &Invocation) -> Result<(), Error> {

@@ -9,11 +9,10 @@ use cni_plugin::{CniError, Invocation};
 use linux::netlink::{Link, Netlink};
 use linux::netns::NetNs;
 
-use crate::attach::{alias, veth_name};
 use crate::config::Config;
 use crate::error::{Error, Failures, NetnsError};
 use crate::iptables_chain::Addresses;
-use crate::plan::format_mac;
+use crate::names::{alias, format_mac, veth_name};
 use crate::undo::delete;
 use crate::{flows, rules};
 

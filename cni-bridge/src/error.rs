@@ -11,7 +11,7 @@ use linux::netns::filesystem_magic;
 use netfilter::nftables;
 use nix::errno::Errno;
 
-use crate::plan::format_mac;
+use crate::names::format_mac;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {

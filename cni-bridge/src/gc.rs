@@ -5,8 +5,8 @@ use cni_plugin::delegate::Delegate;
 use cni_plugin::{Invocation, ValidAttachments};
 use linux::netlink::Netlink;
 
-use crate::attach::{alias_of, is_of_network};
 use crate::error::{Error, Failures};
+use crate::names::{alias_of, is_of_network};
 use crate::undo::delete;
 use crate::{flows, rules};
 

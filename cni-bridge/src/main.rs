@@ -23,6 +23,7 @@ mod iptables_chain;
 mod keys;
 mod legacy;
 mod masquerade;
+mod names;
 mod plan;
 mod random;
 mod rules;

@@ -8,6 +8,7 @@ use linux::netlink::{Address, Mac};
 
 use crate::config::{Config, Role};
 use crate::error::Error;
+use crate::names::format_mac;
 
 /// The container's interface within the result's list: bridge, host veth, container.
 const CONTAINER_INTERFACE: i64 = 2;
@@ -93,11 +94,6 @@ pub(crate) fn gateway_change(
 /// A link of the host, as results show it.
 pub(crate) fn host_interface(name: &str, mac: Option<Mac>) -> Interface {
     Interface { name: name.to_owned(), mac: format_mac(mac), ..Interface::default() }
-}
-
-pub(crate) fn format_mac(mac: Option<Mac>) -> String {
-    let Some(mac) = mac else { return String::new() };
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn default_of(is_v4: bool) -> IpNetwork {

@@ -9,11 +9,10 @@ use ipnetwork::IpNetwork;
 use linux::netlink::{Mac, Netlink};
 use netfilter::nftables::{self, Batch, Family, NfTables, Rule};
 
-use crate::attach::is_of_network;
 use crate::config::{Config, MasqueradeBackend};
 use crate::error::Error;
 use crate::iptables_chain::Addresses;
-use crate::undo::{Step, Undo};
+use crate::names::is_of_network;
 use crate::{iptables_chain, legacy, masquerade, spoof};
 
 /// What rules are made for.
@@ -25,24 +24,25 @@ pub(crate) struct Port<'a> {
 }
 
 impl Port<'_> {
+    /// Those whose rules [`remove`] removes again.
+    pub(crate) fn all_addresses(&self) -> Addresses {
+        Addresses { known: self.ips.iter().map(|ip| ip.address.ip()).collect(), complete: true }
+    }
+
     fn addresses(&self) -> Vec<IpNetwork> {
         self.ips.iter().map(|ip| ip.address).collect()
     }
 }
 
-/// Makes what the configuration asks for; what is there already stays.
-pub(crate) fn ensure(
-    config: &Config,
-    call: &Invocation,
-    port: Port<'_>,
-    undo: &mut Undo,
-) -> Result<(), Error> {
-    if config.masquerade.is_none() && !config.spoof_check {
-        return Ok(());
-    }
+/// Whether the configuration asks for any.
+pub(crate) fn are_wanted(config: &Config) -> bool {
+    config.masquerade.is_some() || config.spoof_check
+}
+
+/// Makes what the configuration asks for; what is there already stays. After a failure
+/// [`remove`] takes back what was made.
+pub(crate) fn ensure(config: &Config, call: &Invocation, port: Port<'_>) -> Result<(), Error> {
     let addresses = port.addresses();
-    let known = addresses.iter().map(IpNetwork::ip).collect();
-    undo.push(Step::RemoveRules { addresses: Addresses { known, complete: true } });
     match config.masquerade {
         None => ensure_nf_tables(config, call, port, &[]),
         Some(MasqueradeBackend::NfTables) => ensure_nf_tables(config, call, port, &addresses),

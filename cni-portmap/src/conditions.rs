@@ -8,7 +8,8 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-use crate::mapping::{Family, Protocol};
+use crate::family::Family;
+use crate::mapping::Protocol;
 
 /// One match; a packet has to meet all of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,8 @@ use cni_plugin::conf::Fields;
 use cni_plugin::{CniError, CniResult, Invocation};
 use ipnetwork::{IpNetwork, Ipv4Network, Ipv6Network};
 
-use crate::mapping::{Entry, Family};
+use crate::family::Family;
+use crate::mapping::Entry;
 
 /// Kubernetes uses bits 14 and 15, Calico 20 to 31 (the reference's choice).
 const DEFAULT_MARK_BIT: u8 = 13;

@@ -3,7 +3,7 @@
 use cni_plugin::{CniError, code};
 use netfilter::nftables::{self, Unreached};
 
-use crate::mapping::Family;
+use crate::family::Family;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -27,8 +27,9 @@ pub(crate) enum Error {
     NoNftables,
     #[error("unable to set up nftables rules for port mappings: {words}")]
     NftRefused { words: String },
-    #[error("could not list rules in table {}", crate::nftables::TABLE)]
+    #[error("could not list rules in table {table}")]
     ListNftables {
+        table: &'static str,
         #[source]
         source: linux::Error,
     },

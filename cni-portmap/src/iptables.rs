@@ -11,7 +11,7 @@ use netfilter::nftables::NamespaceLock;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::mapping::Family;
+use crate::family::Family;
 use plan::{Change, Listing, Missing};
 use rules::{GUARD_TABLE, Owner, TABLE, Wanted};
 

@@ -14,6 +14,7 @@ mod del;
 #[cfg(test)]
 mod documented_keys;
 mod error;
+mod family;
 mod flows;
 mod gc;
 mod iptables;

@@ -14,7 +14,7 @@ use netfilter::nftables::{BaseChain, Batch, NfTables, Unreached};
 use crate::conditions;
 use crate::config::Config;
 use crate::error::Error;
-use crate::mapping::Family;
+use crate::family::Family;
 use plan::{Found, Shared};
 use rules::{LOCALNET_GUARD, Wanted, container_rules, family_of, hook_rules};
 
@@ -108,7 +108,7 @@ fn remove_where(
 /// What CHECK misses; `None` when all is there. Which conditions lead to the
 /// rules is not judged: the last ADD of any network decides them.
 pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, Error> {
-    let failed = |source| Error::ListNftables { source };
+    let failed = |source| Error::ListNftables { table: TABLE, source };
     let mut kernel = NfTables::open().map_err(failed)?;
     for (family, container) in config.container.each() {
         let wanted = container_rules(config, family, container)?;

@@ -19,8 +19,9 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::critical::is_critical;
 use crate::objects::{EventType, Object, Pod, PodPhase};
-use crate::worker::{Tools, is_critical};
+use crate::worker::Tools;
 pub use garbage::ImageGc;
 
 /// As kubelet's.

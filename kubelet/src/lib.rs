@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 mod container_config;
 mod cri;
+mod critical;
 mod csi;
 mod dns;
 pub mod engine;

@@ -10,6 +10,7 @@
 mod directory;
 mod plan;
 mod reader;
+mod seen;
 mod watch;
 
 use std::collections::HashMap;
@@ -21,8 +22,9 @@ use tokio::time::timeout;
 use crate::manifest::TIME;
 use crate::objects::{EventType, ObjectRef};
 use crate::store::{self, Source, Store};
-use directory::{Directory, Files, Fingerprint};
+use directory::{Directory, Files};
 use plan::{Doubt, Plan};
+use seen::Fingerprint;
 use watch::Watch;
 
 /// How soon to look again at a file that is still being read.

@@ -1,10 +1,12 @@
 //! The wire contracts between Hawser's parts and their counterparts elsewhere,
-//! generated from the texts in `proto/`. Nothing here is written by hand but
-//! these module declarations; each contract is a feature, so that a part links
-//! only what it speaks.
+//! generated from the texts in `proto/`. Written by hand are these module
+//! declarations and [`mount_pod`]; each contract of messages is a feature, so that
+//! a part links only what it speaks.
 
 // Generated code answers to its generator's taste.
 #![allow(unreachable_pub, missing_debug_implementations, clippy::all, clippy::pedantic)]
+
+pub mod mount_pod;
 
 /// Container Storage Interface v1.12 (package `csi.v1`).
 #[cfg(feature = "csi")]

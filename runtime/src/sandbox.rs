@@ -12,6 +12,7 @@ use linux::netns;
 use proto::cri::{
     ContainerEventType, DnsConfig, NamespaceMode, PodSandboxConfig, Protocol, RunPodSandboxRequest,
 };
+use proto::mount_pod::NETWORK_ANNOTATION;
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
@@ -24,8 +25,6 @@ use crate::shim::protocol::{ShimConfig, now};
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::state::{Phase, Sandbox, SandboxRecord};
 
-/// With value `none`: an empty network namespace, `lo` down, no CNI call.
-const NETWORK_ANNOTATION: &str = "hawser.dev/network";
 /// For requests that name no cgroup parent.
 const DEFAULT_CGROUP_PARENT: &str = "/hawser-runtime";
 pub(crate) const POD_INTERFACE: &str = "eth0";

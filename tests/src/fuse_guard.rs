@@ -82,7 +82,7 @@ impl FuseGuard {
 
 /// FUSE mounts of the calling thread's mount namespace (/proc/self would be that of the main thread).
 pub(crate) fn fuse_mounts() -> Vec<MountEntry> {
-    let mounts = crate::sandbox::mounts().unwrap_or_default();
+    let mounts = crate::mount_table::mounts().unwrap_or_default();
     mounts.into_iter().filter(|mount| mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.")).collect()
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::mount_table::mounts;
 use crate::sandbox::{self, Sandbox};
 use crate::{eventually, netlink};
 
@@ -96,8 +97,7 @@ impl Snapshot {
         things.extend(routes(&allowed.links)?);
         things.extend(netlink::nft_tables()?.into_iter().map(|table| format!("nft table {table}")));
         things.extend(iptables_tables());
-        for mount in sandbox::mounts()?.iter().filter(|mount| !is_another_tests(&mount.mount_point, sandbox))
-        {
+        for mount in mounts()?.iter().filter(|mount| !is_another_tests(&mount.mount_point, sandbox)) {
             things.push(format!("mount {} on {}", mount.fs_type, mount.mount_point.display()));
         }
         let stays = |dir: &PathBuf| allowed.cgroups.iter().any(|path| is_cgroup(dir, path));

@@ -11,7 +11,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::sandbox::{Sandbox, mounts};
+use crate::mount_table::mounts;
+use crate::sandbox::Sandbox;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileSystem {

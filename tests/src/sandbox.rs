@@ -15,11 +15,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use linux::mount::UnmountMode;
-use linux::mountinfo::MountEntry;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::cgroups::Tag;
 use crate::fuse_guard::FuseGuard;
+use crate::mount_table::mounts;
 use crate::netlink;
 
 /// Whose network a sandbox has.
@@ -179,12 +179,6 @@ impl Drop for Sandbox {
             }
         }
     }
-}
-
-/// The mounts that the calling thread sees.
-pub fn mounts() -> Result<Vec<MountEntry>> {
-    let file = "/proc/thread-self/mountinfo";
-    linux::mountinfo::parse(&fs::read(file).context(file)?).with_context(|| format!("{file}: not understood"))
 }
 
 /// Latest first, so that what stands on another mount goes before it.

@@ -14,9 +14,7 @@ use nix::unistd::Pid;
 use tests::attacker::{self, Attack};
 use tests::manifests::{self, Pod};
 use tests::node::{PATIENCE, text};
-use tests::{
-    Daemon, Launcher, LeakCheck, Node, NodeOptions, Sandbox, as_soon_as, binaries, eventually, sandbox,
-};
+use tests::{Daemon, Launcher, LeakCheck, Node, NodeOptions, Sandbox, as_soon_as, binaries, eventually};
 
 const USER: Pod<'_> = Pod {
     name: "user",
@@ -356,12 +354,12 @@ fn a_stop_with_pods_unstages_a_volume_that_a_killed_kubelet_left_staged_without_
 // The driver.
 
 fn has_fuse_mount(node: &Node<'_>) -> bool {
-    let mounts = sandbox::mounts().unwrap_or_default();
+    let mounts = tests::mounts().unwrap_or_default();
     mounts.iter().any(|m| m.fs_type.starts_with("fuse.") && m.mount_point.starts_with(node.root_dir()))
 }
 
 fn has_published_mount(node: &Node<'_>) -> bool {
-    let mounts = sandbox::mounts().unwrap_or_default();
+    let mounts = tests::mounts().unwrap_or_default();
     mounts
         .iter()
         .any(|m| m.fs_type.starts_with("fuse.") && m.mount_point.starts_with(node.root_dir().join("pods")))

@@ -5,7 +5,6 @@
 mod cni;
 mod csi;
 pub(crate) mod foreign;
-mod runtime;
 
 use std::path::Path;
 use std::process::Command;

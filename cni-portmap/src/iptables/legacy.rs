@@ -8,7 +8,7 @@ use super::plan::{self, Listing};
 use super::rules::{Owner, TABLE};
 use crate::NAME;
 use crate::error::Error;
-use crate::mapping::Family;
+use crate::family::Family;
 
 /// Removes what belongs to the container.
 pub(crate) fn remove(owner: &Owner<'_>) -> Result<(), Error> {

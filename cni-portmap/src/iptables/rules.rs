@@ -14,7 +14,8 @@ use ipnetwork::IpNetwork;
 
 use crate::config::{Config, Mark};
 use crate::error::Error;
-use crate::mapping::{Family, Protocol, in_family};
+use crate::family::Family;
+use crate::mapping::{Protocol, in_family};
 
 /// All but the guard is in this table.
 pub(crate) const TABLE: &str = "nat";

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::plan::{self, Listing};
 use super::rules::*;
 use crate::config::Config;
-use crate::mapping::Family;
+use crate::family::Family;
 
 const OWNER: Owner<'static> = Owner { network: "net1", container_id: "cid1" };
 const CHAIN: &str = "CNI-DN-e8f6f419596f7f47b3468";

@@ -9,7 +9,7 @@ use super::rules::{
     CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, LOCALNET_GUARD, MASQUERADING, OUTPUT,
     Owner, PREROUTING, TABLE, TABLE_COMMENT, Wanted, all_rules, base, family_of, guard_rules, interface_in,
 };
-use crate::mapping::Family;
+use crate::family::Family;
 
 /// The tables' rules as far as they concern a call: all of the shared chains,
 /// the container's own.

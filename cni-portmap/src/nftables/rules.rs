@@ -23,7 +23,8 @@ use netfilter::nftables::{
 use crate::conditions::{Direction, InterfaceName, Match, Side, Subject};
 use crate::config::Config;
 use crate::error::Error;
-use crate::mapping::{Family, Mapping, Protocol, in_family};
+use crate::family::Family;
+use crate::mapping::{Mapping, Protocol, in_family};
 
 pub(crate) const TABLE: &str = "cni_hostport";
 pub(super) const TABLE_COMMENT: &str = "CNI portmap plugin";

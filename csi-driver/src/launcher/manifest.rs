@@ -4,6 +4,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proto::mount_pod::{NETWORK_ANNOTATION, ROLE, ROLE_LABEL, VOLUME_ID_ANNOTATION, VOLUME_LABEL};
+
 use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
 use crate::capacity::parse_quantity;
 use crate::dial::DialDir;
@@ -147,11 +149,11 @@ metadata:
   namespace: {NAMESPACE}
   labels:
     app.kubernetes.io/managed-by: hawser-csi
-    hawser.dev/role: mount-pod
-    hawser.dev/volume: "{key}"
+    {ROLE_LABEL}: {ROLE}
+    {VOLUME_LABEL}: "{key}"
 {labels}  annotations:
-    hawser.dev/network: none
-    hawser.dev/volume-id: {id}
+    {NETWORK_ANNOTATION}: none
+    {VOLUME_ID_ANNOTATION}: {id}
 spec:
   restartPolicy: Never
   priorityClassName: system-node-critical

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Config, Error};
+use crate::critical::is_mount_pod;
 use crate::objects::{EventType, Object, Pod, now};
 use crate::store::{self, Store};
 use crate::volumes::Volumes;
-use crate::worker::{Tools, is_mount_pod};
+use crate::worker::Tools;
 
 /// Clones reach the same engine.
 #[derive(Debug, Clone)]

@@ -5,13 +5,12 @@ use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::reader::{self, Outcome, Readers};
-use crate::manifest::{Manifest, Parsed};
+use super::seen::{Fingerprint, SeenFile};
 
 /// So long one look waits for files that are being read. A slower file counts
 /// at a later look, so that it holds up no other.
@@ -33,26 +32,6 @@ pub(super) enum Unreadable {
 struct Identity {
     device: u64,
     inode: u64,
-}
-
-/// Tells one version of a file from another without reading it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fingerprint {
-    identity: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-/// A file as it was read.
-#[derive(Debug, Clone)]
-pub(super) struct SeenFile {
-    fingerprint: Fingerprint,
-    pub(super) manifests: Arc<Vec<Manifest>>,
-    /// Each with its place; not empty: the file says less than it should.
-    pub(super) mistakes: Vec<String>,
-    /// Not read before in this form.
-    pub(super) is_new: bool,
 }
 
 /// Every manifest file.
@@ -189,34 +168,6 @@ impl Directory {
             }
         }
         files
-    }
-}
-
-impl SeenFile {
-    pub(super) fn new(fingerprint: Fingerprint, parsed: Parsed) -> Self {
-        let mistakes = parsed.errors.iter().map(ToString::to_string).collect();
-        Self { fingerprint, manifests: Arc::new(parsed.manifests), mistakes, is_new: true }
-    }
-
-    pub(super) fn broken(fingerprint: Fingerprint, path: &Path, reason: &str) -> Self {
-        let mistakes = vec![format!("{}: {reason}", path.display())];
-        Self { fingerprint, manifests: Arc::default(), mistakes, is_new: true }
-    }
-}
-
-impl Fingerprint {
-    pub(super) fn of(file: &Metadata) -> Self {
-        Self {
-            identity: (file.dev(), file.ino()),
-            size: file.size(),
-            modified: (file.mtime(), file.mtime_nsec()),
-            changed: (file.ctime(), file.ctime_nsec()),
-        }
-    }
-
-    /// Of what cannot even be looked at.
-    pub(super) fn none() -> Self {
-        Self { identity: (0, 0), size: 0, modified: (0, 0), changed: (0, 0) }
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use super::directory::{Fingerprint, SeenFile};
+use super::seen::{Fingerprint, SeenFile};
 use crate::manifest::{self, FILE_BYTES, TIME};
 
 /// Readers at a time that are expected to end.

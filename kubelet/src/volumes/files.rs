@@ -6,10 +6,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use linux::mountinfo;
-
 use super::error::Error;
 use super::layout;
+use super::mounted::check_nothing_mounted;
 
 /// Makes the directory and its parents.
 pub(super) fn make_dir(path: &Path, mode: u32) -> Result<(), Error> {
@@ -51,21 +50,6 @@ pub(super) fn remove_stage_dir(dir: &Path) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Refuses while something is mounted at or below `path`.
-pub(super) fn check_nothing_mounted(path: &Path) -> Result<(), Error> {
-    let below = mounts_below(path)?;
-    match below.into_iter().next() {
-        Some(path) => Err(Error::StillMounted { path }),
-        None => Ok(()),
-    }
-}
-
-/// The mount points at or below `path`.
-pub(super) fn mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
-    let mounts = mountinfo::read().map_err(Error::Kernel)?;
-    Ok(mounts.into_iter().map(|m| m.mount_point).filter(|p| p.starts_with(path)).collect())
 }
 
 /// The directories in `dir`; none when it is not there.

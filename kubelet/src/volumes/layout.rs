@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::Error;
-use super::files;
+use super::mounted::mounts_below;
 
 const CSI_PLUGIN: &str = "kubernetes.io~csi";
 const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
@@ -141,7 +141,7 @@ pub(crate) fn read_vol_data<T: for<'de> Deserialize<'de>>(dir: &Path) -> Result<
     };
     match serde_json::from_slice(&bytes) {
         Ok(data) => Ok(Some(data)),
-        Err(_) if files::mounts_below(dir)?.is_empty() => Ok(None),
+        Err(_) if mounts_below(dir)?.is_empty() => Ok(None),
         Err(e) => Err(Error::io("parse", &path, io::Error::from(e))),
     }
 }

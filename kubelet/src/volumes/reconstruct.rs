@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::device::{Device, DeviceKey, Stage};
+use super::mounted::check_nothing_mounted;
 use super::{Error, Volumes, csi_unmount, files, resolve};
 use crate::backoff::Backoff;
 use crate::objects::{Pod, PodPhase, VolumeSource};
@@ -103,7 +104,7 @@ impl Volumes {
         shared.reconstructed.wait().await;
         for device in self.unused() {
             let DeviceKey { driver, volume_handle } = &device.key;
-            if files::check_nothing_mounted(&shared.layout.stage_dir(driver, volume_handle)).is_err() {
+            if check_nothing_mounted(&shared.layout.stage_dir(driver, volume_handle)).is_err() {
                 progress(format!("unstaging volume {volume_handle}, which needs driver {driver}"));
                 self.unstage_until_done(&device).await;
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use super::device::{Device, DeviceKey, Stage};
+use super::mounted::check_nothing_mounted;
 use super::{Error, Shared, Volumes, csi_unmount, files};
 use crate::backoff::Backoff;
 use crate::objects::{EventType, ObjectRef};
@@ -58,7 +59,7 @@ impl Volumes {
     /// The pod's directory, after its volumes and containers are gone.
     pub(crate) async fn remove_pod_dir(&self, uid: &str) -> Result<(), Error> {
         let dir = self.shared.layout.pod_dir(uid);
-        files::check_nothing_mounted(&dir)?;
+        check_nothing_mounted(&dir)?;
         let removed = tokio::task::spawn_blocking(move || linux::tree::remove(&dir).map_err(Error::Kernel));
         removed.await.unwrap_or(Err(Error::Interrupted { what: "the removal" }))
     }
@@ -66,7 +67,7 @@ impl Volumes {
     /// What is left of them goes with the pod's directory.
     async fn remove_empty_dirs(&self, uid: &str) {
         let dir = self.shared.layout.empty_dirs(uid);
-        if let Err(error) = files::check_nothing_mounted(&dir) {
+        if let Err(error) = check_nothing_mounted(&dir) {
             return tracing::warn!(error = error.text(), "emptyDirs of an ended pod stay");
         }
         let removed = tokio::task::spawn_blocking(move || linux::tree::remove(&dir)).await;

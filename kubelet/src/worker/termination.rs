@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::cri::{self, ContainerState};
+use proto::mount_pod::VOLUME_ID_ANNOTATION;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::{Tools, VOLUME_ID_ANNOTATION, Worker, is_mount_pod};
+use super::{Tools, Worker};
 use crate::backoff::Backoff;
 use crate::container_config::log_directory;
 use crate::cri::Cri;
+use crate::critical::is_mount_pod;
 use crate::objects::{EventType, Object, ObjectRef};
 use crate::observed::{Observed, full_name_of, name_of};
 

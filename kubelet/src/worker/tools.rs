@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use super::is_mount_pod;
 use super::own_files::{FileTurns, OwnFiles};
+use crate::critical::is_mount_pod;
 
 use crate::container_config::{Node, log_directory, log_path};
 use crate::cri::Cri;

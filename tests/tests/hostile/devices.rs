@@ -42,7 +42,7 @@ fn assert_repelled(log: &str) {
 /// As on a machine with cgroup v2 alone: this thread, and what it starts, sees no v1 controller for devices.
 fn hide_v1_devices() {
     let is_devices = |options: &str| options.split(',').any(|option| option == "devices");
-    for mount in tests::sandbox::mounts().expect("the mount table") {
+    for mount in tests::mounts().expect("the mount table") {
         if mount.fs_type == "cgroup" && is_devices(&mount.super_options) {
             linux::mount::unmount(&mount.mount_point, UnmountMode::Detach).expect("unmount");
         }

@@ -7,6 +7,7 @@ mod mixed;
 mod names;
 mod observe;
 mod probe;
+mod runtime;
 mod scenario;
 mod scenarios;
 mod switch;
@@ -18,7 +19,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 
 use super::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
-use super::runtime;
 use crate::build;
 use crate::progress::{complain, part, say};
 

@@ -13,13 +13,13 @@ use std::thread;
 use std::time::Duration;
 
 use ::tests::network_state::{Places, State};
-use ::tests::{Network, Sandbox, eventually, sandbox};
+use ::tests::{Network, Sandbox, eventually};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use self::containerd::Containerd;
 use self::cri::{Cri, Pod};
-use super::cni;
-use super::foreign::debian_program;
+use super::Side;
+use crate::conformance::foreign::debian_program;
 use crate::progress::step;
 
 const BRIDGE: &str = "cni0";
@@ -48,13 +48,13 @@ const CONFLIST: &str = r#"{
   ]
 }"#;
 
-pub(super) fn run(node: &cni::Node) -> Result<()> {
+pub(super) fn run(node: &super::Node) -> Result<()> {
     if !node.wants("runtime") {
         return Ok(());
     }
     debian_program("runc", "runc")?;
     let (daemon, ctr) = (debian_program("containerd", "containerd")?, debian_program("ctr", "containerd")?);
-    let plugins = node.plugin_dir(cni::Side::Ours).to_owned();
+    let plugins = node.plugin_dir(Side::Ours).to_owned();
     // Entering a sandbox is for the thread's whole life.
     let node = thread::spawn(move || on_a_node(&plugins, &daemon, &ctr));
     node.join().map_err(|_| anyhow!("the thread of the node panicked"))?
@@ -171,7 +171,7 @@ impl Node {
             directories: ["/var/lib/cni", "/run"].map(PathBuf::from).to_vec(),
             changing: changing.chain([PathBuf::from("/run/containerd")]).collect(),
         })?;
-        let mounts = sandbox::mounts()?.iter().map(|m| m.mount_point.display().to_string()).collect();
+        let mounts = ::tests::mounts()?.iter().map(|m| m.mount_point.display().to_string()).collect();
         Ok(Self { network, mounts })
     }
 

@@ -1,0 +1,22 @@
+//! What is mounted at or below a path, by the mount table: no file system is asked.
+
+use std::path::{Path, PathBuf};
+
+use linux::mountinfo;
+
+use super::error::Error;
+
+/// Refuses while something is mounted at or below `path`.
+pub(super) fn check_nothing_mounted(path: &Path) -> Result<(), Error> {
+    let below = mounts_below(path)?;
+    match below.into_iter().next() {
+        Some(path) => Err(Error::StillMounted { path }),
+        None => Ok(()),
+    }
+}
+
+/// The mount points at or below `path`.
+pub(super) fn mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mounts = mountinfo::read().map_err(Error::Kernel)?;
+    Ok(mounts.into_iter().map(|m| m.mount_point).filter(|p| p.starts_with(path)).collect())
+}

@@ -1,0 +1,285 @@
+//! Modules of a crate do not use each other in a circle.
+//!
+//! An edge is a path in the code of one module to another module of the same crate, the longest
+//! that the path names. Edges between a module and one above it do not count, and neither does
+//! code for tests (`#[cfg(test)]`). A path through a re-export leads to the module that re-exports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use cargo_metadata::{MetadataCommand, TargetKind};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, UseTree};
+
+/// From the root: `["engine", "stage"]`. The root is empty.
+type Module = Vec<String>;
+
+/// Where an edge stands: a file and its line.
+type Place = (PathBuf, usize);
+
+#[derive(Debug, Default)]
+struct Crate {
+    modules: BTreeSet<Module>,
+    /// From a module to another, with the first path that leads there.
+    edges: BTreeMap<(Module, Module), Place>,
+}
+
+struct Source {
+    module: Module,
+    file: PathBuf,
+    items: Vec<Item>,
+}
+
+impl Crate {
+    fn read(root: &Path) -> Self {
+        let mut sources = Vec::new();
+        let dir = root.parent().expect("a file lies in a directory");
+        collect(&mut sources, Vec::new(), root, dir);
+        let modules = sources.iter().map(|source| source.module.clone()).collect();
+        let mut this = Self { modules, edges: BTreeMap::new() };
+        for source in &sources {
+            let mut paths = Paths { of: &this.modules, source, found: Vec::new() };
+            source.items.iter().for_each(|item| paths.visit_item(item));
+            for (to, line) in paths.found {
+                this.edges.entry((source.module.clone(), to)).or_insert((source.file.clone(), line));
+            }
+        }
+        this
+    }
+
+    /// Each group of modules that all reach each other, with the edges within it.
+    fn circles(&self) -> Vec<Vec<String>> {
+        let mut circles = Vec::new();
+        let mut told = BTreeSet::new();
+        for module in &self.modules {
+            if told.contains(module) {
+                continue;
+            }
+            let group: BTreeSet<&Module> = self
+                .reached_from(module)
+                .into_iter()
+                .filter(|other| self.reached_from(other).contains(module))
+                .collect();
+            if group.len() > 1 {
+                let within = |edge: &(Module, Module)| group.contains(&edge.0) && group.contains(&edge.1);
+                let edges = self.edges.iter().filter(|(edge, _)| within(edge));
+                circles.push(edges.map(|((from, to), place)| describe(from, to, place)).collect());
+                told.extend(group.into_iter().cloned());
+            }
+        }
+        circles
+    }
+
+    fn reached_from<'a>(&'a self, start: &'a Module) -> BTreeSet<&'a Module> {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![start]);
+        while let Some(module) = next.pop() {
+            for (from, to) in self.edges.keys() {
+                if from == module && reached.insert(to) {
+                    next.push(to);
+                }
+            }
+        }
+        reached
+    }
+}
+
+fn describe(from: &Module, to: &Module, (file, line): &Place) -> String {
+    format!("{}:{line}: {} uses {}", file.display(), from.join("::"), to.join("::"))
+}
+
+/// The modules of `file` and below; those of children lie in `dir`.
+fn collect(sources: &mut Vec<Source>, module: Module, file: &Path, dir: &Path) {
+    let text = std::fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    let items = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display())).items;
+    collect_items(sources, module, file, dir, items);
+}
+
+fn collect_items(sources: &mut Vec<Source>, module: Module, file: &Path, dir: &Path, items: Vec<Item>) {
+    let mut own = Vec::new();
+    for item in items {
+        let Item::Mod(child) = item else {
+            own.push(item);
+            continue;
+        };
+        if is_for_tests(&child.attrs) {
+            continue;
+        }
+        let name = child.ident.to_string();
+        let mut path = module.clone();
+        path.push(name.clone());
+        let below = dir.join(&name);
+        match child.content {
+            Some((_, items)) => collect_items(sources, path, file, &below, items),
+            None => {
+                let beside = dir.join(format!("{name}.rs"));
+                let found = if beside.is_file() { beside } else { below.join("mod.rs") };
+                collect(sources, path, &found, &below);
+            }
+        }
+    }
+    sources.push(Source { module, file: file.to_owned(), items: own });
+}
+
+fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute.parse_args::<syn::Path>().is_ok_and(|condition| condition.is_ident("test"))
+    })
+}
+
+/// Finds the edges of one module.
+struct Paths<'a> {
+    of: &'a BTreeSet<Module>,
+    source: &'a Source,
+    found: Vec<(Module, usize)>,
+}
+
+impl Paths<'_> {
+    fn names(&mut self, segments: &[String], line: usize) {
+        let Some(to) = self.resolve(segments) else { return };
+        let from = &self.source.module;
+        if !to.starts_with(from) && !from.starts_with(&to) {
+            self.found.push((to, line));
+        }
+    }
+
+    /// The module that a path leads to: `None` for a path out of the crate.
+    fn resolve(&self, segments: &[String]) -> Option<Module> {
+        let mut at = self.source.module.clone();
+        let mut rest = segments;
+        let mut anchored = false;
+        while let [first, others @ ..] = rest {
+            match first.as_str() {
+                "crate" => at.clear(),
+                "self" => {}
+                "super" => drop(at.pop()?),
+                _ => break,
+            }
+            (anchored, rest) = (true, others);
+        }
+        let child = |at: &Module, name: &String| at.iter().chain([name]).cloned().collect::<Module>();
+        while let Some((name, others)) = rest.split_first()
+            && self.of.contains(&child(&at, name))
+        {
+            at = child(&at, name);
+            (anchored, rest) = (true, others);
+        }
+        anchored.then_some(at)
+    }
+
+    fn tree(&mut self, before: &[String], tree: &UseTree) {
+        let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
+        match tree {
+            UseTree::Path(path) => self.tree(&with(&path.ident), &path.tree),
+            UseTree::Name(name) => self.names(&with(&name.ident), name.span().start().line),
+            UseTree::Rename(name) => self.names(&with(&name.ident), name.span().start().line),
+            UseTree::Glob(glob) => self.names(before, glob.span().start().line),
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.tree(before, tree)),
+        }
+    }
+
+    /// What a macro is called with is no syntax tree: `crate::a::B` is found as its tokens.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let (mut path, mut line) = (Vec::<String>::new(), 0);
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Ident(name) if path.is_empty() || colons == 2 => {
+                    line = name.span().start().line;
+                    path.push(name.to_string());
+                    colons = 0;
+                    continue;
+                }
+                TokenTree::Punct(punct) if punct.as_char() == ':' && !path.is_empty() => {
+                    colons += 1;
+                    continue;
+                }
+                TokenTree::Group(group) => {
+                    if group.delimiter() != Delimiter::None || path.is_empty() {
+                        self.tokens(group.stream());
+                    }
+                }
+                TokenTree::Ident(name) => {
+                    self.names(&std::mem::take(&mut path), line);
+                    path.push(name.to_string());
+                    (line, colons) = (name.span().start().line, 0);
+                    continue;
+                }
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+            }
+            self.names(&std::mem::take(&mut path), line);
+            colons = 0;
+        }
+        self.names(&path, line);
+    }
+}
+
+impl<'a> Visit<'a> for Paths<'_> {
+    fn visit_item(&mut self, item: &'a Item) {
+        let attributes = match item {
+            Item::Const(item) => &item.attrs,
+            Item::Fn(item) => &item.attrs,
+            Item::Impl(item) => &item.attrs,
+            Item::Static(item) => &item.attrs,
+            Item::Struct(item) => &item.attrs,
+            Item::Use(item) => &item.attrs,
+            _ => return visit::visit_item(self, item),
+        };
+        if !is_for_tests(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'a syn::ImplItemFn) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_impl_item_fn(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'a syn::ItemUse) {
+        self.tree(&[], &item.tree);
+    }
+
+    fn visit_visibility(&mut self, _restricted: &'a syn::Visibility) {}
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if segments.len() > 1 {
+            self.names(&segments, path.span().start().line);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_attribute(&mut self, attribute: &'a Attribute) {
+        if let syn::Meta::List(list) = &attribute.meta {
+            self.tokens(list.tokens.clone());
+        }
+    }
+
+    fn visit_macro(&mut self, call: &'a syn::Macro) {
+        self.tokens(call.tokens.clone());
+        visit::visit_macro(self, call);
+    }
+}
+
+#[test]
+fn no_modules_use_each_other_in_a_circle() {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
+    let metadata = MetadataCommand::new().manifest_path(manifest).no_deps().exec().expect("cargo metadata");
+    let mut report = String::new();
+    for package in &metadata.packages {
+        let products = package.targets.iter().filter(|target| {
+            target.kind.iter().any(|kind| matches!(kind, TargetKind::Lib | TargetKind::Bin))
+        });
+        for target in products {
+            for circle in Crate::read(target.src_path.as_std_path()).circles() {
+                report +=
+                    &format!("{} {}: {} uses within a circle\n", package.name, target.name, circle.len());
+                circle.iter().for_each(|edge| report += &format!("  {edge}\n"));
+            }
+        }
+    }
+    assert!(report.is_empty(), "\n{report}");
+}
