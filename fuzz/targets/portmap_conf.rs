@@ -9,15 +9,12 @@ mod conditions;
 mod config;
 #[path = "../../cni-portmap/src/error.rs"]
 mod error;
+#[path = "../../cni-portmap/src/family.rs"]
+mod family;
 #[path = "../../cni-portmap/src/mapping.rs"]
 mod mapping;
 
-/// What an error's words need of the module.
-mod nftables {
-    pub(crate) const TABLE: &str = "cni_hostport";
-}
-
-use mapping::Family;
+use family::Family;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Some(call) = call::with(input) else { return };
