@@ -12,12 +12,13 @@ mod limits;
 mod measure;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::critical::is_critical;
 use crate::objects::{EventType, Object, Pod, PodPhase};
@@ -33,6 +34,9 @@ const SHARE_OF_TIME: u32 = 10;
 /// Pods that are measured at a time: one with millions of files must not keep
 /// the others from being measured.
 const AT_A_TIME: usize = 4;
+/// Longer than any count. What takes longer waits for a lock of the kernel that the pod may hold
+/// for ever: it goes on, and others are measured.
+const LONGEST_TURN: Duration = measure::TIME_LIMIT.saturating_add(Duration::from_secs(5));
 
 /// Evicts pods that are over their limits. Never ends.
 pub(crate) async fn watch_limits(tools: Arc<Tools>) {
@@ -61,9 +65,13 @@ pub(crate) async fn watch_limits(tools: Arc<Tools>) {
             let (tools, turns) = (Arc::clone(&tools), Arc::clone(&turns));
             looks.spawn(async move {
                 // Never closed, so never an error.
-                let _turn = turns.acquire().await;
+                let turn = turns.acquire().await;
                 let begun = Instant::now();
-                look_at(&tools, &pod).await;
+                let mut look = pin!(look_at(&tools, &pod));
+                if timeout(LONGEST_TURN, look.as_mut()).await.is_err() {
+                    drop(turn);
+                    look.await;
+                }
                 (uid, begun.elapsed())
             });
         }

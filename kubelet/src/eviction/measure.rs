@@ -16,7 +16,7 @@ use crate::worker::Tools;
 /// Of one directory.
 const MAX_ENTRIES: u64 = 5_000_000;
 /// Of all directories of a pod.
-const TIME_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// A pod that moves directories while they are counted cuts a count off: the
 /// largest of so many counts.
 const TRIES: u32 = 5;

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use linux::mount::{MountFlags, mount_fs};
+use linux::mount::{self, FuseConnections, MountFlags, UnmountMode, mount_fs};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tests::attacker::{self, Attack};
 use tests::manifests;
@@ -72,6 +74,66 @@ fn a_container_over_its_ephemeral_storage_limit_is_evicted() {
         let message = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ";
         assert_eq!(evicted["status"]["message"], message, "{pod}");
     }
+    node.finish(&idle).unwrap();
+}
+
+/// As many pods are measured at a time.
+const TURNS: usize = 4;
+/// A measurement keeps its turn for 35 s.
+const TURNS_PASS: Duration = Duration::from_secs(100);
+
+/// Of a pod, on the host.
+fn scratch_dir(node: &Node<'_>, pod: &str) -> Result<PathBuf> {
+    let uid = text(&node.get("pod", pod)?["metadata"]["uid"]);
+    Ok(node.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir/scratch"))
+}
+
+#[test]
+fn pods_whose_files_cannot_be_counted_keep_no_other_from_eviction() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox);
+    let volume = "volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]";
+    let user = Attack::new("user", "sleep 1000").with_pod_fields(volume);
+    let user = user.with_container_fields("volumeMounts: [{name: data, mountPath: /data}]");
+    node.put_manifest("claim.yaml", &manifests::claim("c", "64Mi")).unwrap();
+    node.put_manifest("user.yaml", &user.yaml()).unwrap();
+    let scratch = "volumes: [{name: scratch, emptyDir: {sizeLimit: 1Mi}}]";
+    let slow: Vec<String> = (0..TURNS).map(|n| format!("slow-{n}")).collect();
+    for name in &slow {
+        let pod = Attack::new(name, "sleep 1000").with_pod_fields(scratch).with_container_fields(MOUNT);
+        node.put_manifest(&format!("{name}.yaml"), &pod.yaml()).unwrap();
+    }
+    for name in slow.iter().map(String::as_str).chain(["user"]) {
+        node.wait_for_phase(name, "Running").unwrap();
+    }
+    // Without a driver, which would end it after a minute, the daemon answers nothing.
+    sandbox.switch_fuse_guard_off();
+    let daemon = Pid::from_raw(node.processes("hawser-volume").unwrap()[0]);
+    let data = node.volume_path("user").unwrap();
+    let minor = mount::minor_of(fs::File::open(&data).unwrap()).unwrap();
+    let dirs: Vec<PathBuf> = slow.iter().map(|name| scratch_dir(&node, name).unwrap()).collect();
+    node.take_driver().unwrap().kill().unwrap();
+    dirs.iter().for_each(|dir| mount::bind(&data, dir).unwrap());
+    kill(daemon, Signal::SIGSTOP).unwrap();
+    eventually("all turns are taken", PATIENCE, || {
+        let waiting = FuseConnections::open()?.waiting(minor)?;
+        ensure!(waiting >= Some(TURNS as u64), "{waiting:?}");
+        Ok(())
+    })
+    .unwrap();
+
+    let greedy = Attack::new("greedy", "dd if=/dev/zero of=/scratch/f bs=1M count=8; sleep 1000");
+    let greedy = greedy.with_pod_fields(scratch).with_container_fields(MOUNT);
+    node.put_manifest("greedy.yaml", &greedy.yaml()).unwrap();
+    eventually("another pod is evicted", TURNS_PASS, || {
+        let reason = node.get("pod", "greedy")?["status"]["reason"].clone();
+        ensure!(reason == "Evicted", "{reason}");
+        Ok(())
+    })
+    .unwrap();
+    dirs.iter().for_each(|dir| mount::unmount(dir, UnmountMode::Detach).unwrap());
+    kill(daemon, Signal::SIGCONT).unwrap();
+    node.start_driver().unwrap();
     node.finish(&idle).unwrap();
 }
 
