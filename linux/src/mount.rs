@@ -131,6 +131,14 @@ pub fn unmount(target: &Path, mode: UnmountMode) -> Result<()> {
     nix::mount::umount2(target, flags).map_err(|e| Error::at("unmount", target, e))
 }
 
+/// [`unmount`] with [`UnmountMode::Detach`]; a path that is missing, or on which nothing is mounted, is a success.
+pub fn unmount_if_mounted(target: &Path) -> Result<()> {
+    match unmount(target, UnmountMode::Detach) {
+        Err(e) if !matches!(e.errno(), Errno::EINVAL | Errno::ENOENT) => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// [`remount_bind`] of the mount with its root at the descriptor `root`; `shown` is what errors
 /// call it.
 pub fn remount_bind_at(root: impl AsFd, shown: &Path, flags: MountFlags) -> Result<()> {

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use linux::cgroup::{Cgroup, Hierarchies};
 use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest, Signal as CriSignal};
 
+use crate::blocking::blocking;
 use crate::error::{Error, Result, chain};
 use crate::launcher::Overlay;
+use crate::pod;
 use crate::record;
+use crate::record::new_id;
 use crate::runtime::Runtime;
-use crate::sandbox::{self, blocking, cgroup_parent, new_id};
 use crate::shim::protocol::{Answer, Call, now};
 use crate::shim_client::ANSWER_DEADLINE;
 use crate::spec::{self, SandboxView};
@@ -74,13 +76,13 @@ fn make(runtime: &Runtime, sandbox: &Sandbox, id: &str, config: ContainerConfig)
     let image_name = config.image.as_ref().map(|i| i.image.as_str()).unwrap_or_default();
     let image = runtime.images.get(image_name)?;
     let lower = runtime.images.lower_dirs(&image.layers);
-    let cgroup_path = cgroup_parent(&sandbox_record).join(id);
-    let sharing = sandbox::sharing(&sandbox_record.config);
+    let cgroup_path = pod::cgroup_parent(&sandbox_record.config).join(id);
+    let sharing = pod::sharing(&sandbox_record.config);
     let shim_pid = sandbox_record.shim.map(|p| p.pid).ok_or(Error::Task { task: "shim" })?;
     let namespace = |kind: &str| PathBuf::from(format!("/proc/{shim_pid}/ns/{kind}"));
     let (ipc, uts) = (namespace("ipc"), namespace("uts"));
     let shm = sandbox.dir.join("shm");
-    let hostname = sandbox::hostname(&sandbox_record.config);
+    let hostname = pod::hostname(&sandbox_record.config);
     let sysctls = sandbox_record.config.linux.as_ref().map(|l| l.sysctls.clone()).unwrap_or_default();
     let view = SandboxView {
         cgroup_path: &cgroup_path,
@@ -303,7 +305,7 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     let group = container.record.cgroup_path.clone();
     blocking("remove container", move || {
         kill_group(&group)?;
-        sandbox::unmount_if_mounted(&dir.join("rootfs"))?;
+        linux::mount::unmount_if_mounted(&dir.join("rootfs"))?;
         record::remove_tree(&dir)?;
         rt.forget_container(&container_id);
         // An image that was removed while this container used it leaves its layers to us.

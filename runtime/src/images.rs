@@ -6,6 +6,8 @@
 
 mod archive;
 mod documents;
+mod files;
+mod job;
 mod layers;
 mod limits;
 mod reference;
@@ -25,13 +27,13 @@ use crate::error::{Error, Result};
 use crate::record;
 use crate::trash::{self, Trash};
 use documents::Configuration;
+use job::Job;
 use layers::{Layers, Pin};
 pub use limits::ImageLimits;
 use limits::Used;
 use reference::{Reference, is_digest, is_hex_digest};
 use semaphore::Semaphore;
 use source::{Manifest, Source};
-use unpacker::Job;
 pub(crate) use unpacker::run as run_unpacker;
 
 /// Limits how many pulls list an archive or parse a document at once, since both take memory of this

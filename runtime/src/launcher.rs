@@ -9,7 +9,9 @@
 mod cgroup_mount;
 mod child;
 pub(crate) mod device_control;
+mod device_policy;
 mod plan;
+mod problem;
 mod root;
 mod seccomp;
 mod sysctl;

@@ -2,12 +2,14 @@
 //! and one shim process per pod, behind CRI v1 messages on a unix socket.
 //!
 //! A call goes `service` (CRI) → `sandbox`, `container`, `images` (decide) →
-//! `shim_client` → the shim process (`shim`, `launcher`), which alone forks.
+//! `shim_client` → the shim process (`shim`, `launcher`), which alone forks. `runtime` and
+//! `state` hold what all of them know; nothing in these two calls back up.
 //!
 //! Invariant: knows one pod at a time, as CRI messages describe it; nothing
 //! about desired state, volumes or CSI.
 
 mod adopt;
+mod blocking;
 mod cni;
 mod container;
 mod error;
@@ -15,6 +17,7 @@ mod images;
 mod in_place;
 mod launcher;
 mod locks;
+mod pod;
 mod preload;
 mod pulls;
 mod record;
@@ -163,7 +166,7 @@ async fn answer(
 async fn open(config: &Config) -> Result<Arc<runtime::Runtime>, Error> {
     let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
-        match runtime::Runtime::open(config) {
+        match runtime::Runtime::open(config, sandbox::shim_is_lost) {
             Err(Error::Locked { .. }) if Instant::now() < deadline => tokio::time::sleep(LOCK_PAUSE).await,
             opened => return opened,
         }

@@ -68,13 +68,17 @@ pub(crate) struct Runtime {
     created_cgroups: Mutex<Vec<PathBuf>>,
     /// Records that could not be read, in words.
     unreadable: Mutex<Vec<String>>,
+    shim_is_lost: ShimIsLost,
     itself: Weak<Runtime>,
     _lock: FileLock,
 }
 
+/// What to do about a pod whose shim ended while the pod was to run.
+pub(crate) type ShimIsLost = fn(Arc<Runtime>, Arc<Sandbox>);
+
 impl Runtime {
     /// Opens the root directory; [`crate::adopt`] fills in what is there.
-    pub(crate) fn open(config: &Config) -> Result<Arc<Self>> {
+    pub(crate) fn open(config: &Config, shim_is_lost: ShimIsLost) -> Result<Arc<Self>> {
         record::ensure_dir(&config.root_dir)?;
         let root_dir =
             config.root_dir.canonicalize().map_err(|e| Error::io("resolve", &config.root_dir, e))?;
@@ -109,6 +113,7 @@ impl Runtime {
             events: broadcast::Sender::new(EVENTS_KEPT),
             created_cgroups: Mutex::new(created_cgroups),
             unreadable: Mutex::default(),
+            shim_is_lost,
             itself: itself.clone(),
             root_dir,
             _lock: lock,
@@ -340,11 +345,6 @@ impl Listener for ShimListener {
         if sandbox.record().phase != Phase::Ready {
             return;
         }
-        tokio::spawn(async move {
-            tracing::warn!(sandbox = sandbox.id, "the pod's shim ended unexpectedly");
-            if let Err(error) = crate::sandbox::break_down(&runtime, &sandbox).await {
-                tracing::warn!(sandbox = sandbox.id, error = %chain(&error), "clean up after the shim");
-            }
-        });
+        (runtime.shim_is_lost)(Arc::clone(&runtime), sandbox);
     }
 }

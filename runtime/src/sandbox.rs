@@ -4,52 +4,26 @@
 //! Invariant: [`take_down`] undoes any prefix of [`run`], any number of times; a
 //! failed `run` and a stop are the same code.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use linux::mount::{MountFlags, UnmountMode};
+use linux::mount::MountFlags;
 use linux::netns;
-use proto::cri::{
-    ContainerEventType, DnsConfig, NamespaceMode, PodSandboxConfig, Protocol, RunPodSandboxRequest,
-};
+use proto::cri::{ContainerEventType, DnsConfig, PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use proto::mount_pod::NETWORK_ANNOTATION;
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
+use crate::blocking::blocking;
 use crate::cni::{self, Attachment};
 use crate::container;
 use crate::error::{Error, Result, chain};
-use crate::record;
+use crate::pod::{POD_INTERFACE, cgroup_parent, hostname, sharing};
+use crate::record::{self, new_id};
 use crate::runtime::Runtime;
 use crate::shim::protocol::{ShimConfig, now};
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::state::{Phase, Sandbox, SandboxRecord};
-
-/// For requests that name no cgroup parent.
-const DEFAULT_CGROUP_PARENT: &str = "/hawser-runtime";
-pub(crate) const POD_INTERFACE: &str = "eth0";
-
-/// How a pod shares or does not share the host's namespaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sharing {
-    pub(crate) host_network: bool,
-    pub(crate) host_ipc: bool,
-}
-
-pub(crate) fn sharing(config: &PodSandboxConfig) -> Sharing {
-    let options = config
-        .linux
-        .as_ref()
-        .and_then(|l| l.security_context.as_ref())
-        .and_then(|c| c.namespace_options.as_ref());
-    let node = |mode: Option<NamespaceMode>| mode == Some(NamespaceMode::Node);
-    Sharing { host_network: node(options.map(|o| o.network())), host_ipc: node(options.map(|o| o.ipc())) }
-}
-
-pub(crate) fn cgroup_parent(record: &SandboxRecord) -> PathBuf {
-    let parent = record.config.linux.as_ref().map(|l| l.cgroup_parent.as_str()).unwrap_or_default();
-    PathBuf::from(if parent.is_empty() { DEFAULT_CGROUP_PARENT } else { parent })
-}
 
 /// RunPodSandbox: the new sandbox's id. A failure leaves nothing.
 pub(crate) async fn run(runtime: &Arc<Runtime>, request: RunPodSandboxRequest) -> Result<String> {
@@ -180,7 +154,7 @@ fn prepare(sandbox: &Sandbox) -> Result<()> {
 /// Groups, files and mounts that only containers need: made while plugins and shim start.
 fn prepare_for_containers(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     let record = sandbox.record();
-    runtime.ensure_cgroup_parent(&cgroup_parent(&record))?;
+    runtime.ensure_cgroup_parent(&cgroup_parent(&record.config))?;
     let files = [
         ("resolv.conf", resolv_conf(record.config.dns_config.as_ref())?),
         ("hostname", format!("{}\n", hostname(&record.config))),
@@ -377,7 +351,7 @@ async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) 
 }
 
 fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
-    unmount_if_mounted(&dir.join("shm"))?;
+    linux::mount::unmount_if_mounted(&dir.join("shm"))?;
     if let Some(path) = netns {
         netns::remove_persistent(path)?;
     }
@@ -388,20 +362,21 @@ fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
     }
 }
 
-pub(crate) fn unmount_if_mounted(path: &Path) -> Result<()> {
-    match linux::mount::unmount(path, UnmountMode::Detach) {
-        Err(e) if !matches!(e.errno(), nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {
-            Err(e.into())
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Drops directory and memory of a sandbox that is taken down.
 pub(crate) fn forget(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     record::remove_tree(&sandbox.dir)?;
     runtime.forget_sandbox(&sandbox.id);
     runtime.remove_unused_cgroups()
+}
+
+/// Of a shim that ended while its pod was to run.
+pub(crate) fn shim_is_lost(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
+    tokio::spawn(async move {
+        tracing::warn!(sandbox = sandbox.id, "the pod's shim ended unexpectedly");
+        if let Err(error) = break_down(&runtime, &sandbox).await {
+            tracing::warn!(sandbox = sandbox.id, error = %chain(&error), "clean up after the shim");
+        }
+    });
 }
 
 /// After the shim died: its containers die with it (nobody reads their output
@@ -420,13 +395,6 @@ pub(crate) async fn break_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -
     }
     runtime.announce(&sandbox.id, &sandbox.id, ContainerEventType::ContainerStoppedEvent);
     Ok(())
-}
-
-pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
-    if !config.hostname.is_empty() {
-        return config.hostname.clone();
-    }
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|t| t.trim().to_owned()).unwrap_or_default()
 }
 
 fn resolv_conf(dns: Option<&DnsConfig>) -> Result<String> {
@@ -452,27 +420,6 @@ fn resolv_conf(dns: Option<&DnsConfig>) -> Result<String> {
 }
 
 /// 64 random hexadecimal digits, as containerd's.
-pub(crate) fn new_id() -> Result<String> {
-    use std::io::Read;
-    let path = Path::new("/dev/urandom");
-    let mut bytes = [0_u8; 32];
-    std::fs::File::open(path)
-        .and_then(|mut f| f.read_exact(&mut bytes))
-        .map_err(|e| Error::io("read", path, e))?;
-    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
-}
-
-/// Kernel and disk work, off the threads that serve calls.
-pub(crate) async fn blocking<T: Send + 'static>(
-    task: &'static str,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(_) => Err(Error::Task { task }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

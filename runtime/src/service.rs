@@ -28,11 +28,13 @@ use tokio::sync::{broadcast, watch};
 use tonic::{Request, Response, Status};
 use tracing::{Instrument, Span, info_span};
 
+use crate::blocking::blocking;
 use crate::error::{Error, Result, chain};
 use crate::images::Image;
 use crate::runtime::{Event, Runtime};
-use crate::sandbox::{self, blocking};
+use crate::sandbox;
 use crate::shim::protocol::now;
+use crate::state::selected;
 use crate::{container, stats, status, unreadable};
 
 const NAME: &str = "hawser";
@@ -372,8 +374,4 @@ fn cri_image(image: &Image) -> CriImage {
         spec: None,
         pinned: false,
     }
-}
-
-pub(crate) fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
-    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }

@@ -19,6 +19,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
+use crate::blocking::blocking;
 use crate::error::{Error, Result};
 use crate::record;
 use crate::reexec::SHIM_NAME;
@@ -210,7 +211,7 @@ impl ShimClient {
 /// `false` when it has not ended within `deadline`.
 pub(crate) async fn wait_for_end(pidfd: &OwnedFd, deadline: Duration) -> Result<bool> {
     let own = pidfd.try_clone().map_err(|e| Error::io("clone", Path::new("pidfd"), e))?;
-    crate::sandbox::blocking("wait for a process", move || Ok(process::wait_for_end(own, deadline)?)).await
+    blocking("wait for a process", move || Ok(process::wait_for_end(own, deadline)?)).await
 }
 
 /// `None` at the connection's end, and for a line that is too long: it ends the connection.

@@ -4,6 +4,7 @@
 //! `sandboxes/<id>/containers/<id>/container.json` beside the OCI bundle, and the
 //! shim's `status.json` there, which is the truth about a started container.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::cni::NetworkList;
 use crate::error::Result;
+use crate::pod;
 use crate::record;
 use crate::shim_client::{ProcessId, ShimClient};
 use crate::spec::user::User;
@@ -75,8 +77,8 @@ impl Sandbox {
     }
 
     /// Whether the pod has all of `wanted`.
-    pub(crate) fn has_labels(&self, wanted: &std::collections::HashMap<String, String>) -> bool {
-        crate::service::selected(&locked(&self.record).config.labels, wanted)
+    pub(crate) fn has_labels(&self, wanted: &HashMap<String, String>) -> bool {
+        selected(&locked(&self.record).config.labels, wanted)
     }
 
     /// Whether it is the sandbox of this pod and attempt.
@@ -87,7 +89,7 @@ impl Sandbox {
     /// `None` once it is stopped.
     pub(crate) fn live_cgroup_parent(&self) -> Option<PathBuf> {
         let record = locked(&self.record);
-        (record.phase != Phase::Stopped).then(|| crate::sandbox::cgroup_parent(&record))
+        (record.phase != Phase::Stopped).then(|| pod::cgroup_parent(&record.config))
     }
 
     /// Changes the record in memory and on disk.
@@ -235,4 +237,9 @@ mod message {
         let bytes = STANDARD.decode(text).map_err(D::Error::custom)?;
         M::decode(&*bytes).map_err(D::Error::custom)
     }
+}
+
+/// Whether `labels` has all of `selector`.
+pub(crate) fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }

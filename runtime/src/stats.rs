@@ -10,9 +10,9 @@ use proto::cri::{
     UInt64Value,
 };
 
+use crate::blocking::blocking;
 use crate::error::Result;
 use crate::runtime::Runtime;
-use crate::sandbox::blocking;
 use crate::shim::protocol::now;
 use crate::state::Container;
 

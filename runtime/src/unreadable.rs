@@ -17,10 +17,10 @@ use serde_json::Value;
 
 use crate::cni::{self, Attachment};
 use crate::error::{Error, Result, chain};
+use crate::pod::POD_INTERFACE;
 use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::runtime::Runtime;
-use crate::sandbox::POD_INTERFACE;
 use crate::shim_client::{self, ANSWER_DEADLINE};
 use crate::state::ContainerRecord;
 
@@ -156,7 +156,7 @@ fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
 fn unmount_below(dir: &Path) -> Result<()> {
     let mounts = linux::mountinfo::read()?;
     let below = mounts.iter().rev().map(|mount| &mount.mount_point).filter(|point| point.starts_with(dir));
-    below.into_iter().try_for_each(|point| crate::sandbox::unmount_if_mounted(point))
+    Ok(below.into_iter().try_for_each(|point| linux::mount::unmount_if_mounted(point))?)
 }
 
 /// What the runtime could not read since it started, for its caller's events.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::limits::{Allowance, ImageLimits, Limited, Used};
 use super::reference::is_hex_digest;
-use super::{READERS, source};
+use super::{READERS, files};
 
 /// An archive with more blobs holds no image that anybody uses.
 const MAX_BLOBS: usize = 10_000;
@@ -64,7 +64,7 @@ pub(crate) fn listing(path: &Path, limits: &ImageLimits) -> Cached {
 
 impl Listings {
     fn get_or_list(&self, path: &Path, limits: &ImageLimits) -> Cached {
-        let file = source::open(path)?;
+        let file = files::open(path)?;
         let version_of = |file| Version::of(file, limits).map_err(|e| format!("stat: {e}"));
         let version = version_of(&file)?;
         if let Some(cached) = self.find(&version) {

@@ -1,25 +1,20 @@
 //! Where images come from: OCI image layouts, as directories or as tar archives.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oci_spec::image::Arch;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::READERS;
 use super::archive::{self, Listing};
 use super::documents::{self, Descriptor, Index};
+use super::files::{open, open_dir, open_within};
 use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
-
-/// A layout's own links and mounts may lead to a file system that does not answer, or to a file of the node.
-const WITHIN_LAYOUT: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// One layout. Problems are plain sentences: the caller adds image and place.
 #[derive(Debug)]
@@ -179,42 +174,10 @@ impl Source {
     }
 }
 
-/// A regular file; opening anything else may wait.
-pub(crate) fn open(path: &Path) -> Result<File, String> {
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    regular(path, opened)
-}
-
-/// A regular file of the layout in `dir`. A link or a mount on the way is refused.
-fn open_within(dir: &Path, inner: &Path) -> Result<File, String> {
-    let opened = open_dir(dir).and_then(|dir| {
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        rustix::fs::openat2(dir, inner, flags, Mode::empty(), WITHIN_LAYOUT)
-    });
-    let opened = opened.map_err(|errno| match errno {
-        rustix::io::Errno::LOOP => {
-            std::io::Error::other("a symbolic link, which an image layout may not have")
-        }
-        errno => errno.into(),
-    });
-    regular(inner, opened.map(File::from))
-}
-
-fn regular(path: &Path, opened: std::io::Result<File>) -> Result<File, String> {
-    let failed = |problem: &dyn std::fmt::Display| format!("open {}: {problem}", path.display());
-    let file = opened.map_err(|e| failed(&e))?;
-    let metadata = file.metadata().map_err(|e| failed(&e))?;
-    if metadata.is_file() { Ok(file) } else { Err(failed(&"no regular file")) }
-}
-
 /// Whether there is an `index.json`. A layout whose index is a link counts: reading it says what is wrong.
 fn is_layout(dir: &Path) -> bool {
     let Ok(dir) = open_dir(dir) else { return false };
     rustix::fs::statat(dir, "index.json", rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok()
-}
-
-fn open_dir(dir: &Path) -> rustix::io::Result<std::os::fd::OwnedFd> {
-    rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Cuts the error: serde quotes the text it found, which may have megabytes.

@@ -18,9 +18,9 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid
 use sha2::{Digest, Sha256};
 use tar::EntryType;
 
+use super::job::Job;
 use super::limits::{Allowance, ImageLimits, Limited, Used};
 use super::source::hex;
-use super::unpacker::Job;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";

@@ -13,11 +13,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::limits::{ImageLimits, Used};
-use super::source::{Blob, hex};
+use super::job::Job;
+use super::limits::Used;
+use super::source::hex;
 use super::unpack;
 use crate::error::chain;
 use crate::reexec::UNPACKER_NAME;
@@ -33,21 +33,6 @@ const CGROUP_PREFIX: &str = "hawser-unpack-";
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// tmpfs keeps what is written in memory, which is not the unpacker's fault.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-
-/// What the process is to do; its first argument, as JSON.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Job {
-    pub(crate) blob: Blob,
-    pub(crate) digest: String,
-    pub(crate) diff_id: String,
-    /// An empty directory; of a layer that is unpacked already, its own.
-    pub(crate) target: PathBuf,
-    /// Whether it is unpacked already: then only both digests are checked.
-    pub(crate) is_unpacked: bool,
-    pub(crate) limits: ImageLimits,
-    /// What the image's layers below have taken.
-    pub(crate) used: Used,
-}
 
 /// Runs `job` in a child, in a control group of its own below `parent`; what it took.
 ///

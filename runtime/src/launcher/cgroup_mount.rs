@@ -13,7 +13,7 @@ use linux::cgroup::view::View;
 use linux::rootfs::{self, Attributes, Propagation};
 use rustix::fs::{Mode, OFlags};
 
-use super::child::text;
+use super::problem::text;
 
 /// A tree to be attached to the mount's target, and what comes on directories of it after that.
 #[derive(Debug)]

@@ -19,8 +19,8 @@ use nix::sched::CloneFlags;
 
 use super::Overlay;
 use super::plan::{Plan, PlannedMount, What};
+use super::problem::{text, words};
 use super::root::Root;
-use crate::error::chain;
 
 #[derive(Debug)]
 pub(super) struct Stdio {
@@ -165,14 +165,4 @@ fn candidates(name: &OsStr, env: &[CString]) -> Vec<PathBuf> {
         .filter(|dir| dir.is_absolute())
         .map(|dir| dir.join(name))
         .collect()
-}
-
-pub(super) fn text(error: linux::Error) -> String {
-    chain(&error)
-}
-
-/// `no such file or directory`, as Go writes it, without the number.
-fn words(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
 }

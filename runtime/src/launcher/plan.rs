@@ -13,7 +13,7 @@ use oci_spec::runtime::{
     LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimitType, Process, Spec,
 };
 
-use super::{device_control, seccomp, sysctl};
+use super::{device_policy, seccomp, sysctl};
 use crate::spec::capabilities;
 use crate::spec::mount_policy::MountPolicy;
 
@@ -111,7 +111,7 @@ impl Plan {
             cgroup_view: View::default(),
             cgroup_path: linux.cgroups_path().clone().ok_or_else(|| missing("linux.cgroupsPath"))?,
             limits: linux.resources().as_ref().map(limits).unwrap_or_default(),
-            devices_policy: device_control::policy(
+            devices_policy: device_policy::policy(
                 linux.resources().as_ref().and_then(|r| r.devices().as_deref()),
             )?,
             rootfs: bundle.join(root.path()),

@@ -17,8 +17,8 @@ use linux::rootfs::{self, Attributes, KernelFs, Kind, Masks};
 
 use super::Overlay;
 use super::cgroup_mount::CgroupTree;
-use super::child::text;
 use super::plan::{Plan, PlannedMount, What};
+use super::problem::text;
 use crate::spec::mount_policy::Source;
 
 /// What every container has in /dev.

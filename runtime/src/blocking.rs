@@ -1,0 +1,14 @@
+//! Work that waits for the kernel or a disk.
+
+use crate::error::{Error, Result};
+
+/// Off the threads that serve calls.
+pub(crate) async fn blocking<T: Send + 'static>(
+    task: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::Task { task }),
+    }
+}
