@@ -11,6 +11,7 @@ mod attach;
 mod bounded;
 mod capability;
 mod capacity;
+pub mod cli;
 pub mod config;
 mod control;
 mod controller;

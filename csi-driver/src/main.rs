@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use csi_driver::cli::{Command, CommandLine};
 use csi_driver::config::{Config, Flags};
 use csi_driver::doctor::Doctor;
-use csi_driver::views::{Command, CommandLine, View};
+use csi_driver::views::View;
 use tokio::runtime::Runtime;
 
 /// What is under way at SIGTERM may finish; the journal covers what does not.

@@ -1,0 +1,57 @@
+//! The words of `hawser-csi`'s command line.
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Flags;
+use crate::doctor::Doctor;
+use crate::views::View;
+
+/// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
+///
+/// Without a command it runs: serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock
+/// and registers itself with the kubelet through KUBELET-DIR/plugins_registry.
+/// SIGTERM ends the driver and leaves volumes and daemons as they are; the next
+/// start adopts them. The commands look at what a driver works on, while it runs
+/// or not, and change nothing.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hawser-csi",
+    version,
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true
+)]
+pub struct CommandLine {
+    #[command(flatten)]
+    pub driver: Option<Flags>,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    #[command(flatten)]
+    View(View),
+    /// Shows what is not as it should be, and what would be done about it.
+    ///
+    /// Is given the flags that the driver is started with. Ends with 0 if nothing
+    /// is left to be repaired, with 1 if something is, and with 2 if it could not look.
+    Doctor(Box<Doctor>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_needs_none_of_the_drivers_flags_and_the_driver_no_command() {
+        let parse = |line: &str| CommandLine::try_parse_from(line.split(' '));
+        let view = parse("hawser-csi volumes --state-dir /s -o json").unwrap();
+        assert!(view.driver.is_none() && matches!(view.command, Some(Command::View(View::Volumes(_)))));
+        let run = parse("hawser-csi --node-id n --pool /p --manifests /m --mount-image i").unwrap();
+        assert_eq!(run.driver.unwrap().node_id, "n");
+        assert!(run.command.is_none());
+        for wrong in ["hawser-csi", "hawser-csi --node-id n", "hawser-csi --node-id n volumes"] {
+            parse(wrong).unwrap_err();
+        }
+    }
+}
