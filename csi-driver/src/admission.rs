@@ -1,7 +1,7 @@
-//! Which calls may wait long, and how many at once: a stage waits for a mount pod, a
-//! volume from a source for its copy.
+//! Which calls may take long, and how many at once: a stage waits for a mount pod, a
+//! volume from a source for its copy, a deletion for its last file.
 //!
-//! Invariant: calls that wait long never hold all threads ([`THREADS`]), so that an
+//! Invariant: calls that take long never hold all threads ([`THREADS`]), so that an
 //! Unpublish, an Unstage, a Probe or statistics always find one.
 
 use std::sync::Arc;
@@ -12,45 +12,66 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::{Error, Result};
 use crate::limits;
 
-/// All threads for calls that may block; what `MOST_LONG` leaves of them is for short ones.
+/// All threads for calls that may block; what the long ones leave of them is for short ones.
 pub const THREADS: usize = 512;
-const MOST_LONG: usize = 384;
+const MOST_WAITING: usize = 384;
+/// Of their own: they must not keep pods from starting, nor the other way round.
+const MOST_DELETIONS: usize = 64;
 /// Calls that wait for their turn, without a thread. One more is refused at once.
 const MOST_QUEUED: usize = 512;
-const LONG: [&str; 4] =
+const WAITING: [&str; 4] =
     ["csi.NodeStageVolume", "csi.NodePublishVolume", "csi.CreateVolume", "csi.CreateSnapshot"];
+const DELETIONS: [&str; 2] = ["csi.DeleteVolume", "csi.DeleteSnapshot"];
 
 #[derive(Debug)]
 pub(crate) struct Admission {
-    turns: Arc<Semaphore>,
-    queue: Semaphore,
-    limit: Duration,
+    waiting: Turns,
+    deletions: Turns,
 }
 
 impl Default for Admission {
     fn default() -> Self {
-        Self::new(MOST_LONG, MOST_QUEUED, limits::TURN)
+        let turns = |most| Turns::new(most, MOST_QUEUED, limits::TURN);
+        Self { waiting: turns(MOST_WAITING), deletions: turns(MOST_DELETIONS) }
     }
 }
 
 impl Admission {
-    fn new(turns: usize, queued: usize, limit: Duration) -> Self {
-        Self { turns: Arc::new(Semaphore::new(turns)), queue: Semaphore::new(queued), limit }
-    }
-
     /// The turn of the RPC `name`, to be held until its work has ended; `None` for a short
     /// one. ABORTED where too many are under way: the caller comes back.
     pub(crate) async fn turn(&self, name: &'static str) -> Result<Option<OwnedSemaphorePermit>> {
-        if !LONG.contains(&name) {
+        let turns = if WAITING.contains(&name) {
+            &self.waiting
+        } else if DELETIONS.contains(&name) {
+            &self.deletions
+        } else {
             return Ok(None);
-        }
-        let crowded = || Error::Crowded { operation: name, most: MOST_LONG };
-        if let Ok(turn) = self.turns.clone().try_acquire_owned() {
-            return Ok(Some(turn));
+        };
+        turns.take(name).await.map(Some)
+    }
+}
+
+#[derive(Debug)]
+struct Turns {
+    free: Arc<Semaphore>,
+    most: usize,
+    queue: Semaphore,
+    limit: Duration,
+}
+
+impl Turns {
+    fn new(most: usize, queued: usize, limit: Duration) -> Self {
+        Self { free: Arc::new(Semaphore::new(most)), most, queue: Semaphore::new(queued), limit }
+    }
+
+    async fn take(&self, operation: &'static str) -> Result<OwnedSemaphorePermit> {
+        let crowded = || Error::Crowded { operation, most: self.most };
+        if let Ok(turn) = self.free.clone().try_acquire_owned() {
+            return Ok(turn);
         }
         let _place = self.queue.try_acquire().map_err(|_full| crowded())?;
-        match tokio::time::timeout(self.limit, self.turns.clone().acquire_owned()).await {
-            Ok(Ok(turn)) => Ok(Some(turn)),
+        match tokio::time::timeout(self.limit, self.free.clone().acquire_owned()).await {
+            Ok(Ok(turn)) => Ok(turn),
             // Late, or never: the semaphore is not closed.
             Ok(Err(_)) | Err(_) => Err(crowded()),
         }
@@ -63,16 +84,32 @@ mod tests {
 
     #[tokio::test]
     async fn long_calls_wait_for_a_turn_and_short_ones_do_not() {
-        let admission = Admission::new(1, 1, Duration::from_millis(50));
-        let first = admission.turn(LONG[0]).await.unwrap();
+        let turns = || Turns::new(1, 1, Duration::from_millis(50));
+        let admission = Admission { waiting: turns(), deletions: turns() };
+        let first = admission.turn(WAITING[0]).await.unwrap();
         assert!(first.is_some());
         assert!(admission.turn("csi.NodeUnpublishVolume").await.unwrap().is_none());
-        let (second, third) = tokio::join!(admission.turn(LONG[1]), admission.turn(LONG[2]));
+        let (second, third) = tokio::join!(admission.turn(WAITING[1]), admission.turn(WAITING[2]));
         for refused in [second, third] {
             let error = refused.unwrap_err();
-            assert!(matches!(error, Error::Crowded { .. }), "{error}");
+            assert!(matches!(error, Error::Crowded { most: 1, .. }), "{error}");
         }
         drop(first);
-        assert!(admission.turn(LONG[3]).await.unwrap().is_some());
+        assert!(admission.turn(WAITING[3]).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn deletions_leave_threads_to_all_other_calls() {
+        let admission = Admission::default();
+        let mut turns = Vec::new();
+        for _ in 0..MOST_DELETIONS {
+            turns.push(admission.turn(DELETIONS[0]).await.unwrap().expect("a turn"));
+        }
+        for _ in 0..MOST_WAITING {
+            turns.push(admission.turn(WAITING[0]).await.unwrap().expect("a turn"));
+        }
+        assert!(turns.len() < THREADS, "short calls find a thread");
+        let next = admission.turn(DELETIONS[1]);
+        assert!(tokio::time::timeout(Duration::from_millis(50), next).await.is_err(), "it waits");
     }
 }

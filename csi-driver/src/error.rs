@@ -111,7 +111,7 @@ pub enum Error {
     // What happens at the same time.
     #[error("another operation on {what} is under way")]
     Pending { what: String },
-    #[error("{operation}: {most} calls that wait for a daemon or a copy are under way: call again")]
+    #[error("{operation}: {most} such calls are under way, which take long: call again")]
     Crowded { operation: &'static str, most: usize },
     #[error(
         "{what}: data of that id lie at {} already, and no journal entry names them: move them away, or put \

@@ -21,6 +21,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
+use crate::config::STOP_GRACE_SECONDS;
 use crate::engine::{Handle, LogPathError};
 use crate::manifest::FILE_BYTES;
 use crate::objects::{Kind, UnknownKind};
@@ -173,7 +174,7 @@ impl Kubelet for Api {
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<Answers<StopProgress>>, Status> {
         let (answers, stream) = mpsc::unbounded_channel();
-        tokio::spawn(self.clone().stop_all(request.into_inner().pods, answers));
+        tokio::spawn(self.clone().stop_all(request.into_inner(), answers));
         let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(stream);
         Ok(Response::new(Box::pin(stream)))
     }
@@ -181,12 +182,17 @@ impl Kubelet for Api {
 
 impl Api {
     /// Goes on when the client has gone.
-    async fn stop_all(self, pods: bool, answers: mpsc::UnboundedSender<Result<StopProgress, Status>>) {
-        if pods {
+    async fn stop_all(
+        self,
+        request: StopRequest,
+        answers: mpsc::UnboundedSender<Result<StopProgress, Status>>,
+    ) {
+        if request.pods {
             self.stopping.send_replace(Stopping::Pods);
             self.store.take_no_more_pods();
+            let longest_grace = request.grace_seconds.unwrap_or(STOP_GRACE_SECONDS);
             let progress = |message| drop(answers.send(Ok(StopProgress { message })));
-            if let Err(error) = self.engine.stop_pods(progress).await {
+            if let Err(error) = self.engine.stop_pods(longest_grace, progress).await {
                 drop(answers.send(Err(Error::Stop(error).into())));
             }
         }

@@ -242,6 +242,9 @@ pub struct DeleteArgs {
     pub ignore_not_found: bool,
 }
 
+/// What a pod gets at most when the node is stopped, unless the administrator says otherwise.
+pub const STOP_GRACE_SECONDS: u64 = 300;
+
 #[derive(Debug, Args)]
 pub struct StopArgs {
     #[command(flatten)]
@@ -249,6 +252,9 @@ pub struct StopArgs {
     /// Take every pod and volume down first; otherwise they go on without a kubelet
     #[arg(long)]
     pub pods: bool,
+    /// The most time that a pod gets to end by itself, whatever its manifest says; 0 kills it at once
+    #[arg(long, value_name = "SECONDS", requires = "pods", default_value_t = STOP_GRACE_SECONDS)]
+    pub grace_period: u64,
 }
 
 /// As in manifests: `10Mi`. At least a block, so that a line fits.

@@ -111,6 +111,11 @@ impl Hierarchies {
                 make_dir(&dir)?;
                 if let Some(bytes) = limits.memory_bytes {
                     write(&dir.join("memory.limit_in_bytes"), &bytes.to_string())?;
+                    // TCP's buffers count apart, where the kernel counts them.
+                    let tcp = dir.join("memory.kmem.tcp.limit_in_bytes");
+                    if tcp.exists() {
+                        write(&tcp, &bytes.to_string())?;
+                    }
                 }
             }
             if let Some(pids) = limits.pids.filter(|_| has("pids")) {

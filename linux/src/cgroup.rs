@@ -276,7 +276,7 @@ impl Hierarchies {
         let files = limits.unified.iter().filter(|(file, _)| self.has_in_v2(limits::controller(file)));
         let files: Files = files.cloned().collect();
         if let Some(root) = self.unified.as_ref().filter(|_| !files.is_empty()) {
-            let missing = v2::write_present(&under(root, path), &files)?;
+            let missing = write_present(&under(root, path), &files)?;
             unmet.extend(
                 missing.iter().map(|file| format!("{file}: this kernel's cgroups have no such limit")),
             );
@@ -440,6 +440,37 @@ fn write_all(dir: &Path, values: &[(String, String)]) -> Result<()> {
     values.iter().try_for_each(|(file, value)| write(&dir.join(file), value))
 }
 
+/// Writes `files` into `dir`. Returns those that this kernel does not have.
+fn write_present(dir: &Path, files: &[(String, String)]) -> Result<Vec<String>> {
+    let mut missing = Vec::new();
+    for (file, value) in files {
+        if !is_limit(file) {
+            return Err(Error::new(
+                "set cgroup limit",
+                format!("{file:?}: not a controller's file"),
+                Errno::EINVAL,
+            ));
+        }
+        match write(&dir.join(file), value) {
+            // A group's directory takes no new files.
+            Err(e)
+                if matches!(e.errno(), Errno::ENOENT | Errno::EACCES | Errno::EPERM)
+                    && !dir.join(file).exists() =>
+            {
+                missing.push(file.clone());
+            }
+            written => written?,
+        }
+    }
+    Ok(missing)
+}
+
+/// `memory.high`, but neither a path nor a file of the group itself (`cgroup.procs`).
+fn is_limit(file: &str) -> bool {
+    let controller = file.split_once('.').map(|(controller, _)| controller);
+    controller.is_some_and(|c| !c.is_empty() && c != "cgroup") && !file.contains('/')
+}
+
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|e| Error::at("read", path, e))
 }
@@ -515,5 +546,15 @@ mod tests {
         assert_eq!(names(), Vec::<String>::new());
         group.remove().unwrap();
         assert_eq!(remove_dirs(&made), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn only_files_of_controllers_are_limits() {
+        for file in ["memory.oom.group", "memory.swap.max", "io.weight", "hugetlb.2MB.max"] {
+            assert!(is_limit(file), "{file}");
+        }
+        for file in ["cgroup.procs", "cgroup.kill", "../memory.max", "memory.x/y", "memory", ".max", ""] {
+            assert!(!is_limit(file), "{file}");
+        }
     }
 }

@@ -11,7 +11,8 @@ use crate::config::StopArgs;
 /// Returns once the daemon's process has let go of the root directory.
 pub(super) async fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), Error> {
     let mut kubelet = client::connect(&args.root).await?;
-    let mut progress = kubelet.stop(StopRequest { pods: args.pods }).await?.into_inner();
+    let request = StopRequest { pods: args.pods, grace_seconds: Some(args.grace_period) };
+    let mut progress = kubelet.stop(request).await?.into_inner();
     while let Some(step) = progress.message().await? {
         writeln!(out, "{}", step.message).and_then(|()| out.flush()).map_err(Error::Output)?;
     }

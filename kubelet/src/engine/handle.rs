@@ -56,12 +56,12 @@ impl Handle {
 
     /// Takes every pod down and returns when nothing of them is left: first the
     /// consumers, whose volumes take their mount pods with them, then the staged
-    /// volumes that have no consumer, then what mount pods remain. `progress`
-    /// gets a line for each step.
-    pub async fn stop_pods(&self, mut progress: impl FnMut(String)) -> Result<(), Error> {
-        self.stop_pods_that(|pod| !is_mount_pod(pod), &mut progress).await;
+    /// volumes that have no consumer, then what mount pods remain. No pod gets more than
+    /// `longest_grace` seconds to end. `progress` gets a line for each step.
+    pub async fn stop_pods(&self, longest_grace: u64, mut progress: impl FnMut(String)) -> Result<(), Error> {
+        self.stop_pods_that(|pod| !is_mount_pod(pod), longest_grace, &mut progress).await;
         self.volumes.unmount_unused(&mut progress).await;
-        self.stop_pods_that(|_| true, &mut progress).await;
+        self.stop_pods_that(|_| true, longest_grace, &mut progress).await;
         let (answer, answered) = oneshot::channel();
         if self.requests.send(Request::ReleaseNode(answer)).await.is_err() {
             return Ok(());
@@ -69,7 +69,12 @@ impl Handle {
         answered.await.unwrap_or(Ok(()))
     }
 
-    async fn stop_pods_that(&self, wanted: impl Fn(&Pod) -> bool, progress: &mut impl FnMut(String)) {
+    async fn stop_pods_that(
+        &self,
+        wanted: impl Fn(&Pod) -> bool,
+        longest_grace: u64,
+        progress: &mut impl FnMut(String),
+    ) {
         let mut changes = self.store.subscribe();
         let mut announced = BTreeSet::new();
         loop {
@@ -79,7 +84,7 @@ impl Handle {
                 if announced.insert(name.clone()) {
                     progress(format!("stopping pod {name}"));
                 }
-                if let Err(error) = self.mark_deleted(pod) {
+                if let Err(error) = self.mark_deleted(pod, longest_grace) {
                     progress(format!("stopping pod {name}: {}", trace::error_chain(&error)));
                 }
             }
@@ -91,11 +96,12 @@ impl Handle {
         }
     }
 
-    fn mark_deleted(&self, pod: &Pod) -> Result<(), store::Error> {
-        if pod.metadata.is_deleted() {
+    fn mark_deleted(&self, pod: &Pod, longest_grace: u64) -> Result<(), store::Error> {
+        let grace = pod.spec.termination_grace_period_seconds.min(longest_grace);
+        if pod.metadata.deletion_grace_period_seconds.is_some_and(|given| given <= grace) {
             return Ok(());
         }
-        self.store.mark_pod_deleted(&pod.metadata.namespace, &pod.metadata.name, None).map(drop)
+        self.store.mark_pod_deleted(&pod.metadata.namespace, &pod.metadata.name, Some(grace)).map(drop)
     }
 
     /// Marks a claim for deletion. It goes, with its data where the reclaim

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 
 use super::limits::{Files, Limit, file, or_max};
-use super::{read, under, write, write_all};
+use super::{read, under, write, write_all, write_present};
 use crate::device_rules::Policy;
 use crate::{Error, Result};
 
@@ -41,7 +41,8 @@ pub(super) fn join_as_thread(dir: &Path) -> Result<()> {
 }
 
 pub(super) fn set(dir: &Path, limit: &Limit<'_>) -> Result<()> {
-    write_all(dir, &files(limit))
+    write_all(dir, &files(limit))?;
+    write_present(dir, &files_of_some_kernels(limit)).map(drop)
 }
 
 fn files(limit: &Limit<'_>) -> Files {
@@ -55,6 +56,15 @@ fn files(limit: &Limit<'_>) -> Files {
         Limit::CpusetCpus(cpus) => vec![file("cpuset.cpus", cpus)],
         Limit::CpusetMems(mems) => vec![file("cpuset.mems", mems)],
         Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.limit_in_bytes"), bytes)],
+    }
+}
+
+fn files_of_some_kernels(limit: &Limit<'_>) -> Files {
+    match *limit {
+        // The buffers of TCP, which count towards no other limit: without one, a pod takes those
+        // that all network namespaces share (`net.ipv4.tcp_mem`), and no other pod's TCP goes on.
+        Limit::Memory { bytes } => vec![file("memory.kmem.tcp.limit_in_bytes", bytes)],
+        _ => Vec::new(),
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 
 use super::limits::{Files, Limit, file, or_max};
-use super::{read, write, write_all};
+use super::{read, write, write_all, write_present};
 use crate::{Error, Result};
 
 /// Has a line `oom_kill N`.
@@ -128,37 +128,6 @@ fn weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
-/// Writes `files` into `dir`. Returns those that this kernel does not have.
-pub(super) fn write_present(dir: &Path, files: &[(String, String)]) -> Result<Vec<String>> {
-    let mut missing = Vec::new();
-    for (file, value) in files {
-        if !is_limit(file) {
-            return Err(Error::new(
-                "set cgroup limit",
-                format!("{file:?}: not a controller's file"),
-                Errno::EINVAL,
-            ));
-        }
-        match write(&dir.join(file), value) {
-            // A group's directory takes no new files.
-            Err(e)
-                if matches!(e.errno(), Errno::ENOENT | Errno::EACCES | Errno::EPERM)
-                    && !dir.join(file).exists() =>
-            {
-                missing.push(file.clone());
-            }
-            written => written?,
-        }
-    }
-    Ok(missing)
-}
-
-/// `memory.high`, but neither a path nor a file of the group itself (`cgroup.procs`).
-fn is_limit(file: &str) -> bool {
-    let controller = file.split_once('.').map(|(controller, _)| controller);
-    controller.is_some_and(|c| !c.is_empty() && c != "cgroup") && !file.contains('/')
-}
-
 /// SIGKILL to every process in `dir` and below, also to those that fork
 /// meanwhile. `false`: the kernel cannot (before Linux 5.14).
 pub(super) fn kill(dir: &Path) -> Result<bool> {
@@ -184,15 +153,5 @@ mod tests {
         let limit = Limit::HugePages { size: "2MB", bytes: 4 << 20 };
         assert_eq!(files(&limit), [file("hugetlb.2MB.max", 4 << 20)]);
         assert_eq!(files_of_newer_kernels(&limit), [file("hugetlb.2MB.rsvd.max", 4 << 20)]);
-    }
-
-    #[test]
-    fn only_files_of_controllers_are_limits() {
-        for file in ["memory.oom.group", "memory.swap.max", "io.weight", "hugetlb.2MB.max"] {
-            assert!(is_limit(file), "{file}");
-        }
-        for file in ["cgroup.procs", "cgroup.kill", "../memory.max", "memory.x/y", "memory", ".max", ""] {
-            assert!(!is_limit(file), "{file}");
-        }
     }
 }

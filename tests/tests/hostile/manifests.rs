@@ -107,3 +107,20 @@ fn end_while_reading(node: &mut Node<'_>) {
     let status = node.kubelet().and_then(|kubelet| kubelet.stop(DEADLINE)).expect("the kubelet ends");
     assert!(status.success(), "ended with {status} after {:?}", begun.elapsed());
 }
+
+#[test]
+fn no_pods_grace_keeps_the_node_from_being_stopped() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox);
+    let deaf = "trap '' TERM; while :; do sleep 1; done";
+    let grace = |seconds: i64| format!("terminationGracePeriodSeconds: {seconds}");
+    let slow = Attack::new("slow", deaf).yaml().replace(&grace(1), &grace(i64::MAX));
+    node.put_manifest("slow.yaml", &slow).unwrap();
+    node.wait_for_phase("slow", "Running").unwrap();
+    node.client(&["stop", "--pods", "--grace-period", "1"]).unwrap();
+    node.kubelet().and_then(|kubelet| kubelet.stop(DEADLINE)).unwrap();
+    node.remove_manifest("slow.yaml").unwrap();
+    node.start_kubelet().unwrap();
+    node.wait_until_registered().unwrap();
+    node.finish(&idle).unwrap();
+}
