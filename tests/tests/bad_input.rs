@@ -228,11 +228,11 @@ spec:
 #[test]
 fn a_plugin_that_fails_is_quoted_and_its_recovery_heals() {
     let sandbox = Sandbox::new();
+    let script = tempfile::NamedTempFile::new().unwrap();
     let (node, idle) = node(&sandbox, NodeOptions::default());
     let plugin = node.cni_bin_dir().join("bridge");
-    let broken =
-        "#!/bin/sh\necho '{\"cniVersion\": \"1.0.0\", \"code\": 100, \"msg\": \"no luck today\"}'\nexit 1\n";
-    replace_program(&plugin, broken.as_bytes());
+    let failing = "echo '{\"cniVersion\": \"1.0.0\", \"code\": 100, \"msg\": \"no luck today\"}'\nexit 1\n";
+    replace_by_script(&plugin, script.path(), failing);
     node.put_manifest("p.yaml", &GOOD.yaml()).unwrap();
     node.wait_for_event("FailedCreatePodSandBox", &["no luck today"]).unwrap();
     assert_pending(&node, "p");
@@ -277,8 +277,8 @@ fn a_volume_program_that_cannot_start_keeps_the_pod_pending_and_leaves_nothing()
 #[test]
 fn a_volume_program_that_could_not_start_is_tried_again_once_it_can() {
     let sandbox = Sandbox::new();
-    let program = sandbox.path("hawser-volume");
-    replace_program(&program, b"#!/bin/sh\nexit 3\n");
+    let (program, script) = (sandbox.path("hawser-volume"), sandbox.path("ends.sh"));
+    replace_by_script(&program, &script, "exit 3\n");
     let options = NodeOptions {
         launcher: Launcher::Process,
         volume_binary: Some(program.clone()),
@@ -296,6 +296,13 @@ fn a_volume_program_that_could_not_start_is_tried_again_once_it_can() {
     replace_program(&program, &fs::read(binaries::find("hawser-volume").unwrap()).unwrap());
     node.wait_for_phase("p", "Succeeded").unwrap();
     node.finish(&idle).unwrap();
+}
+
+/// `script` stays where it is: a shell that opens its script after `program` was replaced again
+/// would run what is there by then.
+fn replace_by_script(program: &std::path::Path, script: &std::path::Path, text: &str) {
+    fs::write(script, text).expect("write");
+    replace_program(program, format!("#!/bin/sh {}\n", script.display()).as_bytes());
 }
 
 /// By rename: a program that runs cannot be written (ETXTBSY).
