@@ -4,7 +4,7 @@
 //! them unreachable, and nobody would be told.
 //!
 //! `<state-dir>/node-id` has the id, a line. Where nothing is in the journal a new
-//! name harms nobody, and is taken. A torn file says nothing: it is written anew.
+//! name does no harm, and is taken. A torn file says nothing: it is written anew.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

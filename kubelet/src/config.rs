@@ -252,7 +252,7 @@ pub struct StopArgs {
     /// Take every pod and volume down first; otherwise they go on without a kubelet
     #[arg(long)]
     pub pods: bool,
-    /// The most time that a pod gets to end by itself, whatever its manifest says; 0 kills it at once
+    /// The most time that a pod gets to end by itself, also if its manifest asks for more; 0 kills it at once
     #[arg(long, value_name = "SECONDS", requires = "pods", default_value_t = STOP_GRACE_SECONDS)]
     pub grace_period: u64,
 }

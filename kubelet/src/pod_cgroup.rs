@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use linux::cgroup::v2;
+use linux::cgroup::{v1, v2};
 use linux::mountinfo;
 use tracing::debug;
 
@@ -39,6 +39,12 @@ pub struct Error {
 impl Error {
     fn at(op: &'static str, path: &Path, source: io::Error) -> Self {
         Self { op, object: path.display().to_string(), source }
+    }
+}
+
+impl From<linux::Error> for Error {
+    fn from(error: linux::Error) -> Self {
+        Self { op: error.op, object: error.object, source: error.source }
     }
 }
 
@@ -110,12 +116,7 @@ impl Hierarchies {
             if has("memory") {
                 make_dir(&dir)?;
                 if let Some(bytes) = limits.memory_bytes {
-                    write(&dir.join("memory.limit_in_bytes"), &bytes.to_string())?;
-                    // TCP's buffers count apart, where the kernel counts them.
-                    let tcp = dir.join("memory.kmem.tcp.limit_in_bytes");
-                    if tcp.exists() {
-                        write(&tcp, &bytes.to_string())?;
-                    }
+                    v1::limit_memory(&dir, bytes)?;
                 }
             }
             if let Some(pids) = limits.pids.filter(|_| has("pids")) {
@@ -169,11 +170,7 @@ fn ensure_v2(mount_point: &Path, path: &str, limits: &Limits) -> Result<(), Erro
         return Ok(());
     }
     let wanted: Vec<&str> = ["cpu", "memory", "pids"].into_iter().filter(|n| has(n)).collect();
-    v2::ensure_dirs(mount_point, Path::new(path), &wanted).map_err(|(e, _)| Error {
-        op: e.op,
-        object: e.object,
-        source: e.source,
-    })?;
+    v2::ensure_dirs(mount_point, Path::new(path), &wanted).map_err(|(error, _)| error)?;
     dir.push(path);
     if has("cpu") {
         write(&dir.join("cpu.weight"), &weight(limits.cpu_shares).to_string())?;
@@ -205,7 +202,7 @@ async fn remove_tree(dir: &Path) -> Result<(), Error> {
                 debug!(cgroup = %dir.display(), "still busy");
                 tokio::time::sleep(pause.step()).await;
             }
-            Err(e) => return Err(Error { op: e.op, object: e.object, source: e.source }),
+            Err(e) => return Err(e.into()),
         }
     }
 }

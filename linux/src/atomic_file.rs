@@ -140,14 +140,19 @@ fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::at("fsync", dir, e))
 }
 
-/// Removes what killed writers of `path` left beside it. Nobody may be writing it.
+/// Removes what killed writers of `path` left beside it; no one may be writing it. A directory that
+/// is missing has nothing.
 pub fn remove_leftovers(path: &Path) -> Result<()> {
     let dir = parent(path);
     let listed = |e| Error::at("list", &dir, e);
     let mut begins = OsString::from(".");
     begins.push(path.file_name().unwrap_or_default());
     begins.push(".");
-    for entry in std::fs::read_dir(&dir).map_err(listed)? {
+    let entries = match std::fs::read_dir(&dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(listed)?,
+    };
+    for entry in entries {
         let name = entry.map_err(listed)?.file_name();
         let between = name
             .as_encoded_bytes()

@@ -8,7 +8,7 @@
 mod end;
 mod limits;
 mod listing;
-mod v1;
+pub mod v1;
 pub mod v2;
 pub mod view;
 

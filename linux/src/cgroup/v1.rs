@@ -40,6 +40,12 @@ pub(super) fn join_as_thread(dir: &Path) -> Result<()> {
     write(&dir.join("tasks"), "0")
 }
 
+/// Limits the memory of the group `dir`, and TCP's buffers, which count apart. In bytes; negative
+/// for none.
+pub fn limit_memory(dir: &Path, bytes: i64) -> Result<()> {
+    set(dir, &Limit::Memory { bytes })
+}
+
 pub(super) fn set(dir: &Path, limit: &Limit<'_>) -> Result<()> {
     write_all(dir, &files(limit))?;
     write_present(dir, &files_of_some_kernels(limit)).map(drop)

@@ -64,9 +64,6 @@ pub(super) fn entries_of(cache_dir: &Path, container_id: &str) -> Vec<(NetworkLi
 /// With what a runtime that was killed while it wrote the entry has left beside it.
 pub(super) fn remove(cache_dir: &Path, list: &NetworkList, attachment: &Attachment) -> Result<()> {
     let path = path(cache_dir, list, attachment);
-    if !path.parent().is_some_and(Path::is_dir) {
-        return Ok(());
-    }
     linux::atomic_file::discard(&path)?;
     Ok(linux::atomic_file::remove_leftovers(&path)?)
 }
