@@ -26,16 +26,58 @@ pub fn effective_user() -> u32 {
 
 /// Gives the calling thread an empty session keyring (keyctl(2), KEYCTL_JOIN_SESSION_KEYRING).
 /// The one that it inherits holds the keys of the process that started it. A kernel without
-/// keyrings is fine.
+/// keyrings is fine. The thread's effective and saved user must be root.
+///
+/// A thread that has a session keyring already pays for the new one from the quota of its real
+/// user (security/keys/process_keys.c, `install_session_keyring_to_cred`), and any container of
+/// that user may have used that up. Then the keyring is made for a user of whom there are no keys.
 pub fn join_new_session_keyring() -> Result<()> {
+    let mut joined = try_join_new_session_keyring();
+    for _ in 0..MOST_KEYRING_OWNERS {
+        if joined != Err(Errno::EDQUOT) {
+            break;
+        }
+        joined = as_real_user(any_high_uid()?, try_join_new_session_keyring)?;
+    }
+    match joined {
+        Ok(()) | Err(Errno::ENOSYS) => Ok(()),
+        Err(e) => Err(Error::new("join", "a new session keyring", e)),
+    }
+}
+
+/// The quota of one that was picked at random may be used up too; that of many is not.
+const MOST_KEYRING_OWNERS: usize = 8;
+
+fn try_join_new_session_keyring() -> std::result::Result<(), Errno> {
     const JOIN_SESSION_KEYRING: libc::c_long = 1;
     let no_name: libc::c_long = 0;
     // SAFETY: the operation takes a string or null; it is null.
     let joined = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, no_name) };
-    match Errno::result(joined) {
-        Ok(_) | Err(Errno::ENOSYS) => Ok(()),
-        Err(e) => Err(Error::new("join", "a new session keyring", e)),
-    }
+    Errno::result(joined).map(drop)
+}
+
+/// Runs `work` with another real user, who is all that the quota of keys asks for. Effective
+/// and saved user, and with them all capabilities, stay.
+fn as_real_user<T>(uid: rustix::process::Uid, work: impl FnOnce() -> T) -> Result<T> {
+    let change = |uid| {
+        rustix::thread::set_thread_res_uid(uid, None, None)
+            .map_err(|e| Error::new("setresuid", format!("{uid:?}"), e))
+    };
+    let own = rustix::process::getuid();
+    change(uid)?;
+    let done = work();
+    change(own)?;
+    Ok(done)
+}
+
+/// At random, among the uids above 2^31.
+fn any_high_uid() -> Result<rustix::process::Uid> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Error::new("draw", "a random number", e))?;
+    // Not the last one, (uid_t)-1.
+    let uid = (u32::from_ne_bytes(bytes) | 1 << 31) & !1;
+    Ok(rustix::process::Uid::from_raw(uid))
 }
 
 /// The three sets of the calling thread (capget(2)).
@@ -47,6 +89,12 @@ pub fn capabilities() -> Result<CapabilitySets> {
 /// the inheritable and the ambient set. Must already hold `wanted`; to take
 /// something from the bounding set needs CAP_SETPCAP.
 pub fn limit_capabilities(wanted: CapabilitySet) -> Result<()> {
+    limit_capabilities_but(CapabilitySet::empty(), wanted)
+}
+
+/// [`limit_capabilities`], but that `for_now`, as far as it is held, stays effective until
+/// [`keep_capabilities`] is called.
+pub fn limit_capabilities_but(for_now: CapabilitySet, wanted: CapabilitySet) -> Result<()> {
     let held = capabilities()?.permitted;
     if !held.contains(wanted) {
         return Err(Error::new("keep capabilities", names(wanted - held), Errno::EPERM));
@@ -59,6 +107,12 @@ pub fn limit_capabilities(wanted: CapabilitySet) -> Result<()> {
     }
     rustix::thread::clear_ambient_capability_set()
         .map_err(|e| Error::new("clear", "ambient capabilities", e))?;
+    keep_capabilities(wanted | (held & for_now))
+}
+
+/// Makes the effective and the permitted set of the calling thread exactly `wanted`, which it
+/// must hold (capset(2)).
+pub fn keep_capabilities(wanted: CapabilitySet) -> Result<()> {
     rustix::thread::set_capabilities(
         None,
         CapabilitySets { effective: wanted, permitted: wanted, inheritable: CapabilitySet::empty() },

@@ -395,7 +395,12 @@ pub fn install_seccomp(program: &[BpfInstruction]) -> Result<()> {
     // SAFETY: `prog` is laid out as struct sock_fprog and points to `length`
     // instructions that live across the call; the kernel verifies and copies them.
     let done = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const prog) };
-    Errno::result(done).map(drop).map_err(|e| Error::new("seccomp", format!("{length} instructions"), e))
+    if done < 0 {
+        // Not by Errno, which does not know the kernel's own ENOTSUPP (524).
+        let refused = std::io::Error::last_os_error();
+        return Err(Error::new("seccomp", format!("{length} instructions"), refused));
+    }
+    Ok(())
 }
 
 /// `resource` is the kernel's number (RLIMIT_NOFILE = 7). The hard limit is

@@ -94,11 +94,19 @@ pub fn raise_descriptor_limit() -> Result<u64> {
     Ok(hard)
 }
 
-/// Exactly [`CAPABILITIES`] in the effective, permitted and bounding sets, and no_new_privs.
+/// Exactly [`CAPABILITIES`] in the effective, permitted and bounding sets, and no_new_privs. A
+/// child of the driver keeps CAP_BPF until [`drop_the_last`]: without it the kernel refuses the
+/// system call filter where filters of other processes take all the memory that there is for them
+/// (net.core.bpf_jit_limit).
 pub fn drop_privileges() -> Result<()> {
-    credentials::limit_capabilities(CAPABILITIES)
+    credentials::limit_capabilities_but(CapabilitySet::BPF, CAPABILITIES)
         .and_then(|()| credentials::set_no_new_privs())
         .map_err(step("privileges"))
+}
+
+/// What was for the system call filter alone.
+pub(crate) fn drop_the_last() -> Result<()> {
+    credentials::keep_capabilities(CAPABILITIES).map_err(step("privileges"))
 }
 
 fn step(step: &'static str) -> impl Fn(linux::Error) -> Error {

@@ -222,5 +222,6 @@ fn step(step: &'static str, call: &'static str) -> impl Fn(rustix::io::Errno) ->
 fn lock_in() -> Result<()> {
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
     signals.thread_block().map_err(|errno| Error::Signals { source: errno.into() })?;
-    seccomp::install()
+    seccomp::install()?;
+    confine::drop_the_last()
 }

@@ -65,9 +65,14 @@ fn tidy(log: &Path, keep: usize) -> Result<Vec<PathBuf>, Error> {
         remove(&with_suffix(path, COMPRESSED))?;
     }
     for path in kept.iter().filter(|path| !names::is_compressed(path)) {
-        // On a full disk, say. The log stays as it is, and goes in its turn.
-        if let Err(error) = compress(path) {
-            warn!(log = %path.display(), error = trace::error_chain(&error), "log not compressed");
+        match compress(path) {
+            Ok(()) => {}
+            // The runtime rotates the log of a container that writes fast, and has removed it.
+            Err(_) if !path.exists() => {}
+            // On a full disk, say. The log stays as it is, and goes in its turn.
+            Err(error) => {
+                warn!(log = %path.display(), error = trace::error_chain(&error), "log not compressed");
+            }
         }
     }
     names::rotated(log).map_err(at("list the directory of", log))

@@ -12,6 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use linux::cgroup::Cgroup;
+use linux::credentials::CapabilitySet;
+use linux::process::Capabilities;
 use linux::rootfs::{self, Attributes, Propagation};
 use linux::{process, procfs};
 use nix::errno::Errno;
@@ -118,12 +120,26 @@ fn give_up_privileges(plan: &Plan) -> Result<(), String> {
         install_seccomp(plan)?;
     }
     process::become_user(plan.uid, plan.gid, &plan.groups).map_err(text)?;
-    process::set_capabilities(plan.capabilities).map_err(text)?;
+    let capabilities = if plan.no_new_privileges && !plan.seccomp.is_empty() {
+        with_memory_for_filters(plan.capabilities)?
+    } else {
+        plan.capabilities
+    };
+    process::set_capabilities(capabilities).map_err(text)?;
     if plan.no_new_privileges {
         linux::credentials::set_no_new_privs().map_err(text)?;
         install_seccomp(plan)?;
     }
     Ok(())
+}
+
+/// CAP_BPF besides, if this process has it: the others' filters may take all the memory that the
+/// kernel has for those of processes without it (net.core.bpf_jit_limit). execve(2) takes it away
+/// again, since no set has it that is kept (capabilities(7), "Transformation of capabilities").
+fn with_memory_for_filters(wanted: Capabilities) -> Result<Capabilities, String> {
+    let held = linux::credentials::capabilities().map_err(text)?.permitted;
+    let bpf = (held & CapabilitySet::BPF).bits();
+    Ok(Capabilities { permitted: wanted.permitted | bpf, effective: wanted.effective | bpf, ..wanted })
 }
 
 fn install_seccomp(plan: &Plan) -> Result<(), String> {

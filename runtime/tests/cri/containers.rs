@@ -24,7 +24,7 @@ pub(crate) fn with_context(
 }
 
 /// Field of /proc/self/status as the container printed it.
-fn field(log: &[String], name: &str) -> String {
+pub(crate) fn field(log: &[String], name: &str) -> String {
     let prefix = format!("stdout F {name}:\t");
     log.iter()
         .find_map(|l| l.strip_prefix(&prefix))

@@ -2,12 +2,19 @@
 //! for each system call, whose exit code is the call's errno.
 
 #![cfg(target_arch = "x86_64")]
+#![expect(unsafe_code, reason = "SO_ATTACH_FILTER has no safe wrapper")]
 
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use proto::cri::security_profile::ProfileType;
-use proto::cri::{Capability, ContainerConfig, SecurityProfile};
+use proto::cri::{Capability, ContainerConfig, Int64Value, SecurityProfile};
 
-use crate::containers::with_context;
-use crate::kit::{Host, container, demo_program, image_spec, layer, write_layout};
+use crate::containers::{field, with_context};
+use crate::kit::{Host, IMAGE, container, demo_program, image_spec, layer, write_layout};
 
 const EPERM: i32 = 1;
 const ENOSYS: i32 = 38;
@@ -132,6 +139,113 @@ async fn runtime_default_refuses_what_containers_need_not_and_lets_programs_work
     });
     assert_eq!(cri.run(&pod, normal).await.exit_code, 0);
     assert_eq!(host.container_log("normal"), ["stdout F works"]);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// The memory that the kernel has for filters of processes without CAP_BPF: one figure for the
+/// whole machine, which only its first network namespace shows. Put back at the end.
+struct MemoryForFilters {
+    sysctl: File,
+    limit: String,
+}
+
+impl MemoryForFilters {
+    /// To be called before [`Host::new`] leaves the namespace.
+    fn open() -> Self {
+        let mut sysctl =
+            File::options().read(true).write(true).open("/proc/sys/net/core/bpf_jit_limit").unwrap();
+        let mut limit = String::new();
+        sysctl.read_to_string(&mut limit).unwrap();
+        Self { sysctl, limit }
+    }
+
+    /// Nothing more than what there is already, and of that nothing is free as long as the sockets
+    /// are open.
+    fn take_all(&self) -> Vec<OwnedFd> {
+        self.set("1");
+        let mut sockets = Vec::new();
+        std::thread::scope(|scope| scope.spawn(|| fill_with_filters(&mut sockets)).join()).unwrap();
+        sockets
+    }
+
+    fn give_back(&self) {
+        self.set(&self.limit);
+    }
+
+    fn set(&self, limit: &str) {
+        self.sysctl.write_all_at(limit.as_bytes(), 0).unwrap();
+    }
+}
+
+/// Attaches filters to sockets until none fits, as a process without CAP_BPF. The calling thread
+/// loses its capabilities.
+fn fill_with_filters(sockets: &mut Vec<OwnedFd>) {
+    linux::process::set_capabilities(Default::default()).unwrap();
+    let mut length = 4096;
+    while length > 0 {
+        let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        match attach_filter(&socket, length) {
+            Ok(()) => sockets.push(socket),
+            Err(_no_memory) => length /= 2,
+        }
+    }
+}
+
+/// `length` instructions, of which the last one returns (socket(7), SO_ATTACH_FILTER).
+fn attach_filter(socket: &OwnedFd, length: u16) -> std::io::Result<()> {
+    const DIVIDE: libc::sock_filter = libc::sock_filter { code: 0x34, jt: 0, jf: 0, k: 3 };
+    const RETURN: libc::sock_filter = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 };
+    let mut program = vec![DIVIDE; usize::from(length)];
+    program[usize::from(length) - 1] = RETURN;
+    let filter = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
+    let size = libc::socklen_t::try_from(size_of_val(&filter)).unwrap();
+    // SAFETY: `filter` is a struct sock_fprog and points to `length` instructions; the kernel
+    // copies them.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            std::ptr::from_ref(&filter).cast(),
+            size,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+impl Drop for MemoryForFilters {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[tokio::test]
+async fn filters_of_other_processes_keep_no_container_from_its_own() {
+    let memory = MemoryForFilters::open();
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let restricted = |name: &str, uid: i64| {
+        with_context(filtered(container(name, &["/demo-app", "status"])), |c| {
+            c.no_new_privs = true;
+            c.run_as_user = Some(Int64Value { value: uid });
+            c.capabilities = Some(Capability { drop_capabilities: vec!["ALL".into()], ..Default::default() });
+        })
+    };
+    for (name, uid) in [("root", 0), ("user", 1000)] {
+        let filters = memory.take_all();
+        let ended = cri.run(&pod, restricted(name, uid)).await;
+        memory.give_back();
+        drop(filters);
+        assert_eq!(ended.exit_code, 0, "{name}: {}", ended.message);
+        let log = host.container_log(name);
+        for set in ["CapPrm", "CapEff", "CapBnd"] {
+            assert_eq!(field(&log, set), "0000000000000000", "{name}: {set}");
+        }
+        assert_eq!((field(&log, "NoNewPrivs"), field(&log, "Seccomp")), ("1".into(), "2".into()));
+    }
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
