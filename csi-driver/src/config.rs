@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use crate::capacity::{Overcommit, parse_quantity};
-use crate::dial::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
-use crate::limits;
+use crate::model::capacity::{Overcommit, parse_quantity};
+use crate::model::limits;
+use crate::model::limits::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
 
 const MAX_DRIVER_NAME_BYTES: usize = 63;
 /// CSI spec, NodeGetInfo: node_id.

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 pub use trace::error_chain as chain;
 
-use crate::capability::AccessMode;
-use crate::volume::{SnapshotId, VolumeId};
-use crate::wire;
+use crate::model::access_mode::AccessMode;
+use crate::model::ids::{SnapshotId, VolumeId};
+
+/// The most of a value of a request in a message.
+const MAX_VALUE_BYTES: usize = 128;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -195,7 +197,11 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn invalid(field: &'static str, value: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::InvalidField { field, value: wire::shortened(value.into()), reason: reason.into() }
+        Self::InvalidField {
+            field,
+            value: trace::shortened(value.into(), MAX_VALUE_BYTES),
+            reason: reason.into(),
+        }
     }
 
     pub(crate) fn changed(field: &'static str, path: &Path, reason: impl Into<String>) -> Self {

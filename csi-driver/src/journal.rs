@@ -7,21 +7,17 @@
 //! is named here, and nothing that is named is assumed to be there.
 
 mod boot;
-mod records;
 mod store;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::capacity::{self, Room};
 use crate::error::Result;
-use crate::volume::{SnapshotId, VolumeId};
+use crate::model::capacity::{self, Room};
+use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::records::BootRecord;
+use crate::model::records::{SnapshotRecord, VolumeRecord};
 use boot::BootDir;
-use records::BootRecord;
-pub(crate) use records::{
-    Attachment, DataId, ParkedRecord, Serving, SnapshotMode, SnapshotPhase, SnapshotRecord, Source,
-    StageRecord, TargetRecord, Timestamp, VolumeRecord,
-};
 use store::{Key, Leftovers, Record, Store};
 
 #[derive(Debug)]
@@ -222,12 +218,17 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capability::{Access, AccessMode};
     use crate::error::Error;
-    use crate::launcher::LaunchId;
-    use crate::parameters::Parameters;
-    use crate::process::ProcessId;
-    use crate::volume::VolumeName;
+    use crate::model::access_mode::AccessMode;
+    use crate::model::capability::Access;
+    use crate::model::launch::LaunchId;
+    use crate::model::launch::ProcessId;
+    use crate::model::name::VolumeName;
+    use crate::model::parameters::Parameters;
+    use crate::model::records::{
+        Attachment, Serving, SnapshotPhase, Source, StageRecord, TargetRecord, Timestamp,
+    };
+    use crate::model::snapshot_mode::SnapshotMode;
 
     const TEN: Room = Room { pool_bytes: 10, promised_bytes: 10, inodes: None };
 

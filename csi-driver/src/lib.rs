@@ -1,53 +1,27 @@
 //! The CSI driver of Hawser: volumes from a pool on this node, each served to
 //! all its pods by one FUSE daemon.
 //!
-//! The layers: `identity`, `controller`, `node`, `registration` speak the wire
-//! and check what they are told; `provision`, `node::stage`, `node::publish` and
-//! `reconcile` decide and act; `journal`, `pool`, `place`, `mounts`, `launcher`,
-//! `dial` and `handover` are the effects. `status` is the only place that chooses gRPC codes.
+//! The layers, from the callers down to the kernel; each uses only those below it
+//! (`xtask/tests/modules.rs` tests that):
+//!
+//! - [`wire`]: the gRPC services of CSI and of plugin registration. It checks requests and
+//!   chooses status codes. Beside it [`operations`]: metrics, views and `doctor`.
+//! - [`engine`]: what a call does, step by step, and how a step is undone.
+//! - [`journal`]: what survives the driver. [`backend`]: where the data of volumes are.
+//!   [`daemon`]: the processes that serve volumes.
+//! - [`kernel`]: mounts, paths and sockets, and system calls that may not return.
+//! - [`model`]: records, parameters, ids and limits. It does no I/O.
 
-pub mod admission;
-mod attach;
-mod bounded;
-mod capability;
-mod capacity;
+mod backend;
 pub mod cli;
 pub mod config;
-mod control;
-mod controller;
-mod dial;
-pub mod doctor;
-mod driver;
+mod daemon;
+pub mod engine;
 pub mod error;
-mod forgetting;
-mod handover;
-mod host_path;
-mod identity;
-mod jobs;
 mod journal;
-mod keeper;
-mod launcher;
-mod limits;
-mod metrics;
-mod mounts;
-mod node;
-mod node_of_state;
-mod parameters;
-mod place;
-mod pool;
-mod process;
-mod provision;
-mod reconcile;
-mod registration;
-mod server;
-mod snapshots;
-mod socket;
-mod status;
-pub mod views;
-mod volume;
-mod volume_lock;
-mod waits;
-mod watch;
+mod kernel;
+mod model;
+pub mod operations;
 mod wire;
 
 use std::path::{Path, PathBuf};
@@ -59,8 +33,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
 
 use config::{Config, ConfigError};
-use driver::Driver;
-use socket::{Socket, SocketError};
+use engine::driver::Driver;
+use kernel::socket::{Socket, SocketError};
+use model::calls::Calls;
 
 const PRIVATE_DIR_MODE: u32 = 0o750;
 
@@ -74,7 +49,7 @@ pub enum StartError {
     #[error(transparent)]
     Config(ConfigError),
     #[error(transparent)]
-    OtherNode(node_of_state::OtherNode),
+    OtherNode(engine::node_of_state::OtherNode),
     #[error("start")]
     Driver(#[source] error::Error),
     #[error("socket")]
@@ -98,13 +73,13 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
-    launcher::needs::check(&config.launcher).map_err(StartError::Config)?;
+    daemon::launcher::needs::check(&config.launcher).map_err(StartError::Config)?;
     // Sockets, journal and logs are root's alone; what needs more says so itself.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let kernel = |op| move |source| StartError::Kernel { op, source };
     let [volumes, snapshots] = journal::dirs(&config.state_dir);
     for dir in [&config.state_dir, &volumes, &snapshots, &config.run_dir] {
-        pool::private_dir_all(dir).map_err(kernel("create directory"))?;
+        kernel::private_dir::private_dir_all(dir).map_err(kernel("create directory"))?;
     }
     let lock_path = config.state_dir.join("lock");
     let _lock = lock(&lock_path).await?;
@@ -122,10 +97,11 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let signals =
         await_signals(stop).map_err(|source| StartError::Runtime { op: "await signals", source })?;
     tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
-    let csi = server::serve_csi(driver.clone(), socket, stopped.clone());
-    let metrics = metrics::serve(driver.clone(), metrics_socket, stopped.clone());
-    let registration = registration::serve(driver.clone(), stopped.clone());
-    let forgetting = forgetting::serve(driver.clone(), stopped.clone());
+    let calls: Arc<Calls> = Arc::default();
+    let csi = wire::server::serve_csi(driver.clone(), calls.clone(), socket, stopped.clone());
+    let metrics = operations::metrics::serve(driver.clone(), calls.clone(), metrics_socket, stopped.clone());
+    let registration = wire::registration::serve(driver.clone(), calls, stopped.clone());
+    let forgetting = engine::forgetting::serve(driver.clone(), stopped.clone());
     let waits = async {
         let mut stopped = stopped;
         // An error is the sender's end, which is a stop too.
@@ -141,7 +117,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         forgetting.await;
         Ok(())
     };
-    let hang_watch = tokio::spawn(node::hang::watch(driver.clone()));
+    let hang_watch = tokio::spawn(engine::hang::watch(driver.clone()));
     let served = tokio::try_join!(csi, registration, metrics, waits, forgetting);
     hang_watch.abort();
     signals.abort();
@@ -170,10 +146,11 @@ async fn lock(path: &Path) -> Result<FileLock, StartError> {
 
 fn ensure_node(driver: &Driver) -> Result<(), StartError> {
     let (state_dir, node_id) = (&driver.config.state_dir, &driver.config.node_id);
-    let other = node_of_state::find_other(state_dir, node_id, &driver.journal).map_err(StartError::Driver)?;
+    let other =
+        engine::node_of_state::find_other(state_dir, node_id, &driver.journal).map_err(StartError::Driver)?;
     match other {
         Some(other) => Err(StartError::OtherNode(other)),
-        None => node_of_state::record(state_dir, node_id).map_err(StartError::Driver),
+        None => engine::node_of_state::record(state_dir, node_id).map_err(StartError::Driver),
     }
 }
 
@@ -181,7 +158,7 @@ async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {
     let driver = driver.clone();
     let work = tokio::task::spawn_blocking(move || {
         driver.pool.set_starting(true);
-        let reconciled = driver.reconcile(limits::START);
+        let reconciled = driver.reconcile(model::limits::START);
         driver.pool.set_starting(false);
         reconciled
     });

@@ -8,8 +8,8 @@ use anyhow::Context;
 use clap::Parser;
 use csi_driver::cli::{Command, CommandLine};
 use csi_driver::config::{Config, Flags};
-use csi_driver::doctor::Doctor;
-use csi_driver::views::View;
+use csi_driver::operations::doctor::Doctor;
+use csi_driver::operations::views::View;
 use tokio::runtime::Runtime;
 
 /// What is under way at SIGTERM may finish; the journal covers what does not.
@@ -64,7 +64,7 @@ fn runtime() -> anyhow::Result<Runtime> {
     // All that takes long, or may block, has threads of its own: with one thread for
     // the rest, a call's way from connection to answer needs no other one awake.
     tokio::runtime::Builder::new_current_thread()
-        .max_blocking_threads(csi_driver::admission::THREADS)
+        .max_blocking_threads(csi_driver::engine::admission::THREADS)
         .enable_all()
         .build()
         .context("start runtime")

@@ -1,4 +1,4 @@
-//! Modules of a crate do not use each other in a circle.
+//! Modules of a crate do not use each other in a circle, and layers only those below them.
 //!
 //! An edge is a path in the code of one module to another module of the same crate, the longest
 //! that the path names. Edges between a module and one above it do not count, and neither does
@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use cargo_metadata::{MetadataCommand, TargetKind};
+use cargo_metadata::{Metadata, MetadataCommand, Package, Target, TargetKind};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
@@ -264,24 +264,70 @@ impl<'a> Visit<'a> for Paths<'_> {
     }
 }
 
-/// Their circles are not undone yet.
-const WITH_CIRCLES: [&str; 1] = ["csi-driver"];
+fn metadata() -> Metadata {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
+    MetadataCommand::new().manifest_path(manifest).no_deps().exec().expect("cargo metadata")
+}
+
+/// The library and the programs of a package.
+fn products(package: &Package) -> impl Iterator<Item = &Target> {
+    let is_product = |kind: &TargetKind| matches!(kind, TargetKind::Lib | TargetKind::Bin);
+    package.targets.iter().filter(move |target| target.kind.iter().any(is_product))
+}
 
 #[test]
 fn no_modules_use_each_other_in_a_circle() {
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-    let metadata = MetadataCommand::new().manifest_path(manifest).no_deps().exec().expect("cargo metadata");
     let mut report = String::new();
-    for package in metadata.packages.iter().filter(|package| !WITH_CIRCLES.contains(&package.name.as_str())) {
-        let products = package.targets.iter().filter(|target| {
-            target.kind.iter().any(|kind| matches!(kind, TargetKind::Lib | TargetKind::Bin))
-        });
-        for target in products {
+    for package in &metadata().packages {
+        for target in products(package) {
             for circle in Crate::read(target.src_path.as_std_path()).circles() {
                 report +=
                     &format!("{} {}: {} uses within a circle\n", package.name, target.name, circle.len());
                 circle.iter().for_each(|edge| report += &format!("  {edge}\n"));
             }
+        }
+    }
+    assert!(report.is_empty(), "\n{report}");
+}
+
+struct Layer {
+    name: &'static str,
+    may_use: &'static [&'static str],
+}
+
+/// Of `csi-driver`. The root of the crate may use all.
+const LAYERS: [Layer; 11] = [
+    Layer { name: "error", may_use: &["model"] },
+    Layer { name: "model", may_use: &["error"] },
+    Layer { name: "config", may_use: &["error", "model"] },
+    Layer { name: "kernel", may_use: &["config", "error", "model"] },
+    Layer { name: "journal", may_use: &["error", "kernel", "model"] },
+    Layer { name: "backend", may_use: &["error", "kernel", "model"] },
+    Layer { name: "daemon", may_use: &["config", "error", "kernel", "model"] },
+    Layer {
+        name: "engine",
+        may_use: &["backend", "config", "daemon", "error", "journal", "kernel", "model"],
+    },
+    Layer { name: "wire", may_use: &["config", "engine", "error", "kernel", "model"] },
+    Layer {
+        name: "operations",
+        may_use: &["backend", "config", "daemon", "engine", "error", "journal", "kernel", "model"],
+    },
+    Layer { name: "cli", may_use: &["config", "operations"] },
+];
+
+#[test]
+fn layers_of_the_driver_use_only_those_that_they_may() {
+    let metadata = metadata();
+    let package = metadata.packages.iter().find(|package| package.name == "csi-driver").expect("it exists");
+    let library = products(package).find(|target| target.is_lib()).expect("it has a library");
+    let mut report = String::new();
+    for ((from, to), (file, line)) in Crate::read(library.src_path.as_std_path()).edges {
+        let (Some(from_layer), Some(to_layer)) = (from.first(), to.first()) else { continue };
+        let layer = LAYERS.iter().find(|layer| layer.name == from_layer);
+        if from_layer != to_layer && !layer.is_some_and(|layer| layer.may_use.contains(&to_layer.as_str())) {
+            let (from, to) = (from.join("::"), to.join("::"));
+            report += &format!("  {}:{line}: {from} must not use {to}\n", file.display());
         }
     }
     assert!(report.is_empty(), "\n{report}");

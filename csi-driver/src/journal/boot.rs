@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::records::BootRecord;
 use super::store::{FILE_MODE, Leftovers, is_disk_full, key_of};
 use crate::error::{Error, Result, Step};
-use crate::volume::VolumeId;
+use crate::model::ids::VolumeId;
+use crate::model::records::BootRecord;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const BOOTS: &str = "boots";
@@ -48,7 +48,7 @@ impl BootDir {
                     .map_err(|e| linux::Error::at("rename", &other, e))
                     .step("open journal")?;
             }
-            crate::pool::private_dir_all(&this.dir).step("open journal")?;
+            crate::kernel::private_dir::private_dir_all(&this.dir).step("open journal")?;
         }
         let mut found = this.read(leftovers)?;
         others.iter().try_for_each(|other| this.carry_over(other, leftovers, &mut found))?;

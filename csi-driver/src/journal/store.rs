@@ -9,10 +9,11 @@ use nix::errno::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
-use crate::capacity;
 use crate::error::{Error, Result, Step};
-use crate::volume::{SnapshotId, VolumeId, VolumeName};
+use crate::model::capacity;
+use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::name::VolumeName;
+use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
 
 const EXTENSION: &str = "json";
 pub(super) const FILE_MODE: u32 = 0o600;

@@ -1,0 +1,3 @@
+//! Where the data of volumes is.
+
+pub(crate) mod pool;

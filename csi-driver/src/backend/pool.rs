@@ -1,0 +1,533 @@
+//! The backend `local`: a directory a volume in a pool on this node.
+//!
+//! `<pool>/volumes/<id>/data` is a volume's root and `usage` beside it what its
+//! daemon counted; `<pool>/snapshots/<id>/data` is a snapshot's. What is being
+//! made stands in `<pool>/incoming/<id>` and comes to its place whole, by a
+//! rename; what is being removed leaves for `<pool>/trash/<id>` in the same way.
+//! All four parents are 0700: on the host only root gets in, and the modes within
+//! a volume are its users' own affair.
+
+mod inodes;
+mod leftovers;
+mod presence;
+mod tree;
+mod usage;
+
+use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+
+use linux::tree::Trash;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result, Step, chain};
+use crate::kernel::private_dir::{private_dir, probe_dir};
+use crate::model::capacity::{self, BYTES_PER_INODE};
+use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::limits;
+use crate::model::records::Source;
+use inodes::Inodes;
+use leftovers::leftovers_in;
+use presence::Presence;
+pub(crate) use tree::{CopyMode, Count, Progress};
+pub(crate) use usage::open as open_usage_file;
+
+/// Users of a volume need not be root: whoever mounts it may create files.
+const ROOT_MODE: u32 = 0o777;
+/// The pool's directories: of what is complete, of what is being made, and of what is going.
+const PARTS: [&str; 4] = ["volumes", "snapshots", "incoming", "trash"];
+const DATA: &str = "data";
+const USAGE: &str = "usage";
+/// The copier's own, beside `data` until a copy is complete.
+const LINKS: &str = "links";
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    dir: PathBuf,
+    volumes: PathBuf,
+    snapshots: PathBuf,
+    incoming: PathBuf,
+    trash: PathBuf,
+    /// As configured; `None`: the size of the file system.
+    capacity_bytes: Option<u64>,
+    presence: Presence,
+    /// Once it is known: it stays as it is while the file system grows.
+    bytes_per_inode: OnceLock<u64>,
+    /// In `trash`, for what is removed in the background.
+    leaving: Trash,
+    /// Until the driver listens.
+    is_starting: AtomicBool,
+}
+
+/// What a pool's file system is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Traits {
+    /// `Err` says why it could not be tried, as on a full disk: that is tried again.
+    can_reflink: std::result::Result<bool, String>,
+    fs_type: String,
+}
+
+/// One volume or snapshot: where it lives and what it is called there.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    live: &'a Path,
+    name: &'a str,
+}
+
+impl Place<'_> {
+    fn path(&self) -> PathBuf {
+        self.live.join(self.name)
+    }
+}
+
+impl Pool {
+    /// The pool in `dir`, if that is the one that `state_dir` remembers: away until it
+    /// is. A first pool is made, and remembered.
+    pub(crate) fn open(dir: &Path, capacity_bytes: Option<u64>, state_dir: &Path) -> Result<Self> {
+        let [volumes, snapshots, incoming, trash] = PARTS.map(|name| dir.join(name));
+        let presence = Presence::watch(dir, state_dir, limits::POOL)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            volumes,
+            snapshots,
+            incoming,
+            leaving: Trash::new(trash.clone()),
+            trash,
+            capacity_bytes,
+            presence,
+            bytes_per_inode: OnceLock::new(),
+            is_starting: AtomicBool::new(false),
+        })
+    }
+
+    /// Unless it is away: unmounted, another one, or silent.
+    pub(crate) fn check_present(&self) -> Result<()> {
+        self.presence.check().map(drop)
+    }
+
+    /// What all volumes together may claim.
+    pub(crate) fn capacity_bytes(&self) -> Result<u64> {
+        self.check_present()?;
+        match self.capacity_bytes {
+            Some(bytes) => Ok(bytes),
+            None => nix::sys::statvfs::statvfs(&self.volumes)
+                .map(|fs| fs.blocks().saturating_mul(fs.fragment_size()))
+                .map_err(|e| linux::Error::at("statvfs", &self.volumes, e))
+                .step("measure pool"),
+        }
+    }
+
+    /// `None` where its file system makes inodes as long as there is space.
+    pub(crate) fn inodes(&self) -> Result<Option<Inodes>> {
+        self.check_present()?;
+        let found = Inodes::of(&self.volumes)
+            .map_err(|e| linux::Error::at("count inodes of", &self.volumes, e))
+            .step("measure pool")?;
+        let _known_from_now_on =
+            self.bytes_per_inode.set(found.as_ref().map_or(BYTES_PER_INODE, Inodes::bytes_each));
+        Ok(found)
+    }
+
+    /// The most files, directories and links that a volume of `capacity_bytes` may hold.
+    pub(crate) fn inode_limit(&self, capacity_bytes: u64) -> u64 {
+        if self.bytes_per_inode.get().is_none()
+            && let Err(error) = self.inodes()
+        {
+            tracing::debug!(error = chain(&error), "the pool's inodes are not known");
+        }
+        let bytes_each = self.bytes_per_inode.get().copied().unwrap_or(BYTES_PER_INODE);
+        capacity::inode_limit(capacity_bytes, bytes_each)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether a copy can share its original's extents.
+    pub(crate) fn can_reflink(&self) -> Result<bool> {
+        let away = |reason| Error::PoolAway { path: self.dir.clone(), reason };
+        self.presence.check()?.can_reflink.map_err(away)
+    }
+
+    /// As mount(8) calls it.
+    pub(crate) fn fs_type(&self) -> Result<String> {
+        self.presence.check().map(|traits| traits.fs_type)
+    }
+
+    fn volume<'a>(&'a self, id: &'a VolumeId) -> Place<'a> {
+        Place { live: &self.volumes, name: id.as_str() }
+    }
+
+    fn snapshot<'a>(&'a self, id: &'a SnapshotId) -> Place<'a> {
+        Place { live: &self.snapshots, name: id.as_str() }
+    }
+
+    fn is_complete(place: Place<'_>) -> bool {
+        place.path().join(DATA).is_dir()
+    }
+
+    /// Nothing is there of a volume that was complete.
+    pub(crate) fn has_lost_volume(&self, id: &VolumeId) -> Result<bool> {
+        self.check_present()?;
+        Ok(is_absent(&self.volume(id).path()))
+    }
+
+    /// [`Self::has_lost_volume`] of a snapshot.
+    pub(crate) fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool> {
+        self.check_present()?;
+        Ok(is_absent(&self.snapshot(id).path()))
+    }
+
+    /// A volume that is new must not begin with data that its journal has forgotten.
+    pub(crate) fn check_no_volume(&self, id: &VolumeId) -> Result<()> {
+        self.check_vacant(format!("volume {id}"), self.volume(id))
+    }
+
+    /// [`Self::check_no_volume`] of a snapshot.
+    pub(crate) fn check_no_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.check_vacant(format!("snapshot {id}"), self.snapshot(id))
+    }
+
+    fn check_vacant(&self, what: String, place: Place<'_>) -> Result<()> {
+        self.check_present()?;
+        let path = place.path();
+        match std::fs::symlink_metadata(&path) {
+            Ok(_) => Err(Error::DataOfNobody { what, path }),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(linux::Error::at("look at", &path, e)).step("look at pool"),
+        }
+    }
+
+    /// Makes the volume's directory, empty; one that is there already is right.
+    pub(crate) fn ensure(&self, id: &VolumeId) -> Result<()> {
+        self.check_present()?;
+        let place = self.volume(id);
+        if Self::is_complete(place) {
+            return Ok(());
+        }
+        self.begin(place)
+            .and_then(|data| {
+                std::fs::set_permissions(&data, Permissions::from_mode(ROOT_MODE))
+                    .map_err(|e| linux::Error::at("chmod", &data, e))
+            })
+            .and_then(|()| self.complete(place))
+            .step("create volume directory")
+    }
+
+    /// The directory that the volume's daemon is to serve.
+    pub(crate) fn data_dir(&self, id: &VolumeId) -> PathBuf {
+        self.volume(id).path().join(DATA)
+    }
+
+    /// Where the volume's daemon keeps what it counted: for [`open_usage_file`].
+    pub(crate) fn usage_path(&self, id: &VolumeId) -> PathBuf {
+        self.volume(id).path().join(USAGE)
+    }
+
+    /// What a volume holds that nobody serves: as its last daemon counted, or counted now.
+    pub(crate) fn used(&self, id: &VolumeId) -> Result<Count> {
+        self.check_present()?;
+        let file = open_usage_file(&self.usage_path(id)).step("open usage file")?;
+        if let Some(count) = usage::read(&file).step("read usage file")? {
+            return Ok(count);
+        }
+        let data = open_root(&self.data_dir(id)).step("count volume")?;
+        tree::count_tree(data.as_fd(), &AtomicBool::new(false)).step("count volume")
+    }
+
+    /// Gives the volume's files to group `gid` (CSI: volume_mount_group) unless
+    /// its root, which is given last, shows that they are.
+    pub(crate) fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()> {
+        let data = open_root(&self.data_dir(id)).step("give volume to its group")?;
+        tree::give_group_once(data.as_fd(), gid).step("give volume to its group")
+    }
+
+    /// Makes the snapshot's tree from the volume's, whatever was there of it before.
+    pub(crate) fn fill_snapshot(
+        &self,
+        id: &SnapshotId,
+        from: &VolumeId,
+        mode: CopyMode,
+        progress: &Progress,
+    ) -> Result<Count> {
+        self.fill(self.snapshot(id), &self.data_dir(from), mode, progress).step("copy volume into snapshot")
+    }
+
+    /// Makes the volume's tree from another's or from a snapshot's. The volume
+    /// must not be in use.
+    pub(crate) fn fill_volume(
+        &self,
+        id: &VolumeId,
+        from: &Source,
+        mode: CopyMode,
+        progress: &Progress,
+    ) -> Result<Count> {
+        let from = match from {
+            Source::Snapshot(id) => self.snapshot(id).path().join(DATA),
+            Source::Volume(id) => self.data_dir(id),
+        };
+        let count = self.fill(self.volume(id), &from, mode, progress).step("fill volume")?;
+        let file = open_usage_file(&self.usage_path(id)).step("open usage file")?;
+        usage::write(&file, count).step("write usage file")?;
+        Ok(count)
+    }
+
+    fn fill(
+        &self,
+        place: Place<'_>,
+        from: &Path,
+        mode: CopyMode,
+        progress: &Progress,
+    ) -> linux::Result<Count> {
+        self.clear(place)?;
+        let data = self.begin(place)?;
+        let links = data.with_file_name(LINKS);
+        private_dir(&links)?;
+        let copied = {
+            let [from, to, links] = [from, &data, &links].map(open_root);
+            tree::copy_tree(from?.as_fd(), to?.as_fd(), links?.as_fd(), mode, progress)?
+        };
+        linux::tree::remove(&links)?;
+        self.complete(place)?;
+        Ok(copied)
+    }
+
+    /// An empty `data` in the place's part of `incoming`.
+    fn begin(&self, place: Place<'_>) -> linux::Result<PathBuf> {
+        let incoming = self.incoming.join(place.name);
+        linux::tree::remove(&incoming)?;
+        let data = incoming.join(DATA);
+        // Not with their parents: where those are missing, the pool has just gone.
+        [&incoming, &data].into_iter().try_for_each(|dir| private_dir(dir))?;
+        Ok(data)
+    }
+
+    fn complete(&self, place: Place<'_>) -> linux::Result<()> {
+        let (incoming, live) = (self.incoming.join(place.name), place.path());
+        std::fs::rename(&incoming, &live).map_err(|e| linux::Error::at("move into place", &incoming, e))
+    }
+
+    /// Removes all there is of a place. Its name vanishes first and at once;
+    /// killed after that, a repetition removes the rest.
+    fn clear(&self, place: Place<'_>) -> linux::Result<()> {
+        if self.is_starting() {
+            return self.clear_later(place);
+        }
+        let (live, trash) = (place.path(), self.trash.join(place.name));
+        linux::tree::remove(&self.incoming.join(place.name))?;
+        // Left by a deletion that was killed: a rename onto it would fail.
+        linux::tree::remove(&trash)?;
+        if linux::tree::set_aside(&live, &trash)? { linux::tree::remove(&trash) } else { Ok(()) }
+    }
+
+    pub(crate) fn remove(&self, id: &VolumeId) -> Result<()> {
+        self.check_present()?;
+        self.clear(self.volume(id)).step("remove volume data")
+    }
+
+    pub(crate) fn remove_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.check_present()?;
+        self.clear(self.snapshot(id)).step("remove snapshot data")
+    }
+
+    /// Everything that was written is on disk when it returns.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let dir = open_root(&self.dir).step("sync pool")?;
+        rustix::fs::syncfs(dir).map_err(|e| linux::Error::at("syncfs", &self.dir, e)).step("sync pool")
+    }
+
+    /// Removes what killed copies, deletions and probes left. None may be under way.
+    pub(crate) fn sweep(&self) -> Result<()> {
+        self.check_present()?;
+        let parts = [&self.incoming, &self.trash];
+        let swept = parts.into_iter().try_for_each(|dir| remove_probes(dir)).and_then(|()| {
+            if self.is_starting() {
+                return self.sweep_later();
+            }
+            let removed = |path: PathBuf| linux::tree::remove(&path);
+            parts.into_iter().try_for_each(|dir| leftovers_in(dir)?.into_iter().try_for_each(removed))
+        });
+        swept.step("sweep pool")
+    }
+
+    /// Writes and removes a file: whether the pool is there and takes data.
+    pub(crate) fn probe(&self) -> linux::Result<()> {
+        let away = |e: Error| linux::Error::at("look at", &self.dir, std::io::Error::other(chain(&e)));
+        self.check_present().map_err(away).and_then(|()| probe_dir(&self.trash))
+    }
+}
+
+/// What killed copies and deletions left, or those that are under way; of a pool
+/// that cannot be listed, nothing.
+pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
+    let entries = ["incoming", "trash"].map(|part| std::fs::read_dir(dir.join(part)));
+    entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The volumes and the snapshots that a pool has data of; of one that cannot be listed, none.
+pub(crate) fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
+    let names = |part| {
+        let entries = std::fs::read_dir(dir.join(part)).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok())
+    };
+    let volumes = names("volumes").filter_map(|name| VolumeId::parse(&name));
+    (volumes.collect(), names("snapshots").filter_map(|name| SnapshotId::parse(&name)).collect())
+}
+
+/// The directory that the volume's daemon is to serve, of the pool in `dir`.
+pub(crate) fn data_dir(dir: &Path, id: &VolumeId) -> PathBuf {
+    id.under(&dir.join("volumes")).join(DATA)
+}
+
+/// Why the pool cannot be used; looked at without making or naming anything.
+pub(crate) fn why_away(dir: &Path, state_dir: &Path) -> Option<String> {
+    presence::why_away(dir, state_dir)
+}
+
+fn remove_probes(dir: &Path) -> linux::Result<()> {
+    let listed = |e| linux::Error::at("list", dir, e);
+    for entry in std::fs::read_dir(dir).map_err(listed)? {
+        let path = entry.map_err(listed)?.path();
+        if path.extension().is_some_and(|e| e == "tmp") {
+            linux::atomic_file::remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_absent(path: &Path) -> bool {
+    matches!(std::fs::symlink_metadata(path), Err(e) if e.kind() == ErrorKind::NotFound)
+}
+
+/// A directory of the pool's own, which may be reached through links.
+fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
+    linux::tree::open_dir(CWD, dir, ResolveFlags::empty()).map_err(|e| linux::Error::at("open", dir, e))
+}
+
+/// What the file system of the pool can do.
+fn traits_of(dir: &Path) -> Result<Traits> {
+    let can_reflink = can_reflink(dir).step("try whether the pool can reflink").map_err(|e| chain(&e));
+    Ok(Traits { can_reflink, fs_type: fs_type(dir).step("look at pool")? })
+}
+
+/// Clones one file in `dir` and sees whether the file system refuses.
+fn can_reflink(dir: &Path) -> linux::Result<bool> {
+    let at_dir = |op| move |e: Errno| linux::Error::at(op, dir, e);
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let [source, copy] = [(); 2].map(|()| rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR));
+    let (source, copy) = match (source, copy) {
+        // A file system without unnamed files has no reflinks either.
+        (Err(Errno::OPNOTSUPP | Errno::ISDIR), _) => return Ok(false),
+        (source, copy) => {
+            (source.map_err(at_dir("open a file in"))?, copy.map_err(at_dir("open a file in"))?)
+        }
+    };
+    rustix::io::pwrite(&source, &[1; 4096], 0).map_err(at_dir("write a file in"))?;
+    match rustix::fs::ioctl_ficlone(&copy, &source) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => Ok(false),
+        Err(e) => Err(at_dir("clone a file in")(e)),
+    }
+}
+
+/// statfs(2) numbers file systems; these are those that pools stand on.
+fn fs_type(dir: &Path) -> linux::Result<String> {
+    let found = rustix::fs::statfs(dir).map_err(|e| linux::Error::at("statfs", dir, e))?;
+    Ok(match found.f_type {
+        0x9123_683e => "btrfs".to_owned(),
+        0xef53 => "ext4".to_owned(),
+        0x6969 => "nfs".to_owned(),
+        0x794c_7630 => "overlay".to_owned(),
+        0x0102_1994 => "tmpfs".to_owned(),
+        0x5846_5342 => "xfs".to_owned(),
+        0x2fc1_2fc1 => "zfs".to_owned(),
+        other => format!("a file system of type {other:#x}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::name::VolumeName;
+
+    fn open(dir: &Path, capacity_bytes: Option<u64>) -> Result<Pool> {
+        Pool::open(&dir.join("pool"), capacity_bytes, dir)
+    }
+
+    #[test]
+    fn a_volume_comes_and_goes_and_both_may_be_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = open(dir.path(), None).unwrap();
+        let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
+        pool.ensure(&id).unwrap();
+        std::fs::write(pool.data_dir(&id).join("file"), "content").unwrap();
+        pool.ensure(&id).unwrap();
+        assert_eq!(std::fs::read(pool.data_dir(&id).join("file")).unwrap(), b"content");
+        assert_eq!(std::fs::metadata(pool.data_dir(&id)).unwrap().permissions().mode() & 0o7777, ROOT_MODE);
+        pool.remove(&id).unwrap();
+        pool.remove(&id).unwrap();
+        assert_eq!(std::fs::read_dir(&pool.volumes).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&pool.trash).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_removal_that_was_killed_is_finished_beside_a_volume_of_the_same_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = open(dir.path(), None).unwrap();
+        let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
+        std::fs::create_dir_all(id.under(&pool.trash).join("data/half")).unwrap();
+        pool.ensure(&id).unwrap();
+        pool.remove(&id).unwrap();
+        assert_eq!(std::fs::read_dir(&pool.trash).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_driver_that_starts_waits_for_no_removal() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = open(dir.path(), None).unwrap();
+        let [deleted, cut_short, half_made] =
+            ["a", "b", "c"].map(|name| VolumeId::for_name(&VolumeName::parse(name).unwrap()));
+        pool.ensure(&deleted).unwrap();
+        std::fs::create_dir_all(cut_short.under(&pool.trash).join("data/half")).unwrap();
+        std::fs::create_dir_all(half_made.under(&pool.incoming).join("data/half")).unwrap();
+        std::fs::create_dir_all(pool.trash.join("left-1-0/data")).unwrap();
+        pool.set_starting(true);
+        pool.remove(&deleted).unwrap();
+        pool.sweep().unwrap();
+        pool.set_starting(false);
+        assert_eq!(stored(dir.path()).0, BTreeSet::new());
+        assert_eq!(std::fs::read_dir(&pool.incoming).unwrap().count(), 0);
+        pool.ensure(&half_made).unwrap();
+        let begun = std::time::Instant::now();
+        while std::fs::read_dir(&pool.trash).unwrap().count() > 0 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "the trash stays");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_removal_without_a_trash_is_no_success() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = open(dir.path(), None).unwrap();
+        let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
+        pool.ensure(&id).unwrap();
+        std::fs::remove_dir(&pool.trash).unwrap();
+        let error = pool.clear(pool.volume(&id)).unwrap_err();
+        assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
+        pool.remove(&id).unwrap();
+        assert!(!id.under(&pool.volumes).exists());
+    }
+
+    #[test]
+    fn the_size_is_the_file_systems_unless_it_is_configured() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(open(dir.path(), None).unwrap().capacity_bytes().unwrap() > 0);
+        assert_eq!(open(dir.path(), Some(5)).unwrap().capacity_bytes().unwrap(), 5);
+    }
+}

@@ -1,0 +1,71 @@
+//! What calls that were killed have left in the pool. A new driver moves it out of the way
+//! and listens; the removal goes on beside its calls, since millions of files take minutes.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use linux::tree::Trash;
+
+use super::{Place, Pool};
+use crate::error::chain;
+use crate::model::ids::{SnapshotId, VolumeId};
+
+impl Pool {
+    /// Until `false`, trees are moved away at once and removed in the background.
+    pub(crate) fn set_starting(&self, is_starting: bool) {
+        self.is_starting.store(is_starting, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_starting(&self) -> bool {
+        self.is_starting.load(Ordering::Relaxed)
+    }
+
+    /// [`Pool::clear`] of a driver that does not listen yet.
+    pub(super) fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
+        let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
+        let mut taken = Vec::new();
+        for path in &places {
+            taken.extend(self.leaving.take(path)?);
+        }
+        remove_in_background(taken);
+        Ok(())
+    }
+
+    /// [`Pool::sweep`] of such a driver.
+    pub(super) fn sweep_later(&self) -> linux::Result<()> {
+        let mut taken = Vec::new();
+        for path in leftovers_in(&self.incoming)?.into_iter().chain(leftovers_in(&self.trash)?) {
+            match path.file_name().and_then(|name| name.to_str()) {
+                Some(name) if name.starts_with(Trash::PREFIX) => taken.push(path),
+                _ => taken.extend(self.leaving.take(&path)?),
+            }
+        }
+        remove_in_background(taken);
+        Ok(())
+    }
+}
+
+/// Trees in `dir`, which is `incoming` or `trash`.
+pub(super) fn leftovers_in(dir: &Path) -> linux::Result<Vec<PathBuf>> {
+    let listed = |e| linux::Error::at("list", dir, e);
+    let is_tree = |name: &str| {
+        name.starts_with(Trash::PREFIX)
+            || VolumeId::parse(name).is_some()
+            || SnapshotId::parse(name).is_some()
+    };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(listed)? {
+        let entry = entry.map_err(listed)?;
+        found.extend(entry.file_name().to_str().is_some_and(is_tree).then(|| entry.path()));
+    }
+    Ok(found)
+}
+
+fn remove_in_background(trees: Vec<PathBuf>) {
+    if !trees.is_empty() {
+        tracing::info!(trees = trees.len(), "removing what an earlier driver has left in the pool");
+    }
+    linux::tree::remove_in_background(trees, |error| {
+        tracing::warn!(error = chain(&error), "a tree stays in the trash until the next start");
+    });
+}

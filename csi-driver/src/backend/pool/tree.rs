@@ -1,0 +1,500 @@
+//! What is done to whole trees of users' files: copied, counted, given to a group.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps, Uid,
+    XattrFlags,
+};
+use rustix::io::Errno;
+
+use crate::model::capacity::{BYTES_PER_INODE, inode_limit};
+use linux::tree::{self, Changes, GroupAccess, Identity, Visitor, WITHIN, at, file_type, open_dir, stat};
+
+/// How a file's content comes into its copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopyMode {
+    /// The copy shares the extents (FICLONE) until one of the two is written to.
+    Reflink,
+    Bytes,
+}
+
+/// How far a copy has come, seen from other threads, and their way to end it.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) done_bytes: AtomicU64,
+    pub(crate) total_bytes: AtomicU64,
+    pub(crate) stop: AtomicBool,
+    /// Where it ends with an error.
+    pub(crate) most: OnceLock<Most>,
+    /// Counts what all copies together have done.
+    pub(crate) all_bytes: Arc<AtomicU64>,
+}
+
+/// The most that a copy may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Most {
+    count: Count,
+    names: u64,
+}
+
+impl Most {
+    /// What a volume of that size may hold, and some more: its daemon may count less
+    /// than a copy takes. Every name takes 12 bytes of a directory at least (ext4).
+    fn of(capacity_bytes: u64) -> Self {
+        let bytes = capacity_bytes.saturating_add(capacity_bytes / 8).saturating_add(1 << 20);
+        let inodes = inode_limit(capacity_bytes, BYTES_PER_INODE);
+        let inodes = inodes.saturating_add(inodes / 8);
+        Self { count: Count { bytes, inodes }, names: bytes / 12 }
+    }
+}
+
+impl Progress {
+    /// Bounds the copy of a volume of `capacity_bytes` that is, or was, served: a daemon that
+    /// was taken over may add to it for ever.
+    pub(crate) fn bound(&self, capacity_bytes: u64) {
+        let _first_counts = self.most.set(Most::of(capacity_bytes));
+    }
+
+    /// `EDQUOT` where what is copied, of `inodes` with `names` and `attribute_bytes`, is too
+    /// much; `ECANCELED` where it is to end. Extents that are shared take nothing.
+    fn check(&self, inodes: u64, names: u64, attribute_bytes: u64) -> Result<(), Errno> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Errno::CANCELED);
+        }
+        let bytes = self.done_bytes.load(Ordering::Relaxed).saturating_add(attribute_bytes);
+        let is_more =
+            |most: &Most| bytes > most.count.bytes || inodes > most.count.inodes || names > most.names;
+        if self.most.get().is_some_and(is_more) { Err(Errno::DQUOT) } else { Ok(()) }
+    }
+}
+
+/// What a tree holds, as the volume's daemon accounts for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
+impl Count {
+    fn add(&mut self, stat: &Statx) {
+        self.bytes = self.bytes.saturating_add(charge(stat));
+        self.inodes += 1;
+    }
+}
+
+const BLOCK: u64 = 4096;
+
+/// The room that a file is charged: its blocks, but for a regular file with
+/// content none beyond its end, where XFS preallocates.
+fn charge(stat: &Statx) -> u64 {
+    let blocks = stat.stx_blocks.saturating_mul(512);
+    match file_type(stat) {
+        FileType::RegularFile if stat.stx_size > 0 => blocks.min(stat.stx_size.next_multiple_of(BLOCK)),
+        _ => blocks,
+    }
+}
+
+/// Counts what is below `root`, `root` included; a file with several links once.
+pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Result<Count> {
+    #[derive(Default)]
+    struct Counter {
+        count: Count,
+        linked: HashSet<u64>,
+        /// As the daemon's own count has it: further names of a file, on Btrfs.
+        names_take_inodes: bool,
+    }
+    impl Visitor for Counter {
+        fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, stat: &Statx) -> linux::Result<()> {
+            if stat.stx_nlink < 2 || self.linked.insert(stat.stx_ino) {
+                self.count.add(stat);
+            } else if self.names_take_inodes {
+                self.count.inodes += 1;
+            }
+            Ok(())
+        }
+        fn enter(&mut self, _name: &CStr) -> linux::Result<()> {
+            Ok(())
+        }
+        fn leave(&mut self, directory: BorrowedFd<'_>) -> linux::Result<()> {
+            stat(directory, c"").map(|stat| self.count.add(&stat))
+        }
+    }
+    let names_take_inodes = linux::btrfs::is_btrfs(root).map_err(at("statfs", c"."))?;
+    let mut counter = Counter { names_take_inodes, ..Counter::default() };
+    tree::walk(root, Changes::Refused, stop, &mut counter)?;
+    Ok(counter.count)
+}
+
+/// Gives the tree to a group, unless the root, given last, shows that it has been done.
+pub(super) fn give_group_once(root: BorrowedFd<'_>, gid: u32) -> linux::Result<()> {
+    if tree::has_group(root, gid, GroupAccess::ReadWrite)? {
+        return Ok(());
+    }
+    tree::give_group(root, gid, GroupAccess::ReadWrite, &AtomicBool::new(false))
+}
+
+/// Copies all that is below `from` into the empty directory `to`: content with
+/// its holes, modes, owners, times, extended attributes and ACLs, symbolic links
+/// as they are, FIFOs and sockets, and which names are one file. What the copy
+/// holds is returned. `links` is an empty directory of the same file system for
+/// the copier's own use.
+///
+/// The tree must rest meanwhile: a directory moved out of the way is `ESTALE`.
+pub(super) fn copy_tree(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    links: BorrowedFd<'_>,
+    mode: CopyMode,
+    progress: &Progress,
+) -> linux::Result<Count> {
+    let to = open_dir(to, c".", rustix::fs::ResolveFlags::empty()).map_err(at("open", c"."))?;
+    // All that is made below inherits it: overwriting what the copy shares takes what is written.
+    if let Err(errno) = linux::xfs::copy_single_blocks_below(&to) {
+        tracing::warn!(%errno, "xfs: overwriting what a copy shares will take more than is written");
+    }
+    let mut copier = Copier {
+        to,
+        above: Vec::new(),
+        links,
+        linked: HashMap::new(),
+        mode,
+        made: Made { progress, count: Count::default(), names: 0, attribute_bytes: 0 },
+        names_take_inodes: linux::btrfs::is_btrfs(from).map_err(at("statfs", c"."))?,
+        buffer: vec![0; CHUNK],
+    };
+    tree::walk(from, Changes::Refused, &progress.stop, &mut copier)?;
+    Ok(copier.made.count)
+}
+
+/// linux/limits.h.
+const XATTR_SIZE_MAX: usize = 65536;
+const CHUNK: usize = 256 << 10;
+const TOO_MUCH: &str = "copy (more than its volume may hold)";
+
+struct Copier<'a> {
+    /// The copy of the directory that the walk is in.
+    to: OwnedFd,
+    above: Vec<Identity>,
+    links: BorrowedFd<'a>,
+    /// Inodes of which more names are to come: how many.
+    linked: HashMap<u64, u32>,
+    mode: CopyMode,
+    made: Made<'a>,
+    names_take_inodes: bool,
+    buffer: Vec<u8>,
+}
+
+/// What the copy holds so far, which is bounded.
+struct Made<'a> {
+    progress: &'a Progress,
+    count: Count,
+    names: u64,
+    /// In names and values of extended attributes, which `progress` does not show.
+    attribute_bytes: u64,
+}
+
+impl Made<'_> {
+    fn add_name(&mut self, name: &CStr) -> linux::Result<()> {
+        self.names += 1;
+        self.check().map_err(at(TOO_MUCH, name))
+    }
+
+    fn add_attribute(&mut self, bytes: usize) -> Result<(), Errno> {
+        self.attribute_bytes = self.attribute_bytes.saturating_add(bytes as u64);
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), Errno> {
+        self.progress.check(self.count.inodes, self.names, self.attribute_bytes)
+    }
+}
+
+impl Visitor for Copier<'_> {
+    fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> linux::Result<()> {
+        self.made.add_name(name)?;
+        if self.link(name, stat).map_err(at("link", name))? {
+            if self.names_take_inodes {
+                self.made.count.inodes += 1;
+            }
+            return Ok(());
+        }
+        match file_type(stat) {
+            FileType::RegularFile => self.regular(parent, name)?,
+            FileType::Symlink => {
+                let target =
+                    rustix::fs::readlinkat(parent, name, Vec::new()).map_err(at("read link", name))?;
+                rustix::fs::symlinkat(&target, &self.to, name).map_err(at("symlink", name))?;
+                self.special(parent, name, stat)?;
+            }
+            kind => {
+                let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+                rustix::fs::mknodat(&self.to, name, kind, Mode::RUSR, device).map_err(at("mknod", name))?;
+                self.special(parent, name, stat)?;
+            }
+        }
+        self.made.count.add(&tree::stat(self.to.as_fd(), name)?);
+        self.keep_link(name, stat).map_err(at("link", name))
+    }
+
+    fn enter(&mut self, name: &CStr) -> linux::Result<()> {
+        self.made.add_name(name)?;
+        rustix::fs::mkdirat(&self.to, name, Mode::RWXU).map_err(at("mkdir", name))?;
+        let child = open_dir(&self.to, name, WITHIN).map_err(at("open", name))?;
+        self.above.push(Identity::of(&self.to)?);
+        self.to = child;
+        Ok(())
+    }
+
+    fn leave(&mut self, directory: BorrowedFd<'_>) -> linux::Result<()> {
+        // Last, since each new entry changes the time; and no default ACL may
+        // have been there for the children to inherit.
+        copy_attributes(&mut self.made, directory, self.to.as_fd(), c".", &stat(directory, c"")?)?;
+        self.made.count.add(&stat(self.to.as_fd(), c"")?);
+        if let Some(above) = self.above.pop() {
+            self.to = above.open_parent(&self.to)?;
+        }
+        Ok(())
+    }
+}
+
+impl Copier<'_> {
+    fn regular(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> linux::Result<()> {
+        let source = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
+        let source =
+            rustix::fs::openat2(parent, name, source, Mode::empty(), WITHIN).map_err(at("open", name))?;
+        let found = stat(source.as_fd(), c"")?;
+        if file_type(&found) != FileType::RegularFile {
+            return Err(at("open", name)(Errno::STALE));
+        }
+        let copy = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let copy =
+            rustix::fs::openat2(&self.to, name, copy, Mode::RUSR, WITHIN).map_err(at("create", name))?;
+        self.content(&source, &copy, found.stx_size).map_err(at("copy", name))?;
+        copy_attributes(&mut self.made, source.as_fd(), copy.as_fd(), name, &found)
+    }
+
+    fn content(&mut self, source: &OwnedFd, copy: &OwnedFd, size: u64) -> Result<(), Errno> {
+        if self.mode == CopyMode::Reflink {
+            match rustix::fs::ioctl_ficlone(copy, source) {
+                // Files that share no extents even where others do: swap files,
+                // those without checksums beside those with.
+                Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::TXTBSY) => {}
+                done => return done,
+            }
+        }
+        rustix::fs::ftruncate(copy, size)?;
+        let mut offset = 0;
+        while let Some((start, end)) = next_data(source, offset, size)? {
+            self.bytes(source, copy, start, end)?;
+            offset = end;
+        }
+        Ok(())
+    }
+
+    fn bytes(&mut self, source: &OwnedFd, copy: &OwnedFd, mut start: u64, end: u64) -> Result<(), Errno> {
+        while start < end {
+            self.made.check()?;
+            let wanted = usize::try_from(end - start).unwrap_or(CHUNK).min(CHUNK);
+            let read = rustix::io::pread(source, &mut self.buffer[..wanted], start)?;
+            if read == 0 {
+                return Err(Errno::STALE);
+            }
+            let mut written = 0;
+            while written < read {
+                written += rustix::io::pwrite(copy, &self.buffer[written..read], start + written as u64)?;
+            }
+            start += read as u64;
+            self.made.progress.done_bytes.fetch_add(read as u64, Ordering::Relaxed);
+            self.made.progress.all_bytes.fetch_add(read as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn special(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> linux::Result<()> {
+        let (source, copy) = (open_path(parent, name)?, open_path(self.to.as_fd(), name)?);
+        copy_attributes(&mut self.made, source.as_fd(), copy.as_fd(), name, stat)
+    }
+
+    /// Whether `name` became a further name of a file that is copied already.
+    fn link(&mut self, name: &CStr, stat: &Statx) -> Result<bool, Errno> {
+        let Some(left) = self.linked.get_mut(&stat.stx_ino) else { return Ok(false) };
+        let kept = kept_name(stat);
+        *left -= 1;
+        if *left > 0 {
+            rustix::fs::linkat(self.links, &*kept, &self.to, name, AtFlags::empty())?;
+        } else {
+            // Never one link more than the source has: it may have as many as there can be.
+            rustix::fs::renameat(self.links, &*kept, &self.to, name)?;
+            self.linked.remove(&stat.stx_ino);
+        }
+        Ok(true)
+    }
+
+    /// Keeps a name of the copy by which its further names are made.
+    fn keep_link(&mut self, name: &CStr, stat: &Statx) -> Result<(), Errno> {
+        if stat.stx_nlink > 1 {
+            rustix::fs::linkat(&self.to, name, self.links, &*kept_name(stat), AtFlags::empty())?;
+            self.linked.insert(stat.stx_ino, stat.stx_nlink - 1);
+        }
+        Ok(())
+    }
+}
+
+/// A file as the calls that copy attributes reach it: those for descriptors are
+/// quicker, and a descriptor that is a mere path (O_PATH) they refuse.
+enum Reach<'a> {
+    Open(BorrowedFd<'a>),
+    ByName(CString),
+}
+
+impl<'a> Reach<'a> {
+    fn of(file: BorrowedFd<'a>, kind: FileType) -> Self {
+        match kind {
+            FileType::RegularFile | FileType::Directory => Self::Open(file),
+            _ => Self::ByName(by_descriptor(file)),
+        }
+    }
+
+    /// How many bytes the attributes' names have.
+    fn attributes_length(&self) -> Result<usize, Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::flistxattr_query(file),
+            Self::ByName(path) => rustix::fs::listxattr_query(path.as_c_str()),
+        }
+    }
+
+    fn attributes(&self, names: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::flistxattr(file, names),
+            Self::ByName(path) => rustix::fs::listxattr(path.as_c_str(), names),
+        }
+    }
+
+    fn attribute(&self, name: &CStr, value: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::fgetxattr(file, name, value),
+            Self::ByName(path) => rustix::fs::getxattr(path.as_c_str(), name, value),
+        }
+    }
+
+    fn set_attribute(&self, name: &CStr, value: &[u8]) -> Result<(), Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()),
+            Self::ByName(path) => rustix::fs::setxattr(path.as_c_str(), name, value, XattrFlags::empty()),
+        }
+    }
+
+    fn set_mode(&self, mode: Mode) -> Result<(), Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::fchmod(file, mode),
+            Self::ByName(path) => rustix::fs::chmod(path.as_c_str(), mode),
+        }
+    }
+
+    fn set_times(&self, times: &Timestamps) -> Result<(), Errno> {
+        match self {
+            Self::Open(file) => rustix::fs::futimens(file, times),
+            Self::ByName(path) => rustix::fs::utimensat(CWD, path.as_c_str(), times, AtFlags::empty()),
+        }
+    }
+}
+
+/// Everything but the content. In this order: a change of owner takes
+/// capabilities and setuid away, an ACL changes the mode, and all the time.
+fn copy_attributes(
+    made: &mut Made<'_>,
+    source: BorrowedFd<'_>,
+    copy: BorrowedFd<'_>,
+    name: &CStr,
+    stat: &Statx,
+) -> linux::Result<()> {
+    // A new file is root's: nothing else makes one in `incoming`.
+    if (stat.stx_uid, stat.stx_gid) != (0, 0) {
+        let owner = (Uid::from_raw(stat.stx_uid), Gid::from_raw(stat.stx_gid));
+        rustix::fs::chownat(copy, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)
+            .map_err(at("chown", name))?;
+    }
+    let kind = file_type(stat);
+    let (source, copy) = (Reach::of(source, kind), Reach::of(copy, kind));
+    copy_xattrs(made, &source, &copy, name)?;
+    if kind != FileType::Symlink {
+        copy.set_mode(mode_of(stat)).map_err(at("chmod", name))?;
+    }
+    let times =
+        Timestamps { last_access: timespec(stat.stx_atime), last_modification: timespec(stat.stx_mtime) };
+    copy.set_times(&times).map_err(at("set times of", name))
+}
+
+fn copy_xattrs(made: &mut Made<'_>, source: &Reach<'_>, copy: &Reach<'_>, name: &CStr) -> linux::Result<()> {
+    let length = match source.attributes_length() {
+        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(()),
+        other => other.map_err(at("list attributes of", name))?,
+    };
+    let mut names = vec![0; length];
+    let length = source.attributes(&mut names).map_err(at("list attributes of", name))?;
+    let mut value = vec![0; XATTR_SIZE_MAX];
+    for attribute in names[..length].split_inclusive(|byte| *byte == 0) {
+        let Ok(attribute) = CStr::from_bytes_with_nul(attribute) else { continue };
+        if !is_copied(attribute) {
+            continue;
+        }
+        let length = source.attribute(attribute, &mut value).map_err(at("read an attribute of", name))?;
+        made.add_attribute(attribute.count_bytes() + length).map_err(at(TOO_MUCH, name))?;
+        copy.set_attribute(attribute, &value[..length]).map_err(at("set an attribute of", name))?;
+    }
+    Ok(())
+}
+
+/// What users set, and what the kernel keeps there for them: ACLs, capabilities, labels.
+fn is_copied(attribute: &CStr) -> bool {
+    let families: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
+    families.iter().any(|family| attribute.to_bytes().starts_with(family))
+}
+
+/// The first range with content at or after `offset`; all the rest where the
+/// file system cannot tell holes.
+fn next_data(file: &OwnedFd, offset: u64, size: u64) -> Result<Option<(u64, u64)>, Errno> {
+    if offset >= size {
+        return Ok(None);
+    }
+    let start = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Err(Errno::NXIO) => return Ok(None),
+        Err(Errno::INVAL) => return Ok(Some((offset, size))),
+        other => other?,
+    };
+    let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+    Ok(Some((start, end.min(size))))
+}
+
+fn kept_name(stat: &Statx) -> String {
+    stat.stx_ino.to_string()
+}
+
+fn mode_of(stat: &Statx) -> Mode {
+    Mode::from_raw_mode(u32::from(stat.stx_mode) & 0o7777)
+}
+
+fn timespec(stamp: StatxTimestamp) -> Timespec {
+    Timespec { tv_sec: stamp.tv_sec, tv_nsec: stamp.tv_nsec.into() }
+}
+
+/// The file itself, of whatever kind, a symbolic link not followed.
+fn open_path(parent: BorrowedFd<'_>, name: &CStr) -> linux::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat2(parent, name, flags, Mode::empty(), WITHIN).map_err(at("open", name))
+}
+
+/// The name by which calls that know no descriptors reach a descriptor's file,
+/// even a symbolic link (proc(5)).
+fn by_descriptor(file: BorrowedFd<'_>) -> CString {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    CString::new(path).expect("digits hold no zero byte")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,359 @@
+//! What the driver asks of a daemon that serves: one connection to the control
+//! socket in the volume's dial directory, a request and a reply a packet
+//! (proto/proto/hawser/control/v1/control.proto).
+//!
+//! Every wait ends: a daemon that is stopped is [`Error::Silent`] within
+//! [`limits::CONTROL`]. A daemon is not trusted: one packet of limited size is read for
+//! each request, its descriptors are never taken, and its words are cut short.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use linux::fd_passing::PacketSocket;
+use nix::errno::Errno;
+use prost::Message;
+use proto::control::{GetUsage, Ping, Quiesce, Reply, Request, Resume, SetCapacity, Usage, reply, request};
+
+use crate::daemon::dial::DialDir;
+use crate::daemon::notes::Noted;
+use crate::daemon::words::foreign;
+use crate::error::{Error, Result};
+use crate::model::ids::VolumeId;
+use crate::model::limits;
+use crate::model::records::Timestamp;
+
+/// By one look: a thread each.
+const MOST_ASKED_AT_ONCE: usize = 256;
+
+/// A connection to one volume's daemon.
+#[derive(Debug)]
+pub(crate) struct Control {
+    socket: PacketSocket,
+    volume_id: VolumeId,
+    limit: Duration,
+}
+
+impl Control {
+    /// `limit` holds for the dialling and for each request.
+    pub(crate) fn connect(dial: &DialDir, volume_id: &VolumeId, limit: Duration) -> Result<Self> {
+        let socket = PacketSocket::connect_within(&dial.control_socket(), limit)
+            .map_err(|e| unreachable(volume_id, "the dial", limit, e))?;
+        Ok(Self { socket, volume_id: volume_id.clone(), limit })
+    }
+
+    /// Whether it answers at all.
+    pub(crate) fn ping(&self) -> Result<()> {
+        match self.ask("Ping", request::Kind::Ping(Ping {}))? {
+            reply::Kind::Pong(_) => Ok(()),
+            other => Err(self.unexpected("Ping", &other)),
+        }
+    }
+
+    pub(crate) fn usage(&self) -> Result<Usage> {
+        match self.ask("GetUsage", request::Kind::GetUsage(GetUsage {}))? {
+            reply::Kind::Usage(usage) => Ok(usage),
+            other => Err(self.unexpected("GetUsage", &other)),
+        }
+    }
+
+    /// Grows the volume; the size that it has already is a success.
+    pub(crate) fn set_capacity(&self, capacity_bytes: u64, inode_limit: u64) -> Result<()> {
+        let wanted = SetCapacity { capacity_bytes, inode_limit };
+        match self.ask("SetCapacity", request::Kind::SetCapacity(wanted))? {
+            reply::Kind::Done(_) => Ok(()),
+            other => Err(self.unexpected("SetCapacity", &other)),
+        }
+    }
+
+    /// Stops all changes of the volume until [`Quiesced::resume`], the drop of what
+    /// is returned, or the end of `lease` (ms resolution).
+    pub(crate) fn quiesce(self, lease: Duration, noted: Noted) -> Result<Quiesced> {
+        let quiesced = self.hold(lease)?;
+        let (used_bytes, used_inodes) = (quiesced.used_bytes, quiesced.used_inodes);
+        let since = Instant::now();
+        Ok(Quiesced { at: Timestamp::now(), since, used_bytes, used_inodes, control: self, _noted: noted })
+    }
+
+    fn hold(&self, lease: Duration) -> Result<proto::control::Quiesced> {
+        let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+        match self.ask("Quiesce", request::Kind::Quiesce(Quiesce { lease_ms }))? {
+            reply::Kind::Quiesced(quiesced) => Ok(quiesced),
+            other => Err(self.unexpected("Quiesce", &other)),
+        }
+    }
+
+    /// `what` is the request's name.
+    pub(crate) fn ask(&self, what: &'static str, kind: request::Kind) -> Result<reply::Kind> {
+        let request = Request { kind: Some(kind) };
+        let failed = |e| unreachable(&self.volume_id, what, self.limit, e);
+        self.socket.send(&request.encode_to_vec(), &[]).map_err(failed)?;
+        let lost = || Error::ControlLost { volume_id: self.volume_id.clone(), what };
+        let packet = self.socket.receive().map_err(failed)?.ok_or_else(lost)?;
+        let reply = Reply::decode(&*packet).map_err(|e| self.refused(what, format!("no Reply: {e}")))?;
+        match reply.kind {
+            Some(reply::Kind::Refused(refused)) => Err(self.refused(what, foreign(&refused.reason))),
+            Some(kind) => Ok(kind),
+            None => Err(self.refused(what, "a Reply of no kind".to_owned())),
+        }
+    }
+
+    pub(crate) fn unexpected(&self, what: &'static str, reply: &reply::Kind) -> Error {
+        self.refused(what, format!("answered by {reply:?}"))
+    }
+
+    fn refused(&self, what: &'static str, reason: String) -> Error {
+        Error::ControlRefused { volume_id: self.volume_id.clone(), what, reason }
+    }
+}
+
+/// The volumes whose daemons live and answer no Ping: stopped, or stuck. All are
+/// asked at once, so that none waits for another's silence.
+pub(crate) fn silent<'a>(
+    run_dir: &Path,
+    volumes: impl IntoIterator<Item = &'a VolumeId>,
+) -> BTreeSet<VolumeId> {
+    let is_silent = |volume_id: &VolumeId| {
+        let control = Control::connect(&DialDir::of(run_dir, volume_id), volume_id, limits::STATISTICS);
+        matches!(control.and_then(|control| control.ping()), Err(Error::Silent { .. }))
+    };
+    let volumes: Vec<&VolumeId> = volumes.into_iter().collect();
+    let mut silent = BTreeSet::new();
+    for some in volumes.chunks(MOST_ASKED_AT_ONCE) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = some.iter().map(|id| (id, scope.spawn(|| is_silent(id)))).collect();
+            // A panic has said so itself.
+            let found = asked.into_iter().filter_map(|(&id, asked)| asked.join().ok()?.then(|| id.clone()));
+            silent.extend(found);
+        });
+    }
+    silent
+}
+
+fn unreachable(volume_id: &VolumeId, what: &'static str, limit: Duration, error: linux::Error) -> Error {
+    let volume_id = volume_id.clone();
+    match error.errno() {
+        Errno::ENOENT => Error::NoControl { volume_id, what: "that" },
+        // ECONNREFUSED: nobody holds the listener any more.
+        Errno::ECONNREFUSED | Errno::EPIPE | Errno::ECONNRESET => Error::ControlLost { volume_id, what },
+        Errno::EAGAIN => Error::Silent { volume_id, what, limit },
+        _ => Error::Kernel { step: "speak with daemon", source: error },
+    }
+}
+
+/// A volume that nothing changes, as long as this lives and its lease lasts.
+#[derive(Debug)]
+pub(crate) struct Quiesced {
+    control: Control,
+    /// What the volume holds, from now on.
+    pub(crate) used_bytes: u64,
+    pub(crate) used_inodes: u64,
+    /// When the last change had ended.
+    pub(crate) at: Timestamp,
+    since: Instant,
+    /// Meanwhile its daemon may answer no request.
+    _noted: Noted,
+}
+
+/// The pause, once it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Paused {
+    /// False: the lease ended first, and the volume may have changed meanwhile.
+    pub(crate) held: bool,
+    pub(crate) paused: Duration,
+}
+
+impl Quiesced {
+    /// The lease begins again.
+    pub(crate) fn renew(&self, lease: Duration) -> Result<()> {
+        self.control.hold(lease).map(drop)
+    }
+
+    pub(crate) fn resume(self) -> Result<Paused> {
+        match self.control.ask("Resume", request::Kind::Resume(Resume {}))? {
+            reply::Kind::Resumed(resumed) => {
+                // However long it says: it began before our clock did, by no more than a wait.
+                let most = self.since.elapsed() + self.control.limit;
+                let paused = Duration::from_micros(resumed.paused_us).min(most);
+                Ok(Paused { held: resumed.held, paused })
+            }
+            other => Err(self.control.unexpected("Resume", &other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux::fd_passing::PacketListener;
+    use proto::control::{Done, Pong, Refused, Resumed};
+    use std::thread;
+
+    const LIMIT: Duration = Duration::from_millis(200);
+
+    struct Scene {
+        dir: tempfile::TempDir,
+        volume_id: VolumeId,
+        listener: PacketListener,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+            let dial = DialDir::of(dir.path(), &volume_id);
+            std::fs::create_dir(dial.path()).unwrap();
+            let listener = PacketListener::bind(&dial.control_socket()).unwrap();
+            Self { dir, volume_id, listener }
+        }
+
+        fn connect(&self) -> Result<Control> {
+            Control::connect(&DialDir::of(self.dir.path(), &self.volume_id), &self.volume_id, LIMIT)
+        }
+
+        /// One connection, each request answered by the next of `replies`, then closed;
+        /// what was asked.
+        fn answer(&self, replies: Vec<reply::Kind>) -> thread::JoinHandle<Vec<request::Kind>> {
+            let socket = self.listener.accept().unwrap();
+            thread::spawn(move || {
+                let mut asked = Vec::new();
+                for kind in replies {
+                    let packet = socket.receive().unwrap().unwrap();
+                    asked.push(Request::decode(&*packet).unwrap().kind.unwrap());
+                    socket.send(&Reply { kind: Some(kind) }.encode_to_vec(), &[]).unwrap();
+                }
+                asked
+            })
+        }
+    }
+
+    #[test]
+    fn a_pause_is_renewed_and_its_length_told() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
+        let daemon = scene.answer(vec![
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Resumed(Resumed { held: true, paused_us: 1500 }),
+        ]);
+        let noted =
+            std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
+        let pause = control.quiesce(Duration::from_secs(30), noted).unwrap();
+        assert_eq!(pause.used_bytes, 2);
+        pause.renew(Duration::from_secs(15)).unwrap();
+        assert_eq!(pause.resume().unwrap(), Paused { held: true, paused: Duration::from_micros(1500) });
+        let hold = |lease_ms| request::Kind::Quiesce(Quiesce { lease_ms });
+        let asked = daemon.join().unwrap();
+        assert_eq!(asked, [hold(30_000), hold(15_000), request::Kind::Resume(Resume {})]);
+    }
+
+    #[test]
+    fn a_pause_was_no_longer_than_the_driver_waited() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
+        let daemon = scene.answer(vec![
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Resumed(Resumed { held: true, paused_us: u64::MAX }),
+        ]);
+        let noted =
+            std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
+        let paused = control.quiesce(Duration::from_secs(30), noted).unwrap().resume().unwrap().paused;
+        assert!(paused < Duration::from_secs(10), "{paused:?}");
+        daemon.join().unwrap();
+    }
+
+    /// A daemon that was taken over passes /dev/fuse along, to keep its mount alive when
+    /// it is killed.
+    #[test]
+    fn descriptors_of_a_daemon_are_closed_and_its_reply_is_an_error() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let daemon = scene.listener.accept().unwrap();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let pong = Reply { kind: Some(reply::Kind::Pong(Pong {})) }.encode_to_vec();
+        for _ in 0..100 {
+            daemon.send(&pong, &[std::os::fd::AsFd::as_fd(&writer); 16]).unwrap();
+            let err = control.ping().unwrap_err();
+            let text = crate::error::chain(&err);
+            assert!(text.contains("descriptors in a packet that may carry none"), "{text}");
+        }
+        drop(writer);
+        // At once: no copy is open in this process, which is driver and daemon here.
+        assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_daemon_that_never_stops_sending_costs_one_packet_a_request() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let daemon = scene.listener.accept().unwrap();
+        daemon.set_timeout(LIMIT).unwrap();
+        let flood = thread::spawn(move || {
+            let mut sent = 0_u32;
+            while daemon.send(&[0xff; 1000], &[]).is_ok() {
+                sent += 1;
+            }
+            sent
+        });
+        for _ in 0..3 {
+            let err = control.usage().unwrap_err();
+            assert!(err.to_string().contains("refused GetUsage: no Reply"), "{err}");
+        }
+        // The rest waits in the socket, which is bounded, until the connection is closed.
+        drop(control);
+        assert!(flood.join().unwrap() < 10_000);
+    }
+
+    #[test]
+    fn a_daemon_that_sends_a_byte_now_and_then_is_refused_or_silent() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let daemon = scene.listener.accept().unwrap();
+        daemon.send(&[0x0a], &[]).unwrap();
+        let err = control.ping().unwrap_err();
+        assert!(matches!(err, Error::ControlRefused { what: "Ping", .. }), "{err}");
+        let begun = std::time::Instant::now();
+        let err = control.ping().unwrap_err();
+        assert!(matches!(err, Error::Silent { .. }) && begun.elapsed() < 10 * LIMIT, "{err}");
+        let refused = reply::Kind::Refused(Refused { reason: "x".repeat(60_000) });
+        daemon.send(&Reply { kind: Some(refused) }.encode_to_vec(), &[]).unwrap();
+        assert!(control.ping().unwrap_err().to_string().len() < 1000);
+        daemon.send(&[0; 100_000], &[]).unwrap();
+        let err = control.ping().unwrap_err();
+        assert!(crate::error::chain(&err).contains("of more than 65536 bytes"), "{err}");
+    }
+
+    #[test]
+    fn what_goes_wrong_is_told_apart() {
+        let scene = Scene::new();
+        let silent = scene.connect().unwrap();
+        let err = silent.ping().unwrap_err();
+        assert!(matches!(err, Error::Silent { what: "Ping", limit: LIMIT, .. }), "{err}");
+        drop(scene.listener.accept().unwrap());
+        let err = silent.usage().unwrap_err();
+        assert!(matches!(err, Error::ControlLost { what: "GetUsage", .. }), "{err}");
+
+        let control = scene.connect().unwrap();
+        let refused = reply::Kind::Refused(Refused { reason: "cannot shrink".into() });
+        let daemon = scene.answer(vec![refused, reply::Kind::Pong(Pong {}), reply::Kind::Done(Done {})]);
+        let err = control.set_capacity(1, 1024).unwrap_err();
+        assert!(err.to_string().ends_with("refused SetCapacity: cannot shrink"), "{err}");
+        let err = control.set_capacity(1, 1024).unwrap_err();
+        assert!(matches!(err, Error::ControlRefused { .. }), "another kind of reply: {err}");
+        control.set_capacity(1, 1024).unwrap();
+        daemon.join().unwrap();
+
+        let Scene { dir, volume_id, listener } = scene;
+        drop(listener);
+        let dial = DialDir::of(dir.path(), &volume_id);
+        // A child that another test has just forked holds a copy of the listener until it execs.
+        let mut connects = std::iter::repeat_with(|| Control::connect(&dial, &volume_id, LIMIT)).take(10_000);
+        let err = connects.find_map(Result::err).expect("the listener is closed");
+        assert!(matches!(err, Error::ControlLost { .. }), "{err}");
+        std::fs::remove_file(dial.control_socket()).unwrap();
+        let err = Control::connect(&dial, &volume_id, LIMIT).unwrap_err();
+        assert!(matches!(err, Error::NoControl { .. }), "{err}");
+    }
+}

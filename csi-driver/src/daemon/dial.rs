@@ -1,0 +1,184 @@
+//! Where a volume's daemon dials in: one private directory a volume, with the
+//! socket for that, the sockets that the daemon listens on afterwards, and its
+//! log where the driver starts it itself.
+//!
+//! The pod of a static manifest sees this directory and nothing else of the host.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use linux::fd_passing::PacketListener;
+
+use crate::daemon::words::foreign;
+use crate::kernel::private_dir::private_dir_all;
+use crate::model::ids::VolumeId;
+
+const SOCKET: &str = "dial.sock";
+const CONTROL: &str = "ctl.sock";
+const METRICS: &str = "prom.sock";
+const LOG: &str = "daemon.log";
+const OLDER_LOG: &str = "daemon.log.1";
+const LOG_FIFO: &str = "daemon.fifo";
+/// Of a line that is longer the end is shown.
+const MAX_LAST_LINE_BYTES: u64 = 4096;
+#[derive(Debug, Clone)]
+pub(crate) struct DialDir {
+    path: PathBuf,
+}
+
+impl DialDir {
+    pub(crate) fn of(run_dir: &Path, volume_id: &VolumeId) -> Self {
+        Self { path: run_dir.join(volume_id.key()) }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path.join(SOCKET)
+    }
+
+    /// Where the daemon takes requests of the driver, once it serves.
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.path.join(CONTROL)
+    }
+
+    /// Where the daemon shows its metrics, once it serves.
+    pub(crate) fn metrics_socket(&self) -> PathBuf {
+        self.path.join(METRICS)
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.path.join(LOG)
+    }
+
+    /// What the log was before it became too large.
+    pub(crate) fn older_log(&self) -> PathBuf {
+        self.path.join(OLDER_LOG)
+    }
+
+    /// Where a daemon that the driver starts itself writes its log.
+    pub(crate) fn log_fifo(&self) -> PathBuf {
+        self.path.join(LOG_FIFO)
+    }
+
+    /// A directory with nothing but listening sockets; what an earlier stage left is removed.
+    pub(crate) fn listen(&self) -> linux::Result<DialSockets> {
+        self.remove()?;
+        private_dir_all(&self.path)?;
+        let metrics = self.metrics_socket();
+        Ok(DialSockets {
+            dial: DialListener { listener: PacketListener::bind(&self.socket())? },
+            control: PacketListener::bind(&self.control_socket())?.into(),
+            metrics: UnixListener::bind(&metrics).map_err(|e| linux::Error::at("bind", &metrics, e))?.into(),
+        })
+    }
+
+    /// Its absence is a success.
+    pub(crate) fn remove(&self) -> linux::Result<()> {
+        linux::tree::remove(&self.path)
+    }
+
+    /// The last line in the log. However long that is, only the end is read.
+    pub(crate) fn last_log_line(&self) -> Option<String> {
+        let mut log = File::open(self.log()).ok()?;
+        let begin = log.metadata().ok()?.len().saturating_sub(MAX_LAST_LINE_BYTES);
+        log.seek(SeekFrom::Start(begin)).ok()?;
+        let mut end = Vec::new();
+        log.take(MAX_LAST_LINE_BYTES).read_to_end(&mut end).ok()?;
+        let text = String::from_utf8_lossy(&end);
+        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(foreign)
+    }
+}
+
+/// What a volume's sockets are before the hand-over: all of them the driver's.
+#[derive(Debug)]
+pub(crate) struct DialSockets {
+    pub(crate) dial: DialListener,
+    /// Listening, for the daemon to accept on. As long as anybody else holds a copy,
+    /// a dead daemon's callers wait instead of being refused.
+    pub(crate) control: OwnedFd,
+    pub(crate) metrics: OwnedFd,
+}
+
+/// Listens for one hand-over; nobody can dial after it is dropped.
+#[derive(Debug)]
+pub(crate) struct DialListener {
+    listener: PacketListener,
+}
+
+impl DialListener {
+    pub(crate) fn accept(&self) -> linux::Result<linux::fd_passing::PacketSocket> {
+        self.listener.accept()
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.listener.path()
+    }
+}
+
+impl AsFd for DialListener {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for DialListener {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(self.listener.path())
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.listener.path().display(), %error, "remove dial socket");
+        }
+    }
+}
+
+/// The volumes that have a directory in `run_dir`.
+pub(crate) fn list(run_dir: &Path) -> linux::Result<Vec<VolumeId>> {
+    let listed = |e| linux::Error::at("list", run_dir, e);
+    let mut volumes = Vec::new();
+    let entries = match std::fs::read_dir(run_dir) {
+        // As on every node between a reboot and the driver's start.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(volumes),
+        entries => entries.map_err(listed)?,
+    };
+    for entry in entries {
+        volumes.extend(entry.map_err(listed)?.file_name().to_str().and_then(VolumeId::from_key));
+    }
+    Ok(volumes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::limits::MAX_RUN_DIR_BYTES;
+
+    #[test]
+    fn the_longest_run_directory_can_be_listened_in_and_one_more_byte_cannot() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let base = dir.path().to_str().unwrap().len() + 1;
+        let longest = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base));
+        let sockets = DialDir::of(&longest, &id).listen().unwrap();
+        assert_eq!(list(&longest).unwrap(), std::slice::from_ref(&id));
+        drop(sockets);
+        assert!(!DialDir::of(&longest, &id).socket().exists());
+        let too_long = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base + 1));
+        assert_eq!(DialDir::of(&too_long, &id).listen().unwrap_err().op, "bind");
+    }
+
+    #[test]
+    fn the_last_words_are_the_last_line_with_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let dial = DialDir::of(dir.path(), &id);
+        assert_eq!(dial.last_log_line(), None);
+        std::fs::create_dir(dial.path()).unwrap();
+        std::fs::write(dial.log(), "one\ntwo \n\n").unwrap();
+        assert_eq!(dial.last_log_line().as_deref(), Some("two"));
+    }
+}

@@ -1,0 +1,349 @@
+//! The driver's side of the hand-over: who dials in, and what it gets
+//! (proto/proto/hawser/handover/v1/handover.proto).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use linux::fd_passing::{PacketSocket, PeerCredentials};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags};
+use prost::Message;
+use proto::handover::{Answer, Assignment, Hello, answer};
+
+use crate::daemon::dial::DialListener;
+use crate::daemon::process;
+use crate::daemon::waits::Wait;
+use crate::daemon::words::foreign;
+use crate::error::{Error, Result, Step};
+use crate::model::ids::VolumeId;
+use crate::model::launch::ProcessId;
+use crate::model::limits;
+
+const VERSION: u32 = 2;
+/// A time-out of zero would be none at all (socket(7), SO_RCVTIMEO).
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Everything one daemon gets, and what it must know to get it.
+#[derive(Debug)]
+pub(crate) struct Offer<'a> {
+    pub volume_id: &'a VolumeId,
+    pub nonce: &'a str,
+    /// Who is waited for, as the launcher describes it.
+    pub launch: &'a str,
+    /// The only process that may have it, where the launcher knows.
+    pub process: Option<ProcessId>,
+    pub assignment: Assignment,
+    pub fuse_device: BorrowedFd<'a>,
+    /// A detached mount of the volume's directory.
+    pub tree: BorrowedFd<'a>,
+    /// Listens for the driver's requests (control.proto).
+    pub control: BorrowedFd<'a>,
+    /// Listens for readers of the daemon's metrics.
+    pub metrics: BorrowedFd<'a>,
+    /// Where the daemon keeps what the volume holds, from one life to the next.
+    pub usage: BorrowedFd<'a>,
+}
+
+/// The daemon that serves the volume from now on.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub daemon: ProcessId,
+    /// Becomes readable when it ends.
+    pub pidfd: OwnedFd,
+    pub max_write_bytes: u32,
+}
+
+/// Waits up to `patience` for the daemon to dial in, and returns when it serves.
+/// Whoever else dials is turned away and does not end the wait.
+pub(crate) fn hand_over(
+    listener: &DialListener,
+    offer: &Offer<'_>,
+    patience: Duration,
+    wait: &Wait<'_>,
+) -> Result<Served> {
+    let deadline = Instant::now() + patience;
+    let started = offer.process.map(ProcessId::open).transpose().step("watch daemon")?;
+    let mut turned_away: u64 = 0;
+    loop {
+        wait_for_dial(listener, offer, started.as_ref(), (deadline, patience), wait)?;
+        let socket = listener.accept().step("hand over")?;
+        let peer = socket.peer().step("hand over")?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        match greet(&socket, peer, offer, limits::HELLO.min(left.max(SHORTEST))) {
+            Ok(()) => return serve(&socket, peer, offer),
+            Err(reason) => {
+                turned_away += 1;
+                // Of a flood, a few lines.
+                if turned_away.is_power_of_two() {
+                    tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, turned_away, "turned a dialler away");
+                }
+            }
+        }
+    }
+}
+
+/// `started`: the process, if it is known; within, its pidfd unless it has ended already.
+fn wait_for_dial(
+    listener: &DialListener,
+    offer: &Offer<'_>,
+    started: Option<&Option<OwnedFd>>,
+    (deadline, patience): (Instant, Duration),
+    wait: &Wait<'_>,
+) -> Result<()> {
+    let ended = || Error::DaemonEnded {
+        volume_id: offer.volume_id.clone(),
+        launch: offer.launch.to_owned(),
+        log: None,
+    };
+    let mut fds =
+        vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(wait.as_fd(), PollFlags::POLLIN)];
+    match started {
+        Some(None) => return Err(ended()),
+        Some(Some(pidfd)) => fds.push(PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)),
+        None => {}
+    }
+    let left = deadline.saturating_duration_since(Instant::now());
+    if process::poll(&mut fds, left).step("wait for daemon")? == 0 {
+        let (socket, launch) = (listener.path().to_owned(), offer.launch.to_owned());
+        return Err(Error::NobodyDialled { socket, waited: patience, launch });
+    }
+    match (fds[0].any(), fds[1].any()) {
+        (_, Some(true)) => Err(wait.error()),
+        (Some(true), _) => Ok(()),
+        (Some(false) | None, _) => Err(ended()),
+    }
+}
+
+/// Whether this is the daemon: root, the process that was started, and with the nonce.
+fn greet(
+    socket: &PacketSocket,
+    peer: PeerCredentials,
+    offer: &Offer<'_>,
+    limit: Duration,
+) -> std::result::Result<(), String> {
+    if peer.uid != 0 {
+        return Err(format!("uid {}, not 0", peer.uid));
+    }
+    if let Some(process) = offer.process.filter(|process| process.pid != peer.pid) {
+        return Err(format!("pid {}, not {}", peer.pid, process.pid));
+    }
+    let packet = socket.set_timeout(limit).and_then(|()| socket.receive());
+    let packet = packet.map_err(|e| crate::error::chain(&e))?;
+    let packet = packet.ok_or("closed without a Hello")?;
+    let hello = Hello::decode(&*packet).map_err(|e| format!("no Hello: {e}"))?;
+    if hello.version != VERSION {
+        return Err(format!("protocol version {}, not {VERSION}", hello.version));
+    }
+    if hello.nonce != offer.nonce {
+        return Err("another launch's nonce".to_owned());
+    }
+    Ok(())
+}
+
+fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Result<Served> {
+    let refused =
+        |reason: &str| Error::HandOver { volume_id: offer.volume_id.clone(), reason: reason.to_owned() };
+    let ended = || Error::DaemonEnded {
+        volume_id: offer.volume_id.clone(),
+        launch: offer.launch.to_owned(),
+        log: None,
+    };
+    // The connection's owner is the process that dialled, whoever has its pid by now.
+    let pidfd = linux::peer_process::peer_pidfd(socket).step("watch daemon")?.ok_or_else(ended)?;
+    let daemon = ProcessId::of(peer.pid).step("watch daemon")?.ok_or_else(ended)?;
+    socket.set_timeout(limits::ANSWER).step("hand over")?;
+    let descriptors = [offer.fuse_device, offer.tree, offer.control, offer.metrics, offer.usage];
+    match socket.send(&offer.assignment.encode_to_vec(), &descriptors) {
+        Err(e) if e.errno() == Errno::EPIPE => return Err(ended()),
+        sent => sent.step("hand over")?,
+    }
+    let packet = match socket.receive() {
+        Ok(Some(packet)) => packet,
+        Ok(None) => return Err(ended()),
+        Err(e) if e.errno() == Errno::ECONNRESET => return Err(ended()),
+        Err(e) if e.errno() == Errno::EAGAIN => {
+            let what = format!("the answer of the daemon of volume {}", offer.volume_id);
+            return Err(Error::Deadline { what, limit: limits::ANSWER });
+        }
+        Err(e) => return Err(e).step("hand over"),
+    };
+    match Answer::decode(&*packet).map_err(|e| refused(&format!("no Answer: {e}")))?.result {
+        Some(answer::Result::Ready(ready)) => {
+            Ok(Served { daemon, pidfd, max_write_bytes: ready.max_write_bytes })
+        }
+        Some(answer::Result::Failed(failed)) => {
+            let reason = foreign(&failed.reason);
+            Err(Error::DaemonRefused { volume_id: offer.volume_id.clone(), reason })
+        }
+        None => Err(refused("an Answer without a result")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::dial::{DialDir, DialSockets};
+    use crate::daemon::waits::Waits;
+    use std::thread;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    struct Scene {
+        dir: tempfile::TempDir,
+        volume_id: VolumeId,
+        sockets: DialSockets,
+        file: std::fs::File,
+        waits: Waits,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+            let sockets = DialDir::of(dir.path(), &volume_id).listen().unwrap();
+            Self { dir, volume_id, sockets, file: tempfile::tempfile().unwrap(), waits: Waits::default() }
+        }
+
+        fn offer(&self, process: Option<ProcessId>) -> Offer<'_> {
+            Offer {
+                volume_id: &self.volume_id,
+                nonce: "right",
+                launch: "pod ns/p with image i",
+                process,
+                assignment: Assignment { volume_name: "v".into(), ..Default::default() },
+                fuse_device: self.file.as_fd(),
+                tree: self.file.as_fd(),
+                control: self.sockets.control.as_fd(),
+                metrics: self.sockets.metrics.as_fd(),
+                usage: self.file.as_fd(),
+            }
+        }
+
+        fn hand_over(&self, offer: &Offer<'_>, patience: Duration) -> Result<Served> {
+            hand_over(&self.sockets.dial, offer, patience, &self.waits.begin(&self.volume_id).unwrap())
+        }
+
+        /// Dials as a daemon would, in a thread; its Answer if it gets an Assignment.
+        fn dial(&self, nonce: &'static str, result: Option<answer::Result>) -> thread::JoinHandle<usize> {
+            let socket = DialDir::of(self.dir.path(), &self.volume_id).socket();
+            thread::spawn(move || {
+                let socket = PacketSocket::connect(&socket).unwrap();
+                let hello = Hello { version: VERSION, nonce: nonce.into() };
+                if socket.send(&hello.encode_to_vec(), &[]).is_err() {
+                    return 0;
+                }
+                let Ok(Some((packet, fds))) = socket.receive_with_fds::<5>() else { return 0 };
+                assert_eq!(Assignment::decode(&*packet).unwrap().volume_name, "v");
+                socket.send(&Answer { result }.encode_to_vec(), &[]).unwrap();
+                fds.len()
+            })
+        }
+    }
+
+    fn ready() -> Option<answer::Result> {
+        Some(answer::Result::Ready(proto::handover::Ready { max_write_bytes: 4096 }))
+    }
+
+    #[test]
+    fn the_daemon_gets_five_descriptors_and_the_driver_its_process() {
+        let scene = Scene::new();
+        let daemon = scene.dial("right", ready());
+        let served = scene.hand_over(&scene.offer(None), PATIENCE).unwrap();
+        assert_eq!(served.daemon.pid, std::process::id().cast_signed());
+        assert_eq!(served.max_write_bytes, 4096);
+        assert_eq!(daemon.join().unwrap(), 5);
+    }
+
+    #[test]
+    fn a_dialler_with_another_nonce_is_turned_away_and_the_right_one_served() {
+        let scene = Scene::new();
+        let wrong = scene.dial("wrong", ready());
+        let waiting = thread::scope(|scope| {
+            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
+            assert_eq!(wrong.join().unwrap(), 0, "nothing is given to it");
+            let right = scene.dial("right", ready());
+            assert_eq!(right.join().unwrap(), 5);
+            driver.join().unwrap()
+        });
+        assert_eq!(waiting.unwrap().max_write_bytes, 4096);
+    }
+
+    #[test]
+    fn diallers_that_say_nothing_do_not_lengthen_the_wait() {
+        let scene = Scene::new();
+        let socket = DialDir::of(scene.dir.path(), &scene.volume_id).socket();
+        let _silent: Vec<_> = (0..8).map(|_| PacketSocket::connect(&socket).unwrap()).collect();
+        let begun = Instant::now();
+        let err = scene.hand_over(&scene.offer(None), Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn descriptors_in_a_hello_or_an_answer_are_closed_and_refused() {
+        let scene = Scene::new();
+        let socket = DialDir::of(scene.dir.path(), &scene.volume_id).socket();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let hello = Hello { version: VERSION, nonce: "right".into() }.encode_to_vec();
+        let answer = Answer { result: ready() }.encode_to_vec();
+        let daemon = thread::spawn(move || {
+            let turned_away = PacketSocket::connect(&socket).unwrap();
+            turned_away.send(&hello, &[writer.as_fd()]).unwrap();
+            let served = PacketSocket::connect(&socket).unwrap();
+            served.send(&hello, &[]).unwrap();
+            served.receive_with_fds::<5>().unwrap().unwrap();
+            served.send(&answer, &[writer.as_fd()]).unwrap();
+            (turned_away, served)
+        });
+        let err = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err();
+        let text = crate::error::chain(&err);
+        assert!(text.starts_with("hand over: receive packet descriptors in a packet"), "{text}");
+        drop(daemon.join().unwrap());
+        assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0, "no copy is open");
+    }
+
+    #[test]
+    fn another_process_than_the_one_started_gets_nothing() {
+        let scene = Scene::new();
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let process = ProcessId::of(child.id().cast_signed()).unwrap().unwrap();
+        let other = scene.dial("right", ready());
+        let offer = scene.offer(Some(process));
+        let err = scene.hand_over(&offer, Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
+        assert!(err.to_string().ends_with(" within 0 s: waited for pod ns/p with image i"), "{err}");
+        assert_eq!(other.join().unwrap(), 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_wait_that_is_abandoned_ends_at_once() {
+        let scene = Scene::new();
+        let err = thread::scope(|scope| {
+            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
+            while !driver.is_finished() {
+                scene.waits.abandon(&scene.volume_id);
+                thread::yield_now();
+            }
+            driver.join().unwrap().unwrap_err()
+        });
+        assert!(matches!(err, Error::Abandoned { .. }), "{err}");
+    }
+
+    #[test]
+    fn a_daemon_that_ends_or_refuses_is_known_at_once() {
+        let scene = Scene::new();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let process = ProcessId::of(child.id().cast_signed()).unwrap();
+        let err = scene.hand_over(&scene.offer(process), PATIENCE).unwrap_err();
+        assert!(matches!(err, Error::DaemonEnded { .. }), "{err}");
+        child.wait().unwrap();
+
+        let failed = answer::Result::Failed(proto::handover::Failed { reason: "no INIT".into() });
+        let daemon = scene.dial("right", Some(failed));
+        let err = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err();
+        assert!(err.to_string().ends_with("refused to serve: no INIT"), "{err}");
+        daemon.join().unwrap();
+    }
+}

@@ -1,0 +1,82 @@
+//! The control groups of daemons that the driver starts itself: one a volume, with the limits
+//! that a mount pod would have.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use linux::cgroup::{Cgroup, Hierarchies, Limits};
+
+use crate::model::ids::VolumeId;
+use crate::model::settings::LaunchSettings;
+
+/// Its daemon has as many event loops as its class asks for, at most 64, and a few threads more.
+const MAX_TASKS: i64 = 128;
+/// The kernel's default, in microseconds.
+const CPU_PERIOD: u64 = 100_000;
+/// For processes of the group that is to go; its daemon has ended before.
+const END: Duration = Duration::from_secs(5);
+
+/// Below which the groups of all volumes are.
+#[derive(Debug, Clone)]
+pub(crate) struct GroupParent(PathBuf);
+
+impl GroupParent {
+    /// `path` counts from the root of each hierarchy.
+    pub(crate) fn new(path: &Path) -> Self {
+        Self(path.to_path_buf())
+    }
+
+    fn of(&self, volume_id: &VolumeId) -> PathBuf {
+        self.0.join(volume_id.key())
+    }
+
+    /// The volume's group, with its limits; one that is there is used again.
+    pub(super) fn make(&self, volume_id: &VolumeId, limits: &Limits) -> linux::Result<Cgroup> {
+        let (group, unmet) = Hierarchies::detect()?.create(&self.of(volume_id), limits)?;
+        for limit in unmet {
+            tracing::warn!(%volume_id, limit, "the daemon runs without this limit");
+        }
+        Ok(group)
+    }
+
+    /// Its absence is a success. What the daemon left in it is killed.
+    pub(super) fn remove(&self, volume_id: &VolumeId) -> linux::Result<()> {
+        Cgroup::find(&Hierarchies::detect()?, &self.of(volume_id)).end(END)
+    }
+}
+
+/// Those of the class, else those that a mount pod has by default.
+pub(super) fn limits(settings: &LaunchSettings, default_memory_bytes: u64) -> Limits {
+    let memory = settings.resources.memory_limit_bytes().unwrap_or(default_memory_bytes);
+    let cpu_quota = settings.resources.cpu_limit_thousandths().map(|thousandths| {
+        let quota = thousandths.saturating_mul(CPU_PERIOD) / 1000;
+        i64::try_from(quota).unwrap_or(i64::MAX)
+    });
+    Limits {
+        memory_bytes: Some(i64::try_from(memory).unwrap_or(i64::MAX)),
+        cpu_quota,
+        cpu_period: cpu_quota.map(|_| CPU_PERIOD),
+        pids: Some(MAX_TASKS),
+        ..Limits::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::parameters::Resources;
+
+    #[test]
+    fn the_class_limits_the_group_and_without_it_the_default_does() {
+        let mut settings = LaunchSettings::default();
+        let default = limits(&settings, 512 << 20);
+        assert_eq!((default.memory_bytes, default.cpu_quota), (Some(512 << 20), None));
+        settings.resources = Resources {
+            memory_limit: Some("64Mi".into()),
+            cpu_limit: Some("250m".into()),
+            ..Resources::default()
+        };
+        let given = limits(&settings, 512 << 20);
+        assert_eq!((given.memory_bytes, given.cpu_quota), (Some(64 << 20), Some(25_000)));
+    }
+}

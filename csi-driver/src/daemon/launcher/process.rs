@@ -1,0 +1,205 @@
+//! Daemons as child processes of the driver, which outlive it: each in a PID namespace, a
+//! process group and a control group of its own, found again by what it was started with.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use linux::cgroup::Cgroup;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
+use super::daemon_log::DaemonLogs;
+use super::group::{self, GroupParent};
+use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
+use crate::daemon::dial::DialDir;
+use crate::model::ids::VolumeId;
+use crate::model::launch::ProcessId;
+
+const NONCE_VARIABLE: &str = "HAWSER_NONCE";
+/// `hawser-volume serve --confine --socket PATH --log-level LEVEL`.
+const ARGUMENTS: [&str; 3] = ["serve", "--confine", "--socket"];
+
+#[derive(Debug)]
+pub(crate) struct ProcessLauncher {
+    pub volume_binary: PathBuf,
+    pub run_dir: PathBuf,
+    pub logs: DaemonLogs,
+    /// `None`: daemons stay in the driver's control group, without limits.
+    pub groups: Option<GroupParent>,
+    pub patience: Duration,
+}
+
+impl Launcher for ProcessLauncher {
+    fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
+        let dial = DialDir::of(&self.run_dir, spec.volume_id);
+        let log = self.logs.start(spec.volume_id)?;
+        let log_too = log.try_clone().map_err(|e| linux::Error::at("duplicate", &dial.log_fifo(), e))?;
+        let group = self.group(spec)?;
+        let mut command = tokio::process::Command::new(&self.volume_binary);
+        command
+            .args(ARGUMENTS)
+            .arg(dial.socket())
+            .args(["--log-level", spec.settings.log_level.as_str()])
+            .env_clear()
+            .env(NONCE_VARIABLE, spec.nonce)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(log_too)
+            .current_dir("/")
+            // A terminal's Ctrl-C is for the driver alone.
+            .process_group(0)
+            .kill_on_drop(false);
+        let runtime = tokio::runtime::Handle::current();
+        let started = linux::pid_namespace::start_first(group.as_ref(), || {
+            let _entered = runtime.enter();
+            command.spawn()
+        })
+        .and_then(|spawned| spawned.map_err(|e| linux::Error::at("start", &self.volume_binary, e)));
+        // With it goes the driver's own end of the log.
+        drop(command);
+        let mut child = started.inspect_err(|_| self.clear_or_say(spec.volume_id))?;
+        let pid = child.id().map_or(0, u32::cast_signed);
+        let admitted = group.map_or(Ok(()), |group| group.admit(pid));
+        // Not reaped before the task below waits for it, so the pid is still its own.
+        let process = admitted.and_then(|()| ProcessId::of(pid)).and_then(|child| {
+            child.ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))
+        });
+        // Otherwise it would be lost. That it has ended already is as good.
+        let process = process.inspect_err(|_| drop(child.start_kill()));
+        let volume_id = spec.volume_id.to_string();
+        tokio::spawn(async move {
+            match child.wait().await {
+                Ok(status) => tracing::debug!(volume_id, pid, %status, "daemon reaped"),
+                Err(error) => tracing::warn!(volume_id, pid, %error, "reap daemon"),
+            }
+        });
+        process.map(LaunchId::Process).inspect_err(|_| self.clear_or_say(spec.volume_id))
+    }
+
+    fn list(&self) -> linux::Result<Vec<Launched>> {
+        let proc = Path::new("/proc");
+        let mut launched = Vec::new();
+        let Ok(ours) = file_id(&self.volume_binary) else { return Ok(launched) };
+        for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
+            let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // First: the command line of another one may lie in memory that is never served.
+            if !is_daemon(&entry.path(), ours) {
+                continue;
+            }
+            // A process that ends meanwhile is none of ours any more.
+            let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
+            let Some(volume_id) = self.served_by(&command_line) else { continue };
+            if let Some(process) = ProcessId::of(pid)? {
+                launched.push(Launched { volume_id, id: LaunchId::Process(process) });
+            }
+        }
+        Ok(launched)
+    }
+
+    fn stands(&self, id: &LaunchId) -> linux::Result<bool> {
+        // Nobody else's to take back.
+        Ok(id.process().is_some())
+    }
+
+    fn remove(&self, id: &LaunchId) -> linux::Result<()> {
+        // Its connection's end ends the daemon; the caller waits for it and kills what stays.
+        match id {
+            LaunchId::Process(_) | LaunchId::StaticPod(_) => Ok(()),
+        }
+    }
+
+    fn adopt(&self, volume_id: &VolumeId) -> linux::Result<()> {
+        self.logs.follow(volume_id)
+    }
+
+    fn last_words(&self, volume_id: &VolumeId) -> Option<String> {
+        self.logs.last_line(volume_id)
+    }
+
+    fn clear(&self, volume_id: &VolumeId) -> linux::Result<()> {
+        self.groups.as_ref().map_or(Ok(()), |groups| groups.remove(volume_id))
+    }
+
+    fn describe(&self, _spec: LaunchSpec<'_>) -> String {
+        format!("a process of {}", self.volume_binary.display())
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
+impl ProcessLauncher {
+    fn group(&self, spec: LaunchSpec<'_>) -> linux::Result<Option<Cgroup>> {
+        let Some(groups) = &self.groups else { return Ok(None) };
+        let known_inodes = spec.settings.known_inodes();
+        let default_memory = memory::default_limit_bytes(spec.inode_limit, known_inodes);
+        groups.make(spec.volume_id, &group::limits(spec.settings, default_memory)).map(Some)
+    }
+
+    /// After a failed start, whose cause is what the caller needs.
+    fn clear_or_say(&self, volume_id: &VolumeId) {
+        if let Err(error) = self.clear(volume_id) {
+            tracing::warn!(%volume_id, %error, "remove control group");
+        }
+    }
+
+    /// Whose daemon a command line is: ours dial into our run directory.
+    fn served_by(&self, command_line: &[u8]) -> Option<VolumeId> {
+        let mut arguments = command_line.split(|b| *b == 0).skip(1);
+        let is_daemon = ARGUMENTS.iter().all(|wanted| arguments.next() == Some(wanted.as_bytes()));
+        let socket = Path::new(std::str::from_utf8(arguments.next().filter(|_| is_daemon)?).ok()?);
+        let dial_dir = socket.parent()?;
+        let volume_id = VolumeId::from_key(dial_dir.file_name()?.to_str()?)?;
+        (DialDir::of(&self.run_dir, &volume_id).socket() == socket).then_some(volume_id)
+    }
+}
+
+/// Whether a process, by its directory in /proc, is root's and runs the program `ours`. Neither
+/// its memory is read, nor its program's file system asked: a daemon may never answer.
+fn is_daemon(process: &Path, ours: FileId) -> bool {
+    let status = linux::procfs::read(&process.join("status")).unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    uids.split_whitespace().take(2).eq(["0", "0"])
+        && file_id(&process.join("exe")).is_ok_and(|running| running == ours)
+}
+
+/// Device, major and minor, and inode.
+type FileId = (u32, u32, u64);
+
+/// As the kernel has it, without a question to the file system.
+fn file_id(path: &Path) -> rustix::io::Result<FileId> {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
+    Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_daemons_of_this_run_directory_are_ours() {
+        let launcher = ProcessLauncher {
+            volume_binary: "/bin/hawser-volume".into(),
+            run_dir: "/run/h".into(),
+            logs: DaemonLogs::new(Path::new("/run/h")),
+            groups: None,
+            patience: Duration::ZERO,
+        };
+        let key = "0123456789abcdef0123456789abcdef";
+        let line = |socket: String| {
+            format!("/bin/hawser-volume\0serve\0--confine\0--socket\0{socket}\0--log-level\0info\0")
+        };
+        let ours = line(format!("/run/h/{key}/dial.sock"));
+        assert_eq!(launcher.served_by(ours.as_bytes()), VolumeId::from_key(key));
+        for other in [
+            line(format!("/run/other/{key}/dial.sock")),
+            line("/run/h/x/dial.sock".into()),
+            "sleep\0ten\0".into(),
+            String::new(),
+        ] {
+            assert_eq!(launcher.served_by(other.as_bytes()), None, "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Processes that are nobody's child here: known by pid and start time, so that
+//! a pid used again is not taken for the old process.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+
+use crate::model::launch::ProcessId;
+
+const SIGKILL: i32 = 9;
+/// SIGKILL needs no consent, but a process in an uninterruptible wait takes its time.
+const AFTER_KILL: Duration = Duration::from_secs(5);
+
+impl ProcessId {
+    /// Who has `pid` now; `None` when nobody has.
+    pub(crate) fn of(pid: i32) -> linux::Result<Option<Self>> {
+        Ok(linux::process::start_time(pid)?.map(|start_time| Self { pid, start_time }))
+    }
+
+    /// A pidfd of this very process; `None` when it is gone.
+    pub(crate) fn open(self) -> linux::Result<Option<OwnedFd>> {
+        let pidfd = linux::process::open_pidfd(self.pid)?;
+        // Looked at after the open: what /proc shows is then the pidfd's process.
+        let is_same = Self::of(self.pid)? == Some(self);
+        Ok(pidfd.filter(|_| is_same))
+    }
+
+    /// Whether it still runs; a zombie does not.
+    pub(crate) fn is_alive(self) -> linux::Result<bool> {
+        match self.open()? {
+            Some(pidfd) => Ok(!wait_for_exit(pidfd.as_fd(), Duration::ZERO)?),
+            None => Ok(false),
+        }
+    }
+
+    /// Tells it to end, without waiting; one that is gone is a success.
+    pub(crate) fn kill(self) -> linux::Result<()> {
+        match self.open()? {
+            Some(pidfd) => linux::process::signal_pidfd(&pidfd, SIGKILL).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether it is gone within `limit`.
+    pub(crate) fn is_gone_within(self, limit: Duration) -> linux::Result<bool> {
+        match self.open()? {
+            Some(pidfd) => wait_for_exit(pidfd.as_fd(), limit),
+            None => Ok(true),
+        }
+    }
+
+    /// Waits `grace` for it to end by itself, then kills it. Whether it is gone.
+    pub(crate) fn end(self, grace: Duration) -> linux::Result<bool> {
+        let Some(pidfd) = self.open()? else { return Ok(true) };
+        if wait_for_exit(pidfd.as_fd(), grace)? {
+            return Ok(true);
+        }
+        linux::process::signal_pidfd(&pidfd, SIGKILL)?;
+        wait_for_exit(pidfd.as_fd(), AFTER_KILL)
+    }
+}
+
+/// A pidfd is readable once its process has ended, reaped or not.
+fn wait_for_exit(pidfd: impl AsFd, timeout: Duration) -> linux::Result<bool> {
+    poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], timeout).map(|ready| ready > 0)
+}
+
+/// poll(2) until one is ready or `timeout` is over; how many are ready.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Duration) -> linux::Result<usize> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        // Rounded up: never awake before the deadline, so never around in a circle.
+        let left = deadline.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match nix::poll::poll(fds, timeout) {
+            Ok(ready) => return Ok(usize::try_from(ready).unwrap_or_default()),
+            Err(Errno::EINTR) => {}
+            Err(e) => return Err(linux::Error::new("poll", format!("{} descriptors", fds.len()), e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_lives_until_it_is_ended_and_its_pid_alone_is_not_the_process() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let process = ProcessId::of(child.id().cast_signed()).unwrap().unwrap();
+        assert!(process.is_alive().unwrap());
+        let other = ProcessId { start_time: process.start_time + 1, ..process };
+        assert!(!other.is_alive().unwrap());
+        assert!(other.end(Duration::ZERO).unwrap(), "not the same process: gone");
+        assert!(process.is_alive().unwrap());
+        assert!(process.end(Duration::ZERO).unwrap());
+        assert!(!process.is_alive().unwrap(), "a zombie is not alive");
+        child.wait().unwrap();
+        assert!(!process.is_alive().unwrap());
+    }
+}

@@ -1,0 +1,90 @@
+//! Stages that wait for their daemon to dial, and what ends such a wait before its
+//! time: NodeUnstageVolume (CSI spec, "Timeouts": what undoes a call is the only way
+//! to cancel it), without which a pod whose mount pod cannot start would be
+//! Terminating until the wait is over; and the driver's own end.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::error::{Error, Result, Step};
+use crate::model::ids::VolumeId;
+
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: HashMap<VolumeId, Arc<EventFd>>,
+    is_closed: bool,
+}
+
+/// One Stage's wait, until dropped. Its descriptor becomes readable when the
+/// wait is to end.
+#[derive(Debug)]
+pub(crate) struct Wait<'a> {
+    waits: &'a Waits,
+    volume_id: VolumeId,
+    abandoned: Arc<EventFd>,
+}
+
+impl Waits {
+    pub(crate) fn begin(&self, volume_id: &VolumeId) -> Result<Wait<'_>> {
+        let abandoned = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|e| linux::Error::new("eventfd", volume_id, e))
+            .step("wait for daemon")?;
+        let abandoned = Arc::new(abandoned);
+        let mut state = self.lock();
+        if state.is_closed {
+            end(&abandoned);
+        }
+        state.waiting.insert(volume_id.clone(), abandoned.clone());
+        drop(state);
+        Ok(Wait { waits: self, volume_id: volume_id.clone(), abandoned })
+    }
+
+    /// Ends the volume's wait, if there is one; the Stage then rolls back.
+    pub(crate) fn abandon(&self, volume_id: &VolumeId) {
+        if let Some(abandoned) = self.lock().waiting.get(volume_id) {
+            end(abandoned);
+        }
+    }
+
+    /// Ends all waits, and each that is begun from now on.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.waiting.values().for_each(|abandoned| end(abandoned));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn end(abandoned: &EventFd) {
+    // Fails only when the counter is full: it is readable already.
+    let _readable_either_way = abandoned.write(1);
+}
+
+impl Wait<'_> {
+    pub(crate) fn error(&self) -> Error {
+        Error::Abandoned { volume_id: self.volume_id.clone() }
+    }
+}
+
+impl AsFd for Wait<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.abandoned.as_fd()
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.waits.lock().waiting.remove(&self.volume_id);
+    }
+}

@@ -1,0 +1,191 @@
+//! Attachments, with --attach: which nodes may use a volume. The word of it is
+//! a number in `publish_context`, new with every attachment, without which no
+//! stage and no publish is done: so a node that was detached, and did not hear
+//! of it, cannot come back to a volume that another one writes to.
+
+use std::collections::HashMap;
+
+use crate::engine::driver::Driver;
+use crate::engine::stage::{Health, is_served};
+use crate::error::{Error, Result};
+use crate::kernel::mounts;
+use crate::kernel::nonce::new_nonce;
+use crate::model::access_mode::AccessMode;
+use crate::model::capability::Access;
+use crate::model::ids::VolumeId;
+use crate::model::records::{Attachment, VolumeRecord};
+
+/// In `publish_context`.
+pub(crate) const ATTACHMENT_KEY: &str = "hawser.dev/attachment";
+
+impl Driver {
+    /// ControllerPublishVolume: the number that the node is to show.
+    pub(crate) fn attach(&self, volume_id: &VolumeId, node_id: &str, access: Access) -> Result<String> {
+        let mut record = self.journal.get(volume_id)?;
+        check_usable(volume_id, &record)?;
+        self.check_node(node_id)?;
+        if let Some(found) = record.attachments.get(node_id) {
+            if found.access == access {
+                return Ok(found.nonce.clone());
+            }
+            return Err(Error::AttachedOtherwise {
+                volume_id: volume_id.clone(),
+                node_id: node_id.to_owned(),
+                found: found.access.to_string(),
+                wanted: access.to_string(),
+            });
+        }
+        if let Some((other, _)) =
+            record.attachments.iter().find(|(_, other)| !may_share(other.access, access))
+        {
+            let (node_id, mode) = (other.clone(), access.mode);
+            return Err(Error::AttachedElsewhere { volume_id: volume_id.clone(), node_id, mode });
+        }
+        // Two volumes at once would both be the last that fits.
+        let _counting = self.attaching.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.check_limit(node_id)?;
+        let nonce = new_nonce()?;
+        record.attachments.insert(node_id.to_owned(), Attachment { access, nonce: nonce.clone() });
+        self.journal.put(volume_id, &record)?;
+        Ok(nonce)
+    }
+
+    /// ControllerUnpublishVolume, from every node if none is named; what is not
+    /// attached is a success.
+    pub(crate) fn detach(&self, volume_id: &VolumeId, node_id: Option<&str>) -> Result<()> {
+        let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
+        let leaves = |node: &String| node_id.is_none_or(|wanted| wanted == node);
+        if !record.attachments.keys().any(leaves) {
+            return Ok(());
+        }
+        if record.attachments.keys().any(|node| leaves(node) && *node == self.config.node_id) {
+            self.check_unstaged(volume_id, &record)?;
+            // Nothing of a volume stays on a node that it is not attached to.
+            if record.parked.is_some() {
+                self.check_not_copied(volume_id)?;
+                self.end_parked(volume_id, &mut record)?;
+            }
+        }
+        record.attachments.retain(|node, _| !leaves(node));
+        self.journal.put(volume_id, &record)
+    }
+
+    /// For DeleteVolume.
+    pub(crate) fn check_detached(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        match record.attachments.keys().next() {
+            Some(node_id) if self.config.attach => {
+                let (volume_id, node_id) = (volume_id.clone(), node_id.clone());
+                Err(Error::StillAttached { volume_id, node_id })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// For stage and publish: whether the caller shows the number of this node's
+    /// attachment. Always, without --attach.
+    pub(crate) fn check_attachment(
+        &self,
+        volume_id: &VolumeId,
+        publish_context: &HashMap<String, String>,
+    ) -> Result<()> {
+        if !self.config.attach {
+            return Ok(());
+        }
+        let (record, node_id) = (self.journal.get(volume_id)?, &self.config.node_id);
+        let attached = record.attachments.get(node_id).map(|attachment| &attachment.nonce);
+        if attached.is_some() && attached == publish_context.get(ATTACHMENT_KEY) {
+            return Ok(());
+        }
+        let (volume_id, node_id) = (volume_id.clone(), node_id.clone());
+        Err(Error::NotAttached { volume_id, node_id, key: ATTACHMENT_KEY })
+    }
+
+    fn check_node(&self, node_id: &str) -> Result<()> {
+        let known = || std::iter::once(&self.config.node_id).chain(&self.config.peer_nodes);
+        if known().any(|node| node == node_id) {
+            return Ok(());
+        }
+        let known = known().map(String::as_str).collect::<Vec<_>>().join(", ");
+        Err(Error::UnknownNode { node_id: node_id.to_owned(), known })
+    }
+
+    fn check_limit(&self, node_id: &str) -> Result<()> {
+        let limit = self.config.max_volumes;
+        let attached =
+            || self.journal.list().iter().filter(|(_, r)| r.attachments.contains_key(node_id)).count();
+        if limit == 0 || u64::try_from(attached()).unwrap_or(u64::MAX) < u64::from(limit) {
+            return Ok(());
+        }
+        Err(Error::TooManyVolumes { node_id: node_id.to_owned(), limit: limit.into() })
+    }
+
+    fn check_unstaged(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        for target in record.targets.keys() {
+            if mounts::is_mounted(target, volume_id)? {
+                return Err(Error::StillPublished { volume_id: volume_id.clone(), path: target.clone() });
+            }
+        }
+        let Some(stage) = &record.stage else { return Ok(()) };
+        match self.health(volume_id, stage)? {
+            // Left by a reboot or by a killed stage: nobody uses it.
+            Health::HalfDone => Ok(()),
+            Health::Unmounted if !is_served(stage)? => Ok(()),
+            // Served and mounted nowhere: whoever has it open still writes to it.
+            Health::Unmounted | Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
+                let path = stage.staging_path.clone();
+                Err(Error::StillStaged { volume_id: volume_id.clone(), path })
+            }
+        }
+    }
+}
+
+pub(crate) fn check_usable(volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+    if record.deleting {
+        return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
+    }
+    if !record.filled {
+        return Err(Error::Unfilled { volume_id: volume_id.clone() });
+    }
+    Ok(())
+}
+
+/// Whether two nodes may have one volume so.
+fn may_share(one: Access, other: Access) -> bool {
+    let is_multi_node = |access: Access| match access.mode {
+        AccessMode::MultiNodeReaderOnly
+        | AccessMode::MultiNodeSingleWriter
+        | AccessMode::MultiNodeMultiWriter => true,
+        AccessMode::SingleNodeWriter
+        | AccessMode::SingleNodeReaderOnly
+        | AccessMode::SingleNodeSingleWriter
+        | AccessMode::SingleNodeMultiWriter => false,
+    };
+    let is_exclusive = |access: Access| access.mode == AccessMode::MultiNodeSingleWriter && !access.read_only;
+    let both_write = !one.read_only && !other.read_only;
+    is_multi_node(one) && is_multi_node(other) && !(both_write && (is_exclusive(one) || is_exclusive(other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_modes_of_many_nodes_are_shared_and_a_single_writer_has_no_second() {
+        use AccessMode::*;
+        let read_write = Access::plain;
+        let read_only = |mode| Access { read_only: true, ..Access::plain(mode) };
+        for (one, other, shared) in [
+            (read_write(MultiNodeMultiWriter), read_write(MultiNodeMultiWriter), true),
+            (read_only(MultiNodeReaderOnly), read_only(MultiNodeReaderOnly), true),
+            (read_write(MultiNodeSingleWriter), read_write(MultiNodeSingleWriter), false),
+            (read_write(MultiNodeSingleWriter), read_only(MultiNodeSingleWriter), true),
+            (read_write(MultiNodeSingleWriter), read_write(MultiNodeMultiWriter), false),
+            (read_write(SingleNodeWriter), read_write(SingleNodeWriter), false),
+            (read_write(SingleNodeMultiWriter), read_write(MultiNodeMultiWriter), false),
+            (read_only(SingleNodeReaderOnly), read_only(MultiNodeReaderOnly), false),
+        ] {
+            assert_eq!(may_share(one, other), shared, "{one} and {other}");
+            assert_eq!(may_share(other, one), shared, "{other} and {one}");
+        }
+    }
+}

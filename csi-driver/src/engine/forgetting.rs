@@ -1,0 +1,228 @@
+//! Where volumes carry mounts, for daemons whose kernel has no FUSE_NOTIFY_PRUNE.
+//!
+//! Such a daemon can make the kernel forget an inode only by taking its entry out
+//! of the tree (FUSE_NOTIFY_INVAL_ENTRY), which detaches every mount on it in all
+//! mount namespaces. So it asks first, and leaves alone what is named here.
+//!
+//! Invariant: a list is read after the daemon wanted it, and is complete or not
+//! sent. A mount namespace that only a descriptor or a bind mount keeps, without
+//! a process in it, is not seen.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use linux::mountinfo;
+use nix::errno::Errno;
+use proto::control::{GetStats, MountPoints, Stats, reply, request};
+use tokio::sync::watch;
+
+use crate::daemon::control::Control;
+use crate::daemon::dial::DialDir;
+use crate::engine::driver::Driver;
+use crate::error::{Error, Result, Step, chain};
+use crate::kernel::bounded;
+use crate::model::ids::VolumeId;
+
+/// The first kernel with FUSE_NOTIFY_PRUNE.
+const PRUNES: (u32, u32) = (6, 18);
+/// How often daemons are asked whether they want a list.
+const EVERY: Duration = Duration::from_secs(2);
+/// A daemon that takes longer is asked again the next time.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// A list that takes longer is not sent.
+const LIST: Duration = Duration::from_secs(5);
+
+/// Answers daemons until the driver is stopped. On a kernel that prunes none asks.
+pub(crate) async fn serve(driver: Arc<Driver>, mut stopped: watch::Receiver<bool>) {
+    if prunes() {
+        return;
+    }
+    loop {
+        tokio::select! {
+            _ = stopped.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(EVERY) => {}
+        }
+        let driver = driver.clone();
+        // A panic there has said so; the next round begins anew.
+        let _done = tokio::task::spawn_blocking(move || driver.name_mount_points()).await;
+    }
+}
+
+fn prunes() -> bool {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|release| is_at_least(&release, PRUNES))
+}
+
+fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= wanted
+}
+
+impl Control {
+    fn stats(&self) -> Result<Stats> {
+        match self.ask("GetStats", request::Kind::GetStats(GetStats {}))? {
+            reply::Kind::Stats(stats) => Ok(stats),
+            other => Err(self.unexpected("GetStats", &other)),
+        }
+    }
+
+    fn mount_points(&self, round: u32, paths: Vec<Vec<u8>>) -> Result<()> {
+        match self.ask("MountPoints", request::Kind::MountPoints(MountPoints { round, paths }))? {
+            reply::Kind::Done(_) => Ok(()),
+            other => Err(self.unexpected("MountPoints", &other)),
+        }
+    }
+}
+
+impl Driver {
+    /// Sends every daemon that waits for it the mount points inside its volume.
+    fn name_mount_points(&self) {
+        let served = self.journal.list().into_iter().filter_map(|(id, record)| {
+            let serving = record.stage?.serving?;
+            Some((id, serving.connection_minor))
+        });
+        let wanting: BTreeMap<u32, (VolumeId, Control, u32)> = served
+            .filter_map(|(id, minor)| {
+                let control =
+                    Control::connect(&DialDir::of(&self.config.run_dir, &id), &id, PATIENCE).ok()?;
+                // An older daemon does not know the question.
+                let round = control.stats().ok()?.mount_points_wanted;
+                (round > 0).then_some((minor, (id, control, round)))
+            })
+            .collect();
+        if wanting.is_empty() {
+            return;
+        }
+        let minors = wanting.keys().copied().collect();
+        // A process may be stuck in such a way that nothing can be read of it.
+        let found = bounded::within("list mount points", LIST, move || mounted_inside(&minors));
+        match found.and_then(|found| found) {
+            Ok(mut found) => {
+                for (minor, (volume_id, control, round)) in wanting {
+                    let paths = found.remove(&minor).unwrap_or_default();
+                    if let Err(error) = control.mount_points(round, paths.into_iter().collect()) {
+                        tracing::warn!(%volume_id, error = chain(&error), "mount points were not sent");
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(error = chain(&error), "mount points were not found"),
+        }
+    }
+}
+
+/// Of each of these FUSE connections (by minor device number), where something is
+/// mounted inside, in every mount namespace that has a thread.
+fn mounted_inside(minors: &BTreeSet<u32>) -> Result<BTreeMap<u32, BTreeSet<Vec<u8>>>> {
+    let mut found: BTreeMap<u32, BTreeSet<Vec<u8>>> = BTreeMap::new();
+    // Twice: a process that forks and ends while /proc is listed is seen neither
+    // as itself nor as its child.
+    for _ in 0..2 {
+        let mut seen = HashSet::new();
+        for thread in threads()? {
+            let view = ["ns/mnt", "root"].map(|name| std::fs::read_link(thread.join(name)));
+            let [Ok(namespace), Ok(root)] = view else { continue };
+            if !seen.insert((namespace, root)) {
+                continue;
+            }
+            let table = match mountinfo::read_at(&thread.join("mountinfo")) {
+                Ok(table) => table,
+                // It has ended, or is about to.
+                Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ESRCH | Errno::EINVAL) => continue,
+                Err(e) => return Err(e).step("read mountinfo"),
+            };
+            for minor in minors {
+                let inside = mountinfo::mounted_inside(&table, (0, *minor));
+                found
+                    .entry(*minor)
+                    .or_default()
+                    .extend(inside.into_iter().map(|path| path.into_os_string().into_vec()));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// `/proc/<pid>/task/<tid>` of every thread.
+fn threads() -> Result<Vec<PathBuf>> {
+    let mut threads = Vec::new();
+    for process in numbered(Path::new("/proc"))? {
+        match numbered(&process.join("task")) {
+            Ok(tasks) => threads.extend(tasks),
+            Err(Error::Kernel { source, .. }) if source.errno() == Errno::ENOENT => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(threads)
+}
+
+fn numbered(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e: io::Error| linux::Error::at("list", dir, e);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed).step("list threads")? {
+        match entry {
+            Ok(entry) => {
+                let name = entry.file_name();
+                if name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+                    found.push(entry.path());
+                }
+            }
+            // The process ended while its threads were listed.
+            Err(e) if e.raw_os_error() == Some(Errno::ESRCH as i32) => break,
+            Err(e) => return Err(failed(e)).step("list threads"),
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    use linux::mount::{self, MountFlags};
+
+    #[test]
+    fn kernels_are_told_apart_by_their_release() {
+        for (release, new) in [
+            ("6.1.0-37-amd64", false),
+            ("6.12.48+deb13-amd64", false),
+            ("6.18.0", true),
+            ("6.18", true),
+            ("7.0-rc1", true),
+            ("5.19.17", false),
+            ("odd", false),
+        ] {
+            assert_eq!(is_at_least(release, PRUNES), new, "{release}");
+        }
+    }
+
+    #[test]
+    fn mounts_are_found_in_the_namespace_of_any_thread() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().to_owned();
+        let (ready, wait) = channel();
+        let (end, ended) = channel::<()>();
+        let other = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            mount::make_private(Path::new("/")).unwrap();
+            mount::mount_fs("tmpfs", "volume", &place, MountFlags::default(), "").unwrap();
+            std::fs::create_dir_all(place.join("d/mounted")).unwrap();
+            std::fs::write(place.join("f"), "").unwrap();
+            mount::mount_fs("tmpfs", "inside", &place.join("d/mounted"), MountFlags::default(), "").unwrap();
+            mount::bind(Path::new("/proc/version"), &place.join("f")).unwrap();
+            let table = mountinfo::read().unwrap();
+            let volume = table.iter().find(|entry| entry.mount_point == place).unwrap();
+            ready.send(volume.minor).unwrap();
+            let _told = ended.recv();
+        });
+        let minor = wait.recv().unwrap();
+        let found = mounted_inside(&BTreeSet::from([minor])).unwrap();
+        drop(end);
+        other.join().unwrap();
+        let wanted: BTreeSet<Vec<u8>> = ["d/mounted", "f"].map(|path| path.as_bytes().to_vec()).into();
+        assert_eq!(found[&minor], wanted);
+    }
+}

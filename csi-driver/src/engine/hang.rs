@@ -1,0 +1,349 @@
+//! Daemons that answer no FUSE request, whatever they answer on their control socket:
+//! they are found while somebody waits for them, and ended, so that their users get
+//! ENOTCONN instead of an endless wait (docs/decisions/0032-hung-daemons.md).
+//!
+//! Invariant: what the driver itself asks of a volume goes through a mount of its own
+//! ([`own_mount`]) and is counted ([`Hangs::asking`]): a thread of ours that is stuck is
+//! no user, neither of a path nor of a connection.
+
+mod killed;
+mod tally;
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use linux::mount::FuseConnections;
+use nix::errno::Errno;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use self::killed::Task;
+use self::tally::{Seen, Tally, Verdict};
+use crate::daemon::control::Control;
+use crate::daemon::dial::DialDir;
+use crate::daemon::notes::Finding;
+use crate::engine::driver::{Driver, Lock};
+use crate::error::{Error, Result, Step, chain};
+use crate::kernel::mounts::{self, Whereabouts};
+use crate::model::ids::VolumeId;
+use crate::model::limits;
+use crate::model::records::{Serving, StageRecord};
+
+/// Looks at the daemon's threads in each deadline: one that works on a slow disk is not
+/// always seen waiting for it.
+const LOOKS: u32 = 10;
+/// Probes that wait for one daemon at the same time. The second tells a daemon that lost
+/// the first from one that answers nothing.
+const MOST_PROBES: u64 = 2;
+/// Another operation on a hung volume ends first.
+const LOCK_AGAIN: Duration = Duration::from_millis(200);
+
+/// A mount of the volume that is the caller's alone: what is stuck in it keeps no path
+/// busy. No request is sent for it.
+pub(crate) fn own_mount(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd> {
+    let tree = linux::mount::open_tree_clone(path)?;
+    if linux::mount::minor_of(&tree)? == connection_minor {
+        return Ok(tree);
+    }
+    Err(linux::Error::at("find the volume at", path, Errno::ENODEV))
+}
+
+/// Writes what was written to the volume at `path`, through mappings too; the mount that
+/// it was asked through, which is the caller's alone.
+pub(crate) fn flush(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd> {
+    let mount = own_mount(path, connection_minor)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(&mount, ".", flags, Mode::empty())
+        .and_then(rustix::fs::syncfs)
+        .map_err(|e| linux::Error::at("syncfs", path, e))?;
+    Ok(mount)
+}
+
+/// Looks at all volumes again and again; never ends. `--daemon-deadline 0` looks at none.
+pub(crate) async fn watch(driver: Arc<Driver>) {
+    let Some(deadline) = driver.config.daemon_deadline else { return };
+    loop {
+        tokio::time::sleep(deadline / 2).await;
+        let looking = driver.clone();
+        let found = tokio::task::spawn_blocking(move || looking.awaited()).await;
+        match found {
+            Ok(Ok(awaited)) => {
+                for (volume_id, serving) in awaited {
+                    if let Some(noted) = driver.hangs.examining(&volume_id) {
+                        let driver = driver.clone();
+                        tokio::spawn(async move {
+                            let _until_examined = noted;
+                            Examination { driver, volume_id, serving, deadline }.run().await;
+                        });
+                    }
+                }
+            }
+            Ok(Err(error)) => tracing::warn!(error = chain(&error), "look for hung daemons"),
+            // A panic has said so itself.
+            Err(_panicked) => {}
+        }
+    }
+}
+
+impl Driver {
+    /// The volumes whose users wait for their daemons at this moment.
+    fn awaited(&self) -> Result<Vec<(VolumeId, Serving)>> {
+        let connections = FuseConnections::open().step("look at connections")?;
+        let served = |stage: StageRecord| stage.serving.filter(|_| !stage.aborted);
+        let mut awaited = Vec::new();
+        for (volume_id, record) in self.journal.list() {
+            if let Some(serving) = record.stage.and_then(served)
+                && self.users_wait(&connections, &volume_id, serving)?
+            {
+                awaited.push((volume_id, serving));
+            }
+        }
+        Ok(awaited)
+    }
+
+    /// Whether requests wait on the connection that are not the driver's own.
+    fn users_wait(
+        &self,
+        connections: &FuseConnections,
+        volume_id: &VolumeId,
+        serving: Serving,
+    ) -> Result<bool> {
+        // In this order: a request of ours that ends in between makes it a user less.
+        let waiting = connections.waiting(serving.connection_minor).step("look at connection")?;
+        Ok(waiting.unwrap_or_default() > self.hangs.own_requests(volume_id))
+    }
+
+    /// Whether users' requests wait on the connection for a daemon that does not answer
+    /// the driver either: one that is stopped, and not one that is only waited for.
+    pub(crate) fn is_hung(&self, volume_id: &VolumeId, connection_minor: u32) -> Result<bool> {
+        let waiting = FuseConnections::open().and_then(|all| all.waiting(connection_minor));
+        let waiting = waiting.step("look at connection")?.unwrap_or_default();
+        if waiting <= self.hangs.own_requests(volume_id) {
+            return Ok(false);
+        }
+        let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let answer = Control::connect(&dial, volume_id, limits::UNMOUNT).and_then(|control| control.ping());
+        Ok(matches!(answer, Err(Error::Silent { .. })))
+    }
+
+    /// Processes that were killed and wait for the volume's daemon, if each pod that has the
+    /// volume on this node is being taken down. A pod that stays may be served well: it keeps
+    /// the daemon, and those that leave wait until it leaves too.
+    fn killed_users(&self, volume_id: &VolumeId, serving: Serving) -> Result<BTreeSet<Task>> {
+        let leaving = self.hangs.leaving_targets(volume_id);
+        let Some(record) = self.journal.find(volume_id)? else { return Ok(BTreeSet::new()) };
+        if record.targets.is_empty() || !record.targets.keys().all(|target| leaving.contains(target)) {
+            return Ok(BTreeSet::new());
+        }
+        let connections = FuseConnections::open().step("look at connections")?;
+        killed::waiting_for(serving.connection_minor, &connections).step("look for killed processes")
+    }
+
+    /// Ends the daemon of a volume whose lock is held, and its connection, unless another
+    /// one serves by now.
+    fn end_hung(&self, volume_id: &VolumeId, serving: Serving, seen: Seen) -> Result<()> {
+        // Under the lock: a pod that was published meanwhile keeps the daemon.
+        if seen == Seen::KilledUsers && self.killed_users(volume_id, serving)?.is_empty() {
+            return Ok(());
+        }
+        let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
+        let is_it = |stage: &&mut StageRecord| stage.serving == Some(serving) && !stage.aborted;
+        let Some(stage) = record.stage.as_mut().filter(is_it) else { return Ok(()) };
+        self.check_not_copied(volume_id)?;
+        stage.aborted = true;
+        if let Err(error) = self.journal.put(volume_id, &record) {
+            // As on a full disk. Once the daemon has ended, the journal need not say so.
+            tracing::warn!(%volume_id, error = chain(&error), "journal the end of a hung daemon");
+        }
+        self.watch.stop(volume_id);
+        self.hangs.found(volume_id, Some(Finding::Ended));
+        self.counts.daemon_hung();
+        let (pid, deadline) = (serving.daemon.pid, self.config.daemon_deadline.unwrap_or_default());
+        let deadline_seconds = deadline.as_secs();
+        if seen == Seen::KilledUsers {
+            tracing::error!(
+                %volume_id,
+                pid,
+                deadline_seconds,
+                "killed processes of the volume's pods waited for its daemon for three deadlines, and no pod \
+                 is to keep the volume: the daemon is killed"
+            );
+        } else {
+            tracing::error!(
+                %volume_id,
+                pid,
+                deadline_seconds,
+                "the volume's daemon answered no request for three deadlines and is killed: its pods get \
+                 ENOTCONN; the next stage or publish starts another"
+            );
+        }
+        serving.daemon.kill().step("end daemon")?;
+        let minor = serving.connection_minor;
+        mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))?;
+        if !serving.daemon.is_gone_within(limits::CLOSING).step("end daemon")? {
+            // As in a frozen cgroup. Its connection has ended all the same.
+            tracing::warn!(%volume_id, pid = serving.daemon.pid, "the hung daemon still runs after SIGKILL");
+        }
+        Ok(())
+    }
+}
+
+/// Of one daemon that users wait for, until it answers or is ended.
+#[derive(Clone)]
+struct Examination {
+    driver: Arc<Driver>,
+    volume_id: VolumeId,
+    serving: Serving,
+    deadline: Duration,
+}
+
+impl Examination {
+    async fn run(self) {
+        let (volume_id, pid) = (&self.volume_id, self.serving.daemon.pid);
+        let hangs = &self.driver.hangs;
+        let (mut tally, answered) = (Tally::default(), Arc::new(Notify::new()));
+        let ended = loop {
+            let seen = match self.one_deadline(&answered).await {
+                Ok(Some(seen)) => seen,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            };
+            match tally.missed(seen) {
+                Verdict::Wait => {}
+                Verdict::DiskStalls => {
+                    tracing::error!(%volume_id, pid, "the pool's disk stalls: the volume's daemon waits for it, and its users wait");
+                    hangs.found(volume_id, Some(Finding::DiskStalls));
+                    self.driver.counts.disk_stalled();
+                }
+                Verdict::Hung => break self.end(&answered, seen).await,
+            }
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%volume_id, error = chain(&error), "examine a daemon that does not answer");
+        }
+        if tally.is_stall_told() && hangs.finding(volume_id) == Some(Finding::DiskStalls) {
+            tracing::info!(%volume_id, pid, "the volume's daemon answers again");
+            hangs.found(volume_id, None);
+        }
+    }
+
+    /// What was seen in a deadline without an answer, or in which killed users waited in spite
+    /// of one. `None` where there was an answer, or nobody waits any more, or there is no way
+    /// to ask.
+    async fn one_deadline(&self, answered: &Arc<Notify>) -> Result<Option<Seen>> {
+        if self.driver.hangs.own_requests(&self.volume_id) < MOST_PROBES {
+            let Some(path) = self.blocking(Self::path).await? else { return Ok(None) };
+            self.probe(&path, answered.clone())?;
+        }
+        let (mut in_disk_wait, mut held_back) = (false, false);
+        let mut killed = self.blocking(Self::killed_users).await?;
+        let begun = Instant::now();
+        for look in 1..=LOOKS {
+            let until = begun + self.deadline * look / LOOKS;
+            tokio::select! {
+                () = answered.notified(), if killed.is_empty() => return Ok(None),
+                () = tokio::time::sleep_until(until) => {}
+            }
+            if !killed.is_empty() {
+                let now = self.blocking(Self::killed_users).await?;
+                killed.retain(|task| now.contains(task));
+            }
+            held_back |= self.driver.hangs.is_held_back(&self.volume_id);
+            in_disk_wait |= self.blocking(Self::waits_for_disk).await?;
+        }
+        if !self.blocking(Self::users_wait).await? {
+            return Ok(None);
+        }
+        Ok(Some(match (held_back, in_disk_wait) {
+            (true, _) => Seen::HeldBack,
+            (false, true) => Seen::DiskWait,
+            (false, false) if self.blocking(|this| Ok(this.is_counting())).await? => Seen::Counting,
+            (false, false) if !killed.is_empty() => Seen::KilledUsers,
+            (false, false) => Seen::Silence,
+        }))
+    }
+
+    /// statfs and the attributes of the volume's root, on a thread that is left behind where one of
+    /// them is not answered.
+    fn probe(&self, path: &Path, answered: Arc<Notify>) -> Result<()> {
+        let mount = own_mount(path, self.serving.connection_minor).step("look at volume")?;
+        let asking = self.driver.hangs.asking(&self.volume_id);
+        let ask = move || {
+            // An error is an answer as well: of the daemon, or of the kernel after its end.
+            let _answer = nix::sys::statvfs::fstatvfs(&mount);
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+            let _answer = rustix::fs::statx(&mount, "", flags, StatxFlags::BASIC_STATS);
+            drop((mount, asking));
+            answered.notify_one();
+        };
+        let started = std::thread::Builder::new().name("probe".to_owned()).spawn(ask);
+        started
+            .map(drop)
+            .map_err(|e| linux::Error::new("start thread for", &self.volume_id, e))
+            .step("start thread")
+    }
+
+    /// Waits for the volume's lock, since a call under way may end all this, and ends the daemon.
+    async fn end(&self, answered: &Arc<Notify>, seen: Seen) -> Result<()> {
+        loop {
+            match self.driver.hold(Lock::Volume(self.volume_id.as_str())) {
+                Ok(guard) => {
+                    let serving = self.serving;
+                    let ended = self.blocking(move |this| {
+                        let _guard = guard;
+                        this.driver.end_hung(&this.volume_id, serving, seen)
+                    });
+                    return ended.await;
+                }
+                // As a snapshot does that is cut now: after it, the daemon has its three deadlines anew.
+                Err(_) if self.driver.hangs.is_held_back(&self.volume_id) => return Ok(()),
+                Err(Error::Pending { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            tokio::select! {
+                () = answered.notified(), if seen != Seen::KilledUsers => return Ok(()),
+                () = tokio::time::sleep(LOCK_AGAIN) => {}
+            }
+        }
+    }
+
+    fn path(&self) -> Result<Option<std::path::PathBuf>> {
+        Ok(match mounts::whereabouts(&self.volume_id, self.serving.connection_minor)? {
+            Whereabouts::At(mount) => Some(mount.mount_point),
+            Whereabouts::Hidden | Whereabouts::Nowhere => None,
+        })
+    }
+
+    fn users_wait(&self) -> Result<bool> {
+        let connections = FuseConnections::open().step("look at connections")?;
+        self.driver.users_wait(&connections, &self.volume_id, self.serving)
+    }
+
+    fn killed_users(&self) -> Result<BTreeSet<Task>> {
+        self.driver.killed_users(&self.volume_id, self.serving)
+    }
+
+    fn waits_for_disk(&self) -> Result<bool> {
+        linux::disk_wait::waits_for_disk(self.serving.daemon.pid).step("look at daemon")
+    }
+
+    fn is_counting(&self) -> bool {
+        let dial = DialDir::of(&self.driver.config.run_dir, &self.volume_id);
+        let usage =
+            Control::connect(&dial, &self.volume_id, limits::STATISTICS).and_then(|control| control.usage());
+        usage.is_ok_and(|usage| usage.counting)
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let this = self.clone();
+        let looked = tokio::task::spawn_blocking(move || look(&this));
+        looked.await.unwrap_or(Err(Error::Panicked { operation: "look for a hung daemon" }))
+    }
+}

@@ -1,0 +1,267 @@
+//! Parking: a volume's daemon that waits for the next user on this node, where its
+//! class or its mount options say so (`mountPodDeleteDelaySeconds`).
+//!
+//! A parked volume is mounted nowhere. The driver holds a detached mount of it,
+//! as a descriptor, and with that the FUSE connection: the next stage attaches it
+//! at its own path. When it is closed, by the driver or by the driver's end, the
+//! daemon sees an unmount and ends like any other.
+//!
+//! Invariant: a volume is staged or parked, never both; and it is the descriptor
+//! that makes a parked one good. What the journal calls parked and nobody holds is
+//! there to be ended, whoever comes first.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linux::mountinfo::MountEntry;
+
+use crate::daemon::control::Control;
+use crate::daemon::dial::DialDir;
+use crate::daemon::watch;
+use crate::engine::driver::{Driver, Lock};
+use crate::engine::hang::flush;
+use crate::engine::stage::{Health, StageWish, uncleared};
+use crate::error::{Error, Result, Step, chain};
+use crate::kernel::mounts::{self, WhenBusy};
+use crate::kernel::place::Place;
+use crate::model::ids::VolumeId;
+use crate::model::limits;
+use crate::model::records::{ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
+
+impl Driver {
+    /// The end of NodeUnstageVolume for a volume whose daemon is to wait. False for
+    /// any other: nothing has been done then.
+    pub(crate) fn park(self: &Arc<Self>, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
+        let Some((stage, serving)) = self.parkable(volume_id, record)? else { return Ok(false) };
+        let (mount, pidfd) = match self.detached(volume_id, &stage.staging_path, serving) {
+            Ok((mount, Some(pidfd))) => (mount, pidfd),
+            Ok((_, None)) => return Ok(false),
+            Err(error) => {
+                tracing::warn!(%volume_id, error = chain(&error), "not parked");
+                return Ok(false);
+            }
+        };
+        let delay = Duration::from_secs(stage.settings.delete_delay_seconds.into());
+        let Some(place) = self.place_of_stage(volume_id, &stage)? else { return Ok(false) };
+        record.stage = None;
+        record.parked = Some(ParkedRecord { stage, until: Timestamp::now().after(delay) });
+        self.journal.put(volume_id, record)?;
+        if let Err(error) = mounts::unmount(&place, volume_id, WhenBusy::Refuse) {
+            tracing::info!(%volume_id, error = chain(&error), "somebody is in it still: not parked");
+            drop(mount);
+            return self.end_parked(volume_id, record).map(|()| true);
+        }
+        self.watch.stop(volume_id);
+        let ending = tokio::spawn(end_in_time(self.clone(), volume_id.clone(), pidfd, delay)).abort_handle();
+        if !self.parking.hold(volume_id, mount, ending.clone()) {
+            ending.abort();
+            return self.end_parked(volume_id, record).map(|()| true);
+        }
+        tracing::info!(%volume_id, pid = serving.daemon.pid, seconds = delay.as_secs(), "parked");
+        Ok(true)
+    }
+
+    /// What is staged, if its daemon is to wait and is well.
+    fn parkable(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+    ) -> Result<Option<(StageRecord, Serving)>> {
+        let is_asked = |stage: &&StageRecord| stage.settings.delete_delay_seconds > 0 && stage.data.is_some();
+        let Some(stage) = record.stage.as_ref().filter(is_asked) else { return Ok(None) };
+        match (stage.serving, self.health(volume_id, stage)?) {
+            (Some(serving), Health::Serving(_)) => Ok(Some((stage.clone(), serving))),
+            _ => Ok(None),
+        }
+    }
+
+    /// A detached mount of what is mounted at `path`, and the daemon's pidfd.
+    fn detached(
+        &self,
+        volume_id: &VolumeId,
+        path: &Path,
+        serving: Serving,
+    ) -> Result<(OwnedFd, Option<OwnedFd>)> {
+        let (mounted, what) = (path.to_owned(), format!("syncfs of volume {volume_id}"));
+        let (minor, asking) = (serving.connection_minor, self.hangs.asking(volume_id));
+        let detach = move || {
+            let _ours = asking;
+            // An unmount would write what was written through mappings; this one is none.
+            flush(&mounted, minor)
+        };
+        let mount = self.flushes.within(volume_id, what, limits::SYNCFS, detach)?.step("park volume")?;
+        Ok((mount, serving.daemon.open().step("watch daemon")?))
+    }
+
+    /// The mount of a parked volume, staged as `wish` has it. `None` where none is
+    /// parked any more: one that cannot serve the wish is ended.
+    pub(crate) fn unpark(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &StageWish,
+    ) -> Result<Option<MountEntry>> {
+        let Some(parked) = record.parked.clone() else { return Ok(None) };
+        if let Some(reason) = self.why_not(volume_id, record, &parked.stage, wish)? {
+            tracing::info!(%volume_id, reason, "ending the parked daemon");
+            self.check_not_copied(volume_id)?;
+            self.end_parked(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
+            return Ok(None);
+        }
+        let place = self.empty_staging_path(&wish.staging_path, volume_id)?;
+        let stage = StageRecord {
+            staging_path: wish.staging_path.clone(),
+            settings: wish.settings.clone(),
+            ..parked.stage
+        };
+        let staged = VolumeRecord { stage: Some(stage), parked: None, ..record.clone() };
+        // Held until the journal says so: what cannot be written is parked as before.
+        self.journal.put(volume_id, &staged)?;
+        *record = staged;
+        let attached = match self.parking.take(volume_id) {
+            Some(mount) => self.attach_mount(volume_id, record, &mount, &place),
+            // By a driver that ends.
+            None => Err(Error::ControlLost { volume_id: volume_id.clone(), what: "its stage" }),
+        };
+        attached.map(Some).map_err(|cause| self.undo_stage(volume_id, record, &place, cause))
+    }
+
+    /// Ends what an Unstage or a Stage that failed has let go, and not ended.
+    pub(crate) fn end_let_go(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        if record.parked.is_some() && !self.parking.holds(volume_id) {
+            self.end_parked(volume_id, record)?;
+        }
+        Ok(())
+    }
+
+    /// Why the parked daemon is not the one that a new stage would start.
+    fn why_not(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+        parked: &StageRecord,
+        wish: &StageWish,
+    ) -> Result<Option<&'static str>> {
+        let Some(serving) = parked.serving.filter(|_| self.parking.holds(volume_id)) else {
+            return Ok(Some("its connection has ended"));
+        };
+        if parked.access != wish.access || !parked.settings.is_same_daemon(&wish.settings) {
+            return Ok(Some("another access or other settings are wanted"));
+        }
+        if !serving.daemon.is_alive().step("look at daemon")? {
+            return Ok(Some("it has ended"));
+        }
+        if let Some(launch) = &parked.launch
+            && !self.launcher.stands(launch).step("look at launch")?
+        {
+            return Ok(Some("somebody took its pod back"));
+        }
+        // As for any stage: a pool that is away is said so, and the daemon waits on.
+        self.pool.check_present()?;
+        // As long as the daemon holds its directory, these numbers are nobody else's.
+        if parked.data != Some(self.data_id(volume_id)?) {
+            return Ok(Some("the volume's directory is another one"));
+        }
+        // The size may have changed while nobody could tell it; and an answer is the
+        // proof that it serves.
+        let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let inode_limit = self.pool.inode_limit(record.capacity_bytes);
+        let told = Control::connect(&dial, volume_id, limits::CONTROL)
+            .and_then(|control| control.set_capacity(record.capacity_bytes, inode_limit));
+        Ok(told.err().map(|error| {
+            tracing::warn!(%volume_id, error = chain(&error), "the parked daemon was asked");
+            "it does not answer"
+        }))
+    }
+
+    fn attach_mount(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+        mount: &OwnedFd,
+        place: &Place,
+    ) -> Result<MountEntry> {
+        let gone = || Error::UnknownVolume { volume_id: volume_id.to_string() };
+        let stage = record.stage.as_ref().ok_or_else(gone)?;
+        let seen = place.attach(mount, "mount volume")?;
+        match stage.serving {
+            Some(serving) if seen.minor == serving.connection_minor => {
+                if let Some(pidfd) = serving.daemon.open().step("watch daemon")? {
+                    self.watch.start(volume_id, serving.daemon, pidfd);
+                }
+                tracing::info!(pid = serving.daemon.pid, "served by the daemon that was parked");
+                Ok(seen)
+            }
+            Some(_) | None => {
+                let (field, path) = ("staging_target_path", &stage.staging_path);
+                Err(Error::unusable(field, path, "the parked mount is not seen there"))
+            }
+        }
+    }
+
+    /// Ends what the journal calls parked: connection, launch, daemon, directory. One
+    /// that is not parked is a success. May be repeated after any failure.
+    pub(crate) fn end_parked(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        let Some(parked) = &record.parked else { return Ok(()) };
+        self.parking.let_go(volume_id);
+        let place = self.place_of_stage(volume_id, &parked.stage)?;
+        self.take_away(volume_id, &parked.stage, place.as_ref())?;
+        record.parked = None;
+        self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
+        drop(self.parking.take(volume_id));
+        Ok(())
+    }
+
+    /// Of a volume whose lock is held, whatever it has become.
+    fn end_if_parked(&self, volume_id: &VolumeId) -> Result<()> {
+        match self.journal.find(volume_id)? {
+            Some(mut record) => self.end_parked(volume_id, &mut record),
+            None => Ok(()),
+        }
+    }
+
+    /// At the driver's end, after which nobody would hold them. What takes too long
+    /// ends without the driver, and the next one finds it in the journal.
+    pub(crate) fn end_all_parked(self: &Arc<Self>) {
+        self.parking.close();
+        let volumes = self.journal.list().into_iter();
+        let parked = volumes.filter_map(|(volume_id, record)| record.parked.map(|_| volume_id));
+        if !self.work_on_each(parked, Instant::now() + limits::LAST_CALLS, Self::end_if_parked) {
+            tracing::warn!("parked daemons are left to end by themselves");
+        }
+    }
+}
+
+/// Ends a parked volume after its delay, or when its daemon has ended. Aborted when
+/// somebody takes it, or has ended it.
+async fn end_in_time(driver: Arc<Driver>, volume_id: VolumeId, pidfd: OwnedFd, delay: Duration) {
+    tokio::select! {
+        () = tokio::time::sleep(delay) => tracing::info!(%volume_id, "parked long enough"),
+        ended = watch::ended(pidfd) => match ended {
+            // Told to, by whoever is about to say so to the journal.
+            Ok(()) if !driver.parking.holds(&volume_id) => {}
+            Ok(()) => {
+                driver.counts.daemon_died();
+                tracing::error!(%volume_id, "the volume's daemon ended while it was parked");
+            }
+            Err(error) => tracing::warn!(%volume_id, %error, "cannot watch the parked daemon"),
+        },
+    }
+    while let Err(error) = end_in_turn(&driver, &volume_id).await {
+        tracing::debug!(%volume_id, error = chain(&error), "the parked daemon is ended later");
+        tokio::time::sleep(limits::PARKED_AGAIN).await;
+    }
+}
+
+async fn end_in_turn(driver: &Arc<Driver>, volume_id: &VolumeId) -> Result<()> {
+    let guard = driver.hold(Lock::Volume(volume_id.as_str()))?;
+    driver.check_not_copied(volume_id)?;
+    let (driver, volume_id) = (driver.clone(), volume_id.clone());
+    let work = tokio::task::spawn_blocking(move || {
+        let _guard = guard;
+        driver.end_if_parked(&volume_id)
+    });
+    work.await.unwrap_or(Err(Error::Panicked { operation: "end of a parked volume" }))
+}

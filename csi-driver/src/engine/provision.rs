@@ -1,0 +1,140 @@
+//! CreateVolume and DeleteVolume: what is decided and done, without the wire.
+
+use std::sync::Arc;
+
+use crate::engine::driver::Driver;
+use crate::engine::stage::{Health, uncleared};
+use crate::error::{Error, Result};
+use crate::model::capacity::WantedCapacity;
+use crate::model::ids::VolumeId;
+use crate::model::name::VolumeName;
+use crate::model::parameters::Parameters;
+use crate::model::records::{Source, VolumeRecord};
+
+#[derive(Debug)]
+pub(crate) struct VolumeWish {
+    pub(crate) name: VolumeName,
+    pub(crate) capacity: WantedCapacity,
+    pub(crate) parameters: Parameters,
+    pub(crate) source: Option<Source>,
+}
+
+impl Driver {
+    /// Creates the volume, or finds the one of that name if it is what is wanted.
+    pub(crate) fn create(self: &Arc<Self>, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
+        let found = match self.journal.find(volume_id)? {
+            // Nobody else is at it: of a creation or a deletion that failed half-way.
+            Some(found) if found.deleting => {
+                self.finish_deletion(volume_id).map_err(|e| uncleared(volume_id, e))?;
+                None
+            }
+            // What is made from a source is there before its entry says that it is filled: it was
+            // being deleted on a disk without room for a mark.
+            Some(found)
+                if found.filled && found.source.is_some() && self.pool.has_lost_volume(volume_id)? =>
+            {
+                self.delete(volume_id).map_err(|e| uncleared(volume_id, e))?;
+                None
+            }
+            found => found,
+        };
+        let record = match found {
+            Some(found) => {
+                check_same(&found, &wish)?;
+                if found.filled {
+                    // Its creation may have been cut short.
+                    return self.pool.ensure(volume_id).map(|()| found);
+                }
+                found
+            }
+            None => self.admit(volume_id, wish)?,
+        };
+        self.make(volume_id, record).map_err(|cause| {
+            if self.jobs.find(volume_id.as_str()).is_some() {
+                // The copy goes on: the repeated call joins it.
+                return cause;
+            }
+            match self.delete(volume_id) {
+                Ok(()) => cause,
+                Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+            }
+        })
+    }
+
+    fn admit(&self, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
+        let capacity_bytes = match &wish.source {
+            None => wish.capacity.choose(),
+            Some(source) => wish.capacity.choose_for(source, self.source_bytes(source)?)?,
+        };
+        self.pool.check_no_volume(volume_id)?;
+        let mut record = VolumeRecord::new(wish.name, capacity_bytes, wish.parameters);
+        record.filled = wish.source.is_none();
+        record.source = wish.source;
+        self.journal.admit(volume_id, &record, self.room()?)?;
+        Ok(record)
+    }
+
+    fn make(self: &Arc<Self>, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<VolumeRecord> {
+        if record.filled {
+            self.pool.ensure(volume_id)?;
+        } else {
+            self.fill_volume(volume_id, &mut record)?;
+        }
+        Ok(record)
+    }
+
+    /// Deletes the volume with its data; one that does not exist is a success.
+    pub(crate) fn delete(&self, volume_id: &VolumeId) -> Result<()> {
+        let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
+        self.check_detached(volume_id, &record)?;
+        self.forget_unmounted_targets(volume_id, &mut record)?;
+        if let Some(path) = record.targets.keys().next() {
+            return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
+        }
+        if let Some(stage) = record.stage.clone() {
+            match self.health(volume_id, &stage)? {
+                // Left by a reboot or by a killed stage: nobody uses it.
+                Health::HalfDone | Health::Unmounted => self.tear_down(volume_id, &mut record)?,
+                Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
+                    let path = stage.staging_path;
+                    return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
+                }
+            }
+        }
+        self.check_not_copied(volume_id)?;
+        self.end_parked(volume_id, &mut record)?;
+        self.stop_filling(volume_id)?;
+        if !record.deleting {
+            record.deleting = true;
+            self.journal.put_deleting(volume_id, &record)?;
+        }
+        self.finish_deletion(volume_id)
+    }
+
+    pub(crate) fn finish_deletion(&self, volume_id: &VolumeId) -> Result<()> {
+        self.pool.remove(volume_id)?;
+        self.journal.remove(volume_id)
+    }
+}
+
+fn check_same(found: &VolumeRecord, wish: &VolumeWish) -> Result<()> {
+    let otherwise = |what, found_value: String, wanted: String| {
+        let name = found.name.as_str().to_owned();
+        Err(Error::ExistsOtherwise { name, what, found: found_value, wanted })
+    };
+    if !wish.capacity.admits(found.capacity_bytes) {
+        return otherwise(
+            "a capacity of",
+            format!("{} bytes", found.capacity_bytes),
+            wish.capacity.to_string(),
+        );
+    }
+    if found.source != wish.source {
+        let shown = |source: &Option<Source>| source.as_ref().map_or("none".to_owned(), Source::to_string);
+        return otherwise("the content source", shown(&found.source), shown(&wish.source));
+    }
+    if found.parameters != wish.parameters {
+        return otherwise("the parameters", found.parameters.to_string(), wish.parameters.to_string());
+    }
+    Ok(())
+}

@@ -1,0 +1,365 @@
+//! Publishing: a bind mount of the staged volume at a pod's target path.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use linux::mountinfo::MountEntry;
+use rustix::io::Errno;
+
+use crate::engine::driver::Driver;
+use crate::engine::mount_point;
+use crate::engine::stage::{StageWish, is_served, uncleared};
+use crate::error::{Error, Result, Step};
+use crate::kernel::host_path::HostPath;
+use crate::kernel::mounts::{self, WhenBusy};
+use crate::kernel::place::Place;
+use crate::model::capability::{Access, MountFlag};
+use crate::model::ids::VolumeId;
+use crate::model::records::{StageRecord, TargetRecord, VolumeRecord};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PublishWish {
+    pub(crate) staging_path: PathBuf,
+    pub(crate) target_path: PathBuf,
+    /// As it was asked for, if links led from there to `target_path`.
+    pub(crate) asked: Option<PathBuf>,
+    /// Read-only where the request or the capability says so.
+    pub(crate) access: Access,
+}
+
+impl PublishWish {
+    /// Before its mount is made.
+    fn target(&self, owes_group: bool) -> TargetRecord {
+        TargetRecord { access: self.access, published: false, asked: self.asked.clone(), owes_group }
+    }
+}
+
+impl Driver {
+    /// NodePublishVolume. A volume whose daemon died is staged anew first: kubelet
+    /// does not stage again what it believes staged.
+    pub(crate) fn publish(&self, volume_id: &VolumeId, wish: &PublishWish) -> Result<()> {
+        check_apart(&wish.staging_path, &wish.target_path)?;
+        let mut record = self.journal.get(volume_id)?;
+        let target = &wish.target_path;
+        self.hangs.left_or_stays(volume_id, target);
+        let is_known = record.targets.contains_key(target);
+        // A target that was published is there, dead or alive, whatever hinders its healing.
+        let staged = self
+            .staged_for(volume_id, &mut record, wish)
+            .map_err(|e| if is_known { uncleared(volume_id, e) } else { e })?;
+        if let Some(found) = record.targets.get(target).filter(|found| found.access != wish.access) {
+            return Err(Error::PublishedOtherwise {
+                volume_id: volume_id.clone(),
+                path: target.clone(),
+                found: found.access.to_string(),
+                wanted: wish.access.to_string(),
+            });
+        }
+        let Some(place) = self.paths.place("target_path", target)? else {
+            // What was published there is gone with the directory.
+            self.forget_target(volume_id, &mut record, target)?;
+            return Err(mount_point::parent_missing("target_path", target));
+        };
+        // A mount of something else there is an error, before anything is written.
+        let mounted = mounts::find_at(&place, volume_id)?;
+        match record.targets.get(target) {
+            Some(found) => {
+                let is_right = |mount| is_right(mount, &staged, wish.access);
+                if found.published && mounted.as_ref().is_some_and(is_right) {
+                    return Ok(());
+                }
+            }
+            None => {
+                if mounted.is_none() {
+                    mount_point::check(&place)?;
+                }
+                self.check_new_target(volume_id, &mut record, wish)?;
+            }
+        }
+        // The first publish gives the group; what repeats it only if that was cut short.
+        let is_owed = record.targets.get(target).is_none_or(|found| found.owes_group);
+        let owes_group = is_owed && Self::begin_group(&mut record, wish);
+        record.targets.insert(target.clone(), wish.target(owes_group));
+        self.journal.put(volume_id, &record)?;
+        self.try_publish(volume_id, &mut record, wish, (&place, &staged, mounted)).map_err(|cause| match self
+            .retract_at(volume_id, &mut record, &place)
+        {
+            Ok(()) => cause,
+            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+        })
+    }
+
+    /// NodeUnpublishVolume; a target that is not published is a success.
+    pub(crate) fn unpublish(&self, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
+        let mut record = self.journal.find(volume_id)?;
+        let mut targets =
+            record.as_ref().map(|record| record.targets_asked_at(path.as_asked())).unwrap_or_default();
+        if targets.is_empty() {
+            let is_known =
+                |path: &Path| record.as_ref().is_some_and(|record| record.targets.contains_key(path));
+            targets.extend(self.paths.find(path, is_known)?);
+        }
+        targets.iter().try_for_each(|target| match &mut record {
+            Some(record) => {
+                let retracted = self.retract(volume_id, record, target);
+                match &retracted {
+                    // The watch for hung daemons looks why.
+                    Err(Error::Busy { .. } | Error::Deadline { .. }) => self.hangs.leaving(volume_id, target),
+                    Ok(()) | Err(_) => self.hangs.left_or_stays(volume_id, target),
+                }
+                retracted
+            }
+            // Whatever the journal forgot, mountinfo still tells whose it is.
+            None => match self.paths.place("target_path", target)? {
+                Some(place) => mounts::unmount_own(&place, volume_id, WhenBusy::Refuse),
+                None => Ok(()),
+            },
+        })
+    }
+
+    /// Where a call wants a target. One that the journal knows stays usable: it may be of an
+    /// earlier `--kubelet-dir`.
+    pub(crate) fn target_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
+        let record = self.journal.get(volume_id)?;
+        let resolved = self.paths.resolve_anew(path, |known| record.targets.contains_key(known));
+        let is_known = !record.targets_asked_at(path.as_asked()).is_empty();
+        resolved.map_err(|e| if is_known { uncleared(volume_id, e) } else { e })
+    }
+
+    /// The mount to publish, healed if it must be.
+    fn staged_for(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &PublishWish,
+    ) -> Result<MountEntry> {
+        let not_staged =
+            || Error::NotStaged { volume_id: volume_id.clone(), path: wish.staging_path.clone() };
+        let mut stage = record.stage.clone().ok_or_else(not_staged)?;
+        if stage.staging_path != wish.staging_path || stage.serving.is_none() {
+            return Err(not_staged());
+        }
+        check_access(volume_id, &stage, wish.access)?;
+        if !record.targets.contains_key(&wish.target_path) {
+            stage.access.group = self.group_of_stage(volume_id, record, wish.access)?;
+        }
+        self.ensure_staged(volume_id, record, &StageWish::again(&stage))
+    }
+
+    /// Whether the volume is to be given to the group of this publish. From here on the
+    /// stage has that group: a remount gives what the publish does not come to.
+    fn begin_group(record: &mut VolumeRecord, wish: &PublishWish) -> bool {
+        let Some(stage) = &mut record.stage else { return false };
+        if wish.access.group.is_none() || wish.access.read_only || stage.access.read_only {
+            return false;
+        }
+        stage.access.group = wish.access.group;
+        true
+    }
+
+    fn check_new_target(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &PublishWish,
+    ) -> Result<()> {
+        let is_shared = |record: &VolumeRecord| {
+            record
+                .targets
+                .values()
+                .map(|found| &found.access)
+                .chain([&wish.access])
+                .all(|access| access.mode.allows_second_target())
+        };
+        if is_shared(record) {
+            return Ok(());
+        }
+        self.forget_unmounted_targets(volume_id, record)?;
+        // That which forbids another, where there is one.
+        let published =
+            record.targets.iter().min_by_key(|(_, found)| found.access.mode.allows_second_target());
+        match published {
+            Some((published, found)) if !is_shared(record) => Err(Error::SecondTarget {
+                volume_id: volume_id.clone(),
+                published: published.clone(),
+                mode: if found.access.mode.allows_second_target() {
+                    wish.access.mode
+                } else {
+                    found.access.mode
+                },
+            }),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn try_publish(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        wish: &PublishWish,
+        (place, staged, left): (&Place, &MountEntry, Option<MountEntry>),
+    ) -> Result<()> {
+        let target = &wish.target_path;
+        let owes_group = record.targets.get(target).is_some_and(|found| found.owes_group);
+        if let Some(gid) = wish.access.group.filter(|_| owes_group) {
+            self.give_group_in_use(volume_id, staged, gid)?;
+        }
+        // Of a daemon that died, or of a publish that was cut short.
+        if let Some(left) = left {
+            let is_served = left.minor == staged.minor;
+            mounts::unmount(place, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
+        }
+        mount_point::make(place)?;
+        let tree = mounts::copy(staged, "publish volume")?;
+        place.attach(&tree, "publish volume")?;
+        // It has the flags of the staged mount.
+        if !mounts::is_as_wanted(staged, wish.access) {
+            let staged_flags = record.stage.as_ref().map(|stage| stage.access.flags).unwrap_or_default();
+            let access = Access { flags: wish.access.flags.with(staged_flags), ..wish.access };
+            linux::mount::remount_bind_at(&tree, target, mounts::flags(access)).step("publish volume")?;
+        }
+        let mount = mounts::find_at(place, volume_id)?;
+        if !mount.is_some_and(|mount| is_right(&mount, staged, wish.access)) {
+            return Err(Error::unusable("target_path", target, "mountinfo does not show the volume there"));
+        }
+        record.targets.insert(target.clone(), TargetRecord { published: true, ..wish.target(false) });
+        self.journal.put(volume_id, record)
+    }
+
+    /// Takes away mount, directory and the journal's word of them.
+    pub(crate) fn retract(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        target: &Path,
+    ) -> Result<()> {
+        match self.place_of_target(volume_id, record, target)? {
+            Some(place) => self.retract_at(volume_id, record, &place),
+            None => self.forget_target(volume_id, record, target),
+        }
+    }
+
+    fn retract_at(&self, volume_id: &VolumeId, record: &mut VolumeRecord, place: &Place) -> Result<()> {
+        let is_known = record.targets.contains_key(place.path());
+        let mounted = match mounts::find_at(place, volume_id) {
+            // Never published here, and what is here is not this volume.
+            Err(Error::ForeignMount { .. }) if !is_known => return Ok(()),
+            mounted => mounted?.map(|mount| mount.minor),
+        };
+        let is_served = mounted.is_some() && mounted == served_connection(record)?;
+        let when_busy = if is_served { WhenBusy::Refuse } else { WhenBusy::AbortNow };
+        match (mounts::unmount(place, volume_id, when_busy), mounted) {
+            (Err(Error::Busy { .. }), Some(minor)) if self.is_hung(volume_id, minor)? => {
+                self.give_up(volume_id, record)?;
+                mounts::unmount(place, volume_id, WhenBusy::AbortNow)?;
+            }
+            (outcome, _) => outcome?,
+        }
+        if !is_known {
+            return mount_point::remove_left(place);
+        }
+        match place.remove_dir() {
+            // What is no directory, or has files, was not made here.
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY | Errno::EXIST) => {}
+            // The kernel says so of what is not there, too.
+            Err(Errno::ROFS) if place.stat().is_err_and(|errno| errno == Errno::NOENT) => {}
+            Err(e) => return Err(linux::Error::at("remove", place.path(), e)).step("unpublish volume"),
+        }
+        self.forget_target(volume_id, record, place.path())
+    }
+
+    fn forget_target(&self, volume_id: &VolumeId, record: &mut VolumeRecord, target: &Path) -> Result<()> {
+        if record.targets.remove(target).is_none() {
+            return Ok(());
+        }
+        self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))
+    }
+
+    /// [`Self::place_of_mount`] of a target.
+    pub(crate) fn place_of_target(
+        &self,
+        volume_id: &VolumeId,
+        record: &VolumeRecord,
+        target: &Path,
+    ) -> Result<Option<Place>> {
+        self.place_of_mount(volume_id, ("target_path", target), &record.mount_points_beside(target))
+    }
+
+    /// The place of a mount that the journal has. `None` where there is none to take away: its
+    /// directory is gone; or the path leads through a link, and the volume is mounted at `others`
+    /// alone, as after a restart of a machine whose directories were moved, or where a pod has removed
+    /// the directory in a mount namespace of its own.
+    pub(crate) fn place_of_mount(
+        &self,
+        volume_id: &VolumeId,
+        (field, path): (&'static str, &Path),
+        others: &[&Path],
+    ) -> Result<Option<Place>> {
+        match self.paths.place(field, path) {
+            Err(Error::PathChanged { .. }) if !mounts::is_mounted_beside(volume_id, others)? => Ok(None),
+            found => found,
+        }
+    }
+}
+
+impl Driver {
+    /// Before the connection of a daemon that does not answer is aborted: whoever comes
+    /// next finds a volume that nobody serves, and serves it anew.
+    fn give_up(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        let Some(stage) = &mut record.stage else { return Ok(()) };
+        stage.aborted = true;
+        let daemon = stage.serving.map(|serving| serving.daemon);
+        self.journal.put(volume_id, record)?;
+        if let Some(daemon) = daemon
+            && !daemon.end(Duration::ZERO).step("end daemon")?
+        {
+            // In a frozen cgroup, or in a wait that nothing interrupts: it ends when it is let.
+            tracing::warn!(%volume_id, "the daemon that does not answer does not end either");
+        }
+        Ok(())
+    }
+}
+
+/// A target in the volume itself, or one that the volume is beneath, would be taken for its stage.
+pub(crate) fn check_apart(staging: &Path, target: &Path) -> Result<()> {
+    if target.starts_with(staging) || staging.starts_with(target) {
+        let reason = format!("not apart from staging_target_path {}", staging.display());
+        return Err(Error::invalid("target_path", target.to_string_lossy(), reason));
+    }
+    Ok(())
+}
+
+/// Same file system and same directory of it as the staged mount, with the flags that are wanted.
+fn is_right(mount: &MountEntry, staged: &MountEntry, access: Access) -> bool {
+    mount.same_root(staged) && mounts::is_as_wanted(mount, access)
+}
+
+/// What the file system refuses or is given when it is staged, no publish can change.
+fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Result<()> {
+    let is_synced = |access: Access| access.flags.contains(MountFlag::Sync);
+    // A mount has one rule for access times, and the stage's flags are every publish's.
+    let rules = [MountFlag::Noatime, MountFlag::Relatime];
+    let has = |access: Access, flag| access.flags.contains(flag);
+    let contradicts = rules.iter().any(|&flag| has(wanted, flag) && !has(stage.access, flag))
+        && rules.iter().any(|&flag| has(stage.access, flag));
+    if (stage.access.read_only && !wanted.read_only)
+        || (is_synced(wanted) && !is_synced(stage.access))
+        || contradicts
+    {
+        return Err(Error::StagedOtherwise {
+            volume_id: volume_id.clone(),
+            path: stage.staging_path.clone(),
+            found: stage.access.to_string(),
+            wanted: wanted.to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// The connection whose daemon lives, wherever it is mounted.
+fn served_connection(record: &VolumeRecord) -> Result<Option<u32>> {
+    match &record.stage {
+        Some(stage) if is_served(stage)? => Ok(stage.serving.map(|serving| serving.connection_minor)),
+        Some(_) | None => Ok(None),
+    }
+}

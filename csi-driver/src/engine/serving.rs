@@ -1,0 +1,42 @@
+//! The daemon that serves a volume, or waits for its next stage: how it is asked.
+
+use crate::daemon::control::Control;
+use crate::daemon::dial::DialDir;
+use crate::engine::driver::Driver;
+use crate::engine::stage::{Health, is_served};
+use crate::error::Result;
+use crate::model::ids::VolumeId;
+use crate::model::limits;
+use crate::model::records::VolumeRecord;
+
+impl Driver {
+    /// A connection to the daemon that serves the volume, or is parked with it;
+    /// `None` when none does. A parked one that does not answer is ended: nobody
+    /// needs it.
+    pub(crate) fn serving(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<Option<Control>> {
+        if record.parked.is_some() {
+            let answer = self.parked_control(volume_id);
+            if answer.is_none() {
+                self.end_parked(volume_id, record)?;
+            }
+            return Ok(answer);
+        }
+        let Some(stage) = &record.stage else { return Ok(None) };
+        match self.health(volume_id, stage)? {
+            // Where no path leads to it any more, whoever has it open still writes to it.
+            Health::Unmounted if !is_served(stage)? => Ok(None),
+            Health::Serving(_) | Health::Displaced(_) | Health::Unmounted => {
+                let dial = DialDir::of(&self.config.run_dir, volume_id);
+                Control::connect(&dial, volume_id, limits::CONTROL).map(Some)
+            }
+            Health::HalfDone | Health::DaemonDead => Ok(None),
+        }
+    }
+
+    fn parked_control(&self, volume_id: &VolumeId) -> Option<Control> {
+        let dial = DialDir::of(&self.config.run_dir, volume_id);
+        let connect = || Control::connect(&dial, volume_id, limits::CONTROL);
+        let control = self.parking.holds(volume_id).then(connect)?.ok()?;
+        control.ping().ok().map(|()| control)
+    }
+}

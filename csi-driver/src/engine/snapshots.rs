@@ -1,0 +1,470 @@
+//! Snapshots, and volumes filled from snapshots or from other volumes: what is
+//! decided and done, without the wire.
+//!
+//! Order of steps of a cut, each named in the journal before it is done: begun;
+//! held back (the daemon lets no change through); copied into `incoming`; moved
+//! into place; let go; on disk; ready. Until it is ready a cut by reflink was
+//! never answered, and is begun anew. A blocking copy is answered while it goes
+//! on, so one that breaks off stays, as failed, until it is deleted.
+//!
+//! A copy keeps no lock of its source: pods come and go meanwhile. What would let
+//! somebody write, or take the tree away, looks for the copy itself
+//! ([`Driver::check_not_copied`]): a first stage, Unstage, DeleteVolume, another copy.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::backend::pool::{CopyMode, Count, Progress};
+use crate::daemon::control::{Control, Paused, Quiesced};
+use crate::engine::driver::{Driver, Lock};
+use crate::engine::hang::flush;
+use crate::engine::jobs::Job;
+use crate::engine::volume_lock::VolumeGuard;
+use crate::error::{Error, Result, Step, chain};
+use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::limits;
+use crate::model::name::VolumeName;
+use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
+use crate::model::snapshot_mode::SnapshotMode;
+
+/// What the driver that is gone leaves to be read of a copy it was making.
+const ENDED: &str = "the driver ended during the copy";
+const LOST: &str = "its data is not in the pool: a deletion began, or it was removed there";
+
+/// Where a class says that writers may have to wait for a copy.
+pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or of the volume's StorageClass";
+const CLASS_OF_CLONES: &str = "new volume's StorageClass";
+
+#[derive(Debug)]
+pub(crate) struct SnapshotWish {
+    pub(crate) name: VolumeName,
+    /// As given; one that this driver never gave out is the id of no volume.
+    pub(crate) source: String,
+    pub(crate) mode: Option<SnapshotMode>,
+}
+
+impl Driver {
+    /// CreateSnapshot. The caller holds the snapshot's lock.
+    pub(crate) fn create_snapshot(
+        self: &Arc<Self>,
+        id: &SnapshotId,
+        wish: SnapshotWish,
+    ) -> Result<SnapshotRecord> {
+        if let Some(found) = self.journal.snapshots().find(id)? {
+            if found.source.as_str() != wish.source {
+                let name = found.name.as_str().to_owned();
+                return Err(Error::SnapshotOtherwise { name, found: found.source, wanted: wish.source });
+            }
+            match found.phase {
+                _ if found.deleting => self.finish_snapshot_deletion(id)?,
+                SnapshotPhase::Begun => self.finish_snapshot_deletion(id)?,
+                SnapshotPhase::Copying | SnapshotPhase::Ready => return Ok(found),
+                SnapshotPhase::Failed { reason } => {
+                    return Err(Error::SnapshotFailed { snapshot_id: id.clone(), reason });
+                }
+            }
+        }
+        let source = self.known_volume(&wish.source)?;
+        let until_cut_or_begun = self.hold(Lock::Volume(source.as_str()))?;
+        let mut volume = self.journal.get(&source)?;
+        check_usable(&source, &volume)?;
+        self.check_not_copied(&source)?;
+        let mode = self.snapshot_mode(wish.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
+        let control = self.serving(&source, &mut volume)?;
+        let used = self.used_now(&source, volume.capacity_bytes, control.as_ref())?;
+        let record = SnapshotRecord {
+            name: wish.name,
+            source: source.clone(),
+            source_capacity_bytes: volume.capacity_bytes,
+            used_bytes: used.bytes,
+            used_inodes: used.inodes,
+            created: Timestamp::now(),
+            mode,
+            phase: SnapshotPhase::Begun,
+            pause_us: 0,
+            deleting: false,
+        };
+        self.pool.check_no_snapshot(id)?;
+        self.journal.admit_snapshot(id, &record, self.room()?)?;
+        let made = match mode {
+            SnapshotMode::Reflink => self.cut(id, record, &volume, control, until_cut_or_begun),
+            SnapshotMode::BlockingCopy => self.begin_copy(id, record, &volume, control),
+        };
+        made.map_err(|cause| match self.finish_snapshot_deletion(id) {
+            Ok(()) => cause,
+            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+        })
+    }
+
+    /// Clones the tree while the daemon, if there is one, holds its writers back. The volume is
+    /// free once it is cut: the way to the disk is long where others write much to the pool.
+    fn cut(
+        &self,
+        id: &SnapshotId,
+        mut record: SnapshotRecord,
+        volume: &VolumeRecord,
+        control: Option<Control>,
+        until_cut: VolumeGuard,
+    ) -> Result<SnapshotRecord> {
+        let pause = self.hold_back(&record.source, volume, control)?;
+        let at = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
+        let progress = Progress::default();
+        progress.bound(record.source_capacity_bytes);
+        let (count, paused) = self.renewing(&record.source, pause, &progress, |progress| {
+            self.pool.fill_snapshot(id, &record.source, CopyMode::Reflink, progress)
+        })?;
+        drop(until_cut);
+        self.pool.sync()?;
+        record.created = at;
+        record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
+        record.used_inodes = count.inodes;
+        record.pause_us = microseconds(paused);
+        record.phase = SnapshotPhase::Ready;
+        self.journal.snapshots().put(id, &record)?;
+        tracing::info!(snapshot_id = %id, pause_us = record.pause_us, bytes = count.bytes, "snapshot is ready");
+        Ok(record)
+    }
+
+    /// Begins a copy for which the writers are held back until it ends.
+    fn begin_copy(
+        self: &Arc<Self>,
+        id: &SnapshotId,
+        mut record: SnapshotRecord,
+        volume: &VolumeRecord,
+        control: Option<Control>,
+    ) -> Result<SnapshotRecord> {
+        let pause = self.hold_back(&record.source, volume, control)?;
+        record.created = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
+        if let Some(pause) = &pause {
+            record.used_bytes = pause.used_bytes.min(volume.capacity_bytes);
+            record.used_inodes = pause.used_inodes;
+        }
+        record.phase = SnapshotPhase::Copying;
+        self.journal.snapshots().put(id, &record)?;
+        let (driver, id, answered) = (self.clone(), id.clone(), record.clone());
+        let (source, total_bytes) = (record.source.clone(), record.used_bytes);
+        self.jobs.start(id.clone().as_str(), source.as_str(), total_bytes, move |progress| {
+            let copied = driver.copy(&id, &mut record, pause, progress);
+            if let Err(error) = &copied {
+                record.phase = SnapshotPhase::Failed { reason: chain(error) };
+                driver.journal.snapshots().put(&id, &record)?;
+                driver.pool.remove_snapshot(&id)?;
+            }
+            copied
+        })?;
+        Ok(answered)
+    }
+
+    fn copy(
+        &self,
+        id: &SnapshotId,
+        record: &mut SnapshotRecord,
+        pause: Option<Quiesced>,
+        progress: &Progress,
+    ) -> Result<()> {
+        progress.bound(record.source_capacity_bytes);
+        let (count, paused) = self.renewing(&record.source, pause, progress, |progress| {
+            self.pool.fill_snapshot(id, &record.source, CopyMode::Bytes, progress)
+        })?;
+        self.pool.sync()?;
+        record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
+        record.used_inodes = count.inodes;
+        record.pause_us = microseconds(paused);
+        record.phase = SnapshotPhase::Ready;
+        self.journal.snapshots().put(id, record)?;
+        tracing::info!(snapshot_id = %id, pause_us = record.pause_us, bytes = count.bytes, "snapshot is ready");
+        Ok(())
+    }
+
+    /// DeleteSnapshot; one that does not exist is a success. The caller holds the snapshot's lock.
+    pub(crate) fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        let Some(mut record) = self.journal.snapshots().find(id)? else { return Ok(()) };
+        if let Some(restore) = self.jobs.copying(id.as_str()) {
+            return Err(restore.under_way(format!("snapshot {id}")));
+        }
+        if let Some(copy) = self.jobs.find(id.as_str()) {
+            copy.cancel(format!("snapshot {id}"), limits::CANCEL)?;
+        }
+        if !record.deleting {
+            record.deleting = true;
+            self.journal.snapshots().put_deleting(id, &record)?;
+        }
+        self.finish_snapshot_deletion(id)
+    }
+
+    fn finish_snapshot_deletion(&self, id: &SnapshotId) -> Result<()> {
+        self.pool.remove_snapshot(id)?;
+        self.journal.snapshots().remove(id)
+    }
+
+    /// How far the copy of this snapshot or volume is: done and total bytes.
+    pub(crate) fn copied_bytes(&self, id: &str) -> Option<(u64, u64)> {
+        self.jobs.find(id).map(|job| job.bytes())
+    }
+
+    /// What a new volume's source needs of the claim: its capacity.
+    pub(crate) fn source_bytes(&self, source: &Source) -> Result<u64> {
+        Ok(match source {
+            Source::Snapshot(id) => self.restorable(id)?.source_capacity_bytes,
+            Source::Volume(id) => {
+                let volume = self.journal.get(id)?;
+                check_usable(id, &volume)?;
+                volume.capacity_bytes
+            }
+        })
+    }
+
+    /// Fills a new volume from its source. One that takes long is [`Error::Copying`]:
+    /// the copy goes on, and the repeated call joins it. The caller holds the
+    /// volume's lock; `record` is admitted and not filled.
+    pub(crate) fn fill_volume(self: &Arc<Self>, id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        let Some(source) = record.source.clone() else { return Ok(()) };
+        let job = match self.jobs.find(id.as_str()) {
+            Some(job) => job,
+            None => match &source {
+                Source::Snapshot(snapshot) => self.begin_restore(id, snapshot)?,
+                Source::Volume(volume) => self.begin_clone(id, volume, record.parameters.snapshot_mode)?,
+            },
+        };
+        job.wait(format!("volume {id} from {source}"), limits::FILL)?;
+        *record = self.journal.get(id)?;
+        Ok(())
+    }
+
+    fn begin_restore(self: &Arc<Self>, id: &VolumeId, snapshot: &SnapshotId) -> Result<Arc<Job>> {
+        // A deletion holds this lock; later ones see the job.
+        let _until_begun = self.hold(Lock::Snapshot(snapshot.as_str()))?;
+        let used_bytes = self.restorable(snapshot)?.used_bytes;
+        let (driver, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
+        self.jobs.start(id.clone().as_str(), snapshot.as_str(), used_bytes, move |progress| {
+            driver.pool.fill_volume(&id, &source, driver.copy_mode()?, progress)?;
+            driver.filled(&id)
+        })
+    }
+
+    fn begin_clone(
+        self: &Arc<Self>,
+        id: &VolumeId,
+        source: &VolumeId,
+        wish: Option<SnapshotMode>,
+    ) -> Result<Arc<Job>> {
+        let _until_begun = self.hold(Lock::Volume(source.as_str()))?;
+        let mut volume = self.journal.get(source)?;
+        check_usable(source, &volume)?;
+        self.check_not_copied(source)?;
+        self.snapshot_mode(wish, CLASS_OF_CLONES)?;
+        let control = self.serving(source, &mut volume)?;
+        let used = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
+        let pause = self.hold_back(source, &volume, control)?;
+        let (driver, id, source) = (self.clone(), id.clone(), source.clone());
+        self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
+            progress.bound(volume.capacity_bytes);
+            let from = Source::Volume(source.clone());
+            let (_, paused) = driver.renewing(&source, pause, progress, |progress| {
+                driver.pool.fill_volume(&id, &from, driver.copy_mode()?, progress)
+            })?;
+            tracing::info!(volume_id = %source, pause_us = microseconds(paused), "cloned");
+            driver.filled(&id)
+        })
+    }
+
+    fn filled(&self, id: &VolumeId) -> Result<()> {
+        self.pool.sync()?;
+        let mut record = self.journal.get(id)?;
+        record.filled = true;
+        self.journal.put(id, &record)
+    }
+
+    /// Before a volume is deleted: ends the copy that fills it.
+    pub(crate) fn stop_filling(&self, id: &VolumeId) -> Result<()> {
+        match self.jobs.find(id.as_str()) {
+            Some(job) => job.cancel(format!("volume {id}"), limits::CANCEL),
+            None => Ok(()),
+        }
+    }
+
+    /// What an earlier driver left of snapshots, before the first call. What was
+    /// never answered goes; what was, and is not whole, says so.
+    pub(crate) fn reconcile_snapshots(&self) {
+        for (id, record) in self.journal.snapshots().list() {
+            if let Err(error) = self.reconcile_snapshot(&id, record) {
+                tracing::warn!(snapshot_id = %id, error = chain(&error), "could not be put in order");
+            }
+        }
+    }
+
+    fn reconcile_snapshot(&self, id: &SnapshotId, mut record: SnapshotRecord) -> Result<()> {
+        match record.phase {
+            _ if record.deleting => self.finish_snapshot_deletion(id),
+            SnapshotPhase::Begun => self.finish_snapshot_deletion(id),
+            SnapshotPhase::Copying => {
+                record.phase = SnapshotPhase::Failed { reason: ENDED.to_owned() };
+                self.journal.snapshots().put(id, &record)?;
+                self.pool.remove_snapshot(id)
+            }
+            SnapshotPhase::Failed { .. } => self.pool.remove_snapshot(id),
+            SnapshotPhase::Ready if self.pool.has_lost_snapshot(id)? => {
+                record.phase = SnapshotPhase::Failed { reason: LOST.to_owned() };
+                self.journal.snapshots().put_finding(id, &record)?;
+                tracing::error!(snapshot_id = %id, reason = LOST, "a snapshot has failed");
+                Ok(())
+            }
+            SnapshotPhase::Ready => Ok(()),
+        }
+    }
+
+    fn known_volume(&self, volume_id: &str) -> Result<VolumeId> {
+        VolumeId::parse(volume_id).ok_or_else(|| Error::UnknownVolume { volume_id: volume_id.to_owned() })
+    }
+
+    fn restorable(&self, id: &SnapshotId) -> Result<SnapshotRecord> {
+        let record = self.journal.snapshots().get(id)?;
+        match &record.phase {
+            _ if record.deleting => Err(Error::UnknownSnapshot { snapshot_id: id.to_string() }),
+            SnapshotPhase::Ready => Ok(record),
+            SnapshotPhase::Failed { reason } => {
+                Err(Error::SnapshotFailed { snapshot_id: id.clone(), reason: reason.clone() })
+            }
+            SnapshotPhase::Begun | SnapshotPhase::Copying => {
+                let (done_bytes, total_bytes) = self.copied_bytes(id.as_str()).unwrap_or_default();
+                Err(Error::Copying { what: format!("snapshot {id}"), done_bytes, total_bytes })
+            }
+        }
+    }
+
+    fn copy_mode(&self) -> Result<CopyMode> {
+        Ok(if self.pool.can_reflink()? { CopyMode::Reflink } else { CopyMode::Bytes })
+    }
+
+    /// A class that allows a blocking copy does not ask for one where a reflink will do.
+    /// `class` is where it is allowed.
+    fn snapshot_mode(&self, wish: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode> {
+        match wish {
+            _ if self.pool.can_reflink()? => Ok(SnapshotMode::Reflink),
+            Some(SnapshotMode::BlockingCopy) => Ok(SnapshotMode::BlockingCopy),
+            Some(SnapshotMode::Reflink) | None => Err(Error::NoReflink {
+                pool: self.pool.dir().to_owned(),
+                fs_type: self.pool.fs_type()?,
+                class,
+            }),
+        }
+    }
+
+    /// What a volume holds, of bytes at most its capacity. Its daemon writes the usage file
+    /// too, so what that says is trusted no more than what the daemon reports.
+    fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<Count> {
+        let Some(control) = control else {
+            let used = self.pool.used(id)?;
+            return Ok(Count { bytes: used.bytes.min(capacity_bytes), ..used });
+        };
+        let usage = control.usage()?;
+        if usage.counting {
+            // It would refuse to hold back: what a cut holds is not known yet.
+            return Err(Error::Pending { what: format!("volume {id} (its daemon counts what it holds)") });
+        }
+        Ok(Count { bytes: usage.used_bytes.min(capacity_bytes), inodes: usage.used_inodes })
+    }
+
+    /// Nothing changes in the volume from here on; `None` when nobody serves it.
+    fn hold_back(
+        &self,
+        id: &VolumeId,
+        volume: &VolumeRecord,
+        control: Option<Control>,
+    ) -> Result<Option<Quiesced>> {
+        let Some(control) = control else { return Ok(None) };
+        if let Some(stage) = &volume.stage {
+            // Pages written through mappings are on their way to the daemon.
+            let (path, asking) = (stage.staging_path.clone(), self.hangs.asking(id));
+            let minor = stage.serving.map(|serving| serving.connection_minor).unwrap_or_default();
+            let flushed =
+                self.flushes.within(id, format!("syncfs of volume {id}"), limits::SYNCFS, move || {
+                    let _ours = asking;
+                    flush(&path, minor).map(drop)
+                })?;
+            if let Err(error) = flushed {
+                tracing::warn!(volume_id = %id, error = chain(&error), "syncfs before a snapshot");
+            }
+        }
+        control.quiesce(limits::QUIESCE, self.hangs.holding_back(id)).map(Some)
+    }
+
+    /// Does `work` under a pause whose lease is renewed until it ends; the pause's
+    /// length. A lease that is lost stops the work.
+    fn renewing(
+        &self,
+        id: &VolumeId,
+        pause: Option<Quiesced>,
+        progress: &Progress,
+        work: impl FnOnce(&Progress) -> Result<Count>,
+    ) -> Result<(Count, Duration)> {
+        let (count, pause) = std::thread::scope(|scope| {
+            let (end, ended) = channel::<()>();
+            let renew = move || {
+                while let Some(held) = &pause
+                    && ended.recv_timeout(limits::QUIESCE_RENEWAL) == Err(RecvTimeoutError::Timeout)
+                {
+                    if let Err(error) = held.renew(limits::QUIESCE) {
+                        progress.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+                        return Err(error);
+                    }
+                }
+                Ok(pause)
+            };
+            let renewer = std::thread::Builder::new()
+                .name("renew".to_owned())
+                .spawn_scoped(scope, renew)
+                .map_err(|e| linux::Error::new("start thread for the pause of", id, e))
+                .step("start thread")?;
+            let count = work(progress);
+            drop(end);
+            let renewed = renewer.join().unwrap_or(Err(Error::Panicked { operation: "renewal of a pause" }));
+            // Why it was stopped says more than that it was.
+            renewed.and_then(|pause| count.map(|count| (count, pause)))
+        })?;
+        let was_held = pause.is_some();
+        let paused = let_go(id, pause)?;
+        if was_held {
+            self.counts.paused(paused);
+        }
+        Ok((count, paused))
+    }
+}
+
+/// A volume whose tree may be read: filled, and not going.
+fn check_usable(id: &VolumeId, volume: &VolumeRecord) -> Result<()> {
+    if volume.deleting {
+        return Err(Error::BeingDeleted { volume_id: id.clone() });
+    }
+    if volume.filled { Ok(()) } else { Err(Error::Unfilled { volume_id: id.clone() }) }
+}
+
+/// What a cut is charged with. A daemon that was taken over can make a tree that counts more
+/// than the volume's capacity, as with many files that share their blocks. Charged in full,
+/// the cut would take the room of other claims; refused, the volume's user could not save
+/// any of it.
+fn within_capacity(id: &SnapshotId, counted_bytes: u64, capacity_bytes: u64) -> u64 {
+    if counted_bytes > capacity_bytes {
+        tracing::warn!(
+            snapshot_id = %id,
+            counted_bytes,
+            capacity_bytes,
+            "the snapshot counts more than its volume's capacity, and is charged with the capacity"
+        );
+    }
+    counted_bytes.min(capacity_bytes)
+}
+
+/// How long the writers were held back; a lease that ended early is an error.
+fn let_go(id: &VolumeId, pause: Option<Quiesced>) -> Result<Duration> {
+    match pause.map(Quiesced::resume).transpose()? {
+        None => Ok(Duration::ZERO),
+        Some(Paused { held: true, paused }) => Ok(paused),
+        Some(Paused { held: false, .. }) => Err(Error::LeaseLost { volume_id: id.clone() }),
+    }
+}
+
+fn microseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

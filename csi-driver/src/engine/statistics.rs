@@ -1,0 +1,199 @@
+//! NodeGetVolumeStats: size, use and condition of a volume, also of one whose
+//! daemon does not answer; and the condition that ControllerGetVolume tells.
+
+use std::path::{Path, PathBuf};
+
+use linux::mountinfo::MountEntry;
+use nix::errno::Errno;
+use nix::sys::statvfs::{Statvfs, fstatvfs};
+use proto::csi::volume_usage::Unit;
+use proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
+
+use crate::daemon::notes::Finding;
+use crate::engine::driver::Driver;
+use crate::engine::hang::own_mount;
+use crate::engine::stage::Health;
+use crate::error::{Error, Result, Step};
+use crate::kernel::host_path::HostPath;
+use crate::kernel::mounts;
+use crate::model::capacity::clamped;
+use crate::model::ids::VolumeId;
+use crate::model::limits;
+use crate::model::records::StageRecord;
+
+/// Why a volume cannot be used, as VolumeCondition tells it.
+const DEAD: &str = "the volume's daemon ended: reads and writes fail with ENOTCONN";
+const ENDED: &str =
+    "the volume's daemon answered no request and was killed: reads and writes fail with ENOTCONN";
+const STALLS: &str =
+    "the pool's disk stalls: the volume's daemon waits for it, and reads and writes wait for the daemon";
+const SILENT: &str = "the volume's daemon does not answer: reads and writes wait";
+const ASTRAY: &str =
+    "the volume's daemon serves another directory than the pool has now: take the volume's pods down";
+const UNMOUNTED: &str = "the volume is not mounted there";
+
+impl Driver {
+    /// Size and condition of the volume that is staged or published at `volume_path`.
+    pub(crate) fn statistics(
+        &self,
+        volume_id: &VolumeId,
+        volume_path: &str,
+    ) -> Result<NodeGetVolumeStatsResponse> {
+        let (path, stage) = self.place(volume_id, volume_path)?;
+        let (usage, abnormal) = match self.health(volume_id, &stage)? {
+            Health::Serving(staged) | Health::Displaced(Some(staged)) => {
+                let (usage, abnormal) = self.measured(volume_id, &path, &staged)?;
+                (usage, abnormal.or_else(|| self.astray(volume_id, &stage)))
+            }
+            Health::DaemonDead => (Vec::new(), Some(self.why_dead(volume_id))),
+            Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
+        };
+        let message = abnormal.unwrap_or("served").to_owned();
+        let condition = VolumeCondition { abnormal: abnormal.is_some(), message };
+        Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
+    }
+
+    /// `volume_path` resolved, and the stage behind it. Anything that is no place of
+    /// the volume's, be it a path or not, is NOT_FOUND.
+    pub(crate) fn place(&self, volume_id: &VolumeId, volume_path: &str) -> Result<(PathBuf, StageRecord)> {
+        let not_there = || Error::NotAtPath { volume_id: volume_id.clone(), path: volume_path.into() };
+        let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?;
+        let record = self.journal.get(volume_id)?;
+        let stage = record.stage.as_ref().ok_or_else(not_there)?;
+        let is_place = |path: &Path| record.targets.contains_key(path) || stage.staging_path == path;
+        let path = match record.targets_asked_at(path.as_asked()).pop() {
+            Some(target) => target,
+            None => match self.paths.find(&path, is_place) {
+                Ok(resolved) => resolved.ok_or_else(not_there)?,
+                Err(Error::UnusablePath { .. }) => return Err(not_there()),
+                Err(error) => return Err(error),
+            },
+        };
+        if is_place(&path) { Ok((path, stage.clone())) } else { Err(not_there()) }
+    }
+
+    /// What is wrong with what is mounted and served, for who asks of no path.
+    pub(crate) fn ailment(
+        &self,
+        volume_id: &VolumeId,
+        stage: &StageRecord,
+        staged: &MountEntry,
+    ) -> Result<Option<&'static str>> {
+        let (_, abnormal) = self.measured(volume_id, &staged.mount_point, staged)?;
+        Ok(abnormal.or_else(|| self.astray(volume_id, stage)))
+    }
+
+    fn astray(&self, volume_id: &VolumeId, stage: &StageRecord) -> Option<&'static str> {
+        self.check_data(volume_id, stage).is_err().then_some(ASTRAY)
+    }
+
+    /// What the daemon says, or what is wrong with it.
+    fn measured(
+        &self,
+        volume_id: &VolumeId,
+        path: &Path,
+        staged: &MountEntry,
+    ) -> Result<(Vec<VolumeUsage>, Option<&'static str>)> {
+        // On a bare directory statvfs(2) would measure the node's own disk.
+        match mounts::find(path, volume_id) {
+            Ok(Some(mount)) if mount.minor == staged.minor => {}
+            Ok(_) | Err(Error::ForeignMount { .. }) => return Ok((Vec::new(), Some(UNMOUNTED))),
+            Err(e) => return Err(e),
+        }
+        if self.hangs.finding(volume_id) == Some(Finding::DiskStalls) {
+            return Ok((Vec::new(), Some(STALLS)));
+        }
+        let (place, minor) = (path.to_owned(), staged.minor);
+        let (what, hangs, id) =
+            (format!("statvfs {}", path.display()), self.hangs.clone(), volume_id.clone());
+        let measure = move || {
+            let _ours = hangs.asking(&id);
+            own_mount(&place, minor).map_err(|e| e.errno()).and_then(fstatvfs)
+        };
+        match self.measures.within(volume_id, what, limits::STATISTICS, measure) {
+            Ok(Ok(fs)) => {
+                let capacity_bytes = self.journal.get(volume_id)?.capacity_bytes;
+                let inode_limit = self.pool.inode_limit(capacity_bytes);
+                Ok((usage(Figures::of(&fs), capacity_bytes, inode_limit), None))
+            }
+            Ok(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {
+                Ok((Vec::new(), Some(self.why_dead(volume_id))))
+            }
+            // Unmounted since it was looked at.
+            Ok(Err(Errno::ENODEV | Errno::ENOENT)) => Ok((Vec::new(), Some(UNMOUNTED))),
+            Ok(Err(e)) => Err(linux::Error::at("statvfs", path, e)).step("measure volume"),
+            Err(Error::Deadline { .. }) => Ok((Vec::new(), Some(SILENT))),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn why_dead(&self, volume_id: &VolumeId) -> &'static str {
+        if self.hangs.finding(volume_id) == Some(Finding::Ended) { ENDED } else { DEAD }
+    }
+}
+
+/// What a daemon answers to statfs: a total, what is free of it, and what of that anybody
+/// may take.
+#[derive(Debug, Clone, Copy)]
+struct Figures {
+    block: u64,
+    blocks: [u64; 3],
+    files: [u64; 3],
+}
+
+impl Figures {
+    fn of(fs: &Statvfs) -> Self {
+        Self {
+            block: fs.fragment_size(),
+            blocks: [fs.blocks(), fs.blocks_free(), fs.blocks_available()],
+            files: [fs.files(), fs.files_free(), fs.files_available()],
+        }
+    }
+}
+
+/// No figure that a daemon reports is beyond the volume's limits.
+fn usage(figures: Figures, capacity_bytes: u64, inode_limit: u64) -> Vec<VolumeUsage> {
+    let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
+        let most = clamped(total.saturating_mul(size), limit);
+        let used = total.saturating_sub(free).saturating_mul(size).min(most);
+        let wire = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        VolumeUsage {
+            available: wire(available.saturating_mul(size).min(most)),
+            total: wire(most),
+            used: wire(used),
+            unit: unit.into(),
+        }
+    };
+    vec![
+        usage(Unit::Bytes, figures.blocks, figures.block, capacity_bytes),
+        usage(Unit::Inodes, figures.files, 1, inode_limit),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::capacity::inode_limit;
+
+    fn shown(figures: Figures, capacity_bytes: u64) -> Vec<(i64, i64, i64)> {
+        usage(figures, capacity_bytes, inode_limit(capacity_bytes, 4096))
+            .iter()
+            .map(|one| (one.total, one.used, one.available))
+            .collect()
+    }
+
+    #[test]
+    fn figures_of_an_honest_daemon_are_as_it_gives_them() {
+        let figures = Figures { block: 4096, blocks: [100, 40, 30], files: [2000, 1500, 1500] };
+        assert_eq!(shown(figures, 100 * 4096 * 80), [(409_600, 245_760, 122_880), (2000, 500, 1500)]);
+    }
+
+    #[test]
+    fn figures_that_cannot_be_true_stay_within_the_volumes_limits() {
+        let most = [u64::MAX, 0, u64::MAX];
+        let figures = Figures { block: u64::MAX, blocks: most, files: most };
+        assert_eq!(shown(figures, 1 << 30), [(1 << 30, 1 << 30, 1 << 30), (262_144, 262_144, 262_144)]);
+        let nothing = Figures { block: 0, blocks: [0, 9, 9], files: [0, 9, 9] };
+        assert_eq!(shown(nothing, 1 << 30), [(0, 0, 0), (0, 0, 0)]);
+    }
+}

@@ -1,0 +1,89 @@
+//! The ids of volumes and snapshots, which this driver gives out.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+const KEY_DIGITS: usize = 32;
+
+macro_rules! hashed_id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// The id of what the provisioner calls `name`.
+            pub(super) fn digest(name: &str) -> Self {
+                Self(format!("{}{}", $prefix, key_of(name)))
+            }
+
+            /// `None` for a string that this driver never gave out: nothing of that id exists.
+            pub fn parse(text: &str) -> Option<Self> {
+                Self::from_key(text.strip_prefix($prefix)?)
+            }
+
+            /// From the digits alone, as they stand in names of directories and manifests.
+            pub fn from_key(key: &str) -> Option<Self> {
+                is_key(key).then(|| Self(format!("{}{key}", $prefix)))
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+
+            /// The digits without the prefix: for names that have one of their own.
+            pub fn key(&self) -> &str {
+                &self.0[$prefix.len()..]
+            }
+
+            /// `dir/<id>`: the only way from an id to a path.
+            pub fn under(&self, dir: &Path) -> PathBuf {
+                dir.join(&self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = String;
+
+            fn try_from(text: String) -> std::result::Result<Self, String> {
+                Self::parse(&text).ok_or(text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> Self {
+                id.0
+            }
+        }
+    };
+}
+
+hashed_id! {
+    /// `vol-` and 32 hexadecimal digits: half of the SHA-256 of the name that
+    /// CreateVolume was given, so one name is one volume and no name reaches a path.
+    VolumeId, "vol-"
+}
+
+hashed_id! {
+    /// `snap-` and 32 hexadecimal digits: half of the SHA-256 of the name that
+    /// CreateSnapshot was given.
+    SnapshotId, "snap-"
+}
+
+fn key_of(name: &str) -> String {
+    Sha256::digest(name.as_bytes()).iter().take(KEY_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn is_key(key: &str) -> bool {
+    key.len() == KEY_DIGITS && key.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}

@@ -1,0 +1,153 @@
+//! A StorageClass's parameters, checked.
+
+mod pod;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::model::snapshot_mode::SnapshotMode;
+pub(crate) use pod::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, PodParameters, Resources};
+
+/// Every parameter, as docs/CSI.md has them.
+const KNOWN: &[&str] = &[
+    "backend",
+    "threads",
+    "knownInodeLimit",
+    "snapshotMode",
+    "mountPodNamePrefix",
+    "mountPodLabels",
+    "mountPodCpuRequest",
+    "mountPodCpuLimit",
+    "mountPodMemoryRequest",
+    "mountPodMemoryLimit",
+    "mountPodLogLevel",
+    "mountPodGracePeriodSeconds",
+    "mountPodDeleteDelaySeconds",
+];
+/// Kubernetes' own keys, which some provisioners pass on (secrets, claim and volume names).
+pub(crate) const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
+pub(crate) const MAX_THREADS: u32 = 16;
+/// Inodes that the kernel may know of a volume, where neither class nor mount option
+/// says how many. The daemon has at most twice as many, of about 200 bytes each.
+pub(crate) const KNOWN_INODE_LIMIT: u32 = 500_000;
+/// Fewer would have a pod wait for its own directory listing.
+pub(crate) const KNOWN_INODE_LIMITS: RangeInclusive<u32> = 1000..=10_000_000;
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    /// Event loops of the volume's daemon; 0: the daemon's default.
+    pub threads: u32,
+    /// Inodes that the kernel may know; 0: [`KNOWN_INODE_LIMIT`].
+    pub known_inode_limit: u32,
+    /// How snapshots and clones of the volume are made; `None`: by reflink.
+    pub snapshot_mode: Option<SnapshotMode>,
+    pub pod: PodParameters,
+}
+
+impl Parameters {
+    pub(crate) fn parse(parameters: &HashMap<String, String>) -> Result<Self> {
+        let mut parsed = Self::default();
+        for (name, value) in parameters {
+            match name.as_str() {
+                "backend" if value == "local" => {}
+                "backend" => return Err(Error::invalid("parameters.backend", value, "known is local")),
+                "threads" => parsed.threads = number("parameters.threads", value, 1..=MAX_THREADS)?,
+                "knownInodeLimit" => {
+                    parsed.known_inode_limit =
+                        number("parameters.knownInodeLimit", value, KNOWN_INODE_LIMITS)?;
+                }
+                "snapshotMode" => {
+                    parsed.snapshot_mode = Some(parse_snapshot_mode("parameters.snapshotMode", value)?);
+                }
+                name if parsed.pod.parse(name, value)? => {}
+                name if name.starts_with(KUBERNETES_PREFIX) => {}
+                _ => {
+                    let known = KNOWN.join(", ");
+                    return Err(Error::UnknownParameter { name: name.clone(), known });
+                }
+            }
+        }
+        parsed.pod.resources.check()?;
+        Ok(parsed)
+    }
+}
+
+impl fmt::Display for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "threads={}", self.threads)?;
+        if self.known_inode_limit > 0 {
+            write!(f, " knownInodeLimit={}", self.known_inode_limit)?;
+        }
+        if let Some(mode) = self.snapshot_mode {
+            write!(f, " snapshotMode={}", mode.as_str())?;
+        }
+        write!(f, "{}", self.pod)
+    }
+}
+
+/// Of a StorageClass or of a VolumeSnapshotClass.
+pub(crate) fn parse_snapshot_mode(field: &'static str, value: &str) -> Result<SnapshotMode> {
+    let modes = [SnapshotMode::Reflink, SnapshotMode::BlockingCopy];
+    let known = || Error::invalid(field, value, "known are reflink and blocking-copy");
+    modes.into_iter().find(|mode| mode.as_str() == value).ok_or_else(known)
+}
+
+/// `field` names the parameter or mount option.
+pub(crate) fn number(field: &'static str, value: &str, range: RangeInclusive<u32>) -> Result<u32> {
+    value.parse().ok().filter(|n| range.contains(n)).ok_or_else(|| {
+        let reason = format!("a number from {} to {} is wanted", range.start(), range.end());
+        Error::invalid(field, value, reason)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<Parameters> {
+        Parameters::parse(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+    }
+
+    #[test]
+    fn known_parameters_and_kubernetes_own_are_accepted() {
+        let parsed = parse(&[("backend", "local"), ("threads", "4"), ("csi.storage.k8s.io/pvc/name", "x")]);
+        assert_eq!(parsed.unwrap(), Parameters { threads: 4, ..Default::default() });
+    }
+
+    #[test]
+    fn an_unknown_parameter_is_named() {
+        let message = parse(&[("bakend", "local")]).unwrap_err().to_string();
+        let words = "parameters: unknown parameter \"bakend\": known are backend, threads, knownInodeLimit, ";
+        assert!(message.starts_with(words), "{message}");
+    }
+
+    #[test]
+    fn a_wrong_value_is_shown_with_its_field() {
+        let message = parse(&[("threads", "many")]).unwrap_err().to_string();
+        assert_eq!(message, "parameters.threads: \"many\": a number from 1 to 16 is wanted");
+        let message = parse(&[("snapshotMode", "copy")]).unwrap_err().to_string();
+        assert_eq!(message, "parameters.snapshotMode: \"copy\": known are reflink and blocking-copy");
+        assert!(parse(&[("backend", "s3")]).unwrap_err().to_string().contains("\"s3\""));
+    }
+
+    #[test]
+    fn every_known_name_is_parsed() {
+        for name in KNOWN {
+            let error = parse(&[(name, "\u{1}")]).unwrap_err();
+            assert!(matches!(&error, Error::InvalidField { field, .. } if field.ends_with(name)), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_known_name_is_documented() {
+        let docs = include_str!("../../../docs/CSI.md");
+        for name in KNOWN {
+            assert!(docs.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The parameters that shape a volume's mount pod.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::number;
+use crate::error::{Error, Result};
+use crate::model::capacity::parse_quantity;
+
+/// kubelet's time-out for a stage or unstage leaves no room for more.
+pub(crate) const MAX_GRACE_SECONDS: u32 = 60;
+/// A day: who wants more wants a daemon that never ends.
+pub(crate) const MAX_DELETE_DELAY_SECONDS: u32 = 86_400;
+/// A pod's name is the prefix, `-` and 32 digits, and a label: 63 bytes.
+const MAX_PREFIX_BYTES: usize = 24;
+const MAX_LABEL_BYTES: usize = 63;
+const MAX_LABEL_PREFIX_BYTES: usize = 253;
+/// Below this the daemon would be killed before it serves.
+const MIN_MEMORY_LIMIT_BYTES: u64 = 32 << 20;
+
+/// What its daemon's pod is to be like.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodParameters {
+    pub name_prefix: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    pub resources: Resources,
+    pub log_level: Option<LogLevel>,
+    pub grace_seconds: Option<u32>,
+    pub delete_delay_seconds: Option<u32>,
+}
+
+/// Kubernetes quantities, as they were written.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Resources {
+    pub cpu_request: Option<String>,
+    pub cpu_limit: Option<String>,
+    pub memory_request: Option<String>,
+    pub memory_limit: Option<String>,
+}
+
+impl Resources {
+    pub(crate) fn memory_limit_bytes(&self) -> Option<u64> {
+        parse_quantity(self.memory_limit.as_deref()?).ok()
+    }
+
+    pub(crate) fn cpu_limit_thousandths(&self) -> Option<u64> {
+        cpu(self.cpu_limit.as_deref()?).ok()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+impl LogLevel {
+    pub(crate) const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+impl PodParameters {
+    /// False for a name that is none of these.
+    pub(super) fn parse(&mut self, name: &str, value: &str) -> Result<bool> {
+        match name {
+            "mountPodNamePrefix" => self.name_prefix = Some(name_prefix(value)?),
+            "mountPodLabels" => self.labels = labels(value)?,
+            "mountPodCpuRequest" => {
+                self.resources.cpu_request = Some(checked(value, cpu, "parameters.mountPodCpuRequest")?);
+            }
+            "mountPodCpuLimit" => {
+                self.resources.cpu_limit = Some(checked(value, cpu, "parameters.mountPodCpuLimit")?);
+            }
+            "mountPodMemoryRequest" => {
+                let field = "parameters.mountPodMemoryRequest";
+                self.resources.memory_request = Some(checked(value, parse_quantity, field)?);
+            }
+            "mountPodMemoryLimit" => {
+                let field = "parameters.mountPodMemoryLimit";
+                self.resources.memory_limit = Some(checked(value, parse_quantity, field)?);
+            }
+            "mountPodLogLevel" => {
+                self.log_level = Some(LogLevel::parse("parameters.mountPodLogLevel", value)?);
+            }
+            "mountPodGracePeriodSeconds" => {
+                let field = "parameters.mountPodGracePeriodSeconds";
+                self.grace_seconds = Some(number(field, value, 0..=MAX_GRACE_SECONDS)?);
+            }
+            "mountPodDeleteDelaySeconds" => {
+                let field = "parameters.mountPodDeleteDelaySeconds";
+                self.delete_delay_seconds = Some(number(field, value, 0..=MAX_DELETE_DELAY_SECONDS)?);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+impl fmt::Display for PodParameters {
+    /// What differs from the default, each after a space.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Resources { cpu_request, cpu_limit, memory_request, memory_limit } = &self.resources;
+        let labels = self.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>();
+        for (name, value) in [
+            ("NamePrefix", self.name_prefix.clone()),
+            ("Labels", (!labels.is_empty()).then(|| labels.join(","))),
+            ("CpuRequest", cpu_request.clone()),
+            ("CpuLimit", cpu_limit.clone()),
+            ("MemoryRequest", memory_request.clone()),
+            ("MemoryLimit", memory_limit.clone()),
+            ("LogLevel", self.log_level.map(|level| level.as_str().to_owned())),
+            ("GracePeriodSeconds", self.grace_seconds.map(|seconds| seconds.to_string())),
+            ("DeleteDelaySeconds", self.delete_delay_seconds.map(|seconds| seconds.to_string())),
+        ] {
+            if let Some(value) = value {
+                write!(f, " mountPod{name}={value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LogLevel {
+    pub(crate) fn parse(field: &'static str, value: &str) -> Result<Self> {
+        let known = || Error::invalid(field, value, "known are error, warn, info, debug and trace");
+        Self::ALL.into_iter().find(|level| level.as_str() == value).ok_or_else(known)
+    }
+}
+
+impl Resources {
+    /// Kubernetes refuses a pod whose limit is below its request.
+    pub(super) fn check(&self) -> Result<()> {
+        not_below(
+            ("parameters.mountPodCpuLimit", &self.cpu_limit),
+            ("mountPodCpuRequest", &self.cpu_request),
+            cpu,
+        )?;
+        not_below(
+            ("parameters.mountPodMemoryLimit", &self.memory_limit),
+            ("mountPodMemoryRequest", &self.memory_request),
+            parse_quantity,
+        )?;
+        match &self.memory_limit {
+            Some(limit) if parse_quantity(limit).is_ok_and(|bytes| bytes < MIN_MEMORY_LIMIT_BYTES) => {
+                Err(Error::invalid("parameters.mountPodMemoryLimit", limit, "below 32Mi"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+type Quantity = fn(&str) -> std::result::Result<u64, String>;
+
+fn not_below(
+    (field, limit): (&'static str, &Option<String>),
+    (request_name, request): (&str, &Option<String>),
+    parse: Quantity,
+) -> Result<()> {
+    let (Some(limit), Some(request)) = (limit, request) else { return Ok(()) };
+    match (parse(limit), parse(request)) {
+        (Ok(most), Ok(least)) if most < least => {
+            Err(Error::invalid(field, limit, format!("below {request_name} {request}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn checked(value: &str, parse: Quantity, field: &'static str) -> Result<String> {
+    parse(value).map(|_| value.to_owned()).map_err(|reason| Error::invalid(field, value, reason))
+}
+
+/// Thousandths of a processor: `2`, `0.5` or `250m`.
+fn cpu(text: &str) -> std::result::Result<u64, String> {
+    let wrong = || format!("{text:?} is no number of processors: 2, 0.5 or 250m is wanted");
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let thousandths = match text.strip_suffix('m') {
+        Some(thousandths) => Some(thousandths).filter(|n| is_number(n)).and_then(|n| n.parse().ok()),
+        None => {
+            let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+            let is_right = is_number(whole) && is_number(decimals) && decimals.len() <= 3;
+            let decimals: Option<u64> = format!("{decimals:0<3}").parse().ok();
+            let whole = whole.parse::<u64>().ok().filter(|_| is_right);
+            whole.and_then(|n| n.checked_mul(1000)).and_then(|n| n.checked_add(decimals?))
+        }
+    };
+    thousandths.filter(|n| *n > 0).ok_or_else(wrong)
+}
+
+fn name_prefix(value: &str) -> Result<String> {
+    let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let has_ends = !value.is_empty() && !value.starts_with('-') && !value.ends_with('-');
+    if has_ends && value.len() <= MAX_PREFIX_BYTES && value.bytes().all(is_inner) {
+        return Ok(value.to_owned());
+    }
+    let reason = "1 to 24 lower-case letters, digits and `-`, none at the ends, are wanted";
+    Err(Error::invalid("parameters.mountPodNamePrefix", value, reason))
+}
+
+fn labels(value: &str) -> Result<BTreeMap<String, String>> {
+    let field = "parameters.mountPodLabels";
+    let mut labels = BTreeMap::new();
+    for pair in value.split(',') {
+        let (key, label) =
+            pair.split_once('=').ok_or_else(|| Error::invalid(field, pair, "key=value is wanted"))?;
+        if key.starts_with("hawser.dev/") || key == "app.kubernetes.io/managed-by" {
+            return Err(Error::invalid(field, key, "the driver's own"));
+        }
+        if !is_label_key(key) || !(label.is_empty() || is_label(label)) {
+            return Err(Error::invalid(field, pair, "no Kubernetes label"));
+        }
+        if labels.insert(key.to_owned(), label.to_owned()).is_some() {
+            return Err(Error::invalid(field, key, "given twice"));
+        }
+    }
+    Ok(labels)
+}
+
+fn is_label_key(key: &str) -> bool {
+    let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    is_label(name) && prefix.is_none_or(is_dns_name)
+}
+
+fn is_label(text: &str) -> bool {
+    let is_end = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= MAX_LABEL_BYTES
+        && is_end(bytes.first())
+        && is_end(bytes.last())
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+}
+
+fn is_dns_name(text: &str) -> bool {
+    let is_part = |part: &str| {
+        is_label(part) && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    };
+    text.len() <= MAX_LABEL_PREFIX_BYTES && text.split('.').all(is_part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Parameters;
+    use super::*;
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<PodParameters> {
+        let pairs = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Parameters::parse(&pairs).map(|parameters| parameters.pod)
+    }
+
+    #[test]
+    fn everything_about_a_pod_is_read() {
+        let pod = parse(&[
+            ("mountPodNamePrefix", "fast-1"),
+            ("mountPodLabels", "team=storage,example.com/tier=1,empty="),
+            ("mountPodCpuRequest", "50m"),
+            ("mountPodCpuLimit", "0.5"),
+            ("mountPodMemoryRequest", "32Mi"),
+            ("mountPodMemoryLimit", "64Mi"),
+            ("mountPodLogLevel", "debug"),
+            ("mountPodGracePeriodSeconds", "0"),
+            ("mountPodDeleteDelaySeconds", "300"),
+        ])
+        .unwrap();
+        assert_eq!(
+            pod.to_string(),
+            " mountPodNamePrefix=fast-1 mountPodLabels=empty=,example.com/tier=1,team=storage \
+             mountPodCpuRequest=50m mountPodCpuLimit=0.5 mountPodMemoryRequest=32Mi mountPodMemoryLimit=64Mi \
+             mountPodLogLevel=debug mountPodGracePeriodSeconds=0 mountPodDeleteDelaySeconds=300"
+        );
+        assert_eq!(PodParameters::default().to_string(), "");
+    }
+
+    #[test]
+    fn what_kubernetes_would_refuse_is_named() {
+        for (pairs, named) in [
+            (&[("mountPodNamePrefix", "-a")][..], "mountPodNamePrefix: \"-a\""),
+            (&[("mountPodNamePrefix", "a23456789012345678901234x")], "1 to 24"),
+            (&[("mountPodLabels", "team")], "\"team\": key=value is wanted"),
+            (&[("mountPodLabels", "a=b,a=c")], "\"a\": given twice"),
+            (&[("mountPodLabels", "a=b c")], "\"a=b c\": no Kubernetes label"),
+            (&[("mountPodLabels", "UPPER.example/a=b")], "no Kubernetes label"),
+            (&[("mountPodLabels", "hawser.dev/volume=x")], "the driver's own"),
+            (&[("mountPodLabels", "app.kubernetes.io/managed-by=x")], "the driver's own"),
+            (&[("mountPodCpuRequest", "1.0001")], "mountPodCpuRequest: \"1.0001\""),
+            (&[("mountPodCpuRequest", "0")], "mountPodCpuRequest: \"0\""),
+            (&[("mountPodCpuLimit", "-1m")], "mountPodCpuLimit: \"-1m\""),
+            (&[("mountPodCpuLimit", "m")], "mountPodCpuLimit: \"m\""),
+            (&[("mountPodCpuRequest", "1"), ("mountPodCpuLimit", "999m")], "below mountPodCpuRequest 1"),
+            (
+                &[("mountPodMemoryRequest", "128Mi"), ("mountPodMemoryLimit", "64Mi")],
+                "below mountPodMemoryRequest 128Mi",
+            ),
+            (&[("mountPodMemoryLimit", "31Mi")], "\"31Mi\": below 32Mi"),
+            (&[("mountPodLogLevel", "loud")], "mountPodLogLevel: \"loud\""),
+            (&[("mountPodGracePeriodSeconds", "61")], "a number from 0 to 60"),
+            (&[("mountPodDeleteDelaySeconds", "86401")], "a number from 0 to 86400"),
+            (&[("mountPodDeleteDelaySeconds", "5m")], "mountPodDeleteDelaySeconds: \"5m\""),
+        ] {
+            let message = parse(pairs).unwrap_err().to_string();
+            assert!(message.contains(named), "{named} in {message}");
+        }
+    }
+}

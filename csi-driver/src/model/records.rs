@@ -1,0 +1,271 @@
+//! What the journal says of each volume and each snapshot. Every field that an
+//! earlier version did not write has a default: its entries stay readable.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::capability::Access;
+use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::launch::LaunchId;
+use crate::model::launch::ProcessId;
+use crate::model::name::VolumeName;
+use crate::model::parameters::Parameters;
+use crate::model::settings::LaunchSettings;
+use crate::model::snapshot_mode::SnapshotMode;
+
+/// One volume, from CreateVolume to the end of DeleteVolume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VolumeRecord {
+    pub name: VolumeName,
+    pub capacity_bytes: u64,
+    pub parameters: Parameters,
+    /// DeleteVolume has begun: its data are going.
+    pub deleting: bool,
+    /// Kept with [`BootRecord`], as is `targets`; an earlier version wrote both here.
+    #[serde(default, skip_serializing)]
+    pub stage: Option<StageRecord>,
+    /// By target path: references are named, never counted.
+    #[serde(default, skip_serializing)]
+    pub targets: BTreeMap<PathBuf, TargetRecord>,
+    /// Never beside `stage`; kept with it.
+    #[serde(default, skip_serializing)]
+    pub parked: Option<ParkedRecord>,
+    /// What it was filled from.
+    #[serde(default)]
+    pub source: Option<Source>,
+    /// False until all of `source` is in it, and CreateVolume is answered.
+    #[serde(default = "filled")]
+    pub filled: bool,
+    /// By node id; only with --attach.
+    #[serde(default)]
+    pub attachments: BTreeMap<String, Attachment>,
+}
+
+fn filled() -> bool {
+    true
+}
+
+impl VolumeRecord {
+    pub(crate) fn new(name: VolumeName, capacity_bytes: u64, parameters: Parameters) -> Self {
+        Self {
+            name,
+            capacity_bytes,
+            parameters,
+            deleting: false,
+            stage: None,
+            targets: BTreeMap::new(),
+            parked: None,
+            source: None,
+            filled: true,
+            attachments: BTreeMap::new(),
+        }
+    }
+
+    /// The targets that Publish was asked for at `path`, wherever links led it then.
+    pub(crate) fn targets_asked_at(&self, path: &Path) -> Vec<PathBuf> {
+        let asked = |(at, target): &(&PathBuf, &TargetRecord)| target.asked.as_ref().unwrap_or(at) == path;
+        self.targets.iter().filter(asked).map(|(at, _)| at.clone()).collect()
+    }
+
+    /// Where the volume is mounted by this record, but for `path`.
+    pub(crate) fn mount_points_beside(&self, path: &Path) -> Vec<&Path> {
+        let stage = self.stage.iter().map(|stage| stage.staging_path.as_path());
+        stage.chain(self.targets.keys().map(PathBuf::as_path)).filter(|known| *known != path).collect()
+    }
+
+    /// What of it ends with this boot.
+    pub(crate) fn of_this_boot(&self) -> BootRecord {
+        BootRecord { stage: self.stage.clone(), targets: self.targets.clone(), parked: self.parked.clone() }
+    }
+
+    /// Takes what of it ends with this boot, and leaves `boot` there.
+    pub(crate) fn replace_boot(&mut self, boot: BootRecord) -> BootRecord {
+        let BootRecord { stage, targets, parked } = boot;
+        BootRecord {
+            parked: std::mem::replace(&mut self.parked, parked),
+            stage: std::mem::replace(&mut self.stage, stage),
+            targets: std::mem::replace(&mut self.targets, targets),
+        }
+    }
+}
+
+/// What of a volume is on this node, and ends with the machine's boot. The default
+/// is a volume that is not.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BootRecord {
+    #[serde(default)]
+    pub stage: Option<StageRecord>,
+    #[serde(default)]
+    pub targets: BTreeMap<PathBuf, TargetRecord>,
+    #[serde(default)]
+    pub parked: Option<ParkedRecord>,
+}
+
+impl BootRecord {
+    /// What is left of it in a later boot: no process, whose number may be another's
+    /// now, and nothing that serves.
+    pub(crate) fn after_the_boot(mut self) -> Self {
+        let parked = self.parked.as_mut().map(|parked| &mut parked.stage);
+        for stage in self.stage.iter_mut().chain(parked) {
+            stage.serving = None;
+            stage.launch.take_if(|launch| launch.process().is_some());
+        }
+        self
+    }
+}
+
+/// CreateVolume's volume_content_source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Source {
+    Snapshot(SnapshotId),
+    Volume(VolumeId),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Snapshot(id) => write!(f, "snapshot {id}"),
+            Self::Volume(id) => write!(f, "volume {id}"),
+        }
+    }
+}
+
+/// ControllerPublishVolume's word that a node may use the volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Attachment {
+    pub access: Access,
+    /// In `publish_context`: what the node shows when it stages.
+    pub nonce: String,
+}
+
+/// NodeStageVolume has begun, and has come as far as the options are filled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StageRecord {
+    pub staging_path: PathBuf,
+    pub access: Access,
+    pub launch: Option<LaunchId>,
+    /// Set once the daemon has answered that it serves.
+    pub serving: Option<Serving>,
+    /// What its daemon was started with.
+    #[serde(default)]
+    pub settings: LaunchSettings,
+    /// The directory that the daemon serves; not known of an earlier version's.
+    #[serde(default)]
+    pub data: Option<DataId>,
+    /// Its connection was ended under it: it serves nobody, alive or not.
+    #[serde(default)]
+    pub aborted: bool,
+}
+
+/// Which directory a volume's data are: a pool's path may lead to another one by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DataId {
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// NodeUnstageVolume is over, and the daemon waits for the next stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ParkedRecord {
+    /// What was staged; nothing is mounted there any more.
+    pub stage: StageRecord,
+    /// When the daemon is to end.
+    pub until: Timestamp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Serving {
+    /// `st_dev` minor of the FUSE mount (its major is 0), the number of its fusectl directory.
+    pub connection_minor: u32,
+    pub daemon: ProcessId,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TargetRecord {
+    pub access: Access,
+    /// False from before the bind mount until it has been verified.
+    pub published: bool,
+    /// The path as it was asked for, where links led from it to this one: they may lead
+    /// elsewhere when it is to be undone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<PathBuf>,
+    /// The volume is still to be given to the group of this target: its first publish
+    /// has begun, and has not come to its end.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub owes_group: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// One snapshot, from CreateSnapshot to the end of DeleteSnapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotRecord {
+    pub name: VolumeName,
+    /// May be gone: a snapshot outlives its volume.
+    pub source: VolumeId,
+    /// The least that a volume restored from it must have.
+    pub source_capacity_bytes: u64,
+    /// What the source held at the cut: the snapshot's part of the pool.
+    pub used_bytes: u64,
+    /// Likewise; 0 where an earlier version did not count them.
+    #[serde(default)]
+    pub used_inodes: u64,
+    /// The moment of the cut.
+    pub created: Timestamp,
+    pub mode: SnapshotMode,
+    pub phase: SnapshotPhase,
+    /// How long the source's writers waited.
+    pub pause_us: u64,
+    /// DeleteSnapshot has begun.
+    pub deleting: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SnapshotPhase {
+    /// Nothing was answered yet.
+    Begun,
+    /// The cut is made and writers wait: answered with ready_to_use=false.
+    Copying,
+    Ready,
+    Failed {
+        reason: String,
+    },
+}
+
+/// A moment since 1970-01-01T00:00:00Z.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Timestamp {
+    pub seconds: i64,
+    pub nanos: i32,
+}
+
+impl Timestamp {
+    pub(crate) fn now() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            nanos: i32::try_from(since.subsec_nanos()).unwrap_or_default(),
+        }
+    }
+
+    /// To the second.
+    pub(crate) fn after(self, delay: Duration) -> Self {
+        let seconds = i64::try_from(delay.as_secs()).unwrap_or(i64::MAX);
+        Self { seconds: self.seconds.saturating_add(seconds), ..self }
+    }
+}
+
+impl From<Timestamp> for proto::csi::Timestamp {
+    fn from(at: Timestamp) -> Self {
+        Self { seconds: at.seconds, nanos: at.nanos }
+    }
+}

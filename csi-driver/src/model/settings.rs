@@ -1,0 +1,66 @@
+//! What a volume's daemon is started with, beyond which volume it serves.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::capability::LaunchOverrides;
+use crate::model::parameters::{KNOWN_INODE_LIMIT, LogLevel, Parameters, Resources};
+
+pub(crate) const DEFAULT_NAME_PREFIX: &str = "hawser-volume";
+const DEFAULT_GRACE_SECONDS: u32 = 5;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct LaunchSettings {
+    pub name_prefix: String,
+    pub labels: BTreeMap<String, String>,
+    pub resources: Resources,
+    pub log_level: LogLevel,
+    /// What an unmounted daemon has to notice and to end, before it is killed.
+    pub grace_seconds: u32,
+    /// How long the daemon waits for the next stage after an unstage; 0: not at all.
+    pub delete_delay_seconds: u32,
+    /// Event loops; 0: the daemon's default.
+    pub threads: u32,
+    /// Inodes that the kernel may know; 0: [`KNOWN_INODE_LIMIT`].
+    pub known_inode_limit: u32,
+}
+
+impl Default for LaunchSettings {
+    fn default() -> Self {
+        Self::of(&Parameters::default(), &LaunchOverrides::default())
+    }
+}
+
+impl LaunchSettings {
+    /// The StorageClass's parameters, with what the mount options say instead.
+    pub(crate) fn of(parameters: &Parameters, overrides: &LaunchOverrides) -> Self {
+        let pod = &parameters.pod;
+        Self {
+            name_prefix: pod.name_prefix.clone().unwrap_or_else(|| DEFAULT_NAME_PREFIX.to_owned()),
+            labels: pod.labels.clone(),
+            resources: pod.resources.clone(),
+            log_level: overrides.log_level.or(pod.log_level).unwrap_or_default(),
+            grace_seconds: overrides.grace_seconds.or(pod.grace_seconds).unwrap_or(DEFAULT_GRACE_SECONDS),
+            delete_delay_seconds: overrides
+                .delete_delay_seconds
+                .or(pod.delete_delay_seconds)
+                .unwrap_or_default(),
+            threads: overrides.threads.unwrap_or(parameters.threads),
+            known_inode_limit: overrides.known_inode_limit.unwrap_or(parameters.known_inode_limit),
+        }
+    }
+
+    /// Inodes that the kernel may know before it is asked to forget.
+    pub(crate) fn known_inodes(&self) -> u32 {
+        if self.known_inode_limit == 0 { KNOWN_INODE_LIMIT } else { self.known_inode_limit }
+    }
+
+    /// Whether a daemon that was started with these is what `other` asks for.
+    pub(crate) fn is_same_daemon(&self, other: &Self) -> bool {
+        // What is to be done to it in the end is the driver's affair.
+        let Self { delete_delay_seconds, .. } = other;
+        *other == Self { delete_delay_seconds: *delete_delay_seconds, ..self.clone() }
+    }
+}

@@ -1,0 +1,506 @@
+//! `hawser-csi doctor`: what is not as it should be, and what would be done about it.
+//!
+//! Three layers: `World::look` reads and changes nothing, `findings` decides,
+//! `--repair` acts: it does what a driver does when it starts, and takes away
+//! mounts that no journal names and no daemon serves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use clap::Args;
+use linux::lock::FileLock;
+use linux::mount::UnmountMode;
+use linux::mountinfo::MountEntry;
+use nix::errno::Errno;
+use serde::Serialize;
+
+use crate::backend::pool;
+use crate::config::{Config, ConfigError, Flags};
+use crate::daemon::launcher::Launched;
+use crate::daemon::{control, dial};
+use crate::engine::driver::{self, Driver};
+use crate::engine::node_of_state;
+use crate::engine::node_of_state::OtherNode;
+use crate::error::{Error, Result, Step, chain};
+use crate::journal::Journal;
+use crate::kernel::{bounded, mounts};
+use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::limits;
+use crate::model::records::{DataId, SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::operations::views::{Format, NoJournal, Row};
+
+/// What a running driver is in the middle of is no finding: it is gone by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const AT_START: &str = "as a driver does at its start";
+const UNMOUNT: &str = "unmount it: its daemon has ended";
+const BY_HAND: &str = "by hand";
+const WELL: &str = "Nothing is left to be repaired.\n";
+
+#[derive(Debug, Clone, Args)]
+pub struct Doctor {
+    /// Repairs what can be; no driver may run meanwhile.
+    #[arg(long)]
+    pub repair: bool,
+    /// A table for people, or JSON.
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+    #[command(flatten)]
+    pub driver: Flags,
+}
+
+/// One thing that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct Finding {
+    what: &'static str,
+    /// A path, or an id.
+    object: String,
+    found: String,
+    /// What `--repair` does; null where somebody must decide.
+    repair: Option<&'static str>,
+    #[serde(skip)]
+    unmount: Option<PathBuf>,
+}
+
+impl Finding {
+    fn new(what: &'static str, object: impl ToString, found: impl Into<String>) -> Self {
+        Self { what, object: object.to_string(), found: found.into(), repair: None, unmount: None }
+    }
+
+    fn at_start(self) -> Self {
+        Self { repair: Some(AT_START), ..self }
+    }
+}
+
+impl Row for Finding {
+    const HEADINGS: &'static [&'static str] = &["WHAT", "OBJECT", "FOUND", "REPAIR"];
+
+    fn cells(&self) -> Vec<String> {
+        let repair = self.repair.unwrap_or(BY_HAND).to_owned();
+        vec![self.what.to_owned(), self.object.clone(), self.found.clone(), repair]
+    }
+}
+
+/// All that is looked at, at one moment.
+#[derive(Debug, Default)]
+struct World {
+    volumes: BTreeMap<VolumeId, Result<VolumeRecord>>,
+    snapshots: BTreeMap<SnapshotId, Result<SnapshotRecord>>,
+    /// Of volumes, by their looks, and of no other driver's by their paths.
+    mounts: Vec<MountEntry>,
+    /// Where mounts that the journal does not name answer ENOTCONN: nobody loses by their end.
+    ended: BTreeSet<PathBuf>,
+    /// Volumes whose recorded daemon lives.
+    alive: BTreeSet<VolumeId>,
+    /// Those of them that do not answer.
+    silent: BTreeSet<VolumeId>,
+    /// Volumes whose daemon serves another directory than the pool has.
+    astray: BTreeSet<VolumeId>,
+    launches: Vec<Launched>,
+    dial_dirs: Vec<VolumeId>,
+    /// kubelet's directories of staged volumes, with the volume handle that each names.
+    staging_dirs: Vec<(PathBuf, std::result::Result<String, String>)>,
+    /// What the pool has data of.
+    stored: (BTreeSet<VolumeId>, BTreeSet<SnapshotId>),
+    /// In `incoming` and `trash`.
+    leftovers: Vec<PathBuf>,
+    /// Why it cannot be used.
+    pool_away: Option<String>,
+    is_driver_running: bool,
+    /// Why a driver with these flags would not start.
+    other_node: Option<OtherNode>,
+}
+
+impl World {
+    fn look(config: &Config, is_driver_running: bool) -> Result<Self> {
+        let journal = Journal::look(&config.state_dir)?;
+        let volumes: BTreeMap<_, _> = journal.entries().into_iter().collect();
+        let is_alive = |record: &VolumeRecord| {
+            let serving = record.stage.as_ref().and_then(|stage| stage.serving);
+            serving.is_some_and(|serving| serving.daemon.is_alive().unwrap_or(true))
+        };
+        let alive = volumes.iter().filter(|(_, record)| record.as_ref().is_ok_and(is_alive));
+        let alive: BTreeSet<VolumeId> = alive.map(|(id, _)| id.clone()).collect();
+        let mut mounts = linux::mountinfo::read().step("read mountinfo")?;
+        mounts.retain(|mount| {
+            mount.fs_type == mounts::FS_TYPE && !is_of_another_driver(config, &mount.mount_point)
+        });
+        let views = other_views(&config.kubelet_dir, &mounts);
+        mounts.retain(|mount| !views.iter().any(|view| mount.mount_point.starts_with(view)));
+        let unknown = mounts.iter().filter(|mount| {
+            mount.source.to_str().and_then(VolumeId::parse).is_some_and(|id| !volumes.contains_key(&id))
+        });
+        let ended = unknown.filter(|mount| has_ended(mount)).map(|mount| mount.mount_point.clone()).collect();
+        let pool_away = pool::why_away(&config.pool, &config.state_dir);
+        Ok(Self {
+            ended,
+            silent: control::silent(&config.run_dir, &alive),
+            astray: if pool_away.is_none() { astray(config, &volumes, &alive) } else { BTreeSet::new() },
+            alive,
+            snapshots: journal.snapshots().entries().into_iter().collect(),
+            mounts,
+            launches: driver::launcher(config).list().step("list launches")?,
+            dial_dirs: dial::list(&config.run_dir).step("list dial directories")?,
+            staging_dirs: staging_dirs(config),
+            stored: pool::stored(&config.pool),
+            leftovers: pool::leftovers(&config.pool),
+            pool_away,
+            other_node: node_of_state::find_other(&config.state_dir, &config.node_id, &journal)?,
+            is_driver_running,
+            volumes,
+        })
+    }
+
+    fn is_unreadable(&self, id: &VolumeId) -> bool {
+        matches!(self.volumes.get(id), Some(Err(_)))
+    }
+
+    fn known(&self, id: &VolumeId) -> Option<&VolumeRecord> {
+        self.volumes.get(id).and_then(|record| record.as_ref().ok())
+    }
+
+    /// Whether a target is of the connection that is served now, where one is: a volume
+    /// that was staged anew has another than its older pods'.
+    fn is_served(&self, id: &VolumeId, record: &VolumeRecord, path: &Path) -> bool {
+        let serving =
+            record.stage.as_ref().and_then(|stage| stage.serving).filter(|_| self.alive.contains(id));
+        let at = |minor| self.mounts.iter().any(|m| m.mount_point == path && m.minor == minor);
+        serving.is_none_or(|serving| at(serving.connection_minor))
+    }
+
+    fn is_mounted(&self, id: &VolumeId, path: &Path) -> bool {
+        self.mounts.iter().any(|m| m.mount_point == path && m.source.to_str() == Some(id.as_str()))
+    }
+}
+
+/// Whose daemon serves another directory than the pool has now.
+fn astray(
+    config: &Config,
+    volumes: &BTreeMap<VolumeId, Result<VolumeRecord>>,
+    alive: &BTreeSet<VolumeId>,
+) -> BTreeSet<VolumeId> {
+    let is_astray = |id: &&VolumeId| {
+        let record = volumes.get(id).and_then(|record| record.as_ref().ok());
+        let served = record.and_then(|record| record.stage.as_ref()?.data);
+        let found = std::fs::symlink_metadata(pool::data_dir(&config.pool, id)).ok();
+        let found = found.map(|found| DataId { device: found.dev(), inode: found.ino() });
+        served.is_some() && found.is_some() && served != found
+    };
+    alive.iter().filter(is_astray).cloned().collect()
+}
+
+/// Two drivers of one kind may serve a node, by two names. Whose a mount is, kubelet's
+/// paths tell: `plugins/kubernetes.io/csi/<driver>/<hash>/globalmount` where a volume is
+/// staged, and the `vol_data.json` beside `mount` where it is published.
+fn is_of_another_driver(config: &Config, mount_point: &Path) -> bool {
+    let staged = mount_point.strip_prefix(staged_by_kubelet(config)).ok();
+    if let Some(driver) = staged.and_then(|below| below.components().next()) {
+        return driver.as_os_str() != config.driver_name.as_str();
+    }
+    let published = mount_point.parent().map(|dir| vol_data(dir, "driverName"));
+    matches!(published, Some(Some(Ok(driver))) if driver != config.driver_name)
+}
+
+/// Where else kubelet's directory is to be seen, as after `mount --rbind`: the mounts in
+/// there are copies of those that the journal names, and go with them.
+fn other_views(kubelet_dir: &Path, of_volumes: &[MountEntry]) -> BTreeSet<PathBuf> {
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let Some(own) = identity(kubelet_dir) else { return BTreeSet::new() };
+    // Only a daemon knows what lies in a volume, and it may not answer.
+    let is_in_volume = |path: &Path| of_volumes.iter().any(|mount| path.starts_with(&mount.mount_point));
+    let elsewhere = of_volumes.iter().filter(|mount| !mount.mount_point.starts_with(kubelet_dir));
+    let above: BTreeSet<&Path> = elsewhere.flat_map(|mount| mount.mount_point.ancestors().skip(1)).collect();
+    let views = above.into_iter().filter(|path| !is_in_volume(path) && identity(path) == Some(own));
+    views.map(Path::to_owned).collect()
+}
+
+/// Whether requests to the mount end with ENOTCONN. One that does not answer may be
+/// a stopped daemon's, whom somebody may let go on.
+fn has_ended(mount: &MountEntry) -> bool {
+    let path = mount.mount_point.clone();
+    let is_seen = linux::mountinfo::at(&path)
+        .is_ok_and(|seen| seen.is_some_and(|seen| seen.mount_id == mount.mount_id));
+    let look = move || nix::sys::statvfs::statvfs(&path);
+    let what = || format!("statvfs {}", mount.mount_point.display());
+    is_seen && matches!(bounded::within(what(), limits::STATISTICS, look), Ok(Err(Errno::ENOTCONN)))
+}
+
+fn staged_by_kubelet(config: &Config) -> PathBuf {
+    config.kubelet_dir.join("plugins/kubernetes.io/csi")
+}
+
+/// A field of kubelet's `vol_data.json` in `dir`; `None` where there is none.
+fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, String>> {
+    let text = match std::fs::read(dir.join("vol_data.json")) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
+        read => read.map_err(|e| e.to_string()),
+    };
+    Some(text.and_then(|text| {
+        let data: serde_json::Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+        data[field].as_str().map(str::to_owned).ok_or_else(|| format!("it has no {field}"))
+    }))
+}
+
+/// Below kubelet's directory of this driver: `<hash>/vol_data.json`, written
+/// before a volume is staged and removed after it is unstaged.
+fn staging_dirs(config: &Config) -> Vec<(PathBuf, std::result::Result<String, String>)> {
+    let parent = staged_by_kubelet(config).join(&config.driver_name);
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let named = |dir: PathBuf| vol_data(&dir, "volumeHandle").map(|handle| (dir, handle));
+    entries.filter_map(|entry| named(entry.path())).collect()
+}
+
+/// What is wrong with the world, sorted, each thing once.
+fn findings(world: &World) -> BTreeSet<Finding> {
+    let mut all = BTreeSet::new();
+    let other_node =
+        |other: &OtherNode| Finding::new("state directory of another node", &other.found, other.to_string());
+    all.extend(world.other_node.as_ref().map(other_node));
+    all.extend(world.pool_away.as_ref().map(|reason| Finding::new("pool is away", "pool", reason)));
+    for (id, record) in &world.volumes {
+        match record {
+            Err(error) => all.extend([Finding::new("journal entry is unreadable", id, chain(error))]),
+            Ok(record) => all.extend(of_volume(world, id, record)),
+        }
+    }
+    for (id, record) in &world.snapshots {
+        all.extend(match record {
+            Err(error) => Some(Finding::new("journal entry is unreadable", id, chain(error))),
+            Ok(record) => of_snapshot(world, id, record),
+        });
+    }
+    all.extend(world.mounts.iter().filter_map(|mount| of_mount(world, mount)));
+    all.extend(of_daemons(world));
+    if world.pool_away.is_none() {
+        all.extend(of_data(world));
+    }
+    all.extend(world.staging_dirs.iter().filter_map(|(dir, handle)| of_staging_dir(world, dir, handle)));
+    if !world.is_driver_running {
+        let left = |path: &PathBuf| Finding::new("left in the pool", path.display(), "by a killed call");
+        all.extend(world.leftovers.iter().map(|path| left(path).at_start()));
+    }
+    all
+}
+
+fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding> {
+    let mut all = Vec::new();
+    if record.deleting {
+        all.push(Finding::new("deletion is not finished", id, "the journal says so").at_start());
+    }
+    if !record.filled && !world.is_driver_running {
+        all.push(Finding::new("volume is not filled", id, "call CreateVolume or DeleteVolume again"));
+    }
+    if record.parked.is_some() && !world.is_driver_running {
+        all.push(Finding::new("parked, and no driver holds it", id, "its daemon ends").at_start());
+    }
+    if let Some(stage) = &record.stage {
+        let at = stage.staging_path.display().to_string();
+        if stage.serving.is_none() {
+            all.push(Finding::new("stage is half done", id, at).at_start());
+        } else if !world.is_mounted(id, &stage.staging_path) {
+            all.push(Finding::new("staged volume is not mounted", id, at).at_start());
+        } else if !world.alive.contains(id) {
+            let found = format!("{} targets answer ENOTCONN: start their pods anew", record.targets.len());
+            all.push(Finding::new("daemon is dead", id, found));
+        } else if world.silent.contains(id) {
+            let pid = stage.serving.map_or(0, |serving| serving.daemon.pid);
+            let found = format!("{} targets wait for process {pid}", record.targets.len());
+            all.push(Finding::new("daemon does not answer", id, found));
+        }
+        if world.astray.contains(id) {
+            let found = "its directory is not the one that the pool has now: take its pods down";
+            all.push(Finding::new("daemon of another directory", id, found));
+        }
+    }
+    for (path, target) in &record.targets {
+        let at = path.display().to_string();
+        if !target.published {
+            all.push(Finding::new("publish is half done", id, at).at_start());
+        } else if !world.is_mounted(id, path) {
+            all.push(Finding::new("target is not mounted", id, at + ": start its pod anew"));
+        } else if !world.is_served(id, record, path) {
+            all.push(Finding::new("target of a daemon that died", id, at + ": start its pod anew"));
+        }
+    }
+    all
+}
+
+fn of_snapshot(world: &World, id: &SnapshotId, record: &SnapshotRecord) -> Option<Finding> {
+    match &record.phase {
+        _ if record.deleting => {
+            Some(Finding::new("deletion is not finished", id, "the journal says so").at_start())
+        }
+        SnapshotPhase::Begun | SnapshotPhase::Copying if !world.is_driver_running => {
+            Some(Finding::new("snapshot is half done", id, format!("of volume {}", record.source)).at_start())
+        }
+        SnapshotPhase::Failed { reason } => {
+            Some(Finding::new("snapshot has failed", id, format!("{reason}: delete it")))
+        }
+        SnapshotPhase::Begun | SnapshotPhase::Copying | SnapshotPhase::Ready => None,
+    }
+}
+
+/// A mount that the journal does not name.
+fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
+    let id = mount.source.to_str().and_then(VolumeId::parse)?;
+    let finding = Finding::new("mount of nobody", mount.mount_point.display(), format!("volume {id}"));
+    match world.volumes.get(&id) {
+        // Not ours to guess.
+        Some(Err(_)) => None,
+        Some(Ok(record)) => {
+            let is_staged = record.stage.as_ref().is_some_and(|s| s.staging_path == mount.mount_point);
+            let is_named = is_staged || record.targets.contains_key(&mount.mount_point);
+            // Its connection may serve the volume's pods too.
+            (!is_named).then_some(finding)
+        }
+        None if world.ended.contains(&mount.mount_point) => {
+            Some(Finding { repair: Some(UNMOUNT), unmount: Some(mount.mount_point.clone()), ..finding })
+        }
+        // Of another driver, of one with another --state-dir, or of a lost journal: pods may use it.
+        None => {
+            Some(Finding { found: format!("volume {id}, served; the journal has no such volume"), ..finding })
+        }
+    }
+}
+
+fn of_daemons(world: &World) -> Vec<Finding> {
+    let stage = |id: &VolumeId| {
+        let record = world.known(id)?;
+        record.stage.as_ref().or(record.parked.as_ref().map(|parked| &parked.stage))
+    };
+    let stray_launch = |launched: &&Launched| {
+        !world.is_unreadable(&launched.volume_id)
+            && stage(&launched.volume_id).and_then(|stage| stage.launch.as_ref()) != Some(&launched.id)
+    };
+    let launch = |launched: &Launched| {
+        Finding::new("daemon of nobody", &launched.volume_id, format!("{:?}", launched.id)).at_start()
+    };
+    let stray_dir = |id: &&VolumeId| !world.is_unreadable(id) && stage(id).is_none();
+    let dir = |id: &VolumeId| {
+        Finding::new("dial directory of nobody", id, "the volume is neither staged nor parked").at_start()
+    };
+    let launches = world.launches.iter().filter(stray_launch).map(launch);
+    launches.chain(world.dial_dirs.iter().filter(stray_dir).map(dir)).collect()
+}
+
+/// Data without an entry, and entries without their data.
+fn of_data(world: &World) -> Vec<Finding> {
+    let (volumes, snapshots) = &world.stored;
+    let nobodys = |id: &dyn std::fmt::Display| {
+        Finding::new("data of nobody", id, "in the pool; the journal has no entry of it")
+    };
+    let mut all: Vec<Finding> =
+        volumes.iter().filter(|id| !world.volumes.contains_key(id)).map(|id| nobodys(id)).collect();
+    all.extend(snapshots.iter().filter(|id| !world.snapshots.contains_key(id)).map(|id| nobodys(id)));
+    let is_whole = |record: &VolumeRecord| record.filled && !record.deleting;
+    let lost = world
+        .volumes
+        .iter()
+        .filter(|(id, record)| record.as_ref().is_ok_and(is_whole) && !volumes.contains(id));
+    all.extend(lost.map(|(id, _)| {
+        let advice = "call CreateVolume again if it is new; else put its data back";
+        Finding::new("volume has no data", id, advice)
+    }));
+    all
+}
+
+/// kubelet takes its own directories away, unless it was killed in between.
+fn of_staging_dir(
+    world: &World,
+    dir: &Path,
+    handle: &std::result::Result<String, String>,
+) -> Option<Finding> {
+    let finding = |found| Some(Finding::new("staging directory of nobody", dir.display(), found));
+    match handle {
+        Err(reason) => finding(format!("vol_data.json: {reason}")),
+        Ok(handle) => match VolumeId::parse(handle) {
+            Some(id) if world.volumes.contains_key(&id) => None,
+            _ => finding(format!("volume {handle} does not exist")),
+        },
+    }
+}
+
+/// What is printed, and how many findings are left.
+#[derive(Debug)]
+pub struct Report {
+    pub text: String,
+    pub left: usize,
+}
+
+/// Why nothing could be looked at, or nothing be done.
+#[derive(Debug, thiserror::Error)]
+pub enum DoctorError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    NoJournal(#[from] NoJournal),
+    #[error(
+        "a driver runs with --state-dir {}: it repairs when it starts; restart it, or stop it first",
+        state_dir.display()
+    )]
+    Running { state_dir: PathBuf },
+    #[error("see whether a driver runs")]
+    Lock(#[source] linux::Error),
+    #[error("look")]
+    Look(#[source] Error),
+    #[error("repair")]
+    Repair(#[source] Error),
+}
+
+impl Doctor {
+    /// Needs a runtime's context.
+    pub fn run(self) -> std::result::Result<Report, DoctorError> {
+        let config = Config::check(self.driver)?;
+        NoJournal::check(&config.state_dir)?;
+        let lock_path = config.state_dir.join("lock");
+        let lock = match self.repair {
+            true => Some(FileLock::try_exclusive_after_kill(&lock_path, 0o600)),
+            // A look makes no file, not even this one.
+            false => lock_path.exists().then(|| FileLock::try_exclusive(&lock_path, 0o600)),
+        };
+        let lock = lock.transpose().map_err(DoctorError::Lock)?;
+        let is_driver_running = matches!(lock, Some(None));
+        if self.repair && is_driver_running {
+            return Err(DoctorError::Running { state_dir: config.state_dir });
+        }
+        let mut found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+        if self.repair && !found.is_empty() {
+            repair(&config, &found).map_err(DoctorError::Repair)?;
+            found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+        }
+        let left = found.len();
+        let rows: Vec<Finding> = found.into_iter().collect();
+        let text = match self.output {
+            // A head without a table looks like one that was cut off.
+            Format::Table if rows.is_empty() => WELL.to_owned(),
+            Format::Table | Format::Json => self.output.print(&rows).map_err(DoctorError::Look)?,
+        };
+        Ok(Report { text, left })
+    }
+}
+
+/// What is found, and beside a driver that runs is still found a moment later.
+fn standing(config: &Config, is_driver_running: bool) -> Result<BTreeSet<Finding>> {
+    let mut found = findings(&World::look(config, is_driver_running)?);
+    if is_driver_running && !found.is_empty() {
+        let (_nobody_sends, pause) = channel::<()>();
+        // The time itself is what is waited for.
+        let _elapsed = pause.recv_timeout(LOOK_AGAIN);
+        let again = findings(&World::look(config, is_driver_running)?);
+        found.retain(|finding| again.contains(finding));
+    }
+    Ok(found)
+}
+
+fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
+    let driver = Arc::new(Driver::open(config.clone())?);
+    // First, since what is mounted is left alone.
+    for path in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
+        tracing::info!(path = %path.display(), "unmounting");
+        linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
+    }
+    driver.reconcile(limits::OPERATION)
+}

@@ -1,0 +1,53 @@
+//! How the daemons of staged volumes are: the kernel says whether they live, and they
+//! themselves whether they answer.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::daemon::control;
+use crate::engine::stage::is_served;
+use crate::error::Result;
+use crate::model::ids::VolumeId;
+use crate::model::records::VolumeRecord;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Daemon {
+    Serves,
+    /// It lives and does not answer: stopped, or stuck.
+    Hung,
+    Dead,
+}
+
+impl Daemon {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Serves => "serves",
+            Self::Hung => "hung",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+/// Of every volume that the journal says is served. All are asked at once.
+pub(super) fn look(
+    run_dir: &Path,
+    entries: &[(VolumeId, Result<VolumeRecord>)],
+) -> BTreeMap<VolumeId, Daemon> {
+    let is_served = |record: &VolumeRecord| {
+        let stage = record.stage.as_ref().filter(|stage| stage.serving.is_some())?;
+        Some(is_served(stage).unwrap_or(true))
+    };
+    let served: Vec<(&VolumeId, bool)> =
+        entries.iter().filter_map(|(id, record)| Some((id, is_served(record.as_ref().ok()?)?))).collect();
+    let alive = served.iter().filter(|(_, is_alive)| *is_alive).map(|(id, _)| *id);
+    let silent = control::silent(run_dir, alive);
+    let how = |id: &VolumeId, is_alive: bool| match is_alive {
+        true if silent.contains(id) => Daemon::Hung,
+        true => Daemon::Serves,
+        false => Daemon::Dead,
+    };
+    served.into_iter().map(|(id, is_alive)| (id.clone(), how(id, is_alive))).collect()
+}

@@ -1,0 +1,56 @@
+//! How every RPC runs, and how it is answered when it is refused.
+
+use std::sync::Arc;
+
+use tonic::Status;
+use tracing::Instrument;
+
+use crate::engine::driver::{Driver, Lock};
+use crate::error::{Error, Result, chain};
+use crate::model::limits;
+use crate::wire::status::status;
+
+/// One RPC: `operation` runs on a thread where it may block, with `lock` held,
+/// and to its end even when the caller goes away or the limit passes. `name` is
+/// the span's: `csi.NodeStageVolume`.
+pub(crate) async fn run<T: Send + 'static>(
+    driver: &Arc<Driver>,
+    name: &'static str,
+    lock: Lock<'_>,
+    operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
+) -> std::result::Result<T, Status> {
+    let span = tracing::info_span!("csi", span = name, volume_id = lock.id());
+    let result = locked(driver, name, lock, operation).instrument(span.clone()).await;
+    result.map_err(|error| span.in_scope(|| refused(name, &error)))
+}
+
+/// The reply to a refused request; logged here and nowhere else.
+pub(crate) fn refused(name: &'static str, error: &Error) -> Status {
+    let status = status(error);
+    tracing::warn!(rpc = name, code = ?status.code(), error = chain(error), "refused");
+    status
+}
+
+async fn locked<T: Send + 'static>(
+    driver: &Arc<Driver>,
+    name: &'static str,
+    lock: Lock<'_>,
+    operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    // Before the lock: what takes a call back finds its volume free while the call waits.
+    let turn = driver.admission.turn(name).await?;
+    let guard = match lock {
+        Lock::Nothing(_) => None,
+        Lock::Volume(_) | Lock::Snapshot(_) => Some(driver.hold(lock)?),
+    };
+    let (driver, span, limit) = (driver.clone(), tracing::Span::current(), limits::OPERATION);
+    let work = tokio::task::spawn_blocking(move || {
+        let _until_done = (guard, turn);
+        span.in_scope(|| operation(&driver))
+    });
+    match tokio::time::timeout(limit, work).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(_panic)) => Err(Error::Panicked { operation: name }),
+        Err(_elapsed) => Err(Error::Deadline { what: name.to_owned(), limit }),
+    }
+}

@@ -1,0 +1,354 @@
+//! CSI Controller: the wire side of volumes' coming and going.
+
+mod attach;
+mod expand;
+mod list;
+pub(crate) mod snapshots;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::csi::controller_server::Controller;
+use proto::csi::controller_service_capability::{Rpc, Type, rpc};
+use proto::csi::validate_volume_capabilities_response::Confirmed;
+use proto::csi::volume_content_source::{self, SnapshotSource, VolumeSource};
+use proto::csi::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
+    ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerServiceCapability,
+    ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse, CreateSnapshotRequest,
+    CreateSnapshotResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteSnapshotRequest,
+    DeleteSnapshotResponse, DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest,
+    GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest,
+    ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, Topology, TopologyRequirement,
+    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume, VolumeContentSource,
+};
+use tonic::{Request, Response, Status};
+
+use crate::config::Config;
+use crate::engine::driver::{Driver, Lock};
+use crate::engine::provision::VolumeWish;
+use crate::error::{Error, Result};
+use crate::model::capability::Access;
+use crate::model::capacity::{InodeRoom, WantedCapacity};
+use crate::model::ids::VolumeId;
+use crate::model::name::VolumeName;
+use crate::model::parameters::Parameters;
+use crate::model::records::{Source, VolumeRecord};
+use crate::model::sizes;
+use crate::wire::call::{refused, run};
+
+/// A pool that does not answer is away.
+const CAPACITY_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct ControllerService(pub(crate) Arc<Driver>);
+
+#[tonic::async_trait]
+impl Controller for ControllerService {
+    async fn controller_get_capabilities(
+        &self,
+        _request: Request<ControllerGetCapabilitiesRequest>,
+    ) -> std::result::Result<Response<ControllerGetCapabilitiesResponse>, Status> {
+        let mut offered = vec![
+            rpc::Type::CreateDeleteVolume,
+            rpc::Type::ListVolumes,
+            rpc::Type::GetCapacity,
+            rpc::Type::CreateDeleteSnapshot,
+            rpc::Type::ListSnapshots,
+            rpc::Type::CloneVolume,
+            rpc::Type::GetSnapshot,
+            rpc::Type::ExpandVolume,
+            rpc::Type::VolumeCondition,
+            rpc::Type::GetVolume,
+            rpc::Type::SingleNodeMultiWriter,
+        ];
+        if self.0.config.attach {
+            offered.extend([
+                rpc::Type::PublishUnpublishVolume,
+                rpc::Type::PublishReadonly,
+                rpc::Type::ListVolumesPublishedNodes,
+            ]);
+        }
+        let capability =
+            |t: rpc::Type| ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: t.into() })) };
+        Ok(Response::new(ControllerGetCapabilitiesResponse {
+            capabilities: offered.into_iter().map(capability).collect(),
+        }))
+    }
+
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> std::result::Result<Response<CreateVolumeResponse>, Status> {
+        let name = "csi.CreateVolume";
+        let wish = parse_create(request.into_inner(), &self.0.config).map_err(|e| refused(name, &e))?;
+        let id = VolumeId::for_name(&wish.name);
+        let volume_id = id.clone();
+        let record =
+            run(&self.0, name, Lock::Volume(id.as_str()), move |driver| driver.create(&volume_id, wish))
+                .await?;
+        let volume = wire_volume(&id, &record, &self.0.config);
+        Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> std::result::Result<Response<DeleteVolumeResponse>, Status> {
+        let name = "csi.DeleteVolume";
+        let volume_id =
+            required_id("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
+        // What this driver never gave out does not exist: deleted.
+        if let Some(id) = VolumeId::parse(&volume_id) {
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.delete(&id)).await?;
+        }
+        Ok(Response::new(DeleteVolumeResponse {}))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> std::result::Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
+        let result = validate(&self.0, request.into_inner());
+        result.map(Response::new).map_err(|e| refused("csi.ValidateVolumeCapabilities", &e))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> std::result::Result<Response<ListVolumesResponse>, Status> {
+        let (driver, request) = (self.0.clone(), request.into_inner());
+        let work = tokio::task::spawn_blocking(move || driver.list_volumes(&request));
+        let listed = work.await.unwrap_or(Err(Error::Panicked { operation: "ListVolumes" }));
+        listed.map(Response::new).map_err(|e| refused("csi.ListVolumes", &e))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<ControllerGetVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerGetVolumeResponse>, Status> {
+        let name = "csi.ControllerGetVolume";
+        let volume_id =
+            required_id("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
+        let id = volume_id.clone();
+        let volume = run(&self.0, name, Lock::Nothing(&volume_id), move |driver| {
+            driver.get_volume(&find_volume(driver, &id)?)
+        });
+        volume.await.map(Response::new)
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> std::result::Result<Response<CreateSnapshotResponse>, Status> {
+        snapshots::create(&self.0, request.into_inner()).await
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> std::result::Result<Response<DeleteSnapshotResponse>, Status> {
+        snapshots::delete(&self.0, request.into_inner()).await
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> std::result::Result<Response<ListSnapshotsResponse>, Status> {
+        snapshots::list(&self.0, &request.into_inner())
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<GetSnapshotRequest>,
+    ) -> std::result::Result<Response<GetSnapshotResponse>, Status> {
+        snapshots::get(&self.0, request.into_inner())
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerExpandVolumeResponse>, Status> {
+        let name = "csi.ControllerExpandVolume";
+        let call = expand::parse(request.into_inner()).map_err(|e| refused(name, &e))?;
+        let volume_id = call.volume_id.clone();
+        let expanded = run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
+            driver.expand(&find_volume(driver, &call.volume_id)?, call.wanted)
+        });
+        expanded.await.map(Response::new)
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<ControllerPublishVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerPublishVolumeResponse>, Status> {
+        attach::publish(&self.0, request.into_inner()).await
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<ControllerUnpublishVolumeRequest>,
+    ) -> std::result::Result<Response<ControllerUnpublishVolumeResponse>, Status> {
+        attach::unpublish(&self.0, request.into_inner()).await
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<GetCapacityRequest>,
+    ) -> std::result::Result<Response<GetCapacityResponse>, Status> {
+        let (driver, request) = (self.0.clone(), request.into_inner());
+        let measure = tokio::task::spawn_blocking(move || driver.capacity(&request));
+        let capacity = match tokio::time::timeout(CAPACITY_LIMIT, measure).await {
+            Ok(Ok(capacity)) => capacity,
+            Ok(Err(_panic)) => Err(Error::Panicked { operation: "GetCapacity" }),
+            Err(_elapsed) => Err(Error::PoolAway {
+                path: self.0.config.pool.clone(),
+                reason: format!("it does not answer within {} s", CAPACITY_LIMIT.as_secs()),
+            }),
+        };
+        capacity.map(Response::new).map_err(|e| refused("csi.GetCapacity", &e))
+    }
+}
+
+impl Driver {
+    /// What a volume as described could claim now; 0 where it could not be at all.
+    fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
+        sizes::bounded_map("parameters", &request.parameters)?;
+        let is_elsewhere = request
+            .accessible_topology
+            .as_ref()
+            .is_some_and(|topology| !includes_node(topology, &self.config));
+        // Parameters change no capacity. Wrong ones are left to CreateVolume, whose error
+        // reaches the claim's events; 0 here would read as a full pool, and hide them.
+        let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok());
+        if is_elsewhere || !is_supported {
+            return Ok(GetCapacityResponse::default());
+        }
+        let room = self.room()?;
+        let bytes_left = room.promised_bytes.saturating_sub(self.journal.committed_bytes());
+        let inodes_last =
+            |inodes: InodeRoom| inodes.bytes_left(self.journal.committed_inodes(inodes.bytes_each));
+        let available = bytes_left.min(room.inodes.map_or(u64::MAX, inodes_last));
+        Ok(GetCapacityResponse {
+            available_capacity: wire_bytes(available),
+            maximum_volume_size: Some(wire_bytes(available.min(room.pool_bytes))),
+            minimum_volume_size: Some(1),
+        })
+    }
+}
+
+fn parse_create(request: CreateVolumeRequest, config: &Config) -> Result<VolumeWish> {
+    let name = VolumeName::parse(&request.name)?;
+    Access::parse_all(&request.volume_capabilities)?;
+    sizes::bounded_map("parameters", &request.parameters)?;
+    sizes::bounded_map("secrets", &request.secrets)?;
+    let parameters = Parameters::parse(&request.parameters)?;
+    if let Some(key) = request.mutable_parameters.keys().next() {
+        let known = "none: MODIFY_VOLUME is not offered".to_owned();
+        return Err(Error::UnknownParameter { name: key.clone(), known });
+    }
+    let capacity = WantedCapacity::parse(request.capacity_range.as_ref())?;
+    check_topology(request.accessibility_requirements.as_ref(), config)?;
+    let source = request.volume_content_source.map(snapshots::parse_source).transpose()?;
+    Ok(VolumeWish { name, capacity, parameters, source })
+}
+
+/// The volume as CreateVolume answers it, and every later look at it.
+fn wire_volume(id: &VolumeId, record: &VolumeRecord, config: &Config) -> Volume {
+    Volume {
+        capacity_bytes: wire_bytes(record.capacity_bytes),
+        volume_id: id.to_string(),
+        volume_context: HashMap::new(),
+        content_source: record.source.as_ref().map(wire_source),
+        accessible_topology: vec![this_node(config)],
+    }
+}
+
+fn wire_source(source: &Source) -> VolumeContentSource {
+    VolumeContentSource {
+        r#type: Some(match source {
+            Source::Snapshot(id) => {
+                volume_content_source::Type::Snapshot(SnapshotSource { snapshot_id: id.to_string() })
+            }
+            Source::Volume(id) => {
+                volume_content_source::Type::Volume(VolumeSource { volume_id: id.to_string() })
+            }
+        }),
+    }
+}
+
+/// CSI spec: the volume must be accessible from at least one of `requisite`.
+fn check_topology(requirement: Option<&TopologyRequirement>, config: &Config) -> Result<()> {
+    let requisite = requirement.map_or(&[][..], |r| &r.requisite);
+    if requisite.is_empty() || requisite.iter().any(|topology| includes_node(topology, config)) {
+        return Ok(());
+    }
+    Err(Error::OutOfTopology { key: config.topology_key(), node_id: config.node_id.clone() })
+}
+
+fn includes_node(topology: &Topology, config: &Config) -> bool {
+    let key = config.topology_key();
+    topology.segments.iter().all(|(k, v)| *k == key && *v == config.node_id)
+}
+
+/// Where the volumes of this pool can be used.
+pub(crate) fn this_node(config: &Config) -> Topology {
+    Topology { segments: HashMap::from([(config.topology_key(), config.node_id.clone())]) }
+}
+
+fn validate(
+    driver: &Driver,
+    request: ValidateVolumeCapabilitiesRequest,
+) -> Result<ValidateVolumeCapabilitiesResponse> {
+    let volume_id = required_id("volume_id", request.volume_id)?;
+    for (field, map) in [
+        ("volume_context", &request.volume_context),
+        ("parameters", &request.parameters),
+        ("secrets", &request.secrets),
+    ] {
+        sizes::bounded_map(field, map)?;
+    }
+    if request.volume_capabilities.is_empty() {
+        return Err(Error::MissingField { field: "volume_capabilities" });
+    }
+    find_volume(driver, &volume_id)?;
+    let unsupported = Access::parse_all(&request.volume_capabilities)
+        .map(drop)
+        .and_then(|()| Parameters::parse(&request.parameters).map(drop))
+        .err();
+    Ok(match unsupported {
+        Some(reason) => ValidateVolumeCapabilitiesResponse { confirmed: None, message: reason.to_string() },
+        None => ValidateVolumeCapabilitiesResponse {
+            confirmed: Some(Confirmed {
+                volume_context: request.volume_context,
+                volume_capabilities: request.volume_capabilities,
+                parameters: request.parameters,
+                mutable_parameters: HashMap::new(),
+            }),
+            message: String::new(),
+        },
+    })
+}
+
+/// The id of a volume that exists.
+pub(crate) fn find_volume(driver: &Driver, volume_id: &str) -> Result<VolumeId> {
+    let unknown = || Error::UnknownVolume { volume_id: volume_id.to_owned() };
+    let id = VolumeId::parse(volume_id).ok_or_else(unknown)?;
+    driver.journal.find(&id)?.map(|_| id).ok_or_else(unknown)
+}
+
+pub(crate) fn required(field: &'static str, value: String) -> Result<String> {
+    if value.is_empty() { Err(Error::MissingField { field }) } else { Ok(value) }
+}
+
+/// A name that somebody gave out: of a volume, a snapshot or a node.
+pub(crate) fn required_id(field: &'static str, value: String) -> Result<String> {
+    let value = required(field, value)?;
+    sizes::bounded(field, &value).map(|()| value)
+}
+
+pub(crate) fn wire_bytes(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,106 @@
+//! gRPC on unix sockets: the services of CSI, and how each server ends.
+//!
+//! Many clients address a unix socket by its path, which h2 refuses: what they send is
+//! rewritten on the way (docs/decisions/0001-registration-listener.md).
+
+mod authority;
+mod hpack;
+mod huffman;
+mod stream;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::csi::controller_server::ControllerServer;
+use proto::csi::identity_server::IdentityServer;
+use proto::csi::node_server::NodeServer;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch as channel};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
+use tower::layer::util::{Identity, Stack};
+
+use crate::engine::driver::Driver;
+use crate::kernel::socket::{Socket, SocketError};
+use crate::model::calls::Calls;
+use crate::model::limits::LAST_CALLS;
+use crate::wire::controller::ControllerService;
+use crate::wire::counted::CountCalls;
+use crate::wire::identity::IdentityService;
+use crate::wire::node::NodeService;
+use stream::RewrittenStream;
+
+/// Accepted, and not yet looked at by the server.
+pub(crate) const BACKLOG: usize = 16;
+
+/// A server whose calls are counted.
+type Counting = Router<Stack<CountCalls, Identity>>;
+
+/// Without services.
+pub(crate) fn router(calls: Arc<Calls>) -> Counting {
+    Server::builder().layer(CountCalls(calls)).add_routes(Routes::default())
+}
+
+/// The three services of CSI beside what the server has.
+pub(crate) fn with_csi(router: Counting, driver: Arc<Driver>) -> Counting {
+    router
+        .add_service(IdentityServer::new(IdentityService(driver.clone())))
+        .add_service(ControllerServer::new(ControllerService(driver.clone())))
+        .add_service(NodeServer::new(NodeService(driver)))
+}
+
+/// CSI on `socket` until `stopped` is true; then the socket is removed.
+pub(crate) async fn serve_csi(
+    driver: Arc<Driver>,
+    calls: Arc<Calls>,
+    socket: Socket,
+    stopped: channel::Receiver<bool>,
+) -> Result<(), SocketError> {
+    let router = with_csi(router(calls), driver);
+    let path = socket.path().to_owned();
+    let (connections, accepted) = mpsc::channel(BACKLOG);
+    let connections = socket.keep(connections);
+    let serving = serve(router, accepted, LAST_CALLS, &path, stopped.clone());
+    let ((), served) = tokio::join!(until_stopped(connections, stopped), serving);
+    served
+}
+
+/// `keeping`, dropped when `stopped` turns true: its socket goes at once, while who is
+/// connected is still answered.
+pub(crate) async fn until_stopped(keeping: impl Future<Output = ()>, mut stopped: channel::Receiver<bool>) {
+    tokio::select! {
+        () = keeping => {}
+        // An error is the sender's end, which is a stop too.
+        _ = stopped.wait_for(|stop| *stop) => {}
+    }
+}
+
+/// Serves `connections` until `stopped` is true, then finishes what is under way,
+/// for `last_calls` at most. `path` is what an error names.
+pub(crate) async fn serve(
+    router: Counting,
+    connections: mpsc::Receiver<UnixStream>,
+    last_calls: Duration,
+    path: &Path,
+    stopped: channel::Receiver<bool>,
+) -> Result<(), SocketError> {
+    let told = |mut stopped: channel::Receiver<bool>| async move {
+        // An error is the sender's end, which is a stop too.
+        let _sender_gone = stopped.wait_for(|stop| *stop).await;
+    };
+    let rewritten = |socket| Ok::<_, std::io::Error>(RewrittenStream::new(socket));
+    let connections = ReceiverStream::new(connections).map(rewritten);
+    let serving = router.serve_with_incoming_shutdown(connections, told(stopped.clone()));
+    let served = tokio::select! {
+        served = serving => served,
+        () = async { told(stopped).await; tokio::time::sleep(last_calls).await } => {
+            tracing::warn!("ending with connections open: a call is under way, or a client does not answer");
+            Ok(())
+        }
+    };
+    served.map_err(|source| SocketError::Serve { path: path.to_owned(), source })
+}
