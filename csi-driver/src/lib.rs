@@ -4,13 +4,13 @@
 //! The layers, from the callers down to the kernel; each uses only those below it
 //! (`xtask/tests/modules.rs` tests that):
 //!
-//! - [`wire`]: the gRPC services of CSI and of plugin registration. It checks requests and
-//!   chooses status codes. Beside it [`operations`]: metrics, views and `doctor`.
-//! - [`engine`]: what a call does, step by step, and how a step is undone.
-//! - [`journal`]: what survives the driver. [`backend`]: where the data of volumes are.
-//!   [`daemon`]: the processes that serve volumes.
-//! - [`kernel`]: mounts, paths and sockets, and system calls that may not return.
-//! - [`model`]: records, parameters, ids and limits. It does no I/O.
+//! - `wire`: the gRPC services of CSI and of plugin registration. It checks requests and
+//!   chooses status codes. Beside it `operations`: metrics, views and `doctor`.
+//! - `engine`: what a call does, step by step, and how a step is undone.
+//! - `journal`: what survives the driver. `backend`: where the data of volumes are.
+//!   `daemon`: the processes that serve volumes.
+//! - `kernel`: mounts, paths and sockets, and system calls that may not return.
+//! - `model`: records, parameters, ids and limits. It does no I/O.
 
 mod backend;
 pub mod cli;

@@ -95,7 +95,7 @@ pub fn raise_descriptor_limit() -> Result<u64> {
 }
 
 /// Exactly [`CAPABILITIES`] in the effective, permitted and bounding sets, and no_new_privs. A
-/// child of the driver keeps CAP_BPF until [`drop_the_last`]: without it the kernel refuses the
+/// child of the driver keeps CAP_BPF until its filter stands: without it the kernel refuses the
 /// system call filter where filters of other processes take all the memory that there is for them
 /// (net.core.bpf_jit_limit).
 pub fn drop_privileges() -> Result<()> {
