@@ -86,11 +86,23 @@ fn add(call: &Invocation) -> Result<CniResult, Error> {
 
 /// The addresses of `lo`.
 fn bring_up(netlink: &Netlink) -> Result<Vec<Address>, Error> {
+    ignore_routers();
     netlink.set_up(LO)?;
     let addresses = netlink.addresses(LO)?;
     match addresses.iter().find(|address| !address.ip.is_loopback()) {
         Some(foreign) => Err(Error::NotLoopback { ip: foreign.ip }),
         None => Ok(addresses),
+    }
+}
+
+/// Where `lo` took routes from IPv6 routers, a process with CAP_NET_RAW could send itself
+/// advertisements and so make routes without end, of which the kernel charges no memory to it.
+fn ignore_routers() {
+    match linux::sysctl::write("net/ipv6/conf/lo/accept_ra", "0") {
+        Ok(()) => {}
+        // A kernel without IPv6.
+        Err(e) if e.errno() == Errno::ENOENT => {}
+        Err(e) => cni_plugin::warn("loopback", format_args!("{e}: {}", e.reason())),
     }
 }
 

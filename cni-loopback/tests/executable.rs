@@ -94,6 +94,17 @@ fn add_brings_lo_up_and_del_down_twice() {
     }
 }
 
+/// What a container sends to itself must not make routes: the kernel charges none of them to it.
+#[test]
+fn lo_takes_no_routes_from_routers() {
+    let sandbox = Sandbox::new();
+    let accept_ra =
+        || sandbox.netns.run(|| linux::sysctl::read("net/ipv6/conf/lo/accept_ra").unwrap()).unwrap();
+    assert_eq!(accept_ra(), "1");
+    assert_eq!(sandbox.call("ADD", &conf("1.0.0")).0, Some(0));
+    assert_eq!(accept_ra(), "0");
+}
+
 #[test]
 fn each_version_gets_its_true_shape() {
     let sandbox = Sandbox::new();

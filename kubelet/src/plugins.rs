@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use proto::registration::{
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 use tracing::{info, warn};
@@ -30,6 +31,8 @@ use crate::unix_channel;
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 const GET_INFO_DEADLINE: Duration = Duration::from_secs(1);
 const NOTIFY_DEADLINE: Duration = Duration::from_secs(5);
+/// How often the directory is looked at while it cannot be watched.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Why a socket's plugin was not registered.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +103,9 @@ impl Plugins {
         }
     }
 
-    /// Watches `dir` for ever, and makes it again when it is removed.
+    /// Watches `dir` for ever, and makes it again when it is removed. Where inotify is not to be
+    /// had, since the kernel counts its instances by user and a pod's root may have taken all of
+    /// them, regular looks find what changed.
     pub(crate) async fn watch(self, dir: PathBuf) {
         let mut backoff = Backoff::operation();
         let mut sockets = Sockets { plugins: self, registrations: HashMap::new() };
@@ -109,7 +114,7 @@ impl Plugins {
                 Ok(()) => info!(dir = %dir.display(), "plugin directory was replaced, watching the new one"),
                 Err(error) => warn!(dir = %dir.display(), %error, "watch on the plugin directory is lost"),
             }
-            tokio::time::sleep(backoff.step()).await;
+            sockets.look_for(&dir, backoff.step()).await;
         }
     }
 
@@ -142,7 +147,28 @@ impl Plugins {
 /// The sockets in the directory, each with its running or finished dialogue.
 struct Sockets {
     plugins: Plugins,
-    registrations: HashMap<PathBuf, JoinHandle<()>>,
+    registrations: HashMap<PathBuf, Registration>,
+}
+
+struct Registration {
+    dialogue: JoinHandle<()>,
+    socket: SocketId,
+}
+
+/// Which socket it is: one that is made anew at the same path has another, also where the file
+/// system gives it the same inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SocketId {
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl SocketId {
+    /// `None` of what is no socket.
+    fn of(path: &Path) -> Option<Self> {
+        let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+        Some(Self { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()) })
+    }
 }
 
 impl Sockets {
@@ -182,6 +208,21 @@ impl Sockets {
         Ok(())
     }
 
+    /// Looks regularly for as long as `span`.
+    async fn look_for(&mut self, dir: &Path, span: Duration) {
+        let end = Instant::now() + span;
+        loop {
+            if let Err(error) = self.rescan(dir) {
+                warn!(dir = %dir.display(), %error, "cannot look at the plugin directory");
+            }
+            let now = Instant::now();
+            if now >= end {
+                return;
+            }
+            tokio::time::sleep_until(end.min(now + LOOK_AGAIN)).await;
+        }
+    }
+
     fn rescan(&mut self, dir: &Path) -> io::Result<()> {
         let mut present = Vec::new();
         match std::fs::read_dir(dir) {
@@ -200,25 +241,28 @@ impl Sockets {
         }
         for socket in present {
             let visible = socket.file_name().is_some_and(is_visible);
-            if visible && !self.registrations.contains_key(&socket) {
+            if visible && !self.is_known(&socket) {
                 self.appeared(socket);
             }
         }
         Ok(())
     }
 
+    fn is_known(&self, socket: &Path) -> bool {
+        let known = self.registrations.get(socket).map(|registration| registration.socket);
+        known.is_some() && known == SocketId::of(socket)
+    }
+
     fn appeared(&mut self, socket: PathBuf) {
-        if !std::fs::metadata(&socket).is_ok_and(|m| m.file_type().is_socket()) {
-            return;
-        }
+        let Some(id) = SocketId::of(&socket) else { return };
         self.gone(&socket);
-        let registration = tokio::spawn(register(self.plugins.clone(), socket.clone()));
-        self.registrations.insert(socket, registration);
+        let dialogue = tokio::spawn(register(self.plugins.clone(), socket.clone()));
+        self.registrations.insert(socket, Registration { dialogue, socket: id });
     }
 
     fn gone(&mut self, socket: &Path) {
         if let Some(registration) = self.registrations.remove(socket) {
-            registration.abort();
+            registration.dialogue.abort();
         }
         self.plugins.remove(socket);
     }
@@ -346,5 +390,27 @@ mod tests {
         assert!(refused(PluginInfo { r#type: "DevicePlugin".into(), ..info() }).contains("DevicePlugin"));
         assert!(refused(PluginInfo { supported_versions: vec!["2.0.0".into()], ..info() }).contains("2.0.0"));
         assert!(refused(PluginInfo { name: "../x".into(), ..info() }).contains("../x"));
+    }
+
+    #[tokio::test]
+    async fn without_a_watch_sockets_that_come_change_and_go_are_found_by_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("driver-reg.sock");
+        let mut sockets = Sockets { plugins: Plugins::new(), registrations: HashMap::new() };
+        let bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        sockets.look_for(dir.path(), Duration::ZERO).await;
+        let first = sockets.registrations[&socket].socket;
+        sockets.look_for(dir.path(), Duration::ZERO).await;
+        assert_eq!(sockets.registrations[&socket].socket, first);
+
+        drop(bound);
+        std::fs::remove_file(&socket).unwrap();
+        let _bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        sockets.look_for(dir.path(), Duration::ZERO).await;
+        assert_ne!(sockets.registrations[&socket].socket, first);
+
+        std::fs::remove_file(&socket).unwrap();
+        sockets.look_for(dir.path(), Duration::ZERO).await;
+        assert!(sockets.registrations.is_empty());
     }
 }

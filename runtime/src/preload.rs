@@ -24,6 +24,10 @@ pub(crate) async fn follow(runtime: Arc<Runtime>, images_dir: std::path::PathBuf
     loop {
         if let Err(error) = follow_once(&runtime, &images_dir).await {
             tracing::warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
+            // What is there can be had all the same: a pod's root may have taken all of inotify.
+            if let Err(error) = import_beside(&runtime, &images_dir).await {
+                tracing::warn!(dir = %images_dir.display(), %error, "cannot look at the images directory");
+            }
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -35,15 +39,18 @@ async fn follow_once(runtime: &Arc<Runtime>, images_dir: &Path) -> io::Result<()
     inotify.watches().add(images_dir, mask)?;
     let mut events = inotify.into_event_stream(vec![0; 4096])?;
     loop {
-        let (runtime, dir) = (Arc::clone(runtime), images_dir.to_owned());
-        tokio::task::spawn_blocking(move || import_missing(&runtime, &dir))
-            .await
-            .map_err(io::Error::other)??;
+        import_beside(runtime, images_dir).await?;
         match events.next().await {
             Some(event) => drop(event?),
             None => return Ok(()),
         }
     }
+}
+
+/// [`import_missing`] on a thread where it may block.
+async fn import_beside(runtime: &Arc<Runtime>, images_dir: &Path) -> io::Result<()> {
+    let (runtime, dir) = (Arc::clone(runtime), images_dir.to_owned());
+    tokio::task::spawn_blocking(move || import_missing(&runtime, &dir)).await.map_err(io::Error::other)?
 }
 
 fn import_missing(runtime: &Runtime, images_dir: &Path) -> io::Result<()> {

@@ -90,7 +90,7 @@ impl Tail {
                     _ => {}
                 }
                 // The end of the wait is a reason to look as good as a write.
-                drop(timeout(LOOK_FOR_END, writes.next()).await);
+                drop(timeout(LOOK_FOR_END, next_of(&mut writes)).await);
             };
         }
     }
@@ -112,31 +112,40 @@ impl Tail {
     }
 }
 
+/// What tells of changes of a file; `None` where regular looks have to do: the kernel counts
+/// inotify's instances by user, and a pod's root may have taken all of them.
+type Changes = Option<EventStream<Vec<u8>>>;
+
 /// The file and its changes. Right after a rotation there is none, until the
 /// runtime makes the next one.
-async fn open_when_there(path: &Path) -> std::io::Result<(EventStream<Vec<u8>>, File)> {
+async fn open_when_there(path: &Path) -> std::io::Result<(Changes, File)> {
     let until = Instant::now() + NEXT_LOG_TIMEOUT;
     loop {
-        let mut beside = watch(path.parent().unwrap_or(path), WatchMask::CREATE | WatchMask::MOVED_TO)?;
+        let mut beside = watch(path.parent().unwrap_or(path), WatchMask::CREATE | WatchMask::MOVED_TO);
         // Watched before it is read: no write falls in between.
         let writes = watch(path, WatchMask::MODIFY | WatchMask::MOVE_SELF);
-        let opened = match writes {
-            Ok(writes) => File::open(path).await.map(|file| (writes, file)),
-            Err(error) => Err(error),
-        };
-        match opened {
+        match File::open(path).await {
             Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
-                drop(timeout_at(until, beside.next()).await);
+                let look = until.min(Instant::now() + LOOK_FOR_END);
+                drop(timeout_at(look, next_of(&mut beside)).await);
             }
-            opened => return opened,
+            opened => return opened.map(|file| (writes, file)),
         }
     }
 }
 
-fn watch(path: &Path, what: WatchMask) -> std::io::Result<EventStream<Vec<u8>>> {
-    let inotify = Inotify::init()?;
-    inotify.watches().add(path, what)?;
-    inotify.into_event_stream(vec![0; 4096])
+fn watch(path: &Path, what: WatchMask) -> Changes {
+    let inotify = Inotify::init().ok()?;
+    inotify.watches().add(path, what).ok()?;
+    inotify.into_event_stream(vec![0; 4096]).ok()
+}
+
+/// Ends at the next change, or never.
+async fn next_of(changes: &mut Changes) {
+    match changes {
+        Some(changes) => drop(changes.next().await),
+        None => std::future::pending().await,
+    }
 }
 
 /// Sends every whole line from here on; a line that is still being written

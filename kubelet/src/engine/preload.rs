@@ -19,6 +19,10 @@ pub(super) async fn follow(cri: Cri, images_dir: PathBuf, limits: ImageLimits) {
     loop {
         if let Err(error) = follow_once(&cri, &images_dir, &limits).await {
             warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
+            // What is there can be had all the same: a pod's root may have taken all of inotify.
+            if let Err(error) = import_missing(&cri, &images_dir, &limits).await {
+                warn!(dir = %images_dir.display(), %error, "cannot look at the images directory");
+            }
         }
         tokio::time::sleep(backoff.step()).await;
     }
