@@ -187,7 +187,7 @@ impl Volumes {
         let Some(driver) = driver else { return Vec::new() };
         let of_device = |volume: &crate::objects::Volume| {
             let Some(VolumeSource::Claim(source)) = volume.source() else { return None };
-            let resolved = resolve::claim(&self.shared.store, pod, &source.claim_name).ok()?;
+            let resolved = resolve::claim_in_use(&self.shared.store, pod, &source.claim_name).ok()?;
             let parts = (driver.clone(), resolved.volume);
             (resolved.key == device.key).then(|| self.shared.csi_mount(pod, device, parts, source.read_only))
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::device::DeviceKey;
 use super::error::Error;
-use crate::objects::{ClaimPhase, PersistentVolume, Pod};
+use crate::objects::{ClaimPhase, PersistentVolume, PersistentVolumeClaim, Pod};
 use crate::store::Store;
 
 /// A bound, mountable volume.
@@ -14,13 +14,18 @@ pub(super) struct Resolved {
     pub(super) key: DeviceKey,
 }
 
+/// Of a pod that is to start: not while the claim is being deleted.
 pub(super) fn claim(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolved, Error> {
-    let claim = store
-        .claim(&pod.metadata.namespace, claim_name)
-        .ok_or_else(|| Error::ClaimMissing { claim: claim_name.to_owned() })?;
-    if claim.metadata.is_deleted() {
+    if find(store, pod, claim_name)?.metadata.is_deleted() {
         return Err(Error::ClaimDeleted { claim: claim_name.to_owned() });
     }
+    claim_in_use(store, pod, claim_name)
+}
+
+/// Of a pod that has the volume already: a claim that is being deleted is there until its last
+/// pod has ended.
+pub(super) fn claim_in_use(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolved, Error> {
+    let claim = find(store, pod, claim_name)?;
     if claim.status.phase != ClaimPhase::Bound {
         return Err(Error::ClaimPending { claim: claim_name.to_owned() });
     }
@@ -38,4 +43,9 @@ pub(super) fn claim(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolv
     };
     let key = DeviceKey { driver: csi.driver.clone(), volume_handle: csi.volume_handle.clone() };
     Ok(Resolved { volume, key })
+}
+
+fn find(store: &Store, pod: &Pod, claim_name: &str) -> Result<Arc<PersistentVolumeClaim>, Error> {
+    let found = store.claim(&pod.metadata.namespace, claim_name);
+    found.ok_or_else(|| Error::ClaimMissing { claim: claim_name.to_owned() })
 }
