@@ -204,6 +204,19 @@ impl Error {
         }
     }
 
+    /// What an earlier call left is still there because of `source`.
+    pub(crate) fn uncleared(volume_id: &VolumeId, source: Self) -> Self {
+        Self::Uncleared { volume_id: volume_id.clone(), source: Box::new(source) }
+    }
+
+    /// `cause`, and what the attempt to undo what it had left came to.
+    pub(crate) fn rolled_back(cause: Self, undone: Result<()>) -> Self {
+        match undone {
+            Ok(()) => cause,
+            Err(rollback) => Self::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
+        }
+    }
+
     pub(crate) fn changed(field: &'static str, path: &Path, reason: impl Into<String>) -> Self {
         Self::PathChanged { field, path: path.to_owned(), reason: reason.into() }
     }

@@ -101,12 +101,12 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let csi = wire::server::serve_csi(driver.clone(), calls.clone(), socket, stopped.clone());
     let metrics = operations::metrics::serve(driver.clone(), calls.clone(), metrics_socket, stopped.clone());
     let registration = wire::registration::serve(driver.clone(), calls, stopped.clone());
-    let forgetting = engine::forgetting::serve(driver.clone(), stopped.clone());
+    let forgetting = engine::forgetting::serve(driver.mount_point_lists.clone(), stopped.clone());
     let waits = async {
         let mut stopped = stopped;
         // An error is the sender's end, which is a stop too.
         let _sender_gone = stopped.wait_for(|stop| *stop).await;
-        driver.waits.close();
+        driver.daemons.waits.close();
         Ok(())
     };
     let metrics = async {
@@ -117,11 +117,11 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         forgetting.await;
         Ok(())
     };
-    let hang_watch = tokio::spawn(engine::hang::watch(driver.clone()));
+    let hang_watch = tokio::spawn(driver.hang_watch.clone().run());
     let served = tokio::try_join!(csi, registration, metrics, waits, forgetting);
     hang_watch.abort();
     signals.abort();
-    let ending = tokio::task::spawn_blocking(move || driver.end_all_parked());
+    let ending = tokio::task::spawn_blocking(move || driver.stages.end_all_parked());
     // A panic there has said so, and the next start ends what is left.
     let _ended_or_not = ending.await;
     served.map(|_| ()).map_err(StartError::Socket)
@@ -158,7 +158,7 @@ async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {
     let driver = driver.clone();
     let work = tokio::task::spawn_blocking(move || {
         driver.pool.set_starting(true);
-        let reconciled = driver.reconcile(model::limits::START);
+        let reconciled = driver.reconciler.reconcile(model::limits::START);
         driver.pool.set_starting(false);
         reconciled
     });

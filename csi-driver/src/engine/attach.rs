@@ -4,10 +4,14 @@
 //! of it, cannot come back to a volume that another one writes to.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine::driver::Driver;
-use crate::engine::stage::{Health, is_served};
+use crate::config::Config;
+use crate::engine::health::{Health, health, is_served};
+use crate::engine::locks::Locks;
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result};
+use crate::journal::Journal;
 use crate::kernel::mounts;
 use crate::kernel::nonce::new_nonce;
 use crate::model::access_mode::AccessMode;
@@ -18,11 +22,22 @@ use crate::model::records::{Attachment, VolumeRecord};
 /// In `publish_context`.
 pub(crate) const ATTACHMENT_KEY: &str = "hawser.dev/attachment";
 
-impl Driver {
+/// Which nodes may use which volumes.
+#[derive(Debug)]
+pub(crate) struct Attachments {
+    pub(crate) config: Arc<Config>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) locks: Locks,
+    pub(crate) stages: Arc<Stages>,
+    /// Held from the count of a node's attachments until one more is journaled.
+    pub(crate) counting: Mutex<()>,
+}
+
+impl Attachments {
     /// ControllerPublishVolume: the number that the node is to show.
     pub(crate) fn attach(&self, volume_id: &VolumeId, node_id: &str, access: Access) -> Result<String> {
         let mut record = self.journal.get(volume_id)?;
-        check_usable(volume_id, &record)?;
+        record.check_usable(volume_id)?;
         self.check_node(node_id)?;
         if let Some(found) = record.attachments.get(node_id) {
             if found.access == access {
@@ -42,7 +57,7 @@ impl Driver {
             return Err(Error::AttachedElsewhere { volume_id: volume_id.clone(), node_id, mode });
         }
         // Two volumes at once would both be the last that fits.
-        let _counting = self.attaching.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_limit(node_id)?;
         let nonce = new_nonce()?;
         record.attachments.insert(node_id.to_owned(), Attachment { access, nonce: nonce.clone() });
@@ -62,8 +77,8 @@ impl Driver {
             self.check_unstaged(volume_id, &record)?;
             // Nothing of a volume stays on a node that it is not attached to.
             if record.parked.is_some() {
-                self.check_not_copied(volume_id)?;
-                self.end_parked(volume_id, &mut record)?;
+                self.locks.check_not_copied(volume_id)?;
+                self.stages.end_parked(volume_id, &mut record)?;
             }
         }
         record.attachments.retain(|node, _| !leaves(node));
@@ -126,7 +141,7 @@ impl Driver {
             }
         }
         let Some(stage) = &record.stage else { return Ok(()) };
-        match self.health(volume_id, stage)? {
+        match health(volume_id, stage)? {
             // Left by a reboot or by a killed stage: nobody uses it.
             Health::HalfDone => Ok(()),
             Health::Unmounted if !is_served(stage)? => Ok(()),
@@ -137,16 +152,6 @@ impl Driver {
             }
         }
     }
-}
-
-pub(crate) fn check_usable(volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
-    if record.deleting {
-        return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
-    }
-    if !record.filled {
-        return Err(Error::Unfilled { volume_id: volume_id.clone() });
-    }
-    Ok(())
 }
 
 /// Whether two nodes may have one volume so.

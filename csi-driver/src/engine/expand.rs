@@ -1,12 +1,63 @@
-//! NodeExpandVolume: the daemon learns the size that ControllerExpandVolume
-//! journaled. A volume that nobody serves learns it when it is staged.
+//! Growing a volume. Its size stands in the journal first, from which every stage takes it; a
+//! daemon that serves the volume is told, and one that nobody serves learns it when it is staged.
 
-use crate::engine::driver::Driver;
+use std::sync::Arc;
+
+use crate::backend::pool::Pool;
+use crate::engine::health::is_served;
+use crate::engine::room::PoolRoom;
+use crate::engine::stage::Stages;
+use crate::engine::statistics::Statistics;
 use crate::error::{Error, Result};
+use crate::journal::Journal;
 use crate::model::capacity::WantedCapacity;
 use crate::model::ids::VolumeId;
+use crate::model::records::VolumeRecord;
 
-impl Driver {
+#[derive(Debug)]
+pub(crate) struct Expansion {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) room: PoolRoom,
+    pub(crate) stages: Arc<Stages>,
+    pub(crate) statistics: Arc<Statistics>,
+}
+
+impl Expansion {
+    /// ControllerExpandVolume: the volume's size in bytes from now on.
+    pub(crate) fn expand(&self, volume_id: &VolumeId, wanted: WantedCapacity) -> Result<u64> {
+        let mut record = self.journal.get(volume_id)?;
+        record.check_usable(volume_id)?;
+        if let Some(capacity_bytes) = wanted.growth(record.capacity_bytes) {
+            record.capacity_bytes = capacity_bytes;
+            self.journal.admit(volume_id, &record, self.room.now()?)?;
+        } else if !wanted.admits(record.capacity_bytes) {
+            return Err(Error::BeyondSize {
+                volume_id: volume_id.clone(),
+                size_bytes: record.capacity_bytes,
+                wanted: wanted.to_string(),
+            });
+        }
+        match self.tell_daemon(volume_id, &mut record) {
+            Ok(()) => {}
+            // Just ended: the next one is told when it is staged.
+            Err(Error::NoControl { .. } | Error::ControlLost { .. }) if !is_served_now(&record)? => {}
+            Err(e) => return Err(e),
+        }
+        Ok(record.capacity_bytes)
+    }
+
+    /// The daemon has the size that the journal says, if there is one.
+    fn tell_daemon(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        match self.stages.serving(volume_id, record)? {
+            Some(control) => {
+                control.set_capacity(record.capacity_bytes, self.pool.inode_limit(record.capacity_bytes))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// NodeExpandVolume.
     /// The volume's size in bytes, which its daemon enforces from now on. The size
     /// is the controller's to change: no other can be had here.
     pub(crate) fn expand_on_node(
@@ -15,16 +66,20 @@ impl Driver {
         volume_path: &str,
         wanted: WantedCapacity,
     ) -> Result<u64> {
-        self.place(volume_id, volume_path)?;
+        self.statistics.place(volume_id, volume_path)?;
         let mut record = self.journal.get(volume_id)?;
         let size_bytes = record.capacity_bytes;
         if !wanted.admits(size_bytes) {
             let (volume_id, wanted) = (volume_id.clone(), wanted.to_string());
             return Err(Error::BeyondSize { volume_id, size_bytes, wanted });
         }
-        if let Some(control) = self.serving(volume_id, &mut record)? {
+        if let Some(control) = self.stages.serving(volume_id, &mut record)? {
             control.set_capacity(size_bytes, self.pool.inode_limit(size_bytes))?;
         }
         Ok(size_bytes)
     }
+}
+
+fn is_served_now(record: &VolumeRecord) -> Result<bool> {
+    record.stage.as_ref().map_or(Ok(false), is_served)
 }

@@ -21,9 +21,9 @@ use proto::control::{GetStats, MountPoints, Stats, reply, request};
 use tokio::sync::watch;
 
 use crate::daemon::control::Control;
-use crate::daemon::dial::DialDir;
-use crate::engine::driver::Driver;
+use crate::engine::daemons::Daemons;
 use crate::error::{Error, Result, Step, chain};
+use crate::journal::Journal;
 use crate::kernel::bounded;
 use crate::model::ids::VolumeId;
 
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const LIST: Duration = Duration::from_secs(5);
 
 /// Answers daemons until the driver is stopped. On a kernel that prunes none asks.
-pub(crate) async fn serve(driver: Arc<Driver>, mut stopped: watch::Receiver<bool>) {
+pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Receiver<bool>) {
     if prunes() {
         return;
     }
@@ -46,9 +46,9 @@ pub(crate) async fn serve(driver: Arc<Driver>, mut stopped: watch::Receiver<bool
             _ = stopped.wait_for(|stop| *stop) => return,
             () = tokio::time::sleep(EVERY) => {}
         }
-        let driver = driver.clone();
+        let lists = lists.clone();
         // A panic there has said so; the next round begins anew.
-        let _done = tokio::task::spawn_blocking(move || driver.name_mount_points()).await;
+        let _done = tokio::task::spawn_blocking(move || lists.send()).await;
     }
 }
 
@@ -77,17 +77,22 @@ impl Control {
     }
 }
 
-impl Driver {
+#[derive(Debug)]
+pub(crate) struct MountPointLists {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) daemons: Arc<Daemons>,
+}
+
+impl MountPointLists {
     /// Sends every daemon that waits for it the mount points inside its volume.
-    fn name_mount_points(&self) {
+    fn send(&self) {
         let served = self.journal.list().into_iter().filter_map(|(id, record)| {
             let serving = record.stage?.serving?;
             Some((id, serving.connection_minor))
         });
         let wanting: BTreeMap<u32, (VolumeId, Control, u32)> = served
             .filter_map(|(id, minor)| {
-                let control =
-                    Control::connect(&DialDir::of(&self.config.run_dir, &id), &id, PATIENCE).ok()?;
+                let control = self.daemons.control(&id, PATIENCE).ok()?;
                 // An older daemon does not know the question.
                 let round = control.stats().ok()?.mount_points_wanted;
                 (round > 0).then_some((minor, (id, control, round)))

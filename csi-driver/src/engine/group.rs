@@ -12,15 +12,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use linux::mountinfo::MountEntry;
 use linux::tree::{self, GroupAccess};
 
-use crate::engine::driver::Driver;
-use crate::engine::stage::uncleared;
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step};
+use crate::kernel::bounded::OneEach;
 use crate::model::capability::Access;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::VolumeRecord;
 
-impl Driver {
+impl Stages {
     /// The group for a stage that `wanted` asks for: its own, or that of the stage there
     /// is. Without targets a stage of another group is taken down, to be made anew.
     pub(crate) fn group_of_stage(
@@ -38,41 +38,9 @@ impl Driver {
             return Ok(staged.group);
         }
         tracing::info!(%volume_id, group = wanted.group, "staging anew for another group");
-        self.check_not_copied(volume_id)?;
-        self.tear_down(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
+        self.locks.check_not_copied(volume_id)?;
+        self.tear_down(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
         Ok(wanted.group)
-    }
-
-    /// Gives the files of a volume that is in use to group `gid`, through its mount: the
-    /// daemon's caches see it. One whose root is the group's has been given.
-    pub(crate) fn give_group_in_use(
-        &self,
-        volume_id: &VolumeId,
-        staged: &MountEntry,
-        gid: u32,
-    ) -> Result<()> {
-        let (path, minor) = (staged.mount_point.clone(), staged.minor);
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let what = format!("giving volume {volume_id} to group {gid}");
-        let give = move || {
-            let tree = linux::mount::open_tree_clone(&path)?;
-            if linux::mount::minor_of(&tree)? != minor {
-                return Ok(false);
-            }
-            if !tree::has_group(&tree, gid, GroupAccess::ReadWrite)? {
-                tree::give_group(&tree, gid, GroupAccess::ReadWrite, &stopped)?;
-            }
-            linux::Result::Ok(true)
-        };
-        // A retry finds what was given so far, and only looks at that.
-        let given = self.flushes.within(volume_id, what, limits::GIVE_GROUP, give);
-        let given = given.inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
-        if given.step("give volume to its group")? {
-            return Ok(());
-        }
-        let path = &staged.mount_point;
-        Err(Error::unusable("staging_target_path", path, "the volume has just been unmounted there"))
     }
 }
 
@@ -80,4 +48,36 @@ impl Driver {
 /// a pod without a group takes the volume as it is, and readers change nothing.
 pub(crate) fn asks_for_another(wanted: Access, staged: Access) -> bool {
     wanted.group.is_some() && wanted.group != staged.group && !wanted.read_only && !staged.read_only
+}
+
+/// Gives the files of a volume that is in use to group `gid`, through its mount: the
+/// daemon's caches see it. One whose root is the group's has been given.
+pub(crate) fn give_group_in_use(
+    flushes: &OneEach<VolumeId>,
+    volume_id: &VolumeId,
+    staged: &MountEntry,
+    gid: u32,
+) -> Result<()> {
+    let (path, minor) = (staged.mount_point.clone(), staged.minor);
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let what = format!("giving volume {volume_id} to group {gid}");
+    let give = move || {
+        let tree = linux::mount::open_tree_clone(&path)?;
+        if linux::mount::minor_of(&tree)? != minor {
+            return Ok(false);
+        }
+        if !tree::has_group(&tree, gid, GroupAccess::ReadWrite)? {
+            tree::give_group(&tree, gid, GroupAccess::ReadWrite, &stopped)?;
+        }
+        linux::Result::Ok(true)
+    };
+    // A retry finds what was given so far, and only looks at that.
+    let given = flushes.within(volume_id, what, limits::GIVE_GROUP, give);
+    let given = given.inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+    if given.step("give volume to its group")? {
+        return Ok(());
+    }
+    let path = &staged.mount_point;
+    Err(Error::unusable("staging_target_path", path, "the volume has just been unmounted there"))
 }

@@ -23,12 +23,13 @@ use tokio::time::Instant;
 
 use self::killed::Task;
 use self::tally::{Seen, Tally, Verdict};
-use crate::daemon::control::Control;
-use crate::daemon::dial::DialDir;
 use crate::daemon::notes::Finding;
-use crate::engine::driver::{Driver, Lock};
+use crate::engine::daemons::Daemons;
+use crate::engine::locks::{Lock, Locks};
 use crate::error::{Error, Result, Step, chain};
+use crate::journal::Journal;
 use crate::kernel::mounts::{self, Whereabouts};
+use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord};
@@ -63,33 +64,43 @@ pub(crate) fn flush(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd
     Ok(mount)
 }
 
-/// Looks at all volumes again and again; never ends. `--daemon-deadline 0` looks at none.
-pub(crate) async fn watch(driver: Arc<Driver>) {
-    let Some(deadline) = driver.config.daemon_deadline else { return };
-    loop {
-        tokio::time::sleep(deadline / 2).await;
-        let looking = driver.clone();
-        let found = tokio::task::spawn_blocking(move || looking.awaited()).await;
-        match found {
-            Ok(Ok(awaited)) => {
-                for (volume_id, serving) in awaited {
-                    if let Some(noted) = driver.hangs.examining(&volume_id) {
-                        let driver = driver.clone();
-                        tokio::spawn(async move {
-                            let _until_examined = noted;
-                            Examination { driver, volume_id, serving, deadline }.run().await;
-                        });
-                    }
-                }
-            }
-            Ok(Err(error)) => tracing::warn!(error = chain(&error), "look for hung daemons"),
-            // A panic has said so itself.
-            Err(_panicked) => {}
-        }
-    }
+#[derive(Debug)]
+pub(crate) struct HangWatch {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) daemons: Arc<Daemons>,
+    pub(crate) locks: Locks,
+    pub(crate) counts: Arc<Counts>,
+    /// `None` looks at no volume (`--daemon-deadline 0`).
+    pub(crate) deadline: Option<Duration>,
 }
 
-impl Driver {
+impl HangWatch {
+    /// Looks at all volumes again and again; never ends.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let Some(deadline) = self.deadline else { return };
+        loop {
+            tokio::time::sleep(deadline / 2).await;
+            let looking = self.clone();
+            let found = tokio::task::spawn_blocking(move || looking.awaited()).await;
+            match found {
+                Ok(Ok(awaited)) => {
+                    for (volume_id, serving) in awaited {
+                        if let Some(noted) = self.daemons.hangs.examining(&volume_id) {
+                            let watch = self.clone();
+                            tokio::spawn(async move {
+                                let _until_examined = noted;
+                                Examination { watch, volume_id, serving, deadline }.run().await;
+                            });
+                        }
+                    }
+                }
+                Ok(Err(error)) => tracing::warn!(error = chain(&error), "look for hung daemons"),
+                // A panic has said so itself.
+                Err(_panicked) => {}
+            }
+        }
+    }
+
     /// The volumes whose users wait for their daemons at this moment.
     fn awaited(&self) -> Result<Vec<(VolumeId, Serving)>> {
         let connections = FuseConnections::open().step("look at connections")?;
@@ -114,27 +125,14 @@ impl Driver {
     ) -> Result<bool> {
         // In this order: a request of ours that ends in between makes it a user less.
         let waiting = connections.waiting(serving.connection_minor).step("look at connection")?;
-        Ok(waiting.unwrap_or_default() > self.hangs.own_requests(volume_id))
-    }
-
-    /// Whether users' requests wait on the connection for a daemon that does not answer
-    /// the driver either: one that is stopped, and not one that is only waited for.
-    pub(crate) fn is_hung(&self, volume_id: &VolumeId, connection_minor: u32) -> Result<bool> {
-        let waiting = FuseConnections::open().and_then(|all| all.waiting(connection_minor));
-        let waiting = waiting.step("look at connection")?.unwrap_or_default();
-        if waiting <= self.hangs.own_requests(volume_id) {
-            return Ok(false);
-        }
-        let dial = DialDir::of(&self.config.run_dir, volume_id);
-        let answer = Control::connect(&dial, volume_id, limits::UNMOUNT).and_then(|control| control.ping());
-        Ok(matches!(answer, Err(Error::Silent { .. })))
+        Ok(waiting.unwrap_or_default() > self.daemons.hangs.own_requests(volume_id))
     }
 
     /// Processes that were killed and wait for the volume's daemon, if each pod that has the
     /// volume on this node is being taken down. A pod that stays may be served well: it keeps
     /// the daemon, and those that leave wait until it leaves too.
     fn killed_users(&self, volume_id: &VolumeId, serving: Serving) -> Result<BTreeSet<Task>> {
-        let leaving = self.hangs.leaving_targets(volume_id);
+        let leaving = self.daemons.hangs.leaving_targets(volume_id);
         let Some(record) = self.journal.find(volume_id)? else { return Ok(BTreeSet::new()) };
         if record.targets.is_empty() || !record.targets.keys().all(|target| leaving.contains(target)) {
             return Ok(BTreeSet::new());
@@ -153,16 +151,16 @@ impl Driver {
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         let is_it = |stage: &&mut StageRecord| stage.serving == Some(serving) && !stage.aborted;
         let Some(stage) = record.stage.as_mut().filter(is_it) else { return Ok(()) };
-        self.check_not_copied(volume_id)?;
+        self.locks.check_not_copied(volume_id)?;
         stage.aborted = true;
         if let Err(error) = self.journal.put(volume_id, &record) {
             // As on a full disk. Once the daemon has ended, the journal need not say so.
             tracing::warn!(%volume_id, error = chain(&error), "journal the end of a hung daemon");
         }
-        self.watch.stop(volume_id);
-        self.hangs.found(volume_id, Some(Finding::Ended));
+        self.daemons.watch.stop(volume_id);
+        self.daemons.hangs.found(volume_id, Some(Finding::Ended));
         self.counts.daemon_hung();
-        let (pid, deadline) = (serving.daemon.pid, self.config.daemon_deadline.unwrap_or_default());
+        let (pid, deadline) = (serving.daemon.pid, self.deadline.unwrap_or_default());
         let deadline_seconds = deadline.as_secs();
         if seen == Seen::KilledUsers {
             tracing::error!(
@@ -195,7 +193,7 @@ impl Driver {
 /// Of one daemon that users wait for, until it answers or is ended.
 #[derive(Clone)]
 struct Examination {
-    driver: Arc<Driver>,
+    watch: Arc<HangWatch>,
     volume_id: VolumeId,
     serving: Serving,
     deadline: Duration,
@@ -204,7 +202,7 @@ struct Examination {
 impl Examination {
     async fn run(self) {
         let (volume_id, pid) = (&self.volume_id, self.serving.daemon.pid);
-        let hangs = &self.driver.hangs;
+        let hangs = &self.watch.daemons.hangs;
         let (mut tally, answered) = (Tally::default(), Arc::new(Notify::new()));
         let ended = loop {
             let seen = match self.one_deadline(&answered).await {
@@ -217,7 +215,7 @@ impl Examination {
                 Verdict::DiskStalls => {
                     tracing::error!(%volume_id, pid, "the pool's disk stalls: the volume's daemon waits for it, and its users wait");
                     hangs.found(volume_id, Some(Finding::DiskStalls));
-                    self.driver.counts.disk_stalled();
+                    self.watch.counts.disk_stalled();
                 }
                 Verdict::Hung => break self.end(&answered, seen).await,
             }
@@ -235,7 +233,7 @@ impl Examination {
     /// of one. `None` where there was an answer, or nobody waits any more, or there is no way
     /// to ask.
     async fn one_deadline(&self, answered: &Arc<Notify>) -> Result<Option<Seen>> {
-        if self.driver.hangs.own_requests(&self.volume_id) < MOST_PROBES {
+        if self.watch.daemons.hangs.own_requests(&self.volume_id) < MOST_PROBES {
             let Some(path) = self.blocking(Self::path).await? else { return Ok(None) };
             self.probe(&path, answered.clone())?;
         }
@@ -252,7 +250,7 @@ impl Examination {
                 let now = self.blocking(Self::killed_users).await?;
                 killed.retain(|task| now.contains(task));
             }
-            held_back |= self.driver.hangs.is_held_back(&self.volume_id);
+            held_back |= self.watch.daemons.hangs.is_held_back(&self.volume_id);
             in_disk_wait |= self.blocking(Self::waits_for_disk).await?;
         }
         if !self.blocking(Self::users_wait).await? {
@@ -271,7 +269,7 @@ impl Examination {
     /// them is not answered.
     fn probe(&self, path: &Path, answered: Arc<Notify>) -> Result<()> {
         let mount = own_mount(path, self.serving.connection_minor).step("look at volume")?;
-        let asking = self.driver.hangs.asking(&self.volume_id);
+        let asking = self.watch.daemons.hangs.asking(&self.volume_id);
         let ask = move || {
             // An error is an answer as well: of the daemon, or of the kernel after its end.
             let _answer = nix::sys::statvfs::fstatvfs(&mount);
@@ -290,17 +288,17 @@ impl Examination {
     /// Waits for the volume's lock, since a call under way may end all this, and ends the daemon.
     async fn end(&self, answered: &Arc<Notify>, seen: Seen) -> Result<()> {
         loop {
-            match self.driver.hold(Lock::Volume(self.volume_id.as_str())) {
+            match self.watch.locks.hold(Lock::Volume(self.volume_id.as_str())) {
                 Ok(guard) => {
                     let serving = self.serving;
                     let ended = self.blocking(move |this| {
                         let _guard = guard;
-                        this.driver.end_hung(&this.volume_id, serving, seen)
+                        this.watch.end_hung(&this.volume_id, serving, seen)
                     });
                     return ended.await;
                 }
                 // As a snapshot does that is cut now: after it, the daemon has its three deadlines anew.
-                Err(_) if self.driver.hangs.is_held_back(&self.volume_id) => return Ok(()),
+                Err(_) if self.watch.daemons.hangs.is_held_back(&self.volume_id) => return Ok(()),
                 Err(Error::Pending { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -320,11 +318,11 @@ impl Examination {
 
     fn users_wait(&self) -> Result<bool> {
         let connections = FuseConnections::open().step("look at connections")?;
-        self.driver.users_wait(&connections, &self.volume_id, self.serving)
+        self.watch.users_wait(&connections, &self.volume_id, self.serving)
     }
 
     fn killed_users(&self) -> Result<BTreeSet<Task>> {
-        self.driver.killed_users(&self.volume_id, self.serving)
+        self.watch.killed_users(&self.volume_id, self.serving)
     }
 
     fn waits_for_disk(&self) -> Result<bool> {
@@ -332,9 +330,8 @@ impl Examination {
     }
 
     fn is_counting(&self) -> bool {
-        let dial = DialDir::of(&self.driver.config.run_dir, &self.volume_id);
-        let usage =
-            Control::connect(&dial, &self.volume_id, limits::STATISTICS).and_then(|control| control.usage());
+        let control = self.watch.daemons.control(&self.volume_id, limits::STATISTICS);
+        let usage = control.and_then(|control| control.usage());
         usage.is_ok_and(|usage| usage.counting)
     }
 

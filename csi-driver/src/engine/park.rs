@@ -17,12 +17,13 @@ use std::time::{Duration, Instant};
 
 use linux::mountinfo::MountEntry;
 
-use crate::daemon::control::Control;
-use crate::daemon::dial::DialDir;
 use crate::daemon::watch;
-use crate::engine::driver::{Driver, Lock};
 use crate::engine::hang::flush;
-use crate::engine::stage::{Health, StageWish, uncleared};
+use crate::engine::health::{Health, health};
+use crate::engine::locks::Lock;
+use crate::engine::places::place_of_stage;
+use crate::engine::side_by_side::work_on_each;
+use crate::engine::stage::{StageSpec, Stages};
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts::{self, WhenBusy};
 use crate::kernel::place::Place;
@@ -30,7 +31,7 @@ use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::{ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
 
-impl Driver {
+impl Stages {
     /// The end of NodeUnstageVolume for a volume whose daemon is to wait. False for
     /// any other: nothing has been done then.
     pub(crate) fn park(self: &Arc<Self>, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
@@ -44,7 +45,7 @@ impl Driver {
             }
         };
         let delay = Duration::from_secs(stage.settings.delete_delay_seconds.into());
-        let Some(place) = self.place_of_stage(volume_id, &stage)? else { return Ok(false) };
+        let Some(place) = place_of_stage(&self.paths, volume_id, &stage)? else { return Ok(false) };
         record.stage = None;
         record.parked = Some(ParkedRecord { stage, until: Timestamp::now().after(delay) });
         self.journal.put(volume_id, record)?;
@@ -53,7 +54,7 @@ impl Driver {
             drop(mount);
             return self.end_parked(volume_id, record).map(|()| true);
         }
-        self.watch.stop(volume_id);
+        self.daemons.watch.stop(volume_id);
         let ending = tokio::spawn(end_in_time(self.clone(), volume_id.clone(), pidfd, delay)).abort_handle();
         if !self.parking.hold(volume_id, mount, ending.clone()) {
             ending.abort();
@@ -71,7 +72,7 @@ impl Driver {
     ) -> Result<Option<(StageRecord, Serving)>> {
         let is_asked = |stage: &&StageRecord| stage.settings.delete_delay_seconds > 0 && stage.data.is_some();
         let Some(stage) = record.stage.as_ref().filter(is_asked) else { return Ok(None) };
-        match (stage.serving, self.health(volume_id, stage)?) {
+        match (stage.serving, health(volume_id, stage)?) {
             (Some(serving), Health::Serving(_)) => Ok(Some((stage.clone(), serving))),
             _ => Ok(None),
         }
@@ -85,7 +86,7 @@ impl Driver {
         serving: Serving,
     ) -> Result<(OwnedFd, Option<OwnedFd>)> {
         let (mounted, what) = (path.to_owned(), format!("syncfs of volume {volume_id}"));
-        let (minor, asking) = (serving.connection_minor, self.hangs.asking(volume_id));
+        let (minor, asking) = (serving.connection_minor, self.daemons.hangs.asking(volume_id));
         let detach = move || {
             let _ours = asking;
             // An unmount would write what was written through mappings; this one is none.
@@ -95,25 +96,25 @@ impl Driver {
         Ok((mount, serving.daemon.open().step("watch daemon")?))
     }
 
-    /// The mount of a parked volume, staged as `wish` has it. `None` where none is
-    /// parked any more: one that cannot serve the wish is ended.
+    /// The mount of a parked volume, staged as `spec` has it. `None` where none is
+    /// parked any more: one that cannot serve the spec is ended.
     pub(crate) fn unpark(
         &self,
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
-        wish: &StageWish,
+        spec: &StageSpec,
     ) -> Result<Option<MountEntry>> {
         let Some(parked) = record.parked.clone() else { return Ok(None) };
-        if let Some(reason) = self.why_not(volume_id, record, &parked.stage, wish)? {
+        if let Some(reason) = self.why_not(volume_id, record, &parked.stage, spec)? {
             tracing::info!(%volume_id, reason, "ending the parked daemon");
-            self.check_not_copied(volume_id)?;
-            self.end_parked(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
+            self.locks.check_not_copied(volume_id)?;
+            self.end_parked(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
             return Ok(None);
         }
-        let place = self.empty_staging_path(&wish.staging_path, volume_id)?;
+        let place = self.empty_staging_path(&spec.staging_path, volume_id)?;
         let stage = StageRecord {
-            staging_path: wish.staging_path.clone(),
-            settings: wish.settings.clone(),
+            staging_path: spec.staging_path.clone(),
+            settings: spec.settings.clone(),
             ..parked.stage
         };
         let staged = VolumeRecord { stage: Some(stage), parked: None, ..record.clone() };
@@ -142,33 +143,34 @@ impl Driver {
         volume_id: &VolumeId,
         record: &VolumeRecord,
         parked: &StageRecord,
-        wish: &StageWish,
+        spec: &StageSpec,
     ) -> Result<Option<&'static str>> {
         let Some(serving) = parked.serving.filter(|_| self.parking.holds(volume_id)) else {
             return Ok(Some("its connection has ended"));
         };
-        if parked.access != wish.access || !parked.settings.is_same_daemon(&wish.settings) {
+        if parked.access != spec.access || !parked.settings.is_same_daemon(&spec.settings) {
             return Ok(Some("another access or other settings are wanted"));
         }
         if !serving.daemon.is_alive().step("look at daemon")? {
             return Ok(Some("it has ended"));
         }
         if let Some(launch) = &parked.launch
-            && !self.launcher.stands(launch).step("look at launch")?
+            && !self.daemons.launcher.stands(launch).step("look at launch")?
         {
             return Ok(Some("somebody took its pod back"));
         }
         // As for any stage: a pool that is away is said so, and the daemon waits on.
         self.pool.check_present()?;
         // As long as the daemon holds its directory, these numbers are nobody else's.
-        if parked.data != Some(self.data_id(volume_id)?) {
+        if parked.data != Some(self.data.id(volume_id)?) {
             return Ok(Some("the volume's directory is another one"));
         }
         // The size may have changed while nobody could tell it; and an answer is the
         // proof that it serves.
-        let dial = DialDir::of(&self.config.run_dir, volume_id);
         let inode_limit = self.pool.inode_limit(record.capacity_bytes);
-        let told = Control::connect(&dial, volume_id, limits::CONTROL)
+        let told = self
+            .daemons
+            .control(volume_id, limits::CONTROL)
             .and_then(|control| control.set_capacity(record.capacity_bytes, inode_limit));
         Ok(told.err().map(|error| {
             tracing::warn!(%volume_id, error = chain(&error), "the parked daemon was asked");
@@ -188,9 +190,7 @@ impl Driver {
         let seen = place.attach(mount, "mount volume")?;
         match stage.serving {
             Some(serving) if seen.minor == serving.connection_minor => {
-                if let Some(pidfd) = serving.daemon.open().step("watch daemon")? {
-                    self.watch.start(volume_id, serving.daemon, pidfd);
-                }
+                self.daemons.watch(volume_id, serving)?;
                 tracing::info!(pid = serving.daemon.pid, "served by the daemon that was parked");
                 Ok(seen)
             }
@@ -206,10 +206,10 @@ impl Driver {
     pub(crate) fn end_parked(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         let Some(parked) = &record.parked else { return Ok(()) };
         self.parking.let_go(volume_id);
-        let place = self.place_of_stage(volume_id, &parked.stage)?;
+        let place = place_of_stage(&self.paths, volume_id, &parked.stage)?;
         self.take_away(volume_id, &parked.stage, place.as_ref())?;
         record.parked = None;
-        self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))?;
+        self.journal.put(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
         drop(self.parking.take(volume_id));
         Ok(())
     }
@@ -228,7 +228,8 @@ impl Driver {
         self.parking.close();
         let volumes = self.journal.list().into_iter();
         let parked = volumes.filter_map(|(volume_id, record)| record.parked.map(|_| volume_id));
-        if !self.work_on_each(parked, Instant::now() + limits::LAST_CALLS, Self::end_if_parked) {
+        if !work_on_each(self, &self.locks, parked, Instant::now() + limits::LAST_CALLS, Self::end_if_parked)
+        {
             tracing::warn!("parked daemons are left to end by themselves");
         }
     }
@@ -236,32 +237,32 @@ impl Driver {
 
 /// Ends a parked volume after its delay, or when its daemon has ended. Aborted when
 /// somebody takes it, or has ended it.
-async fn end_in_time(driver: Arc<Driver>, volume_id: VolumeId, pidfd: OwnedFd, delay: Duration) {
+async fn end_in_time(stages: Arc<Stages>, volume_id: VolumeId, pidfd: OwnedFd, delay: Duration) {
     tokio::select! {
         () = tokio::time::sleep(delay) => tracing::info!(%volume_id, "parked long enough"),
         ended = watch::ended(pidfd) => match ended {
             // Told to, by whoever is about to say so to the journal.
-            Ok(()) if !driver.parking.holds(&volume_id) => {}
+            Ok(()) if !stages.parking.holds(&volume_id) => {}
             Ok(()) => {
-                driver.counts.daemon_died();
+                stages.counts.daemon_died();
                 tracing::error!(%volume_id, "the volume's daemon ended while it was parked");
             }
             Err(error) => tracing::warn!(%volume_id, %error, "cannot watch the parked daemon"),
         },
     }
-    while let Err(error) = end_in_turn(&driver, &volume_id).await {
+    while let Err(error) = end_in_turn(&stages, &volume_id).await {
         tracing::debug!(%volume_id, error = chain(&error), "the parked daemon is ended later");
         tokio::time::sleep(limits::PARKED_AGAIN).await;
     }
 }
 
-async fn end_in_turn(driver: &Arc<Driver>, volume_id: &VolumeId) -> Result<()> {
-    let guard = driver.hold(Lock::Volume(volume_id.as_str()))?;
-    driver.check_not_copied(volume_id)?;
-    let (driver, volume_id) = (driver.clone(), volume_id.clone());
+async fn end_in_turn(stages: &Arc<Stages>, volume_id: &VolumeId) -> Result<()> {
+    let guard = stages.locks.hold(Lock::Volume(volume_id.as_str()))?;
+    stages.locks.check_not_copied(volume_id)?;
+    let (stages, volume_id) = (stages.clone(), volume_id.clone());
     let work = tokio::task::spawn_blocking(move || {
         let _guard = guard;
-        driver.end_if_parked(&volume_id)
+        stages.end_if_parked(&volume_id)
     });
     work.await.unwrap_or(Err(Error::Panicked { operation: "end of a parked volume" }))
 }

@@ -2,9 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::engine::driver::Driver;
-use crate::engine::stage::{Health, uncleared};
+use crate::backend::pool::Pool;
+use crate::engine::attach::Attachments;
+use crate::engine::health::{Health, health};
+use crate::engine::jobs::Jobs;
+use crate::engine::locks::Locks;
+use crate::engine::room::PoolRoom;
+use crate::engine::snapshots::Snapshots;
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result};
+use crate::journal::Journal;
 use crate::model::capacity::WantedCapacity;
 use crate::model::ids::VolumeId;
 use crate::model::name::VolumeName;
@@ -12,20 +19,33 @@ use crate::model::parameters::Parameters;
 use crate::model::records::{Source, VolumeRecord};
 
 #[derive(Debug)]
-pub(crate) struct VolumeWish {
+pub(crate) struct VolumeSpec {
     pub(crate) name: VolumeName,
     pub(crate) capacity: WantedCapacity,
     pub(crate) parameters: Parameters,
     pub(crate) source: Option<Source>,
 }
 
-impl Driver {
+/// Volumes' coming and going.
+#[derive(Debug)]
+pub(crate) struct Provisioner {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) room: PoolRoom,
+    pub(crate) locks: Locks,
+    pub(crate) jobs: Jobs,
+    pub(crate) stages: Arc<Stages>,
+    pub(crate) snapshots: Arc<Snapshots>,
+    pub(crate) attachments: Arc<Attachments>,
+}
+
+impl Provisioner {
     /// Creates the volume, or finds the one of that name if it is what is wanted.
-    pub(crate) fn create(self: &Arc<Self>, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
+    pub(crate) fn create(&self, volume_id: &VolumeId, spec: VolumeSpec) -> Result<VolumeRecord> {
         let found = match self.journal.find(volume_id)? {
             // Nobody else is at it: of a creation or a deletion that failed half-way.
             Some(found) if found.deleting => {
-                self.finish_deletion(volume_id).map_err(|e| uncleared(volume_id, e))?;
+                self.finish_deletion(volume_id).map_err(|e| Error::uncleared(volume_id, e))?;
                 None
             }
             // What is made from a source is there before its entry says that it is filled: it was
@@ -33,52 +53,49 @@ impl Driver {
             Some(found)
                 if found.filled && found.source.is_some() && self.pool.has_lost_volume(volume_id)? =>
             {
-                self.delete(volume_id).map_err(|e| uncleared(volume_id, e))?;
+                self.delete(volume_id).map_err(|e| Error::uncleared(volume_id, e))?;
                 None
             }
             found => found,
         };
         let record = match found {
             Some(found) => {
-                check_same(&found, &wish)?;
+                check_same(&found, &spec)?;
                 if found.filled {
                     // Its creation may have been cut short.
                     return self.pool.ensure(volume_id).map(|()| found);
                 }
                 found
             }
-            None => self.admit(volume_id, wish)?,
+            None => self.admit(volume_id, spec)?,
         };
         self.make(volume_id, record).map_err(|cause| {
             if self.jobs.find(volume_id.as_str()).is_some() {
                 // The copy goes on: the repeated call joins it.
                 return cause;
             }
-            match self.delete(volume_id) {
-                Ok(()) => cause,
-                Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-            }
+            Error::rolled_back(cause, self.delete(volume_id))
         })
     }
 
-    fn admit(&self, volume_id: &VolumeId, wish: VolumeWish) -> Result<VolumeRecord> {
-        let capacity_bytes = match &wish.source {
-            None => wish.capacity.choose(),
-            Some(source) => wish.capacity.choose_for(source, self.source_bytes(source)?)?,
+    fn admit(&self, volume_id: &VolumeId, spec: VolumeSpec) -> Result<VolumeRecord> {
+        let capacity_bytes = match &spec.source {
+            None => spec.capacity.choose(),
+            Some(source) => spec.capacity.choose_for(source, self.snapshots.source_bytes(source)?)?,
         };
         self.pool.check_no_volume(volume_id)?;
-        let mut record = VolumeRecord::new(wish.name, capacity_bytes, wish.parameters);
-        record.filled = wish.source.is_none();
-        record.source = wish.source;
-        self.journal.admit(volume_id, &record, self.room()?)?;
+        let mut record = VolumeRecord::new(spec.name, capacity_bytes, spec.parameters);
+        record.filled = spec.source.is_none();
+        record.source = spec.source;
+        self.journal.admit(volume_id, &record, self.room.now()?)?;
         Ok(record)
     }
 
-    fn make(self: &Arc<Self>, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<VolumeRecord> {
+    fn make(&self, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<VolumeRecord> {
         if record.filled {
             self.pool.ensure(volume_id)?;
         } else {
-            self.fill_volume(volume_id, &mut record)?;
+            self.snapshots.fill_volume(volume_id, &mut record)?;
         }
         Ok(record)
     }
@@ -86,24 +103,24 @@ impl Driver {
     /// Deletes the volume with its data; one that does not exist is a success.
     pub(crate) fn delete(&self, volume_id: &VolumeId) -> Result<()> {
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
-        self.check_detached(volume_id, &record)?;
-        self.forget_unmounted_targets(volume_id, &mut record)?;
+        self.attachments.check_detached(volume_id, &record)?;
+        self.stages.forget_unmounted_targets(volume_id, &mut record)?;
         if let Some(path) = record.targets.keys().next() {
             return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
         }
         if let Some(stage) = record.stage.clone() {
-            match self.health(volume_id, &stage)? {
+            match health(volume_id, &stage)? {
                 // Left by a reboot or by a killed stage: nobody uses it.
-                Health::HalfDone | Health::Unmounted => self.tear_down(volume_id, &mut record)?,
+                Health::HalfDone | Health::Unmounted => self.stages.tear_down(volume_id, &mut record)?,
                 Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
                     let path = stage.staging_path;
                     return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
                 }
             }
         }
-        self.check_not_copied(volume_id)?;
-        self.end_parked(volume_id, &mut record)?;
-        self.stop_filling(volume_id)?;
+        self.locks.check_not_copied(volume_id)?;
+        self.stages.end_parked(volume_id, &mut record)?;
+        self.snapshots.stop_filling(volume_id)?;
         if !record.deleting {
             record.deleting = true;
             self.journal.put_deleting(volume_id, &record)?;
@@ -117,24 +134,24 @@ impl Driver {
     }
 }
 
-fn check_same(found: &VolumeRecord, wish: &VolumeWish) -> Result<()> {
+fn check_same(found: &VolumeRecord, spec: &VolumeSpec) -> Result<()> {
     let otherwise = |what, found_value: String, wanted: String| {
         let name = found.name.as_str().to_owned();
         Err(Error::ExistsOtherwise { name, what, found: found_value, wanted })
     };
-    if !wish.capacity.admits(found.capacity_bytes) {
+    if !spec.capacity.admits(found.capacity_bytes) {
         return otherwise(
             "a capacity of",
             format!("{} bytes", found.capacity_bytes),
-            wish.capacity.to_string(),
+            spec.capacity.to_string(),
         );
     }
-    if found.source != wish.source {
+    if found.source != spec.source {
         let shown = |source: &Option<Source>| source.as_ref().map_or("none".to_owned(), Source::to_string);
-        return otherwise("the content source", shown(&found.source), shown(&wish.source));
+        return otherwise("the content source", shown(&found.source), shown(&spec.source));
     }
-    if found.parameters != wish.parameters {
-        return otherwise("the parameters", found.parameters.to_string(), wish.parameters.to_string());
+    if found.parameters != spec.parameters {
+        return otherwise("the parameters", found.parameters.to_string(), spec.parameters.to_string());
     }
     Ok(())
 }

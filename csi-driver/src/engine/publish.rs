@@ -1,16 +1,22 @@
 //! Publishing: a bind mount of the staged volume at a pod's target path.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use linux::mountinfo::MountEntry;
 use rustix::io::Errno;
 
-use crate::engine::driver::Driver;
+use crate::engine::daemons::Daemons;
+use crate::engine::group::give_group_in_use;
+use crate::engine::health::is_served;
 use crate::engine::mount_point;
-use crate::engine::stage::{StageWish, is_served, uncleared};
+use crate::engine::places::place_of_target;
+use crate::engine::stage::{StageSpec, Stages};
 use crate::error::{Error, Result, Step};
-use crate::kernel::host_path::HostPath;
+use crate::journal::Journal;
+use crate::kernel::bounded::OneEach;
+use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts::{self, WhenBusy};
 use crate::kernel::place::Place;
 use crate::model::capability::{Access, MountFlag};
@@ -18,7 +24,7 @@ use crate::model::ids::VolumeId;
 use crate::model::records::{StageRecord, TargetRecord, VolumeRecord};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PublishWish {
+pub(crate) struct PublishSpec {
     pub(crate) staging_path: PathBuf,
     pub(crate) target_path: PathBuf,
     /// As it was asked for, if links led from there to `target_path`.
@@ -27,32 +33,42 @@ pub(crate) struct PublishWish {
     pub(crate) access: Access,
 }
 
-impl PublishWish {
+impl PublishSpec {
     /// Before its mount is made.
     fn target(&self, owes_group: bool) -> TargetRecord {
         TargetRecord { access: self.access, published: false, asked: self.asked.clone(), owes_group }
     }
 }
 
-impl Driver {
+/// The mounts of volumes at the target paths of pods.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) paths: Arc<HostPaths>,
+    pub(crate) daemons: Arc<Daemons>,
+    pub(crate) stages: Arc<Stages>,
+    pub(crate) flushes: Arc<OneEach<VolumeId>>,
+}
+
+impl Targets {
     /// NodePublishVolume. A volume whose daemon died is staged anew first: kubelet
     /// does not stage again what it believes staged.
-    pub(crate) fn publish(&self, volume_id: &VolumeId, wish: &PublishWish) -> Result<()> {
-        check_apart(&wish.staging_path, &wish.target_path)?;
+    pub(crate) fn publish(&self, volume_id: &VolumeId, spec: &PublishSpec) -> Result<()> {
+        check_apart(&spec.staging_path, &spec.target_path)?;
         let mut record = self.journal.get(volume_id)?;
-        let target = &wish.target_path;
-        self.hangs.left_or_stays(volume_id, target);
+        let target = &spec.target_path;
+        self.daemons.hangs.left_or_stays(volume_id, target);
         let is_known = record.targets.contains_key(target);
         // A target that was published is there, dead or alive, whatever hinders its healing.
         let staged = self
-            .staged_for(volume_id, &mut record, wish)
-            .map_err(|e| if is_known { uncleared(volume_id, e) } else { e })?;
-        if let Some(found) = record.targets.get(target).filter(|found| found.access != wish.access) {
+            .staged_for(volume_id, &mut record, spec)
+            .map_err(|e| if is_known { Error::uncleared(volume_id, e) } else { e })?;
+        if let Some(found) = record.targets.get(target).filter(|found| found.access != spec.access) {
             return Err(Error::PublishedOtherwise {
                 volume_id: volume_id.clone(),
                 path: target.clone(),
                 found: found.access.to_string(),
-                wanted: wish.access.to_string(),
+                wanted: spec.access.to_string(),
             });
         }
         let Some(place) = self.paths.place("target_path", target)? else {
@@ -64,7 +80,7 @@ impl Driver {
         let mounted = mounts::find_at(&place, volume_id)?;
         match record.targets.get(target) {
             Some(found) => {
-                let is_right = |mount| is_right(mount, &staged, wish.access);
+                let is_right = |mount| is_right(mount, &staged, spec.access);
                 if found.published && mounted.as_ref().is_some_and(is_right) {
                     return Ok(());
                 }
@@ -73,20 +89,16 @@ impl Driver {
                 if mounted.is_none() {
                     mount_point::check(&place)?;
                 }
-                self.check_new_target(volume_id, &mut record, wish)?;
+                self.check_new_target(volume_id, &mut record, spec)?;
             }
         }
         // The first publish gives the group; what repeats it only if that was cut short.
         let is_owed = record.targets.get(target).is_none_or(|found| found.owes_group);
-        let owes_group = is_owed && Self::begin_group(&mut record, wish);
-        record.targets.insert(target.clone(), wish.target(owes_group));
+        let owes_group = is_owed && Self::begin_group(&mut record, spec);
+        record.targets.insert(target.clone(), spec.target(owes_group));
         self.journal.put(volume_id, &record)?;
-        self.try_publish(volume_id, &mut record, wish, (&place, &staged, mounted)).map_err(|cause| match self
-            .retract_at(volume_id, &mut record, &place)
-        {
-            Ok(()) => cause,
-            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-        })
+        self.try_publish(volume_id, &mut record, spec, (&place, &staged, mounted))
+            .map_err(|cause| Error::rolled_back(cause, self.retract_at(volume_id, &mut record, &place)))
     }
 
     /// NodeUnpublishVolume; a target that is not published is a success.
@@ -104,8 +116,10 @@ impl Driver {
                 let retracted = self.retract(volume_id, record, target);
                 match &retracted {
                     // The watch for hung daemons looks why.
-                    Err(Error::Busy { .. } | Error::Deadline { .. }) => self.hangs.leaving(volume_id, target),
-                    Ok(()) | Err(_) => self.hangs.left_or_stays(volume_id, target),
+                    Err(Error::Busy { .. } | Error::Deadline { .. }) => {
+                        self.daemons.hangs.leaving(volume_id, target);
+                    }
+                    Ok(()) | Err(_) => self.daemons.hangs.left_or_stays(volume_id, target),
                 }
                 retracted
             }
@@ -123,7 +137,7 @@ impl Driver {
         let record = self.journal.get(volume_id)?;
         let resolved = self.paths.resolve_anew(path, |known| record.targets.contains_key(known));
         let is_known = !record.targets_asked_at(path.as_asked()).is_empty();
-        resolved.map_err(|e| if is_known { uncleared(volume_id, e) } else { e })
+        resolved.map_err(|e| if is_known { Error::uncleared(volume_id, e) } else { e })
     }
 
     /// The mount to publish, healed if it must be.
@@ -131,29 +145,29 @@ impl Driver {
         &self,
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
-        wish: &PublishWish,
+        spec: &PublishSpec,
     ) -> Result<MountEntry> {
         let not_staged =
-            || Error::NotStaged { volume_id: volume_id.clone(), path: wish.staging_path.clone() };
+            || Error::NotStaged { volume_id: volume_id.clone(), path: spec.staging_path.clone() };
         let mut stage = record.stage.clone().ok_or_else(not_staged)?;
-        if stage.staging_path != wish.staging_path || stage.serving.is_none() {
+        if stage.staging_path != spec.staging_path || stage.serving.is_none() {
             return Err(not_staged());
         }
-        check_access(volume_id, &stage, wish.access)?;
-        if !record.targets.contains_key(&wish.target_path) {
-            stage.access.group = self.group_of_stage(volume_id, record, wish.access)?;
+        check_access(volume_id, &stage, spec.access)?;
+        if !record.targets.contains_key(&spec.target_path) {
+            stage.access.group = self.stages.group_of_stage(volume_id, record, spec.access)?;
         }
-        self.ensure_staged(volume_id, record, &StageWish::again(&stage))
+        self.stages.ensure_staged(volume_id, record, &StageSpec::again(&stage))
     }
 
     /// Whether the volume is to be given to the group of this publish. From here on the
     /// stage has that group: a remount gives what the publish does not come to.
-    fn begin_group(record: &mut VolumeRecord, wish: &PublishWish) -> bool {
+    fn begin_group(record: &mut VolumeRecord, spec: &PublishSpec) -> bool {
         let Some(stage) = &mut record.stage else { return false };
-        if wish.access.group.is_none() || wish.access.read_only || stage.access.read_only {
+        if spec.access.group.is_none() || spec.access.read_only || stage.access.read_only {
             return false;
         }
-        stage.access.group = wish.access.group;
+        stage.access.group = spec.access.group;
         true
     }
 
@@ -161,20 +175,20 @@ impl Driver {
         &self,
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
-        wish: &PublishWish,
+        spec: &PublishSpec,
     ) -> Result<()> {
         let is_shared = |record: &VolumeRecord| {
             record
                 .targets
                 .values()
                 .map(|found| &found.access)
-                .chain([&wish.access])
+                .chain([&spec.access])
                 .all(|access| access.mode.allows_second_target())
         };
         if is_shared(record) {
             return Ok(());
         }
-        self.forget_unmounted_targets(volume_id, record)?;
+        self.stages.forget_unmounted_targets(volume_id, record)?;
         // That which forbids another, where there is one.
         let published =
             record.targets.iter().min_by_key(|(_, found)| found.access.mode.allows_second_target());
@@ -183,7 +197,7 @@ impl Driver {
                 volume_id: volume_id.clone(),
                 published: published.clone(),
                 mode: if found.access.mode.allows_second_target() {
-                    wish.access.mode
+                    spec.access.mode
                 } else {
                     found.access.mode
                 },
@@ -196,13 +210,13 @@ impl Driver {
         &self,
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
-        wish: &PublishWish,
+        spec: &PublishSpec,
         (place, staged, left): (&Place, &MountEntry, Option<MountEntry>),
     ) -> Result<()> {
-        let target = &wish.target_path;
+        let target = &spec.target_path;
         let owes_group = record.targets.get(target).is_some_and(|found| found.owes_group);
-        if let Some(gid) = wish.access.group.filter(|_| owes_group) {
-            self.give_group_in_use(volume_id, staged, gid)?;
+        if let Some(gid) = spec.access.group.filter(|_| owes_group) {
+            give_group_in_use(&self.flushes, volume_id, staged, gid)?;
         }
         // Of a daemon that died, or of a publish that was cut short.
         if let Some(left) = left {
@@ -213,16 +227,16 @@ impl Driver {
         let tree = mounts::copy(staged, "publish volume")?;
         place.attach(&tree, "publish volume")?;
         // It has the flags of the staged mount.
-        if !mounts::is_as_wanted(staged, wish.access) {
+        if !mounts::is_as_wanted(staged, spec.access) {
             let staged_flags = record.stage.as_ref().map(|stage| stage.access.flags).unwrap_or_default();
-            let access = Access { flags: wish.access.flags.with(staged_flags), ..wish.access };
+            let access = Access { flags: spec.access.flags.with(staged_flags), ..spec.access };
             linux::mount::remount_bind_at(&tree, target, mounts::flags(access)).step("publish volume")?;
         }
         let mount = mounts::find_at(place, volume_id)?;
-        if !mount.is_some_and(|mount| is_right(&mount, staged, wish.access)) {
+        if !mount.is_some_and(|mount| is_right(&mount, staged, spec.access)) {
             return Err(Error::unusable("target_path", target, "mountinfo does not show the volume there"));
         }
-        record.targets.insert(target.clone(), TargetRecord { published: true, ..wish.target(false) });
+        record.targets.insert(target.clone(), TargetRecord { published: true, ..spec.target(false) });
         self.journal.put(volume_id, record)
     }
 
@@ -233,7 +247,7 @@ impl Driver {
         record: &mut VolumeRecord,
         target: &Path,
     ) -> Result<()> {
-        match self.place_of_target(volume_id, record, target)? {
+        match place_of_target(&self.paths, volume_id, record, target)? {
             Some(place) => self.retract_at(volume_id, record, &place),
             None => self.forget_target(volume_id, record, target),
         }
@@ -249,7 +263,7 @@ impl Driver {
         let is_served = mounted.is_some() && mounted == served_connection(record)?;
         let when_busy = if is_served { WhenBusy::Refuse } else { WhenBusy::AbortNow };
         match (mounts::unmount(place, volume_id, when_busy), mounted) {
-            (Err(Error::Busy { .. }), Some(minor)) if self.is_hung(volume_id, minor)? => {
+            (Err(Error::Busy { .. }), Some(minor)) if self.daemons.is_hung(volume_id, minor)? => {
                 self.give_up(volume_id, record)?;
                 mounts::unmount(place, volume_id, WhenBusy::AbortNow)?;
             }
@@ -272,37 +286,9 @@ impl Driver {
         if record.targets.remove(target).is_none() {
             return Ok(());
         }
-        self.journal.put(volume_id, record).map_err(|e| uncleared(volume_id, e))
+        self.journal.put(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))
     }
 
-    /// [`Self::place_of_mount`] of a target.
-    pub(crate) fn place_of_target(
-        &self,
-        volume_id: &VolumeId,
-        record: &VolumeRecord,
-        target: &Path,
-    ) -> Result<Option<Place>> {
-        self.place_of_mount(volume_id, ("target_path", target), &record.mount_points_beside(target))
-    }
-
-    /// The place of a mount that the journal has. `None` where there is none to take away: its
-    /// directory is gone; or the path leads through a link, and the volume is mounted at `others`
-    /// alone, as after a restart of a machine whose directories were moved, or where a pod has removed
-    /// the directory in a mount namespace of its own.
-    pub(crate) fn place_of_mount(
-        &self,
-        volume_id: &VolumeId,
-        (field, path): (&'static str, &Path),
-        others: &[&Path],
-    ) -> Result<Option<Place>> {
-        match self.paths.place(field, path) {
-            Err(Error::PathChanged { .. }) if !mounts::is_mounted_beside(volume_id, others)? => Ok(None),
-            found => found,
-        }
-    }
-}
-
-impl Driver {
     /// Before the connection of a daemon that does not answer is aborted: whoever comes
     /// next finds a volume that nobody serves, and serves it anew.
     fn give_up(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {

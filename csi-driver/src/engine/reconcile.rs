@@ -11,17 +11,40 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::daemon::dial::{self, DialDir};
+use crate::backend::pool::Pool;
+use crate::daemon::dial;
 use crate::daemon::launcher::Launched;
-use crate::engine::driver::Driver;
-use crate::engine::stage::{Health, is_served};
+use crate::engine::daemons::Daemons;
+use crate::engine::data::DataOfVolumes;
+use crate::engine::health::{Health, health, is_served};
+use crate::engine::locks::Locks;
+use crate::engine::provision::Provisioner;
+use crate::engine::publish::Targets;
+use crate::engine::side_by_side::work_on_each;
+use crate::engine::snapshots::Snapshots;
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
+use crate::journal::Journal;
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchId;
 use crate::model::records::VolumeRecord;
 
-impl Driver {
+/// Puts in order what an earlier driver left.
+#[derive(Debug)]
+pub(crate) struct Reconciler {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) data: Arc<DataOfVolumes>,
+    pub(crate) daemons: Arc<Daemons>,
+    pub(crate) locks: Locks,
+    pub(crate) stages: Arc<Stages>,
+    pub(crate) targets: Arc<Targets>,
+    pub(crate) provisioner: Arc<Provisioner>,
+    pub(crate) snapshots: Arc<Snapshots>,
+}
+
+impl Reconciler {
     /// Waits `limit` for all the daemons together that it ends. Needs the runtime's context.
     /// Fails only where the machine cannot be looked at.
     pub(crate) fn reconcile(self: &Arc<Self>, limit: Duration) -> Result<()> {
@@ -42,10 +65,10 @@ impl Driver {
                 tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
             }
         }
-        if !self.work_on_each(unsettled, deadline, Self::reconcile_volume) {
+        if !work_on_each(self, &self.locks, unsettled, deadline, Self::reconcile_volume) {
             tracing::warn!("some volumes are still being put in order");
         }
-        self.reconcile_snapshots();
+        self.snapshots.reconcile();
         self.remove_unknown_dial_dirs()?;
         match self.pool.sweep() {
             // Whatever needs it says so, until it is back.
@@ -67,10 +90,10 @@ impl Driver {
             })
             .collect();
         let mut strays = Vec::new();
-        for Launched { volume_id, id } in self.launcher.list().step("list launches")? {
+        for Launched { volume_id, id } in self.daemons.launcher.list().step("list launches")? {
             // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
             if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
-                self.launcher.adopt(&volume_id).step("adopt launch")?;
+                self.daemons.launcher.adopt(&volume_id).step("adopt launch")?;
                 continue;
             }
             // Of a journal that was lost, or is another one: pods may use it.
@@ -79,7 +102,7 @@ impl Driver {
                 continue;
             }
             tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");
-            self.launcher.remove(&id).step("remove launch")?;
+            self.daemons.launcher.remove(&id).step("remove launch")?;
             if let Some(process) = id.process() {
                 process.kill().step("end daemon")?;
                 strays.push((volume_id, process));
@@ -88,7 +111,7 @@ impl Driver {
         for (volume_id, process) in strays {
             let left = deadline.saturating_duration_since(Instant::now());
             if process.is_gone_within(left).step("end daemon")? {
-                self.launcher.clear(&volume_id).step("clear launch")?;
+                self.daemons.launcher.clear(&volume_id).step("clear launch")?;
             } else {
                 // In a wait that nothing interrupts; other volumes do not wait for it.
                 tracing::error!(%volume_id, pid = process.pid, "lives on after SIGKILL");
@@ -100,7 +123,7 @@ impl Driver {
     /// Whether its daemon, if it has one, serves it and is only to be watched. Anything
     /// else may have to wait for the daemon.
     fn is_settled(&self, volume_id: &VolumeId, record: &VolumeRecord) -> bool {
-        let is_serving = |stage| matches!(self.health(volume_id, stage), Ok(Health::Serving(_)));
+        let is_serving = |stage| matches!(health(volume_id, stage), Ok(Health::Serving(_)));
         record.parked.is_none()
             && record.targets.values().all(|target| target.published)
             && record.stage.as_ref().is_none_or(is_serving)
@@ -109,19 +132,19 @@ impl Driver {
     fn reconcile_volume(&self, volume_id: &VolumeId) -> Result<()> {
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         // Its connection ended with the driver that held it.
-        self.end_parked(volume_id, &mut record)?;
+        self.stages.end_parked(volume_id, &mut record)?;
         let cut_short: Vec<_> =
             record.targets.iter().filter(|(_, t)| !t.published).map(|(path, _)| path.clone()).collect();
         for target in cut_short {
-            self.retract(volume_id, &mut record, &target)?;
+            self.targets.retract(volume_id, &mut record, &target)?;
         }
         if let Some(stage) = record.stage.clone() {
-            match self.health(volume_id, &stage)? {
+            match health(volume_id, &stage)? {
                 Health::Serving(_) => self.adopt(volume_id, &record)?,
                 Health::Displaced(served) => {
                     self.adopt(volume_id, &record)?;
                     // Its pods are served all the same; the next stage or publish tries again.
-                    self.put_in_place(volume_id, &stage, served.as_deref())?;
+                    self.stages.put_in_place(volume_id, &stage, served.as_deref())?;
                 }
                 // Whoever has it open, or in a mount namespace of its own, is served.
                 Health::Unmounted if is_served(&stage)? && !record.targets.is_empty() => {
@@ -130,41 +153,38 @@ impl Driver {
                 }
                 // Its pods have ENOTCONN already; the next stage, publish or unstage clears it.
                 Health::DaemonDead => tracing::error!(%volume_id, "the volume's daemon is dead"),
-                Health::HalfDone | Health::Unmounted => self.tear_down(volume_id, &mut record)?,
+                Health::HalfDone | Health::Unmounted => self.stages.tear_down(volume_id, &mut record)?,
             }
         }
-        if record.deleting { self.finish_deletion(volume_id) } else { Ok(()) }
+        if record.deleting { self.provisioner.finish_deletion(volume_id) } else { Ok(()) }
     }
 
     /// Whose daemon lives, and serves what the pool had once. It is left to its pods; no
     /// stage and no publish gets it any more.
     fn say_if_astray(&self, volume_id: &VolumeId, record: &VolumeRecord) {
         let served = record.stage.as_ref().filter(|stage| is_served(stage).unwrap_or(true));
-        if let Some(Err(error)) = served.map(|stage| self.check_data(volume_id, stage)) {
+        if let Some(Err(error)) = served.map(|stage| self.data.check(volume_id, stage)) {
             tracing::error!(%volume_id, error = chain(&error), "adopted for its pods alone");
         }
     }
 
     fn adopt(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
-        let serving = record.stage.as_ref().and_then(|stage| stage.serving);
-        if let Some(serving) = serving
-            && let Some(pidfd) = serving.daemon.open().step("watch daemon")?
-        {
-            self.watch.start(volume_id, serving.daemon, pidfd);
+        match record.stage.as_ref().and_then(|stage| stage.serving) {
+            Some(serving) => self.daemons.watch(volume_id, serving),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn remove_unknown_dial_dirs(&self) -> Result<()> {
         let known = self.journal.ids();
-        for volume_id in dial::list(&self.config.run_dir).step("list dial directories")? {
+        for volume_id in dial::list(&self.daemons.run_dir).step("list dial directories")? {
             let is_staged = known.contains(&volume_id)
                 && self
                     .journal
                     .find(&volume_id)
                     .map_or(true, |r| r.is_some_and(|r| r.stage.is_some() || r.parked.is_some()));
             if !is_staged && !mounts::is_mounted_anywhere(&volume_id)? {
-                DialDir::of(&self.config.run_dir, &volume_id).remove().step("remove dial directory")?;
+                self.daemons.dial(&volume_id).remove().step("remove dial directory")?;
             }
         }
         Ok(())

@@ -1,15 +1,14 @@
 //! The daemon that serves a volume, or waits for its next stage: how it is asked.
 
 use crate::daemon::control::Control;
-use crate::daemon::dial::DialDir;
-use crate::engine::driver::Driver;
-use crate::engine::stage::{Health, is_served};
+use crate::engine::health::{Health, health, is_served};
+use crate::engine::stage::Stages;
 use crate::error::Result;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::VolumeRecord;
 
-impl Driver {
+impl Stages {
     /// A connection to the daemon that serves the volume, or is parked with it;
     /// `None` when none does. A parked one that does not answer is ended: nobody
     /// needs it.
@@ -22,20 +21,18 @@ impl Driver {
             return Ok(answer);
         }
         let Some(stage) = &record.stage else { return Ok(None) };
-        match self.health(volume_id, stage)? {
+        match health(volume_id, stage)? {
             // Where no path leads to it any more, whoever has it open still writes to it.
             Health::Unmounted if !is_served(stage)? => Ok(None),
             Health::Serving(_) | Health::Displaced(_) | Health::Unmounted => {
-                let dial = DialDir::of(&self.config.run_dir, volume_id);
-                Control::connect(&dial, volume_id, limits::CONTROL).map(Some)
+                self.daemons.control(volume_id, limits::CONTROL).map(Some)
             }
             Health::HalfDone | Health::DaemonDead => Ok(None),
         }
     }
 
     fn parked_control(&self, volume_id: &VolumeId) -> Option<Control> {
-        let dial = DialDir::of(&self.config.run_dir, volume_id);
-        let connect = || Control::connect(&dial, volume_id, limits::CONTROL);
+        let connect = || self.daemons.control(volume_id, limits::CONTROL);
         let control = self.parking.holds(volume_id).then(connect)?.ok()?;
         control.ping().ok().map(|()| control)
     }

@@ -9,19 +9,24 @@
 //!
 //! A copy keeps no lock of its source: pods come and go meanwhile. What would let
 //! somebody write, or take the tree away, looks for the copy itself
-//! ([`Driver::check_not_copied`]): a first stage, Unstage, DeleteVolume, another copy.
+//! ([`Locks::check_not_copied`]): a first stage, Unstage, DeleteVolume, another copy.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use crate::backend::pool::{CopyMode, Count, Progress};
+use crate::backend::pool::{CopyMode, Count, Pool, Progress};
 use crate::daemon::control::{Control, Paused, Quiesced};
-use crate::engine::driver::{Driver, Lock};
+use crate::engine::daemons::Daemons;
 use crate::engine::hang::flush;
-use crate::engine::jobs::Job;
-use crate::engine::volume_lock::VolumeGuard;
+use crate::engine::jobs::{Job, Jobs};
+use crate::engine::locks::{Lock, Locks, VolumeGuard};
+use crate::engine::room::PoolRoom;
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
+use crate::journal::Journal;
+use crate::kernel::bounded::OneEach;
+use crate::model::counts::Counts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
@@ -37,24 +42,38 @@ pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or of the volu
 const CLASS_OF_CLONES: &str = "new volume's StorageClass";
 
 #[derive(Debug)]
-pub(crate) struct SnapshotWish {
+pub(crate) struct SnapshotSpec {
     pub(crate) name: VolumeName,
     /// As given; one that this driver never gave out is the id of no volume.
     pub(crate) source: String,
     pub(crate) mode: Option<SnapshotMode>,
 }
 
-impl Driver {
+/// Snapshots, and the copies that fill volumes.
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) room: PoolRoom,
+    pub(crate) locks: Locks,
+    pub(crate) jobs: Jobs,
+    pub(crate) stages: Arc<Stages>,
+    pub(crate) daemons: Arc<Daemons>,
+    pub(crate) flushes: Arc<OneEach<VolumeId>>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl Snapshots {
     /// CreateSnapshot. The caller holds the snapshot's lock.
     pub(crate) fn create_snapshot(
         self: &Arc<Self>,
         id: &SnapshotId,
-        wish: SnapshotWish,
+        spec: SnapshotSpec,
     ) -> Result<SnapshotRecord> {
         if let Some(found) = self.journal.snapshots().find(id)? {
-            if found.source.as_str() != wish.source {
+            if found.source.as_str() != spec.source {
                 let name = found.name.as_str().to_owned();
-                return Err(Error::SnapshotOtherwise { name, found: found.source, wanted: wish.source });
+                return Err(Error::SnapshotOtherwise { name, found: found.source, wanted: spec.source });
             }
             match found.phase {
                 _ if found.deleting => self.finish_snapshot_deletion(id)?,
@@ -65,16 +84,16 @@ impl Driver {
                 }
             }
         }
-        let source = self.known_volume(&wish.source)?;
-        let until_cut_or_begun = self.hold(Lock::Volume(source.as_str()))?;
+        let source = self.known_volume(&spec.source)?;
+        let until_cut_or_begun = self.locks.hold(Lock::Volume(source.as_str()))?;
         let mut volume = self.journal.get(&source)?;
-        check_usable(&source, &volume)?;
-        self.check_not_copied(&source)?;
-        let mode = self.snapshot_mode(wish.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
-        let control = self.serving(&source, &mut volume)?;
+        volume.check_usable(&source)?;
+        self.locks.check_not_copied(&source)?;
+        let mode = self.snapshot_mode(spec.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
+        let control = self.stages.serving(&source, &mut volume)?;
         let used = self.used_now(&source, volume.capacity_bytes, control.as_ref())?;
         let record = SnapshotRecord {
-            name: wish.name,
+            name: spec.name,
             source: source.clone(),
             source_capacity_bytes: volume.capacity_bytes,
             used_bytes: used.bytes,
@@ -86,15 +105,12 @@ impl Driver {
             deleting: false,
         };
         self.pool.check_no_snapshot(id)?;
-        self.journal.admit_snapshot(id, &record, self.room()?)?;
+        self.journal.admit_snapshot(id, &record, self.room.now()?)?;
         let made = match mode {
             SnapshotMode::Reflink => self.cut(id, record, &volume, control, until_cut_or_begun),
             SnapshotMode::BlockingCopy => self.begin_copy(id, record, &volume, control),
         };
-        made.map_err(|cause| match self.finish_snapshot_deletion(id) {
-            Ok(()) => cause,
-            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-        })
+        made.map_err(|cause| Error::rolled_back(cause, self.finish_snapshot_deletion(id)))
     }
 
     /// Clones the tree while the daemon, if there is one, holds its writers back. The volume is
@@ -142,14 +158,14 @@ impl Driver {
         }
         record.phase = SnapshotPhase::Copying;
         self.journal.snapshots().put(id, &record)?;
-        let (driver, id, answered) = (self.clone(), id.clone(), record.clone());
+        let (this, id, answered) = (self.clone(), id.clone(), record.clone());
         let (source, total_bytes) = (record.source.clone(), record.used_bytes);
         self.jobs.start(id.clone().as_str(), source.as_str(), total_bytes, move |progress| {
-            let copied = driver.copy(&id, &mut record, pause, progress);
+            let copied = this.copy(&id, &mut record, pause, progress);
             if let Err(error) = &copied {
                 record.phase = SnapshotPhase::Failed { reason: chain(error) };
-                driver.journal.snapshots().put(&id, &record)?;
-                driver.pool.remove_snapshot(&id)?;
+                this.journal.snapshots().put(&id, &record)?;
+                this.pool.remove_snapshot(&id)?;
             }
             copied
         })?;
@@ -209,7 +225,7 @@ impl Driver {
             Source::Snapshot(id) => self.restorable(id)?.source_capacity_bytes,
             Source::Volume(id) => {
                 let volume = self.journal.get(id)?;
-                check_usable(id, &volume)?;
+                volume.check_usable(id)?;
                 volume.capacity_bytes
             }
         })
@@ -234,12 +250,12 @@ impl Driver {
 
     fn begin_restore(self: &Arc<Self>, id: &VolumeId, snapshot: &SnapshotId) -> Result<Arc<Job>> {
         // A deletion holds this lock; later ones see the job.
-        let _until_begun = self.hold(Lock::Snapshot(snapshot.as_str()))?;
+        let _until_begun = self.locks.hold(Lock::Snapshot(snapshot.as_str()))?;
         let used_bytes = self.restorable(snapshot)?.used_bytes;
-        let (driver, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
+        let (this, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
         self.jobs.start(id.clone().as_str(), snapshot.as_str(), used_bytes, move |progress| {
-            driver.pool.fill_volume(&id, &source, driver.copy_mode()?, progress)?;
-            driver.filled(&id)
+            this.pool.fill_volume(&id, &source, this.copy_mode()?, progress)?;
+            this.filled(&id)
         })
     }
 
@@ -247,25 +263,25 @@ impl Driver {
         self: &Arc<Self>,
         id: &VolumeId,
         source: &VolumeId,
-        wish: Option<SnapshotMode>,
+        spec: Option<SnapshotMode>,
     ) -> Result<Arc<Job>> {
-        let _until_begun = self.hold(Lock::Volume(source.as_str()))?;
+        let _until_begun = self.locks.hold(Lock::Volume(source.as_str()))?;
         let mut volume = self.journal.get(source)?;
-        check_usable(source, &volume)?;
-        self.check_not_copied(source)?;
-        self.snapshot_mode(wish, CLASS_OF_CLONES)?;
-        let control = self.serving(source, &mut volume)?;
+        volume.check_usable(source)?;
+        self.locks.check_not_copied(source)?;
+        self.snapshot_mode(spec, CLASS_OF_CLONES)?;
+        let control = self.stages.serving(source, &mut volume)?;
         let used = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
         let pause = self.hold_back(source, &volume, control)?;
-        let (driver, id, source) = (self.clone(), id.clone(), source.clone());
+        let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
             progress.bound(volume.capacity_bytes);
             let from = Source::Volume(source.clone());
-            let (_, paused) = driver.renewing(&source, pause, progress, |progress| {
-                driver.pool.fill_volume(&id, &from, driver.copy_mode()?, progress)
+            let (_, paused) = this.renewing(&source, pause, progress, |progress| {
+                this.pool.fill_volume(&id, &from, this.copy_mode()?, progress)
             })?;
             tracing::info!(volume_id = %source, pause_us = microseconds(paused), "cloned");
-            driver.filled(&id)
+            this.filled(&id)
         })
     }
 
@@ -286,7 +302,7 @@ impl Driver {
 
     /// What an earlier driver left of snapshots, before the first call. What was
     /// never answered goes; what was, and is not whole, says so.
-    pub(crate) fn reconcile_snapshots(&self) {
+    pub(crate) fn reconcile(&self) {
         for (id, record) in self.journal.snapshots().list() {
             if let Err(error) = self.reconcile_snapshot(&id, record) {
                 tracing::warn!(snapshot_id = %id, error = chain(&error), "could not be put in order");
@@ -339,8 +355,8 @@ impl Driver {
 
     /// A class that allows a blocking copy does not ask for one where a reflink will do.
     /// `class` is where it is allowed.
-    fn snapshot_mode(&self, wish: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode> {
-        match wish {
+    fn snapshot_mode(&self, spec: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode> {
+        match spec {
             _ if self.pool.can_reflink()? => Ok(SnapshotMode::Reflink),
             Some(SnapshotMode::BlockingCopy) => Ok(SnapshotMode::BlockingCopy),
             Some(SnapshotMode::Reflink) | None => Err(Error::NoReflink {
@@ -376,7 +392,7 @@ impl Driver {
         let Some(control) = control else { return Ok(None) };
         if let Some(stage) = &volume.stage {
             // Pages written through mappings are on their way to the daemon.
-            let (path, asking) = (stage.staging_path.clone(), self.hangs.asking(id));
+            let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));
             let minor = stage.serving.map(|serving| serving.connection_minor).unwrap_or_default();
             let flushed =
                 self.flushes.within(id, format!("syncfs of volume {id}"), limits::SYNCFS, move || {
@@ -387,7 +403,7 @@ impl Driver {
                 tracing::warn!(volume_id = %id, error = chain(&error), "syncfs before a snapshot");
             }
         }
-        control.quiesce(limits::QUIESCE, self.hangs.holding_back(id)).map(Some)
+        control.quiesce(limits::QUIESCE, self.daemons.hangs.holding_back(id)).map(Some)
     }
 
     /// Does `work` under a pause whose lease is renewed until it ends; the pause's
@@ -430,14 +446,6 @@ impl Driver {
         }
         Ok((count, paused))
     }
-}
-
-/// A volume whose tree may be read: filled, and not going.
-fn check_usable(id: &VolumeId, volume: &VolumeRecord) -> Result<()> {
-    if volume.deleting {
-        return Err(Error::BeingDeleted { volume_id: id.clone() });
-    }
-    if volume.filled { Ok(()) } else { Err(Error::Unfilled { volume_id: id.clone() }) }
 }
 
 /// What a cut is charged with. A daemon that was taken over can make a tree that counts more

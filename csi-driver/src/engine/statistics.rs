@@ -2,6 +2,7 @@
 //! daemon does not answer; and the condition that ControllerGetVolume tells.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use linux::mountinfo::MountEntry;
 use nix::errno::Errno;
@@ -9,12 +10,15 @@ use nix::sys::statvfs::{Statvfs, fstatvfs};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
 
-use crate::daemon::notes::Finding;
-use crate::engine::driver::Driver;
+use crate::backend::pool::Pool;
+use crate::daemon::notes::{Finding, Hangs};
+use crate::engine::data::DataOfVolumes;
 use crate::engine::hang::own_mount;
-use crate::engine::stage::Health;
+use crate::engine::health::{Health, health};
 use crate::error::{Error, Result, Step};
-use crate::kernel::host_path::HostPath;
+use crate::journal::Journal;
+use crate::kernel::bounded::Shared;
+use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts;
 use crate::model::capacity::clamped;
 use crate::model::ids::VolumeId;
@@ -32,15 +36,23 @@ const ASTRAY: &str =
     "the volume's daemon serves another directory than the pool has now: take the volume's pods down";
 const UNMOUNTED: &str = "the volume is not mounted there";
 
-impl Driver {
+/// What volumes hold, and how they are.
+#[derive(Debug)]
+pub(crate) struct Statistics {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) paths: Arc<HostPaths>,
+    pub(crate) data: Arc<DataOfVolumes>,
+    pub(crate) hangs: Arc<Hangs>,
+    /// Looks at volumes' use, which a daemon that is stuck does not answer.
+    pub(crate) measures: Shared<VolumeId, nix::Result<Statvfs>>,
+}
+
+impl Statistics {
     /// Size and condition of the volume that is staged or published at `volume_path`.
-    pub(crate) fn statistics(
-        &self,
-        volume_id: &VolumeId,
-        volume_path: &str,
-    ) -> Result<NodeGetVolumeStatsResponse> {
+    pub(crate) fn of(&self, volume_id: &VolumeId, volume_path: &str) -> Result<NodeGetVolumeStatsResponse> {
         let (path, stage) = self.place(volume_id, volume_path)?;
-        let (usage, abnormal) = match self.health(volume_id, &stage)? {
+        let (usage, abnormal) = match health(volume_id, &stage)? {
             Health::Serving(staged) | Health::Displaced(Some(staged)) => {
                 let (usage, abnormal) = self.measured(volume_id, &path, &staged)?;
                 (usage, abnormal.or_else(|| self.astray(volume_id, &stage)))
@@ -84,7 +96,7 @@ impl Driver {
     }
 
     fn astray(&self, volume_id: &VolumeId, stage: &StageRecord) -> Option<&'static str> {
-        self.check_data(volume_id, stage).is_err().then_some(ASTRAY)
+        self.data.check(volume_id, stage).is_err().then_some(ASTRAY)
     }
 
     /// What the daemon says, or what is wrong with it.

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::model::capability::Access;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::LaunchId;
@@ -63,6 +64,14 @@ impl VolumeRecord {
             filled: true,
             attachments: BTreeMap::new(),
         }
+    }
+
+    /// Whether its tree may be read and written: it is filled, and not going.
+    pub(crate) fn check_usable(&self, volume_id: &VolumeId) -> Result<()> {
+        if self.deleting {
+            return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
+        }
+        if self.filled { Ok(()) } else { Err(Error::Unfilled { volume_id: volume_id.clone() }) }
     }
 
     /// The targets that Publish was asked for at `path`, wherever links led it then.

@@ -502,5 +502,5 @@ fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
         tracing::info!(path = %path.display(), "unmounting");
         linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
     }
-    driver.reconcile(limits::OPERATION)
+    driver.reconciler.reconcile(limits::OPERATION)
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tonic::Status;
 use tracing::Instrument;
 
-use crate::engine::driver::{Driver, Lock};
+use crate::engine::driver::Driver;
+use crate::engine::locks::Lock;
 use crate::error::{Error, Result, chain};
 use crate::model::limits;
 use crate::wire::status::status;
@@ -41,7 +42,7 @@ async fn locked<T: Send + 'static>(
     let turn = driver.admission.turn(name).await?;
     let guard = match lock {
         Lock::Nothing(_) => None,
-        Lock::Volume(_) | Lock::Snapshot(_) => Some(driver.hold(lock)?),
+        Lock::Volume(_) | Lock::Snapshot(_) => Some(driver.locks.hold(lock)?),
     };
     let (driver, span, limit) = (driver.clone(), tracing::Span::current(), limits::OPERATION);
     let work = tokio::task::spawn_blocking(move || {

@@ -27,8 +27,9 @@ use proto::csi::{
 use tonic::{Request, Response, Status};
 
 use crate::config::Config;
-use crate::engine::driver::{Driver, Lock};
-use crate::engine::provision::VolumeWish;
+use crate::engine::driver::Driver;
+use crate::engine::locks::Lock;
+use crate::engine::provision::VolumeSpec;
 use crate::error::{Error, Result};
 use crate::model::capability::Access;
 use crate::model::capacity::{InodeRoom, WantedCapacity};
@@ -83,12 +84,13 @@ impl Controller for ControllerService {
         request: Request<CreateVolumeRequest>,
     ) -> std::result::Result<Response<CreateVolumeResponse>, Status> {
         let name = "csi.CreateVolume";
-        let wish = parse_create(request.into_inner(), &self.0.config).map_err(|e| refused(name, &e))?;
-        let id = VolumeId::for_name(&wish.name);
+        let spec = parse_create(request.into_inner(), &self.0.config).map_err(|e| refused(name, &e))?;
+        let id = VolumeId::for_name(&spec.name);
         let volume_id = id.clone();
-        let record =
-            run(&self.0, name, Lock::Volume(id.as_str()), move |driver| driver.create(&volume_id, wish))
-                .await?;
+        let record = run(&self.0, name, Lock::Volume(id.as_str()), move |driver| {
+            driver.provisioner.create(&volume_id, spec)
+        })
+        .await?;
         let volume = wire_volume(&id, &record, &self.0.config);
         Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
     }
@@ -102,7 +104,8 @@ impl Controller for ControllerService {
             required_id("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
         // What this driver never gave out does not exist: deleted.
         if let Some(id) = VolumeId::parse(&volume_id) {
-            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.delete(&id)).await?;
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.provisioner.delete(&id))
+                .await?;
         }
         Ok(Response::new(DeleteVolumeResponse {}))
     }
@@ -175,9 +178,12 @@ impl Controller for ControllerService {
         let call = expand::parse(request.into_inner()).map_err(|e| refused(name, &e))?;
         let volume_id = call.volume_id.clone();
         let expanded = run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
-            driver.expand(&find_volume(driver, &call.volume_id)?, call.wanted)
+            driver.expansion.expand(&find_volume(driver, &call.volume_id)?, call.wanted)
         });
-        expanded.await.map(Response::new)
+        Ok(Response::new(ControllerExpandVolumeResponse {
+            capacity_bytes: wire_bytes(expanded.await?),
+            node_expansion_required: false,
+        }))
     }
 
     async fn controller_publish_volume(
@@ -226,7 +232,7 @@ impl Driver {
         if is_elsewhere || !is_supported {
             return Ok(GetCapacityResponse::default());
         }
-        let room = self.room()?;
+        let room = self.room.now()?;
         let bytes_left = room.promised_bytes.saturating_sub(self.journal.committed_bytes());
         let inodes_last =
             |inodes: InodeRoom| inodes.bytes_left(self.journal.committed_inodes(inodes.bytes_each));
@@ -239,7 +245,7 @@ impl Driver {
     }
 }
 
-fn parse_create(request: CreateVolumeRequest, config: &Config) -> Result<VolumeWish> {
+fn parse_create(request: CreateVolumeRequest, config: &Config) -> Result<VolumeSpec> {
     let name = VolumeName::parse(&request.name)?;
     Access::parse_all(&request.volume_capabilities)?;
     sizes::bounded_map("parameters", &request.parameters)?;
@@ -252,7 +258,7 @@ fn parse_create(request: CreateVolumeRequest, config: &Config) -> Result<VolumeW
     let capacity = WantedCapacity::parse(request.capacity_range.as_ref())?;
     check_topology(request.accessibility_requirements.as_ref(), config)?;
     let source = request.volume_content_source.map(snapshots::parse_source).transpose()?;
-    Ok(VolumeWish { name, capacity, parameters, source })
+    Ok(VolumeSpec { name, capacity, parameters, source })
 }
 
 /// The volume as CreateVolume answers it, and every later look at it.

@@ -12,7 +12,6 @@ use proto::csi::{
 use tonic::{Request, Response, Status};
 
 use crate::engine::driver::Driver;
-use crate::engine::ready::Unready;
 use crate::error::Error;
 use crate::wire::call::refused;
 
@@ -53,18 +52,10 @@ impl Identity for IdentityService {
         &self,
         _request: Request<ProbeRequest>,
     ) -> std::result::Result<Response<ProbeResponse>, Status> {
-        let driver = self.0.clone();
-        // One look for all who ask: of a file system that hangs, one thread is kept.
-        let ask = move || {
-            driver.probes.within(&(), "probe", PROBE_LIMIT, {
-                let driver = driver.clone();
-                move || driver.probe()
-            })
-        };
-        let asked = tokio::task::spawn_blocking(ask).await;
+        let readiness = self.0.readiness.clone();
+        let asked = tokio::task::spawn_blocking(move || readiness.check(PROBE_LIMIT)).await;
         match asked.unwrap_or(Err(Error::Panicked { operation: "csi.Probe" })) {
-            Ok(Ok(())) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
-            Ok(Err(Unready { what, reason })) => Err(refused("csi.Probe", &Error::Unready { what, reason })),
+            Ok(()) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
             Err(error) => Err(refused("csi.Probe", &error)),
         }
     }

@@ -16,8 +16,9 @@ use proto::csi::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::engine::driver::{Driver, Lock};
-use crate::engine::publish::{self, PublishWish};
+use crate::engine::driver::Driver;
+use crate::engine::locks::Lock;
+use crate::engine::publish::{self, PublishSpec};
 use crate::error::{Error, Result};
 use crate::kernel::host_path::HostPath;
 use crate::model::capability::{Access, Parsed};
@@ -70,8 +71,8 @@ impl Node for NodeService {
         let volume_id = stage.volume_id.clone();
         run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &stage.volume_id)?;
-            driver.check_attachment(&id, &stage.publish_context)?;
-            driver.stage(&id, &driver.staging_path(&id, &stage.staging_path)?, &stage.how)
+            driver.attachments.check_attachment(&id, &stage.publish_context)?;
+            driver.stages.stage(&id, &driver.stages.staging_path(&id, &stage.staging_path)?, &stage.how)
         })
         .await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
@@ -86,8 +87,9 @@ impl Node for NodeService {
         let path = parse_undo(&volume_id, "staging_target_path", &staging_target_path)
             .map_err(|e| refused(name, &e))?;
         if let Some(id) = VolumeId::parse(&volume_id) {
-            self.0.waits.abandon(&id);
-            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.unstage(&id, &path)).await?;
+            self.0.daemons.waits.abandon(&id);
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.stages.unstage(&id, &path))
+                .await?;
         }
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
@@ -101,16 +103,18 @@ impl Node for NodeService {
         let volume_id = publish.volume_id.clone();
         run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &publish.volume_id)?;
-            driver.check_attachment(&id, &publish.publish_context)?;
+            driver.attachments.check_attachment(&id, &publish.publish_context)?;
             let staging_path = match &publish.staging_path {
-                Some(path) => driver.staging_path(&id, path)?,
+                Some(path) => driver.stages.staging_path(&id, path)?,
                 None => return Err(Error::NotStaged { volume_id: id, path: PathBuf::new() }),
             };
             let asked = publish.target_path.as_asked().to_owned();
             publish::check_apart(&staging_path, &asked)?;
-            let target_path = driver.target_path(&id, &publish.target_path)?;
+            let target_path = driver.targets.target_path(&id, &publish.target_path)?;
             let asked = (asked != target_path).then_some(asked);
-            driver.publish(&id, &PublishWish { staging_path, target_path, asked, access: publish.access })
+            driver
+                .targets
+                .publish(&id, &PublishSpec { staging_path, target_path, asked, access: publish.access })
         })
         .await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
@@ -124,7 +128,8 @@ impl Node for NodeService {
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let path = parse_undo(&volume_id, "target_path", &target_path).map_err(|e| refused(name, &e))?;
         if let Some(id) = VolumeId::parse(&volume_id) {
-            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.unpublish(&id, &path)).await?;
+            run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.targets.unpublish(&id, &path))
+                .await?;
         }
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
@@ -139,7 +144,7 @@ impl Node for NodeService {
         let volume_path = required("volume_path", volume_path).map_err(|e| refused(name, &e))?;
         let id = volume_id.clone();
         let stats = run(&self.0, name, Lock::Nothing(&volume_id), move |driver| {
-            driver.statistics(&find_volume(driver, &id)?, &volume_path)
+            driver.statistics.of(&find_volume(driver, &id)?, &volume_path)
         })
         .await?;
         Ok(Response::new(stats))
@@ -154,7 +159,7 @@ impl Node for NodeService {
         let volume_id = expand.volume_id.clone();
         let capacity_bytes = run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &expand.volume_id)?;
-            driver.expand_on_node(&id, &expand.volume_path, expand.wanted)
+            driver.expansion.expand_on_node(&id, &expand.volume_path, expand.wanted)
         })
         .await?;
         let capacity_bytes = i64::try_from(capacity_bytes).unwrap_or(i64::MAX);

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::daemon::control;
-use crate::engine::stage::is_served;
+use crate::engine::health::is_served;
 use crate::error::Result;
 use crate::model::ids::VolumeId;
 use crate::model::records::VolumeRecord;

@@ -11,7 +11,8 @@ use tonic::{Response, Status};
 
 use super::{find_volume, required_id};
 use crate::engine::attach::ATTACHMENT_KEY;
-use crate::engine::driver::{Driver, Lock};
+use crate::engine::driver::Driver;
+use crate::engine::locks::Lock;
 use crate::error::Result;
 use crate::model::capability::Access;
 use crate::model::ids::VolumeId;
@@ -33,7 +34,7 @@ pub(super) async fn publish(
     let call = parse_publish(request).map_err(|e| refused(name, &e))?;
     let volume_id = call.volume_id.clone();
     let nonce = run(driver, name, Lock::Volume(&volume_id), move |driver| {
-        driver.attach(&find_volume(driver, &call.volume_id)?, &call.node_id, call.access)
+        driver.attachments.attach(&find_volume(driver, &call.volume_id)?, &call.node_id, call.access)
     })
     .await?;
     let publish_context = HashMap::from([(ATTACHMENT_KEY.to_owned(), nonce)]);
@@ -50,7 +51,7 @@ pub(super) async fn unpublish(
     let volume_id = required_id("volume_id", volume_id).map_err(|e| refused(name, &e))?;
     if let Some(id) = VolumeId::parse(&volume_id) {
         run(driver, name, Lock::Volume(&volume_id), move |driver| {
-            driver.detach(&id, Some(node_id.as_str()).filter(|node| !node.is_empty()))
+            driver.attachments.detach(&id, Some(node_id.as_str()).filter(|node| !node.is_empty()))
         })
         .await?;
     }

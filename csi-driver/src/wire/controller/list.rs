@@ -9,7 +9,7 @@ use proto::csi::{
 
 use super::wire_volume;
 use crate::engine::driver::Driver;
-use crate::engine::stage::Health;
+use crate::engine::health::{Health, health};
 use crate::error::Result;
 use crate::model::ids::VolumeId;
 use crate::model::records::{StageRecord, VolumeRecord};
@@ -49,8 +49,8 @@ impl Driver {
     pub(super) fn get_volume(&self, id: &VolumeId) -> Result<ControllerGetVolumeResponse> {
         let record = self.journal.get(id)?;
         let condition = match &record.stage {
-            Some(stage) => match self.health(id, stage)? {
-                Health::Serving(staged) => match self.ailment(id, stage, &staged)? {
+            Some(stage) => match health(id, stage)? {
+                Health::Serving(staged) => match self.statistics.ailment(id, stage, &staged)? {
                     None => normal("served"),
                     Some(message) => abnormal(message),
                 },

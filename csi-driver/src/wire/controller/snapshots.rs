@@ -12,8 +12,9 @@ use proto::csi::{
 use tonic::{Response, Status};
 
 use super::{required_id, wire_bytes};
-use crate::engine::driver::{Driver, Lock};
-use crate::engine::snapshots::SnapshotWish;
+use crate::engine::driver::Driver;
+use crate::engine::locks::Lock;
+use crate::engine::snapshots::SnapshotSpec;
 use crate::error::{Error, Result};
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::name::VolumeName;
@@ -31,10 +32,10 @@ pub(super) async fn create(
     request: CreateSnapshotRequest,
 ) -> Reply<CreateSnapshotResponse> {
     let name = "csi.CreateSnapshot";
-    let wish = parse_create(request).map_err(|e| refused(name, &e))?;
-    let id = SnapshotId::for_name(&wish.name);
+    let spec = parse_create(request).map_err(|e| refused(name, &e))?;
+    let id = SnapshotId::for_name(&spec.name);
     let snapshot_id = id.clone();
-    let make = move |driver: &Arc<Driver>| driver.create_snapshot(&snapshot_id, wish);
+    let make = move |driver: &Arc<Driver>| driver.snapshots.create_snapshot(&snapshot_id, spec);
     let record = run(driver, name, Lock::Snapshot(id.as_str()), make).await?;
     Ok(Response::new(CreateSnapshotResponse { snapshot: Some(wire_snapshot(&id, &record)) }))
 }
@@ -51,7 +52,8 @@ pub(super) async fn delete(
     let snapshot_id = parse().map_err(|e| refused(name, &e))?;
     // What this driver never gave out does not exist: deleted.
     if let Some(id) = SnapshotId::parse(&snapshot_id) {
-        run(driver, name, Lock::Snapshot(&snapshot_id), move |driver| driver.delete_snapshot(&id)).await?;
+        run(driver, name, Lock::Snapshot(&snapshot_id), move |driver| driver.snapshots.delete_snapshot(&id))
+            .await?;
     }
     Ok(Response::new(DeleteSnapshotResponse {}))
 }
@@ -114,13 +116,13 @@ fn wire_snapshot(id: &SnapshotId, record: &SnapshotRecord) -> Snapshot {
     }
 }
 
-fn parse_create(request: CreateSnapshotRequest) -> Result<SnapshotWish> {
+fn parse_create(request: CreateSnapshotRequest) -> Result<SnapshotSpec> {
     let source = required_id("source_volume_id", request.source_volume_id)?;
     let name = VolumeName::parse(&request.name)?;
     sizes::bounded("source_volume_id", &source)?;
     sizes::bounded_map("secrets", &request.secrets)?;
     let mode = parse_parameters(&request.parameters)?;
-    Ok(SnapshotWish { name, source, mode })
+    Ok(SnapshotSpec { name, source, mode })
 }
 
 const SNAPSHOT_MODE: &str = "snapshotMode";
@@ -160,7 +162,7 @@ pub(super) fn parse_source(source: VolumeContentSource) -> Result<Source> {
 mod tests {
     use super::*;
 
-    fn request(change: impl FnOnce(&mut CreateSnapshotRequest)) -> Result<SnapshotWish> {
+    fn request(change: impl FnOnce(&mut CreateSnapshotRequest)) -> Result<SnapshotSpec> {
         let mut request = CreateSnapshotRequest {
             source_volume_id: "vol-x".into(),
             name: "s".into(),

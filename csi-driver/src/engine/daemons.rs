@@ -1,0 +1,174 @@
+//! The daemons of staged volumes: how each is started and given its volume, asked, watched
+//! and ended.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linux::mount::FuseConnections;
+use proto::handover::Assignment;
+
+use crate::daemon::control::Control;
+use crate::daemon::dial::DialDir;
+use crate::daemon::handover::{self, Offer, Served};
+use crate::daemon::keeper::FdKeeper;
+use crate::daemon::launcher::{LaunchSpec, Launcher};
+use crate::daemon::notes::Hangs;
+use crate::daemon::waits::Waits;
+use crate::daemon::watch::DaemonWatch;
+use crate::engine::data::Data;
+use crate::error::{Error, Result, Step};
+use crate::kernel::mounts;
+use crate::kernel::nonce::new_nonce;
+use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchId;
+use crate::model::limits;
+use crate::model::records::{Serving, StageRecord};
+use crate::model::settings::LaunchSettings;
+
+const OWN_REQUESTS_AGAIN: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+pub(crate) struct Daemons {
+    pub(crate) run_dir: PathBuf,
+    pub(crate) launcher: Box<dyn Launcher>,
+    pub(crate) keeper: Box<dyn FdKeeper>,
+    pub(crate) watch: DaemonWatch,
+    pub(crate) hangs: Arc<Hangs>,
+    pub(crate) waits: Waits,
+}
+
+/// What a daemon is started with.
+pub(crate) struct Start<'a> {
+    pub(crate) volume_id: &'a VolumeId,
+    pub(crate) settings: &'a LaunchSettings,
+    pub(crate) assignment: Assignment,
+    /// Of a mount that is there already.
+    pub(crate) fuse_device: OwnedFd,
+    pub(crate) data: Data,
+}
+
+impl Daemons {
+    /// Starts a daemon and hands the volume over. `launched` is called between the two, with what
+    /// is to be removed if the rest fails: [`Self::end`].
+    pub(crate) fn start(
+        &self,
+        start: Start<'_>,
+        launched: impl FnOnce(LaunchId) -> Result<()>,
+    ) -> Result<Served> {
+        let Start { volume_id, settings, assignment, fuse_device, data } = start;
+        let span = tracing::info_span!("stage.launch").entered();
+        let sockets = self.dial(volume_id).listen().step("listen for daemon")?;
+        let nonce = new_nonce()?;
+        let spec = LaunchSpec { volume_id, nonce: &nonce, settings, inode_limit: assignment.inode_limit };
+        let described = self.launcher.describe(spec);
+        let launch = self.launcher.ensure(spec).map_err(|source| {
+            let (volume_id, launch) = (volume_id.clone(), described.clone());
+            Error::Launch { volume_id, launch, source }
+        })?;
+        let process = launch.process();
+        launched(launch)?;
+        drop(span);
+
+        let _span = tracing::info_span!("stage.hand_over").entered();
+        let offer = Offer {
+            volume_id,
+            nonce: &nonce,
+            launch: &described,
+            process,
+            assignment,
+            fuse_device: fuse_device.as_fd(),
+            tree: data.tree.as_fd(),
+            control: sockets.control.as_fd(),
+            metrics: sockets.metrics.as_fd(),
+            usage: data.usage.as_fd(),
+        };
+        let wait = self.waits.begin(volume_id)?;
+        let served = handover::hand_over(&sockets.dial, &offer, self.launcher.patience(), &wait)
+            .map_err(|error| self.with_last_words(error))?;
+        // The daemon alone holds its listeners and the connection from here on.
+        drop(sockets);
+        self.hangs.found(volume_id, None);
+        self.keeper.handed_over(volume_id, fuse_device);
+        Ok(served)
+    }
+
+    /// A daemon that ended has written why, if the driver itself keeps its log.
+    fn with_last_words(&self, error: Error) -> Error {
+        match error {
+            Error::DaemonEnded { volume_id, launch, log: None } => {
+                let log = self.launcher.last_words(&volume_id);
+                Error::DaemonEnded { volume_id, launch, log }
+            }
+            other => other,
+        }
+    }
+
+    pub(crate) fn dial(&self, volume_id: &VolumeId) -> DialDir {
+        DialDir::of(&self.run_dir, volume_id)
+    }
+
+    /// To the daemon that serves the volume. `limit` holds for the dialling and for each request.
+    pub(crate) fn control(&self, volume_id: &VolumeId, limit: Duration) -> Result<Control> {
+        Control::connect(&self.dial(volume_id), volume_id, limit)
+    }
+
+    /// Reports the end of a daemon that runs, from now on. One that has ended is reported by
+    /// who asks for its volume.
+    pub(crate) fn watch(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
+        if let Some(pidfd) = serving.daemon.open().step("watch daemon")? {
+            self.watch.start(volume_id, serving.daemon, pidfd);
+        }
+        Ok(())
+    }
+
+    /// Whether users' requests wait on the connection for a daemon that does not answer
+    /// the driver either: one that is stopped, and not one that is only waited for.
+    pub(crate) fn is_hung(&self, volume_id: &VolumeId, connection_minor: u32) -> Result<bool> {
+        let waiting = FuseConnections::open().and_then(|all| all.waiting(connection_minor));
+        let waiting = waiting.step("look at connection")?.unwrap_or_default();
+        if waiting <= self.hangs.own_requests(volume_id) {
+            return Ok(false);
+        }
+        let answer = self.control(volume_id, limits::UNMOUNT).and_then(|control| control.ping());
+        Ok(matches!(answer, Err(Error::Silent { .. })))
+    }
+
+    /// Takes away launch, process and dial directory of a volume that is mounted nowhere any
+    /// more. May be repeated after any failure. A daemon that `is_served` may finish.
+    pub(crate) fn end(&self, volume_id: &VolumeId, stage: &StageRecord, is_served: bool) -> Result<()> {
+        if let Some(serving) = stage.serving {
+            self.end_own_requests(volume_id, serving)?;
+        }
+        if let Some(launch) = &stage.launch {
+            self.launcher.remove(launch).step("remove launch")?;
+            // A daemon that never got the connection has nothing to finish.
+            let grace = if is_served { stage.settings.grace_seconds } else { 0 };
+            let grace = Duration::from_secs(grace.into());
+            let daemon = stage.serving.map(|serving| serving.daemon);
+            for process in [daemon, launch.process()].into_iter().flatten() {
+                if !process.end(grace).step("end daemon")? {
+                    return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
+                }
+            }
+        }
+        self.launcher.clear(volume_id).step("clear launch")?;
+        self.dial(volume_id).remove().step("remove dial directory")
+    }
+
+    /// Requests of ours wait in mounts of their own, without which the daemon would see its
+    /// end now. What was written through mappings is written when the last of them goes.
+    fn end_own_requests(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
+        let deadline = Instant::now() + limits::UNMOUNT;
+        while self.hangs.own_requests(volume_id) > 0 {
+            if Instant::now() >= deadline || !serving.daemon.is_alive().step("look at daemon")? {
+                // What waits keeps the connection's number from being another's.
+                let waits = || Ok(self.hangs.own_requests(volume_id) > 0);
+                return mounts::abort_connection(serving.connection_minor, waits);
+            }
+            std::thread::park_timeout(OWN_REQUESTS_AGAIN);
+        }
+        Ok(())
+    }
+}
