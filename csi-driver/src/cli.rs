@@ -12,7 +12,7 @@ use crate::operations::views::View;
 /// and registers itself with the kubelet through KUBELET-DIR/plugins_registry.
 /// SIGTERM ends the driver and leaves volumes and daemons as they are; the next
 /// start adopts them. The commands look at what a driver works on, while it runs
-/// or not, and change nothing.
+/// or not; only `doctor --repair` changes something.
 #[derive(Debug, Parser)]
 #[command(
     name = "hawser-csi",

@@ -53,7 +53,8 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
         forwarding.write_back()?;
     }
     shown?;
-    say("\nevery step was verified, and nothing is left");
+    let left = if arguments.keep { "nothing is left but that directory" } else { "nothing is left" };
+    say(&format!("\nevery step was verified, and {left}"));
     Ok(())
 }
 

@@ -259,6 +259,7 @@ impl Directory {
                 kept = kept_name(plugin)
             ),
             Restore::Leave if present == Present::Ours => "left alone: ours, and nothing is kept".to_owned(),
+            Restore::Leave if present == Present::Nothing => "not there: nothing to put back".to_owned(),
             Restore::Leave => "left alone: not ours".to_owned(),
         };
         remove_if_there(&none)?;

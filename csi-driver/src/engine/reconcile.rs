@@ -27,7 +27,7 @@ use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
-use crate::model::launch::LaunchId;
+use crate::model::launch::{LaunchId, ProcessId};
 use crate::model::records::VolumeRecord;
 
 /// Puts in order what an earlier driver left.
@@ -90,34 +90,68 @@ impl Reconciler {
             })
             .collect();
         let mut strays = Vec::new();
-        for Launched { volume_id, id } in self.daemons.launcher.list().step("list launches")? {
-            // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
-            if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
-                self.daemons.launcher.adopt(&volume_id).step("adopt launch")?;
-                continue;
-            }
-            // Of a journal that was lost, or is another one: pods may use it.
-            if !known.contains_key(&volume_id) && mounts::is_mounted_anywhere(&volume_id)? {
-                tracing::error!(%volume_id, launch = ?id, "the journal does not know who serves this volume: it is left alone");
-                continue;
-            }
-            tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");
-            self.daemons.launcher.remove(&id).step("remove launch")?;
-            if let Some(process) = id.process() {
-                process.kill().step("end daemon")?;
-                strays.push((volume_id, process));
+        for launched in self.daemons.launcher.list().step("list launches")? {
+            let volume_id = launched.volume_id.clone();
+            match self.look_at_launch(&known, launched) {
+                Ok(stray) => strays.extend(stray.map(|process| (volume_id, process))),
+                // Its volume's next operation tries again; other volumes do not wait for that.
+                Err(error) => {
+                    tracing::error!(%volume_id, error = chain(&error), "a launch could not be put in order");
+                }
             }
         }
         for (volume_id, process) in strays {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if process.is_gone_within(left).step("end daemon")? {
-                self.daemons.launcher.clear(&volume_id).step("clear launch")?;
-            } else {
-                // In a wait that nothing interrupts; other volumes do not wait for it.
-                tracing::error!(%volume_id, pid = process.pid, "lives on after SIGKILL");
+            if let Err(error) = self.end_stray(&known, &volume_id, process, deadline) {
+                tracing::error!(%volume_id, error = chain(&error), "a stray daemon could not be ended");
             }
         }
         Ok(())
+    }
+
+    /// Takes back a launch that the journal does not know; its process, which was killed.
+    fn look_at_launch(
+        &self,
+        known: &HashMap<&VolumeId, Option<&LaunchId>>,
+        launched: Launched,
+    ) -> Result<Option<ProcessId>> {
+        let Launched { volume_id, id } = launched;
+        // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
+        if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
+            self.daemons.launcher.adopt(&volume_id).step("adopt launch")?;
+            return Ok(None);
+        }
+        // Of a journal that was lost, or is another one: pods may use it.
+        if !known.contains_key(&volume_id) && mounts::is_mounted_anywhere(&volume_id)? {
+            tracing::error!(%volume_id, launch = ?id, "the journal does not know who serves this volume: it is left alone");
+            return Ok(None);
+        }
+        tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");
+        self.daemons.launcher.remove(&id).step("remove launch")?;
+        match id.process() {
+            Some(process) => process.kill().map(|()| Some(process)).step("end daemon"),
+            None => Ok(None),
+        }
+    }
+
+    fn end_stray(
+        &self,
+        known: &HashMap<&VolumeId, Option<&LaunchId>>,
+        volume_id: &VolumeId,
+        process: ProcessId,
+        deadline: Instant,
+    ) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !process.is_gone_within(left).step("end daemon")? {
+            // In a wait that nothing interrupts; other volumes do not wait for it.
+            tracing::error!(%volume_id, pid = process.pid, "lives on after SIGKILL");
+            return Ok(());
+        }
+        // Which volume a process serves it says itself, by its arguments, and a daemon that was
+        // taken over may name another one: what the journal knows of a volume is left alone here.
+        if known.contains_key(volume_id) {
+            return Ok(());
+        }
+        self.daemons.launcher.clear(volume_id).step("clear launch")
     }
 
     /// Whether its daemon, if it has one, serves it and is only to be watched. Anything

@@ -164,7 +164,7 @@ impl Snapshots {
             let copied = this.copy(&id, &mut record, pause, progress);
             if let Err(error) = &copied {
                 record.phase = SnapshotPhase::Failed { reason: chain(error) };
-                this.journal.snapshots().put(&id, &record)?;
+                this.journal.snapshots().put_finding(&id, &record)?;
                 this.pool.remove_snapshot(&id)?;
             }
             copied

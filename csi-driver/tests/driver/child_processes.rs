@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::ensure;
 use linux::cgroup::Hierarchies;
+use linux::fd_passing::PacketListener;
 use nix::fcntl::OFlag;
 use tests::eventually;
 
-use crate::scene::{Flags, PATIENCE, Scene, create_request};
+use crate::scene::{Flags, PATIENCE, Scene, create_request, volume_binary};
 
 /// Two files of 1 MiB.
 const MAX_LOG_BYTES: u64 = 2 << 20;
@@ -113,5 +116,29 @@ fn without_a_root_for_control_groups_daemons_stay_in_the_drivers() {
     let (id, daemon) = bring_up(&scene, &[]);
     let groups = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     assert!(!groups(&daemon.to_string()).contains("/volumes"), "{}", groups(&daemon.to_string()));
+    take_down(&scene, &id);
+}
+
+/// A daemon that was taken over may write over its own arguments; this one is started with them.
+#[test]
+fn a_daemon_that_names_another_volume_as_its_own_ends_alone() {
+    let mut scene = Scene::start(Flags::process());
+    let (id, daemon) = bring_up(&scene, &[]);
+    let socket = scene.dial_dir(&id).join("dial.sock");
+    // Never answers: the daemon that dials it waits.
+    let listener = PacketListener::bind(&socket).unwrap();
+    let mut forger = Command::new(volume_binary())
+        .args(["serve", "--confine", "--socket"])
+        .arg(&socket)
+        .env("HAWSER_NONCE", "0123456789abcdef")
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let dialled = listener.accept().unwrap();
+    scene.restart_driver();
+    assert_eq!(forger.wait().unwrap().signal(), Some(9));
+    assert_eq!(scene.daemons(), [daemon]);
+    fs::write(scene.caller().target_path("one").join("file"), "content").unwrap();
+    drop((listener, dialled));
     take_down(&scene, &id);
 }

@@ -16,7 +16,7 @@ use crate::scene::{Flags, Scene, create_request, retried};
 /// So much that its copy is seen under way.
 const LARGE: usize = 300 << 20;
 
-fn write_large(scene: &Scene, volume: &str) {
+pub(crate) fn write_large(scene: &Scene, volume: &str) {
     let file = fs::File::create(data(scene, volume).join("large")).unwrap();
     let piece = vec![5; 1 << 20];
     for n in 0..LARGE / piece.len() {

@@ -9,10 +9,12 @@ use proto::csi::ListSnapshotsRequest;
 use tests::Sandbox;
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 
+use crate::copies::write_large;
 use crate::kit::{
-    BLOCKING_COPY, delete_snapshot, list_snapshots, of_size, snapshot_with, wait_until_ready, with,
+    BLOCKING_COPY, data, delete_snapshot, get_snapshot, list_snapshots, of_size, snapshot_with,
+    wait_until_ready, with,
 };
-use crate::scene::{Flags, Scene, create_request};
+use crate::scene::{Flags, PATIENCE, Scene, create_request};
 
 const MI: i64 = 1 << 20;
 /// More than the small files that the rest of a disk takes once no large one fits.
@@ -124,4 +126,47 @@ fn deletion_succeeds_without_room_for_a_name_on_btrfs() {
 #[test]
 fn deletion_succeeds_without_a_free_byte_on_btrfs() {
     deletion_succeeds(FileSystem::Btrfs, take_bytes);
+}
+
+/// The journal's own disk is full when a copy ends.
+#[test]
+fn a_copy_whose_end_cannot_be_written_down_has_failed_and_takes_no_space() {
+    let sandbox = Sandbox::new();
+    let disk = LoopMount::new(&sandbox, "state", FileSystem::Ext4, IMAGE_BYTES).unwrap();
+    let scene = Scene::start_in(sandbox, Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create(with(create_request("pvc-1"), &[BLOCKING_COPY])).unwrap().volume_id;
+    write_large(&scene, &volume);
+    take_bytes(disk.dir());
+    // The copy may be over before the disk is full: then another one.
+    let met = (0..20).any(|_| {
+        free_bytes(disk.dir());
+        let made = snapshot_with(&caller, "snap-1", &volume, &[BLOCKING_COPY]).unwrap();
+        take_bytes(disk.dir());
+        let look = || match get_snapshot(&caller, &made.snapshot_id) {
+            Ok(snapshot) if !snapshot.ready_to_use => anyhow::bail!("{snapshot:?}"),
+            ended => Ok(ended),
+        };
+        let ended = tests::eventually("the copy ends", PATIENCE, look).unwrap();
+        let has_failed = match ended {
+            Ok(_ready) => false,
+            Err(failed) => {
+                assert!(failed.message().contains("No space left"), "{failed}");
+                assert!(!data(&scene, &made.snapshot_id).exists());
+                true
+            }
+        };
+        delete_snapshot(&caller, &made.snapshot_id).unwrap();
+        has_failed
+    });
+    assert!(met, "no copy was under way long enough");
+    caller.unstage(&volume).unwrap();
+    caller.delete(&volume).unwrap();
+    drop(scene);
+}
+
+/// Gives back some of what [`take_bytes`] took.
+fn free_bytes(dir: &Path) {
+    let filler = File::options().write(true).open(dir.join("filler")).unwrap();
+    filler.set_len(filler.metadata().unwrap().len() - (1 << 20)).unwrap();
 }
