@@ -178,12 +178,12 @@ impl MemoryForFilters {
     }
 }
 
-/// Attaches filters to sockets until none fits, as a process without CAP_BPF. The calling thread
-/// loses its capabilities.
+/// Attaches filters to sockets until none fits that is a tenth of a container's, as a process
+/// without CAP_BPF. The calling thread loses its capabilities.
 fn fill_with_filters(sockets: &mut Vec<OwnedFd>) {
     linux::process::set_capabilities(Default::default()).unwrap();
     let mut length = 4096;
-    while length > 0 {
+    while length >= 128 {
         let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).unwrap();
         match attach_filter(&socket, length) {
             Ok(()) => sockets.push(socket),
