@@ -9,6 +9,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use proto::cri::security_profile::ProfileType;
 use proto::cri::{Capability, ContainerConfig, Int64Value, SecurityProfile};
@@ -184,7 +185,11 @@ fn fill_with_filters(sockets: &mut Vec<OwnedFd>) {
     linux::process::set_capabilities(Default::default()).unwrap();
     let mut length = 4096;
     while length >= 128 {
-        let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let socket = match socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None) {
+            // A kernel that interprets what it does not compile refuses no filter.
+            Err(Errno::EMFILE) => return sockets.clear(),
+            made => made.unwrap(),
+        };
         match attach_filter(&socket, length) {
             Ok(()) => sockets.push(socket),
             Err(_no_memory) => length /= 2,
