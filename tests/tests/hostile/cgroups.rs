@@ -5,8 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use tests::attacker::Attack;
-use tests::{Node, Sandbox};
+use tests::node::PATIENCE;
+use tests::{Node, Sandbox, eventually};
 
 use crate::{node, run};
 
@@ -82,7 +84,13 @@ fn groups_of_sleeper(node: &Node<'_>) -> Vec<String> {
     let attack = Attack::new("sleeper", "exec sleep 1000");
     node.put_manifest("sleeper.yaml", &attack.yaml()).unwrap();
     node.wait_for_phase("sleeper", "Running").unwrap();
-    let [pid] = node.processes("sleep").unwrap()[..] else { panic!("one process") };
+    // The pod is Running before its shell has become sleep(1).
+    let pid = eventually("the pod's shell is sleep(1)", PATIENCE, || {
+        let found = node.processes("sleep")?;
+        let [pid] = found[..] else { bail!("{found:?}") };
+        Ok(pid)
+    })
+    .unwrap();
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     groups.lines().map(str::to_owned).collect()
 }
