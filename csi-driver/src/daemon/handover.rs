@@ -53,19 +53,19 @@ pub(crate) struct Served {
     pub max_write_bytes: u32,
 }
 
-/// Waits up to `patience` for the daemon to dial in, and returns when it serves.
-/// Whoever else dials is turned away and does not end the wait.
+/// Waits up to `time_limit` for the daemon to dial in, and returns when it serves.
+/// Another process that dials is turned away and does not end the wait.
 pub(crate) fn hand_over(
     listener: &DialListener,
     offer: &Offer<'_>,
-    patience: Duration,
+    time_limit: Duration,
     wait: &Wait<'_>,
 ) -> Result<Served> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + time_limit;
     let started = offer.process.map(ProcessId::open).transpose().step("watch daemon")?;
     let mut turned_away: u64 = 0;
     loop {
-        wait_for_dial(listener, offer, started.as_ref(), (deadline, patience), wait)?;
+        wait_for_dial(listener, offer, started.as_ref(), (deadline, time_limit), wait)?;
         let socket = listener.accept().step("hand over")?;
         let peer = socket.peer().step("hand over")?;
         let left = deadline.saturating_duration_since(Instant::now());
@@ -87,7 +87,7 @@ fn wait_for_dial(
     listener: &DialListener,
     offer: &Offer<'_>,
     started: Option<&Option<OwnedFd>>,
-    (deadline, patience): (Instant, Duration),
+    (deadline, time_limit): (Instant, Duration),
     wait: &Wait<'_>,
 ) -> Result<()> {
     let ended = || Error::DaemonEnded {
@@ -105,7 +105,7 @@ fn wait_for_dial(
     let left = deadline.saturating_duration_since(Instant::now());
     if process::poll(&mut fds, left).step("wait for daemon")? == 0 {
         let (socket, launch) = (listener.path().to_owned(), offer.launch.to_owned());
-        return Err(Error::NobodyDialled { socket, waited: patience, launch });
+        return Err(Error::NobodyDialled { socket, waited: time_limit, launch });
     }
     match (fds[0].any(), fds[1].any()) {
         (_, Some(true)) => Err(wait.error()),
@@ -219,8 +219,8 @@ mod tests {
             }
         }
 
-        fn hand_over(&self, offer: &Offer<'_>, patience: Duration) -> Result<Served> {
-            hand_over(&self.sockets.dial, offer, patience, &self.waits.begin(&self.volume_id).unwrap())
+        fn hand_over(&self, offer: &Offer<'_>, time_limit: Duration) -> Result<Served> {
+            hand_over(&self.sockets.dial, offer, time_limit, &self.waits.begin(&self.volume_id).unwrap())
         }
 
         /// Dials as a daemon would, in a thread; its Answer if it gets an Assignment.

@@ -10,8 +10,6 @@ mod memory;
 pub(crate) mod needs;
 pub(crate) mod process;
 
-use std::time::Duration;
-
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchId;
 use crate::model::settings::LaunchSettings;
@@ -61,7 +59,4 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
 
     /// The words for who is started, with what somebody needs to look for it.
     fn describe(&self, spec: LaunchSpec<'_>) -> String;
-
-    /// How long a daemon may take from `ensure` to its dialling in.
-    fn patience(&self) -> Duration;
 }

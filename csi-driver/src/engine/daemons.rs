@@ -33,6 +33,8 @@ const OWN_REQUESTS_AGAIN: Duration = Duration::from_millis(20);
 pub(crate) struct Daemons {
     pub(crate) run_dir: PathBuf,
     pub(crate) launcher: Box<dyn Launcher>,
+    /// How long a daemon may take from its launch until it dials in.
+    pub(crate) start_timeout: Duration,
     pub(crate) keeper: Box<dyn FdKeeper>,
     pub(crate) watch: DaemonWatch,
     pub(crate) hangs: Arc<Hangs>,
@@ -85,7 +87,7 @@ impl Daemons {
             usage: data.usage.as_fd(),
         };
         let wait = self.waits.begin(volume_id)?;
-        let served = handover::hand_over(&sockets.dial, &offer, self.launcher.patience(), &wait)
+        let served = handover::hand_over(&sockets.dial, &offer, self.start_timeout, &wait)
             .map_err(|error| self.with_last_words(error))?;
         // The daemon alone holds its listeners and the connection from here on.
         drop(sockets);

@@ -1,6 +1,6 @@
-//! Whether a volume's daemon serves the directory that the pool has of it. Who
-//! restores or moves a pool under a daemon that goes on leaves that daemon with the old
-//! directory: its pods would write where nobody looks any more.
+//! Whether a volume's daemon serves the directory that the pool has of it. A pool that is
+//! restored or moved under a running daemon leaves that daemon with the old directory: what
+//! its pods write there is lost.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl DataOfVolumes {
             .step("open volume")
     }
 
-    /// Which directory the pool has of the volume, whoever serves which.
+    /// The directory that the pool has of the volume, whichever one a daemon serves.
     pub(crate) fn id(&self, volume_id: &VolumeId) -> Result<DataId> {
         self.find(volume_id)?.step("look at volume")
     }
@@ -60,7 +60,7 @@ impl DataOfVolumes {
     pub(crate) fn check(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
         let Some(served) = stage.data else { return Ok(()) };
         let is_another = match self.find(volume_id) {
-            // As long as the daemon holds its directory, these numbers are nobody else's.
+            // As long as the daemon holds its directory, no other has these numbers.
             Ok(Ok(found)) => found != served,
             Ok(Err(e)) => e.errno() == Errno::ENOENT && self.pool.check_present().is_ok(),
             Err(_) => false,

@@ -78,6 +78,7 @@ impl Driver {
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
             launcher: launcher(&config),
+            start_timeout: config.start_timeout,
             keeper: Box::new(LetGo),
             watch: DaemonWatch::new(counts.clone()),
             hangs: Arc::default(),
@@ -195,15 +196,15 @@ impl Driver {
 
 /// The one that the configuration names.
 pub(crate) fn launcher(config: &Config) -> Box<dyn Launcher> {
-    let (run_dir, patience) = (config.run_dir.clone(), config.start_timeout);
+    let run_dir = config.run_dir.clone();
     match config.launcher.clone() {
         LauncherKind::Process { volume_binary, cgroup_root } => {
             let groups = cgroup_root.as_deref().map(GroupParent::new);
             let logs = DaemonLogs::new(&run_dir);
-            Box::new(ProcessLauncher { volume_binary, run_dir, logs, groups, patience })
+            Box::new(ProcessLauncher { volume_binary, run_dir, logs, groups })
         }
         LauncherKind::Manifest { manifests, mount_image } => {
-            Box::new(ManifestLauncher { manifests, mount_image, run_dir, patience })
+            Box::new(ManifestLauncher { manifests, mount_image, run_dir })
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Growing a volume. Its size stands in the journal first, from which every stage takes it; a
-//! daemon that serves the volume is told, and one that nobody serves learns it when it is staged.
+//! Growing a volume. Its size stands in the journal first, from which every stage takes it; then
+//! the daemon that serves the volume is told, if there is one.
 
 use std::sync::Arc;
 

@@ -28,7 +28,7 @@ use crate::engine::daemons::Daemons;
 use crate::engine::locks::{Lock, Locks};
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
-use crate::kernel::mounts::{self, Whereabouts};
+use crate::kernel::mounts::{self, ConnectionMount};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
@@ -310,9 +310,9 @@ impl Examination {
     }
 
     fn path(&self) -> Result<Option<std::path::PathBuf>> {
-        Ok(match mounts::whereabouts(&self.volume_id, self.serving.connection_minor)? {
-            Whereabouts::At(mount) => Some(mount.mount_point),
-            Whereabouts::Hidden | Whereabouts::Nowhere => None,
+        Ok(match mounts::connection_mount(&self.volume_id, self.serving.connection_minor)? {
+            ConnectionMount::At(mount) => Some(mount.mount_point),
+            ConnectionMount::Hidden | ConnectionMount::Nowhere => None,
         })
     }
 

@@ -3,7 +3,7 @@
 use linux::mountinfo::MountEntry;
 
 use crate::error::{Error, Result, Step};
-use crate::kernel::mounts::{self, Whereabouts};
+use crate::kernel::mounts::{self, ConnectionMount};
 use crate::model::ids::VolumeId;
 use crate::model::records::StageRecord;
 
@@ -12,12 +12,12 @@ use crate::model::records::StageRecord;
 pub(crate) enum Health {
     /// The driver was killed, or failed and could not roll back, half-way.
     HalfDone,
-    /// Somebody else unmounted it everywhere, or the machine was rebooted.
+    /// Another program unmounted it everywhere, or the machine was rebooted.
     Unmounted,
-    /// Somebody else unmounted it, or mounted something on it, where it was staged. It
+    /// Another program unmounted it, or mounted something on it, where it was staged. It
     /// is served where it is published; `None` where no path leads to that either.
     Displaced(Option<Box<MountEntry>>),
-    /// Or nobody's any more: its connection was aborted.
+    /// Its daemon ended, or its connection was aborted.
     DaemonDead,
     Serving(Box<MountEntry>),
 }
@@ -34,15 +34,15 @@ pub(crate) fn health(volume_id: &VolumeId, stage: &StageRecord) -> Result<Health
         Some(mount) if is_served => Health::Serving(Box::new(mount)),
         Some(_) => Health::DaemonDead,
         None if !is_served => Health::Unmounted,
-        None => match mounts::whereabouts(volume_id, serving.connection_minor)? {
-            Whereabouts::At(mount) => Health::Displaced(Some(mount)),
-            Whereabouts::Hidden => Health::Displaced(None),
-            Whereabouts::Nowhere => Health::Unmounted,
+        None => match mounts::connection_mount(volume_id, serving.connection_minor)? {
+            ConnectionMount::At(mount) => Health::Displaced(Some(mount)),
+            ConnectionMount::Hidden => Health::Displaced(None),
+            ConnectionMount::Nowhere => Health::Unmounted,
         },
     })
 }
 
-/// Whether somebody answers what is asked of the volume, wherever it is mounted.
+/// Whether a daemon answers what is asked of the volume, wherever it is mounted.
 pub(crate) fn is_served(stage: &StageRecord) -> Result<bool> {
     match stage.serving {
         Some(serving) if !stage.aborted => serving.daemon.is_alive().step("look at daemon"),

@@ -43,14 +43,14 @@ impl Parking {
         true
     }
 
-    /// The mount, which nobody ends any more.
+    /// The mount, which is now the caller's to end.
     pub(crate) fn take(&self, volume_id: &VolumeId) -> Option<OwnedFd> {
         let held = self.locked().held.remove(volume_id)?;
         held.ending.abort();
         held.mount
     }
 
-    /// Ends the connection. Whoever ends the volume in time is left to it.
+    /// Ends the connection. The task that ends the volume in time goes on.
     pub(crate) fn let_go(&self, volume_id: &VolumeId) {
         let mount = self.locked().held.get_mut(volume_id).and_then(|held| held.mount.take());
         // The last close of a file system is no work to do under a lock.

@@ -50,7 +50,7 @@ impl Reconciler {
     pub(crate) fn reconcile(self: &Arc<Self>, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         let volumes = self.journal.list();
-        // First, so that no kubelet starts a pod that nobody waits for.
+        // First, so that no kubelet starts the pod of a launch that is not awaited.
         self.remove_unknown_launches(&volumes, deadline)?;
         // A pool that does not answer is waited for once, and not by every volume.
         let is_pool_there = self.pool.check_present().is_ok();
@@ -71,7 +71,7 @@ impl Reconciler {
         self.snapshots.reconcile();
         self.remove_unknown_dial_dirs()?;
         match self.pool.sweep() {
-            // Whatever needs it says so, until it is back.
+            // Each call that needs the pool says so, until it is back.
             Err(away @ Error::PoolAway { .. }) => {
                 tracing::error!(error = chain(&away), "not swept");
                 Ok(())
@@ -115,7 +115,7 @@ impl Reconciler {
         launched: Launched,
     ) -> Result<Option<ProcessId>> {
         let Launched { volume_id, id } = launched;
-        // One whose entry cannot be read may be serving: it is left to whoever mends the entry.
+        // One whose entry cannot be read may be serving: it stays until the entry is mended.
         if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
             self.daemons.launcher.adopt(&volume_id).step("adopt launch")?;
             return Ok(None);

@@ -10,8 +10,8 @@ use crate::model::records::VolumeRecord;
 
 impl Stages {
     /// A connection to the daemon that serves the volume, or is parked with it;
-    /// `None` when none does. A parked one that does not answer is ended: nobody
-    /// needs it.
+    /// `None` when none does. A parked one that does not answer is ended: it has
+    /// no user.
     pub(crate) fn serving(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<Option<Control>> {
         if record.parked.is_some() {
             let answer = self.parked_control(volume_id);
@@ -22,7 +22,7 @@ impl Stages {
         }
         let Some(stage) = &record.stage else { return Ok(None) };
         match health(volume_id, stage)? {
-            // Where no path leads to it any more, whoever has it open still writes to it.
+            // Programs that have files of it open still write, where no path leads to it any more.
             Health::Unmounted if !is_served(stage)? => Ok(None),
             Health::Serving(_) | Health::Displaced(_) | Health::Unmounted => {
                 self.daemons.control(volume_id, limits::CONTROL).map(Some)

@@ -124,7 +124,7 @@ pub(crate) fn is_mounted_anywhere(volume_id: &VolumeId) -> Result<bool> {
 
 /// Where connection `minor` of the volume is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
+pub(crate) enum ConnectionMount {
     Nowhere,
     /// Beneath something else, wherever it is.
     Hidden,
@@ -132,15 +132,15 @@ pub(crate) enum Whereabouts {
     At(Box<MountEntry>),
 }
 
-pub(crate) fn whereabouts(volume_id: &VolumeId, minor: u32) -> Result<Whereabouts> {
+pub(crate) fn connection_mount(volume_id: &VolumeId, minor: u32) -> Result<ConnectionMount> {
     let is_it = |mount: &MountEntry| is_of(mount, volume_id) && mount.minor == minor;
-    let mut found = Whereabouts::Nowhere;
+    let mut found = ConnectionMount::Nowhere;
     for mount in mountinfo::read().step("read mountinfo")?.into_iter().filter(is_it) {
         let seen = mountinfo::at(&mount.mount_point).step("read mountinfo")?;
         if mount.root == Path::new("/") && seen.is_some_and(|seen| seen.mount_id == mount.mount_id) {
-            return Ok(Whereabouts::At(Box::new(mount)));
+            return Ok(ConnectionMount::At(Box::new(mount)));
         }
-        found = Whereabouts::Hidden;
+        found = ConnectionMount::Hidden;
     }
     Ok(found)
 }
@@ -172,12 +172,12 @@ pub(crate) fn unmount(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) 
     let begun = Instant::now();
     for _ in 0..MAX_LAYERS {
         let Some(mount) = find_at(place, volume_id)? else { return Ok(()) };
-        let patience = match when_busy {
+        let time_limit = match when_busy {
             WhenBusy::Hide | WhenBusy::AbortNow => Duration::ZERO,
             WhenBusy::Refuse => limits::CLOSING,
             WhenBusy::Abort => limits::UNMOUNT,
         };
-        match (patient_unmount(place, begun + patience)?, when_busy) {
+        match (patient_unmount(place, begun + time_limit)?, when_busy) {
             (Outcome::Gone, _) => {}
             // Beneath another mount, where no path leads.
             (Outcome::NotReachable, _) => return Ok(()),

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::model::calls::Calls;
 
-/// Whatever is called that is none of ours has one name, so that nobody makes many.
+/// All methods that are not ours count under one name, so that a caller cannot make many.
 const OTHER: &str = "other";
 /// On the same server, and no call of CSI's.
 const REGISTRATION: &str = "/pluginregistration.Registration/";

@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use proto::mount_pod::{NETWORK_ANNOTATION, ROLE, ROLE_LABEL, VOLUME_ID_ANNOTATION, VOLUME_LABEL};
 
@@ -30,7 +29,6 @@ pub(crate) struct ManifestLauncher {
     pub manifests: PathBuf,
     pub mount_image: String,
     pub run_dir: PathBuf,
-    pub patience: Duration,
 }
 
 impl Launcher for ManifestLauncher {
@@ -92,10 +90,6 @@ impl Launcher for ManifestLauncher {
     fn describe(&self, spec: LaunchSpec<'_>) -> String {
         let name = pod_name(spec);
         format!("pod {NAMESPACE}/{name} with image {}", self.mount_image)
-    }
-
-    fn patience(&self) -> Duration {
-        self.patience
     }
 }
 
@@ -268,7 +262,6 @@ mod tests {
             manifests: manifests.into(),
             mount_image: "hawser/volume:1 \"odd\"".into(),
             run_dir: "/run/h".into(),
-            patience: Duration::ZERO,
         }
     }
 

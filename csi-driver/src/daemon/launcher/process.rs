@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use linux::cgroup::Cgroup;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
@@ -26,7 +25,6 @@ pub(crate) struct ProcessLauncher {
     pub logs: DaemonLogs,
     /// `None`: daemons stay in the driver's control group, without limits.
     pub groups: Option<GroupParent>,
-    pub patience: Duration,
 }
 
 impl Launcher for ProcessLauncher {
@@ -124,10 +122,6 @@ impl Launcher for ProcessLauncher {
     fn describe(&self, _spec: LaunchSpec<'_>) -> String {
         format!("a process of {}", self.volume_binary.display())
     }
-
-    fn patience(&self) -> Duration {
-        self.patience
-    }
 }
 
 impl ProcessLauncher {
@@ -185,7 +179,6 @@ mod tests {
             run_dir: "/run/h".into(),
             logs: DaemonLogs::new(Path::new("/run/h")),
             groups: None,
-            patience: Duration::ZERO,
         };
         let key = "0123456789abcdef0123456789abcdef";
         let line = |socket: String| {
