@@ -31,6 +31,9 @@ pub struct Flags {
     /// Root directory of the kubelet: what hawser-kubelet calls --root-dir.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub kubelet_dir: PathBuf,
+    /// Which services of CSI are served.
+    #[arg(long, value_enum, value_name = "SERVICES", default_value_t = Mode::Both)]
+    pub mode: Mode,
     /// Where volumes may be staged and published.
     #[arg(long, value_enum, value_name = "WHERE", default_value_t = AllowedPaths::Any)]
     pub paths: AllowedPaths,
@@ -107,6 +110,26 @@ pub enum LauncherName {
     Process,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Controller and node service.
+    Both,
+    /// The node service alone: no volume is made, deleted, copied or expanded.
+    Node,
+    /// The controller service alone, which volumes of a pool do not allow.
+    Controller,
+}
+
+impl Mode {
+    pub(crate) fn has_controller(self) -> bool {
+        self != Self::Node
+    }
+
+    pub(crate) fn has_node(self) -> bool {
+        self != Self::Controller
+    }
+}
+
 /// Never in the driver's own directories or through a FUSE mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AllowedPaths {
@@ -142,6 +165,7 @@ pub enum LauncherKind {
 #[derive(Debug, Clone)]
 pub struct Config {
     pub kubelet_dir: PathBuf,
+    pub mode: Mode,
     pub paths: AllowedPaths,
     pub driver_name: String,
     pub registration_endpoint: RegistrationEndpoint,
@@ -177,6 +201,10 @@ impl Config {
     pub fn check(flags: Flags) -> Result<Self, ConfigError> {
         check_driver_name(&flags.driver_name)?;
         check_node_id("--node-id", &flags.node_id)?;
+        if !flags.mode.has_node() {
+            let reason = "only the node that has the pool can make its volumes: `both` serves both there";
+            return Err(wrong("--mode", "controller", reason));
+        }
         for node in &flags.peer_nodes {
             check_node_id("--peer-node", node)?;
         }
@@ -208,6 +236,7 @@ impl Config {
         };
         let config = Self {
             kubelet_dir,
+            mode: flags.mode,
             paths: flags.paths,
             driver_name: flags.driver_name,
             registration_endpoint: flags.registration_endpoint,
@@ -317,6 +346,16 @@ mod tests {
         let flags =
             Flags::try_parse_from(base.iter().chain(launcher).chain(more)).map_err(|e| e.to_string())?;
         Config::check(flags).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn volumes_of_a_pool_have_no_controller_apart_from_their_node() {
+        assert_eq!(
+            check(&["--mode", "controller"]).unwrap_err(),
+            "--mode \"controller\": only the node that has the pool can make its volumes: `both` serves both there"
+        );
+        assert_eq!(check(&["--mode", "node"]).unwrap().mode, Mode::Node);
+        assert_eq!(check(&[]).unwrap().mode, Mode::Both);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 pub mod admission;
 pub(crate) mod attach;
 pub(crate) mod daemons;
-pub(crate) mod data;
 pub(crate) mod driver;
 pub(crate) mod expand;
 pub(crate) mod forgetting;
@@ -21,7 +20,6 @@ pub(crate) mod probe;
 pub(crate) mod provision;
 pub(crate) mod publish;
 pub(crate) mod reconcile;
-pub(crate) mod room;
 pub(crate) mod serving;
 pub(crate) mod side_by_side;
 pub(crate) mod snapshots;

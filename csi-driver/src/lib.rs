@@ -157,9 +157,9 @@ fn ensure_node(driver: &Driver) -> Result<(), StartError> {
 async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {
     let driver = driver.clone();
     let work = tokio::task::spawn_blocking(move || {
-        driver.pool.set_starting(true);
+        driver.backend.set_starting(true);
         let reconciled = driver.reconciler.reconcile(model::limits::START);
-        driver.pool.set_starting(false);
+        driver.backend.set_starting(false);
         reconciled
     });
     let result = work.await.unwrap_or(Err(error::Error::Panicked { operation: "reconcile" }));

@@ -19,6 +19,7 @@ use crate::daemon::dial::DialDir;
 use crate::daemon::notes::Noted;
 use crate::daemon::words::foreign;
 use crate::error::{Error, Result};
+use crate::model::capacity::VolumeLimits;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::Timestamp;
@@ -58,8 +59,8 @@ impl Control {
     }
 
     /// Grows the volume; the size that it has already is a success.
-    pub(crate) fn set_capacity(&self, capacity_bytes: u64, inode_limit: u64) -> Result<()> {
-        let wanted = SetCapacity { capacity_bytes, inode_limit };
+    pub(crate) fn set_capacity(&self, limits: VolumeLimits) -> Result<()> {
+        let wanted = SetCapacity { capacity_bytes: limits.bytes, inode_limit: limits.inodes };
         match self.ask("SetCapacity", request::Kind::SetCapacity(wanted))? {
             reply::Kind::Done(_) => Ok(()),
             other => Err(self.unexpected("SetCapacity", &other)),
@@ -338,11 +339,11 @@ mod tests {
         let control = scene.connect().unwrap();
         let refused = reply::Kind::Refused(Refused { reason: "cannot shrink".into() });
         let daemon = scene.answer(vec![refused, reply::Kind::Pong(Pong {}), reply::Kind::Done(Done {})]);
-        let err = control.set_capacity(1, 1024).unwrap_err();
+        let err = control.set_capacity(VolumeLimits { bytes: 1, inodes: 1024 }).unwrap_err();
         assert!(err.to_string().ends_with("refused SetCapacity: cannot shrink"), "{err}");
-        let err = control.set_capacity(1, 1024).unwrap_err();
+        let err = control.set_capacity(VolumeLimits { bytes: 1, inodes: 1024 }).unwrap_err();
         assert!(matches!(err, Error::ControlRefused { .. }), "another kind of reply: {err}");
-        control.set_capacity(1, 1024).unwrap();
+        control.set_capacity(VolumeLimits { bytes: 1, inodes: 1024 }).unwrap();
         daemon.join().unwrap();
 
         let Scene { dir, volume_id, listener } = scene;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use linux::mount::FuseConnections;
 use proto::handover::Assignment;
 
+use crate::backend::Assigned;
 use crate::daemon::control::Control;
 use crate::daemon::dial::DialDir;
 use crate::daemon::handover::{self, Offer, Served};
@@ -17,7 +18,6 @@ use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
 use crate::daemon::watch::DaemonWatch;
-use crate::engine::data::Data;
 use crate::error::{Error, Result, Step};
 use crate::kernel::mounts;
 use crate::kernel::nonce::new_nonce;
@@ -48,7 +48,7 @@ pub(crate) struct Start<'a> {
     pub(crate) assignment: Assignment,
     /// Of a mount that is there already.
     pub(crate) fuse_device: OwnedFd,
-    pub(crate) data: Data,
+    pub(crate) assigned: Assigned,
 }
 
 impl Daemons {
@@ -59,7 +59,7 @@ impl Daemons {
         start: Start<'_>,
         launched: impl FnOnce(LaunchId) -> Result<()>,
     ) -> Result<Served> {
-        let Start { volume_id, settings, assignment, fuse_device, data } = start;
+        let Start { volume_id, settings, assignment, fuse_device, assigned } = start;
         let span = tracing::info_span!("stage.launch").entered();
         let sockets = self.dial(volume_id).listen().step("listen for daemon")?;
         let nonce = new_nonce()?;
@@ -81,10 +81,10 @@ impl Daemons {
             process,
             assignment,
             fuse_device: fuse_device.as_fd(),
-            tree: data.tree.as_fd(),
+            tree: assigned.tree.as_fd(),
             control: sockets.control.as_fd(),
             metrics: sockets.metrics.as_fd(),
-            usage: data.usage.as_fd(),
+            usage: assigned.usage.as_fd(),
         };
         let wait = self.waits.begin(volume_id)?;
         let served = handover::hand_over(&sockets.dial, &offer, self.start_timeout, &wait)

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::backend::pool::Pool;
+use crate::backend::VolumeBackend;
+use crate::backend::local::Pool;
 use crate::config::{Config, LauncherKind};
 use crate::daemon::keeper::LetGo;
 use crate::daemon::launcher::Launcher;
@@ -15,7 +16,6 @@ use crate::daemon::watch::DaemonWatch;
 use crate::engine::admission::Admission;
 use crate::engine::attach::Attachments;
 use crate::engine::daemons::Daemons;
-use crate::engine::data::DataOfVolumes;
 use crate::engine::expand::Expansion;
 use crate::engine::forgetting::MountPointLists;
 use crate::engine::hang::HangWatch;
@@ -26,7 +26,6 @@ use crate::engine::probe::Readiness;
 use crate::engine::provision::Provisioner;
 use crate::engine::publish::Targets;
 use crate::engine::reconcile::Reconciler;
-use crate::engine::room::PoolRoom;
 use crate::engine::snapshots::Snapshots;
 use crate::engine::stage::Stages;
 use crate::engine::statistics::Statistics;
@@ -40,8 +39,7 @@ use crate::model::counts::Counts;
 pub(crate) struct Driver {
     pub(crate) config: Arc<Config>,
     pub(crate) journal: Arc<Journal>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) room: PoolRoom,
+    pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) counts: Arc<Counts>,
     /// Copies that go on when their calls are over.
     pub(crate) jobs: Jobs,
@@ -65,16 +63,14 @@ impl Driver {
     /// Opens pool and journal. Nothing is repaired yet: that is [`Reconciler::reconcile`].
     pub(crate) fn open(config: Config) -> Result<Self> {
         let journal = Arc::new(Journal::open(&config.state_dir)?);
-        let pool = Arc::new(Pool::open(&config.pool, config.pool_capacity_bytes, &config.state_dir)?);
+        let backend = backend(&config)?;
         let paths = Arc::new(HostPaths::new(&config)?);
         let config = Arc::new(config);
         let counts: Arc<Counts> = Arc::default();
         let jobs = Jobs::new(counts.copied_bytes());
         let locks = Locks::new(jobs.clone());
-        let room = PoolRoom { pool: pool.clone(), overcommit: config.overcommit };
         // syncfs of volumes, which a daemon that is stuck does not answer.
         let flushes = Arc::new(OneEach::default());
-        let data = Arc::new(DataOfVolumes::new(pool.clone()));
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
             launcher: launcher(&config),
@@ -86,9 +82,8 @@ impl Driver {
         });
         let stages = Arc::new(Stages {
             journal: journal.clone(),
-            pool: pool.clone(),
+            backend: backend.clone(),
             paths: paths.clone(),
-            data: data.clone(),
             daemons: daemons.clone(),
             locks: locks.clone(),
             flushes: flushes.clone(),
@@ -104,8 +99,7 @@ impl Driver {
         });
         let snapshots = Arc::new(Snapshots {
             journal: journal.clone(),
-            pool: pool.clone(),
-            room: room.clone(),
+            backend: backend.clone(),
             locks: locks.clone(),
             jobs: jobs.clone(),
             stages: stages.clone(),
@@ -122,8 +116,7 @@ impl Driver {
         });
         let provisioner = Arc::new(Provisioner {
             journal: journal.clone(),
-            pool: pool.clone(),
-            room: room.clone(),
+            backend: backend.clone(),
             locks: locks.clone(),
             jobs: jobs.clone(),
             stages: stages.clone(),
@@ -132,27 +125,24 @@ impl Driver {
         });
         let statistics = Arc::new(Statistics {
             journal: journal.clone(),
-            pool: pool.clone(),
+            backend: backend.clone(),
             paths,
-            data: data.clone(),
             hangs: daemons.hangs.clone(),
             measures: Shared::default(),
         });
         let expansion = Expansion {
             journal: journal.clone(),
-            pool: pool.clone(),
-            room: room.clone(),
+            backend: backend.clone(),
             stages: stages.clone(),
             statistics: statistics.clone(),
         };
         let mut dirs: Vec<_> =
             journal::dirs(&config.state_dir).into_iter().map(|dir| ("state directory", dir)).collect();
         dirs.push(("run directory", config.run_dir.clone()));
-        let readiness = Arc::new(Readiness::new(pool.clone(), dirs));
+        let readiness = Arc::new(Readiness::new(backend.clone(), dirs));
         let reconciler = Arc::new(Reconciler {
             journal: journal.clone(),
-            pool: pool.clone(),
-            data,
+            backend: backend.clone(),
             daemons: daemons.clone(),
             locks: locks.clone(),
             stages: stages.clone(),
@@ -172,8 +162,7 @@ impl Driver {
         Ok(Self {
             config,
             journal,
-            pool,
-            room,
+            backend,
             counts,
             jobs,
             locks,
@@ -192,6 +181,11 @@ impl Driver {
             mount_point_lists,
         })
     }
+}
+
+fn backend(config: &Config) -> Result<Arc<dyn VolumeBackend>> {
+    let Config { pool, pool_capacity_bytes, overcommit, state_dir, .. } = config;
+    Ok(Arc::new(Pool::open(pool, *pool_capacity_bytes, *overcommit, state_dir)?))
 }
 
 /// The one that the configuration names.

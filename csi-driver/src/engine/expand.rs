@@ -3,22 +3,20 @@
 
 use std::sync::Arc;
 
-use crate::backend::pool::Pool;
+use crate::backend::VolumeBackend;
 use crate::engine::health::is_served;
-use crate::engine::room::PoolRoom;
 use crate::engine::stage::Stages;
 use crate::engine::statistics::Statistics;
 use crate::error::{Error, Result};
 use crate::journal::Journal;
-use crate::model::capacity::WantedCapacity;
+use crate::model::capacity::{VolumeLimits, WantedCapacity};
 use crate::model::ids::VolumeId;
 use crate::model::records::VolumeRecord;
 
 #[derive(Debug)]
 pub(crate) struct Expansion {
     pub(crate) journal: Arc<Journal>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) room: PoolRoom,
+    pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) stages: Arc<Stages>,
     pub(crate) statistics: Arc<Statistics>,
 }
@@ -30,7 +28,7 @@ impl Expansion {
         record.check_usable(volume_id)?;
         if let Some(capacity_bytes) = wanted.growth(record.capacity_bytes) {
             record.capacity_bytes = capacity_bytes;
-            self.journal.admit(volume_id, &record, self.room.now()?)?;
+            self.journal.admit(volume_id, &record, self.backend.room()?)?;
         } else if !wanted.admits(record.capacity_bytes) {
             return Err(Error::BeyondSize {
                 volume_id: volume_id.clone(),
@@ -38,7 +36,8 @@ impl Expansion {
                 wanted: wanted.to_string(),
             });
         }
-        match self.tell_daemon(volume_id, &mut record) {
+        let limits = self.backend.expand(volume_id, record.capacity_bytes)?;
+        match self.tell_daemon(volume_id, &mut record, limits) {
             Ok(()) => {}
             // Just ended: the next one is told when it is staged.
             Err(Error::NoControl { .. } | Error::ControlLost { .. }) if !is_served_now(&record)? => {}
@@ -47,12 +46,14 @@ impl Expansion {
         Ok(record.capacity_bytes)
     }
 
-    /// The daemon has the size that the journal says, if there is one.
-    fn tell_daemon(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+    fn tell_daemon(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        limits: VolumeLimits,
+    ) -> Result<()> {
         match self.stages.serving(volume_id, record)? {
-            Some(control) => {
-                control.set_capacity(record.capacity_bytes, self.pool.inode_limit(record.capacity_bytes))
-            }
+            Some(control) => control.set_capacity(limits),
             None => Ok(()),
         }
     }
@@ -73,9 +74,7 @@ impl Expansion {
             let (volume_id, wanted) = (volume_id.clone(), wanted.to_string());
             return Err(Error::BeyondSize { volume_id, size_bytes, wanted });
         }
-        if let Some(control) = self.stages.serving(volume_id, &mut record)? {
-            control.set_capacity(size_bytes, self.pool.inode_limit(size_bytes))?;
-        }
+        self.tell_daemon(volume_id, &mut record, self.backend.limits(size_bytes))?;
         Ok(size_bytes)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::pool::Progress;
+use crate::backend::copies::Progress;
 use crate::error::{Error, Result, Step, chain};
 
 /// The copies that are under way, by the id of what they make.

@@ -160,18 +160,16 @@ impl Stages {
             return Ok(Some("somebody took its pod back"));
         }
         // As for any stage: a pool that is away is said so, and the daemon waits on.
-        self.pool.check_present()?;
-        // As long as the daemon holds its directory, these numbers are nobody else's.
-        if parked.data != Some(self.data.id(volume_id)?) {
+        self.backend.check_present()?;
+        // As long as the daemon holds its directory, no other has these numbers.
+        if parked.data != Some(self.backend.data_id(volume_id)?) {
             return Ok(Some("the volume's directory is another one"));
         }
         // The size may have changed while nobody could tell it; and an answer is the
         // proof that it serves.
-        let inode_limit = self.pool.inode_limit(record.capacity_bytes);
-        let told = self
-            .daemons
-            .control(volume_id, limits::CONTROL)
-            .and_then(|control| control.set_capacity(record.capacity_bytes, inode_limit));
+        let limits = self.backend.limits(record.capacity_bytes);
+        let told =
+            self.daemons.control(volume_id, limits::CONTROL).and_then(|control| control.set_capacity(limits));
         Ok(told.err().map(|error| {
             tracing::warn!(%volume_id, error = chain(&error), "the parked daemon was asked");
             "it does not answer"

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::pool::Pool;
+use crate::backend::VolumeBackend;
 use crate::error::{Error, Result, chain};
 use crate::kernel::bounded::Shared;
 use crate::kernel::private_dir::probe_dir;
@@ -18,15 +18,15 @@ struct Unready {
 
 #[derive(Debug)]
 pub(crate) struct Readiness {
-    pool: Arc<Pool>,
+    backend: Arc<dyn VolumeBackend>,
     /// Directories that must take files, each with what it is called.
     dirs: Vec<(&'static str, PathBuf)>,
     probes: Shared<(), std::result::Result<(), Unready>>,
 }
 
 impl Readiness {
-    pub(crate) fn new(pool: Arc<Pool>, dirs: Vec<(&'static str, PathBuf)>) -> Self {
-        Self { pool, dirs, probes: Shared::default() }
+    pub(crate) fn new(backend: Arc<dyn VolumeBackend>, dirs: Vec<(&'static str, PathBuf)>) -> Self {
+        Self { backend, dirs, probes: Shared::default() }
     }
 
     /// Whether the next CreateVolume and NodeStageVolume can do their work. One look for all who
@@ -40,7 +40,7 @@ impl Readiness {
 
     fn probe(&self) -> std::result::Result<(), Unready> {
         let unready = |what| move |e: linux::Error| Unready { what, reason: chain(&e) };
-        self.pool.probe().map_err(unready("pool"))?;
+        self.backend.probe().map_err(unready("pool"))?;
         for (what, dir) in &self.dirs {
             probe_dir(dir).map_err(unready(what))?;
         }

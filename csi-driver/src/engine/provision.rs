@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::backend::pool::Pool;
+use crate::backend::VolumeBackend;
 use crate::engine::attach::Attachments;
 use crate::engine::health::{Health, health};
 use crate::engine::jobs::Jobs;
 use crate::engine::locks::Locks;
-use crate::engine::room::PoolRoom;
 use crate::engine::snapshots::Snapshots;
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result};
@@ -30,8 +29,7 @@ pub(crate) struct VolumeSpec {
 #[derive(Debug)]
 pub(crate) struct Provisioner {
     pub(crate) journal: Arc<Journal>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) room: PoolRoom,
+    pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) locks: Locks,
     pub(crate) jobs: Jobs,
     pub(crate) stages: Arc<Stages>,
@@ -51,7 +49,7 @@ impl Provisioner {
             // What is made from a source is there before its entry says that it is filled: it was
             // being deleted on a disk without room for a mark.
             Some(found)
-                if found.filled && found.source.is_some() && self.pool.has_lost_volume(volume_id)? =>
+                if found.filled && found.source.is_some() && self.backend.has_lost_volume(volume_id)? =>
             {
                 self.delete(volume_id).map_err(|e| Error::uncleared(volume_id, e))?;
                 None
@@ -63,7 +61,7 @@ impl Provisioner {
                 check_same(&found, &spec)?;
                 if found.filled {
                     // Its creation may have been cut short.
-                    return self.pool.ensure(volume_id).map(|()| found);
+                    return self.backend.create(volume_id).map(|()| found);
                 }
                 found
             }
@@ -83,17 +81,17 @@ impl Provisioner {
             None => spec.capacity.choose(),
             Some(source) => spec.capacity.choose_for(source, self.snapshots.source_bytes(source)?)?,
         };
-        self.pool.check_no_volume(volume_id)?;
+        self.backend.check_no_volume(volume_id)?;
         let mut record = VolumeRecord::new(spec.name, capacity_bytes, spec.parameters);
         record.filled = spec.source.is_none();
         record.source = spec.source;
-        self.journal.admit(volume_id, &record, self.room.now()?)?;
+        self.journal.admit(volume_id, &record, self.backend.room()?)?;
         Ok(record)
     }
 
     fn make(&self, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<VolumeRecord> {
         if record.filled {
-            self.pool.ensure(volume_id)?;
+            self.backend.create(volume_id)?;
         } else {
             self.snapshots.fill_volume(volume_id, &mut record)?;
         }
@@ -129,7 +127,7 @@ impl Provisioner {
     }
 
     pub(crate) fn finish_deletion(&self, volume_id: &VolumeId) -> Result<()> {
-        self.pool.remove(volume_id)?;
+        self.backend.delete(volume_id)?;
         self.journal.remove(volume_id)
     }
 }

@@ -11,11 +11,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::pool::Pool;
+use crate::backend::VolumeBackend;
 use crate::daemon::dial;
 use crate::daemon::launcher::Launched;
 use crate::engine::daemons::Daemons;
-use crate::engine::data::DataOfVolumes;
 use crate::engine::health::{Health, health, is_served};
 use crate::engine::locks::Locks;
 use crate::engine::provision::Provisioner;
@@ -34,8 +33,7 @@ use crate::model::records::VolumeRecord;
 #[derive(Debug)]
 pub(crate) struct Reconciler {
     pub(crate) journal: Arc<Journal>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) data: Arc<DataOfVolumes>,
+    pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) daemons: Arc<Daemons>,
     pub(crate) locks: Locks,
     pub(crate) stages: Arc<Stages>,
@@ -53,7 +51,7 @@ impl Reconciler {
         // First, so that no kubelet starts the pod of a launch that is not awaited.
         self.remove_unknown_launches(&volumes, deadline)?;
         // A pool that does not answer is waited for once, and not by every volume.
-        let is_pool_there = self.pool.check_present().is_ok();
+        let is_pool_there = self.backend.check_present().is_ok();
         let mut unsettled = Vec::new();
         for (volume_id, record) in volumes {
             if is_pool_there {
@@ -70,7 +68,7 @@ impl Reconciler {
         }
         self.snapshots.reconcile();
         self.remove_unknown_dial_dirs()?;
-        match self.pool.sweep() {
+        match self.backend.sweep() {
             // Each call that needs the pool says so, until it is back.
             Err(away @ Error::PoolAway { .. }) => {
                 tracing::error!(error = chain(&away), "not swept");
@@ -197,7 +195,7 @@ impl Reconciler {
     /// stage and no publish gets it any more.
     fn say_if_astray(&self, volume_id: &VolumeId, record: &VolumeRecord) {
         let served = record.stage.as_ref().filter(|stage| is_served(stage).unwrap_or(true));
-        if let Some(Err(error)) = served.map(|stage| self.data.check(volume_id, stage)) {
+        if let Some(Err(error)) = served.map(|stage| self.backend.check_serves(volume_id, stage.data)) {
             tracing::error!(%volume_id, error = chain(&error), "adopted for its pods alone");
         }
     }

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use crate::backend::pool::{CopyMode, Count, Pool, Progress};
+use crate::backend::VolumeBackend;
+use crate::backend::copies::{Count, Progress};
 use crate::daemon::control::{Control, Paused, Quiesced};
 use crate::engine::daemons::Daemons;
 use crate::engine::hang::flush;
 use crate::engine::jobs::{Job, Jobs};
 use crate::engine::locks::{Lock, Locks, VolumeGuard};
-use crate::engine::room::PoolRoom;
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
@@ -53,8 +53,7 @@ pub(crate) struct SnapshotSpec {
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     pub(crate) journal: Arc<Journal>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) room: PoolRoom,
+    pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) locks: Locks,
     pub(crate) jobs: Jobs,
     pub(crate) stages: Arc<Stages>,
@@ -89,7 +88,8 @@ impl Snapshots {
         let mut volume = self.journal.get(&source)?;
         volume.check_usable(&source)?;
         self.locks.check_not_copied(&source)?;
-        let mode = self.snapshot_mode(spec.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
+        let mode =
+            self.backend.snapshot_mode(spec.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
         let control = self.stages.serving(&source, &mut volume)?;
         let used = self.used_now(&source, volume.capacity_bytes, control.as_ref())?;
         let record = SnapshotRecord {
@@ -104,8 +104,8 @@ impl Snapshots {
             pause_us: 0,
             deleting: false,
         };
-        self.pool.check_no_snapshot(id)?;
-        self.journal.admit_snapshot(id, &record, self.room.now()?)?;
+        self.backend.check_no_snapshot(id)?;
+        self.journal.admit_snapshot(id, &record, self.backend.room()?)?;
         let made = match mode {
             SnapshotMode::Reflink => self.cut(id, record, &volume, control, until_cut_or_begun),
             SnapshotMode::BlockingCopy => self.begin_copy(id, record, &volume, control),
@@ -128,10 +128,10 @@ impl Snapshots {
         let progress = Progress::default();
         progress.bound(record.source_capacity_bytes);
         let (count, paused) = self.renewing(&record.source, pause, &progress, |progress| {
-            self.pool.fill_snapshot(id, &record.source, CopyMode::Reflink, progress)
+            self.backend.snapshot(id, &record.source, record.mode, progress)
         })?;
         drop(until_cut);
-        self.pool.sync()?;
+        self.backend.sync()?;
         record.created = at;
         record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
         record.used_inodes = count.inodes;
@@ -165,7 +165,7 @@ impl Snapshots {
             if let Err(error) = &copied {
                 record.phase = SnapshotPhase::Failed { reason: chain(error) };
                 this.journal.snapshots().put_finding(&id, &record)?;
-                this.pool.remove_snapshot(&id)?;
+                this.backend.delete_snapshot(&id)?;
             }
             copied
         })?;
@@ -181,9 +181,9 @@ impl Snapshots {
     ) -> Result<()> {
         progress.bound(record.source_capacity_bytes);
         let (count, paused) = self.renewing(&record.source, pause, progress, |progress| {
-            self.pool.fill_snapshot(id, &record.source, CopyMode::Bytes, progress)
+            self.backend.snapshot(id, &record.source, record.mode, progress)
         })?;
-        self.pool.sync()?;
+        self.backend.sync()?;
         record.used_bytes = within_capacity(id, count.bytes, record.source_capacity_bytes);
         record.used_inodes = count.inodes;
         record.pause_us = microseconds(paused);
@@ -210,7 +210,7 @@ impl Snapshots {
     }
 
     fn finish_snapshot_deletion(&self, id: &SnapshotId) -> Result<()> {
-        self.pool.remove_snapshot(id)?;
+        self.backend.delete_snapshot(id)?;
         self.journal.snapshots().remove(id)
     }
 
@@ -254,7 +254,7 @@ impl Snapshots {
         let used_bytes = self.restorable(snapshot)?.used_bytes;
         let (this, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
         self.jobs.start(id.clone().as_str(), snapshot.as_str(), used_bytes, move |progress| {
-            this.pool.fill_volume(&id, &source, this.copy_mode()?, progress)?;
+            this.backend.fill(&id, &source, progress)?;
             this.filled(&id)
         })
     }
@@ -269,7 +269,7 @@ impl Snapshots {
         let mut volume = self.journal.get(source)?;
         volume.check_usable(source)?;
         self.locks.check_not_copied(source)?;
-        self.snapshot_mode(spec, CLASS_OF_CLONES)?;
+        self.backend.snapshot_mode(spec, CLASS_OF_CLONES)?;
         let control = self.stages.serving(source, &mut volume)?;
         let used = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
         let pause = self.hold_back(source, &volume, control)?;
@@ -277,16 +277,15 @@ impl Snapshots {
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
             progress.bound(volume.capacity_bytes);
             let from = Source::Volume(source.clone());
-            let (_, paused) = this.renewing(&source, pause, progress, |progress| {
-                this.pool.fill_volume(&id, &from, this.copy_mode()?, progress)
-            })?;
+            let (_, paused) =
+                this.renewing(&source, pause, progress, |progress| this.backend.fill(&id, &from, progress))?;
             tracing::info!(volume_id = %source, pause_us = microseconds(paused), "cloned");
             this.filled(&id)
         })
     }
 
     fn filled(&self, id: &VolumeId) -> Result<()> {
-        self.pool.sync()?;
+        self.backend.sync()?;
         let mut record = self.journal.get(id)?;
         record.filled = true;
         self.journal.put(id, &record)
@@ -317,10 +316,10 @@ impl Snapshots {
             SnapshotPhase::Copying => {
                 record.phase = SnapshotPhase::Failed { reason: ENDED.to_owned() };
                 self.journal.snapshots().put(id, &record)?;
-                self.pool.remove_snapshot(id)
+                self.backend.delete_snapshot(id)
             }
-            SnapshotPhase::Failed { .. } => self.pool.remove_snapshot(id),
-            SnapshotPhase::Ready if self.pool.has_lost_snapshot(id)? => {
+            SnapshotPhase::Failed { .. } => self.backend.delete_snapshot(id),
+            SnapshotPhase::Ready if self.backend.has_lost_snapshot(id)? => {
                 record.phase = SnapshotPhase::Failed { reason: LOST.to_owned() };
                 self.journal.snapshots().put_finding(id, &record)?;
                 tracing::error!(snapshot_id = %id, reason = LOST, "a snapshot has failed");
@@ -349,29 +348,11 @@ impl Snapshots {
         }
     }
 
-    fn copy_mode(&self) -> Result<CopyMode> {
-        Ok(if self.pool.can_reflink()? { CopyMode::Reflink } else { CopyMode::Bytes })
-    }
-
-    /// A class that allows a blocking copy does not ask for one where a reflink will do.
-    /// `class` is where it is allowed.
-    fn snapshot_mode(&self, spec: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode> {
-        match spec {
-            _ if self.pool.can_reflink()? => Ok(SnapshotMode::Reflink),
-            Some(SnapshotMode::BlockingCopy) => Ok(SnapshotMode::BlockingCopy),
-            Some(SnapshotMode::Reflink) | None => Err(Error::NoReflink {
-                pool: self.pool.dir().to_owned(),
-                fs_type: self.pool.fs_type()?,
-                class,
-            }),
-        }
-    }
-
     /// What a volume holds, of bytes at most its capacity. Its daemon writes the usage file
     /// too, so what that says is trusted no more than what the daemon reports.
     fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<Count> {
         let Some(control) = control else {
-            let used = self.pool.used(id)?;
+            let used = self.backend.used(id)?;
             return Ok(Count { bytes: used.bytes.min(capacity_bytes), ..used });
         };
         let usage = control.usage()?;

@@ -11,9 +11,8 @@ use std::sync::Arc;
 use linux::mountinfo::MountEntry;
 use proto::handover::Assignment;
 
-use crate::backend::pool::Pool;
+use crate::backend::VolumeBackend;
 use crate::engine::daemons::{Daemons, Start};
-use crate::engine::data::DataOfVolumes;
 use crate::engine::health::{Health, health, is_served};
 use crate::engine::locks::Locks;
 use crate::engine::mount_point;
@@ -53,9 +52,8 @@ impl StageSpec {
 #[derive(Debug)]
 pub(crate) struct Stages {
     pub(crate) journal: Arc<Journal>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) paths: Arc<HostPaths>,
-    pub(crate) data: Arc<DataOfVolumes>,
     pub(crate) daemons: Arc<Daemons>,
     pub(crate) locks: Locks,
     pub(crate) flushes: Arc<OneEach<VolumeId>>,
@@ -173,11 +171,11 @@ impl Stages {
             match health(volume_id, &stage)? {
                 Health::Serving(mount) => {
                     same_stage(volume_id, &stage, spec)?;
-                    return self.data.check(volume_id, &stage).map(|()| *mount);
+                    return self.backend.check_serves(volume_id, stage.data).map(|()| *mount);
                 }
                 Health::Displaced(mount) => {
                     same_stage(volume_id, &stage, spec)?;
-                    self.data.check(volume_id, &stage)?;
+                    self.backend.check_serves(volume_id, stage.data)?;
                     return self.put_in_place(volume_id, &stage, mount.as_deref());
                 }
                 broken @ (Health::HalfDone | Health::Unmounted | Health::DaemonDead) => {
@@ -244,26 +242,26 @@ impl Stages {
         place: &Place,
     ) -> Result<MountEntry> {
         let span = tracing::info_span!("stage.mount").entered();
-        let data = self.data.open(volume_id)?;
+        let assigned = self.backend.assign(volume_id)?;
         if let Some(gid) = spec.access.group.filter(|_| !spec.access.read_only) {
             // Nobody else is in the volume yet.
-            self.pool.give_group(volume_id, gid)?;
+            self.backend.give_group(volume_id, gid)?;
         }
         let fuse_device = linux::mount::open_fuse_device().step("open FUSE connection")?;
         let mount = mounts::mount(&fuse_device, volume_id, place, spec.access)?;
         drop(span);
 
-        let inode_limit = self.pool.inode_limit(record.capacity_bytes);
+        let limits = self.backend.limits(record.capacity_bytes);
         let assignment = Assignment {
             volume_name: record.name.as_str().to_owned(),
-            capacity_bytes: record.capacity_bytes,
+            capacity_bytes: limits.bytes,
             read_only: spec.access.read_only,
             threads: spec.settings.threads,
-            inode_limit,
+            inode_limit: limits.inodes,
             known_inode_limit: spec.settings.known_inodes(),
         };
-        let data_id = data.id;
-        let start = Start { volume_id, settings: &spec.settings, assignment, fuse_device, data };
+        let data_id = assigned.id;
+        let start = Start { volume_id, settings: &spec.settings, assignment, fuse_device, assigned };
         let served = self.daemons.start(start, |launch| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch, stage.data) = (Some(launch), Some(data_id));

@@ -10,9 +10,8 @@ use nix::sys::statvfs::{Statvfs, fstatvfs};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
 
-use crate::backend::pool::Pool;
+use crate::backend::VolumeBackend;
 use crate::daemon::notes::{Finding, Hangs};
-use crate::engine::data::DataOfVolumes;
 use crate::engine::hang::own_mount;
 use crate::engine::health::{Health, health};
 use crate::error::{Error, Result, Step};
@@ -20,7 +19,7 @@ use crate::journal::Journal;
 use crate::kernel::bounded::Shared;
 use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts;
-use crate::model::capacity::clamped;
+use crate::model::capacity::{VolumeLimits, clamped};
 use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::StageRecord;
@@ -40,9 +39,8 @@ const UNMOUNTED: &str = "the volume is not mounted there";
 #[derive(Debug)]
 pub(crate) struct Statistics {
     pub(crate) journal: Arc<Journal>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) paths: Arc<HostPaths>,
-    pub(crate) data: Arc<DataOfVolumes>,
     pub(crate) hangs: Arc<Hangs>,
     /// Looks at volumes' use, which a daemon that is stuck does not answer.
     pub(crate) measures: Shared<VolumeId, nix::Result<Statvfs>>,
@@ -96,7 +94,7 @@ impl Statistics {
     }
 
     fn astray(&self, volume_id: &VolumeId, stage: &StageRecord) -> Option<&'static str> {
-        self.data.check(volume_id, stage).is_err().then_some(ASTRAY)
+        self.backend.check_serves(volume_id, stage.data).is_err().then_some(ASTRAY)
     }
 
     /// What the daemon says, or what is wrong with it.
@@ -125,8 +123,7 @@ impl Statistics {
         match self.measures.within(volume_id, what, limits::STATISTICS, measure) {
             Ok(Ok(fs)) => {
                 let capacity_bytes = self.journal.get(volume_id)?.capacity_bytes;
-                let inode_limit = self.pool.inode_limit(capacity_bytes);
-                Ok((usage(Figures::of(&fs), capacity_bytes, inode_limit), None))
+                Ok((usage(Figures::of(&fs), self.backend.limits(capacity_bytes)), None))
             }
             Ok(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {
                 Ok((Vec::new(), Some(self.why_dead(volume_id))))
@@ -164,7 +161,7 @@ impl Figures {
 }
 
 /// No figure that a daemon reports is beyond the volume's limits.
-fn usage(figures: Figures, capacity_bytes: u64, inode_limit: u64) -> Vec<VolumeUsage> {
+fn usage(figures: Figures, limits: VolumeLimits) -> Vec<VolumeUsage> {
     let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
         let most = clamped(total.saturating_mul(size), limit);
         let used = total.saturating_sub(free).saturating_mul(size).min(most);
@@ -177,8 +174,8 @@ fn usage(figures: Figures, capacity_bytes: u64, inode_limit: u64) -> Vec<VolumeU
         }
     };
     vec![
-        usage(Unit::Bytes, figures.blocks, figures.block, capacity_bytes),
-        usage(Unit::Inodes, figures.files, 1, inode_limit),
+        usage(Unit::Bytes, figures.blocks, figures.block, limits.bytes),
+        usage(Unit::Inodes, figures.files, 1, limits.inodes),
     ]
 }
 
@@ -188,10 +185,8 @@ mod tests {
     use crate::model::capacity::inode_limit;
 
     fn shown(figures: Figures, capacity_bytes: u64) -> Vec<(i64, i64, i64)> {
-        usage(figures, capacity_bytes, inode_limit(capacity_bytes, 4096))
-            .iter()
-            .map(|one| (one.total, one.used, one.available))
-            .collect()
+        let limits = VolumeLimits { bytes: capacity_bytes, inodes: inode_limit(capacity_bytes, 4096) };
+        usage(figures, limits).iter().map(|one| (one.total, one.used, one.available)).collect()
     }
 
     #[test]

@@ -130,6 +130,14 @@ const LEAST_INODES: u64 = 1024;
 /// What the driver itself keeps of each volume and snapshot: its directories and records.
 pub(crate) const OWN_INODES: u64 = 16;
 
+/// The most that a volume may hold; 0 is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct VolumeLimits {
+    pub bytes: u64,
+    /// Files, directories and links.
+    pub inodes: u64,
+}
+
 /// The most files, directories and links a volume of that size may hold: one for each
 /// `bytes_each`, and never fewer than 1024. 0 for a volume without a limit.
 pub(crate) fn inode_limit(capacity_bytes: u64, bytes_each: u64) -> u64 {

@@ -18,7 +18,7 @@ use linux::mountinfo::MountEntry;
 use nix::errno::Errno;
 use serde::Serialize;
 
-use crate::backend::pool;
+use crate::backend::local;
 use crate::config::{Config, ConfigError, Flags};
 use crate::daemon::launcher::Launched;
 use crate::daemon::{control, dial};
@@ -134,7 +134,7 @@ impl World {
             mount.source.to_str().and_then(VolumeId::parse).is_some_and(|id| !volumes.contains_key(&id))
         });
         let ended = unknown.filter(|mount| has_ended(mount)).map(|mount| mount.mount_point.clone()).collect();
-        let pool_away = pool::why_away(&config.pool, &config.state_dir);
+        let pool_away = local::why_away(&config.pool, &config.state_dir);
         Ok(Self {
             ended,
             silent: control::silent(&config.run_dir, &alive),
@@ -145,8 +145,8 @@ impl World {
             launches: driver::launcher(config).list().step("list launches")?,
             dial_dirs: dial::list(&config.run_dir).step("list dial directories")?,
             staging_dirs: staging_dirs(config),
-            stored: pool::stored(&config.pool),
-            leftovers: pool::leftovers(&config.pool),
+            stored: local::stored(&config.pool),
+            leftovers: local::leftovers(&config.pool),
             pool_away,
             other_node: node_of_state::find_other(&config.state_dir, &config.node_id, &journal)?,
             is_driver_running,
@@ -185,7 +185,7 @@ fn astray(
     let is_astray = |id: &&VolumeId| {
         let record = volumes.get(id).and_then(|record| record.as_ref().ok());
         let served = record.and_then(|record| record.stage.as_ref()?.data);
-        let found = std::fs::symlink_metadata(pool::data_dir(&config.pool, id)).ok();
+        let found = std::fs::symlink_metadata(local::data_dir(&config.pool, id)).ok();
         let found = found.map(|found| DataId { device: found.dev(), inode: found.ino() });
         served.is_some() && found.is_some() && served != found
     };

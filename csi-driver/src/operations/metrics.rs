@@ -49,7 +49,7 @@ impl Driver {
     fn show_pool(&self, page: &mut Page) {
         let name = "hawser_csi_pool_bytes";
         page.metric(name, "gauge", "Bytes of the pool: its capacity, what may be claimed, what is.");
-        match self.room.now() {
+        match self.backend.room() {
             Ok(room) => {
                 page.sample(name, "kind=\"capacity\"", room.pool_bytes);
                 page.sample(name, "kind=\"promised\"", room.promised_bytes);

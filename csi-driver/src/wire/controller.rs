@@ -84,14 +84,14 @@ impl Controller for ControllerService {
         request: Request<CreateVolumeRequest>,
     ) -> std::result::Result<Response<CreateVolumeResponse>, Status> {
         let name = "csi.CreateVolume";
-        let spec = parse_create(request.into_inner(), &self.0.config).map_err(|e| refused(name, &e))?;
+        let spec = parse_create(request.into_inner(), &self.0).map_err(|e| refused(name, &e))?;
         let id = VolumeId::for_name(&spec.name);
         let volume_id = id.clone();
         let record = run(&self.0, name, Lock::Volume(id.as_str()), move |driver| {
             driver.provisioner.create(&volume_id, spec)
         })
         .await?;
-        let volume = wire_volume(&id, &record, &self.0.config);
+        let volume = wire_volume(&id, &record, &self.0);
         Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
     }
 
@@ -219,20 +219,29 @@ impl Controller for ControllerService {
 }
 
 impl Driver {
+    /// Where volumes can be used; empty: on every node.
+    fn topology(&self) -> Vec<Topology> {
+        self.backend.is_on_this_node().then(|| this_node(&self.config)).into_iter().collect()
+    }
+
+    /// Whether volumes can be used in the whole of `topology`.
+    fn reaches(&self, topology: &Topology) -> bool {
+        let (key, node_id) = (self.config.topology_key(), &self.config.node_id);
+        !self.backend.is_on_this_node() || topology.segments.iter().all(|(k, v)| *k == key && v == node_id)
+    }
+
     /// What a volume as described could claim now; 0 where it could not be at all.
     fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
         sizes::bounded_map("parameters", &request.parameters)?;
-        let is_elsewhere = request
-            .accessible_topology
-            .as_ref()
-            .is_some_and(|topology| !includes_node(topology, &self.config));
+        let is_elsewhere =
+            request.accessible_topology.as_ref().is_some_and(|topology| !self.reaches(topology));
         // Parameters change no capacity. Wrong ones are left to CreateVolume, whose error
         // reaches the claim's events; 0 here would read as a full pool, and hide them.
         let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok());
         if is_elsewhere || !is_supported {
             return Ok(GetCapacityResponse::default());
         }
-        let room = self.room.now()?;
+        let room = self.backend.room()?;
         let bytes_left = room.promised_bytes.saturating_sub(self.journal.committed_bytes());
         let inodes_last =
             |inodes: InodeRoom| inodes.bytes_left(self.journal.committed_inodes(inodes.bytes_each));
@@ -245,7 +254,7 @@ impl Driver {
     }
 }
 
-fn parse_create(request: CreateVolumeRequest, config: &Config) -> Result<VolumeSpec> {
+fn parse_create(request: CreateVolumeRequest, driver: &Driver) -> Result<VolumeSpec> {
     let name = VolumeName::parse(&request.name)?;
     Access::parse_all(&request.volume_capabilities)?;
     sizes::bounded_map("parameters", &request.parameters)?;
@@ -256,19 +265,19 @@ fn parse_create(request: CreateVolumeRequest, config: &Config) -> Result<VolumeS
         return Err(Error::UnknownParameter { name: key.clone(), known });
     }
     let capacity = WantedCapacity::parse(request.capacity_range.as_ref())?;
-    check_topology(request.accessibility_requirements.as_ref(), config)?;
+    check_topology(request.accessibility_requirements.as_ref(), driver)?;
     let source = request.volume_content_source.map(snapshots::parse_source).transpose()?;
     Ok(VolumeSpec { name, capacity, parameters, source })
 }
 
 /// The volume as CreateVolume answers it, and every later look at it.
-fn wire_volume(id: &VolumeId, record: &VolumeRecord, config: &Config) -> Volume {
+fn wire_volume(id: &VolumeId, record: &VolumeRecord, driver: &Driver) -> Volume {
     Volume {
         capacity_bytes: wire_bytes(record.capacity_bytes),
         volume_id: id.to_string(),
         volume_context: HashMap::new(),
         content_source: record.source.as_ref().map(wire_source),
-        accessible_topology: vec![this_node(config)],
+        accessible_topology: driver.topology(),
     }
 }
 
@@ -286,20 +295,16 @@ fn wire_source(source: &Source) -> VolumeContentSource {
 }
 
 /// CSI spec: the volume must be accessible from at least one of `requisite`.
-fn check_topology(requirement: Option<&TopologyRequirement>, config: &Config) -> Result<()> {
+fn check_topology(requirement: Option<&TopologyRequirement>, driver: &Driver) -> Result<()> {
     let requisite = requirement.map_or(&[][..], |r| &r.requisite);
-    if requisite.is_empty() || requisite.iter().any(|topology| includes_node(topology, config)) {
+    if requisite.is_empty() || requisite.iter().any(|topology| driver.reaches(topology)) {
         return Ok(());
     }
+    let config = &driver.config;
     Err(Error::OutOfTopology { key: config.topology_key(), node_id: config.node_id.clone() })
 }
 
-fn includes_node(topology: &Topology, config: &Config) -> bool {
-    let key = config.topology_key();
-    topology.segments.iter().all(|(k, v)| *k == key && *v == config.node_id)
-}
-
-/// Where the volumes of this pool can be used.
+/// The segments of this node.
 pub(crate) fn this_node(config: &Config) -> Topology {
     Topology { segments: HashMap::from([(config.topology_key(), config.node_id.clone())]) }
 }

@@ -38,13 +38,17 @@ impl Identity for IdentityService {
         &self,
         _request: Request<GetPluginCapabilitiesRequest>,
     ) -> std::result::Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        let services = [service::Type::ControllerService, service::Type::VolumeAccessibilityConstraints]
-            .map(|service| Type::Service(Service { r#type: service.into() }));
+        let services = [
+            (service::Type::ControllerService, self.0.config.mode.has_controller()),
+            (service::Type::VolumeAccessibilityConstraints, self.0.backend.is_on_this_node()),
+        ];
+        let services = services.into_iter().filter(|(_, is_offered)| *is_offered);
+        let services = services.map(|(service, _)| Type::Service(Service { r#type: service.into() }));
         let expansion =
             Type::VolumeExpansion(VolumeExpansion { r#type: volume_expansion::Type::Online.into() });
         let capability = |offered| PluginCapability { r#type: Some(offered) };
         Ok(Response::new(GetPluginCapabilitiesResponse {
-            capabilities: services.into_iter().chain([expansion]).map(capability).collect(),
+            capabilities: services.chain([expansion]).map(capability).collect(),
         }))
     }
 

@@ -45,12 +45,15 @@ pub(crate) fn router(calls: Arc<Calls>) -> Counting {
     Server::builder().layer(CountCalls(calls)).add_routes(Routes::default())
 }
 
-/// The three services of CSI beside what the server has.
+/// The services of CSI that the driver has, beside what the server has.
 pub(crate) fn with_csi(router: Counting, driver: Arc<Driver>) -> Counting {
+    let mode = driver.config.mode;
+    let controller = mode.has_controller().then(|| ControllerServer::new(ControllerService(driver.clone())));
+    let node = mode.has_node().then(|| NodeServer::new(NodeService(driver.clone())));
     router
-        .add_service(IdentityServer::new(IdentityService(driver.clone())))
-        .add_service(ControllerServer::new(ControllerService(driver.clone())))
-        .add_service(NodeServer::new(NodeService(driver)))
+        .add_service(IdentityServer::new(IdentityService(driver)))
+        .add_optional_service(controller)
+        .add_optional_service(node)
 }
 
 /// CSI on `socket` until `stopped` is true; then the socket is removed.

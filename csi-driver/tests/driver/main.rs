@@ -9,6 +9,7 @@ mod doctor;
 mod kills;
 mod lifecycle;
 mod manifests;
+mod mode;
 mod refusals;
 mod registration;
 mod restart;

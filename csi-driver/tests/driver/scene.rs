@@ -59,7 +59,8 @@ impl Flags {
 /// Fields are dropped in order: the driver before its sandbox.
 pub(crate) struct Scene {
     pub(crate) driver: Option<Daemon>,
-    flags: Flags,
+    /// Of the next start.
+    pub(crate) flags: Flags,
     ground: Option<LeakCheck>,
     pub(crate) sandbox: Sandbox,
 }

@@ -30,7 +30,7 @@ impl Driver {
     fn entry(&self, id: &VolumeId, record: &Result<VolumeRecord>) -> Entry {
         match record {
             Ok(record) => Entry {
-                volume: Some(wire_volume(id, record, &self.config)),
+                volume: Some(wire_volume(id, record, self)),
                 status: Some(VolumeStatus {
                     published_node_ids: record.attachments.keys().cloned().collect(),
                     volume_condition: Some(listed_condition(record)),
@@ -62,7 +62,7 @@ impl Driver {
             None => normal(UNSTAGED),
         };
         Ok(ControllerGetVolumeResponse {
-            volume: Some(wire_volume(id, &record, &self.config)),
+            volume: Some(wire_volume(id, &record, self)),
             status: Some(controller_get_volume_response::VolumeStatus {
                 published_node_ids: record.attachments.keys().cloned().collect(),
                 volume_condition: Some(condition),

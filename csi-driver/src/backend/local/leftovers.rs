@@ -11,11 +11,6 @@ use crate::error::chain;
 use crate::model::ids::{SnapshotId, VolumeId};
 
 impl Pool {
-    /// Until `false`, trees are moved away at once and removed in the background.
-    pub(crate) fn set_starting(&self, is_starting: bool) {
-        self.is_starting.store(is_starting, Ordering::Relaxed);
-    }
-
     pub(super) fn is_starting(&self) -> bool {
         self.is_starting.load(Ordering::Relaxed)
     }

@@ -20,23 +20,27 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use linux::tree::Trash;
+use nix::sys::stat::{FileStat, lstat};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::backend::copies::{Count, Progress};
+use crate::backend::{Assigned, VolumeBackend};
 use crate::error::{Error, Result, Step, chain};
+use crate::kernel::bounded::{self, Shared};
 use crate::kernel::private_dir::{private_dir, probe_dir};
-use crate::model::capacity::{self, BYTES_PER_INODE};
+use crate::model::capacity::{self, BYTES_PER_INODE, InodeRoom, Overcommit, Room, VolumeLimits};
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
-use crate::model::records::Source;
+use crate::model::records::{DataId, Source};
+use crate::model::snapshot_mode::SnapshotMode;
 use inodes::Inodes;
 use leftovers::leftovers_in;
 use presence::Presence;
-pub(crate) use tree::{CopyMode, Count, Progress};
-pub(crate) use usage::open as open_usage_file;
+use tree::CopyMode;
 
 /// Users of a volume need not be root: whoever mounts it may create files.
 const ROOT_MODE: u32 = 0o777;
@@ -56,9 +60,12 @@ pub(crate) struct Pool {
     trash: PathBuf,
     /// As configured; `None`: the size of the file system.
     capacity_bytes: Option<u64>,
+    overcommit: Overcommit,
     presence: Presence,
     /// Once it is known: it stays as it is while the file system grows.
     bytes_per_inode: OnceLock<u64>,
+    /// Looks at volumes' directories, which may not answer.
+    looks: Shared<VolumeId, nix::Result<FileStat>>,
     /// In `trash`, for what is removed in the background.
     leaving: Trash,
     /// Until the driver listens.
@@ -89,7 +96,12 @@ impl Place<'_> {
 impl Pool {
     /// The pool in `dir`, if that is the one that `state_dir` remembers: away until it
     /// is. A first pool is made, and remembered.
-    pub(crate) fn open(dir: &Path, capacity_bytes: Option<u64>, state_dir: &Path) -> Result<Self> {
+    pub(crate) fn open(
+        dir: &Path,
+        capacity_bytes: Option<u64>,
+        overcommit: Overcommit,
+        state_dir: &Path,
+    ) -> Result<Self> {
         let [volumes, snapshots, incoming, trash] = PARTS.map(|name| dir.join(name));
         let presence = Presence::watch(dir, state_dir, limits::POOL)?;
         Ok(Self {
@@ -100,20 +112,15 @@ impl Pool {
             leaving: Trash::new(trash.clone()),
             trash,
             capacity_bytes,
+            overcommit,
             presence,
             bytes_per_inode: OnceLock::new(),
+            looks: Shared::default(),
             is_starting: AtomicBool::new(false),
         })
     }
 
-    /// Unless it is away: unmounted, another one, or silent.
-    pub(crate) fn check_present(&self) -> Result<()> {
-        self.presence.check().map(drop)
-    }
-
-    /// What all volumes together may claim.
-    pub(crate) fn capacity_bytes(&self) -> Result<u64> {
-        self.check_present()?;
+    fn capacity_bytes(&self) -> Result<u64> {
         match self.capacity_bytes {
             Some(bytes) => Ok(bytes),
             None => nix::sys::statvfs::statvfs(&self.volumes)
@@ -124,7 +131,7 @@ impl Pool {
     }
 
     /// `None` where its file system makes inodes as long as there is space.
-    pub(crate) fn inodes(&self) -> Result<Option<Inodes>> {
+    fn inodes(&self) -> Result<Option<Inodes>> {
         self.check_present()?;
         let found = Inodes::of(&self.volumes)
             .map_err(|e| linux::Error::at("count inodes of", &self.volumes, e))
@@ -134,37 +141,17 @@ impl Pool {
         Ok(found)
     }
 
-    /// The most files, directories and links that a volume of `capacity_bytes` may hold.
-    pub(crate) fn inode_limit(&self, capacity_bytes: u64) -> u64 {
-        if self.bytes_per_inode.get().is_none()
-            && let Err(error) = self.inodes()
-        {
-            tracing::debug!(error = chain(&error), "the pool's inodes are not known");
-        }
-        let bytes_each = self.bytes_per_inode.get().copied().unwrap_or(BYTES_PER_INODE);
-        capacity::inode_limit(capacity_bytes, bytes_each)
-    }
-
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     /// Whether a copy can share its original's extents.
-    pub(crate) fn can_reflink(&self) -> Result<bool> {
+    fn can_reflink(&self) -> Result<bool> {
         let away = |reason| Error::PoolAway { path: self.dir.clone(), reason };
         self.presence.check()?.can_reflink.map_err(away)
-    }
-
-    /// As mount(8) calls it.
-    pub(crate) fn fs_type(&self) -> Result<String> {
-        self.presence.check().map(|traits| traits.fs_type)
     }
 
     fn volume<'a>(&'a self, id: &'a VolumeId) -> Place<'a> {
         Place { live: &self.volumes, name: id.as_str() }
     }
 
-    fn snapshot<'a>(&'a self, id: &'a SnapshotId) -> Place<'a> {
+    fn snapshot_place<'a>(&'a self, id: &'a SnapshotId) -> Place<'a> {
         Place { live: &self.snapshots, name: id.as_str() }
     }
 
@@ -172,26 +159,9 @@ impl Pool {
         place.path().join(DATA).is_dir()
     }
 
-    /// Nothing is there of a volume that was complete.
-    pub(crate) fn has_lost_volume(&self, id: &VolumeId) -> Result<bool> {
+    fn is_lost(&self, place: Place<'_>) -> Result<bool> {
         self.check_present()?;
-        Ok(is_absent(&self.volume(id).path()))
-    }
-
-    /// [`Self::has_lost_volume`] of a snapshot.
-    pub(crate) fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool> {
-        self.check_present()?;
-        Ok(is_absent(&self.snapshot(id).path()))
-    }
-
-    /// A volume that is new must not begin with data that its journal has forgotten.
-    pub(crate) fn check_no_volume(&self, id: &VolumeId) -> Result<()> {
-        self.check_vacant(format!("volume {id}"), self.volume(id))
-    }
-
-    /// [`Self::check_no_volume`] of a snapshot.
-    pub(crate) fn check_no_snapshot(&self, id: &SnapshotId) -> Result<()> {
-        self.check_vacant(format!("snapshot {id}"), self.snapshot(id))
+        Ok(is_absent(&place.path()))
     }
 
     fn check_vacant(&self, what: String, place: Place<'_>) -> Result<()> {
@@ -204,81 +174,28 @@ impl Pool {
         }
     }
 
-    /// Makes the volume's directory, empty; one that is there already is right.
-    pub(crate) fn ensure(&self, id: &VolumeId) -> Result<()> {
-        self.check_present()?;
-        let place = self.volume(id);
-        if Self::is_complete(place) {
-            return Ok(());
-        }
-        self.begin(place)
-            .and_then(|data| {
-                std::fs::set_permissions(&data, Permissions::from_mode(ROOT_MODE))
-                    .map_err(|e| linux::Error::at("chmod", &data, e))
-            })
-            .and_then(|()| self.complete(place))
-            .step("create volume directory")
-    }
-
     /// The directory that the volume's daemon is to serve.
-    pub(crate) fn data_dir(&self, id: &VolumeId) -> PathBuf {
+    fn data_dir(&self, id: &VolumeId) -> PathBuf {
         self.volume(id).path().join(DATA)
     }
 
-    /// Where the volume's daemon keeps what it counted: for [`open_usage_file`].
-    pub(crate) fn usage_path(&self, id: &VolumeId) -> PathBuf {
+    /// Where the volume's daemon keeps what it counted: for [`usage::open`].
+    fn usage_path(&self, id: &VolumeId) -> PathBuf {
         self.volume(id).path().join(USAGE)
     }
 
-    /// What a volume holds that nobody serves: as its last daemon counted, or counted now.
-    pub(crate) fn used(&self, id: &VolumeId) -> Result<Count> {
-        self.check_present()?;
-        let file = open_usage_file(&self.usage_path(id)).step("open usage file")?;
-        if let Some(count) = usage::read(&file).step("read usage file")? {
-            return Ok(count);
-        }
-        let data = open_root(&self.data_dir(id)).step("count volume")?;
-        tree::count_tree(data.as_fd(), &AtomicBool::new(false)).step("count volume")
+    /// Refused at once while an earlier look at the volume is stuck.
+    fn look_at(&self, id: &VolumeId) -> Result<linux::Result<DataId>> {
+        let dir = self.data_dir(id);
+        let (what, looked_at) = (format!("look at volume {id} in the pool"), dir.clone());
+        let found = self.looks.within(id, what, limits::POOL_LOOK, move || lstat(&looked_at))?;
+        Ok(found
+            .map(|found| DataId { device: found.st_dev, inode: found.st_ino })
+            .map_err(|e| linux::Error::at("stat", &dir, e)))
     }
 
-    /// Gives the volume's files to group `gid` (CSI: volume_mount_group) unless
-    /// its root, which is given last, shows that they are.
-    pub(crate) fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()> {
-        let data = open_root(&self.data_dir(id)).step("give volume to its group")?;
-        tree::give_group_once(data.as_fd(), gid).step("give volume to its group")
-    }
-
-    /// Makes the snapshot's tree from the volume's, whatever was there of it before.
-    pub(crate) fn fill_snapshot(
-        &self,
-        id: &SnapshotId,
-        from: &VolumeId,
-        mode: CopyMode,
-        progress: &Progress,
-    ) -> Result<Count> {
-        self.fill(self.snapshot(id), &self.data_dir(from), mode, progress).step("copy volume into snapshot")
-    }
-
-    /// Makes the volume's tree from another's or from a snapshot's. The volume
-    /// must not be in use.
-    pub(crate) fn fill_volume(
-        &self,
-        id: &VolumeId,
-        from: &Source,
-        mode: CopyMode,
-        progress: &Progress,
-    ) -> Result<Count> {
-        let from = match from {
-            Source::Snapshot(id) => self.snapshot(id).path().join(DATA),
-            Source::Volume(id) => self.data_dir(id),
-        };
-        let count = self.fill(self.volume(id), &from, mode, progress).step("fill volume")?;
-        let file = open_usage_file(&self.usage_path(id)).step("open usage file")?;
-        usage::write(&file, count).step("write usage file")?;
-        Ok(count)
-    }
-
-    fn fill(
+    /// Makes the tree at `place` from the one at `from`, whatever was there of it before.
+    fn copy(
         &self,
         place: Place<'_>,
         from: &Path,
@@ -325,25 +242,186 @@ impl Pool {
         linux::tree::remove(&trash)?;
         if linux::tree::set_aside(&live, &trash)? { linux::tree::remove(&trash) } else { Ok(()) }
     }
+}
 
-    pub(crate) fn remove(&self, id: &VolumeId) -> Result<()> {
+impl VolumeBackend for Pool {
+    fn is_on_this_node(&self) -> bool {
+        true
+    }
+
+    fn check_present(&self) -> Result<()> {
+        self.presence.check().map(drop)
+    }
+
+    /// Writes and removes a file.
+    fn probe(&self) -> linux::Result<()> {
+        let away = |e: Error| linux::Error::at("look at", &self.dir, std::io::Error::other(chain(&e)));
+        self.check_present().map_err(away).and_then(|()| probe_dir(&self.trash))
+    }
+
+    fn room(&self) -> Result<Room> {
+        let inodes = self.inodes()?;
+        let pool_bytes = self.capacity_bytes()?;
+        let inodes = inodes.map(|inodes| InodeRoom {
+            promised: self.overcommit.of(inodes.claimable_by(pool_bytes)),
+            bytes_each: inodes.bytes_each(),
+        });
+        Ok(Room { pool_bytes, promised_bytes: self.overcommit.of(pool_bytes), inodes })
+    }
+
+    fn limits(&self, capacity_bytes: u64) -> VolumeLimits {
+        if self.bytes_per_inode.get().is_none()
+            && let Err(error) = self.inodes()
+        {
+            tracing::debug!(error = chain(&error), "the pool's inodes are not known");
+        }
+        let bytes_each = self.bytes_per_inode.get().copied().unwrap_or(BYTES_PER_INODE);
+        let inodes = capacity::inode_limit(capacity_bytes, bytes_each);
+        VolumeLimits { bytes: capacity_bytes, inodes }
+    }
+
+    fn create(&self, id: &VolumeId) -> Result<()> {
+        self.check_present()?;
+        let place = self.volume(id);
+        if Self::is_complete(place) {
+            return Ok(());
+        }
+        self.begin(place)
+            .and_then(|data| {
+                std::fs::set_permissions(&data, Permissions::from_mode(ROOT_MODE))
+                    .map_err(|e| linux::Error::at("chmod", &data, e))
+            })
+            .and_then(|()| self.complete(place))
+            .step("create volume directory")
+    }
+
+    /// The daemon alone enforces the volume's size: nothing is to be done in the pool.
+    fn expand(&self, _id: &VolumeId, capacity_bytes: u64) -> Result<VolumeLimits> {
+        Ok(self.limits(capacity_bytes))
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<()> {
         self.check_present()?;
         self.clear(self.volume(id)).step("remove volume data")
     }
 
-    pub(crate) fn remove_snapshot(&self, id: &SnapshotId) -> Result<()> {
-        self.check_present()?;
-        self.clear(self.snapshot(id)).step("remove snapshot data")
+    fn check_no_volume(&self, id: &VolumeId) -> Result<()> {
+        self.check_vacant(format!("volume {id}"), self.volume(id))
     }
 
-    /// Everything that was written is on disk when it returns.
-    pub(crate) fn sync(&self) -> Result<()> {
+    fn has_lost_volume(&self, id: &VolumeId) -> Result<bool> {
+        self.is_lost(self.volume(id))
+    }
+
+    /// As its last daemon counted, or counted now.
+    fn used(&self, id: &VolumeId) -> Result<Count> {
+        self.check_present()?;
+        let file = usage::open(&self.usage_path(id)).step("open usage file")?;
+        if let Some(count) = usage::read(&file).step("read usage file")? {
+            return Ok(count);
+        }
+        let data = open_root(&self.data_dir(id)).step("count volume")?;
+        tree::count_tree(data.as_fd(), &AtomicBool::new(false)).step("count volume")
+    }
+
+    /// The root is given last, and shows that all the files are.
+    fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()> {
+        let data = open_root(&self.data_dir(id)).step("give volume to its group")?;
+        tree::give_group_once(data.as_fd(), gid).step("give volume to its group")
+    }
+
+    fn assign(&self, id: &VolumeId) -> Result<Assigned> {
+        self.check_present()?;
+        let (dir, usage_path) = (self.data_dir(id), self.usage_path(id));
+        let open = move || {
+            let tree = linux::mount::open_tree_clone(&dir)?;
+            let found = rustix::fs::fstat(&tree).map_err(|e| linux::Error::at("stat", &dir, e))?;
+            let id = DataId { device: found.st_dev, inode: found.st_ino };
+            Ok(Assigned { tree, id, usage: usage::open(&usage_path)? })
+        };
+        bounded::within(format!("open volume {id} in the pool"), limits::POOL, open)?.step("open volume")
+    }
+
+    fn data_id(&self, id: &VolumeId) -> Result<DataId> {
+        self.look_at(id)?.step("look at volume")
+    }
+
+    fn check_serves(&self, id: &VolumeId, served: Option<DataId>) -> Result<()> {
+        let Some(served) = served else { return Ok(()) };
+        let is_another = match self.look_at(id) {
+            // As long as the daemon holds its directory, no other has these numbers.
+            Ok(Ok(found)) => found != served,
+            Ok(Err(e)) => e.errno() == nix::errno::Errno::ENOENT && self.check_present().is_ok(),
+            Err(_) => false,
+        };
+        match is_another {
+            true => Err(Error::ServesAnother { volume_id: id.clone(), path: self.data_dir(id) }),
+            false => Ok(()),
+        }
+    }
+
+    /// A class that allows a blocking copy does not ask for one where a reflink will do.
+    fn snapshot_mode(&self, allowed: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode> {
+        match allowed {
+            _ if self.can_reflink()? => Ok(SnapshotMode::Reflink),
+            Some(SnapshotMode::BlockingCopy) => Ok(SnapshotMode::BlockingCopy),
+            Some(SnapshotMode::Reflink) | None => {
+                let fs_type = self.presence.check()?.fs_type;
+                Err(Error::NoReflink { pool: self.dir.clone(), fs_type, class })
+            }
+        }
+    }
+
+    fn snapshot(
+        &self,
+        id: &SnapshotId,
+        from: &VolumeId,
+        mode: SnapshotMode,
+        progress: &Progress,
+    ) -> Result<Count> {
+        let mode = match mode {
+            SnapshotMode::Reflink => CopyMode::Reflink,
+            SnapshotMode::BlockingCopy => CopyMode::Bytes,
+        };
+        self.copy(self.snapshot_place(id), &self.data_dir(from), mode, progress)
+            .step("copy volume into snapshot")
+    }
+
+    fn fill(&self, id: &VolumeId, from: &Source, progress: &Progress) -> Result<Count> {
+        let mode = if self.can_reflink()? { CopyMode::Reflink } else { CopyMode::Bytes };
+        let from = match from {
+            Source::Snapshot(id) => self.snapshot_place(id).path().join(DATA),
+            Source::Volume(id) => self.data_dir(id),
+        };
+        let count = self.copy(self.volume(id), &from, mode, progress).step("fill volume")?;
+        let file = usage::open(&self.usage_path(id)).step("open usage file")?;
+        usage::write(&file, count).step("write usage file")?;
+        Ok(count)
+    }
+
+    fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.check_present()?;
+        self.clear(self.snapshot_place(id)).step("remove snapshot data")
+    }
+
+    fn check_no_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.check_vacant(format!("snapshot {id}"), self.snapshot_place(id))
+    }
+
+    fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool> {
+        self.is_lost(self.snapshot_place(id))
+    }
+
+    fn sync(&self) -> Result<()> {
         let dir = open_root(&self.dir).step("sync pool")?;
         rustix::fs::syncfs(dir).map_err(|e| linux::Error::at("syncfs", &self.dir, e)).step("sync pool")
     }
 
-    /// Removes what killed copies, deletions and probes left. None may be under way.
-    pub(crate) fn sweep(&self) -> Result<()> {
+    fn set_starting(&self, is_starting: bool) {
+        self.is_starting.store(is_starting, Ordering::Relaxed);
+    }
+
+    fn sweep(&self) -> Result<()> {
         self.check_present()?;
         let parts = [&self.incoming, &self.trash];
         let swept = parts.into_iter().try_for_each(|dir| remove_probes(dir)).and_then(|()| {
@@ -354,12 +432,6 @@ impl Pool {
             parts.into_iter().try_for_each(|dir| leftovers_in(dir)?.into_iter().try_for_each(removed))
         });
         swept.step("sweep pool")
-    }
-
-    /// Writes and removes a file: whether the pool is there and takes data.
-    pub(crate) fn probe(&self) -> linux::Result<()> {
-        let away = |e: Error| linux::Error::at("look at", &self.dir, std::io::Error::other(chain(&e)));
-        self.check_present().map_err(away).and_then(|()| probe_dir(&self.trash))
     }
 }
 
@@ -457,7 +529,7 @@ mod tests {
     use crate::model::name::VolumeName;
 
     fn open(dir: &Path, capacity_bytes: Option<u64>) -> Result<Pool> {
-        Pool::open(&dir.join("pool"), capacity_bytes, dir)
+        Pool::open(&dir.join("pool"), capacity_bytes, Overcommit::NONE, dir)
     }
 
     #[test]
@@ -465,13 +537,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
-        pool.ensure(&id).unwrap();
+        pool.create(&id).unwrap();
         std::fs::write(pool.data_dir(&id).join("file"), "content").unwrap();
-        pool.ensure(&id).unwrap();
+        pool.create(&id).unwrap();
         assert_eq!(std::fs::read(pool.data_dir(&id).join("file")).unwrap(), b"content");
         assert_eq!(std::fs::metadata(pool.data_dir(&id)).unwrap().permissions().mode() & 0o7777, ROOT_MODE);
-        pool.remove(&id).unwrap();
-        pool.remove(&id).unwrap();
+        pool.delete(&id).unwrap();
+        pool.delete(&id).unwrap();
         assert_eq!(std::fs::read_dir(&pool.volumes).unwrap().count(), 0);
         assert_eq!(std::fs::read_dir(&pool.trash).unwrap().count(), 0);
     }
@@ -482,8 +554,8 @@ mod tests {
         let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
         std::fs::create_dir_all(id.under(&pool.trash).join("data/half")).unwrap();
-        pool.ensure(&id).unwrap();
-        pool.remove(&id).unwrap();
+        pool.create(&id).unwrap();
+        pool.delete(&id).unwrap();
         assert_eq!(std::fs::read_dir(&pool.trash).unwrap().count(), 0);
     }
 
@@ -493,17 +565,17 @@ mod tests {
         let pool = open(dir.path(), None).unwrap();
         let [deleted, cut_short, half_made] =
             ["a", "b", "c"].map(|name| VolumeId::for_name(&VolumeName::parse(name).unwrap()));
-        pool.ensure(&deleted).unwrap();
+        pool.create(&deleted).unwrap();
         std::fs::create_dir_all(cut_short.under(&pool.trash).join("data/half")).unwrap();
         std::fs::create_dir_all(half_made.under(&pool.incoming).join("data/half")).unwrap();
         std::fs::create_dir_all(pool.trash.join("left-1-0/data")).unwrap();
         pool.set_starting(true);
-        pool.remove(&deleted).unwrap();
+        pool.delete(&deleted).unwrap();
         pool.sweep().unwrap();
         pool.set_starting(false);
         assert_eq!(stored(dir.path()).0, BTreeSet::new());
         assert_eq!(std::fs::read_dir(&pool.incoming).unwrap().count(), 0);
-        pool.ensure(&half_made).unwrap();
+        pool.create(&half_made).unwrap();
         let begun = std::time::Instant::now();
         while std::fs::read_dir(&pool.trash).unwrap().count() > 0 {
             assert!(begun.elapsed() < std::time::Duration::from_secs(60), "the trash stays");
@@ -516,18 +588,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
-        pool.ensure(&id).unwrap();
+        pool.create(&id).unwrap();
         std::fs::remove_dir(&pool.trash).unwrap();
         let error = pool.clear(pool.volume(&id)).unwrap_err();
         assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
-        pool.remove(&id).unwrap();
+        pool.delete(&id).unwrap();
         assert!(!id.under(&pool.volumes).exists());
     }
 
     #[test]
     fn the_size_is_the_file_systems_unless_it_is_configured() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(open(dir.path(), None).unwrap().capacity_bytes().unwrap() > 0);
-        assert_eq!(open(dir.path(), Some(5)).unwrap().capacity_bytes().unwrap(), 5);
+        assert!(open(dir.path(), None).unwrap().room().unwrap().pool_bytes > 0);
+        assert_eq!(open(dir.path(), Some(5)).unwrap().room().unwrap().pool_bytes, 5);
     }
 }

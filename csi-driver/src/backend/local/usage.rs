@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::tree::Count;
+use crate::backend::copies::Count;
 
 const MAGIC: &[u8; 8] = b"HAWSUSE1";
 const BYTES: usize = 64;
@@ -18,7 +18,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Made where it is missing: a volume's daemon writes it. For one that holds a lease on it
 /// (fcntl(2), F_SETLEASE) this does not wait.
-pub(crate) fn open(path: &Path) -> linux::Result<OwnedFd> {
+pub(super) fn open(path: &Path) -> linux::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| linux::Error::at("open", path, e))
 }
