@@ -13,7 +13,7 @@ use crate::backend::Assigned;
 use crate::daemon::control::Control;
 use crate::daemon::dial::DialDir;
 use crate::daemon::handover::{self, Offer, Served};
-use crate::daemon::keeper::FdKeeper;
+use crate::daemon::keeper::{Keeper, Role};
 use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
@@ -35,7 +35,7 @@ pub(crate) struct Daemons {
     pub(crate) launcher: Box<dyn Launcher>,
     /// How long a daemon may take from its launch until it dials in.
     pub(crate) start_timeout: Duration,
-    pub(crate) keeper: Box<dyn FdKeeper>,
+    pub(crate) keeper: Arc<dyn Keeper>,
     pub(crate) watch: DaemonWatch,
     pub(crate) hangs: Arc<Hangs>,
     pub(crate) waits: Waits,
@@ -92,7 +92,7 @@ impl Daemons {
         // The daemon alone holds its listeners and the connection from here on.
         drop(sockets);
         self.hangs.found(volume_id, None);
-        self.keeper.handed_over(volume_id, fuse_device);
+        self.keeper.put(volume_id, Role::Connection, fuse_device);
         Ok(served)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::backend::VolumeBackend;
 use crate::backend::local::Pool;
 use crate::config::{Config, LauncherKind};
-use crate::daemon::keeper::LetGo;
+use crate::daemon::keeper::InProcess;
 use crate::daemon::launcher::Launcher;
 use crate::daemon::launcher::daemon_log::DaemonLogs;
 use crate::daemon::launcher::group::GroupParent;
@@ -75,7 +75,7 @@ impl Driver {
             run_dir: config.run_dir.clone(),
             launcher: launcher(&config),
             start_timeout: config.start_timeout,
-            keeper: Box::new(LetGo),
+            keeper: Arc::new(InProcess::default()),
             watch: DaemonWatch::new(counts.clone()),
             hangs: Arc::default(),
             waits: Waits::default(),
@@ -88,7 +88,7 @@ impl Driver {
             locks: locks.clone(),
             flushes: flushes.clone(),
             counts: counts.clone(),
-            parking: Parking::default(),
+            parking: Parking::new(daemons.keeper.clone()),
         });
         let targets = Arc::new(Targets {
             journal: journal.clone(),

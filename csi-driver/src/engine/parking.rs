@@ -1,73 +1,58 @@
-//! The descriptors of parked volumes.
+//! What is held for parked volumes: their mounts, and the tasks that end them in time.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::AbortHandle;
 
+use crate::daemon::keeper::{Keeper, Role};
 use crate::model::ids::VolumeId;
 
-/// The descriptors of parked volumes, and who ends each in time.
-#[derive(Debug, Default)]
-pub(crate) struct Parking {
-    /// Never held while waiting.
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    held: HashMap<VolumeId, Held>,
-    is_closed: bool,
-}
-
 #[derive(Debug)]
-struct Held {
-    /// None once the volume is being ended.
-    mount: Option<OwnedFd>,
-    ending: AbortHandle,
+pub(crate) struct Parking {
+    keeper: Arc<dyn Keeper>,
+    /// Never held while waiting.
+    endings: Mutex<HashMap<VolumeId, AbortHandle>>,
 }
 
 impl Parking {
+    pub(crate) fn new(keeper: Arc<dyn Keeper>) -> Self {
+        Self { keeper, endings: Mutex::default() }
+    }
+
     pub(crate) fn holds(&self, volume_id: &VolumeId) -> bool {
-        self.locked().held.get(volume_id).is_some_and(|held| held.mount.is_some())
+        self.keeper.list(volume_id).contains(&Role::ParkedMount)
     }
 
     /// False once it is closed: then `mount` is, too.
     pub(crate) fn hold(&self, volume_id: &VolumeId, mount: OwnedFd, ending: AbortHandle) -> bool {
-        let mut state = self.locked();
-        if state.is_closed {
-            return false;
+        let mut endings = self.locked();
+        let is_held = self.keeper.put(volume_id, Role::ParkedMount, mount);
+        if is_held {
+            endings.insert(volume_id.clone(), ending);
         }
-        state.held.insert(volume_id.clone(), Held { mount: Some(mount), ending });
-        true
+        is_held
     }
 
     /// The mount, which is now the caller's to end.
     pub(crate) fn take(&self, volume_id: &VolumeId) -> Option<OwnedFd> {
-        let held = self.locked().held.remove(volume_id)?;
-        held.ending.abort();
-        held.mount
+        self.locked().remove(volume_id)?.abort();
+        self.keeper.take(volume_id, Role::ParkedMount)
     }
 
     /// Ends the connection. The task that ends the volume in time goes on.
     pub(crate) fn let_go(&self, volume_id: &VolumeId) {
-        let mount = self.locked().held.get_mut(volume_id).and_then(|held| held.mount.take());
-        // The last close of a file system is no work to do under a lock.
-        drop(mount);
+        drop(self.keeper.take(volume_id, Role::ParkedMount));
     }
 
-    /// Lets all go, and takes no more.
+    /// Ends all connections, and holds no more.
     pub(crate) fn close(&self) {
-        let held = {
-            let mut state = self.locked();
-            state.is_closed = true;
-            std::mem::take(&mut state.held)
-        };
-        held.values().for_each(|held| held.ending.abort());
+        self.keeper.close();
+        self.locked().drain().for_each(|(_, ending)| ending.abort());
     }
 
-    fn locked(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked(&self) -> MutexGuard<'_, HashMap<VolumeId, AbortHandle>> {
+        self.endings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
