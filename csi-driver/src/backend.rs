@@ -10,6 +10,8 @@ pub(crate) mod local;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 
+use proto::handover::{Role, assignment};
+
 use crate::backend::copies::{Count, Progress};
 use crate::error::Result;
 use crate::model::capacity::{Room, VolumeLimits};
@@ -19,11 +21,11 @@ use crate::model::snapshot_mode::SnapshotMode;
 
 /// What a volume's daemon gets of the backend.
 pub(crate) struct Assigned {
-    /// The volume's directory, as a mount of its own that no path leads to.
-    pub(crate) tree: OwnedFd,
     pub(crate) id: DataId,
-    /// The file in which a daemon keeps what it counted, for the next one.
-    pub(crate) usage: OwnedFd,
+    /// What the Assignment says of the backend.
+    pub(crate) backend: assignment::Backend,
+    /// Those that only this backend has.
+    pub(crate) descriptors: Vec<(Role, OwnedFd)>,
 }
 
 /// Calls may block, unless they say how long they take at most. Each one that changes data may be

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proto::versions::Versions;
 pub use trace::error_chain as chain;
 
 use crate::model::access_mode::AccessMode;
@@ -153,6 +154,11 @@ pub enum Error {
     DaemonEnded { volume_id: VolumeId, launch: String, log: Option<String> },
     #[error("the daemon of volume {volume_id} refused to serve: {reason}")]
     DaemonRefused { volume_id: VolumeId, reason: String },
+    #[error(
+        "the daemon of volume {volume_id} speaks version {daemon} of the hand-over protocol, this driver version \
+         {driver}: use both of one release"
+    )]
+    DaemonVersion { volume_id: VolumeId, daemon: Versions, driver: Versions },
     #[error("hand over volume {volume_id}: {reason}")]
     HandOver { volume_id: VolumeId, reason: String },
     #[error("process {pid}, the daemon of volume {volume_id}, lives on after SIGKILL")]

@@ -1,12 +1,13 @@
 //! The wire contracts between Hawser's parts and their counterparts elsewhere,
 //! generated from the texts in `proto/`. Written by hand are these module
-//! declarations and [`mount_pod`]; each contract of messages is a feature, so that
+//! declarations, [`mount_pod`] and [`versions`]; each contract of messages is a feature, so that
 //! a part links only what it speaks.
 
 // Generated code answers to its generator's taste.
 #![allow(unreachable_pub, missing_debug_implementations, clippy::all, clippy::pedantic)]
 
 pub mod mount_pod;
+pub mod versions;
 
 /// Container Storage Interface v1.12 (package `csi.v1`).
 #[cfg(feature = "csi")]
@@ -37,11 +38,20 @@ pub mod kubelet {
 /// FUSE connection hand-over from driver to daemon (package `hawser.handover.v1`).
 #[cfg(feature = "handover")]
 pub mod handover {
+    use crate::versions::Versions;
+
+    /// What this build speaks.
+    pub const VERSIONS: Versions = Versions { oldest: 3, newest: 3 };
+
     include!(concat!(env!("OUT_DIR"), "/hawser.handover.v1.rs"));
 }
 
 /// What the driver asks of a serving daemon (package `hawser.control.v1`).
 #[cfg(feature = "handover")]
 pub mod control {
+    /// What this build's daemons speak. A daemon outlives drivers, so a driver asks a daemon of an
+    /// earlier version nothing that this version lacks.
+    pub const VERSION: u32 = 1;
+
     include!(concat!(env!("OUT_DIR"), "/hawser.control.v1.rs"));
 }

@@ -205,7 +205,7 @@ impl Desk {
 
     fn act(&mut self, who: Who, asked: request::Kind, now: Instant) -> Option<reply::Kind> {
         Some(match asked {
-            request::Kind::Ping(_) => reply::Kind::Pong(Pong {}),
+            request::Kind::Ping(_) => reply::Kind::Pong(Pong { version: proto::control::VERSION }),
             request::Kind::GetUsage(_) => reply::Kind::Usage(self.usage()),
             request::Kind::SetCapacity(wanted) => {
                 let limits = Limits { bytes: wanted.capacity_bytes, inodes: wanted.inode_limit };

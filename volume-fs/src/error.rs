@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
 
+use proto::versions::Versions;
+
 pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
@@ -19,11 +21,17 @@ pub enum Error {
         source: linux::Error,
     },
     #[error(
-        "the driver at {} closed the connection after Hello (protocol version {version}): \
+        "the driver at {} closed the connection after Hello (protocol version {versions}): \
          it does not know this nonce, or not this version",
         socket.display()
     )]
-    Refused { socket: PathBuf, version: u32 },
+    Refused { socket: PathBuf, versions: Versions },
+    #[error(
+        "the driver at {} speaks version {driver} of the hand-over protocol, this daemon version {own}: \
+         use both of one release",
+        socket.display()
+    )]
+    Version { socket: PathBuf, own: Versions, driver: Versions },
     #[error("assignment from {}: {field}: {reason}", socket.display())]
     Assignment { socket: PathBuf, field: &'static str, reason: String },
     #[error("open files: hard limit {hard} of RLIMIT_NOFILE is below {least}")]

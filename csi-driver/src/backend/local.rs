@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use linux::tree::Trash;
 use nix::sys::stat::{FileStat, lstat};
+use proto::handover::{Local, Role, assignment};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -330,6 +331,7 @@ impl VolumeBackend for Pool {
         tree::give_group_once(data.as_fd(), gid).step("give volume to its group")
     }
 
+    /// The directory as a mount of its own that no path leads to, and the usage file.
     fn assign(&self, id: &VolumeId) -> Result<Assigned> {
         self.check_present()?;
         let (dir, usage_path) = (self.data_dir(id), self.usage_path(id));
@@ -337,7 +339,11 @@ impl VolumeBackend for Pool {
             let tree = linux::mount::open_tree_clone(&dir)?;
             let found = rustix::fs::fstat(&tree).map_err(|e| linux::Error::at("stat", &dir, e))?;
             let id = DataId { device: found.st_dev, inode: found.st_ino };
-            Ok(Assigned { tree, id, usage: usage::open(&usage_path)? })
+            Ok(Assigned {
+                id,
+                backend: assignment::Backend::Local(Local {}),
+                descriptors: vec![(Role::Directory, tree), (Role::UsageFile, usage::open(&usage_path)?)],
+            })
         };
         bounded::within(format!("open volume {id} in the pool"), limits::POOL, open)?.step("open volume")
     }

@@ -273,7 +273,7 @@ mod tests {
         let control = scene.connect().unwrap();
         let daemon = scene.listener.accept().unwrap();
         let (mut reader, writer) = std::io::pipe().unwrap();
-        let pong = Reply { kind: Some(reply::Kind::Pong(Pong {})) }.encode_to_vec();
+        let pong = Reply { kind: Some(reply::Kind::Pong(Pong { version: 1 })) }.encode_to_vec();
         for _ in 0..100 {
             daemon.send(&pong, &[std::os::fd::AsFd::as_fd(&writer); 16]).unwrap();
             let err = control.ping().unwrap_err();
@@ -338,7 +338,8 @@ mod tests {
 
         let control = scene.connect().unwrap();
         let refused = reply::Kind::Refused(Refused { reason: "cannot shrink".into() });
-        let daemon = scene.answer(vec![refused, reply::Kind::Pong(Pong {}), reply::Kind::Done(Done {})]);
+        let daemon =
+            scene.answer(vec![refused, reply::Kind::Pong(Pong { version: 1 }), reply::Kind::Done(Done {})]);
         let err = control.set_capacity(VolumeLimits { bytes: 1, inodes: 1024 }).unwrap_err();
         assert!(err.to_string().ends_with("refused SetCapacity: cannot shrink"), "{err}");
         let err = control.set_capacity(VolumeLimits { bytes: 1, inodes: 1024 }).unwrap_err();

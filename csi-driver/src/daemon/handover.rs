@@ -8,7 +8,10 @@ use linux::fd_passing::{PacketSocket, PeerCredentials};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use prost::Message;
-use proto::handover::{Answer, Assignment, Hello, answer};
+use proto::handover::{
+    Answer, Assignment, Hello, HelloReply, Role, UnknownVersion, VERSIONS, answer, hello_reply,
+};
+use proto::versions::Versions;
 
 use crate::daemon::dial::DialListener;
 use crate::daemon::process;
@@ -19,7 +22,6 @@ use crate::model::ids::VolumeId;
 use crate::model::launch::ProcessId;
 use crate::model::limits;
 
-const VERSION: u32 = 2;
 /// A time-out of zero would be none at all (socket(7), SO_RCVTIMEO).
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -32,16 +34,10 @@ pub(crate) struct Offer<'a> {
     pub launch: &'a str,
     /// The only process that may have it, where the launcher knows.
     pub process: Option<ProcessId>,
+    /// Without roles: those of `descriptors` come into it.
     pub assignment: Assignment,
-    pub fuse_device: BorrowedFd<'a>,
-    /// A detached mount of the volume's directory.
-    pub tree: BorrowedFd<'a>,
-    /// Listens for the driver's requests (control.proto).
-    pub control: BorrowedFd<'a>,
-    /// Listens for readers of the daemon's metrics.
-    pub metrics: BorrowedFd<'a>,
-    /// Where the daemon keeps what the volume holds, from one life to the next.
-    pub usage: BorrowedFd<'a>,
+    /// Each role once.
+    pub descriptors: Vec<(Role, BorrowedFd<'a>)>,
 }
 
 /// The daemon that serves the volume from now on.
@@ -70,7 +66,8 @@ pub(crate) fn hand_over(
         let peer = socket.peer().step("hand over")?;
         let left = deadline.saturating_duration_since(Instant::now());
         match greet(&socket, peer, offer, limits::HELLO.min(left.max(SHORTEST))) {
-            Ok(()) => return serve(&socket, peer, offer),
+            Ok(Greeting::Daemon) => return serve(&socket, peer, offer),
+            Ok(Greeting::OtherVersion(daemon)) => return Err(refuse_version(&socket, offer, daemon)),
             Err(reason) => {
                 turned_away += 1;
                 // Of a flood, a few lines.
@@ -114,13 +111,20 @@ fn wait_for_dial(
     }
 }
 
+enum Greeting {
+    /// It can be served.
+    Daemon,
+    /// The daemon speaks these versions, and none that the driver speaks.
+    OtherVersion(Versions),
+}
+
 /// Whether this is the daemon: root, the process that was started, and with the nonce.
 fn greet(
     socket: &PacketSocket,
     peer: PeerCredentials,
     offer: &Offer<'_>,
     limit: Duration,
-) -> std::result::Result<(), String> {
+) -> std::result::Result<Greeting, String> {
     if peer.uid != 0 {
         return Err(format!("uid {}, not 0", peer.uid));
     }
@@ -131,13 +135,24 @@ fn greet(
     let packet = packet.map_err(|e| crate::error::chain(&e))?;
     let packet = packet.ok_or("closed without a Hello")?;
     let hello = Hello::decode(&*packet).map_err(|e| format!("no Hello: {e}"))?;
-    if hello.version != VERSION {
-        return Err(format!("protocol version {}, not {VERSION}", hello.version));
-    }
     if hello.nonce != offer.nonce {
         return Err("another launch's nonce".to_owned());
     }
-    Ok(())
+    let daemon = Versions::said(hello.oldest_version, hello.newest_version);
+    Ok(match VERSIONS.common(daemon) {
+        Some(_) => Greeting::Daemon,
+        None => Greeting::OtherVersion(daemon),
+    })
+}
+
+/// Tells the daemon which versions the driver speaks.
+fn refuse_version(socket: &PacketSocket, offer: &Offer<'_>, daemon: Versions) -> Error {
+    let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
+    let unknown = hello_reply::Kind::UnknownVersion(UnknownVersion { oldest_version, newest_version });
+    if let Err(unsent) = socket.send(&HelloReply { kind: Some(unknown) }.encode_to_vec(), &[]) {
+        tracing::debug!(volume_id = %offer.volume_id, error = %unsent, "could not tell the daemon");
+    }
+    Error::DaemonVersion { volume_id: offer.volume_id.clone(), daemon, driver: VERSIONS }
 }
 
 fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Result<Served> {
@@ -152,8 +167,11 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
     let pidfd = linux::peer_process::peer_pidfd(socket).step("watch daemon")?.ok_or_else(ended)?;
     let daemon = ProcessId::of(peer.pid).step("watch daemon")?.ok_or_else(ended)?;
     socket.set_timeout(limits::ANSWER).step("hand over")?;
-    let descriptors = [offer.fuse_device, offer.tree, offer.control, offer.metrics, offer.usage];
-    match socket.send(&offer.assignment.encode_to_vec(), &descriptors) {
+    let (roles, descriptors): (Vec<i32>, Vec<_>) =
+        offer.descriptors.iter().map(|(role, descriptor)| (i32::from(*role), *descriptor)).unzip();
+    let assignment = Assignment { descriptors: roles, ..offer.assignment.clone() };
+    let reply = HelloReply { kind: Some(hello_reply::Kind::Assignment(assignment)) };
+    match socket.send(&reply.encode_to_vec(), &descriptors) {
         Err(e) if e.errno() == Errno::EPIPE => return Err(ended()),
         sent => sent.step("hand over")?,
     }
@@ -211,11 +229,10 @@ mod tests {
                 launch: "pod ns/p with image i",
                 process,
                 assignment: Assignment { volume_name: "v".into(), ..Default::default() },
-                fuse_device: self.file.as_fd(),
-                tree: self.file.as_fd(),
-                control: self.sockets.control.as_fd(),
-                metrics: self.sockets.metrics.as_fd(),
-                usage: self.file.as_fd(),
+                descriptors: vec![
+                    (Role::FuseDevice, self.file.as_fd()),
+                    (Role::ControlListener, self.sockets.control.as_fd()),
+                ],
             }
         }
 
@@ -228,16 +245,25 @@ mod tests {
             let socket = DialDir::of(self.dir.path(), &self.volume_id).socket();
             thread::spawn(move || {
                 let socket = PacketSocket::connect(&socket).unwrap();
-                let hello = Hello { version: VERSION, nonce: nonce.into() };
+                let hello = hello(nonce, VERSIONS);
                 if socket.send(&hello.encode_to_vec(), &[]).is_err() {
                     return 0;
                 }
-                let Ok(Some((packet, fds))) = socket.receive_with_fds::<5>() else { return 0 };
-                assert_eq!(Assignment::decode(&*packet).unwrap().volume_name, "v");
+                let Ok(Some((packet, fds))) = socket.receive_with_fds(5) else { return 0 };
+                let reply = HelloReply::decode(&*packet).unwrap().kind;
+                let Some(hello_reply::Kind::Assignment(assignment)) = reply else { panic!("{reply:?}") };
+                assert_eq!(assignment.volume_name, "v");
+                let roles = [Role::FuseDevice, Role::ControlListener].map(i32::from);
+                assert_eq!(assignment.descriptors, roles);
                 socket.send(&Answer { result }.encode_to_vec(), &[]).unwrap();
                 fds.len()
             })
         }
+    }
+
+    fn hello(nonce: &str, versions: Versions) -> Hello {
+        let Versions { oldest: oldest_version, newest: newest_version } = versions;
+        Hello { newest_version, nonce: nonce.to_owned(), oldest_version }
     }
 
     fn ready() -> Option<answer::Result> {
@@ -245,13 +271,13 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_gets_five_descriptors_and_the_driver_its_process() {
+    fn the_daemon_gets_each_descriptor_with_its_role_and_the_driver_its_process() {
         let scene = Scene::new();
         let daemon = scene.dial("right", ready());
         let served = scene.hand_over(&scene.offer(None), PATIENCE).unwrap();
         assert_eq!(served.daemon.pid, std::process::id().cast_signed());
         assert_eq!(served.max_write_bytes, 4096);
-        assert_eq!(daemon.join().unwrap(), 5);
+        assert_eq!(daemon.join().unwrap(), 2);
     }
 
     #[test]
@@ -262,10 +288,35 @@ mod tests {
             let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
             assert_eq!(wrong.join().unwrap(), 0, "nothing is given to it");
             let right = scene.dial("right", ready());
-            assert_eq!(right.join().unwrap(), 5);
+            assert_eq!(right.join().unwrap(), 2);
             driver.join().unwrap()
         });
         assert_eq!(waiting.unwrap().max_write_bytes, 4096);
+    }
+
+    #[test]
+    fn a_daemon_and_a_driver_without_a_common_version_tell_each_other_theirs() {
+        let scene = Scene::new();
+        let socket = DialDir::of(scene.dir.path(), &scene.volume_id).socket();
+        let later = Versions { oldest: VERSIONS.newest + 1, newest: VERSIONS.newest + 2 };
+        // Protocol 2 gave its one version in the first field.
+        let earlier = Versions { oldest: 0, newest: 2 };
+        for (versions, shown) in [(later, later.to_string()), (earlier, "2".to_owned())] {
+            let daemon = thread::spawn({
+                let socket = socket.clone();
+                move || {
+                    let socket = PacketSocket::connect(&socket).unwrap();
+                    socket.send(&hello("right", versions).encode_to_vec(), &[]).unwrap();
+                    HelloReply::decode(&*socket.receive().unwrap().unwrap()).unwrap().kind
+                }
+            });
+            let error = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err().to_string();
+            let words =
+                format!("speaks version {shown} of the hand-over protocol, this driver version {VERSIONS}");
+            assert!(error.contains(&words), "{error}");
+            let told = UnknownVersion { oldest_version: VERSIONS.oldest, newest_version: VERSIONS.newest };
+            assert_eq!(daemon.join().unwrap(), Some(hello_reply::Kind::UnknownVersion(told)));
+        }
     }
 
     #[test]
@@ -284,14 +335,14 @@ mod tests {
         let scene = Scene::new();
         let socket = DialDir::of(scene.dir.path(), &scene.volume_id).socket();
         let (mut reader, writer) = std::io::pipe().unwrap();
-        let hello = Hello { version: VERSION, nonce: "right".into() }.encode_to_vec();
+        let hello = hello("right", VERSIONS).encode_to_vec();
         let answer = Answer { result: ready() }.encode_to_vec();
         let daemon = thread::spawn(move || {
             let turned_away = PacketSocket::connect(&socket).unwrap();
             turned_away.send(&hello, &[writer.as_fd()]).unwrap();
             let served = PacketSocket::connect(&socket).unwrap();
             served.send(&hello, &[]).unwrap();
-            served.receive_with_fds::<5>().unwrap().unwrap();
+            served.receive_with_fds(5).unwrap().unwrap();
             served.send(&answer, &[writer.as_fd()]).unwrap();
             (turned_away, served)
         });

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::mount::FuseConnections;
-use proto::handover::Assignment;
+use proto::handover::{Assignment, Role};
 
 use crate::backend::Assigned;
 use crate::daemon::control::Control;
 use crate::daemon::dial::DialDir;
 use crate::daemon::handover::{self, Offer, Served};
-use crate::daemon::keeper::{Keeper, Role};
+use crate::daemon::keeper::{self, Keeper};
 use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
@@ -45,6 +45,7 @@ pub(crate) struct Daemons {
 pub(crate) struct Start<'a> {
     pub(crate) volume_id: &'a VolumeId,
     pub(crate) settings: &'a LaunchSettings,
+    /// Without what the backend assigns.
     pub(crate) assignment: Assignment,
     /// Of a mount that is there already.
     pub(crate) fuse_device: OwnedFd,
@@ -60,6 +61,7 @@ impl Daemons {
         launched: impl FnOnce(LaunchId) -> Result<()>,
     ) -> Result<Served> {
         let Start { volume_id, settings, assignment, fuse_device, assigned } = start;
+        let assignment = Assignment { backend: Some(assigned.backend), ..assignment };
         let span = tracing::info_span!("stage.launch").entered();
         let sockets = self.dial(volume_id).listen().step("listen for daemon")?;
         let nonce = new_nonce()?;
@@ -74,25 +76,20 @@ impl Daemons {
         drop(span);
 
         let _span = tracing::info_span!("stage.hand_over").entered();
-        let offer = Offer {
-            volume_id,
-            nonce: &nonce,
-            launch: &described,
-            process,
-            assignment,
-            fuse_device: fuse_device.as_fd(),
-            tree: assigned.tree.as_fd(),
-            control: sockets.control.as_fd(),
-            metrics: sockets.metrics.as_fd(),
-            usage: assigned.usage.as_fd(),
-        };
+        let mut descriptors = vec![
+            (Role::FuseDevice, fuse_device.as_fd()),
+            (Role::ControlListener, sockets.control.as_fd()),
+            (Role::MetricsListener, sockets.metrics.as_fd()),
+        ];
+        descriptors.extend(assigned.descriptors.iter().map(|(role, descriptor)| (*role, descriptor.as_fd())));
+        let offer = Offer { volume_id, nonce: &nonce, launch: &described, process, assignment, descriptors };
         let wait = self.waits.begin(volume_id)?;
         let served = handover::hand_over(&sockets.dial, &offer, self.start_timeout, &wait)
             .map_err(|error| self.with_last_words(error))?;
         // The daemon alone holds its listeners and the connection from here on.
         drop(sockets);
         self.hangs.found(volume_id, None);
-        self.keeper.put(volume_id, Role::Connection, fuse_device);
+        self.keeper.put(volume_id, keeper::Role::Connection, fuse_device);
         Ok(served)
     }
 

@@ -259,6 +259,7 @@ impl Stages {
             threads: spec.settings.threads,
             inode_limit: limits.inodes,
             known_inode_limit: spec.settings.known_inodes(),
+            ..Assignment::default()
         };
         let data_id = assigned.id;
         let start = Start { volume_id, settings: &spec.settings, assignment, fuse_device, assigned };

@@ -66,6 +66,7 @@ pub(crate) fn code(error: &Error) -> Code {
         Error::Launch { .. }
         | Error::DaemonEnded { .. }
         | Error::DaemonRefused { .. }
+        | Error::DaemonVersion { .. }
         | Error::HandOver { .. }
         | Error::ControlRefused { .. }
         | Error::SnapshotFailed { .. }

@@ -328,7 +328,7 @@ fn who_opens_too_many_files_shuts_nobody_out() {
     assert_eq!(fs::read_dir(volume.path("d")).unwrap().count(), 300);
     let connections: Vec<_> = (0..20).map(|_| volume.control()).collect();
     let last = connections.last().unwrap().ask(request::Kind::Ping(Ping {}));
-    assert_eq!(last, reply::Kind::Pong(Pong {}), "idle connections are closed for a new one");
+    assert_eq!(last, reply::Kind::Pong(Pong { version: 1 }), "idle connections are closed for a new one");
     assert!(!crate::metrics::knows_nothing(&volume), "and the scraper is answered");
     drop(open);
     File::create(volume.path("new")).unwrap();

@@ -4,7 +4,7 @@
 //! takes too long, so that every blocked file operation comes back.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use linux::mount::{self, FuseMountOptions, MountFlags, UnmountMode};
 use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{GetUsage, Reply, Request, Usage, reply, request};
-use proto::handover::{Answer, Assignment, Hello, answer};
+use proto::handover::{Answer, Assignment, Hello, HelloReply, Local, Role, answer, assignment, hello_reply};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tempfile::TempDir;
@@ -28,6 +28,9 @@ pub(crate) const NONCE: &str = "0123456789abcdef-single-use";
 /// No test needs a tenth of it, but where others write, one fsync may take seconds.
 const TEST_DEADLINE: Duration = Duration::from_secs(300);
 const DAEMON_DEADLINE: Duration = Duration::from_secs(30);
+/// Of what [`Stage::descriptors`] gives.
+const ROLES: [Role; 5] =
+    [Role::FuseDevice, Role::Directory, Role::ControlListener, Role::MetricsListener, Role::UsageFile];
 
 /// `limit` on this machine: the laboratory's guests are emulated, and say how many times slower they are.
 pub(crate) fn here(limit: Duration) -> Duration {
@@ -149,7 +152,7 @@ impl Stage {
         mount::open_tree_clone(&self.backing).unwrap()
     }
 
-    /// What the daemon gets, in order.
+    /// What the daemon gets, in the order of [`ROLES`].
     pub(crate) fn descriptors(&self) -> [OwnedFd; 5] {
         for socket in [&self.control, &self.metrics] {
             drop(std::fs::remove_file(socket));
@@ -234,7 +237,8 @@ impl Volume {
         self.connection = self.stage.connection();
         self.watchdog = Some(Watchdog::start(self.stage.fusectl.clone(), self.connection));
         let socket = accept(&listener);
-        assert_eq!(hello(&socket), Hello { version: 2, nonce: NONCE.to_owned() });
+        let said = Hello { newest_version: 3, nonce: NONCE.to_owned(), oldest_version: 3 };
+        assert_eq!(hello(&socket), said);
         let assignment = Assignment {
             volume_name: "test".to_owned(),
             capacity_bytes: setup.capacity_bytes,
@@ -242,8 +246,9 @@ impl Volume {
             threads: 0,
             inode_limit: setup.inode_limit,
             known_inode_limit: setup.known_inodes,
+            ..local_assignment()
         };
-        socket.send(&assignment.encode_to_vec(), &descriptors.each_ref().map(AsFd::as_fd)).unwrap();
+        send_assignment(&socket, assignment, &descriptors.each_ref().map(AsFd::as_fd));
         drop(descriptors);
         self.max_write_bytes = match answer(&socket) {
             answer::Result::Ready(ready) => ready.max_write_bytes,
@@ -465,6 +470,20 @@ pub(crate) fn hello(socket: &PacketSocket) -> Hello {
     Hello::decode(&*packet).unwrap()
 }
 
+/// Of the backend local, with the descriptors that [`Stage::descriptors`] gives.
+pub(crate) fn local_assignment() -> Assignment {
+    Assignment {
+        descriptors: ROLES.map(i32::from).to_vec(),
+        backend: Some(assignment::Backend::Local(Local {})),
+        ..Assignment::default()
+    }
+}
+
+pub(crate) fn send_assignment(socket: &PacketSocket, assignment: Assignment, descriptors: &[BorrowedFd<'_>]) {
+    let reply = HelloReply { kind: Some(hello_reply::Kind::Assignment(assignment)) };
+    socket.send(&reply.encode_to_vec(), descriptors).unwrap();
+}
+
 pub(crate) fn answer(socket: &PacketSocket) -> answer::Result {
     let packet = socket.receive().unwrap().expect("the daemon answers");
     Answer::decode(&*packet).unwrap().result.expect("the answer says something")
@@ -477,7 +496,7 @@ pub(crate) fn wait_for(child: &Child) -> Option<()> {
     readable(pidfd.as_fd(), here(DAEMON_DEADLINE)).then_some(())
 }
 
-fn readable(fd: std::os::fd::BorrowedFd<'_>, deadline: Duration) -> bool {
+fn readable(fd: BorrowedFd<'_>, deadline: Duration) -> bool {
     let timeout = Timespec::try_from(deadline).unwrap();
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).unwrap() == 1

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prost::Message;
-use proto::handover::{Assignment, answer};
+use proto::handover::{Assignment, HelloReply, Role, UnknownVersion, answer, hello_reply};
 
 use crate::fixture::{self, Setup, Stage, Volume, errno};
 
@@ -30,15 +30,15 @@ fn ended(mut daemon: Child) -> String {
 fn assign_with(stage: &Stage, number: usize, other: OwnedFd) -> String {
     let mut descriptors = stage.descriptors();
     descriptors[number] = other;
-    assign(stage, &Assignment::default(), &descriptors.each_ref().map(AsFd::as_fd)).0
+    assign(stage, fixture::local_assignment(), &descriptors.each_ref().map(AsFd::as_fd)).0
 }
 
-fn assign(stage: &Stage, assignment: &Assignment, descriptors: &[BorrowedFd<'_>]) -> (String, String) {
+fn assign(stage: &Stage, assignment: Assignment, descriptors: &[BorrowedFd<'_>]) -> (String, String) {
     let listener = stage.listen();
     let daemon = stage.daemon(Setup::default()).spawn().unwrap();
     let socket = fixture::accept(&listener);
     fixture::hello(&socket);
-    socket.send(&assignment.encode_to_vec(), descriptors).unwrap();
+    fixture::send_assignment(&socket, assignment, descriptors);
     let reason = match fixture::answer(&socket) {
         answer::Result::Failed(failed) => failed.reason,
         answer::Result::Ready(ready) => panic!("{ready:?}"),
@@ -98,7 +98,7 @@ fn a_refused_nonce_is_said_clearly() {
     assert_eq!(fixture::hello(&socket).nonce, "guessed");
     drop(socket);
     let said = ended(daemon);
-    assert!(said.contains("closed the connection after Hello (protocol version 2)"), "{said}");
+    assert!(said.contains("closed the connection after Hello (protocol version 3)"), "{said}");
     assert!(said.contains("does not know this nonce"), "{said}");
     assert!(!said.contains("guessed"), "a nonce is a secret: {said}");
 }
@@ -121,9 +121,56 @@ fn a_missing_nonce_and_a_missing_driver_are_said_clearly() {
 fn an_assignment_without_all_descriptors_is_refused() {
     let stage = Stage::new();
     let device = stage.mount_fuse();
-    let (reason, said) = assign(&stage, &Assignment::default(), &[device.as_fd()]);
-    assert!(reason.ends_with("descriptors: 1 descriptors where 5 are expected"), "{reason}");
+    let (reason, said) = assign(&stage, fixture::local_assignment(), &[device.as_fd()]);
+    assert!(reason.ends_with("descriptors: 5 roles for 1 descriptors"), "{reason}");
     assert_eq!(said, format!("hawser-volume: {reason}"));
+    for (role, words) in [
+        (Role::FuseDevice.into(), "descriptors: two have ROLE_FUSE_DEVICE"),
+        (77, "descriptors: 77 is not a known role"),
+        (0, "descriptors: 0 is not a known role"),
+    ] {
+        let stage = Stage::new();
+        let descriptors = stage.descriptors();
+        let mut assignment = fixture::local_assignment();
+        assignment.descriptors[1] = role;
+        let (reason, _) = assign(&stage, assignment, &descriptors.each_ref().map(AsFd::as_fd));
+        assert!(reason.ends_with(words), "{reason}");
+    }
+    let stage = Stage::new();
+    let descriptors = stage.descriptors();
+    let mut assignment = fixture::local_assignment();
+    assignment.descriptors.pop();
+    let (reason, _) =
+        assign(&stage, assignment, &descriptors[..4].iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    assert!(reason.ends_with("ROLE_USAGE_FILE: no descriptor has this role"), "{reason}");
+}
+
+#[test]
+fn an_assignment_of_another_backend_is_refused() {
+    let stage = Stage::new();
+    let descriptors = stage.descriptors();
+    let assignment = Assignment { backend: None, ..fixture::local_assignment() };
+    let (reason, _) = assign(&stage, assignment, &descriptors.each_ref().map(AsFd::as_fd));
+    assert!(reason.ends_with("backend: not local, the only one that this daemon serves"), "{reason}");
+}
+
+#[test]
+fn a_driver_that_speaks_another_version_is_named_with_it() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let daemon = stage.daemon(Setup::default()).spawn().unwrap();
+    let socket = fixture::accept(&listener);
+    fixture::hello(&socket);
+    let unknown = UnknownVersion { oldest_version: 7, newest_version: 8 };
+    let reply = HelloReply { kind: Some(hello_reply::Kind::UnknownVersion(unknown)) };
+    socket.send(&reply.encode_to_vec(), &[]).unwrap();
+    let said = ended(daemon);
+    assert!(
+        said.ends_with(
+            "speaks version 7 to 8 of the hand-over protocol, this daemon version 3: use both of one release"
+        ),
+        "{said}"
+    );
 }
 
 #[test]
@@ -131,7 +178,7 @@ fn something_else_than_a_fuse_device_is_refused() {
     let stage = Stage::new();
     let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());
     let reason = assign_with(&stage, 0, null);
-    assert!(reason.ends_with("first descriptor: not /dev/fuse but CharacterDevice, device 1:3"), "{reason}");
+    assert!(reason.ends_with("ROLE_FUSE_DEVICE: not /dev/fuse but CharacterDevice, device 1:3"), "{reason}");
 }
 
 #[test]
@@ -148,28 +195,28 @@ fn sockets_and_files_that_are_not_what_they_should_be_are_refused() {
     let (one, _other) = linux::fd_passing::PacketSocket::pair().unwrap();
     let connected = one.as_fd().try_clone_to_owned().unwrap();
     let reason = assign_with(&stage, 2, connected);
-    assert!(reason.ends_with("third descriptor: a socket that does not listen"), "{reason}");
-    for (number, place) in [(2, "third"), (3, "fourth")] {
+    assert!(reason.ends_with("ROLE_CONTROL_LISTENER: a socket that does not listen"), "{reason}");
+    for (number, place) in [(2, "ROLE_CONTROL_LISTENER"), (3, "ROLE_METRICS_LISTENER")] {
         let stage = Stage::new();
         let reason = assign_with(&stage, number, stage.tree());
-        assert!(reason.contains(&format!("{place} descriptor: not a socket: ")), "{reason}");
+        assert!(reason.contains(&format!("{place}: not a socket: ")), "{reason}");
     }
     let stage = Stage::new();
     let stream = std::os::unix::net::UnixListener::bind(stage.backing.join("s")).unwrap();
     let reason = assign_with(&stage, 2, stream.into());
-    assert!(reason.contains("third descriptor: not a unix socket of "), "{reason}");
+    assert!(reason.contains("ROLE_CONTROL_LISTENER: not a unix socket of "), "{reason}");
     let stage = Stage::new();
     let read_only = fs::File::open("/etc/passwd").unwrap();
     let reason = assign_with(&stage, 4, read_only.into());
-    assert!(reason.contains("fifth descriptor: not a regular file open for reading and writing"), "{reason}");
+    assert!(reason.contains("ROLE_USAGE_FILE: not a regular file open for reading and writing"), "{reason}");
 }
 
 #[test]
 fn too_many_threads_are_refused_by_number() {
     let stage = Stage::new();
-    let assignment = Assignment { threads: 1000, ..Assignment::default() };
+    let assignment = Assignment { threads: 1000, ..fixture::local_assignment() };
     let descriptors = stage.descriptors();
-    let (reason, _) = assign(&stage, &assignment, &descriptors.each_ref().map(AsFd::as_fd));
+    let (reason, _) = assign(&stage, assignment, &descriptors.each_ref().map(AsFd::as_fd));
     assert!(reason.ends_with("threads: 1000 is more than 64"), "{reason}");
 }
 
@@ -178,6 +225,6 @@ fn a_connection_that_is_gone_already_is_answered_with_failed() {
     let stage = Stage::new();
     let descriptors = stage.descriptors();
     linux::mount::unmount(&stage.mountpoint, linux::mount::UnmountMode::Plain).unwrap();
-    let (reason, _) = assign(&stage, &Assignment::default(), &descriptors.each_ref().map(AsFd::as_fd));
+    let (reason, _) = assign(&stage, fixture::local_assignment(), &descriptors.each_ref().map(AsFd::as_fd));
     assert!(reason.starts_with("answer FUSE_INIT: "), "{reason}");
 }

@@ -3,6 +3,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::*;
+use proto::versions::Versions;
+
 use crate::model::access_mode::AccessMode;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::name::VolumeName;
@@ -108,6 +110,11 @@ fn examples() -> Vec<Error> {
             log: Some(text("LAST LINE")),
         },
         Error::DaemonRefused { volume_id: volume_id(), reason: text("REASON") },
+        Error::DaemonVersion {
+            volume_id: volume_id(),
+            daemon: Versions { oldest: 2, newest: 2 },
+            driver: Versions { oldest: 3, newest: 4 },
+        },
         Error::HandOver { volume_id: volume_id(), reason: text("REASON") },
         Error::ControlRefused { volume_id: volume_id(), what: "SetCapacity", reason: text("REASON") },
         Error::Kernel { step: "mount volume", source: kernel() },
