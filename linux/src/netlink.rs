@@ -32,6 +32,9 @@ use socket::Socket;
 /// A dump during which the tables changed is repeated this often before it is
 /// taken as it is.
 const DUMP_ATTEMPTS: usize = 5;
+/// Source addresses that a bridge remembers, each about 125 bytes that the kernel charges to no
+/// control group. Frames to further addresses go to all ports.
+pub const MOST_LEARNED_ADDRESSES: u32 = 65_536;
 
 /// In each direction.
 const ONE_QUEUE: [LinkAttribute; 2] = [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)];
@@ -244,7 +247,8 @@ impl Netlink {
         Ok(links.filter(|link| link.master == Some(master)).collect())
     }
 
-    /// `EEXIST` when there is a link of that name.
+    /// `EEXIST` when there is a link of that name. The bridge learns no more than
+    /// [`MOST_LEARNED_ADDRESSES`] (Linux 6.7; earlier kernels know no limit).
     pub fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<Link> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
@@ -252,7 +256,10 @@ impl Netlink {
         message.attributes.extend(want.mtu.map(LinkAttribute::Mtu));
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Bridge),
-            LinkInfo::Data(InfoData::Bridge(vec![InfoBridge::MulticastSnooping(false)])),
+            LinkInfo::Data(InfoData::Bridge(vec![
+                InfoBridge::MulticastSnooping(false),
+                InfoBridge::FdbMaxLearned(MOST_LEARNED_ADDRESSES),
+            ])),
         ]));
         let created = self.create_link(message, want.name);
         created.map_err(|e| Error::new("create bridge", want.name, e))
@@ -481,6 +488,30 @@ mod tests {
         netns::remove_persistent(&dir.path().join("container")).unwrap();
     }
 
+    /// Kernels before 6.7 do not answer with the attribute.
+    fn assert_learns_no_more_than(host: &Netlink, most: u32) {
+        let answers = host.dump(RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap();
+        let has_limit =
+            |data: &InfoBridge| matches!(data, InfoBridge::FdbMaxLearned(found) if *found == most);
+        let is_limited = answers.iter().any(|answer| {
+            let RouteNetlinkMessage::NewLink(link) = answer else { return false };
+            link.attributes.iter().any(|attribute| {
+                let LinkAttribute::LinkInfo(infos) = attribute else { return false };
+                let bridge = |info: &LinkInfo| {
+                    matches!(info, LinkInfo::Data(InfoData::Bridge(data)) if data.iter().any(has_limit))
+                };
+                infos.iter().any(bridge)
+            })
+        });
+        assert_eq!(is_limited, kernel_version() >= (6, 7), "{answers:?}");
+    }
+
+    fn kernel_version() -> (u32, u32) {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    }
+
     const MAC: Mac = [0x02, 1, 2, 3, 4, 5];
 
     #[test]
@@ -495,6 +526,7 @@ mod tests {
             let bridge = host.link_by_name("br").unwrap().unwrap();
             assert_eq!((bridge.mac, bridge.mtu, bridge.kind.as_deref()), (Some(MAC), 1400, Some("bridge")));
             assert_eq!(created, bridge);
+            assert_learns_no_more_than(&host, MOST_LEARNED_ADDRESSES);
             host.set_up(bridge.index).unwrap();
 
             let veth = VethSpec {
