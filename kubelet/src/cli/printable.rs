@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Control characters but line breaks as a reader can see them: `^[` for ESC, `\u{9b}` for those
-/// beyond ASCII.
+/// beyond ASCII; and letters that reorder or hide others.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    let is_harmless = |letter: char| !letter.is_control() || letter == '\n';
+    let is_harmless = |letter: char| letter == '\n' || !(letter.is_control() || is_unseen(letter));
     if text.chars().all(is_harmless) {
         return Cow::Borrowed(text);
     }
@@ -19,6 +19,14 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(shown)
+}
+
+/// Letters without a shape of their own (Unicode category Cf), which change the direction of what
+/// follows, or are not shown; but for the soft hyphen and the joiners, which words have.
+pub(super) fn is_unseen(letter: char) -> bool {
+    matches!(letter,
+        '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// [`printable`], on one line.
@@ -36,6 +44,7 @@ mod tests {
         assert_eq!(printable("größe\n2"), "größe\n2");
         assert!(matches!(printable("plain"), Cow::Borrowed("plain")));
         assert_eq!(printable("\u{1b}[2J\0\u{7f}\t\r\u{9b}x"), "^[[2J^@^?^I^M\\u{9b}x");
+        assert_eq!(printable("a\u{202e}b\u{2066}"), "a\\u{202e}b\\u{2066}");
         assert_eq!(printable_line("a\n\u{1b}b"), "a\\n^[b");
     }
 }

@@ -8,6 +8,8 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::printable::is_unseen;
+
 pub(super) fn write(value: &Value) -> String {
     let mut text = String::new();
     match value {
@@ -87,13 +89,18 @@ fn scalar(text: &str, out: &mut String) {
     if is_bare(text) {
         out.push_str(text);
     } else {
-        // JSON leaves DEL and the control characters beyond ASCII as they are; a terminal acts on them.
+        // JSON leaves DEL, the control characters beyond ASCII and letters that are not seen as they
+        // are; a terminal acts on them.
         for letter in Value::from(text).to_string().chars() {
-            if letter.is_control() {
-                write!(out, "\\u{:04x}", u32::from(letter)).expect("a String takes everything");
-            } else {
-                out.push(letter);
+            match u32::from(letter) {
+                _ if !letter.is_control() && !is_unseen(letter) => {
+                    out.push(letter);
+                    Ok(())
+                }
+                code @ 0x1_0000.. => write!(out, "\\U{code:08x}"),
+                code => write!(out, "\\u{code:04x}"),
             }
+            .expect("a String takes everything");
         }
     }
 }
@@ -118,9 +125,9 @@ fn literal(text: &str, indent: usize, out: &mut String) {
     }
 }
 
-/// Not a control character, a surrogate's stand-in or a break of YAML 1.1.
+/// Not a control character, a letter that is not seen, a surrogate's stand-in or a break of YAML 1.1.
 fn is_plain_letter(letter: char) -> bool {
-    !letter.is_control() && !matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}')
+    !letter.is_control() && !is_unseen(letter) && !matches!(letter, '\u{2028}' | '\u{2029}')
 }
 
 /// A word, a path or a name: nothing that begins like a number, means something
