@@ -18,7 +18,9 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::objects::{EventType, Kind, Object, PersistentVolumeClaim, Pod, PodPhase, VolumeSource};
+use crate::objects::{
+    EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod, PodPhase, VolumeSource,
+};
 use crate::plugins::Plugins;
 use crate::store::{Change, Store};
 use crate::volumes::Volumes;
@@ -28,6 +30,8 @@ pub(crate) use reclaim::users_of_claim;
 
 /// Before a missing class or driver is called a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// What a full disk did not take is tried again.
+const SETTLE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Clones share everything.
 #[derive(Debug, Clone)]
@@ -45,7 +49,7 @@ struct Shared {
     ended: Notify,
 }
 
-/// By the claim's uid.
+/// By the uid of the claim or volume.
 #[derive(Debug, Default)]
 struct Progress {
     running: HashSet<String>,
@@ -64,7 +68,7 @@ impl Provisioner {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Looks at every claim after each change that may matter to one.
+    /// Looks at every claim and volume after each change that may matter to one.
     pub(crate) async fn run(self) {
         let mut changes = self.shared.store.subscribe();
         let mut drivers = self.shared.plugins.changes();
@@ -89,14 +93,27 @@ impl Provisioner {
         let mut next = Instant::now() + Duration::from_secs(3600);
         for claim in self.shared.store.claims() {
             let uid = &claim.metadata.uid;
-            let due = self.progress().failed.get(uid).map(|r| r.due);
-            match due.filter(|due| *due > Instant::now()) {
+            match self.retry_due(uid) {
                 Some(due) => next = next.min(due),
                 None => self.look_at(&claim),
             }
         }
-        reclaim::remove_deleted_volumes(&self.shared.store);
+        for volume in reclaim::half_deleted(&self.shared.store) {
+            match self.retry_due(&volume.metadata.uid) {
+                Some(due) => next = next.min(due),
+                None => self.finish_deletion(volume),
+            }
+        }
+        if !reclaim::settle_volumes(&self.shared.store) {
+            next = next.min(Instant::now() + SETTLE_AGAIN);
+        }
         next
+    }
+
+    /// When what failed is tried again, if that is not now.
+    fn retry_due(&self, uid: &str) -> Option<Instant> {
+        let due = self.progress().failed.get(uid).map(|retry| retry.due);
+        due.filter(|due| *due > Instant::now())
     }
 
     fn look_at(&self, claim: &Arc<PersistentVolumeClaim>) {
@@ -132,15 +149,28 @@ impl Provisioner {
         }
     }
 
-    /// As a task of its own; at most one a claim.
     fn attempt(&self, claim: &Arc<PersistentVolumeClaim>, attempt: Attempt) {
-        let uid = claim.metadata.uid.clone();
+        let (shared, claim) = (Arc::clone(&self.shared), Arc::clone(claim));
+        let subject = claim.reference();
+        self.spawn(subject, async move { attempt.run(&shared, &claim).await });
+    }
+
+    fn finish_deletion(&self, volume: Arc<PersistentVolume>) {
+        let shared = Arc::clone(&self.shared);
+        let subject = volume.reference();
+        let delete = async move { reclaim::delete(&shared.store, &shared.plugins, &volume).await };
+        self.spawn(subject, delete);
+    }
+
+    /// As a task of its own; at most one a claim or volume.
+    fn spawn(&self, subject: ObjectRef, work: impl Future<Output = Result<(), Failure>> + Send + 'static) {
+        let uid = subject.uid.clone();
         if !self.progress().running.insert(uid.clone()) {
             return;
         }
-        let (this, claim) = (self.clone(), Arc::clone(claim));
+        let this = self.clone();
         tokio::spawn(async move {
-            let outcome = attempt.run(&this.shared, &claim).await;
+            let outcome = work.await;
             let mut progress = this.progress();
             progress.running.remove(&uid);
             match outcome {
@@ -150,7 +180,6 @@ impl Provisioner {
                     let retry = progress.failed.entry(uid).or_insert_with(new);
                     retry.due = Instant::now() + retry.backoff.step();
                     drop(progress);
-                    let subject = claim.reference();
                     let Failure { reason, message } = failure;
                     this.shared.store.record(&subject, EventType::Warning, reason, &message);
                 }

@@ -185,21 +185,42 @@ impl Store {
 
     /// Keeps the volume of a claim whose record was lost for the next claim of its
     /// name, which is another by its uid: it gets the data and not an empty volume.
+    ///
+    /// A volume that was released belonged to an earlier claim of that name, whose data no
+    /// later one may see.
     fn reserve_volume(&self, claim: &Key) -> Result<(), Error> {
         let is_of_claim =
             |holder: &ObjectRef| holder.namespace == claim.namespace && holder.name == claim.name;
-        for volume in self.volumes() {
-            if !volume.spec.claim_ref.as_ref().is_some_and(is_of_claim) {
-                continue;
+        let is_in_use = |volume: &PersistentVolume| {
+            !matches!(volume.status.phase, VolumePhase::Released | VolumePhase::Failed)
+                && !volume.metadata.is_deleted()
+        };
+        let mut volumes = self.volumes();
+        volumes.retain(|volume| volume.spec.claim_ref.as_ref().is_some_and(is_of_claim) && is_in_use(volume));
+        match &volumes[..] {
+            [] => Ok(()),
+            [volume] => {
+                let mut reserved = (**volume).clone();
+                if let Some(holder) = &mut reserved.spec.claim_ref {
+                    holder.uid.clear();
+                }
+                reserved.status.phase = VolumePhase::Available;
+                self.put_volume(reserved)
             }
-            let mut reserved = (*volume).clone();
-            if let Some(holder) = &mut reserved.spec.claim_ref {
-                holder.uid.clear();
+            several => {
+                let names: Vec<&str> = several.iter().map(|volume| volume.metadata.name.as_str()).collect();
+                let message = format!(
+                    "the record of claim {}/{} was lost, and any of these volumes may be the claim's: {}; \
+                     none is kept for the next claim of that name",
+                    claim.namespace,
+                    claim.name,
+                    names.join(", ")
+                );
+                let node = ObjectRef::node(&self.inner.node_name);
+                self.record(&node, EventType::Warning, UNREADABLE_RECORD, &message);
+                Ok(())
             }
-            reserved.status.phase = VolumePhase::Available;
-            self.put_volume(reserved)?;
         }
-        Ok(())
     }
 
     /// Gives a file that cannot be read and is about to be replaced a second name beside

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::pods_naming;
 use crate::objects::{
-    ClaimPhase, EventType, ObjectRef, PersistentVolume, PersistentVolumeClaim, StorageClass,
+    ClaimPhase, EventType, ObjectRef, PersistentVolume, PersistentVolumeClaim, Quantity, StorageClass,
     VolumeBindingMode, VolumePhase,
 };
 use crate::store::Store;
@@ -92,11 +92,38 @@ impl View<'_> {
         let Some(volume) = self.volumes.iter().find(|v| v.metadata.name == name) else {
             return wait(format!("volume \"{name}\" (spec.volumeName) not found"));
         };
-        match &volume.spec.claim_ref {
-            Some(holder) if !self.is_this_claim(holder) => {
+        match (&volume.spec.claim_ref, self.mismatch(volume)) {
+            (Some(holder), _) if !self.is_this_claim(holder) => {
                 wait(format!("volume \"{name}\" already bound to a different claim."))
             }
-            _ => Decision::Bind { volume: name.to_owned() },
+            (None, Some(mismatch)) => Decision::Wait {
+                event_type: EventType::Warning,
+                reason: "VolumeMismatch",
+                message: format!("Cannot bind to requested volume \"{name}\": {mismatch}"),
+            },
+            (Some(_), _) | (None, None) => Decision::Bind { volume: name.to_owned() },
+        }
+    }
+
+    /// Why a volume that is free does not do for the claim that asks for it by name.
+    fn mismatch(&self, volume: &PersistentVolume) -> Option<String> {
+        let (wanted, offered) = (&self.claim.spec, &volume.spec);
+        let (size, requested) = (offered.capacity.get("storage"), wanted.resources.requests.get("storage"));
+        if volume.metadata.is_deleted() {
+            Some("it is being deleted".to_owned())
+        } else if size < requested {
+            let shown = |size: Option<&Quantity>| size.map_or("0".to_owned(), Quantity::to_string);
+            Some(format!("its capacity {} is below the requested {}", shown(size), shown(requested)))
+        } else if offered.storage_class_name != self.class_name() {
+            let (found, wanted) = (&offered.storage_class_name, self.class_name());
+            Some(format!("its storageClassName is \"{found}\", the claim's \"{wanted}\""))
+        } else if offered.volume_mode != wanted.volume_mode {
+            Some("the volumeModes differ".to_owned())
+        } else if !wanted.access_modes.iter().all(|mode| offered.access_modes.contains(mode)) {
+            let (found, wanted) = (&offered.access_modes, &wanted.access_modes);
+            Some(format!("its accessModes are {found:?}, the claim's {wanted:?}"))
+        } else {
+            None
         }
     }
 
@@ -242,5 +269,53 @@ mod tests {
         let wants = claim(serde_json::json!({"accessModes": ["ReadWriteOnce"], "volumeName": "v"}));
         let decision = decide(&wants, &[volume("v", "1Gi", others)], &[], false);
         assert!(matches!(decision, Decision::Wait { reason: "FailedBinding", .. }), "{decision:?}");
+    }
+
+    #[test]
+    fn a_volume_that_is_asked_for_by_name_must_do_for_the_claim() {
+        let none = serde_json::Value::Null;
+        let small = volume("v", "512Mi", none.clone());
+        let named = |fields: serde_json::Value| {
+            let mut spec = serde_json::json!({
+                "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "v",
+                "resources": {"requests": {"storage": "512Mi"}}
+            });
+            spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            claim(spec)
+        };
+        let decision = |claim: &PersistentVolumeClaim, volume: &Arc<PersistentVolume>| {
+            decide(claim, std::slice::from_ref(volume), &[], false)
+        };
+        let bind = Decision::Bind { volume: "v".to_owned() };
+        assert_eq!(decision(&named(serde_json::json!({})), &small), bind);
+        let mut deleted = (*small).clone();
+        deleted.metadata.deletion_timestamp = Some(crate::objects::now());
+        for (fields, volume, words) in [
+            (
+                serde_json::json!({"resources": {"requests": {"storage": "1Gi"}}}),
+                &small,
+                "its capacity 512Mi is below the requested 1Gi",
+            ),
+            (
+                serde_json::json!({"storageClassName": "good"}),
+                &small,
+                "its storageClassName is \"\", the claim's \"good\"",
+            ),
+            (serde_json::json!({"volumeMode": "Block"}), &small, "the volumeModes differ"),
+            (
+                serde_json::json!({"accessModes": ["ReadWriteMany"]}),
+                &small,
+                "its accessModes are [ReadWriteOnce], the claim's [ReadWriteMany]",
+            ),
+            (serde_json::json!({}), &Arc::new(deleted), "it is being deleted"),
+        ] {
+            let message = format!("Cannot bind to requested volume \"v\": {words}");
+            let (event_type, reason) = (EventType::Warning, "VolumeMismatch");
+            assert_eq!(decision(&named(fields), volume), Decision::Wait { event_type, reason, message });
+        }
+        // Reserved for this claim by the one who made it: the size is that person's affair.
+        let mine = serde_json::json!({"namespace": "default", "name": "data"});
+        let wants_more = named(serde_json::json!({"resources": {"requests": {"storage": "1Gi"}}}));
+        assert_eq!(decision(&wants_more, &volume("v", "512Mi", mine)), bind);
     }
 }

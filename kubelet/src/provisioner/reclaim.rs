@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::create::PROVISIONED_BY;
 use super::{Failure, pods_naming};
@@ -50,9 +50,11 @@ pub(super) async fn reclaim(
             }
             kept => kept.map_err(not_kept)?,
         }
-        let provisioned = volume.metadata.annotations.contains_key(PROVISIONED_BY);
-        if volume.spec.persistent_volume_reclaim_policy == ReclaimPolicy::Delete && provisioned {
-            delete(store, plugins, &volume).await?;
+        if goes_with_its_claim(&volume) {
+            let deleted = delete(store, plugins, &volume).await;
+            deleted.inspect_err(|Failure { reason, message }| {
+                store.record(&volume.reference(), EventType::Warning, reason, message);
+            })?;
         }
     }
     let metadata = &claim.metadata;
@@ -65,13 +67,37 @@ fn bound_volume(store: &Store, claim: &PersistentVolumeClaim) -> Option<Arc<Pers
     store.volumes().into_iter().find(|v| holds(v))
 }
 
-async fn delete(store: &Store, plugins: &Plugins, volume: &PersistentVolume) -> Result<(), Failure> {
+fn goes_with_its_claim(volume: &PersistentVolume) -> bool {
+    let is_provisioned = volume.metadata.annotations.contains_key(PROVISIONED_BY);
+    is_provisioned && volume.spec.persistent_volume_reclaim_policy == ReclaimPolicy::Delete
+}
+
+/// Volumes whose deletion began with that of their claims, and whose claims are not there any
+/// more to have it go on: their records were lost.
+pub(super) fn half_deleted(store: &Store) -> Vec<Arc<PersistentVolume>> {
+    let mut volumes = store.volumes();
+    volumes.retain(|v| v.status.phase == VolumePhase::Released && goes_with_its_claim(v));
+    volumes.retain(|v| has_lost_its_claim(store, v));
+    volumes
+}
+
+/// Whether it is, or was, bound to a claim that is not there.
+fn has_lost_its_claim(store: &Store, volume: &PersistentVolume) -> bool {
+    let holder = volume.spec.claim_ref.as_ref().filter(|holder| !holder.uid.is_empty());
+    holder.is_some_and(|holder| {
+        let claim = store.claim(&holder.namespace, &holder.name);
+        claim.is_none_or(|claim| claim.metadata.uid != holder.uid)
+    })
+}
+
+pub(super) async fn delete(
+    store: &Store,
+    plugins: &Plugins,
+    volume: &PersistentVolume,
+) -> Result<(), Failure> {
     let name = &volume.metadata.name;
     let Some(csi) = &volume.spec.csi else { return Ok(()) };
-    let failed = |message: String| {
-        store.record(&volume.reference(), EventType::Warning, "VolumeFailedDelete", &message);
-        Failure { reason: "VolumeFailedDelete", message }
-    };
+    let failed = |message: String| Failure { reason: "VolumeFailedDelete", message };
     let driver = plugins.driver(&csi.driver).ok_or_else(|| {
         failed(format!(
             "volume {name} is not deleted yet: driver {} is not registered; start it with this kubelet's root directory",
@@ -82,14 +108,28 @@ async fn delete(store: &Store, plugins: &Plugins, volume: &PersistentVolume) -> 
     store.remove_volume(name).map_err(not_kept)
 }
 
-/// Volumes marked deleted go once no claim is bound to them; their data stays.
-pub(super) fn remove_deleted_volumes(store: &Store) {
-    let deleted = store.volumes().into_iter().filter(|v| v.metadata.is_deleted());
-    for volume in deleted.filter(|v| v.status.phase != VolumePhase::Bound) {
-        if let Err(error) = store.remove_volume(&volume.metadata.name) {
-            warn!(volume = volume.metadata.name, error = trace::error_chain(&error), "volume object stays");
+/// Volumes marked deleted go once no claim is bound to them; their data stays. Others that are kept
+/// after their claims were deleted on a full disk, which took no record of it, are released. False
+/// where the disk is still full.
+pub(super) fn settle_volumes(store: &Store) -> bool {
+    let mut is_settled = true;
+    for volume in store.volumes() {
+        let name = &volume.metadata.name;
+        let is_bound = volume.status.phase == VolumePhase::Bound && !has_lost_its_claim(store, &volume);
+        if volume.metadata.is_deleted() && !is_bound {
+            if let Err(error) = store.remove_volume(name) {
+                warn!(volume = name, error = trace::error_chain(&error), "volume object stays");
+            }
+        } else if volume.status.phase == VolumePhase::Bound && !is_bound && !goes_with_its_claim(&volume) {
+            let mut released = (*volume).clone();
+            released.status.phase = VolumePhase::Released;
+            if let Err(error) = store.put_volume(released) {
+                debug!(volume = name, error = trace::error_chain(&error), "released later");
+                is_settled = false;
+            }
         }
     }
+    is_settled
 }
 
 fn not_kept(error: store::Error) -> Failure {

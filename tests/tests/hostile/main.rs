@@ -9,6 +9,7 @@ mod disk_limits;
 mod fs_group;
 mod full_disk;
 mod images;
+mod lost_claims;
 mod manifests;
 mod mounts;
 mod own_files;
