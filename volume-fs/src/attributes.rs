@@ -2,15 +2,15 @@
 
 use std::time::{Duration, SystemTime};
 
-use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{FileType as BackingType, Statx, StatxTimestamp};
 use rustix::io::Errno;
 
 use crate::errno::Result;
+use crate::file::{Attributes, FileKind, ROOT};
 
 /// Where the volume's inodes come from: one device, and the inode of its root.
 ///
-/// A node id is the backing inode number (fuser reports the node id as
+/// A node id is the backing inode number (the node id is reported as
 /// st_ino, so both are stable over restarts), except that FUSE wants 1 for the
 /// root: the root's number and 1 change places.
 #[derive(Debug, Clone, Copy)]
@@ -35,44 +35,43 @@ impl Origin {
 
     pub(crate) fn node_id_of_inode(self, inode: u64) -> u64 {
         if inode == self.root_inode {
-            INodeNo::ROOT.0
-        } else if inode == INodeNo::ROOT.0 {
+            ROOT
+        } else if inode == ROOT {
             self.root_inode
         } else {
             inode
         }
     }
 
-    pub(crate) fn attributes(self, backing: &Statx) -> Result<FileAttr> {
-        Ok(FileAttr {
-            ino: INodeNo(self.node_id(backing)?),
-            size: backing.stx_size,
-            blocks: backing.stx_blocks,
-            atime: system_time(backing.stx_atime),
-            mtime: system_time(backing.stx_mtime),
-            ctime: system_time(backing.stx_ctime),
-            crtime: system_time(backing.stx_btime),
-            kind: file_type(BackingType::from_raw_mode(backing.stx_mode.into())).ok_or(Errno::IO)?,
-            perm: backing.stx_mode & 0o7777,
-            nlink: backing.stx_nlink,
+    pub(crate) fn attributes(self, backing: &Statx) -> Result<Attributes> {
+        Ok(Attributes {
+            id: self.node_id(backing)?,
+            kind: file_kind(BackingType::from_raw_mode(backing.stx_mode.into())).ok_or(Errno::IO)?,
+            mode: backing.stx_mode & 0o7777,
+            links: backing.stx_nlink,
             uid: backing.stx_uid,
             gid: backing.stx_gid,
-            rdev: kernel_device_number(backing.stx_rdev_major, backing.stx_rdev_minor),
-            blksize: backing.stx_blksize,
-            flags: 0,
+            bytes: backing.stx_size,
+            blocks: backing.stx_blocks,
+            block_bytes: backing.stx_blksize,
+            device: kernel_device_number(backing.stx_rdev_major, backing.stx_rdev_minor),
+            accessed: system_time(backing.stx_atime),
+            modified: system_time(backing.stx_mtime),
+            changed: system_time(backing.stx_ctime),
+            born: system_time(backing.stx_btime),
         })
     }
 }
 
-pub(crate) fn file_type(backing: BackingType) -> Option<FileType> {
+pub(crate) fn file_kind(backing: BackingType) -> Option<FileKind> {
     match backing {
-        BackingType::RegularFile => Some(FileType::RegularFile),
-        BackingType::Directory => Some(FileType::Directory),
-        BackingType::Symlink => Some(FileType::Symlink),
-        BackingType::Fifo => Some(FileType::NamedPipe),
-        BackingType::Socket => Some(FileType::Socket),
-        BackingType::CharacterDevice => Some(FileType::CharDevice),
-        BackingType::BlockDevice => Some(FileType::BlockDevice),
+        BackingType::RegularFile => Some(FileKind::Regular),
+        BackingType::Directory => Some(FileKind::Directory),
+        BackingType::Symlink => Some(FileKind::Symlink),
+        BackingType::Fifo => Some(FileKind::Fifo),
+        BackingType::Socket => Some(FileKind::Socket),
+        BackingType::CharacterDevice => Some(FileKind::CharacterDevice),
+        BackingType::BlockDevice => Some(FileKind::BlockDevice),
         BackingType::Unknown => None,
     }
 }

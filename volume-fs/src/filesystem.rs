@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno as FuseErrno, FileHandle, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno as FuseErrno, FileAttr, FileHandle, FileType,
+    Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use linux::credentials::Caller;
 use rustix::fs::{
@@ -24,9 +24,10 @@ use rustix::io::Errno;
 
 use crate::directory::Taken;
 use crate::errno::{Result, to_fuse};
+use crate::file::{Attributes, FileKind, Handle, Known};
 use crate::gate::{Gate, Shut};
 use crate::metrics::{Call, Metrics, Operation};
-use crate::volume::{Changes, Known, Permissions, Range, Special, Volume, Xattr};
+use crate::volume::{Changes, Permissions, Range, Special, Volume, Xattr};
 
 /// What the kernel allows by default (fs.fuse.max_pages_limit = 256 pages).
 pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
@@ -112,8 +113,8 @@ impl Filesystem for VolumeFilesystem {
 
     fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let call = self.call(Operation::Getattr);
-        match call.ended(self.volume.attributes(ino.0, fh)) {
-            Ok(attributes) => reply.attr(&TRUSTED_FOR, &attributes),
+        match call.ended(self.volume.attributes(ino.0, fh.map(handle))) {
+            Ok(attributes) => reply.attr(&TRUSTED_FOR, &fuse_attributes(&attributes)),
             Err(errno) => reply.error(to_fuse(errno)),
         }
     }
@@ -139,9 +140,9 @@ impl Filesystem for VolumeFilesystem {
         let call = self.call(Operation::Setattr);
         let times = (atime.is_some() || mtime.is_some())
             .then(|| Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) });
-        let changes = Changes { mode, uid, gid, size, times };
+        let (changes, fh) = (Changes { mode, uid, gid, size, times }, fh.map(handle));
         self.change(move |volume| match call.ended(volume.change(ino.0, fh, &changes)) {
-            Ok(attributes) => reply.attr(&TRUSTED_FOR, &attributes),
+            Ok(attributes) => reply.attr(&TRUSTED_FOR, &fuse_attributes(&attributes)),
             Err(errno) => reply.error(to_fuse(errno)),
         });
     }
@@ -253,7 +254,7 @@ impl Filesystem for VolumeFilesystem {
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let call = self.call(Operation::Open);
         match call.ended(self.volume.open_file(ino.0, open_flags(flags.0))) {
-            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+            Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
             Err(errno) => reply.error(to_fuse(errno)),
         }
     }
@@ -269,7 +270,7 @@ impl Filesystem for VolumeFilesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let read = self.call(Operation::Read).ended(self.volume.read(fh, offset, size));
+        let read = self.call(Operation::Read).ended(self.volume.read(handle(fh), offset, size));
         if let Ok(data) = &read {
             self.metrics.read(data.len());
         }
@@ -291,7 +292,7 @@ impl Filesystem for VolumeFilesystem {
         let clear_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let (call, metrics) = (self.call(Operation::Write), Arc::clone(&self.metrics));
         let write = move |volume: &Volume, data: &[u8]| {
-            let written = call.ended(volume.write(fh, offset, data, clear_setid));
+            let written = call.ended(volume.write(handle(fh), offset, data, clear_setid));
             metrics.written(written.unwrap_or_default());
             answer_written(written, reply);
         };
@@ -314,7 +315,7 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Flush);
-        answer_empty(call.ended(self.volume.flush(fh)), reply);
+        answer_empty(call.ended(self.volume.flush(handle(fh))), reply);
     }
 
     fn release(
@@ -328,19 +329,19 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Release);
-        self.volume.release_file(fh);
+        self.volume.release_file(handle(fh));
         answer_empty(call.ended(Ok(())), reply);
     }
 
     fn fsync(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let call = self.call(Operation::Fsync);
-        answer_empty(call.ended(self.volume.synchronise(fh, datasync)), reply);
+        answer_empty(call.ended(self.volume.synchronise(handle(fh), datasync)), reply);
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let call = self.call(Operation::Opendir);
         match call.ended(self.volume.open_directory(ino.0)) {
-            Ok(handle) => reply.opened(handle, FopenFlags::empty()),
+            Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
             Err(errno) => reply.error(to_fuse(errno)),
         }
     }
@@ -354,8 +355,8 @@ impl Filesystem for VolumeFilesystem {
         mut reply: ReplyDirectory,
     ) {
         let call = self.call(Operation::Readdir);
-        let listed = self.volume.list(fh, offset, |entry| {
-            taken_unless(reply.add(INodeNo(entry.id), entry.next, entry.kind, entry.name))
+        let listed = self.volume.list(handle(fh), offset, |entry| {
+            taken_unless(reply.add(INodeNo(entry.id), entry.next, fuse_kind(entry.kind), entry.name))
         });
         match call.ended(listed) {
             Ok(()) => reply.ok(),
@@ -372,14 +373,14 @@ impl Filesystem for VolumeFilesystem {
         mut reply: ReplyDirectoryPlus,
     ) {
         let call = self.call(Operation::Readdirplus);
-        let listed = self.volume.list_known(ino.0, fh, offset, |entry, known| {
+        let listed = self.volume.list_known(ino.0, handle(fh), offset, |entry, known| {
             let Known { attributes, generation } = known;
             taken_unless(reply.add(
-                attributes.ino,
+                INodeNo(attributes.id),
                 entry.next,
                 entry.name,
                 &TRUSTED_FOR,
-                attributes,
+                &fuse_attributes(attributes),
                 Generation(*generation),
             ))
         });
@@ -398,13 +399,13 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Releasedir);
-        self.volume.release_directory(fh);
+        self.volume.release_directory(handle(fh));
         answer_empty(call.ended(Ok(())), reply);
     }
 
     fn fsyncdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let call = self.call(Operation::Fsyncdir);
-        answer_empty(call.ended(self.volume.synchronise_directory(fh, datasync)), reply);
+        answer_empty(call.ended(self.volume.synchronise_directory(handle(fh), datasync)), reply);
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -480,11 +481,11 @@ impl Filesystem for VolumeFilesystem {
         let (name, caller) = (name.to_owned(), caller(request));
         let wanted = (Permissions { mode, umask }, open_flags(flags));
         self.change(move |volume| match call.ended(volume.create(parent.0, &name, wanted, caller)) {
-            Ok((known, handle)) => reply.created(
+            Ok((known, Handle(number))) => reply.created(
                 &TRUSTED_FOR,
-                &known.attributes,
+                &fuse_attributes(&known.attributes),
                 Generation(known.generation),
-                handle,
+                FileHandle(number),
                 FopenFlags::empty(),
             ),
             Err(errno) => reply.error(to_fuse(errno)),
@@ -504,7 +505,7 @@ impl Filesystem for VolumeFilesystem {
         let call = self.call(Operation::Fallocate);
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         self.change(move |volume| {
-            answer_empty(call.ended(volume.allocate(fh, (offset, length), mode)), reply);
+            answer_empty(call.ended(volume.allocate(handle(fh), (offset, length), mode)), reply);
         });
     }
 
@@ -524,7 +525,7 @@ impl Filesystem for VolumeFilesystem {
             _ => return reply.error(FuseErrno::EINVAL),
         };
         let call = self.call(Operation::Lseek);
-        match call.ended(self.volume.seek(fh, position)).map(i64::try_from) {
+        match call.ended(self.volume.seek(handle(fh), position)).map(i64::try_from) {
             Ok(Ok(found)) => reply.offset(found),
             Ok(Err(_)) => reply.error(FuseErrno::EOVERFLOW),
             Err(errno) => reply.error(to_fuse(errno)),
@@ -545,12 +546,48 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyWrite,
     ) {
         let call = self.call(Operation::CopyFileRange);
-        let from = Range { handle: fh_in, offset: offset_in };
-        let to = Range { handle: fh_out, offset: offset_out };
+        let from = Range { handle: handle(fh_in), offset: offset_in };
+        let to = Range { handle: handle(fh_out), offset: offset_out };
         // The answer has 32 bits.
         self.change(move |volume| {
             answer_written(call.ended(volume.copy_range(from, to, len.min(1 << 30))), reply);
         });
+    }
+}
+
+fn handle(fh: FileHandle) -> Handle {
+    Handle(fh.0)
+}
+
+fn fuse_kind(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharacterDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+fn fuse_attributes(attributes: &Attributes) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attributes.id),
+        size: attributes.bytes,
+        blocks: attributes.blocks,
+        atime: attributes.accessed,
+        mtime: attributes.modified,
+        ctime: attributes.changed,
+        crtime: attributes.born,
+        kind: fuse_kind(attributes.kind),
+        perm: attributes.mode,
+        nlink: attributes.links,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        rdev: attributes.device,
+        blksize: attributes.block_bytes,
+        flags: 0,
     }
 }
 
@@ -595,7 +632,9 @@ fn saturated(number: u64) -> u32 {
 
 fn answer_entry(result: Result<Known>, reply: ReplyEntry) {
     match result {
-        Ok(known) => reply.entry(&TRUSTED_FOR, &known.attributes, Generation(known.generation)),
+        Ok(known) => {
+            reply.entry(&TRUSTED_FOR, &fuse_attributes(&known.attributes), Generation(known.generation))
+        }
         Err(errno) => reply.error(to_fuse(errno)),
     }
 }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use fuser::FileHandle;
 use rustix::io::Errno;
 
 use crate::errno::Result;
+use crate::file::Handle;
 
 /// Numbers are never used twice, so that a late request cannot meet another file.
 #[derive(Debug)]
@@ -29,13 +29,13 @@ impl<T> Handles<T> {
         if self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
 
-    pub(crate) fn insert(&self, item: T) -> FileHandle {
+    pub(crate) fn insert(&self, item: T) -> Handle {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.open.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(item));
-        FileHandle(number)
+        Handle(number)
     }
 
-    pub(crate) fn get(&self, handle: FileHandle) -> Result<Arc<T>> {
+    pub(crate) fn get(&self, handle: Handle) -> Result<Arc<T>> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         open.get(&handle.0).cloned().ok_or(Errno::BADF)
     }
@@ -49,7 +49,7 @@ impl<T> Handles<T> {
     }
 
     /// What it was; it closes when the last request that uses it is done.
-    pub(crate) fn remove(&self, handle: FileHandle) -> Option<Arc<T>> {
+    pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<T>> {
         self.open.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0)
     }
 }

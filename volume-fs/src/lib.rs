@@ -24,6 +24,7 @@ mod count;
 mod directory;
 mod errno;
 mod error;
+mod file;
 mod filesystem;
 mod gate;
 mod handles;

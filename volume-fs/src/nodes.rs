@@ -25,7 +25,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use fuser::INodeNo;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
@@ -33,6 +32,7 @@ use self::bound::Nameless;
 pub(crate) use self::bound::{Admission, KnownNow, Pressure};
 use crate::attributes::Origin;
 use crate::errno::Result;
+use crate::file::ROOT;
 use crate::quota::Quota;
 
 /// Descriptors cost kernel memory too, each holds an inode and its dentry.
@@ -145,7 +145,7 @@ impl Nodes {
     pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, limits: NodeLimits, quota: Arc<Quota>) -> Self {
         let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
-        let table = Table { nodes: HashMap::from([(INodeNo::ROOT.0, root)]), round: 1, ..Table::default() };
+        let table = Table { nodes: HashMap::from([(ROOT, root)]), round: 1, ..Table::default() };
         Self {
             origin,
             limit: part(limits.descriptors / 4).min(MOST_DESCRIPTORS),
@@ -231,7 +231,7 @@ impl Nodes {
             table.ring_add(id);
             self.came(&mut table);
         }
-        let mut left = if id == INodeNo::ROOT.0 || nameless { Left::default() } else { table.put(id, place) };
+        let mut left = if id == ROOT || nameless { Left::default() } else { table.put(id, place) };
         if let Some(fd) = fd {
             left.extend(table.keep_open(id, Arc::new(fd), self.limit));
         }
@@ -442,7 +442,7 @@ impl Table {
         let mut next = Some(id);
         while let Some(id) = next.take() {
             let unused = self.nodes.get(&id).is_some_and(|node| node.lookups == 0 && node.children == 0);
-            if !unused || id == INodeNo::ROOT.0 {
+            if !unused || id == ROOT {
                 break;
             }
             let Some(node) = self.nodes.remove(&id) else { break };

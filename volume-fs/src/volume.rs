@@ -1,5 +1,5 @@
 //! The file system over the volume's directory: what each request does to the
-//! backing files. Knows nothing of fuser's replies. What is done to `names`, to
+//! backing files. Knows nothing of FUSE. What is done to `names`, to
 //! the `data` of files, to `attributes`, and the `listing` of directories are
 //! modules of their own.
 //!
@@ -18,7 +18,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
-use fuser::FileAttr;
 use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
@@ -31,6 +30,7 @@ use crate::attributes::Origin;
 use crate::count;
 use crate::directory::Directory;
 use crate::errno::{self, Result};
+use crate::file::Known;
 use crate::handles::Handles;
 use crate::nodes::{NodeLimits, Nodes, Place, stat};
 use crate::quota::{Charged, Quota, Use, charge};
@@ -70,13 +70,6 @@ pub(crate) struct Volume {
 struct OpenFile {
     id: u64,
     fd: OwnedFd,
-}
-
-/// A file the kernel is told of.
-#[derive(Debug)]
-pub(crate) struct Known {
-    pub(crate) attributes: FileAttr,
-    pub(crate) generation: u64,
 }
 
 impl Volume {

@@ -14,11 +14,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fuser::INodeNo;
 use rustix::io::Errno;
 
 use super::{Nodes, Place, Table};
 use crate::errno::Result;
+use crate::file::ROOT;
 
 /// A lookup that finds no room waits this long for the kernel to forget: where
 /// the driver has to name mount points first, a round takes some seconds, and two may be needed.
@@ -305,7 +305,7 @@ impl Nodes {
         let table = self.table();
         let mut names = vec![place.name.clone()];
         let mut at = place.directory;
-        while at != INodeNo::ROOT.0 {
+        while at != ROOT {
             let place = table.nodes.get(&at)?.place.as_ref()?;
             if names.len() > table.nodes.len() {
                 return None;
@@ -324,7 +324,7 @@ impl Table {
         self.ring.push_back(id);
         if self.ring.len() > 2 * self.nodes.len() + 1024 {
             self.ring.clear();
-            self.ring.extend(self.nodes.keys().filter(|id| **id != INodeNo::ROOT.0));
+            self.ring.extend(self.nodes.keys().filter(|id| **id != ROOT));
         }
     }
 

@@ -5,12 +5,12 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use fuser::{FileAttr, FileHandle};
 use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::{OpenFile, Volume, c_string, clearing_setid, mode_bits};
 use crate::errno::Result;
+use crate::file::{Attributes, Handle};
 use crate::nodes::stat;
 use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 use crate::xattrs;
@@ -37,7 +37,7 @@ pub(crate) enum Xattr {
 }
 
 impl Volume {
-    pub(crate) fn attributes(&self, id: u64, handle: Option<FileHandle>) -> Result<FileAttr> {
+    pub(crate) fn attributes(&self, id: u64, handle: Option<Handle>) -> Result<Attributes> {
         // An open file answers for itself: no descriptor has to be opened again.
         if let Some(file) = handle.and_then(|handle| self.files.get(handle).ok()) {
             return self.origin.attributes(&stat(&file.fd)?);
@@ -45,7 +45,7 @@ impl Volume {
         self.origin.attributes(&stat(self.nodes.descriptor(id)?)?)
     }
 
-    pub(crate) fn change(&self, id: u64, handle: Option<FileHandle>, changes: &Changes) -> Result<FileAttr> {
+    pub(crate) fn change(&self, id: u64, handle: Option<Handle>, changes: &Changes) -> Result<Attributes> {
         self.writable()?;
         let fd = self.nodes.descriptor(id)?;
         if let Some(size) = changes.size {
@@ -72,7 +72,7 @@ impl Volume {
 
     /// Always clears suid and sgid: the request says whether the caller may
     /// keep them, but fuser 0.18 does not say it on. POSIX leaves it open.
-    fn truncate(&self, (id, node): (u64, &OwnedFd), handle: Option<FileHandle>, size: u64) -> Result<()> {
+    fn truncate(&self, (id, node): (u64, &OwnedFd), handle: Option<Handle>, size: u64) -> Result<()> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open,
             None => Arc::new(OpenFile { id, fd: self.reopen(node, OFlags::WRONLY)? }),

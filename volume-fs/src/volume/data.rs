@@ -2,12 +2,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use fuser::FileHandle;
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::{OpenFile, Volume, clearing_setid, synchronise};
 use crate::errno::{self, Result};
+use crate::file::Handle;
 use crate::nodes::stat;
 use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 
@@ -20,12 +20,12 @@ pub(super) const PASSED_ON: OFlags =
 /// One end of copy_file_range.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Range {
-    pub(crate) handle: FileHandle,
+    pub(crate) handle: Handle,
     pub(crate) offset: u64,
 }
 
 impl Volume {
-    pub(crate) fn open_file(&self, id: u64, flags: OFlags) -> Result<FileHandle> {
+    pub(crate) fn open_file(&self, id: u64, flags: OFlags) -> Result<Handle> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
             self.writable()?;
         }
@@ -35,7 +35,7 @@ impl Volume {
         Ok(self.files.insert(OpenFile { id, fd }))
     }
 
-    pub(crate) fn release_file(&self, handle: FileHandle) {
+    pub(crate) fn release_file(&self, handle: Handle) {
         if let Some(file) = self.files.remove(handle) {
             // What was written late may have taken or given back a block.
             self.quota.settle(file.id, None, |before| self.measure(&file.fd, before));
@@ -43,7 +43,7 @@ impl Volume {
         }
     }
 
-    pub(crate) fn read(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, handle: Handle, offset: u64, size: u32) -> Result<Vec<u8>> {
         let file = self.files.get(handle)?;
         let size = usize::try_from(size).map_err(|_| Errno::INVAL)?;
         let mut data = Vec::with_capacity(size);
@@ -63,13 +63,7 @@ impl Volume {
 
     /// How many bytes of `data` were written: as many as fit. `clear_setid`:
     /// the caller may not keep suid and sgid.
-    pub(crate) fn write(
-        &self,
-        handle: FileHandle,
-        offset: u64,
-        data: &[u8],
-        clear_setid: bool,
-    ) -> Result<usize> {
+    pub(crate) fn write(&self, handle: Handle, offset: u64, data: &[u8], clear_setid: bool) -> Result<usize> {
         let file = self.files.get(handle)?;
         let (fitting, reserved) = self.make_room(&file, offset, data.len() as u64)?;
         let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
@@ -81,13 +75,13 @@ impl Volume {
     }
 
     /// What close(2) of the backing file would report.
-    pub(crate) fn flush(&self, handle: FileHandle) -> Result<()> {
+    pub(crate) fn flush(&self, handle: Handle) -> Result<()> {
         let file = self.files.get(handle)?;
         let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&file.fd, 0))?;
         nix::unistd::close(duplicate).map_err(errno::from_nix)
     }
 
-    pub(crate) fn synchronise(&self, handle: FileHandle, data_only: bool) -> Result<()> {
+    pub(crate) fn synchronise(&self, handle: Handle, data_only: bool) -> Result<()> {
         let file = self.files.get(handle)?;
         synchronise(file.fd.as_fd(), data_only)?;
         self.quota.settle(file.id, None, |before| self.measure(&file.fd, before));
@@ -96,7 +90,7 @@ impl Volume {
 
     pub(crate) fn allocate(
         &self,
-        handle: FileHandle,
+        handle: Handle,
         (offset, length): (u64, u64),
         mode: FallocateFlags,
     ) -> Result<()> {
@@ -117,7 +111,7 @@ impl Volume {
         allocated
     }
 
-    pub(crate) fn seek(&self, handle: FileHandle, position: SeekFrom) -> Result<u64> {
+    pub(crate) fn seek(&self, handle: Handle, position: SeekFrom) -> Result<u64> {
         rustix::fs::seek(&self.files.get(handle)?.fd, position)
     }
 

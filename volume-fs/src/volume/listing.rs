@@ -4,44 +4,44 @@ use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
-use fuser::{FileAttr, FileHandle, FileType, INodeNo};
 use rustix::fs::{AtFlags, OFlags};
 
-use super::{Known, Volume, WANTED, synchronise};
-use crate::attributes::file_type;
+use super::{Volume, WANTED, synchronise};
+use crate::attributes::file_kind;
 use crate::directory::{Directory, Entry, Taken};
 use crate::errno::Result;
+use crate::file::{Attributes, FileKind, Handle, Known, ROOT};
 use crate::nodes::{Place, stat};
 
 /// An entry of a directory.
 #[derive(Debug)]
 pub(crate) struct Listed<'a> {
     pub(crate) id: u64,
-    pub(crate) kind: FileType,
+    pub(crate) kind: FileKind,
     pub(crate) name: &'a OsStr,
     pub(crate) next: u64,
 }
 
 impl Volume {
-    pub(crate) fn open_directory(&self, id: u64) -> Result<FileHandle> {
+    pub(crate) fn open_directory(&self, id: u64) -> Result<Handle> {
         self.directories.admit()?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
         Ok(self.directories.insert(Directory::new(fd)))
     }
 
-    pub(crate) fn release_directory(&self, handle: FileHandle) {
+    pub(crate) fn release_directory(&self, handle: Handle) {
         drop(self.directories.remove(handle));
     }
 
-    pub(crate) fn synchronise_directory(&self, handle: FileHandle, data_only: bool) -> Result<()> {
+    pub(crate) fn synchronise_directory(&self, handle: Handle, data_only: bool) -> Result<()> {
         synchronise(self.directories.get(handle)?.as_fd(), data_only)
     }
 
     /// Names and kinds from the cookie `offset` on.
     pub(crate) fn list(
         &self,
-        handle: FileHandle,
+        handle: Handle,
         offset: u64,
         mut take: impl FnMut(Listed<'_>) -> Taken,
     ) -> Result<()> {
@@ -52,7 +52,7 @@ impl Volume {
     pub(crate) fn list_known(
         &self,
         id: u64,
-        handle: FileHandle,
+        handle: Handle,
         offset: u64,
         mut take: impl FnMut(Listed<'_>, &Known) -> Taken,
     ) -> Result<()> {
@@ -64,8 +64,8 @@ impl Volume {
             if matches!(entry.name.as_bytes(), b"." | b"..") {
                 // Only number and kind of these are looked at; the root's
                 // parent is the root.
-                let ino = INodeNo(if entry.name.as_bytes() == b"." || id == 1 { id } else { listed.id });
-                return take(listed, &Known { attributes: FileAttr { ino, ..own }, generation: 0 });
+                let id = if entry.name.as_bytes() == b"." || id == ROOT { id } else { listed.id };
+                return take(listed, &Known { attributes: Attributes { id, ..own }, generation: 0 });
             }
             let seen = rustix::fs::statx(&*directory, &entry.name, AtFlags::SYMLINK_NOFOLLOW, WANTED);
             let known = seen.and_then(|seen| self.known(&seen, directory.as_fd(), &entry.name));
@@ -75,13 +75,13 @@ impl Volume {
             let place = Place { directory: id, name: entry.name.clone() };
             // One entry is an answer.
             let may_wait = !taken_before;
-            if let Err(errno) = self.nodes.remember_if_room(known.attributes.ino.0, place, may_wait) {
+            if let Err(errno) = self.nodes.remember_if_room(known.attributes.id, place, may_wait) {
                 refused = Some(errno);
                 return Taken::No;
             }
             let taken = take(listed, &known);
             if taken == Taken::No {
-                self.nodes.forget(known.attributes.ino.0, 1);
+                self.nodes.forget(known.attributes.id, 1);
             }
             taken_before = true;
             taken
@@ -93,7 +93,7 @@ impl Volume {
     fn listed<'a>(&self, entry: &'a Entry) -> Listed<'a> {
         Listed {
             id: self.origin.node_id_of_inode(entry.inode),
-            kind: file_type(entry.kind).unwrap_or(FileType::RegularFile),
+            kind: file_kind(entry.kind).unwrap_or(FileKind::Regular),
             name: OsStr::from_bytes(entry.name.as_bytes()),
             next: entry.next,
         }

@@ -4,14 +4,14 @@ use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use fuser::FileHandle;
 use linux::credentials::{self, Caller, CapabilitySet};
 use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, Statx};
 use rustix::io::Errno;
 
 use super::data::PASSED_ON;
-use super::{Known, OpenFile, Volume, WANTED, component, mode_bits};
+use super::{OpenFile, Volume, WANTED, component, mode_bits};
 use crate::errno::{self, Result};
+use crate::file::{Handle, Known};
 use crate::nodes::{Admission, Place, stat};
 use crate::quota::charge;
 
@@ -47,7 +47,7 @@ impl Volume {
             let fd = self.nodes.open_path(&parent, &place.name)?;
             let seen = stat(&fd)?;
             let known = self.known(&seen, fd.as_fd(), c"")?;
-            let id = known.attributes.ino.0;
+            let id = known.attributes.id;
             // Whenever it has to be looked up again, a rename or a removal has been made.
             if self.nodes.remember_if_still_there((id, &place), fd, (names, admission))?.is_none() {
                 return Ok((known, seen));
@@ -114,7 +114,7 @@ impl Volume {
         name: &OsStr,
         (permissions, flags): (Permissions, OFlags),
         caller: Caller,
-    ) -> Result<(Known, FileHandle)> {
+    ) -> Result<(Known, Handle)> {
         self.writable()?;
         let place = Place { directory, name: component(name)? };
         let parent = self.nodes.descriptor(directory)?;
@@ -139,7 +139,7 @@ impl Volume {
         inode.keep();
         let seen = stat(&file)?;
         let known = self.known(&seen, file.as_fd(), c"")?;
-        let id = known.attributes.ino.0;
+        let id = known.attributes.id;
         self.quota.add(id, charge(&seen, 0));
         self.nodes.remember(id, place, None);
         Ok((known, self.files.insert(OpenFile { id, fd: file })))
@@ -236,7 +236,7 @@ impl Volume {
         self.settling(directory, &parent, || create(&parent, &new_name))?;
         inode.keep();
         let (known, seen) = self.find(directory, name, Admission::Admitted)?;
-        self.quota.add(known.attributes.ino.0, charge(&seen, 0));
+        self.quota.add(known.attributes.id, charge(&seen, 0));
         Ok(known)
     }
 
