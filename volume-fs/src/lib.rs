@@ -3,7 +3,7 @@
 //! connection that arrives as a descriptor too.
 //!
 //! Start to end: [`handover`] dials the driver, [`confine`] gives up what the
-//! process will not need, `handover` receives the five descriptors, fuser
+//! process will not need, `handover` receives the descriptors, fuser
 //! answers FUSE_INIT, [`seccomp`] closes the door, the driver is told, its
 //! socket is closed, and the event loops run until the unmount.
 //!
