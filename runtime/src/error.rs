@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use tonic::{Code, Status};
 pub(crate) use trace::error_chain as chain;
 
+use crate::images::error::ImageError;
+
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +29,13 @@ pub enum Error {
     /// Each offer is a digest and its place.
     #[error("image {image:?} is {} but {}: remove one of them, or name the image with its digest", .offers[0], .offers[1])]
     ImageAmbiguous { image: String, offers: [String; 2] },
-    #[error("image {image:?}: {place}: {problem}")]
-    ImageCorrupt { image: String, place: String, problem: String },
+    #[error("image {image:?}: {place}")]
+    ImageCorrupt {
+        image: String,
+        place: String,
+        #[source]
+        source: ImageError,
+    },
     #[error("cni: {problem}")]
     NetworkConfig { problem: String },
     /// `problem` is the plugin's own `code N: msg: details`, or why it could not run.

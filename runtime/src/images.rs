@@ -6,6 +6,7 @@
 
 mod archive;
 mod documents;
+pub(crate) mod error;
 mod files;
 mod job;
 mod layers;
@@ -23,10 +24,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::record;
 use crate::trash::{self, Trash};
 use documents::Configuration;
+use error::ImageError;
 use job::Job;
 use layers::{Layers, Pin};
 pub use limits::ImageLimits;
@@ -170,7 +172,7 @@ impl ImageStore {
                 Ok((Some(manifest), source)) => (source, manifest),
                 Ok((None, _)) => continue,
                 Err(problem) => {
-                    broken.push(format!("{}: {problem}", path.display()));
+                    broken.push(format!("{}: {}", path.display(), chain(&problem)));
                     continue;
                 }
             };
@@ -189,18 +191,19 @@ impl ImageStore {
     }
 
     fn import(&self, wanted: &Reference, source: &Source, found: &Manifest) -> Result<Image> {
-        let corrupt = |problem: String| Error::ImageCorrupt {
+        let place = source.path().display().to_string();
+        let corrupt = |source: ImageError| Error::ImageCorrupt {
             image: wanted.to_string(),
-            place: source.path().display().to_string(),
-            problem,
+            place: place.clone(),
+            source,
         };
         let descriptor = &found.manifest.config;
         let config: Configuration = source.blob_json(&descriptor.digest).map_err(corrupt)?;
         let layers = &found.manifest.layers;
         let diff_ids = &config.rootfs.diff_ids;
         if layers.len() != diff_ids.len() {
-            let problem = format!("{} layers but {} diff_ids", layers.len(), diff_ids.len());
-            return Err(corrupt(problem));
+            let (layers, diff_ids) = (layers.len(), diff_ids.len());
+            return Err(corrupt(ImageError::LayerCount { layers, diff_ids }));
         }
         let layer_digests: Vec<String> = layers.iter().map(|layer| layer.digest.clone()).collect();
         let repo_digest = format!("{}@{}", wanted.repository, found.digest);
@@ -213,9 +216,9 @@ impl ImageStore {
         let mut used = Used::default();
         for ((layer, diff_id), pin) in layers.iter().zip(diff_ids).zip(&pins) {
             if layer.is_zstd_layer() {
-                return Err(corrupt(format!("layer {}: zstd layers are not supported", layer.digest)));
+                return Err(corrupt(ImageError::Zstd.within(format!("layer {}", layer.digest))));
             }
-            let problem = |problem: String| corrupt(format!("layer {}: {problem}", layer.digest));
+            let problem = |e: ImageError| corrupt(e.within(format!("layer {}", layer.digest)));
             let _alone = pin.lock();
             let wanted = (layer.digest.as_str(), diff_id.as_str());
             used.add(self.ensure_layer(source, wanted, is_known, used, &problem)?);
@@ -242,7 +245,7 @@ impl ImageStore {
         (digest, diff_id): (&str, &str),
         is_known: bool,
         used: Used,
-        corrupt: &dyn Fn(String) -> Error,
+        corrupt: &dyn Fn(ImageError) -> Error,
     ) -> Result<Used> {
         let blob = source.blob(digest).map_err(corrupt)?;
         let target = self.layer_dir(digest);

@@ -47,7 +47,7 @@ fn unpack(job: &str, parent: &str, cgroup: Option<&Path>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(problem) => {
-            drop(writeln!(std::io::stderr(), "{problem}"));
+            drop(writeln!(std::io::stderr(), "{}", chain(&problem)));
             ExitCode::FAILURE
         }
     }

@@ -114,7 +114,7 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
 /// gets hold of the file its shim was started from (an image's script may name
 /// /proc/self/exe as its interpreter) cannot write to it. All shims share the
 /// program's pages (docs/decisions/0037).
-pub(crate) fn own_program() -> Result<String> {
+pub(crate) fn own_program() -> linux::Result<String> {
     // Never closed: giving up a mount waits for RCU.
     static MOUNT: OnceLock<OwnedFd> = OnceLock::new();
     let mount = match MOUNT.get() {

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::error::{ImageError, Result};
 use super::limits::{Allowance, ImageLimits, Limited, Used};
 use super::reference::is_hex_digest;
 use super::{READERS, files};
@@ -24,7 +25,7 @@ const MAX_CACHED_BLOBS: usize = 100_000;
 /// Offset and size of each file of the layout, by its name.
 pub(crate) type Listing = HashMap<PathBuf, (u64, u64)>;
 /// A refusal is cached, too: reading the archive again would repeat it.
-type Cached = Result<Arc<Listing>, String>;
+type Cached = std::result::Result<Arc<Listing>, Arc<ImageError>>;
 
 /// One cache for the process: every pull looks into every archive.
 static LISTINGS: Listings = Listings(Mutex::new(BTreeMap::new()));
@@ -58,33 +59,33 @@ impl Version {
 }
 
 /// Reads the archive only if it has changed since it was listed.
-pub(crate) fn listing(path: &Path, limits: &ImageLimits) -> Cached {
+pub(crate) fn listing(path: &Path, limits: &ImageLimits) -> Result<Arc<Listing>> {
     LISTINGS.get_or_list(path, limits)
 }
 
 impl Listings {
-    fn get_or_list(&self, path: &Path, limits: &ImageLimits) -> Cached {
+    fn get_or_list(&self, path: &Path, limits: &ImageLimits) -> Result<Arc<Listing>> {
         let file = files::open(path)?;
-        let version_of = |file| Version::of(file, limits).map_err(|e| format!("stat: {e}"));
+        let version_of = |file| Version::of(file, limits).map_err(ImageError::io("stat"));
         let version = version_of(&file)?;
         if let Some(cached) = self.find(&version) {
-            return cached;
+            return cached.map_err(ImageError::Known);
         }
         let _permit = READERS.acquire();
         // Another thread may have listed it meanwhile.
         if let Some(cached) = self.find(&version) {
-            return cached;
+            return cached.map_err(ImageError::Known);
         }
         let listed = match list(&file, limits) {
             Ok(listing) => Ok(Arc::new(listing)),
-            Err(Problem::OfContent(problem)) => Err(problem),
+            Err(Problem::OfContent(problem)) => Err(Arc::new(problem)),
             Err(Problem::OfReading(problem)) => return Err(problem),
         };
         // A file that changed while it was read is listed again.
         if version_of(&file)? == version {
             self.remember(version, listed.clone());
         }
-        listed
+        listed.map_err(ImageError::Known)
     }
 
     fn find(&self, version: &Version) -> Option<Cached> {
@@ -107,21 +108,21 @@ impl Listings {
 
 enum Problem {
     /// The archive is at fault.
-    OfContent(String),
+    OfContent(ImageError),
     /// The system is at fault: the next attempt may succeed.
-    OfReading(String),
+    OfReading(ImageError),
 }
 
-fn list(file: &File, limits: &ImageLimits) -> Result<Listing, Problem> {
+fn list(file: &File, limits: &ImageLimits) -> std::result::Result<Listing, Problem> {
     let (header, all_headers) = (Allowance::unlimited(), Allowance::unlimited());
     all_headers.set(MAX_HEADER_BYTES);
     let unreadable = |e: std::io::Error| match e.raw_os_error() {
-        Some(_) => Problem::OfReading(format!("read tar: {e}")),
+        Some(_) => Problem::OfReading(ImageError::reading("tar")(e)),
         None if header.is_used_up() => Problem::OfContent(limits.header_too_large()),
-        None if all_headers.is_used_up() => Problem::OfContent(format!(
-            "the archive's headers have more than {MAX_HEADER_BYTES} bytes together"
-        )),
-        None => Problem::OfContent(format!("read tar: {e}")),
+        None if all_headers.is_used_up() => {
+            Problem::OfContent(ImageError::HeadersTooLarge { most: MAX_HEADER_BYTES })
+        }
+        None => Problem::OfContent(ImageError::reading("tar")(e)),
     };
     let limited = Limited::new(Limited::new(file, all_headers.clone()), header.clone());
     let mut archive = tar::Archive::new(limited);
@@ -133,13 +134,13 @@ fn list(file: &File, limits: &ImageLimits) -> Result<Listing, Problem> {
         let Some(entry) = entries.next() else { break };
         let entry = entry.map_err(unreadable)?;
         Used { unpacked_bytes: 0, entries: count }.check(limits).map_err(Problem::OfContent)?;
-        let name = entry.path().map_err(|e| Problem::OfContent(format!("tar entry name: {e}")))?;
+        let name = entry.path().map_err(|e| Problem::OfContent(ImageError::io("tar entry name")(e)))?;
         let name = name.strip_prefix("./").unwrap_or(&name);
         if is_of_layout(name) {
             found.insert(name.to_owned(), (entry.raw_file_position(), entry.size()));
         }
         if found.len() > MAX_BLOBS {
-            return Err(Problem::OfContent(format!("more than {MAX_BLOBS} blobs in one archive")));
+            return Err(Problem::OfContent(ImageError::TooManyBlobs { most: MAX_BLOBS }));
         }
     }
     Ok(found)
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(listings.get_or_list(&path, &limits).unwrap().len(), 2);
         let fewer = ImageLimits { entries: 1, ..ImageLimits::default() };
         let problem = listings.get_or_list(&path, &fewer).unwrap_err();
-        assert_eq!(problem, "the image has more than 1 entries (--image-max-entries)");
+        assert_eq!(problem.to_string(), "the image has more than 1 entries (--image-max-entries)");
     }
 
     #[test]
@@ -216,7 +217,7 @@ mod tests {
             file.write_all_at(entry.as_bytes(), (n + 1) * each - 512).unwrap();
         }
         let problem = listing(&path, &ImageLimits::default()).unwrap_err();
-        assert_eq!(problem, "the archive's headers have more than 67108864 bytes together");
+        assert_eq!(problem.to_string(), "the archive's headers have more than 67108864 bytes together");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
+use super::error::{ImageError, Result};
+
 /// Limits of one image, as flags of `hawser-runtime` and `hawser-kubelet run`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 pub struct ImageLimits {
@@ -53,31 +55,28 @@ impl Used {
         self.entries = self.entries.saturating_add(more.entries);
     }
 
-    pub(crate) fn check(&self, limits: &ImageLimits) -> Result<(), String> {
+    pub(crate) fn check(&self, limits: &ImageLimits) -> Result<()> {
         if self.unpacked_bytes > limits.unpacked_bytes {
             return Err(limits.too_many_bytes());
         }
         if self.entries > limits.entries {
-            let limit = limits.entries;
-            return Err(format!("the image has more than {limit} entries (--image-max-entries)"));
+            return Err(ImageError::TooManyEntries { most: limits.entries });
         }
         Ok(())
     }
 }
 
 impl ImageLimits {
-    pub(crate) fn too_many_bytes(&self) -> String {
-        let limit = self.unpacked_bytes;
-        format!("the image unpacks to more than {limit} bytes (--image-max-unpacked-bytes)")
+    pub(crate) fn too_many_bytes(&self) -> ImageError {
+        ImageError::TooManyBytes { most: self.unpacked_bytes }
     }
 
-    pub(crate) fn header_too_large(&self) -> String {
-        let limit = self.header_bytes;
-        format!("a tar header has more than {limit} bytes (--image-max-header-bytes)")
+    pub(crate) fn header_too_large(&self) -> ImageError {
+        ImageError::HeaderTooLarge { most: self.header_bytes }
     }
 
-    pub(crate) fn too_deep(&self) -> String {
-        format!("more than {} directories inside one another (--image-max-depth)", self.depth)
+    pub(crate) fn too_deep(&self) -> ImageError {
+        ImageError::TooDeep { most: self.depth }
     }
 }
 

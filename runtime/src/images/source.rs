@@ -12,11 +12,12 @@ use sha2::{Digest, Sha256};
 use super::READERS;
 use super::archive::{self, Listing};
 use super::documents::{self, Descriptor, Index};
+use super::error::{ImageError, Result};
 use super::files::{open, open_dir, open_within};
 use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
 
-/// One layout. Problems are plain sentences: the caller adds image and place.
+/// One layout. The caller adds image and place to its errors.
 #[derive(Debug)]
 pub(crate) struct Source {
     place: Place,
@@ -42,12 +43,12 @@ pub(crate) struct Blob {
 
 impl Blob {
     /// The file, at the blob's first byte.
-    pub(crate) fn open(&self) -> Result<File, String> {
+    pub(crate) fn open(&self) -> Result<File> {
         let mut file = match &self.inner {
             Some(inner) => open_within(&self.place, inner)?,
             None => open(&self.place)?,
         };
-        file.seek(SeekFrom::Start(self.offset)).map_err(|e| format!("seek: {e}"))?;
+        file.seek(SeekFrom::Start(self.offset)).map_err(ImageError::io("seek"))?;
         Ok(file)
     }
 }
@@ -79,7 +80,7 @@ impl Source {
         Ok(paths)
     }
 
-    pub(crate) fn open(path: &Path, limits: &ImageLimits) -> Result<Self, String> {
+    pub(crate) fn open(path: &Path, limits: &ImageLimits) -> Result<Self> {
         let limits = limits.clone();
         if path.is_dir() {
             return Ok(Self { place: Place::Directory(path.to_owned()), limits });
@@ -95,19 +96,19 @@ impl Source {
     }
 
     /// The manifest that `index.json` has under `wanted`, for this machine's platform.
-    pub(crate) fn find(&self, wanted: &Reference) -> Result<Option<Manifest>, String> {
+    pub(crate) fn find(&self, wanted: &Reference) -> Result<Option<Manifest>> {
         let index: Index = self.json(Path::new("index.json"), None)?;
         let Some(descriptor) = index.manifests.iter().find(|d| is_named(d, wanted)) else { return Ok(None) };
         self.manifest(descriptor).map(Some)
     }
 
     /// Every name that `index.json` gives an image, as it is written there.
-    pub(crate) fn names(&self) -> Result<Vec<String>, String> {
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
         let index: Index = self.json(Path::new("index.json"), None)?;
         Ok(index.manifests.iter().filter_map(|d| d.names().next()).map(str::to_owned).collect())
     }
 
-    fn manifest(&self, descriptor: &Descriptor) -> Result<Manifest, String> {
+    fn manifest(&self, descriptor: &Descriptor) -> Result<Manifest> {
         let digest = descriptor.digest.clone();
         if !descriptor.is_index() {
             return Ok(Manifest { manifest: self.blob_json(&digest)?, digest });
@@ -121,52 +122,52 @@ impl Source {
             .manifests
             .iter()
             .find(suits)
-            .ok_or_else(|| format!("index {digest} has no manifest for linux/{architecture}"))?;
+            .ok_or_else(|| ImageError::NoPlatform { digest: digest.clone(), architecture })?;
         Ok(Manifest { manifest: self.blob_json(&descriptor.digest)?, digest })
     }
 
     /// A JSON blob, checked against its digest.
-    pub(crate) fn blob_json<T: serde::de::DeserializeOwned>(&self, digest: &str) -> Result<T, String> {
+    pub(crate) fn blob_json<T: serde::de::DeserializeOwned>(&self, digest: &str) -> Result<T> {
         self.json(&blob_path(digest)?, Some(digest))
     }
 
-    fn json<T: serde::de::DeserializeOwned>(&self, path: &Path, digest: Option<&str>) -> Result<T, String> {
+    fn json<T: serde::de::DeserializeOwned>(&self, path: &Path, digest: Option<&str>) -> Result<T> {
         let limit = self.limits.manifest_bytes;
         let blob = self.file(path)?;
         if blob.size > limit {
-            let name = path.display();
-            return Err(format!(
-                "{name} has {size} bytes, more than {limit} (--image-max-manifest-bytes)",
-                size = blob.size
-            ));
+            let path = path.to_owned();
+            return Err(ImageError::DocumentTooLarge { path, bytes: blob.size, most: limit });
         }
         let _permit = READERS.acquire();
         let mut bytes = Vec::new();
         let file = blob.open()?;
-        file.take(blob.size).read_to_end(&mut bytes).map_err(|e| format!("read {}: {e}", path.display()))?;
+        file.take(blob.size)
+            .read_to_end(&mut bytes)
+            .map_err(ImageError::reading(path.display().to_string()))?;
         if let Some(wanted) = digest {
             let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
             if found != wanted {
-                return Err(format!("blob {wanted} has digest {found}"));
+                return Err(ImageError::OtherDigest { wanted: wanted.to_owned(), found });
             }
         }
         serde_json::from_slice(&bytes).map_err(|e| parse_problem(path, e.to_string()))
     }
 
     /// A blob as it lies there: whoever reads it checks the digest.
-    pub(crate) fn blob(&self, digest: &str) -> Result<Blob, String> {
+    pub(crate) fn blob(&self, digest: &str) -> Result<Blob> {
         self.file(&blob_path(digest)?)
     }
 
-    fn file(&self, inner: &Path) -> Result<Blob, String> {
+    fn file(&self, inner: &Path) -> Result<Blob> {
         match &self.place {
             Place::Directory(dir) => {
                 let metadata = open_within(dir, inner)?.metadata();
-                let size = metadata.map_err(|e| format!("stat {}: {e}", inner.display()))?.len();
+                let open = |source| ImageError::Open { path: inner.to_owned(), source };
+                let size = metadata.map_err(open)?.len();
                 Ok(Blob { place: dir.clone(), inner: Some(inner.to_owned()), offset: 0, size })
             }
             Place::Archive { path, entries } => {
-                let missing = || format!("open {}: not in the archive", inner.display());
+                let missing = || ImageError::NotInArchive { path: inner.to_owned() };
                 let (offset, size) = *entries.get(inner).ok_or_else(missing)?;
                 Ok(Blob { place: path.clone(), inner: None, offset, size })
             }
@@ -181,8 +182,8 @@ fn is_layout(dir: &Path) -> bool {
 }
 
 /// Cuts the error: serde quotes the text it found, which may have megabytes.
-fn parse_problem(path: &Path, problem: String) -> String {
-    format!("parse {}: {}", path.display(), trace::shortened(problem, 300))
+fn parse_problem(path: &Path, problem: String) -> ImageError {
+    ImageError::Parse { path: path.to_owned(), problem: trace::shortened(problem, 300) }
 }
 
 fn is_named(descriptor: &Descriptor, wanted: &Reference) -> bool {
@@ -196,9 +197,9 @@ fn is_named(descriptor: &Descriptor, wanted: &Reference) -> bool {
     }
 }
 
-fn blob_path(digest: &str) -> Result<PathBuf, String> {
+fn blob_path(digest: &str) -> Result<PathBuf> {
     if !is_digest(digest) {
-        return Err(format!("digest {digest:?} is not sha256:<64 hex digits>"));
+        return Err(ImageError::NoDigest { digest: digest.to_owned() });
     }
     Ok(Path::new("blobs/sha256").join(&digest["sha256:".len()..]))
 }
@@ -220,7 +221,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let index = format!("{{\"manifests\": \"{}\"}}", "x".repeat(1 << 20));
         std::fs::write(dir.path().join("index.json"), index).unwrap();
-        let problem = Source::open(dir.path(), &ImageLimits::default()).unwrap().names().unwrap_err();
+        let problem =
+            Source::open(dir.path(), &ImageLimits::default()).unwrap().names().unwrap_err().to_string();
         assert!(problem.starts_with("parse index.json: invalid type: string \"xxx"), "{}", problem.len());
         assert!(problem.ends_with("x...") && problem.len() < 400, "{}", problem.len());
     }

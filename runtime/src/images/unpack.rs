@@ -18,6 +18,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid
 use sha2::{Digest, Sha256};
 use tar::EntryType;
 
+use super::error::{ImageError, Result};
 use super::job::Job;
 use super::limits::{Allowance, ImageLimits, Limited, Used};
 use super::source::hex;
@@ -29,13 +30,14 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Unpacks `blob` into the directory of `job`, unless it is there. Both digests are checked: the
 /// blob's own and, unpacked, the one that the image configuration names.
-pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
+pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used> {
     let (digest, diff_id, limits) = (&job.digest, &job.diff_id, &job.limits);
     let mut compressed = BufReader::with_capacity(128 << 10, Hashed::new(blob));
-    let start = io::BufRead::fill_buf(&mut compressed).map_err(|e| format!("read blob {digest}: {e}"))?;
+    let start =
+        io::BufRead::fill_buf(&mut compressed).map_err(ImageError::reading(format!("blob {digest}")))?;
     let (gzip, zstd) = (start.starts_with(&GZIP_MAGIC), start.starts_with(&ZSTD_MAGIC));
     if zstd {
-        return Err(format!("blob {digest}: zstd layers are not supported"));
+        return Err(ImageError::Zstd.within(format!("blob {digest}")));
     }
     let plain: Box<dyn Read + '_> =
         if gzip { Box::new(MultiGzDecoder::new(&mut compressed)) } else { Box::new(&mut compressed) };
@@ -46,7 +48,7 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
     let mut plain = Limited::new(Hashed::new(Limited::new(plain, left.clone())), header.clone());
     let mut used = job.used;
     let unpacked = if job.is_unpacked { Ok(()) } else { extract(&mut plain, job, &header, &mut used) };
-    let named = |problem: String| {
+    let named = |problem: ImageError| {
         if left.is_used_up() { limits.too_many_bytes() } else { problem }
     };
     unpacked.map_err(named)?;
@@ -55,15 +57,14 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used, String> {
     let drained = io::copy(&mut plain, &mut io::sink());
     let found_diff_id = plain.into_inner().finish();
     let drained = drained.and_then(|_| io::copy(&mut compressed, &mut io::sink()));
-    drained.map_err(|e| named(format!("read blob {digest}: {e}")))?;
+    drained.map_err(|e| named(ImageError::reading(format!("blob {digest}"))(e)))?;
     let found = compressed.into_inner().finish();
     if found != *digest {
-        return Err(format!("blob {digest} has digest {found}"));
+        return Err(ImageError::OtherDigest { wanted: digest.clone(), found });
     }
     if found_diff_id != *diff_id {
-        return Err(format!(
-            "blob {digest} unpacks to {found_diff_id}, the image configuration says {diff_id}"
-        ));
+        let (digest, wanted) = (digest.clone(), diff_id.clone());
+        return Err(ImageError::OtherDiffId { digest, found: found_diff_id, wanted });
     }
     // Only the stream has headers and bytes behind the tar's end; only the entries count the holes
     // of sparse files.
@@ -78,34 +79,34 @@ const PADDING: u64 = 1024;
 /// which cannot be reclaimed before they are on disk.
 const ENTRIES_A_SYNC: u64 = 50_000;
 
-fn write_back(target: &Path) -> Result<(), String> {
-    let directory = File::open(target).map_err(|e| format!("open the layer's directory: {e}"))?;
-    rustix::fs::syncfs(directory).map_err(|e| format!("write the layer back: {e}"))
+fn write_back(target: &Path) -> Result<()> {
+    let directory = File::open(target).map_err(ImageError::io("open the layer's directory"))?;
+    rustix::fs::syncfs(directory).map_err(ImageError::io("write the layer back"))
 }
 
-fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) -> Result<(), String> {
+fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) -> Result<()> {
     let limits = &job.limits;
-    let root = rootfs::open_root(&job.target).map_err(|e| e.to_string())?;
+    let root = rootfs::open_root(&job.target)?;
     let mut archive = tar::Archive::new(stream);
     let mut dir_times: Vec<(PathBuf, i64)> = Vec::new();
-    let mut entries = archive.entries().map_err(|e| format!("read tar: {e}"))?;
+    let mut entries = archive.entries().map_err(ImageError::reading("tar"))?;
     loop {
         header.set(limits.header_bytes.saturating_add(PADDING));
         let Some(entry) = entries.next() else { break };
         let mut entry = entry.map_err(|e| {
-            if header.is_used_up() { limits.header_too_large() } else { format!("read tar: {e}") }
+            if header.is_used_up() { limits.header_too_large() } else { ImageError::reading("tar")(e) }
         })?;
         header.set(u64::MAX);
         // A sparse file's holes are in no stream.
         used.add(Used { unpacked_bytes: entry.size(), entries: 1 });
         used.check(limits)?;
-        let path = entry.path().map_err(|e| format!("tar entry name: {e}"))?.into_owned();
-        place(&root, &mut entry, &path, limits).map_err(|problem| format!("{}: {problem}", shown(&path)))?;
+        let path = entry.path().map_err(ImageError::io("tar entry name"))?.into_owned();
+        place(&root, &mut entry, &path, limits).map_err(|problem| problem.within(shown(&path)))?;
         if entry.header().entry_type() == EntryType::Directory {
             dir_times.push((path, mtime(&entry)));
         }
         // Here, so that the next read is of a header.
-        io::copy(&mut entry, &mut io::sink()).map_err(|e| format!("read tar: {e}"))?;
+        io::copy(&mut entry, &mut io::sink()).map_err(ImageError::reading("tar"))?;
         if used.entries.is_multiple_of(ENTRIES_A_SYNC) {
             write_back(&job.target)?;
         }
@@ -116,11 +117,11 @@ fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) ->
             Ok(made) => made,
             // A later entry took its place, or hid it.
             Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => continue,
-            Err(e) => return Err(format!("{}: {}", shown(&path), chain(&e))),
+            Err(e) => return Err(ImageError::from(e).within(shown(&path))),
         };
         let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&made));
         rustix::fs::utimensat(rustix::fs::CWD, &*name, &times(seconds), AtFlags::empty())
-            .map_err(|e| format!("{}: set time: {e}", shown(&path)))?;
+            .map_err(|e| ImageError::io("set time")(e).within(shown(&path)))?;
     }
     Ok(())
 }
@@ -147,15 +148,15 @@ fn place(
     entry: &mut tar::Entry<'_, impl Read>,
     path: &Path,
     limits: &ImageLimits,
-) -> Result<(), String> {
+) -> Result<()> {
     let relative: PathBuf = path
         .components()
         .filter(|c| !matches!(c, Component::CurDir | Component::RootDir))
         .map(|c| match c {
             Component::Normal(name) => Ok(name),
-            _ => Err("the path leads out of the layer".to_owned()),
+            _ => Err(ImageError::OutOfLayer),
         })
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<_>>()?;
     if relative.components().count() > limits.depth {
         return Err(limits.too_deep());
     }
@@ -163,7 +164,7 @@ fn place(
         return set_owner_and_mode(root, entry, Path::new(".")); // the root directory itself
     };
     let parent_path = relative.parent().unwrap_or(Path::new(""));
-    let parent = rootfs::ensure_in_root(root, parent_path, rootfs::Kind::Directory).map_err(|e| chain(&e))?;
+    let parent = rootfs::ensure_in_root(root, parent_path, rootfs::Kind::Directory)?;
     // Links of the layer may lead deeper than the name says.
     if depth_below(root, &parent).is_none_or(|depth| depth >= limits.depth) {
         return Err(limits.too_deep());
@@ -174,30 +175,24 @@ fn place(
     if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
         if matches!(hidden, b"" | b"." | b"..") {
             // Removing ".." would reach the directory of all layers.
-            return Err("the whiteout names no entry of its directory".to_owned());
+            return Err(ImageError::EmptyWhiteout);
         }
         let hidden = std::ffi::OsStr::from_bytes(hidden);
         remove_existing(&parent, hidden)?;
         return rustix::fs::mknodat(&parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
-            .map_err(|e| format!("make whiteout: {e}"));
+            .map_err(ImageError::io("make whiteout"));
     }
     make(root, &parent, Path::new(name), entry)?;
     Ok(())
 }
 
-fn make(
-    root: &OwnedFd,
-    parent: &OwnedFd,
-    name: &Path,
-    entry: &mut tar::Entry<'_, impl Read>,
-) -> Result<(), String> {
+fn make(root: &OwnedFd, parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) -> Result<()> {
     let kind = entry.header().entry_type();
-    let what = |op: &'static str| move |e: rustix::io::Errno| format!("{op}: {}", io::Error::from(e));
     if kind == EntryType::Directory {
         if !is_directory(parent, name) {
             // A link of this name is replaced: its target is not of this layer.
             remove_existing(parent, name.as_os_str())?;
-            rustix::fs::mkdirat(parent, name, Mode::from(0o755)).map_err(what("make directory"))?;
+            rustix::fs::mkdirat(parent, name, Mode::from(0o755)).map_err(ImageError::io("make directory"))?;
         }
         return finish(parent, name, entry);
     }
@@ -205,50 +200,49 @@ fn make(
     match kind {
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let file =
-                rustix::fs::openat(parent, name, flags, Mode::from(0o600)).map_err(what("create file"))?;
-            io::copy(entry, &mut File::from(file)).map_err(|e| format!("write: {e}"))?;
+            let file = rustix::fs::openat(parent, name, flags, Mode::from(0o600))
+                .map_err(ImageError::io("create file"))?;
+            io::copy(entry, &mut File::from(file)).map_err(ImageError::io("write"))?;
         }
         EntryType::Symlink => {
             let target = link_name(entry)?;
-            rustix::fs::symlinkat(&target, parent, name).map_err(what("make symbolic link"))?;
+            rustix::fs::symlinkat(&target, parent, name).map_err(ImageError::io("make symbolic link"))?;
         }
         EntryType::Link => {
             // The owner and mode are those of the file it names, which is in place already.
             let target = link_name(entry)?;
             let (dir, file) = (target.parent().unwrap_or(Path::new("")), target.file_name());
-            let file = file.ok_or_else(|| format!("hard link to {}", target.display()))?;
+            let file = file.ok_or_else(|| ImageError::HardLink { target: target.clone() })?;
             let dir =
-                rootfs::open_in_root(root, if dir.as_os_str().is_empty() { Path::new(".") } else { dir })
-                    .map_err(|e| chain(&e))?;
+                rootfs::open_in_root(root, if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?;
             return rustix::fs::linkat(&dir, file, parent, name, AtFlags::empty())
-                .map_err(what("make hard link"));
+                .map_err(ImageError::io("make hard link"));
         }
         EntryType::Fifo => {
             rustix::fs::mknodat(parent, name, FileType::Fifo, Mode::from(0o600), 0)
-                .map_err(what("make fifo"))?;
+                .map_err(ImageError::io("make fifo"))?;
         }
         EntryType::Char | EntryType::Block => {
-            let number = |n: io::Result<Option<u32>>| n.ok().flatten().ok_or("device without numbers");
+            let number = |n: io::Result<Option<u32>>| n.ok().flatten().ok_or(ImageError::DeviceNumbers);
             let (major, minor) =
                 (number(entry.header().device_major())?, number(entry.header().device_minor())?);
             let node =
                 if kind == EntryType::Char { FileType::CharacterDevice } else { FileType::BlockDevice };
             rustix::fs::mknodat(parent, name, node, Mode::from(0o600), rustix::fs::makedev(major, minor))
-                .map_err(what("make device"))?;
+                .map_err(ImageError::io("make device"))?;
         }
         EntryType::XGlobalHeader => return Ok(()),
-        other => return Err(format!("tar entry type {other:?} is not supported")),
+        kind => return Err(ImageError::EntryType { kind }),
     }
     finish(parent, name, entry)
 }
 
 /// Owner, mode, extended attributes and time of what was just made.
-fn finish(parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) -> Result<(), String> {
+fn finish(parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) -> Result<()> {
     set_owner_and_mode(parent, entry, name)?;
     let attributes: Vec<(String, Vec<u8>)> = entry
         .pax_extensions()
-        .map_err(|e| format!("pax header: {e}"))?
+        .map_err(ImageError::io("pax header"))?
         .into_iter()
         .flatten()
         .filter_map(|x| x.ok())
@@ -257,7 +251,7 @@ fn finish(parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) 
         })
         .collect();
     if !attributes.is_empty() && entry.header().entry_type() != EntryType::Symlink {
-        let made = rootfs::open_in_root(parent, name).map_err(|e| chain(&e))?;
+        let made = rootfs::open_in_root(parent, name)?;
         for (key, value) in attributes {
             // A layer must not speak to overlayfs past the whiteouts of the image format.
             if !key.starts_with("trusted.overlay.") && !key.starts_with("user.overlay.") {
@@ -266,29 +260,22 @@ fn finish(parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) 
         }
     }
     rustix::fs::utimensat(parent, name, &times(mtime(entry)), AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(|e| format!("set time: {e}"))
+        .map_err(ImageError::io("set time"))
 }
 
-fn set_owner_and_mode(
-    parent: &OwnedFd,
-    entry: &tar::Entry<'_, impl Read>,
-    name: &Path,
-) -> Result<(), String> {
+fn set_owner_and_mode(parent: &OwnedFd, entry: &tar::Entry<'_, impl Read>, name: &Path) -> Result<()> {
     let header = entry.header();
     let id = |n: io::Result<u64>| {
-        n.ok()
-            .and_then(|n| u32::try_from(n).ok())
-            .filter(|n| *n != u32::MAX)
-            .ok_or("owner is not a 32 bit number")
+        n.ok().and_then(|n| u32::try_from(n).ok()).filter(|n| *n != u32::MAX).ok_or(ImageError::Owner)
     };
     let (uid, gid) = (Uid::from_raw(id(header.uid())?), Gid::from_raw(id(header.gid())?));
     rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(|e| format!("set owner: {e}"))?;
+        .map_err(ImageError::io("set owner"))?;
     if header.entry_type() != EntryType::Symlink {
         // After the owner: chown(2) clears set-user-id bits.
-        let mode = header.mode().map_err(|e| format!("mode: {e}"))? & 0o7777;
+        let mode = header.mode().map_err(ImageError::io("mode"))? & 0o7777;
         rustix::fs::chmodat(parent, name, Mode::from(mode), AtFlags::empty())
-            .map_err(|e| format!("set mode: {e}"))?;
+            .map_err(ImageError::io("set mode"))?;
     }
     Ok(())
 }
@@ -300,30 +287,31 @@ fn is_directory(parent: &OwnedFd, name: &Path) -> bool {
 }
 
 /// A later entry replaces an earlier one of the same name, directories included.
-fn remove_existing(parent: &OwnedFd, name: &std::ffi::OsStr) -> Result<(), String> {
+fn remove_existing(parent: &OwnedFd, name: &std::ffi::OsStr) -> Result<()> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
         Err(rustix::io::Errno::ISDIR) => {
-            let replaced = CString::new(name.as_bytes()).map_err(|e| format!("replace directory: {e}"))?;
+            let replaced = CString::new(name.as_bytes()).map_err(ImageError::io("replace directory"))?;
             linux::tree::remove_in(parent.as_fd(), &replaced, Path::new(name))
-                .map_err(|e| format!("replace directory: {}", chain(&e)))
+                .map_err(|e| ImageError::from(e).within("replace directory"))
         }
-        Err(e) => Err(format!("replace: {e}")),
+        Err(e) => Err(ImageError::io("replace")(e)),
     }
 }
 
-fn link_name(entry: &tar::Entry<'_, impl Read>) -> Result<PathBuf, String> {
+fn link_name(entry: &tar::Entry<'_, impl Read>) -> Result<PathBuf> {
     match entry.link_name() {
         Ok(Some(target)) => Ok(target.into_owned()),
-        Ok(None) => Err("link without a target".to_owned()),
-        Err(e) => Err(format!("link target: {e}")),
+        Ok(None) => Err(ImageError::NoTarget),
+        Err(e) => Err(ImageError::io("link target")(e)),
     }
 }
 
-fn set_xattr(fd: impl AsFd, key: &str, value: &[u8]) -> Result<(), String> {
+fn set_xattr(fd: impl AsFd, key: &str, value: &[u8]) -> Result<()> {
     // The descriptor is O_PATH, which fsetxattr(2) refuses; its /proc name is as good.
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()));
-    rustix::fs::setxattr(&*path, key, value, XattrFlags::empty()).map_err(|e| format!("set {key}: {e}"))
+    rustix::fs::setxattr(&*path, key, value, XattrFlags::empty())
+        .map_err(|e| ImageError::Attribute { key: key.to_owned(), source: e.into() })
 }
 
 fn mtime(entry: &tar::Entry<'_, impl Read>) -> i64 {
@@ -333,10 +321,6 @@ fn mtime(entry: &tar::Entry<'_, impl Read>) -> i64 {
 fn times(seconds: i64) -> Timestamps {
     let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
     Timestamps { last_access: time, last_modification: time }
-}
-
-fn chain(error: &linux::Error) -> String {
-    crate::error::chain(error)
 }
 
 /// A reader that knows the sha256 of what went through.
@@ -367,6 +351,7 @@ impl<R: Read> Read for Hashed<R> {
 mod tests {
     use super::super::source::Blob;
     use super::*;
+    use crate::error::chain;
 
     fn entry(builder: &mut tar::Builder<Vec<u8>>, path: &str, kind: EntryType, content: &[u8], link: &str) {
         let mut header = tar::Header::new_gnu();
@@ -398,7 +383,7 @@ mod tests {
         }
     }
 
-    fn unpacked(layer: &[u8]) -> (tempfile::TempDir, Result<(), String>) {
+    fn unpacked(layer: &[u8]) -> (tempfile::TempDir, Result<()>) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("layer");
         std::fs::create_dir(&root).unwrap();
@@ -463,7 +448,7 @@ mod tests {
             entry(&mut tar, name, EntryType::Regular, b"", "");
             let (dir, result) = unpacked(&tar.into_inner().unwrap());
             let expected = format!("{name}: the whiteout names no entry of its directory");
-            assert_eq!(result.unwrap_err(), expected);
+            assert_eq!(chain(&result.unwrap_err()), expected);
             assert!(dir.path().join("layer/kept").exists());
         }
     }
@@ -473,7 +458,7 @@ mod tests {
         let mut tar = tar::Builder::new(Vec::new());
         entry(&mut tar, "a/../../b", EntryType::Regular, b"x", "");
         let (_dir, result) = unpacked(&tar.into_inner().unwrap());
-        assert_eq!(result.unwrap_err(), "a/../../b: the path leads out of the layer");
+        assert_eq!(chain(&result.unwrap_err()), "a/../../b: the path leads out of the layer");
     }
 
     #[test]
@@ -486,7 +471,7 @@ mod tests {
         let digest = job.digest.clone();
         layer[600] ^= 1;
         let err = unpack(&layer[..], &job).unwrap_err();
-        assert_eq!(err, format!("blob {digest} has digest {}", sum(&layer)));
+        assert_eq!(chain(&err), format!("blob {digest} has digest {}", sum(&layer)));
     }
 
     /// Each layer alone is within the limit.
@@ -503,7 +488,7 @@ mod tests {
         let above = tempfile::tempdir().unwrap();
         let job = Job { used, ..job(&layer, above.path(), limits) };
         let error = unpack(&layer[..], &job).unwrap_err();
-        assert_eq!(error, "the image unpacks to more than 100000 bytes (--image-max-unpacked-bytes)");
+        assert_eq!(chain(&error), "the image unpacks to more than 100000 bytes (--image-max-unpacked-bytes)");
     }
 
     #[test]
@@ -516,6 +501,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let limits = ImageLimits { depth: 5, ..ImageLimits::default() };
         let error = unpack(&layer[..], &job(&layer, dir.path(), limits)).unwrap_err();
-        assert_eq!(error, "l/a/a: more than 5 directories inside one another (--image-max-depth)");
+        assert_eq!(chain(&error), "l/a/a: more than 5 directories inside one another (--image-max-depth)");
     }
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
 use sha2::{Digest, Sha256};
 
+use super::error::{ImageError, Result};
 use super::job::Job;
 use super::limits::Used;
 use super::source::hex;
@@ -38,8 +39,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 ///
 /// Where the group cannot be made (no cgroups are mounted, or they are
 /// read-only), the resource limits alone hold the child: its address space.
-pub(crate) fn run_in_child(job: &Job, parent: &Path) -> Result<Used, String> {
-    let hierarchies = Hierarchies::detect().map_err(|e| chain(&e))?;
+pub(crate) fn run_in_child(job: &Job, parent: &Path) -> Result<Used> {
+    let hierarchies = Hierarchies::detect()?;
     let limits = Limits {
         memory_bytes: (!is_in_memory(&job.target)).then_some(MEMORY_BYTES.cast_signed()),
         pids: Some(4),
@@ -102,9 +103,9 @@ fn has_ended(pid: i32) -> bool {
     }
 }
 
-fn spawn_and_wait(job: &Job, cgroup: Option<(&Path, &Cgroup)>) -> Result<Used, String> {
-    let text = serde_json::to_string(job).map_err(|e| format!("write the unpacker's job: {e}"))?;
-    let program = own_program().map_err(|e| chain(&e))?;
+fn spawn_and_wait(job: &Job, cgroup: Option<(&Path, &Cgroup)>) -> Result<Used> {
+    let text = serde_json::to_string(job).map_err(message("write the unpacker's job"))?;
+    let program = own_program()?;
     let output = Command::new(program)
         .arg0(UNPACKER_NAME)
         .arg(text)
@@ -114,18 +115,22 @@ fn spawn_and_wait(job: &Job, cgroup: Option<(&Path, &Cgroup)>) -> Result<Used, S
         .current_dir("/")
         .stdin(Stdio::null())
         .output()
-        .map_err(|e| format!("start the unpacker: {e}"))?;
+        .map_err(ImageError::io("start the unpacker"))?;
     if output.status.success() {
-        return serde_json::from_slice(&output.stdout).map_err(|e| format!("the unpacker's answer: {e}"));
+        return serde_json::from_slice(&output.stdout).map_err(message("the unpacker's answer"));
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(match output.status.signal() {
         _ if cgroup.is_some_and(|(_, cgroup)| cgroup.oom_kills() > 0) => {
-            format!("the layer needs more than {MEMORY_BYTES} bytes of memory to unpack")
+            ImageError::Memory { bytes: MEMORY_BYTES }
         }
-        Some(signal) => format!("the unpacker was ended by signal {signal}: {said}"),
-        None => said,
+        Some(signal) => ImageError::Killed { signal, said },
+        None => ImageError::Unpacker { said },
     })
+}
+
+fn message(op: &'static str) -> impl Fn(serde_json::Error) -> ImageError {
+    move |source| ImageError::Message { op, source }
 }
 
 fn is_in_memory(path: &Path) -> bool {
@@ -133,23 +138,23 @@ fn is_in_memory(path: &Path) -> bool {
 }
 
 /// The child: does the job and prints what it took.
-pub(crate) fn run(job: &str, parent: &str, cgroup: Option<&Path>) -> Result<String, String> {
-    let job: Job = serde_json::from_str(job).map_err(|e| format!("read the job: {e}"))?;
+pub(crate) fn run(job: &str, parent: &str, cgroup: Option<&Path>) -> Result<String> {
+    let job: Job = serde_json::from_str(job).map_err(message("read the job"))?;
     confine(&job, parent, cgroup)?;
     let used = unpack_verified(&job)?;
-    serde_json::to_string(&used).map_err(|e| format!("write the answer: {e}"))
+    serde_json::to_string(&used).map_err(message("write the answer"))
 }
 
-fn confine(job: &Job, parent: &str, cgroup: Option<&Path>) -> Result<(), String> {
+fn confine(job: &Job, parent: &str, cgroup: Option<&Path>) -> Result<()> {
     let kill = Some(rustix::process::Signal::KILL);
-    rustix::process::set_parent_process_death_signal(kill).map_err(|e| format!("follow the parent: {e}"))?;
+    rustix::process::set_parent_process_death_signal(kill).map_err(ImageError::io("follow the parent"))?;
     let is_there = rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().to_string() == parent);
     if !is_there {
-        return Err("the parent has ended".to_owned());
+        return Err(ImageError::NoParent);
     }
     if let Some(cgroup) = cgroup {
-        let hierarchies = Hierarchies::detect().map_err(|e| chain(&e))?;
-        Cgroup::find(&hierarchies, cgroup).join().map_err(|e| chain(&e))?;
+        let hierarchies = Hierarchies::detect()?;
+        Cgroup::find(&hierarchies, cgroup).join()?;
     }
     for (resource, most) in [
         (libc::RLIMIT_CORE, 0),
@@ -158,15 +163,15 @@ fn confine(job: &Job, parent: &str, cgroup: Option<&Path>) -> Result<(), String>
         (libc::RLIMIT_FSIZE, job.limits.unpacked_bytes),
         (libc::RLIMIT_AS, 2 * MEMORY_BYTES),
     ] {
-        linux::process::set_rlimit(resource, most, most).map_err(|e| chain(&e))?;
+        linux::process::set_rlimit(resource, most, most)?;
     }
-    linux::credentials::set_no_new_privs().map_err(|e| chain(&e))
+    Ok(linux::credentials::set_no_new_privs()?)
 }
 
-fn unpack_verified(job: &Job) -> Result<Used, String> {
+fn unpack_verified(job: &Job) -> Result<Used> {
     let mut file = job.blob.open()?;
     let digest = &job.digest;
-    let failed = |e: io::Error| format!("read blob {digest}: {e}");
+    let failed = |e: io::Error| ImageError::reading(format!("blob {digest}"))(e);
     let start = |file: &mut File| file.seek(SeekFrom::Start(job.blob.offset)).map_err(failed);
     start(&mut file)?;
     let mut hash = Sha256::new();
@@ -181,7 +186,7 @@ fn unpack_verified(job: &Job) -> Result<Used, String> {
     }
     let found = format!("sha256:{}", hex(&hash.finalize()));
     if found != *digest {
-        return Err(format!("blob {digest} has digest {found}"));
+        return Err(ImageError::OtherDigest { wanted: digest.clone(), found });
     }
     start(&mut file)?;
     unpack::unpack(file.take(job.blob.size), job)
