@@ -10,8 +10,8 @@ mod cgroup_mount;
 mod child;
 pub(crate) mod device_control;
 mod device_policy;
+pub(crate) mod error;
 mod plan;
-mod problem;
 mod root;
 mod seccomp;
 mod sysctl;
@@ -26,7 +26,9 @@ use linux::process::{self, Child};
 use oci_spec::runtime::Spec;
 use serde::{Deserialize, Serialize};
 
+use crate::error::chain;
 use device_control::WithoutControl;
+use error::{LaunchError, Result};
 use plan::Plan;
 
 /// Groups that an ordinary container may make below its own on cgroup v2, if it can: the kernel's
@@ -73,14 +75,12 @@ pub(crate) struct Surroundings<'a> {
 
 /// Clones the container's first process. `bundle` holds config.json and the
 /// directory that it names as root.
-pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Result<Launched, String> {
+pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Result<Launched> {
     let mut plan = Plan::new(bundle, spec)?;
-    let hierarchies = Hierarchies::detect().map_err(|e| crate::error::chain(&e))?;
-    let (cgroup, warnings) = hierarchies
-        .create_everywhere(&plan.cgroup_path, &plan.limits)
-        .map_err(|e| crate::error::chain(&e))?;
+    let hierarchies = Hierarchies::detect()?;
+    let (cgroup, warnings) = hierarchies.create_everywhere(&plan.cgroup_path, &plan.limits)?;
     let limited = if plan.own_cgroup_namespace {
-        cgroup.limit_groups_below(MOST_GROUPS_BELOW, DEEPEST_GROUP).map_err(|e| crate::error::chain(&e))
+        cgroup.limit_groups_below(MOST_GROUPS_BELOW, DEEPEST_GROUP).map_err(LaunchError::from)
     } else {
         Ok(())
     };
@@ -109,19 +109,18 @@ fn clone(
     cgroup: &Cgroup,
     stdout: OwnedFd,
     stderr: OwnedFd,
-) -> Result<(Child, OwnedFd), String> {
-    let stdin = File::open("/dev/null").map_err(|e| format!("open /dev/null: {e}"))?;
-    let (outcome, report) = std::io::pipe().map_err(|e| format!("pipe: {e}"))?;
+) -> Result<(Child, OwnedFd)> {
+    let stdin = File::open("/dev/null").map_err(LaunchError::io("open /dev/null"))?;
+    let (outcome, report) = std::io::pipe().map_err(LaunchError::io("pipe"))?;
     let mut report = File::from(OwnedFd::from(report));
-    let group = cgroup.open_v2().map_err(|e| crate::error::chain(&e))?;
+    let group = cgroup.open_v2()?;
     let group = group.as_ref().map(AsFd::as_fd);
     let child = process::clone_child(plan.new_namespaces, group, || {
         let stdio = child::Stdio { stdin: stdin.into(), stdout, stderr };
         let Err(problem) = child::run(plan, overlay, cgroup, &stdio);
         // Nobody is left to tell if even this fails.
-        drop(report.write_all(problem.as_bytes()));
+        drop(report.write_all(chain(&problem).as_bytes()));
         127
-    })
-    .map_err(|e| crate::error::chain(&e))?;
+    })?;
     Ok((child, outcome.into()))
 }

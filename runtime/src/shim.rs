@@ -274,7 +274,7 @@ impl Shim {
         let Some(program) = self.config.oci_runtime.clone() else {
             let (stdout, stderr) = (stdout_end, stderr_end);
             let with = Surroundings { overlay, stdout, stderr, without_device_control };
-            let launched = launcher::launch(&bundle, &spec, with)?;
+            let launched = launcher::launch(&bundle, &spec, with).map_err(|e| chain(&e))?;
             let status = ShimStatus {
                 pid: launched.child.pid,
                 started_at: now(),
@@ -305,7 +305,7 @@ impl Shim {
             runtime.create(id, &bundle, &spec, overlay, (stdout_end, stderr_end)).map_err(|e| {
                 // What the runtime had to say about it is in the container's stderr.
                 let said = streams[1].read_raw();
-                if said.is_empty() { e } else { oci::last_message(&said) }
+                if said.is_empty() { chain(&e) } else { oci::last_message(&said) }
             })?;
         let pidfd =
             process::open_pidfd(pid).map_err(|e| chain(&e))?.ok_or("it ended before it was started")?;
@@ -322,9 +322,9 @@ impl Shim {
         if let Err(problem) = runtime.start(id) {
             // Gone with its process, which is reaped as nobody's.
             if let Err(also) = runtime.delete(id, &bundle) {
-                note(&format!("container {id}: {also}"));
+                note(&format!("container {id}: {}", chain(&also)));
             }
-            return Err(problem);
+            return Err(chain(&problem));
         }
         self.containers.insert(id.to_owned(), container);
         self.save(id);
@@ -397,7 +397,7 @@ impl Shim {
             let state_dir = self.dir.join("oci");
             let runtime = OciRuntime { program, state_dir: &state_dir };
             if let Err(problem) = runtime.delete(id, &container_dir(&self.dir, id)) {
-                note(&format!("container {id}: {problem}"));
+                note(&format!("container {id}: {}", chain(&problem)));
             }
         }
         remove_cgroup(Some(&container.cgroup));

@@ -13,7 +13,7 @@ use linux::cgroup::view::View;
 use linux::rootfs::{self, Attributes, Propagation};
 use rustix::fs::{Mode, OFlags};
 
-use super::problem::text;
+use super::error::{LaunchError, Result};
 
 /// A tree to be attached to the mount's target, and what comes on directories of it after that.
 #[derive(Debug)]
@@ -23,38 +23,42 @@ pub(super) struct CgroupTree {
 }
 
 impl CgroupTree {
-    pub(super) fn new(view: &View, attributes: Attributes) -> Result<Self, String> {
+    pub(super) fn new(view: &View, attributes: Attributes) -> Result<Self> {
         let bind = |dir| {
-            let tree = rootfs::clone_tree(dir, false).map_err(text)?;
+            let tree = rootfs::clone_tree(dir, false)?;
             let change = Attributes { propagation: Some(Propagation::Private), ..attributes };
-            rootfs::set_attributes(&tree, change).map_err(text)?;
-            Ok::<_, String>(tree)
+            rootfs::set_attributes(&tree, change)?;
+            Ok::<_, LaunchError>(tree)
         };
         let (dirs, links) = match view {
             View::Unified(dir) => return Ok(Self { tree: bind(dir)?, below: Vec::new() }),
             View::Hierarchies { dirs, links } => (dirs, links),
         };
-        let tree = rootfs::new_fs("tmpfs", &["mode=755".to_owned(), "size=64k".to_owned()]).map_err(text)?;
+        let tree = rootfs::new_fs("tmpfs", &["mode=755".to_owned(), "size=64k".to_owned()])?;
         let mut below = Vec::new();
         for (name, dir) in dirs {
             rustix::fs::mkdirat(&tree, name.as_str(), Mode::from(0o755))
-                .map_err(|e| format!("create directory {name}: {e}"))?;
+                .map_err(|e| directory("create directory", name, e))?;
             below.push((name.clone(), bind(dir)?));
         }
         for (name, target) in links {
-            rootfs::make_link(&tree, name, target).map_err(text)?;
+            rootfs::make_link(&tree, name, target)?;
         }
-        rootfs::set_attributes(&tree, attributes).map_err(text)?;
+        rootfs::set_attributes(&tree, attributes)?;
         Ok(Self { tree, below })
     }
 
     /// Attaches the rest, once `tree` is attached.
-    pub(super) fn attach_below(self) -> Result<(), String> {
+    pub(super) fn attach_below(self) -> Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         self.below.into_iter().try_for_each(|(name, mount)| {
             let dir = rustix::fs::openat(&self.tree, name.as_str(), flags, Mode::empty())
-                .map_err(|e| format!("open directory {name}: {e}"))?;
-            rootfs::attach(mount, dir, name.as_ref()).map_err(text)
+                .map_err(|e| directory("open directory", &name, e))?;
+            Ok(rootfs::attach(mount, dir, name.as_ref())?)
         })
     }
+}
+
+fn directory(op: &'static str, name: &str, errno: rustix::io::Errno) -> LaunchError {
+    LaunchError::CgroupDirectory { op, name: name.to_owned(), source: errno.into() }
 }

@@ -20,8 +20,8 @@ use nix::errno::Errno;
 use nix::sched::CloneFlags;
 
 use super::Overlay;
+use super::error::{ExecProblem, LaunchError, Result};
 use super::plan::{Plan, PlannedMount, What};
-use super::problem::{text, words};
 use super::root::Root;
 
 #[derive(Debug)]
@@ -32,49 +32,47 @@ pub(super) struct Stdio {
 }
 
 /// Does not return but with the reason why the program does not run.
-pub(super) fn run(
-    plan: &Plan,
-    overlay: &Overlay,
-    cgroup: &Cgroup,
-    stdio: &Stdio,
-) -> Result<Infallible, String> {
-    process::set_undumpable().map_err(text)?;
-    process::new_session().map_err(text)?;
-    linux::credentials::join_new_session_keyring().map_err(text)?;
-    cgroup.join_as_thread().map_err(text)?;
+pub(super) fn run(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: &Stdio) -> Result<Infallible> {
+    process::set_undumpable()?;
+    process::new_session()?;
+    linux::credentials::join_new_session_keyring()?;
+    cgroup.join_as_thread()?;
     if plan.own_cgroup_namespace {
-        process::unshare(CloneFlags::CLONE_NEWCGROUP).map_err(text)?;
+        process::unshare(CloneFlags::CLONE_NEWCGROUP)?;
     }
     if let Some(wanted) = plan.oom_score_adj {
         set_oom_score_adj(wanted)?;
     }
     for (path, kind) in &plan.joined_namespaces {
-        let file =
-            std::fs::File::open(path).map_err(|e| format!("open namespace {}: {e}", path.display()))?;
-        process::enter_namespace(file, *kind).map_err(text)?;
+        let file = std::fs::File::open(path)
+            .map_err(|source| LaunchError::Namespace { path: path.clone(), source })?;
+        process::enter_namespace(file, *kind)?;
     }
     build_root(plan, overlay)?;
     for (resource, soft, hard) in &plan.rlimits {
-        process::set_rlimit(*resource, *soft, *hard).map_err(text)?;
+        process::set_rlimit(*resource, *soft, *hard)?;
     }
-    process::set_stdio(&stdio.stdin, &stdio.stdout, &stdio.stderr).map_err(text)?;
+    process::set_stdio(&stdio.stdin, &stdio.stdout, &stdio.stderr)?;
     change_directory(&plan.cwd)?;
     give_up_privileges(plan)?;
-    process::reset_signals().map_err(text)?;
-    process::close_on_exec_from(3).map_err(text)?;
+    process::reset_signals()?;
+    process::close_on_exec_from(3)?;
     exec(&plan.args, &plan.env)
 }
 
-fn build_root(plan: &Plan, overlay: &Overlay) -> Result<(), String> {
-    let sources = plan.mounts.iter().map(source).collect::<Result<Vec<_>, _>>()?;
-    rootfs::make_all_slaves().map_err(text)?;
+fn build_root(plan: &Plan, overlay: &Overlay) -> Result<()> {
+    let sources = plan.mounts.iter().map(source).collect::<Result<Vec<_>>>()?;
+    rootfs::make_all_slaves()?;
     let mut root = Root::mount(plan, overlay)?;
     for (mount, tree) in plan.mounts.iter().zip(sources) {
         root.attach(mount, tree)?;
     }
     for (name, value) in &plan.sysctls {
-        procfs::write(&Path::new("sys").join(name), value)
-            .map_err(|e| format!("sysctl {name}={value}: {}", words(&e.source)))?;
+        procfs::write(&Path::new("sys").join(name), value).map_err(|e| LaunchError::Sysctl {
+            name: name.clone(),
+            value: value.clone(),
+            cause: e.source,
+        })?;
     }
     root.ensure_directory(&plan.cwd)?;
     root.protect()?;
@@ -82,9 +80,9 @@ fn build_root(plan: &Plan, overlay: &Overlay) -> Result<(), String> {
 }
 
 /// A bind mount's tree, while its peers are still known; file systems are made later.
-fn source(mount: &PlannedMount) -> Result<Option<OwnedFd>, String> {
+fn source(mount: &PlannedMount) -> Result<Option<OwnedFd>> {
     let What::Bind { source, recursive } = &mount.what else { return Ok(None) };
-    let problem = |e: linux::Error| format!("mount {}: {}", mount.target.display(), text(e));
+    let problem = |e: linux::Error| LaunchError::from(e).mounting(&mount.target);
     let tree = rootfs::clone_tree_without_links(source, *recursive).map_err(problem)?;
     if let Some(propagation) = mount.propagation.filter(|p| *p != Propagation::Shared) {
         // A shared tree is left as it is: it is in its source's peer group already.
@@ -97,37 +95,37 @@ fn source(mount: &PlannedMount) -> Result<Option<OwnedFd>, String> {
 
 /// By descriptor: a link of /proc in the image's path would lead to a directory
 /// that this process still holds open (CVE-2024-21626).
-fn change_directory(path: &Path) -> Result<(), String> {
-    let problem = |e: linux::Error| format!("chdir to {}: {}", path.display(), words(&e.source));
-    let root = rootfs::open_root(Path::new("/")).map_err(problem)?;
-    let found = rootfs::open_in_root(root, path).map_err(problem)?;
-    rustix::process::fchdir(found).map_err(|e| format!("chdir to {}: {}", path.display(), words(&e.into())))
+fn change_directory(path: &Path) -> Result<()> {
+    let problem = |cause| LaunchError::WorkingDirectory { path: path.to_owned(), cause };
+    let root = rootfs::open_root(Path::new("/")).map_err(|e| problem(e.source))?;
+    let found = rootfs::open_in_root(root, path).map_err(|e| problem(e.source))?;
+    rustix::process::fchdir(found).map_err(|e| problem(e.into()))
 }
 
 /// The value that was clamped before is set as it is; a kernel that still
 /// refuses keeps the inherited one, which the caller has reported.
-fn set_oom_score_adj(wanted: i32) -> Result<(), String> {
+fn set_oom_score_adj(wanted: i32) -> Result<()> {
     match procfs::write(Path::new("self/oom_score_adj"), &wanted.to_string()) {
         Err(e) if e.source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
-        other => other.map_err(|e| format!("set oom_score_adj {wanted}: {}", words(&e.source))),
+        other => other.map_err(|e| LaunchError::OomScoreAdj { wanted, cause: e.source }),
     }
 }
 
-fn give_up_privileges(plan: &Plan) -> Result<(), String> {
-    process::limit_bounding_set(plan.capabilities.bounding).map_err(text)?;
+fn give_up_privileges(plan: &Plan) -> Result<()> {
+    process::limit_bounding_set(plan.capabilities.bounding)?;
     // A filter needs CAP_SYS_ADMIN or no_new_privs: whichever of the two there is.
     if !plan.no_new_privileges {
         install_seccomp(plan)?;
     }
-    process::become_user(plan.uid, plan.gid, &plan.groups).map_err(text)?;
+    process::become_user(plan.uid, plan.gid, &plan.groups)?;
     let capabilities = if plan.no_new_privileges && !plan.seccomp.is_empty() {
         with_memory_for_filters(plan.capabilities)?
     } else {
         plan.capabilities
     };
-    process::set_capabilities(capabilities).map_err(text)?;
+    process::set_capabilities(capabilities)?;
     if plan.no_new_privileges {
-        linux::credentials::set_no_new_privs().map_err(text)?;
+        linux::credentials::set_no_new_privs()?;
         install_seccomp(plan)?;
     }
     Ok(())
@@ -136,39 +134,39 @@ fn give_up_privileges(plan: &Plan) -> Result<(), String> {
 /// CAP_BPF besides, if this process has it: the others' filters may take all the memory that the
 /// kernel has for those of processes without it (net.core.bpf_jit_limit). execve(2) takes it away
 /// again, since no set has it that is kept (capabilities(7), "Transformation of capabilities").
-fn with_memory_for_filters(wanted: Capabilities) -> Result<Capabilities, String> {
-    let held = linux::credentials::capabilities().map_err(text)?.permitted;
+fn with_memory_for_filters(wanted: Capabilities) -> Result<Capabilities> {
+    let held = linux::credentials::capabilities()?.permitted;
     let bpf = (held & CapabilitySet::BPF).bits();
     Ok(Capabilities { permitted: wanted.permitted | bpf, effective: wanted.effective | bpf, ..wanted })
 }
 
-fn install_seccomp(plan: &Plan) -> Result<(), String> {
-    plan.seccomp.iter().try_for_each(|program| process::install_seccomp(program).map_err(text))
+fn install_seccomp(plan: &Plan) -> Result<()> {
+    Ok(plan.seccomp.iter().try_for_each(|program| process::install_seccomp(program))?)
 }
 
-/// The words are those that users know from runc and from Go.
-fn exec(args: &[CString], env: &[CString]) -> Result<Infallible, String> {
-    let Some(name) = args.first() else { return Err("process.args is empty".to_owned()) };
+fn exec(args: &[CString], env: &[CString]) -> Result<Infallible> {
+    let name = args.first().ok_or(LaunchError::NoArguments)?;
     let name = OsStr::from_bytes(name.as_bytes());
+    let failed = |problem| Err(LaunchError::Exec { name: name.to_owned(), problem });
     let mut found_but_denied = false;
     for candidate in candidates(name, env) {
         if !rootfs::is_plain_path(&candidate) {
-            return Err(format!("exec: {name:?}: leads out of the container"));
+            return failed(ExecProblem::OutOfContainer);
         }
         let error = process::exec(&candidate, args, env);
         match error.errno() {
             Errno::ENOENT | Errno::ENOTDIR if candidate.exists() => {
-                return Err(format!("exec: {name:?}: its interpreter is missing in the image"));
+                return failed(ExecProblem::NoInterpreter);
             }
             Errno::ENOENT | Errno::ENOTDIR => {}
             Errno::EACCES => found_but_denied = true,
-            _ => return Err(format!("exec: {name:?}: {}", words(&error.source))),
+            _ => return failed(ExecProblem::Other(error.source)),
         }
     }
-    Err(match (found_but_denied, name.as_bytes().contains(&b'/')) {
-        (true, _) => format!("exec: {name:?}: permission denied"),
-        (false, true) => format!("exec: {name:?}: no such file or directory"),
-        (false, false) => format!("exec: {name:?}: executable file not found in $PATH"),
+    failed(match (found_but_denied, name.as_bytes().contains(&b'/')) {
+        (true, _) => ExecProblem::Denied,
+        (false, true) => ExecProblem::NoFile,
+        (false, false) => ExecProblem::NotInPath,
     })
 }
 

@@ -7,6 +7,7 @@
 use linux::cgroup::Cgroup;
 use nix::errno::Errno;
 
+use super::error::{LaunchError, Result};
 use super::plan::Plan;
 use crate::error::chain;
 
@@ -24,17 +25,15 @@ pub(super) fn establish(
     plan: &mut Plan,
     cgroup: &Cgroup,
     otherwise: WithoutControl,
-) -> Result<Option<String>, String> {
+) -> Result<Option<String>> {
     let Some(policy) = &plan.devices_policy else { return Ok(None) };
     let Err(error) = cgroup.restrict_devices(policy) else { return Ok(None) };
-    let (cause, remedy) = (chain(&error), remedy(error.errno()));
+    let remedy = remedy(error.errno());
     match otherwise {
-        WithoutControl::Refuse => Err(format!(
-            "device control: {cause}: {remedy}, or start the runtime with --allow-without-device-control, \
-             which gives containers no CAP_MKNOD instead"
-        )),
+        WithoutControl::Refuse => Err(LaunchError::NoDeviceControl { cause: error, remedy }),
         WithoutControl::StartWithoutMknod => {
             plan.capabilities = plan.capabilities.without(crate::spec::capabilities::mknod());
+            let cause = chain(&error);
             Ok(Some(format!(
                 "runs without device control and without CAP_MKNOD (--allow-without-device-control): {cause}: {remedy}"
             )))

@@ -3,17 +3,18 @@
 use linux::device_rules::{Access, DeviceKind, DeviceRule, Devices, Policy};
 use oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType};
 
+use super::error::{LaunchError, Result};
+
 /// `None`: the specification says nothing of devices.
-pub(super) fn policy(rules: Option<&[LinuxDeviceCgroup]>) -> Result<Option<Policy>, String> {
-    let rules = rules.map(|rules| rules.iter().map(rule).collect::<Result<Vec<_>, _>>()).transpose()?;
+pub(super) fn policy(rules: Option<&[LinuxDeviceCgroup]>) -> Result<Option<Policy>> {
+    let rules = rules.map(|rules| rules.iter().map(rule).collect::<Result<Vec<_>>>()).transpose()?;
     Ok(rules.map(|rules| Policy::of(&rules)))
 }
 
-fn rule(rule: &LinuxDeviceCgroup) -> Result<DeviceRule, String> {
-    let problem =
-        |what: &str, value: String| format!("linux.resources.devices: {what} {value} is not supported");
+fn rule(rule: &LinuxDeviceCgroup) -> Result<DeviceRule> {
+    let problem = |what, value| LaunchError::DeviceRule { what, value };
     // Absent, or -1 as runc writes it: all.
-    let number = |name: &str, value: Option<i64>| match value {
+    let number = |name, value: Option<i64>| match value {
         None | Some(-1) => Ok(None),
         Some(n) => u32::try_from(n).map(Some).map_err(|_| problem(name, n.to_string())),
     };
@@ -40,7 +41,7 @@ fn rule(rule: &LinuxDeviceCgroup) -> Result<DeviceRule, String> {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> Result<DeviceRule, String> {
+    fn parsed(text: &str) -> Result<DeviceRule> {
         rule(&serde_json::from_str(text).unwrap())
     }
 
@@ -58,6 +59,6 @@ mod tests {
             Devices::Some { kind, major: Some(136), minor: None }
         );
         let error = parsed(r#"{"allow":true,"type":"c","access":"rx"}"#).unwrap_err();
-        assert_eq!(error, "linux.resources.devices: access \"rx\" is not supported");
+        assert_eq!(error.to_string(), "linux.resources.devices: access \"rx\" is not supported");
     }
 }

@@ -13,6 +13,7 @@ use oci_spec::runtime::{
     LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimitType, Process, Spec,
 };
 
+use super::error::{LaunchError, Result};
 use super::{device_policy, seccomp, sysctl};
 use crate::spec::capabilities;
 use crate::spec::mount_policy::MountPolicy;
@@ -82,8 +83,8 @@ pub(super) struct WantedDevice {
 }
 
 impl Plan {
-    pub(super) fn new(bundle: &Path, spec: &Spec) -> Result<Self, String> {
-        let missing = |field: &str| format!("config.json has no {field}");
+    pub(super) fn new(bundle: &Path, spec: &Spec) -> Result<Self> {
+        let missing = |field| LaunchError::NoField { field };
         let process = spec.process().as_ref().ok_or_else(|| missing("process"))?;
         let linux = spec.linux().as_ref().ok_or_else(|| missing("linux"))?;
         let root = spec.root().as_ref().ok_or_else(|| missing("root"))?;
@@ -99,7 +100,7 @@ impl Plan {
             }
         }
         if !new_namespaces.contains(CloneFlags::CLONE_NEWNS) {
-            return Err("a container without a mount namespace of its own is not supported".to_owned());
+            return Err(LaunchError::NoMountNamespace);
         }
         let seccomp = linux.seccomp().as_ref().map(seccomp::compile).transpose()?.unwrap_or_default();
         let paths = |list: &Option<Vec<String>>| list.iter().flatten().map(PathBuf::from).collect();
@@ -116,8 +117,8 @@ impl Plan {
             )?,
             rootfs: bundle.join(root.path()),
             read_only_root: root.readonly().unwrap_or(false),
-            mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_, _>>()?,
-            devices: linux.devices().iter().flatten().map(device).collect::<Result<_, _>>()?,
+            mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_>>()?,
+            devices: linux.devices().iter().flatten().map(device).collect::<Result<_>>()?,
             sysctls: sysctl::checked(linux)?,
             mount_policy: MountPolicy::of(spec),
             masked: paths(linux.masked_paths()),
@@ -137,7 +138,7 @@ impl Plan {
     }
 }
 
-fn namespace_flag(kind: LinuxNamespaceType) -> Result<CloneFlags, String> {
+fn namespace_flag(kind: LinuxNamespaceType) -> Result<CloneFlags> {
     Ok(match kind {
         LinuxNamespaceType::Mount => CloneFlags::CLONE_NEWNS,
         LinuxNamespaceType::Pid => CloneFlags::CLONE_NEWPID,
@@ -146,12 +147,12 @@ fn namespace_flag(kind: LinuxNamespaceType) -> Result<CloneFlags, String> {
         LinuxNamespaceType::Uts => CloneFlags::CLONE_NEWUTS,
         LinuxNamespaceType::Cgroup => CloneFlags::CLONE_NEWCGROUP,
         LinuxNamespaceType::User | LinuxNamespaceType::Time => {
-            return Err(format!("namespace {kind} is not supported"));
+            return Err(LaunchError::NamespaceKind { kind });
         }
     })
 }
 
-fn planned_mount(mount: &Mount) -> Result<PlannedMount, String> {
+fn planned_mount(mount: &Mount) -> Result<PlannedMount> {
     let mut attributes = Attributes::default();
     let mut propagation = None;
     let mut fs_options = Vec::new();
@@ -177,13 +178,12 @@ fn planned_mount(mount: &Mount) -> Result<PlannedMount, String> {
     let target = mount.destination().clone();
     let what = if bind {
         if let Some(option) = fs_options.first() {
-            return Err(format!("mount {}: option {option:?} is not one of a bind mount", target.display()));
+            return Err(LaunchError::BindOption { option: option.clone() }.mounting(target));
         }
-        let source =
-            mount.source().clone().ok_or_else(|| format!("mount {}: no source", target.display()))?;
+        let source = mount.source().clone().ok_or_else(|| LaunchError::NoSource.mounting(&target))?;
         What::Bind { source, recursive }
     } else {
-        let fs_type = mount.typ().clone().ok_or_else(|| format!("mount {}: no type", target.display()))?;
+        let fs_type = mount.typ().clone().ok_or_else(|| LaunchError::NoType.mounting(&target))?;
         match fs_type.as_str() {
             "cgroup" => What::Cgroup,
             _ => What::FileSystem { fs_type, options: fs_options },
@@ -192,9 +192,10 @@ fn planned_mount(mount: &Mount) -> Result<PlannedMount, String> {
     Ok(PlannedMount { target, what, attributes, propagation })
 }
 
-fn device(device: &oci_spec::runtime::LinuxDevice) -> Result<WantedDevice, String> {
-    let number =
-        |n: i64| u32::try_from(n).map_err(|_| format!("device {}: number {n}", device.path().display()));
+fn device(device: &oci_spec::runtime::LinuxDevice) -> Result<WantedDevice> {
+    let number = |number: i64| {
+        u32::try_from(number).map_err(|_| LaunchError::DeviceNumber { path: device.path().clone(), number })
+    };
     Ok(WantedDevice {
         path: device.path().clone(),
         device: linux::rootfs::Device {
@@ -226,7 +227,7 @@ fn limits(resources: &LinuxResources) -> Limits {
     }
 }
 
-fn rlimits(process: &Process) -> Result<Vec<(u32, u64, u64)>, String> {
+fn rlimits(process: &Process) -> Result<Vec<(u32, u64, u64)>> {
     process
         .rlimits()
         .iter()
@@ -256,14 +257,12 @@ fn rlimit_number(kind: PosixRlimitType) -> u32 {
     }
 }
 
-fn capability_sets(process: &Process) -> Result<Capabilities, String> {
+fn capability_sets(process: &Process) -> Result<Capabilities> {
     let Some(sets) = process.capabilities() else { return Ok(Capabilities::default()) };
     let bits = |set: &Option<oci_spec::runtime::Capabilities>| {
         set.iter().flatten().try_fold(0, |bits, capability| {
             let name = capability.to_string();
-            capabilities::bit(&name)
-                .map(|bit| bits | bit)
-                .ok_or_else(|| format!("capability {name} is unknown"))
+            capabilities::bit(&name).map(|bit| bits | bit).ok_or(LaunchError::Capability { name })
         })
     };
     Ok(Capabilities {
@@ -275,15 +274,17 @@ fn capability_sets(process: &Process) -> Result<Capabilities, String> {
     })
 }
 
-fn c_strings<'a>(field: &str, texts: impl Iterator<Item = &'a String>) -> Result<Vec<CString>, String> {
-    texts.map(|t| CString::new(t.as_bytes()).map_err(|_| format!("{field}: {t:?} has a NUL byte"))).collect()
+fn c_strings<'a>(field: &'static str, texts: impl Iterator<Item = &'a String>) -> Result<Vec<CString>> {
+    texts
+        .map(|t| CString::new(t.as_bytes()).map_err(|_| LaunchError::NulByte { field, text: t.clone() }))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn mount(text: &str) -> Result<PlannedMount, String> {
+    fn mount(text: &str) -> Result<PlannedMount> {
         planned_mount(&serde_json::from_str(text).unwrap())
     }
 
@@ -303,6 +304,6 @@ mod tests {
     fn an_option_that_a_bind_mount_does_not_know_is_refused() {
         let err = mount(r#"{"destination":"/a","type":"bind","source":"/b","options":["rbind","size=1"]}"#)
             .unwrap_err();
-        assert_eq!(err, "mount /a: option \"size=1\" is not one of a bind mount");
+        assert_eq!(crate::error::chain(&err), "mount /a: option \"size=1\" is not one of a bind mount");
     }
 }

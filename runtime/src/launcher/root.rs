@@ -17,8 +17,8 @@ use linux::rootfs::{self, Attributes, KernelFs, Kind, Masks};
 
 use super::Overlay;
 use super::cgroup_mount::CgroupTree;
+use super::error::{LaunchError, Result};
 use super::plan::{Plan, PlannedMount, What};
-use super::problem::text;
 use crate::spec::mount_policy::Source;
 
 /// What every container has in /dev.
@@ -48,23 +48,23 @@ pub(super) struct Root<'a> {
 impl<'a> Root<'a> {
     /// The overlay, with nothing mounted in it yet. This process's mount
     /// namespace must be its own, and a slave.
-    pub(super) fn mount(plan: &'a Plan, overlay: &Overlay) -> Result<Self, String> {
+    pub(super) fn mount(plan: &'a Plan, overlay: &Overlay) -> Result<Self> {
         // It would take bits away from the modes of device nodes.
         rustix::process::umask(rustix::fs::Mode::empty());
-        let mount_point = rootfs::open_root(&plan.rootfs).map_err(text)?;
+        let mount_point = rootfs::open_root(&plan.rootfs)?;
         // Below the root, where no process of the container finds it.
-        let masks = Masks::mount(&mount_point, &plan.rootfs).map_err(text)?;
-        let tree = overlay.view().mount().map_err(text)?;
-        rootfs::attach(tree, mount_point, &plan.rootfs).map_err(text)?;
-        let fd = rootfs::open_root(&plan.rootfs).map_err(text)?;
+        let masks = Masks::mount(&mount_point, &plan.rootfs)?;
+        let tree = overlay.view().mount()?;
+        rootfs::attach(tree, mount_point, &plan.rootfs)?;
+        let fd = rootfs::open_root(&plan.rootfs)?;
         Ok(Self { plan, fd, masks })
     }
 
     /// `tree` is a bind mount's; a file system is made here.
-    pub(super) fn attach(&self, mount: &PlannedMount, tree: Option<OwnedFd>) -> Result<(), String> {
+    pub(super) fn attach(&self, mount: &PlannedMount, tree: Option<OwnedFd>) -> Result<()> {
         match (&mount.what, tree) {
             (What::FileSystem { fs_type, options }, None) => {
-                let tree = rootfs::new_fs(fs_type, options).map_err(text)?;
+                let tree = rootfs::new_fs(fs_type, options)?;
                 set_attributes(mount, &tree)?;
                 self.attach_file_system(mount, &tree)
             }
@@ -73,74 +73,73 @@ impl<'a> Root<'a> {
                 self.attach_file_system(mount, &cgroups.tree).and_then(|()| cgroups.attach_below())
             }
             (What::Bind { .. }, Some(tree)) => self.attach_bind(mount, tree),
-            _ => Err("the source was not opened".to_owned()),
+            _ => Err(LaunchError::SourceNotOpened),
         }
-        .map_err(|problem| format!("mount {}: {problem}", mount.target.display()))
+        .map_err(|problem| problem.mounting(&mount.target))
     }
 
     /// One of the container's own (a request has bind mounts only): it must
     /// stand at its very path, whatever links the image has there.
-    fn attach_file_system(&self, mount: &PlannedMount, tree: &OwnedFd) -> Result<(), String> {
-        let place = rootfs::ensure_target(&self.fd, &mount.target, Kind::Directory).map_err(text)?;
+    fn attach_file_system(&self, mount: &PlannedMount, tree: &OwnedFd) -> Result<()> {
+        let place = rootfs::ensure_target(&self.fd, &mount.target, Kind::Directory)?;
         if place.path != mount.target {
-            return Err(format!("the image has a link there, to {}", place.path.display()));
+            return Err(LaunchError::LinkInImage { place: place.path });
         }
-        rootfs::attach(tree, place.fd, &mount.target).map_err(text)?;
+        rootfs::attach(tree, place.fd, &mount.target)?;
         if mount.target == Path::new("/dev") { self.make_devices() } else { Ok(()) }
     }
 
-    fn attach_bind(&self, mount: &PlannedMount, tree: OwnedFd) -> Result<(), String> {
-        let source = rootfs::file_type(&tree).map_err(text)?;
+    fn attach_bind(&self, mount: &PlannedMount, tree: OwnedFd) -> Result<()> {
+        let source = rootfs::file_type(&tree)?;
         let source = Source::of(source);
         set_attributes(mount, &tree)?;
         let kind = if source == Source::Directory { Kind::Directory } else { Kind::File };
-        let place = rootfs::ensure_target(&self.fd, &mount.target, kind).map_err(text)?;
+        let place = rootfs::ensure_target(&self.fd, &mount.target, kind)?;
         self.plan
             .mount_policy
             .check(&place.path, source)
-            .map_err(|reason| format!("it leads to {}: refused: {reason}", place.path.display()))?;
-        rootfs::attach(tree, place.fd, &mount.target).map_err(text)
+            .map_err(|source| LaunchError::Refused { place: place.path.clone(), source })?;
+        Ok(rootfs::attach(tree, place.fd, &mount.target)?)
     }
 
     /// Into a /dev that was mounted a moment ago and is empty.
-    fn make_devices(&self) -> Result<(), String> {
-        let dev = rootfs::open_in_root(&self.fd, Path::new("dev")).map_err(text)?;
+    fn make_devices(&self) -> Result<()> {
+        let dev = rootfs::open_in_root(&self.fd, Path::new("dev"))?;
         for (name, device) in DEVICES {
-            rootfs::make_device(&dev, name, *device, 0o666).map_err(text)?;
+            rootfs::make_device(&dev, name, *device, 0o666)?;
         }
         for (name, target) in DEVICE_LINKS {
-            rootfs::make_link(&dev, name, target).map_err(text)?;
+            rootfs::make_link(&dev, name, target)?;
         }
         for wanted in &self.plan.devices {
             let (Some(dir), Some(name)) =
                 (wanted.path.parent(), wanted.path.file_name().and_then(OsStr::to_str))
             else {
-                return Err(format!("device {}: not a path", wanted.path.display()));
+                return Err(LaunchError::DevicePath { path: wanted.path.clone() });
             };
-            let dir = rootfs::ensure_target(&self.fd, dir, Kind::Directory).map_err(text)?;
-            rootfs::make_device(dir.fd, name, wanted.device, wanted.mode).map_err(text)?;
+            let dir = rootfs::ensure_target(&self.fd, dir, Kind::Directory)?;
+            rootfs::make_device(dir.fd, name, wanted.device, wanted.mode)?;
         }
         Ok(())
     }
 
     /// After the last mount.
-    pub(super) fn protect(&mut self) -> Result<(), String> {
+    pub(super) fn protect(&mut self) -> Result<()> {
         for path in &self.plan.masked {
-            self.masks.mask(&self.fd, path).map_err(text)?;
+            self.masks.mask(&self.fd, path)?;
         }
         for path in &self.plan.read_only {
-            self.masks.make_read_only(&self.fd, path).map_err(text)?;
+            self.masks.make_read_only(&self.fd, path)?;
         }
         if self.plan.read_only_root {
-            rootfs::set_attributes(&self.fd, Attributes { read_only: true, ..Attributes::default() })
-                .map_err(text)?;
+            rootfs::set_attributes(&self.fd, Attributes { read_only: true, ..Attributes::default() })?;
         }
         self.verify()
     }
 
     /// That the container finds what isolates it, and not a volume in its place.
-    fn verify(&self) -> Result<(), String> {
-        self.masks.verify(&self.fd).map_err(text)?;
+    fn verify(&self) -> Result<()> {
+        self.masks.verify(&self.fd)?;
         for mount in &self.plan.mounts {
             let What::FileSystem { fs_type, .. } = &mount.what else { continue };
             let kind = match fs_type.as_str() {
@@ -148,7 +147,7 @@ impl<'a> Root<'a> {
                 "sysfs" => KernelFs::Sysfs,
                 _ => continue,
             };
-            rootfs::open_kernel_fs(&self.fd, &mount.target, kind).map_err(text)?;
+            rootfs::open_kernel_fs(&self.fd, &mount.target, kind)?;
         }
         // A privileged container may have its devices covered.
         let has_own_dev = self
@@ -160,32 +159,32 @@ impl<'a> Root<'a> {
             return Ok(());
         }
         for (name, device) in DEVICES {
-            rootfs::verify_device(&self.fd, &Path::new("/dev").join(name), *device).map_err(text)?;
+            rootfs::verify_device(&self.fd, &Path::new("/dev").join(name), *device)?;
         }
         for wanted in &self.plan.devices {
-            rootfs::verify_device(&self.fd, &wanted.path, wanted.device).map_err(text)?;
+            rootfs::verify_device(&self.fd, &wanted.path, wanted.device)?;
         }
         Ok(())
     }
 
     /// The directory in which the program starts, made if it is missing.
-    pub(super) fn ensure_directory(&self, path: &Path) -> Result<(), String> {
+    pub(super) fn ensure_directory(&self, path: &Path) -> Result<()> {
         if rootfs::open_in_root(&self.fd, path).is_ok() {
             return Ok(());
         }
-        rootfs::ensure_target(&self.fd, path, Kind::Directory).map(drop).map_err(text)
+        Ok(rootfs::ensure_target(&self.fd, path, Kind::Directory).map(drop)?)
     }
 
     /// Makes it this process's root. From here on every path is the container's.
-    pub(super) fn enter(self) -> Result<(), String> {
+    pub(super) fn enter(self) -> Result<()> {
         rustix::process::umask(rustix::fs::Mode::from(0o022));
-        rootfs::pivot_into(self.fd).map_err(text)
+        Ok(rootfs::pivot_into(self.fd)?)
     }
 }
 
-fn set_attributes(mount: &PlannedMount, tree: &OwnedFd) -> Result<(), String> {
+fn set_attributes(mount: &PlannedMount, tree: &OwnedFd) -> Result<()> {
     if mount.attributes == Attributes::default() {
         return Ok(());
     }
-    rootfs::set_attributes(tree, mount.attributes).map_err(text)
+    Ok(rootfs::set_attributes(tree, mount.attributes)?)
 }

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::error::{LaunchError, Result};
 use linux::process::BpfInstruction;
 use oci_spec::runtime::{
     LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompOperator, LinuxSyscall,
@@ -17,8 +18,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
-/// The BPF programs, in the order to install them; a plain sentence says what cannot be compiled.
-pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>, String> {
+/// The BPF programs, in the order to install them.
+pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>> {
     let default = action(profile.default_action(), profile.default_errno_ret())?;
     let mut by_action: Vec<(SeccompAction, BTreeMap<i64, Vec<SeccompRule>>)> = Vec::new();
     let mut answered_elsewhere = BTreeSet::new();
@@ -55,7 +56,7 @@ pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>
             let rest = if matched == SeccompAction::Allow { default.clone() } else { SeccompAction::Allow };
             program(rules, rest, matched)
         })
-        .collect::<Result<Vec<_>, String>>()?;
+        .collect::<Result<Vec<_>>>()?;
     if let (SeccompAction::Errno(_), Some(newest)) = (&default, newest) {
         programs.push(unknown_calls(newest)?);
     }
@@ -64,14 +65,14 @@ pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>
 
 /// ENOSYS for calls that are newer than the profile: C libraries then use an
 /// older call, which they do not after EPERM. runc does the same.
-fn unknown_calls(newest: i64) -> Result<Vec<BpfInstruction>, String> {
+fn unknown_calls(newest: i64) -> Result<Vec<BpfInstruction>> {
     // linux/bpf_common.h and linux/seccomp.h: the number is the first field of seccomp_data.
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_GREATER: u16 = 0x25;
     const RETURN: u16 = 0x06;
     const SECCOMP_RET_ERRNO: u32 = 0x0005_0000;
     const SECCOMP_RET_ALLOW: u32 = 0x7fff_0000;
-    let newest = u32::try_from(newest).map_err(|_| format!("seccomp: system call {newest}"))?;
+    let newest = u32::try_from(newest).map_err(|_| LaunchError::SeccompNumber { number: newest })?;
     let instruction = |code, jt, jf, k| BpfInstruction { code, jt, jf, k };
     Ok(vec![
         instruction(LOAD_WORD, 0, 0, 0),
@@ -85,10 +86,10 @@ fn program(
     rules: BTreeMap<i64, Vec<SeccompRule>>,
     rest: SeccompAction,
     matched: SeccompAction,
-) -> Result<Vec<BpfInstruction>, String> {
-    let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("seccomp: {e}"))?;
-    let filter = SeccompFilter::new(rules, rest, matched, arch).map_err(|e| format!("seccomp: {e}"))?;
-    let program: BpfProgram = filter.try_into().map_err(|e| format!("seccomp: {e}"))?;
+) -> Result<Vec<BpfInstruction>> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    let filter = SeccompFilter::new(rules, rest, matched, arch)?;
+    let program: BpfProgram = filter.try_into()?;
     Ok(program.into_iter().map(|i| BpfInstruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect())
 }
 
@@ -96,7 +97,7 @@ fn program(
 fn add_rule(
     entry: std::collections::btree_map::Entry<'_, i64, Vec<SeccompRule>>,
     syscall: &LinuxSyscall,
-) -> Result<(), String> {
+) -> Result<()> {
     use std::collections::btree_map::Entry;
     let args = syscall.args().as_deref().unwrap_or_default();
     match entry {
@@ -110,12 +111,12 @@ fn add_rule(
     Ok(())
 }
 
-fn rule(args: &[LinuxSeccompArg]) -> Result<SeccompRule, String> {
-    let conditions = args.iter().map(condition).collect::<Result<_, _>>()?;
-    SeccompRule::new(conditions).map_err(|e| format!("seccomp: {e}"))
+fn rule(args: &[LinuxSeccompArg]) -> Result<SeccompRule> {
+    let conditions = args.iter().map(condition).collect::<Result<_>>()?;
+    Ok(SeccompRule::new(conditions)?)
 }
 
-fn condition(arg: &LinuxSeccompArg) -> Result<SeccompCondition, String> {
+fn condition(arg: &LinuxSeccompArg) -> Result<SeccompCondition> {
     let (operator, value) = match arg.op() {
         LinuxSeccompOperator::ScmpCmpEq => (SeccompCmpOp::Eq, arg.value()),
         LinuxSeccompOperator::ScmpCmpNe => (SeccompCmpOp::Ne, arg.value()),
@@ -127,12 +128,11 @@ fn condition(arg: &LinuxSeccompArg) -> Result<SeccompCondition, String> {
             (SeccompCmpOp::MaskedEq(arg.value()), arg.value_two().unwrap_or_default())
         }
     };
-    let index = u8::try_from(arg.index()).map_err(|_| format!("seccomp: argument index {}", arg.index()))?;
-    SeccompCondition::new(index, SeccompCmpArgLen::Qword, operator, value)
-        .map_err(|e| format!("seccomp: {e}"))
+    let index = u8::try_from(arg.index()).map_err(|_| LaunchError::SeccompArgument { index: arg.index() })?;
+    Ok(SeccompCondition::new(index, SeccompCmpArgLen::Qword, operator, value)?)
 }
 
-fn action(action: LinuxSeccompAction, errno: Option<u32>) -> Result<SeccompAction, String> {
+fn action(action: LinuxSeccompAction, errno: Option<u32>) -> Result<SeccompAction> {
     Ok(match action {
         LinuxSeccompAction::ScmpActAllow => SeccompAction::Allow,
         LinuxSeccompAction::ScmpActErrno => SeccompAction::Errno(errno.unwrap_or(1)),
@@ -142,7 +142,7 @@ fn action(action: LinuxSeccompAction, errno: Option<u32>) -> Result<SeccompActio
         LinuxSeccompAction::ScmpActLog => SeccompAction::Log,
         LinuxSeccompAction::ScmpActTrace => SeccompAction::Trace(errno.unwrap_or(0)),
         LinuxSeccompAction::ScmpActNotify => {
-            return Err("seccomp: SCMP_ACT_NOTIFY is not supported".to_owned());
+            return Err(LaunchError::SeccompNotify);
         }
     })
 }
@@ -287,6 +287,6 @@ mod tests {
             r#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["read"],"action":"SCMP_ACT_NOTIFY"}]}"#,
         ))
         .unwrap_err();
-        assert_eq!(err, "seccomp: SCMP_ACT_NOTIFY is not supported");
+        assert_eq!(err.to_string(), "seccomp: SCMP_ACT_NOTIFY is not supported");
     }
 }

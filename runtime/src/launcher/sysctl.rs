@@ -5,6 +5,8 @@
 
 use oci_spec::runtime::{Linux, LinuxNamespaceType};
 
+use super::error::{LaunchError, Result};
+
 /// Settings of an ipc namespace (sysctl(8), ipc/ipc_sysctl.c).
 const IPC: &[&str] = &[
     "kernel/auto_msgmni",
@@ -23,16 +25,14 @@ const IPC: &[&str] = &[
 const UTS: &[&str] = &["kernel/domainname", "kernel/hostname"];
 
 /// `net.ipv4.ip_forward` as `net/ipv4/ip_forward`, and its value.
-pub(super) fn checked(linux: &Linux) -> Result<Vec<(String, String)>, String> {
+pub(super) fn checked(linux: &Linux) -> Result<Vec<(String, String)>> {
     let has_own = |kind| linux.namespaces().iter().flatten().any(|n| n.typ() == kind);
     let mut settings = Vec::new();
     for (name, value) in linux.sysctl().iter().flatten() {
         let path = path_of(name);
-        let kind = namespace_of(&path).ok_or_else(|| {
-            format!("sysctl {name}: it is not a setting of a namespace but of the whole node")
-        })?;
+        let kind = namespace_of(&path).ok_or_else(|| LaunchError::SysctlOfNode { name: name.clone() })?;
         if !has_own(kind) {
-            return Err(format!("sysctl {name}: the container shares the {kind} namespace of the node"));
+            return Err(LaunchError::SysctlOfSharedNamespace { name: name.clone(), kind });
         }
         settings.push((path, value.clone()));
     }
@@ -74,7 +74,7 @@ fn namespace_of(path: &str) -> Option<LinuxNamespaceType> {
 mod tests {
     use super::*;
 
-    fn check(name: &str, namespaces: &[&str]) -> Result<Vec<(String, String)>, String> {
+    fn check(name: &str, namespaces: &[&str]) -> Result<Vec<(String, String)>> {
         let namespaces: Vec<_> = namespaces.iter().map(|kind| serde_json::json!({"type": kind})).collect();
         let linux = serde_json::json!({"namespaces": namespaces, "sysctl": {name: "1"}});
         checked(&serde_json::from_value(linux).unwrap())
@@ -105,11 +105,14 @@ mod tests {
         ] {
             let problem = check(name, &["network", "ipc", "uts"]).unwrap_err();
             assert_eq!(
-                problem,
+                problem.to_string(),
                 format!("sysctl {name}: it is not a setting of a namespace but of the whole node")
             );
         }
         let problem = check("net.ipv4.ip_forward", &["ipc"]).unwrap_err();
-        assert_eq!(problem, "sysctl net.ipv4.ip_forward: the container shares the net namespace of the node");
+        assert_eq!(
+            problem.to_string(),
+            "sysctl net.ipv4.ip_forward: the container shares the net namespace of the node"
+        );
     }
 }

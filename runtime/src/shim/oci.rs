@@ -11,8 +11,8 @@ use linux::mount::UnmountMode;
 use linux::rootfs;
 use oci_spec::runtime::Spec;
 
-use crate::error::chain;
 use crate::launcher::Overlay;
+use crate::launcher::error::{LaunchError, Result};
 use crate::spec::mount_policy::{MountPolicy, Source};
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl OciRuntime<'_> {
         spec: &Spec,
         overlay: &Overlay,
         (stdout, stderr): (OwnedFd, OwnedFd),
-    ) -> Result<(i32, Cgroup), String> {
+    ) -> Result<(i32, Cgroup)> {
         mount_root(bundle, overlay)?;
         if let Err(problem) = check_links(bundle, spec) {
             unmount_root(bundle);
@@ -48,41 +48,46 @@ impl OciRuntime<'_> {
             .stdout(stdout)
             .stderr(stderr)
             .status()
-            .map_err(|e| format!("{}: {e}", self.program.display()))?;
+            .map_err(|source| self.failed(source))?;
         if !output.success() {
             unmount_root(bundle);
-            return Err(format!("{} create: {output}", self.program.display()));
+            return Err(LaunchError::Create { program: self.program.to_owned(), status: output });
         }
-        let text =
-            std::fs::read_to_string(&pid_file).map_err(|e| format!("read {}: {e}", pid_file.display()))?;
-        let pid = text.trim().parse().map_err(|_| format!("{}: {text:?} is no pid", pid_file.display()))?;
+        let text = std::fs::read_to_string(&pid_file).map_err(|source| LaunchError::File {
+            op: "read",
+            path: pid_file.clone(),
+            source,
+        })?;
+        let Ok(pid) = text.trim().parse() else { return Err(LaunchError::Pid { path: pid_file, text }) };
         let path = spec.linux().as_ref().and_then(|l| l.cgroups_path().clone()).unwrap_or_default();
-        let hierarchies = Hierarchies::detect().map_err(|e| chain(&e))?;
+        let hierarchies = Hierarchies::detect()?;
         Ok((pid, Cgroup::find(&hierarchies, &path)))
     }
 
     /// `start`: the process goes on to execve(2).
-    pub(super) fn start(&self, container: &str) -> Result<(), String> {
+    pub(super) fn start(&self, container: &str) -> Result<()> {
         self.run(&["start", container])
     }
 
     /// `delete --force`, and the root file system unmounted.
-    pub(super) fn delete(&self, container: &str, bundle: &Path) -> Result<(), String> {
+    pub(super) fn delete(&self, container: &str, bundle: &Path) -> Result<()> {
         let deleted = self.run(&["delete", "--force", container]);
         unmount_root(bundle);
         deleted
     }
 
-    fn run(&self, args: &[&str]) -> Result<(), String> {
-        let output: Output = self
-            .command(args)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|e| format!("{}: {e}", self.program.display()))?;
+    fn run(&self, args: &[&str]) -> Result<()> {
+        let output: Output =
+            self.command(args).stdin(Stdio::null()).output().map_err(|source| self.failed(source))?;
         if output.status.success() {
             return Ok(());
         }
-        Err(format!("{} {}: {}", self.program.display(), args[0], last_message(&output.stderr)))
+        let (program, action) = (self.program.to_owned(), args[0].to_owned());
+        Err(LaunchError::Action { program, action, said: last_message(&output.stderr) })
+    }
+
+    fn failed(&self, source: std::io::Error) -> LaunchError {
+        LaunchError::Program { program: self.program.to_owned(), source }
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -103,39 +108,42 @@ pub(super) fn last_message(stderr: &[u8]) -> String {
 /// What the native launcher refuses when it mounts, refused before the OCI
 /// runtime sees the specification: mounts and a working directory that the
 /// image's links lead to where a request may not mount.
-fn check_links(bundle: &Path, spec: &Spec) -> Result<(), String> {
-    let root = rootfs::open_root(&bundle.join("rootfs")).map_err(|e| chain(&e))?;
+fn check_links(bundle: &Path, spec: &Spec) -> Result<()> {
+    let root = rootfs::open_root(&bundle.join("rootfs"))?;
     let policy = MountPolicy::of(spec);
     for mount in spec.mounts().iter().flatten() {
         let target = mount.destination();
-        let problem = |problem: String| format!("mount {}: {problem}", target.display());
-        let place = rootfs::resolve(&root, target).map_err(|e| problem(chain(&e)))?;
+        let problem = |problem: LaunchError| problem.mounting(target);
+        let place = rootfs::resolve(&root, target).map_err(|e| problem(e.into()))?;
         let source = mount.source().as_deref().filter(|_| mount.typ().as_deref() == Some("bind"));
         let Some(source) = source else {
             if place == *target {
                 continue;
             }
-            return Err(problem(format!("the image has a link there, to {}", place.display())));
+            return Err(problem(LaunchError::LinkInImage { place }));
         };
-        let (_, kind) = rootfs::find_source(source).map_err(|e| problem(chain(&e)))?;
+        let (_, kind) = rootfs::find_source(source).map_err(|e| problem(e.into()))?;
         policy
             .check(&place, Source::of(kind))
-            .map_err(|reason| problem(format!("it leads to {}: refused: {reason}", place.display())))?;
+            .map_err(|source| problem(LaunchError::Refused { place, source }))?;
         check_volumes_above(spec, target).map_err(problem)?;
     }
     let cwd = spec.process().as_ref().map(|p| p.cwd().as_path()).unwrap_or(Path::new("/"));
-    let place =
-        rootfs::resolve(&root, cwd).map_err(|e| format!("chdir to {}: {}", cwd.display(), chain(&e)))?;
+    let path = cwd.to_owned();
+    let place = match rootfs::resolve(&root, cwd) {
+        Ok(place) => place,
+        Err(e) => return Err(LaunchError::WorkingDirectory { path, cause: e.source }),
+    };
     // Its links would be followed with the descriptors of the OCI runtime (CVE-2024-21626).
     if place.starts_with("/proc") && place.components().count() > 2 {
-        return Err(format!("chdir to {}: it leads to {}", cwd.display(), place.display()));
+        return Err(LaunchError::WorkingDirectoryInProc { path, place });
     }
     Ok(())
 }
 
 /// A volume may have a link where another mount is to stand. Its users can put
 /// one there later, too: against that only the OCI runtime itself can do something.
-fn check_volumes_above(spec: &Spec, target: &Path) -> Result<(), String> {
+fn check_volumes_above(spec: &Spec, target: &Path) -> Result<()> {
     for volume in spec.mounts().iter().flatten().filter(|m| m.typ().as_deref() == Some("bind")) {
         let Ok(below) = target.strip_prefix(volume.destination()) else { continue };
         let Some(source) = volume.source().as_deref().filter(|s| s.is_dir() && *below != *Path::new(""))
@@ -143,23 +151,22 @@ fn check_volumes_above(spec: &Spec, target: &Path) -> Result<(), String> {
             continue;
         };
         let wanted = Path::new("/").join(below);
-        let found =
-            rootfs::open_root(source).and_then(|dir| rootfs::resolve(dir, below)).map_err(|e| chain(&e))?;
+        let found = rootfs::open_root(source).and_then(|dir| rootfs::resolve(dir, below))?;
         if found != wanted {
-            return Err(format!(
-                "a link in the volume at {} leads elsewhere",
-                volume.destination().display()
-            ));
+            return Err(LaunchError::LinkInVolume { volume: volume.destination().clone() });
         }
     }
     Ok(())
 }
 
-fn mount_root(bundle: &Path, overlay: &Overlay) -> Result<(), String> {
+fn mount_root(bundle: &Path, overlay: &Overlay) -> Result<()> {
     let path = bundle.join("rootfs");
-    let target: OwnedFd = File::open(&path).map_err(|e| format!("open {}: {e}", path.display()))?.into();
-    let tree = overlay.view().mount().map_err(|e| chain(&e))?;
-    rootfs::attach(tree, target, &path).map_err(|e| chain(&e))
+    let target: OwnedFd = match File::open(&path) {
+        Ok(file) => file.into(),
+        Err(source) => return Err(LaunchError::File { op: "open", path, source }),
+    };
+    let tree = overlay.view().mount()?;
+    Ok(rootfs::attach(tree, target, &path)?)
 }
 
 fn unmount_root(bundle: &Path) {

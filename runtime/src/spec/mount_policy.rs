@@ -10,6 +10,7 @@
 //! container is created, with the path of the request, and when it starts, with
 //! the place that this path leads to.
 
+use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::Spec;
@@ -107,9 +108,9 @@ impl MountPolicy {
 
     /// Whether `source` may be mounted on `target`, an absolute path without
     /// `..`; the reason if not.
-    pub(crate) fn check(&self, target: &Path, source: Source) -> Result<(), String> {
+    pub(crate) fn check(&self, target: &Path, source: Source) -> Result<(), MountRefusal> {
         if target == Path::new("/") {
-            return Err("a container's root cannot be mounted over".to_owned());
+            return Err(MountRefusal::Root);
         }
         if target.starts_with("/proc") {
             return self.check_proc(target, source);
@@ -127,59 +128,48 @@ impl MountPolicy {
         }
     }
 
-    fn check_proc(&self, target: &Path, source: Source) -> Result<(), String> {
+    fn check_proc(&self, target: &Path, source: Source) -> Result<(), MountRefusal> {
         self.check_protected(target)?;
         let is_of_lxcfs = LXCFS_FILES.iter().any(|file| target == Path::new(file));
         match (is_of_lxcfs, source) {
             (true, Source::File) => Ok(()),
-            (true, _) => Err("only a regular file can be mounted there".to_owned()),
-            (false, _) => Err("nothing can be mounted on or below /proc but the files of lxcfs".to_owned()),
+            (true, _) => Err(MountRefusal::NoRegularFile),
+            (false, _) => Err(MountRefusal::Proc),
         }
     }
 
-    fn check_protected(&self, target: &Path) -> Result<(), String> {
+    fn check_protected(&self, target: &Path) -> Result<(), MountRefusal> {
         match self.protected.iter().find(|path| path.starts_with(target)) {
-            Some(path) => Err(format!(
-                "it would cover {}, which is masked or read-only in an unprivileged container",
-                path.display()
-            )),
+            Some(path) => Err(MountRefusal::Protected { path: path.clone() }),
             None => Ok(()),
         }
     }
 
-    fn check_dev(&self, target: &Path, source: Source) -> Result<(), String> {
+    fn check_dev(&self, target: &Path, source: Source) -> Result<(), MountRefusal> {
         let Some(Component::Normal(first)) = target.components().nth(2) else {
-            return Err("only a privileged container can have a mount on /dev itself".to_owned());
+            return Err(MountRefusal::Itself { path: "/dev" });
         };
         if first.to_str().is_some_and(|name| DEFAULT_DEVICES.contains(&name)) {
-            return Err(format!("/dev/{} belongs to the container's default devices", first.display()));
+            return Err(MountRefusal::DefaultDevice { name: first.to_owned() });
         }
         let requested = self.devices.iter().find(|device| device.starts_with(target));
         match (requested, source) {
             (Some(device), Source::Device) if device == target => Ok(()),
-            (Some(device), _) => Err(format!("it would cover the requested device {}", device.display())),
+            (Some(device), _) => Err(MountRefusal::RequestedDevice { path: device.clone() }),
             (None, Source::Directory | Source::Socket) => Ok(()),
             (None, Source::File) if target == self.termination_log => Ok(()),
-            (None, Source::File) => {
-                Err("the only regular file below /dev is that of terminationMessagePath".to_owned())
-            }
-            (None, Source::Device | Source::Pipe) => {
-                Err("an unprivileged container gets a device by request, not as a mount".to_owned())
-            }
+            (None, Source::File) => Err(MountRefusal::FileInDev),
+            (None, Source::Device | Source::Pipe) => Err(MountRefusal::Device),
         }
     }
 }
 
-fn check_sys(target: &Path, source: Source) -> Result<(), String> {
+fn check_sys(target: &Path, source: Source) -> Result<(), MountRefusal> {
     if target == Path::new("/sys") {
-        return Err("only a privileged container can have a mount on /sys itself".to_owned());
+        return Err(MountRefusal::Itself { path: "/sys" });
     }
     let is_of_lxcfs = target == Path::new(LXCFS_SYS_FILE) && source == Source::File;
-    if source == Source::Directory || is_of_lxcfs {
-        Ok(())
-    } else {
-        Err("only directories can be mounted below /sys".to_owned())
-    }
+    if source == Source::Directory || is_of_lxcfs { Ok(()) } else { Err(MountRefusal::FileInSys) }
 }
 
 /// The absolute path without `.` and `..`, links not looked at.
@@ -195,6 +185,31 @@ pub(crate) fn cleaned(path: &Path) -> PathBuf {
         }
     }
     clean
+}
+
+/// Why nothing may be mounted there.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MountRefusal {
+    #[error("a container's root cannot be mounted over")]
+    Root,
+    #[error("nothing can be mounted on or below /proc but the files of lxcfs")]
+    Proc,
+    #[error("only a regular file can be mounted there")]
+    NoRegularFile,
+    #[error("it would cover {}, which is masked or read-only in an unprivileged container", .path.display())]
+    Protected { path: PathBuf },
+    #[error("only a privileged container can have a mount on {path} itself")]
+    Itself { path: &'static str },
+    #[error("/dev/{} belongs to the container's default devices", .name.display())]
+    DefaultDevice { name: OsString },
+    #[error("it would cover the requested device {}", .path.display())]
+    RequestedDevice { path: PathBuf },
+    #[error("the only regular file below /dev is that of terminationMessagePath")]
+    FileInDev,
+    #[error("an unprivileged container gets a device by request, not as a mount")]
+    Device,
+    #[error("only directories can be mounted below /sys")]
+    FileInSys,
 }
 
 #[cfg(test)]
@@ -304,7 +319,7 @@ mod tests {
             [("/proc/stat", File), ("/etc/secret/key", File), ("/etc/secret", Directory), ("/etc", Directory)]
         {
             let reason = policy.check(Path::new(target), source).unwrap_err();
-            assert!(reason.starts_with("it would cover "), "{target}: {reason}");
+            assert!(reason.to_string().starts_with("it would cover "), "{target}: {reason}");
         }
         policy.check(Path::new("/etc/secret/other"), File).unwrap();
     }
