@@ -212,7 +212,7 @@ impl From<Error> for CniError {
                 .with_details(wrong_mac(mac, source)),
             Error::ContainerLinkExists { ref ifname, .. } => {
                 let details = format!(
-                    "CNI_IFNAME: the container has {ifname:?} already; an earlier ADD is taken back by DEL"
+                    "CNI_IFNAME: the container has {ifname:?} already; call DEL for the earlier ADD first"
                 );
                 CniError::chain(&error).with_details(details)
             }

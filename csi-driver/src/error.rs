@@ -148,7 +148,7 @@ pub enum Error {
     },
     #[error("no daemon dialled {} within {} s: waited for {launch}", socket.display(), waited.as_secs())]
     NobodyDialled { socket: PathBuf, waited: Duration, launch: String },
-    #[error("the stage of volume {volume_id} was taken back before its daemon dialled")]
+    #[error("the stage of volume {volume_id} was undone before its daemon connected")]
     Abandoned { volume_id: VolumeId },
     #[error("the daemon of volume {volume_id}, {launch}, ended before it served{}", last_words(log.as_deref()))]
     DaemonEnded { volume_id: VolumeId, launch: String, log: Option<String> },
@@ -242,7 +242,7 @@ fn progress(done_bytes: u64, total_bytes: u64) -> String {
 }
 
 fn last_words(log: Option<&str>) -> String {
-    log.map(|line| format!("; its last words: {line}")).unwrap_or_default()
+    log.map(|line| format!("; its last log line: {line}")).unwrap_or_default()
 }
 
 /// Gives a kernel error its place in what was being done.

@@ -246,7 +246,7 @@ impl Sight {
             Doubt::Gone(declared) => {
                 if let Err(error) = self.store.vanish(&declared) {
                     // Still declared in the store: the next look finds it gone again.
-                    tracing::error!(error = %trace::error_chain(&error), "cannot take back {}", declared.name);
+                    tracing::error!(error = %trace::error_chain(&error), "cannot remove {}, which the manifests declare no more", declared.name);
                 }
             }
             Doubt::Broken(path) => {

@@ -254,7 +254,7 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
             return Ok(());
         }
         if begun.elapsed() > END_TOLD && has_no_process(container).await {
-            tracing::warn!(container_id = container.id, "killed, and the pod's shim does not tell of it");
+            tracing::warn!(container_id = container.id, "killed, but the pod's shim does not report its end");
             let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
             end_as_killed(runtime, &sandbox, container, "it was killed, and the pod's shim is silent");
             return Ok(());

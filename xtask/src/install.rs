@@ -136,7 +136,7 @@ impl Directory {
             let remember = before_install(self.present(plugin, &record)?, self.before(plugin)?);
             if remember == Remember::Stop {
                 bail!(
-                    "{} was replaced by somebody since it was installed, and an older one is kept as {kept}. \
+                    "{} was replaced after it was installed, and an older one is kept as {kept}. \
                      Remove {kept} to keep the present one instead, or rename it back; then run this again",
                     self.path.join(plugin).display(),
                     kept = kept_name(plugin),

@@ -114,7 +114,7 @@ fn a_repeated_add_is_refused_and_costs_the_first_nothing() {
     assert_eq!(code, 999);
     assert!(msg.starts_with(r#"container veth name ("eth0") peer provided ("veth"#), "{msg}");
     assert!(msg.ends_with(r#"already exists"#), "{msg}");
-    let details = r#"CNI_IFNAME: the container has "eth0" already; an earlier ADD is taken back by DEL"#;
+    let details = r#"CNI_IFNAME: the container has "eth0" already; call DEL for the earlier ADD first"#;
     assert_eq!(attachment.call("ADD").1["details"], details);
     assert_eq!(Sandbox::addresses(&sandbox.netns("c1"), "eth0"), ["10.1.0.2/24", "fd00:1::2/64"]);
     assert_eq!(sandbox.leases().len(), 2);

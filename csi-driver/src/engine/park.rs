@@ -50,7 +50,7 @@ impl Stages {
         record.parked = Some(ParkedRecord { stage, until: Timestamp::now().after(delay) });
         self.journal.put(volume_id, record)?;
         if let Err(error) = mounts::unmount(&place, volume_id, WhenBusy::Refuse) {
-            tracing::info!(%volume_id, error = chain(&error), "somebody is in it still: not parked");
+            tracing::info!(%volume_id, error = chain(&error), "the volume is still in use: not parked");
             drop(mount);
             return self.end_parked(volume_id, record).map(|()| true);
         }
@@ -157,7 +157,7 @@ impl Stages {
         if let Some(launch) = &parked.launch
             && !self.daemons.launcher.stands(launch).step("look at launch")?
         {
-            return Ok(Some("somebody took its pod back"));
+            return Ok(Some("its pod's manifest was removed"));
         }
         // As for any stage: a pool that is away is said so, and the daemon waits on.
         self.backend.check_present()?;

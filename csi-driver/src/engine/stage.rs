@@ -286,7 +286,7 @@ impl Stages {
         let path = &stage.staging_path;
         let hidden = || Error::unusable("staging_target_path", path, "something is mounted on the volume");
         let served = served.ok_or_else(hidden)?;
-        tracing::info!(%volume_id, path = %path.display(), "unmounted by somebody: mounted again");
+        tracing::info!(%volume_id, path = %path.display(), "another program unmounted the volume: mounted again");
         let field = "staging_target_path";
         let place = self.paths.place(field, path)?.ok_or_else(|| mount_point::parent_missing(field, path))?;
         // What somebody else mounted there is an error, and stays.

@@ -103,7 +103,7 @@ impl Socket {
 
     pub(crate) fn say_lost(&self, back_off: &BackOff) {
         let (path, seconds) = (self.path.display(), back_off.0.as_secs_f32());
-        tracing::warn!(%path, seconds, "somebody removed the socket: binding it again later");
+        tracing::warn!(%path, seconds, "the socket was removed: binding it again later");
     }
 
     /// Takes the socket away, and after a pause puts it there again. Whether it is there.

@@ -346,7 +346,7 @@ fn of_snapshot(world: &World, id: &SnapshotId, record: &SnapshotRecord) -> Optio
 /// A mount that the journal does not name.
 fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
     let id = mount.source.to_str().and_then(VolumeId::parse)?;
-    let finding = Finding::new("mount of nobody", mount.mount_point.display(), format!("volume {id}"));
+    let finding = Finding::new("unknown mount", mount.mount_point.display(), format!("volume {id}"));
     match world.volumes.get(&id) {
         // Not ours to guess.
         Some(Err(_)) => None,
@@ -376,11 +376,11 @@ fn of_daemons(world: &World) -> Vec<Finding> {
             && stage(&launched.volume_id).and_then(|stage| stage.launch.as_ref()) != Some(&launched.id)
     };
     let launch = |launched: &Launched| {
-        Finding::new("daemon of nobody", &launched.volume_id, format!("{:?}", launched.id)).at_start()
+        Finding::new("unknown daemon", &launched.volume_id, format!("{:?}", launched.id)).at_start()
     };
     let stray_dir = |id: &&VolumeId| !world.is_unreadable(id) && stage(id).is_none();
     let dir = |id: &VolumeId| {
-        Finding::new("dial directory of nobody", id, "the volume is neither staged nor parked").at_start()
+        Finding::new("unused dial directory", id, "the volume is neither staged nor parked").at_start()
     };
     let launches = world.launches.iter().filter(stray_launch).map(launch);
     launches.chain(world.dial_dirs.iter().filter(stray_dir).map(dir)).collect()
@@ -390,7 +390,7 @@ fn of_daemons(world: &World) -> Vec<Finding> {
 fn of_data(world: &World) -> Vec<Finding> {
     let (volumes, snapshots) = &world.stored;
     let nobodys = |id: &dyn std::fmt::Display| {
-        Finding::new("data of nobody", id, "in the pool; the journal has no entry of it")
+        Finding::new("unknown data", id, "in the pool; the journal has no entry of it")
     };
     let mut all: Vec<Finding> =
         volumes.iter().filter(|id| !world.volumes.contains_key(id)).map(|id| nobodys(id)).collect();
@@ -413,7 +413,7 @@ fn of_staging_dir(
     dir: &Path,
     handle: &std::result::Result<String, String>,
 ) -> Option<Finding> {
-    let finding = |found| Some(Finding::new("staging directory of nobody", dir.display(), found));
+    let finding = |found| Some(Finding::new("unused staging directory", dir.display(), found));
     match handle {
         Err(reason) => finding(format!("vol_data.json: {reason}")),
         Ok(handle) => match VolumeId::parse(handle) {

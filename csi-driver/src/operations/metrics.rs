@@ -108,7 +108,7 @@ fn state_of(record: &VolumeRecord) -> &'static str {
 
 fn show_counts(counts: Counted, page: &mut Page) {
     let name = "hawser_csi_daemon_deaths_total";
-    page.metric(name, "counter", "Daemons that ended and were not told to.");
+    page.metric(name, "counter", "Daemons that ended unexpectedly.");
     page.sample(name, "", counts.daemon_deaths);
     let name = "hawser_csi_hung_daemons_total";
     page.metric(name, "counter", "Daemons that answered no request and were killed.");

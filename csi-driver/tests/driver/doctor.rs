@@ -86,9 +86,9 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
     let nobodys = format!("vol-{NOBODYS}");
     let wanted = expected(&[
         ("deletion is not finished", &deleting),
-        ("dial directory of nobody", &nobodys),
+        ("unused dial directory", &nobodys),
         ("left in the pool", left.to_str().unwrap()),
-        ("mount of nobody", stray.to_str().unwrap()),
+        ("unknown mount", stray.to_str().unwrap()),
         ("publish is half done", &half),
     ]);
     for _look in 0..2 {
@@ -133,9 +133,9 @@ fn what_somebody_must_decide_is_told_and_stays() {
     fs::rename(stored(&empty), stored(&gone)).unwrap();
     let wanted = expected(&[
         ("daemon is dead", &volume),
-        ("data of nobody", &gone),
+        ("unknown data", &gone),
         ("journal entry is unreadable", &format!("vol-{NOBODYS}")),
-        ("staging directory of nobody", staging.to_str().unwrap()),
+        ("unused staging directory", staging.to_str().unwrap()),
         ("volume has no data", &empty),
     ]);
     assert_eq!(found(&scene, &[]), (1, wanted.clone()));
@@ -170,7 +170,7 @@ fn mounts_in_another_view_of_kubelets_directory_are_not_found() {
     let stray = scene.sandbox.make_dir("stray").unwrap();
     let tree = linux::rootfs::clone_tree(&caller.target_path("one"), false).unwrap();
     linux::rootfs::attach(&tree, linux::rootfs::open_root(&stray).unwrap(), &stray).unwrap();
-    assert_eq!(found(&scene, &[]), (1, expected(&[("mount of nobody", stray.to_str().unwrap())])));
+    assert_eq!(found(&scene, &[]), (1, expected(&[("unknown mount", stray.to_str().unwrap())])));
     for path in [&stray, &view] {
         linux::mount::unmount(path, linux::mount::UnmountMode::Detach).unwrap();
         fs::remove_dir(path).unwrap();
@@ -192,7 +192,7 @@ fn what_another_driver_serves_and_what_may_be_in_use_stays() {
         [&nobodys, &staged, &published].map(|path| mount_nobodys(path)).into();
     scene.kill_driver();
     // Its daemon may be stopped only: it does not answer.
-    let wanted = expected(&[("mount of nobody", nobodys.to_str().unwrap())]);
+    let wanted = expected(&[("unknown mount", nobodys.to_str().unwrap())]);
     assert_eq!(found(&scene, &["--repair"]), (1, wanted));
     // With their daemons gone, too, the other driver's mounts are not looked at.
     connections.clear();

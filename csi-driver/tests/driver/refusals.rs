@@ -325,7 +325,7 @@ fn a_busy_target_is_not_torn_from_its_user() {
 fn a_daemon_that_cannot_start_leaves_nothing_and_says_why() {
     for (binary, code, words) in [
         ("/bin/false", Code::Internal, ", a process of /bin/false, ended before it served"),
-        ("/bin/ls", Code::Internal, "its last words: "),
+        ("/bin/ls", Code::Internal, "its last log line: "),
     ] {
         let flags = ["--launcher", "process", "--volume-binary", binary].map(str::to_owned).to_vec();
         let scene = Scene::start(Flags(flags));

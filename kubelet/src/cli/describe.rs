@@ -36,7 +36,7 @@ pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result
             Kind::PersistentVolume => describe_kind::<PersistentVolume>(&mut kubelet, args, &names).await?,
             Kind::StorageClass => describe_kind::<StorageClass>(&mut kubelet, args, &names).await?,
             Kind::CsiDriver => describe_kind::<CsiDriver>(&mut kubelet, args, &names).await?,
-            Kind::Event | Kind::Node => return Err(Error::Usage("there is no more to tell than 'get' does")),
+            Kind::Event | Kind::Node => return Err(Error::Usage("describe shows no more of it than get")),
         };
         for text in texts {
             let gap = if told > 0 { "\n\n" } else { "" };

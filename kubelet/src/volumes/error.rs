@@ -28,7 +28,7 @@ pub enum Error {
     )]
     DriverMissing { driver: String },
     #[error(
-        "csidriver \"{driver}\": spec.attachRequired true is not supported: nobody attaches volumes to a node without a cluster"
+        "csidriver \"{driver}\": spec.attachRequired true is not supported: no controller attaches volumes to a node without a cluster"
     )]
     AttachRequired { driver: String },
     #[error(transparent)]

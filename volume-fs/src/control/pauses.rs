@@ -121,7 +121,7 @@ impl Pauses {
     pub(crate) fn left(&mut self, who: Who, now: Instant) {
         if let Some(pause) = self.now.take_if(|pause| pause.who == who) {
             let paused = self.go_on(&pause, now);
-            tracing::warn!(?paused, "whoever had paused the volume is gone: going on");
+            tracing::warn!(?paused, "the connection that paused the volume is closed: resumed");
         }
     }
 
