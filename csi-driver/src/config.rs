@@ -40,7 +40,7 @@ pub struct Flags {
     /// Name that StorageClass and CSIDriver objects know the driver by.
     #[arg(long, value_name = "NAME", default_value = "csi.hawser.dev")]
     pub driver_name: String,
-    /// Where kubelet is told to make its CSI calls.
+    /// Endpoint for CSI calls that the registration gives kubelet.
     #[arg(long, value_enum, value_name = "SOCKET", default_value_t = RegistrationEndpoint::Own)]
     pub registration_endpoint: RegistrationEndpoint,
     /// Name of this node.
@@ -139,7 +139,7 @@ pub enum AllowedPaths {
     KubeletDir,
 }
 
-/// What the registration tells kubelet.
+/// The endpoint that the registration gives kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RegistrationEndpoint {
     /// The path of csi.sock.

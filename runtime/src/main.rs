@@ -42,7 +42,7 @@ struct Args {
     /// Log files of a container, with the one that is written, when the runtime rotates itself
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..))]
     log_ceiling_files: u16,
-    /// Leave the images of --images out of ImageStatus and ListImages until somebody pulls them
+    /// Leave the images of --images out of ImageStatus and ListImages until a client pulls them
     #[arg(long)]
     no_preload: bool,
     #[command(flatten)]

@@ -39,7 +39,7 @@ pub struct Look {
     /// Directory of the driver's journal.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
     pub state_dir: PathBuf,
-    /// Directory of the driver's metrics socket, where it tells how far a copy is.
+    /// Directory of the driver's metrics socket, which reports the progress of copies.
     #[arg(long, value_name = "DIR", default_value = "/run/hawser")]
     pub run_dir: PathBuf,
     /// A table for people, or JSON.
