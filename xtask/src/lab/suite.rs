@@ -31,8 +31,9 @@ pub(crate) enum Suite {
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 20] = [
+pub(super) const PROGRAMS: [(&str, &str); 21] = [
     ("ip", "iproute2"),
+    ("bridge", "iproute2"),
     ("nft", "nftables"),
     ("iptables", "iptables"),
     ("iptables-save", "iptables"),
