@@ -34,7 +34,7 @@ pub enum Error {
         image: String,
         place: String,
         #[source]
-        source: ImageError,
+        source: Box<ImageError>,
     },
     #[error("cni: {problem}")]
     NetworkConfig { problem: String },

@@ -195,7 +195,7 @@ impl ImageStore {
         let corrupt = |source: ImageError| Error::ImageCorrupt {
             image: wanted.to_string(),
             place: place.clone(),
-            source,
+            source: Box::new(source),
         };
         let descriptor = &found.manifest.config;
         let config: Configuration = source.blob_json(&descriptor.digest).map_err(corrupt)?;

@@ -168,7 +168,9 @@ impl Desk {
                 self.connections.push(Connection { who: self.next, fd });
                 self.next += 1;
             }
-            Ok(peer) => tracing::warn!(uid = peer.uid(), "control socket: closed a connection of another user"),
+            Ok(peer) => {
+                tracing::warn!(uid = peer.uid(), "control socket: closed a connection of another user");
+            }
             Err(error) => tracing::warn!(%error, "control socket: closed a connection without credentials"),
         }
     }

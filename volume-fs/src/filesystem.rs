@@ -633,7 +633,7 @@ fn saturated(number: u64) -> u32 {
 fn answer_entry(result: Result<Known>, reply: ReplyEntry) {
     match result {
         Ok(known) => {
-            reply.entry(&TRUSTED_FOR, &fuse_attributes(&known.attributes), Generation(known.generation))
+            reply.entry(&TRUSTED_FOR, &fuse_attributes(&known.attributes), Generation(known.generation));
         }
         Err(errno) => reply.error(to_fuse(errno)),
     }
