@@ -158,7 +158,7 @@ fn what_somebody_else_installed_since_is_not_overwritten() {
     fs::remove_file(node.bin().join("bridge")).unwrap();
     node.put("bridge", "their newer bridge", 0o755);
     let told = node.fail(&[]);
-    assert!(told.contains("replaced by somebody since it was installed"), "{told}");
+    assert!(told.contains("replaced after it was installed"), "{told}");
     let told = node.succeed(&["--put-back"]);
     assert!(told.contains("bridge: left alone"), "{told}");
     assert_eq!(seen(&node.bin().join("bridge")).0, "their newer bridge");

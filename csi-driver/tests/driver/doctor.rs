@@ -86,10 +86,10 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
     let nobodys = format!("vol-{NOBODYS}");
     let wanted = expected(&[
         ("deletion is not finished", &deleting),
-        ("unused dial directory", &nobodys),
         ("left in the pool", left.to_str().unwrap()),
-        ("unknown mount", stray.to_str().unwrap()),
         ("publish is half done", &half),
+        ("unknown mount", stray.to_str().unwrap()),
+        ("unused dial directory", &nobodys),
     ]);
     for _look in 0..2 {
         assert_eq!(found(&scene, &[]), (1, wanted.clone()));
@@ -133,8 +133,8 @@ fn what_somebody_must_decide_is_told_and_stays() {
     fs::rename(stored(&empty), stored(&gone)).unwrap();
     let wanted = expected(&[
         ("daemon is dead", &volume),
-        ("unknown data", &gone),
         ("journal entry is unreadable", &format!("vol-{NOBODYS}")),
+        ("unknown data", &gone),
         ("unused staging directory", staging.to_str().unwrap()),
         ("volume has no data", &empty),
     ]);

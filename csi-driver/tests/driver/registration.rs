@@ -247,7 +247,7 @@ fn a_registry_that_is_made_anew_gets_its_socket() {
     fs::create_dir(registry).unwrap();
     wait_for_another(&scene, second);
     register(&path, &REGISTERED);
-    assert!(scene.log().contains("somebody removed the socket"));
+    assert!(scene.log().contains("the socket was removed"));
 }
 
 #[test]
