@@ -9,6 +9,7 @@ const CONTRACTS: &[(&str, &[&str])] = &[
     ("REGISTRATION", &["registration/v1/registration.proto"]),
     ("CRI", &["cri/v1/runtime.proto"]),
     ("KUBELET", &["hawser/kubelet/v1/kubelet.proto"]),
+    ("ADMIN", &["hawser/admin/v1/admin.proto"]),
     ("HANDOVER", &["hawser/handover/v1/handover.proto", "hawser/control/v1/control.proto"]),
 ];
 
@@ -19,10 +20,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             continue;
         }
         let descriptors = protox::compile(files.iter().map(Path::new), [Path::new("proto")])?;
-        if *feature == "HANDOVER" {
-            prost_build::Config::new().compile_fds(descriptors)?;
-        } else {
-            tonic_prost_build::configure().generate_default_stubs(true).compile_fds(descriptors)?;
+        let grpc = tonic_prost_build::configure().generate_default_stubs(true);
+        match *feature {
+            "HANDOVER" => prost_build::Config::new().compile_fds(descriptors)?,
+            // Printed as JSON too.
+            "ADMIN" => grpc.message_attribute(".", "#[derive(serde::Serialize)]").compile_fds(descriptors)?,
+            _ => grpc.compile_fds(descriptors)?,
         }
     }
     Ok(())

@@ -282,6 +282,11 @@ impl Config {
 }
 
 /// Below a driver's run directory.
+pub(crate) fn admin_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("admin.sock")
+}
+
+/// Below a driver's run directory.
 pub(crate) fn metrics_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("prom.sock")
 }

@@ -89,6 +89,8 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let socket = Socket::bind(&csi_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
     let metrics_socket =
         Socket::bind(&config.metrics_socket(), PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
+    let admin_socket = config::admin_socket(&config.run_dir);
+    let admin_socket = Socket::bind(&admin_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
     let driver = Arc::new(Driver::open(config.clone()).map_err(StartError::Driver)?);
     ensure_node(&driver)?;
     reconcile(&driver).await?;
@@ -100,6 +102,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let calls: Arc<Calls> = Arc::default();
     let csi = wire::server::serve_csi(driver.clone(), calls.clone(), socket, stopped.clone());
     let metrics = operations::metrics::serve(driver.clone(), calls.clone(), metrics_socket, stopped.clone());
+    let admin = operations::admin::serve(driver.clone(), admin_socket, stopped.clone());
     let registration = wire::registration::serve(driver.clone(), calls, stopped.clone());
     let forgetting = engine::forgetting::serve(driver.mount_point_lists.clone(), stopped.clone());
     let waits = async {
@@ -113,12 +116,16 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         metrics.await;
         Ok(())
     };
+    let admin = async {
+        admin.await;
+        Ok(())
+    };
     let forgetting = async {
         forgetting.await;
         Ok(())
     };
     let hang_watch = tokio::spawn(driver.hang_watch.clone().run());
-    let served = tokio::try_join!(csi, registration, metrics, waits, forgetting);
+    let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting);
     hang_watch.abort();
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || driver.stages.end_all_parked());

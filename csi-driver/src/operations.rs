@@ -1,5 +1,6 @@
 //! What administrators look at: doctor, views, metrics.
 
+pub(crate) mod admin;
 pub mod doctor;
 pub(crate) mod metrics;
 mod page;

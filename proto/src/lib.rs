@@ -35,6 +35,12 @@ pub mod kubelet {
     tonic::include_proto!("hawser.kubelet.v1");
 }
 
+/// What an operator asks a running driver (package `hawser.admin.v1`).
+#[cfg(feature = "admin")]
+pub mod admin {
+    tonic::include_proto!("hawser.admin.v1");
+}
+
 /// FUSE connection hand-over from driver to daemon (package `hawser.handover.v1`).
 #[cfg(feature = "handover")]
 pub mod handover {

@@ -16,7 +16,8 @@ use linux::lock::FileLock;
 use linux::mount::UnmountMode;
 use linux::mountinfo::MountEntry;
 use nix::errno::Errno;
-use serde::Serialize;
+use proto::admin;
+use tonic::Status;
 
 use crate::backend::local;
 use crate::config::{Config, ConfigError, Flags};
@@ -31,6 +32,7 @@ use crate::kernel::{bounded, mounts};
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::records::{DataId, SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::operations::admin::client::ask;
 use crate::operations::views::{Format, NoJournal, Row};
 
 /// What a running driver is in the middle of is no finding: it is gone by then.
@@ -53,15 +55,14 @@ pub struct Doctor {
 }
 
 /// One thing that is not as it should be.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     what: &'static str,
     /// A path, or an id.
     object: String,
     found: String,
-    /// What `--repair` does; null where somebody must decide.
+    /// What `--repair` does; null where a person must decide.
     repair: Option<&'static str>,
-    #[serde(skip)]
     unmount: Option<PathBuf>,
 }
 
@@ -75,13 +76,25 @@ impl Finding {
     }
 }
 
-impl Row for Finding {
+impl From<Finding> for admin::Finding {
+    fn from(finding: Finding) -> Self {
+        let Finding { what, object, found, repair, unmount: _ } = finding;
+        Self { what: what.to_owned(), object, found, repair: repair.map(str::to_owned) }
+    }
+}
+
+impl Row for admin::Finding {
     const HEADINGS: &'static [&'static str] = &["WHAT", "OBJECT", "FOUND", "REPAIR"];
 
     fn cells(&self) -> Vec<String> {
-        let repair = self.repair.unwrap_or(BY_HAND).to_owned();
-        vec![self.what.to_owned(), self.object.clone(), self.found.clone(), repair]
+        let repair = self.repair.clone().unwrap_or_else(|| BY_HAND.to_owned());
+        vec![self.what.clone(), self.object.clone(), self.found.clone(), repair]
     }
+}
+
+/// What the driver finds while it runs.
+pub(crate) fn of_running(config: &Config) -> Result<Vec<admin::Finding>> {
+    Ok(standing(config, true)?.into_iter().map(admin::Finding::from).collect())
 }
 
 /// All that is looked at, at one moment.
@@ -448,6 +461,8 @@ pub enum DoctorError {
     Look(#[source] Error),
     #[error("repair")]
     Repair(#[source] Error),
+    #[error("ask the running driver")]
+    Driver(#[source] Status),
 }
 
 impl Doctor {
@@ -466,13 +481,21 @@ impl Doctor {
         if self.repair && is_driver_running {
             return Err(DoctorError::Running { state_dir: config.state_dir });
         }
-        let mut found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
-        if self.repair && !found.is_empty() {
-            repair(&config, &found).map_err(DoctorError::Repair)?;
-            found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
-        }
-        let left = found.len();
-        let rows: Vec<Finding> = found.into_iter().collect();
+        let asked = is_driver_running.then(|| {
+            ask(&config.run_dir, async |mut driver| driver.diagnose(admin::DiagnoseRequest {}).await)
+        });
+        let rows: Vec<admin::Finding> = match asked.flatten() {
+            Some(answer) => answer.map_err(DoctorError::Driver)?.findings,
+            None => {
+                let mut found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+                if self.repair && !found.is_empty() {
+                    repair(&config, &found).map_err(DoctorError::Repair)?;
+                    found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+                }
+                found.into_iter().map(admin::Finding::from).collect()
+            }
+        };
+        let left = rows.len();
         let text = match self.output {
             // A head without a table looks like one that was cut off.
             Format::Table if rows.is_empty() => WELL.to_owned(),

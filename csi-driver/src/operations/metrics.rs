@@ -15,8 +15,7 @@ use crate::error::chain;
 use crate::kernel::mounts;
 use crate::model::records::{SnapshotPhase, VolumeRecord};
 
-/// `hawser-csi snapshots` reads it too.
-pub(crate) const COPY_BYTES: &str = "hawser_csi_copy_bytes";
+const COPY_BYTES: &str = "hawser_csi_copy_bytes";
 
 impl Driver {
     /// Everything, as of now. May block for as long as the pool does.

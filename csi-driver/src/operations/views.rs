@@ -1,26 +1,28 @@
 //! `hawser-csi volumes`, `snapshots` and `mounts`: what the journal and the kernel
 //! say, beside the driver and without it.
 //!
-//! Only looked at are the journal's files, each of which is whole at any time,
-//! and mountinfo; no mount and no pool is asked, and of daemons only whether they
-//! answer. How far a copy is that the journal names, the driver is asked that makes it.
+//! A running driver answers them over its admin socket. Without one the journal's files are read,
+//! each of which is whole at any time, and mountinfo. No mount and no pool is accessed; daemons are
+//! asked only whether they answer.
 
-mod copies;
 mod daemons;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand, ValueEnum};
+use proto::admin::{ListMountsRequest, ListSnapshotsRequest, ListVolumesRequest, Mount, Snapshot, Volume};
 use serde::Serialize;
+use tonic::Status;
 
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::{self, Journal};
-use crate::kernel::mounts;
+use crate::kernel::mounts::FS_TYPE;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::ProcessId;
 use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
-use copies::{Copied, Copies};
+use crate::operations::admin::client::ask;
 use daemons::Daemon;
 
 /// What to show instead of running the driver.
@@ -39,7 +41,7 @@ pub struct Look {
     /// Directory of the driver's journal.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
     pub state_dir: PathBuf,
-    /// Directory of the driver's metrics socket, which reports the progress of copies.
+    /// Directory of the driver's admin socket.
     #[arg(long, value_name = "DIR", default_value = "/run/hawser")]
     pub run_dir: PathBuf,
     /// A table for people, or JSON.
@@ -53,17 +55,44 @@ pub enum Format {
     Json,
 }
 
+/// Bytes that are copied, and in all, by the id of the volume or snapshot that is made.
+pub(crate) type Copies = HashMap<String, (u64, u64)>;
+
 impl View {
     /// The text to print.
     pub fn show(&self) -> std::result::Result<String, ViewError> {
         let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
         NoJournal::check(&look.state_dir)?;
-        let journal = Journal::look(&look.state_dir)?;
-        Ok(match self {
-            Self::Volumes(_) => look.output.print(&volumes(&journal, &look.run_dir))?,
-            Self::Snapshots(_) => look.output.print(&snapshots(&journal, &look.run_dir))?,
-            Self::Mounts(_) => look.output.print(&mounted(&journal, &look.run_dir)?)?,
-        })
+        let (run_dir, output) = (&look.run_dir, look.output);
+        // Where no driver runs, no copy does.
+        let no_copies = Copies::new();
+        let text = match self {
+            Self::Volumes(_) => {
+                let request = ListVolumesRequest {};
+                let rows = match ask(run_dir, async |mut driver| driver.list_volumes(request).await) {
+                    Some(answer) => answer?.volumes,
+                    None => volumes(&Journal::look(&look.state_dir)?, run_dir, &no_copies),
+                };
+                output.print(&rows)
+            }
+            Self::Snapshots(_) => {
+                let request = ListSnapshotsRequest {};
+                let rows = match ask(run_dir, async |mut driver| driver.list_snapshots(request).await) {
+                    Some(answer) => answer?.snapshots,
+                    None => snapshots(&Journal::look(&look.state_dir)?, &no_copies),
+                };
+                output.print(&rows)
+            }
+            Self::Mounts(_) => {
+                let request = ListMountsRequest {};
+                let rows = match ask(run_dir, async |mut driver| driver.list_mounts(request).await) {
+                    Some(answer) => answer?.mounts,
+                    None => mounts(&Journal::look(&look.state_dir)?, run_dir)?,
+                };
+                output.print(&rows)
+            }
+        };
+        Ok(text?)
     }
 }
 
@@ -97,6 +126,8 @@ pub enum ViewError {
     NoJournal(#[from] NoJournal),
     #[error(transparent)]
     Look(#[from] Error),
+    #[error("ask the running driver")]
+    Driver(#[from] Status),
 }
 
 impl Format {
@@ -116,32 +147,14 @@ pub(crate) trait Row: Serialize {
     fn cells(&self) -> Vec<String>;
 }
 
-#[derive(Debug, Serialize)]
-struct VolumeRow {
-    id: String,
-    name: Option<String>,
-    state: &'static str,
-    capacity_bytes: Option<u64>,
-    source: Option<String>,
-    staging_path: Option<PathBuf>,
-    targets: Vec<PathBuf>,
-    daemon_pid: Option<i32>,
-    /// When a parked daemon is to end, in seconds since 1970.
-    parked_until: Option<i64>,
-    #[serde(flatten)]
-    progress: Progress,
-    /// Why the entry cannot be read.
-    error: Option<String>,
-}
-
-impl Row for VolumeRow {
+impl Row for Volume {
     const HEADINGS: &'static [&'static str] = &["ID", "NAME", "STATE", "CAPACITY", "TARGETS", "DAEMON"];
 
     fn cells(&self) -> Vec<String> {
         vec![
             self.id.clone(),
             self.name.clone().unwrap_or_default(),
-            self.state.to_owned() + &self.progress.percent(),
+            self.state.clone() + &percent(self.copied_bytes, self.copy_bytes),
             self.capacity_bytes.map(quantity).unwrap_or_default(),
             self.targets.len().to_string(),
             self.daemon_pid.map(|pid| pid.to_string()).unwrap_or_default(),
@@ -149,41 +162,19 @@ impl Row for VolumeRow {
     }
 }
 
-/// How far the copy is that makes a volume or snapshot; null where none is under way.
-#[derive(Debug, Default, Serialize)]
-struct Progress {
-    copied_bytes: Option<u64>,
-    copy_bytes: Option<u64>,
-}
-
-impl Progress {
-    fn of(id: &str, copies: &Copies) -> Self {
-        let Copied { done_bytes, total_bytes } = match copies.get(id) {
-            Some(copied) => *copied,
-            None => return Self::default(),
-        };
-        Self { copied_bytes: Some(done_bytes), copy_bytes: Some(total_bytes) }
-    }
-
-    /// ` 33%`, after a state.
-    fn percent(&self) -> String {
-        match (self.copied_bytes, self.copy_bytes) {
-            // What is copied may grow beyond what was counted before.
-            (Some(done), Some(total)) if total > 0 => format!(" {}%", (done.min(total) * 100) / total),
-            _ => String::new(),
-        }
+/// ` 33%`, after a state.
+fn percent(copied_bytes: Option<u64>, copy_bytes: Option<u64>) -> String {
+    match (copied_bytes, copy_bytes) {
+        // What is copied may grow beyond what was counted before.
+        (Some(done), Some(total)) if total > 0 => format!(" {}%", (done.min(total) * 100) / total),
+        _ => String::new(),
     }
 }
 
-fn volumes(journal: &Journal, run_dir: &Path) -> Vec<VolumeRow> {
+pub(crate) fn volumes(journal: &Journal, run_dir: &Path, copies: &Copies) -> Vec<Volume> {
     let entries = journal.entries();
-    let is_filling = |record: &Result<VolumeRecord>| record.as_ref().is_ok_and(|record| !record.filled);
-    let copies = match entries.iter().any(|(_, record)| is_filling(record)) {
-        true => copies::under_way(run_dir),
-        false => Copies::new(),
-    };
     let daemons = daemons::look(run_dir, &entries);
-    let row = |(id, record)| volume_row(&id, record, &copies, daemons.get(&id).copied());
+    let row = |(id, record)| volume_row(&id, record, copies, daemons.get(&id).copied());
     entries.into_iter().map(row).collect()
 }
 
@@ -192,36 +183,33 @@ fn volume_row(
     record: Result<VolumeRecord>,
     copies: &Copies,
     daemon: Option<Daemon>,
-) -> VolumeRow {
-    let unreadable = |error: &Error| VolumeRow {
-        id: id.to_string(),
-        name: None,
-        state: "unreadable",
-        capacity_bytes: None,
-        source: None,
-        staging_path: None,
-        targets: Vec::new(),
-        daemon_pid: None,
-        parked_until: None,
-        progress: Progress::default(),
-        error: Some(chain(error)),
+) -> Volume {
+    let record = match record {
+        Ok(record) => record,
+        Err(error) => {
+            let (id, state) = (id.to_string(), "unreadable".to_owned());
+            return Volume { id, state, error: Some(chain(&error)), ..Volume::default() };
+        }
     };
-    match record {
-        Err(error) => unreadable(&error),
-        Ok(record) => VolumeRow {
-            id: id.to_string(),
-            state: volume_state(&record, daemon),
-            name: Some(record.name.as_str().to_owned()),
-            capacity_bytes: Some(record.capacity_bytes),
-            daemon_pid: daemon_of(&record).map(|daemon| daemon.pid),
-            source: record.source.map(|source| source.to_string()),
-            parked_until: record.parked.as_ref().map(|parked| parked.until.seconds),
-            progress: Progress::of(id.as_str(), copies),
-            staging_path: record.stage.map(|stage| stage.staging_path),
-            targets: record.targets.into_keys().collect(),
-            error: None,
-        },
+    let copy = copies.get(id.as_str()).copied();
+    Volume {
+        id: id.to_string(),
+        state: volume_state(&record, daemon).to_owned(),
+        name: Some(record.name.as_str().to_owned()),
+        capacity_bytes: Some(record.capacity_bytes),
+        daemon_pid: daemon_of(&record).map(|daemon| daemon.pid),
+        source: record.source.map(|source| source.to_string()),
+        parked_until: record.parked.as_ref().map(|parked| parked.until.seconds),
+        copied_bytes: copy.map(|(copied_bytes, _)| copied_bytes),
+        copy_bytes: copy.map(|(_, copy_bytes)| copy_bytes),
+        staging_path: record.stage.map(|stage| text(&stage.staging_path)),
+        targets: record.targets.into_keys().map(|path| text(&path)).collect(),
+        error: None,
     }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// Of a volume that is staged or parked.
@@ -245,31 +233,14 @@ fn volume_state(record: &VolumeRecord, daemon: Option<Daemon>) -> &'static str {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct SnapshotRow {
-    id: String,
-    name: Option<String>,
-    state: &'static str,
-    source: Option<String>,
-    source_capacity_bytes: Option<u64>,
-    used_bytes: Option<u64>,
-    /// Seconds since 1970.
-    created: Option<i64>,
-    pause_us: Option<u64>,
-    #[serde(flatten)]
-    progress: Progress,
-    /// Why it failed, or why the entry cannot be read.
-    error: Option<String>,
-}
-
-impl Row for SnapshotRow {
+impl Row for Snapshot {
     const HEADINGS: &'static [&'static str] = &["ID", "NAME", "STATE", "USED", "PAUSE", "AGE", "SOURCE"];
 
     fn cells(&self) -> Vec<String> {
         vec![
             self.id.clone(),
             self.name.clone().unwrap_or_default(),
-            self.state.to_owned() + &self.progress.percent(),
+            self.state.clone() + &percent(self.copied_bytes, self.copy_bytes),
             self.used_bytes.map(quantity).unwrap_or_default(),
             self.pause_us.map(|us| format!("{}.{:03} ms", us / 1000, us % 1000)).unwrap_or_default(),
             self.created.map(age).unwrap_or_default(),
@@ -278,19 +249,12 @@ impl Row for SnapshotRow {
     }
 }
 
-fn snapshots(journal: &Journal, run_dir: &Path) -> Vec<SnapshotRow> {
+pub(crate) fn snapshots(journal: &Journal, copies: &Copies) -> Vec<Snapshot> {
     let entries = journal.snapshots().entries();
-    let is_copying = |record: &Result<SnapshotRecord>| {
-        record.as_ref().is_ok_and(|record| record.phase == SnapshotPhase::Copying)
-    };
-    let copies = match entries.iter().any(|(_, record)| is_copying(record)) {
-        true => copies::under_way(run_dir),
-        false => Copies::new(),
-    };
-    entries.into_iter().map(|(id, record)| snapshot_row(&id, record, &copies)).collect()
+    entries.into_iter().map(|(id, record)| snapshot_row(&id, record, copies)).collect()
 }
 
-fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies) -> SnapshotRow {
+fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies) -> Snapshot {
     let (record, unreadable) = match record {
         Ok(record) => (Some(record), None),
         Err(error) => (None, Some(chain(&error))),
@@ -303,49 +267,38 @@ fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies
         Some((SnapshotPhase::Ready, false)) => ("ready", None),
         Some((SnapshotPhase::Failed { reason }, false)) => ("failed", Some(reason.clone())),
     };
-    SnapshotRow {
+    let copy = copies.get(id.as_str()).copied();
+    Snapshot {
         id: id.to_string(),
         name: record.as_ref().map(|record| record.name.as_str().to_owned()),
-        state,
+        state: state.to_owned(),
         source: record.as_ref().map(|record| record.source.to_string()),
         source_capacity_bytes: record.as_ref().map(|record| record.source_capacity_bytes),
         used_bytes: record.as_ref().map(|record| record.used_bytes),
         created: record.as_ref().map(|record| record.created.seconds),
         pause_us: record.as_ref().map(|record| record.pause_us),
-        progress: Progress::of(id.as_str(), copies),
+        copied_bytes: copy.map(|(copied_bytes, _)| copied_bytes),
+        copy_bytes: copy.map(|(_, copy_bytes)| copy_bytes),
         error: failure.or(unreadable),
     }
 }
 
-#[derive(Debug, Serialize)]
-struct MountRow {
-    path: PathBuf,
-    volume: String,
-    /// `staged`, `published`, or `unknown`: the journal does not name it.
-    state: &'static str,
-    /// Of the connection that is mounted; null where the journal does not name it.
-    daemon: Option<Daemon>,
-    read_only: bool,
-    /// The number of its directory in fusectl.
-    connection: u32,
-}
-
-impl Row for MountRow {
+impl Row for Mount {
     const HEADINGS: &'static [&'static str] = &["VOLUME", "STATE", "DAEMON", "MODE", "CONNECTION", "PATH"];
 
     fn cells(&self) -> Vec<String> {
         vec![
             self.volume.clone(),
-            self.state.to_owned(),
-            self.daemon.map(Daemon::as_str).unwrap_or_default().to_owned(),
+            self.state.clone(),
+            self.daemon.clone().unwrap_or_default(),
             if self.read_only { "ro" } else { "rw" }.to_owned(),
             self.connection.to_string(),
-            self.path.display().to_string(),
+            self.path.clone(),
         ]
     }
 }
 
-fn mounted(journal: &Journal, run_dir: &Path) -> Result<Vec<MountRow>> {
+pub(crate) fn mounts(journal: &Journal, run_dir: &Path) -> Result<Vec<Mount>> {
     let daemons = daemons::look(run_dir, &journal.entries());
     let all = linux::mountinfo::read().step("read mountinfo")?;
     let row = |mount: linux::mountinfo::MountEntry| {
@@ -359,16 +312,16 @@ fn mounted(journal: &Journal, run_dir: &Path) -> Result<Vec<MountRow>> {
             (Some(_), Some(_)) => Some(Daemon::Dead),
             _ => None,
         };
-        MountRow {
-            state: record.map_or("unknown", |record| mount_state(&record, &mount.mount_point)),
-            daemon,
+        Mount {
+            state: record.map_or("unknown", |record| mount_state(&record, &mount.mount_point)).to_owned(),
+            daemon: daemon.map(|daemon| daemon.as_str().to_owned()),
             read_only: mount.is_read_only(),
             connection: mount.minor,
-            path: mount.mount_point,
+            path: text(&mount.mount_point),
             volume,
         }
     };
-    Ok(all.into_iter().filter(|mount| mount.fs_type == mounts::FS_TYPE).map(row).collect())
+    Ok(all.into_iter().filter(|mount| mount.fs_type == FS_TYPE).map(row).collect())
 }
 
 fn mount_state(record: &VolumeRecord, path: &Path) -> &'static str {

@@ -30,13 +30,13 @@ fn sockets_that_somebody_removes_come_back() {
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     let metrics_socket = scene.sandbox.path("run/prom.sock");
-    for path in [scene.csi_socket(), metrics_socket.clone()] {
+    for path in [scene.csi_socket(), metrics_socket.clone(), scene.sandbox.path("run/admin.sock")] {
         fs::remove_file(&path).unwrap();
         eventually("it is there again", PATIENCE, || Ok(UnixStream::connect(&path).map(drop)?)).unwrap();
     }
     assert_eq!(caller.create_named("pvc-1").unwrap(), id);
     assert!(metrics(&scene).unwrap().contains("hawser_csi_volumes"));
-    assert!(scene.log().contains("somebody removed the socket"), "{}", scene.log());
+    assert!(scene.log().contains("the socket was removed"), "{}", scene.log());
     // kubelet's own directory, as after a reset of the node.
     let before = file(&scene.csi_socket());
     fs::remove_dir_all(scene.csi_socket().parent().unwrap()).unwrap();
