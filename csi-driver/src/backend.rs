@@ -83,8 +83,8 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// that is written.
     fn snapshot_mode(&self, allowed: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode>;
 
-    /// Copies the volume, whose writers are held back, into the snapshot, whatever was there of
-    /// it before.
+    /// Copies the volume, whose writers are held back, into the snapshot, in place of what an
+    /// earlier call left of it.
     fn snapshot(
         &self,
         id: &SnapshotId,

@@ -4,6 +4,8 @@
 //! Whatever changes the volume goes through the [`Gate`]. RELEASE and FORGET
 //! do not: they must never wait.
 
+mod convert;
+
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
@@ -11,20 +13,19 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno as FuseErrno, FileAttr, FileHandle, FileType,
-    Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno as FuseErrno, FileHandle, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use linux::credentials::Caller;
-use rustix::fs::{
-    AtFlags, FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags,
-};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
+use self::convert::{fuse_attributes, fuse_kind, handle, timespec};
 use crate::directory::Taken;
 use crate::errno::{Result, to_fuse};
-use crate::file::{Attributes, FileKind, Handle, Known};
+use crate::file::{Handle, Known};
 use crate::gate::{Gate, Shut};
 use crate::metrics::{Call, Metrics, Operation};
 use crate::volume::{Changes, Permissions, Range, Special, Volume, Xattr};
@@ -555,42 +556,6 @@ impl Filesystem for VolumeFilesystem {
     }
 }
 
-fn handle(fh: FileHandle) -> Handle {
-    Handle(fh.0)
-}
-
-fn fuse_kind(kind: FileKind) -> FileType {
-    match kind {
-        FileKind::Regular => FileType::RegularFile,
-        FileKind::Directory => FileType::Directory,
-        FileKind::Symlink => FileType::Symlink,
-        FileKind::Fifo => FileType::NamedPipe,
-        FileKind::Socket => FileType::Socket,
-        FileKind::CharacterDevice => FileType::CharDevice,
-        FileKind::BlockDevice => FileType::BlockDevice,
-    }
-}
-
-fn fuse_attributes(attributes: &Attributes) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(attributes.id),
-        size: attributes.bytes,
-        blocks: attributes.blocks,
-        atime: attributes.accessed,
-        mtime: attributes.modified,
-        ctime: attributes.changed,
-        crtime: attributes.born,
-        kind: fuse_kind(attributes.kind),
-        perm: attributes.mode,
-        nlink: attributes.links,
-        uid: attributes.uid,
-        gid: attributes.gid,
-        rdev: attributes.device,
-        blksize: attributes.block_bytes,
-        flags: 0,
-    }
-}
-
 fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid() }
 }
@@ -601,25 +566,6 @@ fn open_flags(flags: i32) -> OFlags {
 
 fn taken_unless(full: bool) -> Taken {
     if full { Taken::No } else { Taken::Yes }
-}
-
-fn timespec(time: Option<TimeOrNow>) -> Timespec {
-    match time {
-        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-        Some(TimeOrNow::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-        Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(SystemTime::UNIX_EPOCH) {
-            Ok(after) => Timespec {
-                tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: after.subsec_nanos().into(),
-            },
-            // fuser 0.18 turns (-2 s, 800 ms) into 2.8 s before the epoch, not
-            // 1.2 s: taken apart the same way, the kernel's numbers are back.
-            Err(before) => Timespec {
-                tv_sec: i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |seconds| -seconds),
-                tv_nsec: before.duration().subsec_nanos().into(),
-            },
-        },
-    }
 }
 
 fn buffer_size(size: u32) -> Result<usize> {

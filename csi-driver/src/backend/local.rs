@@ -195,7 +195,7 @@ impl Pool {
             .map_err(|e| linux::Error::at("stat", &dir, e)))
     }
 
-    /// Makes the tree at `place` from the one at `from`, whatever was there of it before.
+    /// Makes the tree at `place` from the one at `from`, in place of what an earlier call left.
     fn copy(
         &self,
         place: Place<'_>,

@@ -3,6 +3,7 @@
 
 pub(super) mod client;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use proto::admin::admin_server::{Admin, AdminServer};
@@ -54,9 +55,14 @@ impl AdminService {
     /// On a thread of its own: daemons and disks are looked at.
     async fn look<T: Send + 'static>(
         &self,
+        state_dir: &str,
         look: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> std::result::Result<Response<T>, Status> {
         let driver = self.0.clone();
+        let own = resolved(&driver.config.state_dir);
+        if own != state_dir {
+            return Err(Status::failed_precondition(format!("this driver's state directory is {own}")));
+        }
         match tokio::task::spawn_blocking(move || look(&driver)).await {
             Ok(Ok(found)) => Ok(Response::new(found)),
             Ok(Err(error)) => Err(Status::internal(chain(&error))),
@@ -69,9 +75,9 @@ impl AdminService {
 impl Admin for AdminService {
     async fn list_volumes(
         &self,
-        _request: Request<ListVolumesRequest>,
+        request: Request<ListVolumesRequest>,
     ) -> std::result::Result<Response<ListVolumesResponse>, Status> {
-        self.look(|driver| {
+        self.look(&request.get_ref().state_dir, |driver| {
             let volumes = views::volumes(&journal(driver)?, &driver.config.run_dir, &copies(driver));
             Ok(ListVolumesResponse { volumes })
         })
@@ -80,9 +86,9 @@ impl Admin for AdminService {
 
     async fn list_snapshots(
         &self,
-        _request: Request<ListSnapshotsRequest>,
+        request: Request<ListSnapshotsRequest>,
     ) -> std::result::Result<Response<ListSnapshotsResponse>, Status> {
-        self.look(|driver| {
+        self.look(&request.get_ref().state_dir, |driver| {
             Ok(ListSnapshotsResponse { snapshots: views::snapshots(&journal(driver)?, &copies(driver)) })
         })
         .await
@@ -90,9 +96,9 @@ impl Admin for AdminService {
 
     async fn list_mounts(
         &self,
-        _request: Request<ListMountsRequest>,
+        request: Request<ListMountsRequest>,
     ) -> std::result::Result<Response<ListMountsResponse>, Status> {
-        self.look(|driver| {
+        self.look(&request.get_ref().state_dir, |driver| {
             Ok(ListMountsResponse { mounts: views::mounts(&journal(driver)?, &driver.config.run_dir)? })
         })
         .await
@@ -100,15 +106,23 @@ impl Admin for AdminService {
 
     async fn diagnose(
         &self,
-        _request: Request<DiagnoseRequest>,
+        request: Request<DiagnoseRequest>,
     ) -> std::result::Result<Response<DiagnoseResponse>, Status> {
-        self.look(|driver| Ok(DiagnoseResponse { findings: doctor::of_running(&driver.config)? })).await
+        self.look(&request.get_ref().state_dir, |driver| {
+            Ok(DiagnoseResponse { findings: doctor::of_running(&driver.config)? })
+        })
+        .await
     }
 }
 
 /// As it is on disk, entries included that the driver cannot read.
 fn journal(driver: &Driver) -> Result<Journal> {
     Journal::look(&driver.config.state_dir)
+}
+
+/// As the client gives it.
+fn resolved(dir: &Path) -> String {
+    dir.canonicalize().unwrap_or_else(|_| dir.to_owned()).to_string_lossy().into_owned()
 }
 
 fn copies(driver: &Driver) -> Copies {

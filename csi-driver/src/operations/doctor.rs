@@ -17,7 +17,9 @@ use linux::mount::UnmountMode;
 use linux::mountinfo::MountEntry;
 use nix::errno::Errno;
 use proto::admin;
+use proto::admin::admin_client::AdminClient;
 use tonic::Status;
+use tonic::transport::Channel;
 
 use crate::backend::local;
 use crate::config::{Config, ConfigError, Flags};
@@ -482,7 +484,10 @@ impl Doctor {
             return Err(DoctorError::Running { state_dir: config.state_dir });
         }
         let asked = is_driver_running.then(|| {
-            ask(&config.run_dir, async |mut driver| driver.diagnose(admin::DiagnoseRequest {}).await)
+            let asked = async |mut driver: AdminClient<Channel>, state_dir| {
+                driver.diagnose(admin::DiagnoseRequest { state_dir }).await
+            };
+            ask((&config.run_dir, &config.state_dir), asked)
         });
         let rows: Vec<admin::Finding> = match asked.flatten() {
             Some(answer) => answer.map_err(DoctorError::Driver)?.findings,

@@ -12,9 +12,11 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand, ValueEnum};
+use proto::admin::admin_client::AdminClient;
 use proto::admin::{ListMountsRequest, ListSnapshotsRequest, ListVolumesRequest, Mount, Snapshot, Volume};
 use serde::Serialize;
 use tonic::Status;
+use tonic::transport::Channel;
 
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::{self, Journal};
@@ -64,28 +66,35 @@ impl View {
         let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
         NoJournal::check(&look.state_dir)?;
         let (run_dir, output) = (&look.run_dir, look.output);
+        let dirs = (look.run_dir.as_path(), look.state_dir.as_path());
         // Where no driver runs, no copy does.
         let no_copies = Copies::new();
         let text = match self {
             Self::Volumes(_) => {
-                let request = ListVolumesRequest {};
-                let rows = match ask(run_dir, async |mut driver| driver.list_volumes(request).await) {
+                let asked = async |mut driver: AdminClient<Channel>, state_dir| {
+                    driver.list_volumes(ListVolumesRequest { state_dir }).await
+                };
+                let rows = match ask(dirs, asked) {
                     Some(answer) => answer?.volumes,
                     None => volumes(&Journal::look(&look.state_dir)?, run_dir, &no_copies),
                 };
                 output.print(&rows)
             }
             Self::Snapshots(_) => {
-                let request = ListSnapshotsRequest {};
-                let rows = match ask(run_dir, async |mut driver| driver.list_snapshots(request).await) {
+                let asked = async |mut driver: AdminClient<Channel>, state_dir| {
+                    driver.list_snapshots(ListSnapshotsRequest { state_dir }).await
+                };
+                let rows = match ask(dirs, asked) {
                     Some(answer) => answer?.snapshots,
                     None => snapshots(&Journal::look(&look.state_dir)?, &no_copies),
                 };
                 output.print(&rows)
             }
             Self::Mounts(_) => {
-                let request = ListMountsRequest {};
-                let rows = match ask(run_dir, async |mut driver| driver.list_mounts(request).await) {
+                let asked = async |mut driver: AdminClient<Channel>, state_dir| {
+                    driver.list_mounts(ListMountsRequest { state_dir }).await
+                };
+                let rows = match ask(dirs, asked) {
                     Some(answer) => answer?.mounts,
                     None => mounts(&Journal::look(&look.state_dir)?, run_dir)?,
                 };

@@ -124,3 +124,19 @@ fn a_journal_that_is_not_there_is_named() {
         );
     }
 }
+
+#[test]
+fn a_view_of_another_state_directory_shows_nothing_of_the_driver_that_runs() {
+    let scene = Scene::start(Flags::process());
+    let id = scene.caller().create_named("pvc-1").unwrap();
+    for dir in ["other/volumes", "other/snapshots"] {
+        scene.sandbox.make_dir(dir).unwrap();
+    }
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    command.args(["volumes", "-o", "json", "--state-dir"]).arg(scene.sandbox.path("other"));
+    let done = command.arg("--run-dir").arg(scene.sandbox.path("run")).output().unwrap();
+    assert_eq!(String::from_utf8(done.stdout).unwrap(), "[]\n");
+    fs::remove_dir_all(scene.sandbox.path("other")).unwrap();
+    scene.caller().delete(&id).unwrap();
+    scene.assert_nothing_left();
+}

@@ -105,7 +105,7 @@ impl View<'_> {
         }
     }
 
-    /// Why a volume that is free does not do for the claim that asks for it by name.
+    /// What of the volume does not meet the claim.
     fn mismatch(&self, volume: &PersistentVolume) -> Option<String> {
         let (wanted, offered) = (&self.claim.spec, &volume.spec);
         let (size, requested) = (offered.capacity.get("storage"), wanted.resources.requests.get("storage"));
@@ -153,7 +153,7 @@ impl View<'_> {
     }
 
     fn fits(&self, volume: &PersistentVolume) -> bool {
-        let (wanted, offered) = (&self.claim.spec, &volume.spec);
+        let offered = &volume.spec;
         let free = match &offered.claim_ref {
             Some(holder) => self.is_this_claim(holder),
             None => true,
@@ -161,11 +161,7 @@ impl View<'_> {
         let unused = matches!(volume.status.phase, VolumePhase::Available | VolumePhase::Pending);
         free && (unused || offered.claim_ref.is_some())
             && !matches!(volume.status.phase, VolumePhase::Released | VolumePhase::Failed)
-            && !volume.metadata.is_deleted()
-            && offered.storage_class_name == self.class_name()
-            && offered.volume_mode == wanted.volume_mode
-            && wanted.access_modes.iter().all(|m| offered.access_modes.contains(m))
-            && offered.capacity.get("storage") >= wanted.resources.requests.get("storage")
+            && self.mismatch(volume).is_none()
     }
 
     /// A reservation may name the claim without its uid.

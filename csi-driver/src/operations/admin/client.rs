@@ -15,11 +15,14 @@ use crate::config;
 /// For an answer; a driver that does not give one may be stopped or killed.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The driver's answer. `None` where no driver answers, or one of an earlier version.
+/// The answer of the driver with this run directory, for its state directory as the request is
+/// to name it. `None` where no driver answers, or one of an earlier version, or of another state
+/// directory.
 pub(crate) fn ask<T>(
-    run_dir: &Path,
-    call: impl AsyncFnOnce(AdminClient<Channel>) -> Result<Response<T>, Status>,
+    (run_dir, state_dir): (&Path, &Path),
+    call: impl AsyncFnOnce(AdminClient<Channel>, String) -> Result<Response<T>, Status>,
 ) -> Option<Result<T, Status>> {
+    let state_dir = state_dir.canonicalize().ok()?.to_string_lossy().into_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     let asked = runtime.block_on(async {
         let stream = UnixStream::connect(config::admin_socket(run_dir)).await.ok()?;
@@ -31,13 +34,20 @@ pub(crate) fn ask<T>(
         let channel = async {
             let channel =
                 Endpoint::from_static("http://localhost").connect_with_connector(connect).await.ok()?;
-            Some(call(AdminClient::new(channel)).await)
+            Some(call(AdminClient::new(channel), state_dir).await)
         };
         tokio::time::timeout(LIMIT, channel).await.ok()?
     });
     match asked? {
         Ok(answer) => Some(Ok(answer.into_inner())),
-        Err(status) if matches!(status.code(), Code::Unavailable | Code::Unimplemented) => None,
+        Err(status)
+            if matches!(
+                status.code(),
+                Code::FailedPrecondition | Code::Unavailable | Code::Unimplemented
+            ) =>
+        {
+            None
+        }
         Err(status) => Some(Err(status)),
     }
 }
