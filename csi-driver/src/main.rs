@@ -15,6 +15,10 @@ use tokio::runtime::Runtime;
 /// What is under way at SIGTERM may finish; the journal covers what does not.
 const LAST_OPERATIONS: Duration = Duration::from_secs(10);
 
+/// Of the memory that the driver's threads allocate from. More of them would only grow: the
+/// calls of hundreds of volumes allocate at once, and few threads run at once.
+const HEAPS: u32 = 2;
+
 /// `doctor` could not look, which is neither "nothing found" nor "something left".
 const UNABLE: u8 = 2;
 
@@ -51,6 +55,7 @@ fn examine(doctor: Doctor) -> anyhow::Result<ExitCode> {
 }
 
 fn run(flags: Flags) -> anyhow::Result<ExitCode> {
+    linux::memory::limit_heaps(HEAPS).context("limit heaps")?;
     trace::init("hawser-csi", &flags.log, flags.trace_file.as_deref()).context("start logging")?;
     let config = Config::check(flags)?;
     let runtime = runtime()?;

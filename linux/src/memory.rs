@@ -19,19 +19,32 @@ use crate::{Error, Result};
 pub fn map_allocations_from(bytes: u32) -> Result<()> {
     #[cfg(target_env = "gnu")]
     {
-        let value = libc::c_int::try_from(bytes)
-            .map_err(|_| Error::new("mallopt", format!("M_MMAP_THRESHOLD {bytes}"), Errno::EINVAL))?;
-        for parameter in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
-            // SAFETY: two numbers; it changes how later calls of malloc(3) find memory.
-            if unsafe { libc::mallopt(parameter, value) } == 0 {
-                let subject = format!("{parameter} to {bytes}");
-                return Err(Error::new("mallopt", subject, Errno::EINVAL));
-            }
-        }
+        set(libc::M_MMAP_THRESHOLD, "M_MMAP_THRESHOLD", bytes)?;
+        set(libc::M_TRIM_THRESHOLD, "M_TRIM_THRESHOLD", bytes)?;
     }
     #[cfg(not(target_env = "gnu"))]
     let _unused = bytes;
     Ok(())
+}
+
+/// Lets all threads allocate from `count` heaps at most. Each keeps what was ever in use at
+/// once; the C library makes up to eight for each processor. More threads wait for each other.
+///
+/// To be called before there are threads. Does nothing with musl's C library.
+pub fn limit_heaps(count: u32) -> Result<()> {
+    #[cfg(target_env = "gnu")]
+    set(libc::M_ARENA_MAX, "M_ARENA_MAX", count)?;
+    #[cfg(not(target_env = "gnu"))]
+    let _unused = count;
+    Ok(())
+}
+
+#[cfg(target_env = "gnu")]
+fn set(parameter: libc::c_int, name: &str, value: u32) -> Result<()> {
+    let refused = || Error::new("mallopt", format!("{name} {value}"), Errno::EINVAL);
+    let number = libc::c_int::try_from(value).map_err(|_| refused())?;
+    // SAFETY: two numbers; it changes how later calls of malloc(3) find memory.
+    if unsafe { libc::mallopt(parameter, number) } == 0 { Err(refused()) } else { Ok(()) }
 }
 
 /// Gives freed memory back to the kernel, from the middle of the heap too. It
@@ -57,10 +70,13 @@ mod tests {
     #[test]
     fn what_the_c_library_cannot_take_is_refused() {
         map_allocations_from(4 << 20).unwrap();
+        limit_heaps(2).unwrap();
         refuse_huge_pages().unwrap();
         assert!(nix::sys::prctl::get_thp_disable().unwrap());
         if cfg!(target_env = "gnu") {
-            assert_eq!(map_allocations_from(u32::MAX).unwrap_err().errno(), Errno::EINVAL);
+            for refused in [map_allocations_from(u32::MAX), limit_heaps(u32::MAX)] {
+                assert_eq!(refused.unwrap_err().errno(), Errno::EINVAL);
+            }
         }
     }
 }

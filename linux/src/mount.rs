@@ -160,6 +160,12 @@ pub fn detach(root: impl AsFd, shown: &Path) -> Result<()> {
     nix::mount::umount2(&by_descriptor(root), MntFlags::MNT_DETACH).map_err(|e| Error::at("detach", shown, e))
 }
 
+/// The path that leads to what is open now, as mountinfo shows it. No file system is asked.
+pub fn path_of(open: impl AsFd) -> Result<PathBuf> {
+    let link = by_descriptor(open);
+    std::fs::read_link(&link).map_err(|e| Error::at("read link", &link, e))
+}
+
 /// A path to what is open, for calls that take no descriptor.
 fn by_descriptor(open: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", open.as_fd().as_raw_fd()))
@@ -220,9 +226,20 @@ pub fn minor_of(tree: impl AsFd) -> Result<u32> {
 }
 
 /// The id by which mountinfo calls the mount that `tree` is on, also of one that is
-/// detached and will be attached with this id. The file system is not asked.
-/// Nor is its inode looked at: statx(2) fails for one of which a daemon has told nonsense.
+/// detached and will be attached with this id. The file system is not asked. Where statx(2)
+/// fails, as for an inode of which a daemon has told nonsense, or knows no such ids (before
+/// Linux 5.8), the descriptor's entry in /proc is read.
 pub fn id_of(tree: impl AsFd) -> Result<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    match rustix::fs::statx(&tree, c"", flags, StatxFlags::MNT_ID) {
+        Ok(found) if StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID) => {
+            Ok(found.stx_mnt_id)
+        }
+        Ok(_) | Err(_) => id_in_fdinfo(tree),
+    }
+}
+
+fn id_in_fdinfo(tree: impl AsFd) -> Result<u64> {
     let path = format!("/proc/self/fdinfo/{}", tree.as_fd().as_raw_fd());
     let failed = |e: std::io::Error| Error::at("read mount id from", Path::new(&path), e);
     let text = std::fs::read_to_string(&path).map_err(failed)?;

@@ -97,8 +97,34 @@ pub fn of_id(mount_id: u64) -> Result<Option<MountEntry>> {
 
 /// The deepest mount point at or above `path`, by the text of both: no link is followed.
 pub fn point_above(path: &Path) -> Result<PathBuf> {
-    let above = read()?.into_iter().map(|mount| mount.mount_point).filter(|point| path.starts_with(point));
-    Ok(above.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
+    let above = read_where(|line| Some(path.starts_with(Place::parse(line)?.mount_point)))?;
+    let points = above.into_iter().map(|mount| mount.mount_point);
+    Ok(points.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
+}
+
+/// The mounts whose source is `source`, visible or not.
+pub fn from_source(source: &OsStr) -> Result<Vec<MountEntry>> {
+    read_where(|line| Some(unescape(source_of(line)?) == source))
+}
+
+/// The mounts of those lines alone: a node with hundreds of volumes has as many lines
+/// again, and few are wanted. `None` for a line that has not the documented shape.
+fn read_where(is_wanted: impl Fn(&[u8]) -> Option<bool>) -> Result<Vec<MountEntry>> {
+    let table = Path::new(OF_THIS_THREAD);
+    let bytes = bytes_of(table)?;
+    let wanted = lines(&bytes).filter_map(|line| match is_wanted(line) {
+        Some(false) => None,
+        Some(true) => Some(parse_line(line)),
+        None => Some(None),
+    });
+    wanted.collect::<Option<_>>().ok_or_else(|| misshapen(table))
+}
+
+/// The field as it is written.
+fn source_of(line: &[u8]) -> Option<&[u8]> {
+    // Six fields, then the optional ones until the hyphen, then the type.
+    let mut fields = line.split(|b| *b == b' ').skip(6).skip_while(|field| *field != b"-");
+    fields.nth(2)
 }
 
 /// What tells where a mount is: of most lines nothing else is wanted, and a node
@@ -286,6 +312,25 @@ mod tests {
         assert_eq!(found("/k/m/below"), None);
         assert_eq!(found("/kk"), None);
         assert_eq!(found("/with space"), Some(60));
+    }
+
+    #[test]
+    fn the_source_is_found_behind_any_optional_fields() {
+        for optional in ["", "shared:7 ", "master:1 shared:7 "] {
+            let line = format!("36 35 98:0 / /mnt rw {optional}- ext3 a\\040b rw");
+            assert_eq!(source_of(line.as_bytes()), Some(&b"a\\040b"[..]), "{line}");
+        }
+        assert_eq!(source_of(b"36 35 98:0 / /mnt rw shared:7"), None);
+    }
+
+    #[test]
+    fn mounts_are_found_by_their_source_and_above_a_path() {
+        let proc = at(Path::new("/proc")).unwrap().unwrap();
+        let mut of_source = read().unwrap();
+        of_source.retain(|mount| mount.source == proc.source);
+        assert_eq!(from_source(&proc.source).unwrap(), of_source);
+        assert_eq!(point_above(Path::new("/proc/self/fd")).unwrap(), Path::new("/proc"));
+        assert_eq!(point_above(Path::new("/procedure")).unwrap(), Path::new("/"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::engine::reconcile::Reconciler;
 use crate::engine::snapshots::Snapshots;
 use crate::engine::stage::Stages;
 use crate::engine::statistics::Statistics;
-use crate::error::Result;
+use crate::error::{Result, Step};
 use crate::journal::{self, Journal};
 use crate::kernel::bounded::{OneEach, Shared};
 use crate::kernel::host_path::HostPaths;
@@ -73,7 +73,7 @@ impl Driver {
         let flushes = Arc::new(OneEach::default());
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
-            launcher: launcher(&config),
+            launcher: launcher(&config)?,
             start_timeout: config.start_timeout,
             keeper: Arc::new(InProcess::default()),
             watch: DaemonWatch::new(counts.clone()),
@@ -189,16 +189,17 @@ fn backend(config: &Config) -> Result<Arc<dyn VolumeBackend>> {
 }
 
 /// The one that the configuration names.
-pub(crate) fn launcher(config: &Config) -> Box<dyn Launcher> {
+pub(crate) fn launcher(config: &Config) -> Result<Box<dyn Launcher>> {
     let run_dir = config.run_dir.clone();
-    match config.launcher.clone() {
+    Ok(match config.launcher.clone() {
         LauncherKind::Process { volume_binary, cgroup_root } => {
-            let groups = cgroup_root.as_deref().map(GroupParent::new);
+            let groups = cgroup_root.as_deref().map(GroupParent::new).transpose();
+            let groups = groups.step("look for control groups")?;
             let logs = DaemonLogs::new(&run_dir);
             Box::new(ProcessLauncher { volume_binary, run_dir, logs, groups })
         }
         LauncherKind::Manifest { manifests, mount_image } => {
             Box::new(ManifestLauncher { manifests, mount_image, run_dir })
         }
-    }
+    })
 }

@@ -258,11 +258,12 @@ impl Targets {
         let mounted = match mounts::find_at(place, volume_id) {
             // Never published here, and what is here is not this volume.
             Err(Error::ForeignMount { .. }) if !is_known => return Ok(()),
-            mounted => mounted?.map(|mount| mount.minor),
+            mounted => mounted?,
         };
-        let is_served = mounted.is_some() && mounted == served_connection(record)?;
+        let minor = mounted.as_ref().map(|mount| mount.minor);
+        let is_served = minor.is_some() && minor == served_connection(record)?;
         let when_busy = if is_served { WhenBusy::Refuse } else { WhenBusy::AbortNow };
-        match (mounts::unmount(place, volume_id, when_busy), mounted) {
+        match (mounts::unmount_found(place, volume_id, mounted, when_busy), minor) {
             (Err(Error::Busy { .. }), Some(minor)) if self.daemons.is_hung(volume_id, minor)? => {
                 self.give_up(volume_id, record)?;
                 mounts::unmount(place, volume_id, WhenBusy::AbortNow)?;

@@ -1,13 +1,15 @@
 //! System calls that may never return, on threads that may be left behind.
 
+mod threads;
+
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result, Step};
+use crate::error::{Error, Result};
 
-/// Does `work` on a thread of its own, and waits `limit` for it. The thread of
+/// Does `work` on a thread that does nothing else meanwhile, and waits `limit` for it. The thread of
 /// one that takes longer goes on; its result is dropped.
 pub(crate) fn within<T: Send + 'static>(
     what: impl Into<String>,
@@ -16,14 +18,10 @@ pub(crate) fn within<T: Send + 'static>(
 ) -> Result<T> {
     let what = what.into();
     let (done, finished) = mpsc::channel();
-    std::thread::Builder::new()
-        .name("bounded".to_owned())
-        .spawn(move || {
-            // Nobody listens any more once the limit is over.
-            let _too_late = done.send(work());
-        })
-        .map_err(|e| linux::Error::new("start thread for", &what, e))
-        .step("start thread")?;
+    threads::give(&what, move || {
+        // Nobody listens any more once the limit is over.
+        let _too_late = done.send(work());
+    })?;
     finished.recv_timeout(limit).map_err(|_| Error::Deadline { what, limit })
 }
 
@@ -184,11 +182,7 @@ where
         let (shared, is_first) = self.join(key);
         if is_first {
             let ending = Ending { under_way: self.under_way.clone(), key: key.clone(), work: shared.clone() };
-            let started = std::thread::Builder::new()
-                .name("bounded".to_owned())
-                .spawn(move || ending.end(work()))
-                .map_err(|e| linux::Error::new("start thread for", &what, e));
-            started.step("start thread")?;
+            threads::give(&what, move || ending.end(work()))?;
         }
         let left = limit.saturating_sub(shared.begun.elapsed());
         let awaited = |outcome: &mut Outcome<T>| matches!(outcome, Outcome::Awaited);

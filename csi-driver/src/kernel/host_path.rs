@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use linux::mountinfo::{self, MountEntry};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::config::{AllowedPaths, Config};
@@ -123,9 +123,7 @@ impl HostPaths {
     /// `path` was allowed by its text. Without links, the walk can lead nowhere else.
     pub(crate) fn place(&self, field: &'static str, path: &Path) -> Result<Option<Place>> {
         let (parent, name) = split(field, path)?;
-        let walked =
-            self.look(field, path, move |kubelet_dir| walk(&parent, Some(kubelet_dir), Links::Refuse))?;
-        match walked {
+        match self.walk(field, path, parent, Links::Refuse)? {
             Ok(Walked { dir: Some(dir), .. }) => {
                 Place::new(field, dir, name, path.to_owned()).map(Some).step("look at mount point")
             }
@@ -138,21 +136,45 @@ impl HostPaths {
     fn follow(&self, path: &HostPath) -> Result<PathBuf> {
         let HostPath { field, path: asked } = path;
         let (parent, name) = split(field, asked)?;
-        let followed = self.look(field, asked, move |kubelet_dir| follow(&parent, Some(kubelet_dir)))?;
-        utf8(field, followed.map_err(|e| e.at(field, asked))?.join(name))
+        let followed = self.walk(field, asked, parent, Links::Follow)?;
+        utf8(field, followed.map_err(|e| e.at(field, asked))?.path.join(name))
     }
 
-    fn look<T: Send + 'static>(
+    /// Walks to the `parent` of `path`, at once where it can be.
+    fn walk(
         &self,
         field: &'static str,
         path: &Path,
-        walk: impl FnOnce(&Path) -> T + Send + 'static,
-    ) -> Result<T> {
-        let parent = path.parent().unwrap_or(path);
-        let key = mountinfo::point_above(parent).step("read mountinfo")?;
-        let (look, kubelet_dir) = (format!("look at {field} {}", path.display()), self.kubelet_dir.clone());
-        self.looks.within(&key, look, limits::PATH_LOOK, move || walk(&kubelet_dir))
+        parent: PathBuf,
+        links: Links,
+    ) -> Result<std::result::Result<Walked, WalkError>> {
+        let what = || format!("look at {field} {}", path.display());
+        let kubelet_dir = self.kubelet_dir.clone();
+        if parent.starts_with(&kubelet_dir) {
+            let (start, way) = (kubelet_dir.clone(), parent.clone());
+            let look = move || open_straight(&start, &way);
+            if let Some(dir) = self.looks.within(&kubelet_dir, what(), limits::PATH_LOOK, look)? {
+                return Ok(Ok(Walked { path: parent, dir: Some(dir) }));
+            }
+        }
+        let key = mountinfo::point_above(&parent).step("read mountinfo")?;
+        let look = move || walk(&parent, Some(&kubelet_dir), links);
+        self.looks.within(&key, what(), limits::PATH_LOOK, look)
     }
+}
+
+/// The directory at `path`, where neither a link nor a mount is on the way from `start`.
+fn open_straight(start: &Path, path: &Path) -> Option<OwnedFd> {
+    let below = path.strip_prefix(start).ok()?;
+    let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+    let no_links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let start = open_dir_path(CWD, start, no_links)?;
+    open_dir_path(&start, below, no_links | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
+}
+
+fn open_dir_path(dir: impl AsFd, path: &Path, resolve: ResolveFlags) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve).ok()
 }
 
 fn split(field: &'static str, path: &Path) -> Result<(PathBuf, OsString)> {
@@ -222,7 +244,7 @@ fn follow(path: &Path, kubelet_dir: Option<&Path>) -> std::result::Result<PathBu
     walk(path, kubelet_dir, Links::Follow).map(|walked| walked.path)
 }
 
-/// Walks `path` as far as it exists. Each step opens one name and looks at
+/// Walks `path` as far as it exists, where [`open_straight`] does not come. Each step opens one name and looks at
 /// what it is, and no step is made in a FUSE mount, so that no daemon is asked for a name.
 /// FUSE mounts that `kubelet_dir` itself lies in are the node's own; without it all are.
 fn walk(path: &Path, kubelet_dir: Option<&Path>, follow: Links) -> std::result::Result<Walked, WalkError> {

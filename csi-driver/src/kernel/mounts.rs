@@ -37,7 +37,9 @@ pub(crate) fn mount(
 ) -> Result<MountEntry> {
     let options = FuseMountOptions { flags: flags(access), allow_other: true, default_permissions: true };
     let tree = linux::mount::new_fuse(fuse_device, (volume_id.as_str(), SUBTYPE), options);
-    place.attach(&tree.step("mount volume")?, "mount volume")
+    place.attach(&tree.step("mount volume")?, "mount volume")?;
+    let gone = || Error::changed(place.field(), place.path(), "the volume was unmounted there at once");
+    find_at(place, volume_id)?.ok_or_else(gone)
 }
 
 /// A detached copy of `mount`, and of nothing else that may have come to its place since: the path
@@ -107,14 +109,12 @@ fn only_of(found: Option<MountEntry>, path: &Path, volume_id: &VolumeId) -> Resu
 
 /// Whether the volume is mounted at `path`, be it beneath something else.
 pub(crate) fn is_mounted(path: &Path, volume_id: &VolumeId) -> Result<bool> {
-    let all = mountinfo::read().step("read mountinfo")?;
-    Ok(all.iter().any(|mount| mount.mount_point == path && is_of(mount, volume_id)))
+    Ok(all_of(volume_id)?.iter().any(|mount| mount.mount_point == path))
 }
 
 /// Whether anything of the volume is mounted, visible or not, at any path but these.
 pub(crate) fn is_mounted_beside(volume_id: &VolumeId, known: &[&Path]) -> Result<bool> {
-    let all = mountinfo::read().step("read mountinfo")?;
-    Ok(all.iter().any(|mount| is_of(mount, volume_id) && !known.contains(&mount.mount_point.as_path())))
+    Ok(all_of(volume_id)?.iter().any(|mount| !known.contains(&mount.mount_point.as_path())))
 }
 
 /// Whether anything of the volume is mounted anywhere, visible or not.
@@ -133,9 +133,8 @@ pub(crate) enum ConnectionMount {
 }
 
 pub(crate) fn connection_mount(volume_id: &VolumeId, minor: u32) -> Result<ConnectionMount> {
-    let is_it = |mount: &MountEntry| is_of(mount, volume_id) && mount.minor == minor;
     let mut found = ConnectionMount::Nowhere;
-    for mount in mountinfo::read().step("read mountinfo")?.into_iter().filter(is_it) {
+    for mount in all_of(volume_id)?.into_iter().filter(|mount| mount.minor == minor) {
         let seen = mountinfo::at(&mount.mount_point).step("read mountinfo")?;
         if mount.root == Path::new("/") && seen.is_some_and(|seen| seen.mount_id == mount.mount_id) {
             return Ok(ConnectionMount::At(Box::new(mount)));
@@ -143,6 +142,13 @@ pub(crate) fn connection_mount(volume_id: &VolumeId, minor: u32) -> Result<Conne
         found = ConnectionMount::Hidden;
     }
     Ok(found)
+}
+
+/// The volume's mounts, visible or not.
+fn all_of(volume_id: &VolumeId) -> Result<Vec<MountEntry>> {
+    let mut mounts = mountinfo::from_source(volume_id.as_str().as_ref()).step("read mountinfo")?;
+    mounts.retain(|mount| is_of(mount, volume_id));
+    Ok(mounts)
 }
 
 fn is_of(entry: &MountEntry, volume_id: &VolumeId) -> bool {
@@ -169,9 +175,19 @@ pub(crate) enum WhenBusy {
 /// waits for a daemon that does not answer is ended by an abort of the
 /// connection, so nothing is detached that a request could keep for ever.
 pub(crate) fn unmount(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
+    unmount_found(place, volume_id, find_at(place, volume_id)?, when_busy)
+}
+
+/// [`unmount`], where [`find_at`] has just `found` what is to be unmounted first.
+pub(crate) fn unmount_found(
+    place: &Place,
+    volume_id: &VolumeId,
+    mut found: Option<MountEntry>,
+    when_busy: WhenBusy,
+) -> Result<()> {
     let begun = Instant::now();
     for _ in 0..MAX_LAYERS {
-        let Some(mount) = find_at(place, volume_id)? else { return Ok(()) };
+        let Some(mount) = found else { return Ok(()) };
         let time_limit = match when_busy {
             WhenBusy::Hide | WhenBusy::AbortNow => Duration::ZERO,
             WhenBusy::Refuse => limits::CLOSING,
@@ -188,6 +204,7 @@ pub(crate) fn unmount(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) 
                 abort(place, volume_id, mount.minor)?;
             }
         }
+        found = find_at(place, volume_id)?;
     }
     Err(Error::Busy { path: place.path().to_owned() })
 }
@@ -251,8 +268,7 @@ pub(crate) fn abort_connection(minor: u32, is_ours: impl FnOnce() -> Result<bool
 
 /// Whether connection `minor` is the volume's, and mounted.
 pub(crate) fn is_connection_of(volume_id: &VolumeId, minor: u32) -> Result<bool> {
-    let all = mountinfo::read().step("read mountinfo")?;
-    Ok(all.iter().any(|mount| is_of(mount, volume_id) && mount.minor == minor))
+    Ok(all_of(volume_id)?.iter().any(|mount| mount.minor == minor))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -70,26 +70,32 @@ impl Place {
         }
     }
 
-    /// Mounts what is detached. Afterwards it is here, seen from the directory and in mountinfo,
+    /// Mounts what is detached. Afterwards it is here, seen from the directory and by its path,
     /// or nowhere.
-    pub(crate) fn attach(&self, tree: &OwnedFd, step: &'static str) -> Result<MountEntry> {
+    pub(crate) fn attach(&self, tree: &OwnedFd, step: &'static str) -> Result<()> {
         let point = self.open(OFlags::PATH | OFlags::DIRECTORY);
         let point = point.map_err(|e| linux::Error::at("open", &self.path, e)).step(step)?;
         linux::rootfs::attach(tree, &point, &self.path).step(step)?;
-        self.attached(tree, step).map_err(|cause| {
-            match linux::mount::detach(tree, &self.path).step("take mount back") {
-                Ok(()) => cause,
-                Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-            }
+        let cause = match self.is_seen(tree).step(step) {
+            Ok(true) => return Ok(()),
+            Ok(false) => Error::changed(self.field, &self.path, "the mount came to another place"),
+            Err(cause) => cause,
+        };
+        Err(match linux::mount::detach(tree, &self.path).step("take mount back") {
+            Ok(()) => cause,
+            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
         })
     }
 
-    fn attached(&self, tree: &OwnedFd, step: &'static str) -> Result<MountEntry> {
-        let id = linux::mount::id_of(tree).step(step)?;
-        match self.mount().step(step)? {
-            Some(mount) if mount.mount_id == id && mount.mount_point == self.path => Ok(mount),
-            Some(_) | None => Err(Error::changed(self.field, &self.path, "the mount came to another place")),
-        }
+    /// Whether `tree` is mounted here, on top, and this is still at its path.
+    fn is_seen(&self, tree: &OwnedFd) -> linux::Result<bool> {
+        let root = match self.open(OFlags::PATH) {
+            Ok(root) => root,
+            Err(Errno::NOENT) => return Ok(false),
+            Err(e) => return Err(linux::Error::at("open", &self.path, e)),
+        };
+        let is_here = linux::mount::id_of(&root)? == linux::mount::id_of(tree)?;
+        Ok(is_here && linux::mount::path_of(&root)? == self.path)
     }
 
     /// Takes off what is mounted here, on top.
@@ -154,8 +160,8 @@ mod tests {
 
         std::fs::remove_dir_all(parent).unwrap();
         std::fs::rename(&aside, parent).unwrap();
-        let mount = attach().unwrap();
-        assert_eq!(place.mount().unwrap().unwrap(), mount);
+        attach().unwrap();
+        assert_eq!(place.mount().unwrap().unwrap().mount_point, path);
         place.unmount(UnmountMode::Plain).unwrap();
         assert_eq!(place.mount().unwrap(), None);
         place.remove_dir().unwrap();

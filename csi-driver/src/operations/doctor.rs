@@ -157,7 +157,7 @@ impl World {
             alive,
             snapshots: journal.snapshots().entries().into_iter().collect(),
             mounts,
-            launches: driver::launcher(config).list().step("list launches")?,
+            launches: driver::launcher(config)?.list().step("list launches")?,
             dial_dirs: dial::list(&config.run_dir).step("list dial directories")?,
             staging_dirs: staging_dirs(config),
             stored: local::stored(&config.pool),

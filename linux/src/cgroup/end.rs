@@ -64,6 +64,10 @@ impl Cgroup {
 
     /// Kills every process in it and removes it. `EBUSY` if one still lives after `timeout`.
     pub fn end(&self, timeout: Duration) -> Result<()> {
+        // As a rule nothing is left in it, and the kernel refuses what has processes or groups.
+        if self.dirs.iter().all(|(_, dir)| is_removed(dir)) {
+            return Ok(());
+        }
         let deadline = Instant::now() + timeout;
         loop {
             let pids = self.pids()?;
@@ -85,6 +89,10 @@ impl Cgroup {
     fn kill_all_at_once(&self) -> Result<()> {
         self.dirs_of(Version::V2).filter(|dir| dir.is_dir()).try_for_each(|dir| v2::kill(dir).map(drop))
     }
+}
+
+fn is_removed(dir: &Path) -> bool {
+    fs::remove_dir(dir).map_or_else(|e| e.kind() == ErrorKind::NotFound, |()| true)
 }
 
 fn kill_process(pid: i32) -> Result<()> {

@@ -18,21 +18,24 @@ const END: Duration = Duration::from_secs(5);
 
 /// Below which the groups of all volumes are.
 #[derive(Debug, Clone)]
-pub(crate) struct GroupParent(PathBuf);
+pub(crate) struct GroupParent {
+    path: PathBuf,
+    hierarchies: Hierarchies,
+}
 
 impl GroupParent {
-    /// `path` counts from the root of each hierarchy.
-    pub(crate) fn new(path: &Path) -> Self {
-        Self(path.to_path_buf())
+    /// `path` counts from the root of each hierarchy that there is now.
+    pub(crate) fn new(path: &Path) -> linux::Result<Self> {
+        Ok(Self { path: path.to_path_buf(), hierarchies: Hierarchies::detect()? })
     }
 
     fn of(&self, volume_id: &VolumeId) -> PathBuf {
-        self.0.join(volume_id.key())
+        self.path.join(volume_id.key())
     }
 
     /// The volume's group, with its limits; one that is there is used again.
     pub(super) fn make(&self, volume_id: &VolumeId, limits: &Limits) -> linux::Result<Cgroup> {
-        let (group, unmet) = Hierarchies::detect()?.create(&self.of(volume_id), limits)?;
+        let (group, unmet) = self.hierarchies.create(&self.of(volume_id), limits)?;
         for limit in unmet {
             tracing::warn!(%volume_id, limit, "the daemon runs without this limit");
         }
@@ -41,7 +44,7 @@ impl GroupParent {
 
     /// Its absence is a success. What the daemon left in it is killed.
     pub(super) fn remove(&self, volume_id: &VolumeId) -> linux::Result<()> {
-        Cgroup::find(&Hierarchies::detect()?, &self.of(volume_id)).end(END)
+        Cgroup::find(&self.hierarchies, &self.of(volume_id)).end(END)
     }
 }
 
