@@ -200,3 +200,24 @@ fn both_families_are_meant_where_no_address_says_which() {
         assert_eq!(delete(&[flows(7000, None, None)]).unwrap(), 2);
     });
 }
+
+/// More than one dump shows of both families.
+#[test]
+fn of_many_entries_those_of_both_families_go() {
+    Namespace::new().run(|| {
+        let (first, second) = (server(V4[0]), server(V6[0]));
+        translate(&[(V4[2], 7000, first.local_addr().unwrap()), (V6[2], 7000, second.local_addr().unwrap())]);
+        let (of_v4, of_v6) = (client(V4[1]), client(V6[1]));
+        send(&of_v4, V4[2], 7000, &first);
+        send(&of_v6, V6[2], 7000, &second);
+        let ports = 10_000..15_000;
+        for port in ports.clone() {
+            // ECONNREFUSED of an earlier one, perhaps: nobody listens.
+            let _sent_or_refused = of_v4.send_to(b"x", (ip(V4[2]), port));
+        }
+        let begun_by = [V4[1], V6[1]].map(|address| Flows::begun_by(ip(address)));
+        assert_eq!(delete(&[flows(7000, None, None)]).unwrap(), 2);
+        assert_eq!(delete(&begun_by).unwrap(), ports.len());
+        assert_eq!(delete(&begun_by).unwrap(), 0);
+    });
+}
