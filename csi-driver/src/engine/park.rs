@@ -185,14 +185,14 @@ impl Stages {
     ) -> Result<MountEntry> {
         let gone = || Error::UnknownVolume { volume_id: volume_id.to_string() };
         let stage = record.stage.as_ref().ok_or_else(gone)?;
-        place.attach(mount, "mount volume")?;
-        match (mounts::find_at(place, volume_id)?, stage.serving) {
-            (Some(seen), Some(serving)) if seen.minor == serving.connection_minor => {
+        let seen = mounts::attach(mount, volume_id, place)?;
+        match stage.serving {
+            Some(serving) if seen.minor == serving.connection_minor => {
                 self.daemons.watch(volume_id, serving)?;
                 tracing::info!(pid = serving.daemon.pid, "served by the daemon that was parked");
                 Ok(seen)
             }
-            _ => {
+            Some(_) | None => {
                 let (field, path) = ("staging_target_path", &stage.staging_path);
                 Err(Error::unusable(field, path, "the parked mount is not seen there"))
             }

@@ -37,9 +37,18 @@ pub(crate) fn mount(
 ) -> Result<MountEntry> {
     let options = FuseMountOptions { flags: flags(access), allow_other: true, default_permissions: true };
     let tree = linux::mount::new_fuse(fuse_device, (volume_id.as_str(), SUBTYPE), options);
-    place.attach(&tree.step("mount volume")?, "mount volume")?;
+    attach(&tree.step("mount volume")?, volume_id, place)
+}
+
+/// Mounts what is detached at `place`, where the volume is seen afterwards. It is there, or nowhere.
+pub(crate) fn attach(tree: &OwnedFd, volume_id: &VolumeId, place: &Place) -> Result<MountEntry> {
+    const STEP: &str = "mount volume";
+    place.attach(tree, STEP)?;
     let gone = || Error::changed(place.field(), place.path(), "the volume was unmounted there at once");
-    find_at(place, volume_id)?.ok_or_else(gone)
+    find_at(place, volume_id).and_then(|found| found.ok_or_else(gone)).map_err(|cause| {
+        let detached = linux::mount::detach(tree, place.path());
+        Error::rolled_back(cause, detached.step("take mount back"))
+    })
 }
 
 /// A detached copy of `mount`, and of nothing else that may have come to its place since: the path

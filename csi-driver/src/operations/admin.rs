@@ -5,13 +5,14 @@ pub(super) mod client;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::admin::admin_server::{Admin, AdminServer};
 use proto::admin::{
     DiagnoseRequest, DiagnoseResponse, ListMountsRequest, ListMountsResponse, ListSnapshotsRequest,
     ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
@@ -26,15 +27,21 @@ use crate::operations::views::{self, Copies};
 
 /// Accepted, and not yet looked at by the server.
 const BACKLOG: usize = 4;
-/// Of one connection at the same time; each may keep a thread for some seconds.
+/// Of one connection at the same time.
 const CALLS_AT_ONCE: usize = 4;
+/// Of all connections: a look at a disk that does not answer keeps its thread, and one at many
+/// daemons takes a descriptor for each. Clients look by themselves then.
+const LOOKS_AT_ONCE: usize = 1;
+const LOOK_BEGINS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Answers until `stopped` is true, then removes the socket.
 pub(crate) async fn serve(driver: Arc<Driver>, socket: Socket, mut stopped: watch::Receiver<bool>) {
     let (connections, accepted) = mpsc::channel(BACKLOG);
+    let state_dir = resolved(&driver.config.state_dir);
+    let service = AdminService { driver, state_dir, looks: Looks::default() };
     let server = Server::builder()
         .concurrency_limit_per_connection(CALLS_AT_ONCE)
-        .add_service(AdminServer::new(AdminService(driver)));
+        .add_service(AdminServer::new(service));
     let accepted = ReceiverStream::new(accepted).map(Ok::<_, std::io::Error>);
     tokio::select! {
         // An error is the sender's end, which is a stop too.
@@ -49,25 +56,58 @@ pub(crate) async fn serve(driver: Arc<Driver>, socket: Socket, mut stopped: watc
 }
 
 #[derive(Debug)]
-struct AdminService(Arc<Driver>);
+struct AdminService {
+    driver: Arc<Driver>,
+    /// Without links.
+    state_dir: String,
+    looks: Looks,
+}
+
+#[derive(Debug)]
+struct Looks(Arc<Semaphore>);
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(LOOKS_AT_ONCE)))
+    }
+}
+
+impl Looks {
+    /// Does `look` on a thread of its own, when the one before has returned.
+    async fn take<T: Send + 'static>(
+        &self,
+        begins_within: Duration,
+        look: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> std::result::Result<Response<T>, Status> {
+        let turn = tokio::time::timeout(begins_within, self.0.clone().acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            return Err(Status::resource_exhausted("another look at the state has not ended"));
+        };
+        let look = move || {
+            let _until_it_returns = turn;
+            look()
+        };
+        match tokio::task::spawn_blocking(look).await {
+            Ok(Ok(found)) => Ok(Response::new(found)),
+            Ok(Err(error)) => Err(Status::internal(chain(&error))),
+            Err(ended) => Err(Status::internal(ended.to_string())),
+        }
+    }
+}
 
 impl AdminService {
-    /// On a thread of its own: daemons and disks are looked at.
+    /// Daemons and disks are looked at.
     async fn look<T: Send + 'static>(
         &self,
         state_dir: &str,
         look: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> std::result::Result<Response<T>, Status> {
-        let driver = self.0.clone();
-        let own = resolved(&driver.config.state_dir);
+        let own = &self.state_dir;
         if own != state_dir {
             return Err(Status::failed_precondition(format!("this driver's state directory is {own}")));
         }
-        match tokio::task::spawn_blocking(move || look(&driver)).await {
-            Ok(Ok(found)) => Ok(Response::new(found)),
-            Ok(Err(error)) => Err(Status::internal(chain(&error))),
-            Err(ended) => Err(Status::internal(ended.to_string())),
-        }
+        let driver = self.driver.clone();
+        self.looks.take(LOOK_BEGINS_WITHIN, move || look(&driver)).await
     }
 }
 
@@ -127,4 +167,33 @@ fn resolved(dir: &Path) -> String {
 
 fn copies(driver: &Driver) -> Copies {
     driver.jobs.list().into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_that_does_not_return_keeps_one_thread_whoever_asks() {
+        let looks = Looks::default();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let stuck = looks.take(LOOK_BEGINS_WITHIN, move || {
+            begun.send(()).unwrap();
+            Ok(released.recv().is_err())
+        });
+        let others = async {
+            has_begun.await.unwrap();
+            for _ in 0..3 {
+                let refused = looks.take(Duration::from_millis(5), || Ok(())).await.unwrap_err();
+                assert_eq!(refused.code(), Code::ResourceExhausted);
+            }
+            drop(release);
+            looks.take(LOOK_BEGINS_WITHIN, || Ok(())).await.unwrap();
+        };
+        let (stuck, ()) = tokio::join!(stuck, others);
+        assert!(stuck.unwrap().into_inner());
+    }
 }

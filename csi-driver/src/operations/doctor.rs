@@ -5,10 +5,11 @@
 //! mounts that no journal names and no daemon serves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::Args;
@@ -30,7 +31,8 @@ use crate::engine::node_of_state;
 use crate::engine::node_of_state::OtherNode;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
-use crate::kernel::{bounded, mounts};
+use crate::kernel::bounded::OneEach;
+use crate::kernel::mounts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::records::{DataId, SnapshotPhase, SnapshotRecord, VolumeRecord};
@@ -235,21 +237,25 @@ fn other_views(kubelet_dir: &Path, of_volumes: &[MountEntry]) -> BTreeSet<PathBu
 /// Whether requests to the mount end with ENOTCONN. One that does not answer may be
 /// a stopped daemon's, whom somebody may let go on.
 fn has_ended(mount: &MountEntry) -> bool {
+    /// By mount: a daemon that does not answer costs one thread.
+    static LOOKS: LazyLock<OneEach<u64>> = LazyLock::new(OneEach::default);
     let path = mount.mount_point.clone();
     let is_seen = linux::mountinfo::at(&path)
         .is_ok_and(|seen| seen.is_some_and(|seen| seen.mount_id == mount.mount_id));
     let look = move || nix::sys::statvfs::statvfs(&path);
     let what = || format!("statvfs {}", mount.mount_point.display());
-    is_seen && matches!(bounded::within(what(), limits::STATISTICS, look), Ok(Err(Errno::ENOTCONN)))
+    is_seen
+        && matches!(LOOKS.within(&mount.mount_id, what(), limits::STATISTICS, look), Ok(Err(Errno::ENOTCONN)))
 }
 
 fn staged_by_kubelet(config: &Config) -> PathBuf {
     config.kubelet_dir.join("plugins/kubernetes.io/csi")
 }
 
-/// A field of kubelet's `vol_data.json` in `dir`; `None` where there is none.
+/// A field of kubelet's `vol_data.json` in `dir`; `None` where there is none. A pod may have
+/// put anything there.
 fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, String>> {
-    let text = match std::fs::read(dir.join("vol_data.json")) {
+    let text = match read_small(&dir.join("vol_data.json")) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
         read => read.map_err(|e| e.to_string()),
     };
@@ -257,6 +263,23 @@ fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, Strin
         let data: serde_json::Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
         data[field].as_str().map(str::to_owned).ok_or_else(|| format!("it has no {field}"))
     }))
+}
+
+/// No link is followed, and nothing but a file of a usual size is read.
+fn read_small(path: &Path) -> std::io::Result<Vec<u8>> {
+    const MOST_BYTES: u64 = 64 << 10;
+    let unusual = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
+    let file = linux::shared_file::open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(unusual("it is not a regular file"));
+    }
+    let mut text = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(unusual("it has more than 64 KiB"));
+    }
+    Ok(text)
 }
 
 /// Below kubelet's directory of this driver: `<hash>/vol_data.json`, written
@@ -531,4 +554,27 @@ fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
         linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
     }
     driver.reconciler.reconcile(limits::OPERATION)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_pod_puts_in_the_place_of_vol_data_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vol_data.json");
+        let read = || vol_data(dir.path(), "driverName");
+        assert_eq!(read(), None);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(read().unwrap().unwrap_err().contains("not a regular file"));
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        read().unwrap().unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(read().unwrap().unwrap_err().contains("64 KiB"));
+        std::fs::write(&path, br#"{"driverName": "csi.hawser.dev"}"#).unwrap();
+        assert_eq!(read(), Some(Ok("csi.hawser.dev".to_owned())));
+    }
 }

@@ -2,6 +2,7 @@
 //! that a mount pod would have.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
@@ -17,16 +18,21 @@ const CPU_PERIOD: u64 = 100_000;
 const END: Duration = Duration::from_secs(5);
 
 /// Below which the groups of all volumes are.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct GroupParent {
     path: PathBuf,
-    hierarchies: Hierarchies,
+    /// As they were last found. Their table is long on a node with many mounts.
+    hierarchies: Mutex<Hierarchies>,
 }
 
 impl GroupParent {
-    /// `path` counts from the root of each hierarchy that there is now.
+    /// `path` counts from the root of each hierarchy.
     pub(crate) fn new(path: &Path) -> linux::Result<Self> {
-        Ok(Self { path: path.to_path_buf(), hierarchies: Hierarchies::detect()? })
+        Ok(Self { path: path.to_path_buf(), hierarchies: Mutex::new(Hierarchies::detect()?) })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Hierarchies> {
+        self.hierarchies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn of(&self, volume_id: &VolumeId) -> PathBuf {
@@ -35,7 +41,19 @@ impl GroupParent {
 
     /// The volume's group, with its limits; one that is there is used again.
     pub(super) fn make(&self, volume_id: &VolumeId, limits: &Limits) -> linux::Result<Cgroup> {
-        let (group, unmet) = self.hierarchies.create(&self.of(volume_id), limits)?;
+        let (path, known) = (self.of(volume_id), self.known().clone());
+        let made = match known.create(&path, limits) {
+            Ok((group, unmet)) if unmet.is_empty() => return Ok(group),
+            // A hierarchy may have been mounted since, or elsewhere.
+            other => match Hierarchies::detect()? {
+                found if found == known => other,
+                found => {
+                    *self.known() = found.clone();
+                    found.create(&path, limits)
+                }
+            },
+        };
+        let (group, unmet) = made?;
         for limit in unmet {
             tracing::warn!(%volume_id, limit, "the daemon runs without this limit");
         }
@@ -44,7 +62,8 @@ impl GroupParent {
 
     /// Its absence is a success. What the daemon left in it is killed.
     pub(super) fn remove(&self, volume_id: &VolumeId) -> linux::Result<()> {
-        Cgroup::find(&self.hierarchies, &self.of(volume_id)).end(END)
+        let hierarchies = self.known().clone();
+        Cgroup::find(&hierarchies, &self.of(volume_id)).end(END)
     }
 }
 
@@ -68,6 +87,22 @@ pub(super) fn limits(settings: &LaunchSettings, default_memory_bytes: u64) -> Li
 mod tests {
     use super::*;
     use crate::model::parameters::Resources;
+
+    #[test]
+    fn a_group_is_made_in_hierarchies_that_were_mounted_after_the_start() {
+        let path = PathBuf::from(format!("/hawser-test-groups-{}", std::process::id()));
+        let found = Hierarchies::detect().unwrap();
+        assert!(found.has("memory"), "this test needs a memory controller: {found:?}");
+        let made = found.ensure_parent(&path).unwrap();
+        let parent = GroupParent { path: path.clone(), hierarchies: Mutex::new(Hierarchies::default()) };
+        let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        parent.make(&volume_id, &limits(&LaunchSettings::default(), 64 << 20)).unwrap();
+        let dir = found.dir("memory", &parent.of(&volume_id)).unwrap();
+        assert!(dir.is_dir());
+        parent.remove(&volume_id).unwrap();
+        assert!(!dir.exists());
+        assert_eq!(linux::cgroup::remove_dirs(&made), Vec::<PathBuf>::new());
+    }
 
     #[test]
     fn the_class_limits_the_group_and_without_it_the_default_does() {

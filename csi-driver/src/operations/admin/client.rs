@@ -16,8 +16,8 @@ use crate::config;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The answer of the driver with this run directory, for its state directory as the request is
-/// to name it. `None` where no driver answers, or one of an earlier version, or of another state
-/// directory.
+/// to name it. `None` where no driver answers, one that is busy with other answers, one of an
+/// earlier version, or of another state directory.
 pub(crate) fn ask<T>(
     (run_dir, state_dir): (&Path, &Path),
     call: impl AsyncFnOnce(AdminClient<Channel>, String) -> Result<Response<T>, Status>,
@@ -34,7 +34,8 @@ pub(crate) fn ask<T>(
         let channel = async {
             let channel =
                 Endpoint::from_static("http://localhost").connect_with_connector(connect).await.ok()?;
-            Some(call(AdminClient::new(channel), state_dir).await)
+            let client = AdminClient::new(channel).max_decoding_message_size(usize::MAX);
+            Some(call(client, state_dir).await)
         };
         tokio::time::timeout(LIMIT, channel).await.ok()?
     });
@@ -43,7 +44,7 @@ pub(crate) fn ask<T>(
         Err(status)
             if matches!(
                 status.code(),
-                Code::FailedPrecondition | Code::Unavailable | Code::Unimplemented
+                Code::FailedPrecondition | Code::Unavailable | Code::Unimplemented | Code::ResourceExhausted
             ) =>
         {
             None
