@@ -31,11 +31,17 @@ pub fn workspace_root() -> PathBuf {
     manifest_dir.parent().expect("the package lies in the workspace").to_path_buf()
 }
 
+/// Where cargo builds: `CARGO_TARGET_DIR`, from the workspace's root, or `target` there.
+pub fn target_dir() -> PathBuf {
+    let named = std::env::var_os("CARGO_TARGET_DIR").filter(|dir| !dir.is_empty());
+    workspace_root().join(named.unwrap_or_else(|| "target".into()))
+}
+
 /// The directory of the static release binaries.
 pub fn dir() -> PathBuf {
     match std::env::var_os("HAWSER_BIN_DIR") {
         Some(dir) => PathBuf::from(dir),
-        None => workspace_root().join("target").join(TARGET).join("release"),
+        None => target_dir().join(TARGET).join("release"),
     }
 }
 

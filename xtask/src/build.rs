@@ -71,7 +71,7 @@ pub(crate) fn build_of_plugins() -> Command {
 
 /// Where it puts what it built.
 pub(crate) fn plugin_dir() -> PathBuf {
-    binaries::workspace_root().join("target").join(plugin_target()).join("plugin")
+    binaries::target_dir().join(plugin_target()).join("plugin")
 }
 
 /// A plugin lives some milliseconds, and glibc's start-up asks the processor

@@ -9,7 +9,7 @@ pub(crate) mod foreign;
 use std::path::Path;
 use std::process::Command;
 
-use ::tests::binaries::{self, workspace_root};
+use ::tests::binaries::{self, target_dir, workspace_root};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
@@ -65,7 +65,7 @@ fn demo_with(option: &str, value: &Path) -> Result<()> {
 fn registration() -> Result<()> {
     let go = go()?;
     let source = workspace_root().join("tests/conformance/registration");
-    let client = workspace_root().join("target/conformance/registration");
+    let client = target_dir().join("conformance/registration");
     build::run(Command::new(go).arg("build").arg("-o").arg(&client).arg(".").current_dir(source))?;
     part("build the static binaries", build::products)?;
     let mut command = Command::new(client);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use ::tests::binaries::{self, workspace_root};
+use ::tests::binaries::{self, target_dir};
 use ::tests::examples::{self, BRIDGE};
 use ::tests::node::{PATIENCE, text};
 use ::tests::{Allowed, Launcher, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually, netlink};
@@ -260,7 +260,7 @@ fn draw_timeline(phases: &[Phase], trace: &Path) -> Result<()> {
     let spans = timeline::read(trace)?;
     ensure!(!spans.is_empty(), "{}: no process recorded a span", trace.display());
     say(&timeline::render(phases, &spans));
-    let file = workspace_root().join("target/demo-timeline.json");
+    let file = target_dir().join("demo-timeline.json");
     fs::write(&file, timeline::json(phases, &spans)?).with_context(|| file.display().to_string())?;
     say(&format!("timeline as JSON: {}", file.display()));
     Ok(())

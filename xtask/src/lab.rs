@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::tests::binaries::{self, workspace_root};
+use ::tests::binaries::{self, target_dir, workspace_root};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
@@ -78,7 +78,7 @@ struct Laboratory {
 
 impl Laboratory {
     fn new(kernel: Kernel, binaries: &TestBinaries) -> Result<Self> {
-        let dir = workspace_root().join("target/lab").join(kernel.name.replace('/', "_"));
+        let dir = target_dir().join("lab").join(kernel.name.replace('/', "_"));
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         let laboratory =
             Self { initramfs: dir.join("initramfs.cpio"), root: dir.join("root.ext4"), dir, kernel };

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ::tests::binaries::workspace_root;
+use ::tests::binaries::target_dir;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::build;
@@ -16,7 +16,7 @@ const GO_NEEDED: (u32, u32) = (1, 25);
 
 /// bridge, host-local, loopback and portmap as Go modules; built once.
 pub(crate) fn reference_plugins() -> Result<PathBuf> {
-    let dir = workspace_root().join("target/conformance").join(format!("cni-plugins-{REFERENCE_PLUGINS}"));
+    let dir = target_dir().join("conformance").join(format!("cni-plugins-{REFERENCE_PLUGINS}"));
     for module in ["main/bridge", "main/loopback", "ipam/host-local", "meta/portmap"] {
         let package = format!("github.com/containernetworking/plugins/plugins/{module}");
         go_install(&package, REFERENCE_PLUGINS, &dir)?;
@@ -26,7 +26,7 @@ pub(crate) fn reference_plugins() -> Result<PathBuf> {
 
 /// csi-sanity as a Go module; built once.
 pub(super) fn csi_sanity() -> Result<PathBuf> {
-    let dir = workspace_root().join("target/conformance").join(format!("csi-sanity-{CSI_SANITY}"));
+    let dir = target_dir().join("conformance").join(format!("csi-sanity-{CSI_SANITY}"));
     go_install("github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", CSI_SANITY, &dir)
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ::tests::binaries::workspace_root;
+use ::tests::binaries::target_dir;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::build;
@@ -31,7 +31,7 @@ impl Kernel {
     /// `wanted`: a name of [`RELEASES`], a kernel's package, or a directory with
     /// `boot/vmlinuz-*` and `lib/modules/*`, as a package unpacks to.
     pub(super) fn fetch(wanted: &str) -> Result<Self> {
-        let cache = workspace_root().join("target/lab/kernels");
+        let cache = target_dir().join("lab/kernels");
         if let Some((name, suite)) = RELEASES.iter().find(|(name, _)| *name == wanted) {
             let dir = cache.join(name);
             if !dir.join("complete").is_file() {

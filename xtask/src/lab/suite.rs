@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use ::tests::binaries::{TARGET, workspace_root};
+use ::tests::binaries::{TARGET, target_dir, workspace_root};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde_json::Value;
@@ -118,7 +118,7 @@ pub(super) fn tool(name: &str, words: &[&str]) -> Item {
 
 /// Where static test binaries lie, and the programs that they start.
 pub(super) fn static_dir() -> PathBuf {
-    workspace_root().join("target").join(TARGET).join("debug")
+    target_dir().join(TARGET).join("debug")
 }
 
 /// The shell script that runs `items` in a guest.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use ::tests::binaries::workspace_root;
+use ::tests::binaries::{target_dir, workspace_root};
 use ::tests::manifests::{self, Pod};
 use ::tests::node::PATIENCE;
 use ::tests::{Daemon, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually};
@@ -27,7 +27,7 @@ const OUTPUT: &str = "mock.out";
 
 /// `tests/conformance/mockdriver`; go says what is up to date.
 pub(super) fn build() -> Result<PathBuf> {
-    let program = workspace_root().join("target/conformance/mockdriver");
+    let program = target_dir().join("conformance/mockdriver");
     let mut command = Command::new(go()?);
     command.args(["build", "-o"]).arg(&program).arg(".").env("CGO_ENABLED", "0");
     build::run(command.current_dir(workspace_root().join("tests/conformance/mockdriver")))?;
