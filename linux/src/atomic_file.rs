@@ -38,7 +38,11 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<()> {
 /// not waited for.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
-    let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    content_of(options.read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
+}
+
+/// [`read`] of a file that was opened without waiting.
+pub fn content_of(file: File) -> std::io::Result<Vec<u8>> {
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::other("not a regular file"));
     }

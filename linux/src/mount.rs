@@ -227,7 +227,8 @@ pub fn minor_of(tree: impl AsFd) -> Result<u32> {
 
 /// The id by which mountinfo calls the mount that `tree` is on, also of one that is
 /// detached and will be attached with this id. A FUSE daemon is not asked, nor is a disk or a
-/// server (but that of 9p, GFS2 and OCFS2, which ignore `AT_STATX_DONT_SYNC`). Where statx(2) fails, as for an inode of which a daemon has told nonsense, or knows no such ids (before
+/// server (but that of 9p, GFS2 and OCFS2, which ignore `AT_STATX_DONT_SYNC`). Where statx(2)
+/// fails, as for an inode of which a daemon has told nonsense, or knows no such ids (before
 /// Linux 5.8), the descriptor's entry in /proc is read.
 pub fn id_of(tree: impl AsFd) -> Result<u64> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;

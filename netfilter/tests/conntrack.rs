@@ -212,7 +212,7 @@ fn of_many_entries_those_of_both_families_go() {
         send(&of_v6, V6[2], 7000, &second);
         let ports = 10_000..15_000;
         for port in ports.clone() {
-            // ECONNREFUSED of an earlier one, perhaps: nobody listens.
+            // ECONNREFUSED of an earlier one, perhaps: no socket has these ports.
             let _sent_or_refused = of_v4.send_to(b"x", (ip(V4[2]), port));
         }
         let begun_by = [V4[1], V6[1]].map(|address| Flows::begun_by(ip(address)));

@@ -19,7 +19,7 @@ pub(crate) fn within<T: Send + 'static>(
     let what = what.into();
     let (done, finished) = mpsc::channel();
     threads::give(&what, move || {
-        // Nobody listens any more once the limit is over.
+        // The caller has gone once the limit is over.
         let _too_late = done.send(work());
     })?;
     finished.recv_timeout(limit).map_err(|_| Error::Deadline { what, limit })

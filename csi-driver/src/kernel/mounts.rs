@@ -45,10 +45,8 @@ pub(crate) fn attach(tree: &OwnedFd, volume_id: &VolumeId, place: &Place) -> Res
     const STEP: &str = "mount volume";
     place.attach(tree, STEP)?;
     let gone = || Error::changed(place.field(), place.path(), "the volume was unmounted there at once");
-    find_at(place, volume_id).and_then(|found| found.ok_or_else(gone)).map_err(|cause| {
-        let detached = linux::mount::detach(tree, place.path());
-        Error::rolled_back(cause, detached.step("take mount back"))
-    })
+    let found = find_at(place, volume_id).and_then(|found| found.ok_or_else(gone));
+    found.map_err(|cause| place.detached(tree, cause))
 }
 
 /// A detached copy of `mount`, and of nothing else that may have come to its place since: the path

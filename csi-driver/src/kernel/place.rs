@@ -59,14 +59,19 @@ impl Place {
 
     /// What is mounted here, on top. Asks no file system: its daemon may be stuck.
     pub(crate) fn mount(&self) -> linux::Result<Option<MountEntry>> {
-        let root = match self.open(OFlags::PATH) {
-            Ok(root) => root,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(e) => return Err(linux::Error::at("open", &self.path, e)),
-        };
+        let Some(root) = self.open_root()? else { return Ok(None) };
         match linux::mount::id_of(&root)? {
             id if id == self.parent_mount_id => Ok(None),
             id => mountinfo::of_id(id),
+        }
+    }
+
+    /// What is on top here; `None` where there is nothing of this name.
+    fn open_root(&self) -> linux::Result<Option<OwnedFd>> {
+        match self.open(OFlags::PATH) {
+            Ok(root) => Ok(Some(root)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(e) => Err(linux::Error::at("open", &self.path, e)),
         }
     }
 
@@ -81,19 +86,18 @@ impl Place {
             Ok(false) => Error::changed(self.field, &self.path, "the mount came to another place"),
             Err(cause) => cause,
         };
-        Err(match linux::mount::detach(tree, &self.path).step("take mount back") {
-            Ok(()) => cause,
-            Err(rollback) => Error::Rollback { cause: Box::new(cause), rollback: Box::new(rollback) },
-        })
+        Err(self.detached(tree, cause))
+    }
+
+    /// Takes back what [`Self::attach`] has mounted, after `cause`.
+    pub(crate) fn detached(&self, tree: &OwnedFd, cause: Error) -> Error {
+        let detached = linux::mount::detach(tree, &self.path);
+        Error::rolled_back(cause, detached.step("take mount back"))
     }
 
     /// Whether `tree` is mounted here, on top, and this is still at its path.
     fn is_seen(&self, tree: &OwnedFd) -> linux::Result<bool> {
-        let root = match self.open(OFlags::PATH) {
-            Ok(root) => root,
-            Err(Errno::NOENT) => return Ok(false),
-            Err(e) => return Err(linux::Error::at("open", &self.path, e)),
-        };
+        let Some(root) = self.open_root()? else { return Ok(false) };
         let is_here = linux::mount::id_of(&root)? == linux::mount::id_of(tree)?;
         Ok(is_here && linux::mount::path_of(&root)? == self.path)
     }

@@ -5,7 +5,6 @@
 //! mounts that no journal names and no daemon serves.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -13,6 +12,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::Args;
+use linux::atomic_file::content_of;
 use linux::lock::FileLock;
 use linux::mount::UnmountMode;
 use linux::mountinfo::MountEntry;
@@ -253,9 +253,9 @@ fn staged_by_kubelet(config: &Config) -> PathBuf {
 }
 
 /// A field of kubelet's `vol_data.json` in `dir`; `None` where there is none. A pod may have
-/// put anything there.
+/// put anything there: no link is followed.
 fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, String>> {
-    let text = match read_small(&dir.join("vol_data.json")) {
+    let text = match linux::shared_file::open(&dir.join("vol_data.json")).and_then(content_of) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
         read => read.map_err(|e| e.to_string()),
     };
@@ -263,23 +263,6 @@ fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, Strin
         let data: serde_json::Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
         data[field].as_str().map(str::to_owned).ok_or_else(|| format!("it has no {field}"))
     }))
-}
-
-/// No link is followed, and nothing but a file of a usual size is read.
-fn read_small(path: &Path) -> std::io::Result<Vec<u8>> {
-    const MOST_BYTES: u64 = 64 << 10;
-    let unusual = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
-    let file = linux::shared_file::open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(unusual("it is not a regular file"));
-    }
-    let mut text = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(unusual("it has more than 64 KiB"));
-    }
-    Ok(text)
 }
 
 /// Below kubelet's directory of this driver: `<hash>/vol_data.json`, written
@@ -573,7 +556,7 @@ mod tests {
         read().unwrap().unwrap_err();
         std::fs::remove_file(&path).unwrap();
         std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
-        assert!(read().unwrap().unwrap_err().contains("64 KiB"));
+        assert!(read().unwrap().unwrap_err().contains("more than"));
         std::fs::write(&path, br#"{"driverName": "csi.hawser.dev"}"#).unwrap();
         assert_eq!(read(), Some(Ok("csi.hawser.dev".to_owned())));
     }

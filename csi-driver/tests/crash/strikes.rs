@@ -9,9 +9,9 @@ use crate::world::{Rpc, World};
 
 /// Threads make some of their calls in another order, or not at all, the next time.
 const ATTEMPTS: usize = 10;
-/// How often a step that was never hit is looked for in an undisturbed call, and struck
-/// again if it is there. The machine's load decides how often some steps are made, such
-/// as reads of a log, so that each look has a blow of the same moment beside it.
+/// How often a step whose fault was never injected is looked for in an undisturbed call; if it
+/// is there, the injection is tried again. The machine's load decides how often some steps
+/// are made, such as reads of a log: each look has an attempt of the same moment beside it.
 const SECOND_ROUNDS: usize = 5;
 
 /// Every step of an undisturbed call.
@@ -36,43 +36,45 @@ pub(crate) fn strike_everywhere(
     deal(World::new(rpc), record, choose, strike);
 }
 
-/// Deals every blow that `choose` has for a step of an undisturbed `run` until it hits;
-/// `strike` says whether it did, and what was not as it should be. Its number is the blow's.
+/// Injects every fault that `choose` has for a step of an undisturbed `run` until it takes effect;
+/// `inject` says whether it did, and what was not as it should be. Its number is the fault's.
 pub(crate) fn deal(
     mut world: World,
     run: impl Fn(&mut World) -> Result<Vec<Step>>,
     choose: impl Fn(&Step) -> Vec<Fault>,
-    strike: impl Fn(&mut World, Strike, usize) -> Result<bool>,
+    inject: impl Fn(&mut World, Strike, usize) -> Result<bool>,
 ) {
     let rpc = world.rpc;
     let steps = run(&mut world).expect("undisturbed");
-    let strikes: Vec<Strike> = steps
+    let injections: Vec<Strike> = steps
         .iter()
         .flat_map(|step| choose(step).into_iter().map(|fault| Strike { step: step.clone(), fault }))
         .collect();
     let mut findings = Vec::new();
-    let mut attempt = |world: &mut World, number: usize, blow: &Strike| {
-        let outcome = catch_unwind(AssertUnwindSafe(|| strike(world, blow.clone(), number)))
+    let mut attempt = |world: &mut World, number: usize| {
+        let injection = &injections[number];
+        let outcome = catch_unwind(AssertUnwindSafe(|| inject(world, injection.clone(), number)))
             .unwrap_or_else(|_| Err(anyhow!("a panic, above")));
         outcome.unwrap_or_else(|finding| {
-            findings.push(format!("{}, {:?}: {finding:#}", blow.step, blow.fault));
+            findings.push(format!("{}, {:?}: {finding:#}", injection.step, injection.fault));
             *world = World::new(rpc);
             true
         })
     };
-    let mut missed: Vec<(usize, &Strike)> = strikes.iter().enumerate().collect();
-    missed.retain(|&(number, blow)| !(0..ATTEMPTS).any(|_| attempt(&mut world, number, blow)));
+    let mut missed: Vec<usize> = (0..injections.len()).collect();
+    missed.retain(|&number| !(0..ATTEMPTS).any(|_| attempt(&mut world, number)));
     for _ in 0..SECOND_ROUNDS {
         if missed.is_empty() {
             break;
         }
         let steps = run(&mut world).expect("undisturbed, again");
-        missed.retain(|&(number, blow)| steps.contains(&blow.step) && !attempt(&mut world, number, blow));
+        missed.retain(|&number| steps.contains(&injections[number].step) && !attempt(&mut world, number));
     }
-    let title = format!("{rpc:?}: {} steps, {} strikes", steps.len(), strikes.len());
+    let missed: Vec<_> = missed.into_iter().map(|number| &injections[number]).collect();
+    let title = format!("{rpc:?}: {} steps, {} injections", steps.len(), injections.len());
     assert!(findings.is_empty(), "{title}, {} findings:\n{}", findings.len(), findings.join("\n"));
     assert!(missed.is_empty(), "{title}, never hit: {missed:#?}");
-    assert!(!strikes.is_empty(), "{title}");
+    assert!(!injections.is_empty(), "{title}");
 }
 
 /// The call, with the blow; the answer, and whether it was hit.

@@ -15,10 +15,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
 use super::Kind;
-use crate::{Error, Result};
+use crate::{Error, Result, mount};
 
 const OP: &str = "find mount point";
 /// The kernel's own limit (path_resolution(7)).
@@ -74,15 +74,6 @@ pub fn resolve(root: impl AsFd, path: &Path) -> Result<PathBuf> {
     Ok(walk.path())
 }
 
-/// The number of the mount that a descriptor is on.
-pub(super) fn mount_id(fd: BorrowedFd<'_>, path: &Path) -> Result<u64> {
-    let found = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)
-        .map_err(|e| Error::at("find the mount of", path, e))?;
-    // Linux 5.8; without it no link can be trusted.
-    let known = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID);
-    if known { Ok(found.stx_mnt_id) } else { Err(Error::at("find the mount of", path, Errno::EOPNOTSUPP)) }
-}
-
 struct Walk<'a> {
     wanted: &'a Path,
     root: OwnedFd,
@@ -97,7 +88,7 @@ impl<'a> Walk<'a> {
     fn new(root: BorrowedFd<'_>, wanted: &'a Path) -> Result<Self> {
         let root =
             open_beneath(root, OsStr::new("."), OFlags::DIRECTORY).map_err(|e| Error::at(OP, wanted, e))?;
-        let image_mount = mount_id(root.as_fd(), wanted)?;
+        let image_mount = mount::id_of(&root)?;
         let mut walk = Self { wanted, root, image_mount, open: Vec::new(), todo: VecDeque::new(), links: 0 };
         walk.push_front(wanted);
         Ok(walk)
@@ -137,7 +128,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         self.links += 1;
-        if self.links > MAX_LINKS || mount_id(found.as_fd(), self.wanted)? != self.image_mount {
+        if self.links > MAX_LINKS || mount::id_of(&found)? != self.image_mount {
             return Err(Error::new(
                 OP,
                 format!("{}: link {name:?} in {}", self.wanted.display(), self.path().display()),

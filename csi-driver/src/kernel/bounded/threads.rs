@@ -4,11 +4,12 @@
 //! Invariant: a thread that is given work is idle. Work is never queued behind other work,
 //! which may never return.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use super::lock;
 use crate::error::{Result, Step};
 
 /// How long a thread waits for more work.
@@ -25,7 +26,8 @@ static WAITING: Mutex<Vec<(thread::ThreadId, Sender<Work>)>> = Mutex::new(Vec::n
 /// Lets an idle thread, or else a new one, do `work`. `what` is for the error.
 pub(super) fn give(what: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let mut work: Work = Box::new(work);
-    while let Some((_, thread)) = with_waiting(Vec::pop) {
+    loop {
+        let Some((_, thread)) = lock(&WAITING).pop() else { break };
         match thread.send(work) {
             Ok(()) => return Ok(()),
             Err(SendError(unsent)) => work = unsent,
@@ -47,13 +49,12 @@ fn work_on(first: Work) {
 
 /// False: enough others wait already.
 fn wait_with(sender: &Sender<Work>) -> bool {
-    with_waiting(|waiting| {
-        let is_wanted = waiting.len() < MAX_IDLE;
-        if is_wanted {
-            waiting.push((thread::current().id(), sender.clone()));
-        }
-        is_wanted
-    })
+    let mut waiting = lock(&WAITING);
+    let is_wanted = waiting.len() < MAX_IDLE;
+    if is_wanted {
+        waiting.push((thread::current().id(), sender.clone()));
+    }
+    is_wanted
 }
 
 fn next(given: &Receiver<Work>) -> Option<Work> {
@@ -66,16 +67,11 @@ fn next(given: &Receiver<Work>) -> Option<Work> {
 
 /// False: this thread has been taken off the list, and its work is on the way.
 fn leave() -> bool {
-    with_waiting(|waiting| {
-        let own = thread::current().id();
-        let before = waiting.len();
-        waiting.retain(|(thread, _)| *thread != own);
-        waiting.len() < before
-    })
-}
-
-fn with_waiting<T>(act: impl FnOnce(&mut Vec<(thread::ThreadId, Sender<Work>)>) -> T) -> T {
-    act(&mut WAITING.lock().unwrap_or_else(PoisonError::into_inner))
+    let own = thread::current().id();
+    let mut waiting = lock(&WAITING);
+    let before = waiting.len();
+    waiting.retain(|(thread, _)| *thread != own);
+    waiting.len() < before
 }
 
 #[cfg(test)]
