@@ -52,6 +52,12 @@ pub mod handover {
     include!(concat!(env!("OUT_DIR"), "/hawser.handover.v1.rs"));
 }
 
+/// What a daemon of the local backend knows (package `hawser.local.v1`).
+#[cfg(feature = "local")]
+pub mod local {
+    include!(concat!(env!("OUT_DIR"), "/hawser.local.v1.rs"));
+}
+
 /// What the driver asks of a serving daemon (package `hawser.control.v1`).
 #[cfg(feature = "handover")]
 pub mod control {

@@ -11,7 +11,7 @@ pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Package and binary of everything that runs on a node or in an image for long.
 pub const PRODUCTS: [(&str, &str); 5] = [
-    ("volume-fs", "hawser-volume"),
+    ("volume-local", "hawser-volume"),
     ("csi-driver", "hawser-csi"),
     ("runtime", "hawser-runtime"),
     ("kubelet", "hawser-kubelet"),

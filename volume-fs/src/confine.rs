@@ -14,21 +14,12 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::{Error, Result};
 
-/// What serving files of every owner takes, and no more: no CAP_SYS_ADMIN, no
-/// CAP_MKNOD, no CAP_DAC_READ_SEARCH, no CAP_SETFCAP.
-pub const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
-    .union(CapabilitySet::DAC_OVERRIDE)
-    .union(CapabilitySet::FOWNER)
-    .union(CapabilitySet::FSETID)
-    .union(CapabilitySet::SETUID)
-    .union(CapabilitySet::SETGID);
-
 /// Below this many descriptors the daemon could not keep the path to a file open.
 const LEAST_DESCRIPTORS: u64 = 64;
 
 /// Who separates the process from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Isolation {
+pub(crate) enum Isolation {
     ByTheRuntime,
     Own,
 }
@@ -39,7 +30,7 @@ pub(crate) fn close_inherited_descriptors() -> Result<()> {
 }
 
 /// In a container: its /proc is what there is.
-pub fn in_given_namespaces() -> Result<DescriptorDir> {
+pub(crate) fn in_given_namespaces() -> Result<DescriptorDir> {
     DescriptorDir::open().map_err(step("own descriptors"))
 }
 
@@ -47,7 +38,7 @@ pub fn in_given_namespaces() -> Result<DescriptorDir> {
 /// directory an empty, read-only tmpfs. Every other mount is gone from the new
 /// namespace, the FUSE mount with them: a copy of it here would keep the
 /// session alive after the host's unmount.
-pub fn in_own_namespaces() -> Result<DescriptorDir> {
+pub(crate) fn in_own_namespaces() -> Result<DescriptorDir> {
     let namespaces = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWIPC
@@ -83,7 +74,7 @@ pub(crate) fn clear_umask() {
 }
 
 /// As many descriptors as the hard limit allows. Returns how many.
-pub fn raise_descriptor_limit() -> Result<u64> {
+pub(crate) fn raise_descriptor_limit() -> Result<u64> {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     if hard < LEAST_DESCRIPTORS {
         return Err(Error::DescriptorLimit { hard, least: LEAST_DESCRIPTORS });
@@ -94,19 +85,19 @@ pub fn raise_descriptor_limit() -> Result<u64> {
     Ok(hard)
 }
 
-/// Exactly [`CAPABILITIES`] in the effective, permitted and bounding sets, and no_new_privs. A
-/// child of the driver keeps CAP_BPF until its filter stands: without it the kernel refuses the
-/// system call filter where filters of other processes take all the memory that there is for them
+/// Exactly `kept` in the effective, permitted and bounding sets, and no_new_privs. A child of
+/// the driver keeps CAP_BPF until its filter stands: without it the kernel refuses the system call
+/// filter where filters of other processes take all the memory that there is for them
 /// (net.core.bpf_jit_limit).
-pub fn drop_privileges() -> Result<()> {
-    credentials::limit_capabilities_but(CapabilitySet::BPF, CAPABILITIES)
+pub(crate) fn drop_privileges(kept: CapabilitySet) -> Result<()> {
+    credentials::limit_capabilities_but(CapabilitySet::BPF, kept)
         .and_then(|()| credentials::set_no_new_privs())
         .map_err(step("privileges"))
 }
 
 /// What was for the system call filter alone.
-pub(crate) fn drop_the_last() -> Result<()> {
-    credentials::keep_capabilities(CAPABILITIES).map_err(step("privileges"))
+pub(crate) fn drop_the_last(kept: CapabilitySet) -> Result<()> {
+    credentials::keep_capabilities(kept).map_err(step("privileges"))
 }
 
 fn step(step: &'static str) -> impl Fn(linux::Error) -> Error {

@@ -23,11 +23,10 @@ use rustix::net::{RecvFlags, SendFlags};
 use self::listener::Listener;
 use self::pauses::{Pauses, Who, refused};
 use self::scrapes::Scrapes;
-use crate::gate::Gate;
+use crate::backend::Backend;
+use crate::figures::{Figures, Limits};
 use crate::metrics::{Gauges, Metrics};
-use crate::pruner::MountPoints;
-use crate::quota::{Limits, Quota};
-use crate::volume::Volume;
+use crate::notifications::MountPoints;
 
 /// The driver's, and a person's with a tool beside it. For one more the oldest
 /// is closed that has not paused the volume.
@@ -38,52 +37,27 @@ const STACK_BYTES: usize = 128 << 10;
 
 /// Listening already.
 #[derive(Debug)]
-pub struct Listeners {
+pub(crate) struct Listeners {
     /// SOCK_SEQPACKET.
-    pub control: OwnedFd,
+    pub(crate) control: OwnedFd,
     /// SOCK_STREAM.
-    pub metrics: OwnedFd,
+    pub(crate) metrics: OwnedFd,
 }
 
 /// What is asked about.
 #[derive(Debug)]
-pub(crate) struct Subject {
-    pub(crate) volume: Arc<Volume>,
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) quota: Arc<Quota>,
+pub(crate) struct Subject<B> {
+    pub(crate) backend: Arc<B>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) mount_points: Arc<MountPoints>,
 }
 
-/// Answers on a thread of its own until the process ends.
-pub(crate) fn start(listeners: Listeners, subject: Subject) -> std::io::Result<()> {
-    let thread = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK_BYTES);
-    thread.spawn(move || {
-        let pauses = Pauses::new(Arc::clone(&subject.gate), Arc::clone(&subject.quota));
-        let scrapes = Scrapes::new(listeners.metrics);
-        let mut desk = Desk {
-            listener: Listener::new(listeners.control),
-            scrapes,
-            subject,
-            pauses,
-            connections: Vec::new(),
-            next: 0,
-        };
-        loop {
-            if let Err(errno) = desk.turn() {
-                tracing::error!(error = %errno, "control socket: no more is answered");
-                return;
-            }
-        }
-    })?;
-    Ok(())
-}
-
-struct Desk {
+/// The listeners, and what is answered there.
+pub(crate) struct Control<B> {
     listener: Listener,
     scrapes: Scrapes,
-    subject: Subject,
-    pauses: Pauses,
+    subject: Subject<B>,
+    pauses: Pauses<B>,
     connections: Vec<Connection>,
     next: Who,
 }
@@ -96,20 +70,46 @@ struct Connection {
 /// What poll(2) has found.
 #[derive(Default)]
 struct Ready {
-    still: bool,
+    /// What became of a pause.
+    told: bool,
     dialled: bool,
     connections: Vec<Who>,
     /// In the order of [`Scrapes::fds`].
     scrapes: Vec<bool>,
 }
 
-impl Desk {
+impl<B: Backend> Control<B> {
+    pub(crate) fn new(listeners: Listeners, subject: Subject<B>) -> rustix::io::Result<Self> {
+        Ok(Self {
+            listener: Listener::new(listeners.control),
+            scrapes: Scrapes::new(listeners.metrics),
+            pauses: Pauses::new(Arc::clone(&subject.backend))?,
+            subject,
+            connections: Vec::new(),
+            next: 0,
+        })
+    }
+
+    /// Answers on a thread of its own until the process ends.
+    pub(crate) fn start(mut self) -> std::io::Result<()> {
+        let thread = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK_BYTES);
+        let answering = move || {
+            loop {
+                if let Err(errno) = self.turn() {
+                    tracing::error!(error = %errno, "control socket: no more is answered");
+                    return;
+                }
+            }
+        };
+        thread.spawn(answering).map(drop)
+    }
+
     /// Waits for something to happen, and deals with it.
     fn turn(&mut self) -> rustix::io::Result<()> {
         let ready = self.wait()?;
         let now = Instant::now();
-        if ready.still {
-            let answer = self.pauses.became_still(now);
+        if ready.told {
+            let answer = self.pauses.hear(now);
             self.send(answer, now);
         }
         let overdue = self.pauses.lease_ended(now);
@@ -121,13 +121,8 @@ impl Desk {
             self.let_in(fd, now);
         }
         self.scrapes.turn(&ready.scrapes, now, || {
-            let Subject { volume, quota, metrics, .. } = &self.subject;
-            metrics.render(&Gauges {
-                usage: quota.usage(),
-                open_files: volume.open_files(),
-                known: volume.nodes().known_now(),
-                paused: self.pauses.total(),
-            })
+            let figures = self.subject.backend.figures();
+            self.subject.metrics.render(&Gauges { figures, paused: self.pauses.total() })
         });
         Ok(())
     }
@@ -140,8 +135,8 @@ impl Desk {
             let left = ends.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 })
         });
-        let gate = self.subject.gate.still();
-        let mut fds = vec![PollFd::new(&gate, wanted(self.pauses.is_awaited())), self.listener.poll()];
+        let told = self.pauses.told();
+        let mut fds = vec![PollFd::new(&told, wanted(self.pauses.is_awaited())), self.listener.poll()];
         fds.extend(self.connections.iter().map(|one| PollFd::new(&one.fd, PollFlags::IN)));
         fds.extend(self.scrapes.fds());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
@@ -152,7 +147,7 @@ impl Desk {
         let (connections, scrapes) = happened[2..].split_at(self.connections.len());
         let connections = self.connections.iter().zip(connections);
         Ok(Ready {
-            still: happened[0],
+            told: happened[0],
             dialled: happened[1],
             connections: connections.filter(|(_, ready)| **ready).map(|(one, _)| one.who).collect(),
             scrapes: scrapes.to_vec(),
@@ -211,7 +206,7 @@ impl Desk {
             request::Kind::GetUsage(_) => reply::Kind::Usage(self.usage()),
             request::Kind::SetCapacity(wanted) => {
                 let limits = Limits { bytes: wanted.capacity_bytes, inodes: wanted.inode_limit };
-                match self.subject.quota.set_limits(limits) {
+                match self.subject.backend.set_limits(limits) {
                     Ok(()) => reply::Kind::Done(Done {}),
                     Err(shrinks) => refused(shrinks.to_string()),
                 }
@@ -230,7 +225,7 @@ impl Desk {
     }
 
     fn usage(&self) -> Usage {
-        let now = self.subject.quota.usage();
+        let Figures { usage: now, .. } = self.subject.backend.figures();
         Usage {
             used_bytes: now.used.bytes,
             capacity_bytes: now.limits.bytes,
@@ -241,7 +236,7 @@ impl Desk {
     }
 
     fn stats(&self) -> Stats {
-        let known = self.subject.volume.nodes().known_now();
+        let Figures { known, .. } = self.subject.backend.figures();
         Stats {
             known_inodes: known.nodes as u64,
             known_inode_limit: known.limit as u64,

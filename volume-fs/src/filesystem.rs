@@ -1,47 +1,37 @@
-//! FUSE requests in, answers out: takes fuser's arguments apart, calls
-//! [`Volume`], puts the result into the reply. Decides nothing about files.
-//!
-//! Whatever changes the volume goes through the [`Gate`]. RELEASE and FORGET
-//! do not: they must never wait.
+//! FUSE requests in, answers out: takes fuser's arguments apart, calls the [`Backend`] and has it
+//! answer into fuser's reply. Decides nothing about files.
 
+mod answers;
 mod convert;
 
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno as FuseErrno, FileHandle, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno as FuseErrno, FileHandle, Filesystem, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use linux::credentials::Caller;
-use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, Timestamps, XattrFlags};
-use rustix::io::Errno;
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timestamps, XattrFlags};
 
-use self::convert::{fuse_attributes, fuse_kind, handle, timespec};
-use crate::directory::Taken;
-use crate::errno::{Result, to_fuse};
-use crate::file::{Handle, Known};
-use crate::gate::{Gate, Shut};
+use self::answers::{Entries, KnownEntries};
+use self::convert::{handle, name, node, timespec};
+use crate::backend::Backend;
 use crate::metrics::{Call, Metrics, Operation};
-use crate::volume::{Changes, Permissions, Range, Special, Volume, Xattr};
+use crate::request::{Changes, Data, Permissions, Range, Special};
 
 /// What the kernel allows by default (fs.fuse.max_pages_limit = 256 pages).
 pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
 
-/// How long the kernel may trust a name or an attribute without asking. This
-/// daemon alone serves the volume, so only changes made behind the mount are
-/// seen this late.
-const TRUSTED_FOR: Duration = Duration::from_secs(1);
-
 /// Without these the promises of docs/SEMANTICS.md cannot be kept: umask and
 /// default ACLs (DONT_MASK), ACLs enforced (POSIX_ACL), suid and sgid cleared
 /// without a GETXATTR round trip before every write (HANDLE_KILLPRIV_V2,
-/// Linux 5.12; fuser 0.18 hides its flag on truncate: see `Volume::truncate`).
+/// Linux 5.12; fuser 0.18 hides its flag on truncate, so that a backend has to clear them always).
 const NEEDED: InitFlags =
     InitFlags::FUSE_DONT_MASK.union(InitFlags::FUSE_POSIX_ACL).union(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
 
@@ -54,42 +44,22 @@ const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
     .union(InitFlags::FUSE_CACHE_SYMLINKS);
 
 #[derive(Debug)]
-pub(crate) struct VolumeFilesystem {
-    volume: Arc<Volume>,
-    gate: Arc<Gate>,
+pub(crate) struct Adapter<B> {
+    backend: Arc<B>,
     metrics: Arc<Metrics>,
 }
 
-impl VolumeFilesystem {
-    pub(crate) fn new(volume: Arc<Volume>, gate: Arc<Gate>, metrics: Arc<Metrics>) -> Self {
-        Self { volume, gate, metrics }
+impl<B: Backend> Adapter<B> {
+    pub(crate) fn new(backend: Arc<B>, metrics: Arc<Metrics>) -> Self {
+        Self { backend, metrics }
     }
 
     fn call(&self, operation: Operation) -> Call {
         Call::begin(&self.metrics, operation)
     }
-
-    /// Makes a change, now or when the gate is opened.
-    fn change(&self, change: impl FnOnce(&Volume) + Send + 'static) {
-        match self.gate.enter() {
-            Ok(_pass) => change(&self.volume),
-            Err(shut) => self.change_later(shut, 0, change),
-        }
-    }
-
-    /// `bytes`: what the change keeps in memory until then.
-    fn change_later(&self, shut: Shut<'_>, bytes: usize, change: impl FnOnce(&Volume) + Send + 'static) {
-        if shut.has_room(bytes) {
-            let volume = Arc::clone(&self.volume);
-            shut.put_aside(bytes, Box::new(move || change(&volume)));
-        } else {
-            let _pass = shut.wait();
-            change(&self.volume);
-        }
-    }
 }
 
-impl Filesystem for VolumeFilesystem {
+impl<B: Backend> Filesystem for Adapter<B> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         config.add_capabilities(NEEDED).map_err(|missing| {
             io::Error::other(format!("this kernel's FUSE lacks {missing:?}: Linux 5.12 or newer is needed"))
@@ -103,21 +73,18 @@ impl Filesystem for VolumeFilesystem {
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, _request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {
         let call = self.call(Operation::Lookup);
-        answer_entry(call.ended(self.volume.look_up(parent.0, name)), reply);
+        self.backend.lookup(name(parent, child), answers::entry(call, reply));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
-        self.volume.forget(ino.0, nlookup);
+        self.backend.forget(node(ino), nlookup);
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let call = self.call(Operation::Getattr);
-        match call.ended(self.volume.attributes(ino.0, fh.map(handle))) {
-            Ok(attributes) => reply.attr(&TRUSTED_FOR, &fuse_attributes(&attributes)),
-            Err(errno) => reply.error(to_fuse(errno)),
-        }
+        self.backend.getattr(node(ino), fh.map(handle), answers::attributes(call, reply));
     }
 
     fn setattr(
@@ -141,23 +108,20 @@ impl Filesystem for VolumeFilesystem {
         let call = self.call(Operation::Setattr);
         let times = (atime.is_some() || mtime.is_some())
             .then(|| Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) });
-        let (changes, fh) = (Changes { mode, uid, gid, size, times }, fh.map(handle));
-        self.change(move |volume| match call.ended(volume.change(ino.0, fh, &changes)) {
-            Ok(attributes) => reply.attr(&TRUSTED_FOR, &fuse_attributes(&attributes)),
-            Err(errno) => reply.error(to_fuse(errno)),
-        });
+        let changes = Changes { mode, uid, gid, size, times };
+        self.backend.setattr(node(ino), fh.map(handle), changes, answers::attributes(call, reply));
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
         let call = self.call(Operation::Readlink);
-        answer_data(call.ended(self.volume.read_link(ino.0)), reply);
+        self.backend.readlink(node(ino), answers::data(call, reply));
     }
 
     fn mknod(
         &self,
         request: &Request,
         parent: INodeNo,
-        name: &OsStr,
+        child: &OsStr,
         mode: u32,
         umask: u32,
         _rdev: u32,
@@ -172,45 +136,34 @@ impl Filesystem for VolumeFilesystem {
             libc::S_IFCHR | libc::S_IFBLK => return reply.error(FuseErrno::EPERM),
             _ => return reply.error(FuseErrno::EINVAL),
         };
-        let (name, caller) = (name.to_owned(), caller(request));
-        let what = (special, Permissions { mode, umask });
-        self.change(move |volume| {
-            answer_entry(call.ended(volume.make_special(parent.0, &name, what, caller)), reply);
-        });
+        let permissions = Permissions { mode, umask };
+        let answer = answers::entry(call, reply);
+        self.backend.mknod(name(parent, child), special, permissions, caller(request), answer);
     }
 
     fn mkdir(
         &self,
         request: &Request,
         parent: INodeNo,
-        name: &OsStr,
+        child: &OsStr,
         mode: u32,
         umask: u32,
         reply: ReplyEntry,
     ) {
         let call = self.call(Operation::Mkdir);
-        let (name, caller) = (name.to_owned(), caller(request));
-        self.change(move |volume| {
-            let made =
-                call.ended(volume.make_directory(parent.0, &name, Permissions { mode, umask }, caller));
-            answer_entry(made, reply);
-        });
+        let permissions = Permissions { mode, umask };
+        let answer = answers::entry(call, reply);
+        self.backend.mkdir(name(parent, child), permissions, caller(request), answer);
     }
 
-    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn unlink(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Unlink);
-        let (name, uid) = (name.to_owned(), request.uid());
-        self.change(move |volume| {
-            answer_empty(call.ended(volume.remove(parent.0, &name, (AtFlags::empty(), uid))), reply);
-        });
+        self.backend.unlink(name(parent, child), caller(request), answers::empty(call, reply));
     }
 
-    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn rmdir(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Rmdir);
-        let (name, uid) = (name.to_owned(), request.uid());
-        self.change(move |volume| {
-            answer_empty(call.ended(volume.remove(parent.0, &name, (AtFlags::REMOVEDIR, uid))), reply);
-        });
+        self.backend.rmdir(name(parent, child), caller(request), answers::empty(call, reply));
     }
 
     fn symlink(
@@ -222,42 +175,34 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEntry,
     ) {
         let call = self.call(Operation::Symlink);
-        let (caller, name, target) = (caller(request), link_name.to_owned(), target.to_owned());
-        self.change(move |volume| {
-            answer_entry(call.ended(volume.make_symlink(parent.0, &name, target.as_os_str(), caller)), reply);
-        });
+        let answer = answers::entry(call, reply);
+        self.backend.symlink(name(parent, link_name), target.as_os_str(), caller(request), answer);
     }
 
     fn rename(
         &self,
         request: &Request,
         parent: INodeNo,
-        name: &OsStr,
+        child: &OsStr,
         newparent: INodeNo,
         newname: &OsStr,
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Rename);
-        let by = (rustix::fs::RenameFlags::from_bits_retain(flags.bits()), request.uid());
-        let (from, to) = (name.to_owned(), newname.to_owned());
-        self.change(move |volume| {
-            answer_empty(call.ended(volume.rename((parent.0, &from), (newparent.0, &to), by)), reply);
-        });
+        let (from, to) = (name(parent, child), name(newparent, newname));
+        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+        self.backend.rename(from, to, flags, caller(request), answers::empty(call, reply));
     }
 
     fn link(&self, _request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let call = self.call(Operation::Link);
-        let name = newname.to_owned();
-        self.change(move |volume| answer_entry(call.ended(volume.link(ino.0, newparent.0, &name)), reply));
+        self.backend.link(node(ino), name(newparent, newname), answers::entry(call, reply));
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let call = self.call(Operation::Open);
-        match call.ended(self.volume.open_file(ino.0, open_flags(flags.0))) {
-            Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
-            Err(errno) => reply.error(to_fuse(errno)),
-        }
+        self.backend.open(node(ino), open_flags(flags.0), answers::opened(call, reply));
     }
 
     fn read(
@@ -271,11 +216,9 @@ impl Filesystem for VolumeFilesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let read = self.call(Operation::Read).ended(self.volume.read(handle(fh), offset, size));
-        if let Ok(data) = &read {
-            self.metrics.read(data.len());
-        }
-        answer_data(read, reply);
+        let call = self.call(Operation::Read);
+        let answer = answers::read(call, Arc::clone(&self.metrics), reply);
+        self.backend.read(handle(fh), offset, size, answer);
     }
 
     fn write(
@@ -290,21 +233,10 @@ impl Filesystem for VolumeFilesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let clear_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let (call, metrics) = (self.call(Operation::Write), Arc::clone(&self.metrics));
-        let write = move |volume: &Volume, data: &[u8]| {
-            let written = call.ended(volume.write(handle(fh), offset, data, clear_setid));
-            metrics.written(written.unwrap_or_default());
-            answer_written(written, reply);
-        };
-        match self.gate.enter() {
-            Ok(_pass) => write(&self.volume, data),
-            // Only what waits is copied.
-            Err(shut) => {
-                let data = data.to_vec();
-                self.change_later(shut, data.len(), move |volume| write(volume, &data));
-            }
-        }
+        let call = self.call(Operation::Write);
+        let answer = answers::written(call, Some(Arc::clone(&self.metrics)), reply);
+        let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        self.backend.write(handle(fh), Data { offset, bytes: data, clears_setid }, answer);
     }
 
     fn flush(
@@ -316,7 +248,7 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Flush);
-        answer_empty(call.ended(self.volume.flush(handle(fh))), reply);
+        self.backend.flush(handle(fh), answers::empty(call, reply));
     }
 
     fn release(
@@ -330,39 +262,22 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Release);
-        self.volume.release_file(handle(fh));
-        answer_empty(call.ended(Ok(())), reply);
+        self.backend.release(handle(fh), answers::empty(call, reply));
     }
 
     fn fsync(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let call = self.call(Operation::Fsync);
-        answer_empty(call.ended(self.volume.synchronise(handle(fh), datasync)), reply);
+        self.backend.fsync(handle(fh), datasync, answers::empty(call, reply));
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let call = self.call(Operation::Opendir);
-        match call.ended(self.volume.open_directory(ino.0)) {
-            Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
-            Err(errno) => reply.error(to_fuse(errno)),
-        }
+        self.backend.opendir(node(ino), answers::opened(call, reply));
     }
 
-    fn readdir(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
+    fn readdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
         let call = self.call(Operation::Readdir);
-        let listed = self.volume.list(handle(fh), offset, |entry| {
-            taken_unless(reply.add(INodeNo(entry.id), entry.next, fuse_kind(entry.kind), entry.name))
-        });
-        match call.ended(listed) {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(to_fuse(errno)),
-        }
+        self.backend.readdir(handle(fh), offset, Entries { call, reply });
     }
 
     fn readdirplus(
@@ -371,24 +286,10 @@ impl Filesystem for VolumeFilesystem {
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
         let call = self.call(Operation::Readdirplus);
-        let listed = self.volume.list_known(ino.0, handle(fh), offset, |entry, known| {
-            let Known { attributes, generation } = known;
-            taken_unless(reply.add(
-                INodeNo(attributes.id),
-                entry.next,
-                entry.name,
-                &TRUSTED_FOR,
-                &fuse_attributes(attributes),
-                Generation(*generation),
-            ))
-        });
-        match call.ended(listed) {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(to_fuse(errno)),
-        }
+        self.backend.readdirplus(node(ino), handle(fh), offset, KnownEntries { call, reply });
     }
 
     fn releasedir(
@@ -400,30 +301,17 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Operation::Releasedir);
-        self.volume.release_directory(handle(fh));
-        answer_empty(call.ended(Ok(())), reply);
+        self.backend.releasedir(handle(fh), answers::empty(call, reply));
     }
 
     fn fsyncdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let call = self.call(Operation::Fsyncdir);
-        answer_empty(call.ended(self.volume.synchronise_directory(handle(fh), datasync)), reply);
+        self.backend.fsyncdir(handle(fh), datasync, answers::empty(call, reply));
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
         let call = self.call(Operation::Statfs);
-        match call.ended(self.volume.statistics()) {
-            Ok(s) => reply.statfs(
-                s.f_blocks,
-                s.f_bfree,
-                s.f_bavail,
-                s.f_files,
-                s.f_ffree,
-                saturated(s.f_bsize),
-                saturated(s.f_namemax),
-                saturated(s.f_frsize),
-            ),
-            Err(errno) => reply.error(to_fuse(errno)),
-        }
+        self.backend.statfs(answers::statistics(call, reply));
     }
 
     fn setxattr(
@@ -438,28 +326,22 @@ impl Filesystem for VolumeFilesystem {
     ) {
         let call = self.call(Operation::Setxattr);
         let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
-        let (name, value) = (name.to_owned(), value.to_vec());
-        self.change(move |volume| {
-            answer_empty(call.ended(volume.set_xattr(ino.0, &name, &value, flags)), reply);
-        });
+        self.backend.setxattr(node(ino), name, value, flags, answers::empty(call, reply));
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let call = self.call(Operation::Getxattr);
-        let value = buffer_size(size).and_then(|size| self.volume.xattr(ino.0, name, size));
-        answer_xattr(call.ended(value), reply);
+        self.backend.getxattr(node(ino), name, buffer_size(size), answers::xattr(call, reply));
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let call = self.call(Operation::Listxattr);
-        let names = buffer_size(size).and_then(|size| self.volume.xattr_names(ino.0, size));
-        answer_xattr(call.ended(names), reply);
+        self.backend.listxattr(node(ino), buffer_size(size), answers::xattr(call, reply));
     }
 
     fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Removexattr);
-        let name = name.to_owned();
-        self.change(move |volume| answer_empty(call.ended(volume.remove_xattr(ino.0, &name)), reply));
+        self.backend.removexattr(node(ino), name, answers::empty(call, reply));
     }
 
     /// FUSE_POSIX_ACL makes the kernel check permissions itself, so it never
@@ -472,25 +354,16 @@ impl Filesystem for VolumeFilesystem {
         &self,
         request: &Request,
         parent: INodeNo,
-        name: &OsStr,
+        child: &OsStr,
         mode: u32,
         umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
         let call = self.call(Operation::Create);
-        let (name, caller) = (name.to_owned(), caller(request));
-        let wanted = (Permissions { mode, umask }, open_flags(flags));
-        self.change(move |volume| match call.ended(volume.create(parent.0, &name, wanted, caller)) {
-            Ok((known, Handle(number))) => reply.created(
-                &TRUSTED_FOR,
-                &fuse_attributes(&known.attributes),
-                Generation(known.generation),
-                FileHandle(number),
-                FopenFlags::empty(),
-            ),
-            Err(errno) => reply.error(to_fuse(errno)),
-        });
+        let permissions = Permissions { mode, umask };
+        let answer = answers::created(call, reply);
+        self.backend.create(name(parent, child), permissions, open_flags(flags), caller(request), answer);
     }
 
     fn fallocate(
@@ -505,9 +378,7 @@ impl Filesystem for VolumeFilesystem {
     ) {
         let call = self.call(Operation::Fallocate);
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        self.change(move |volume| {
-            answer_empty(call.ended(volume.allocate(handle(fh), (offset, length), mode)), reply);
-        });
+        self.backend.fallocate(handle(fh), (offset, length), mode, answers::empty(call, reply));
     }
 
     fn lseek(
@@ -526,11 +397,7 @@ impl Filesystem for VolumeFilesystem {
             _ => return reply.error(FuseErrno::EINVAL),
         };
         let call = self.call(Operation::Lseek);
-        match call.ended(self.volume.seek(handle(fh), position)).map(i64::try_from) {
-            Ok(Ok(found)) => reply.offset(found),
-            Ok(Err(_)) => reply.error(FuseErrno::EOVERFLOW),
-            Err(errno) => reply.error(to_fuse(errno)),
-        }
+        self.backend.lseek(handle(fh), position, answers::position(call, reply));
     }
 
     fn copy_file_range(
@@ -550,9 +417,7 @@ impl Filesystem for VolumeFilesystem {
         let from = Range { handle: handle(fh_in), offset: offset_in };
         let to = Range { handle: handle(fh_out), offset: offset_out };
         // The answer has 32 bits.
-        self.change(move |volume| {
-            answer_written(call.ended(volume.copy_range(from, to, len.min(1 << 30))), reply);
-        });
+        self.backend.copy_file_range(from, to, len.min(1 << 30), answers::written(call, None, reply));
     }
 }
 
@@ -564,56 +429,6 @@ fn open_flags(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags.cast_unsigned())
 }
 
-fn taken_unless(full: bool) -> Taken {
-    if full { Taken::No } else { Taken::Yes }
-}
-
-fn buffer_size(size: u32) -> Result<usize> {
-    usize::try_from(size).map_err(|_| Errno::INVAL)
-}
-
-fn saturated(number: u64) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-fn answer_entry(result: Result<Known>, reply: ReplyEntry) {
-    match result {
-        Ok(known) => {
-            reply.entry(&TRUSTED_FOR, &fuse_attributes(&known.attributes), Generation(known.generation));
-        }
-        Err(errno) => reply.error(to_fuse(errno)),
-    }
-}
-
-fn answer_empty(result: Result<()>, reply: ReplyEmpty) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(errno) => reply.error(to_fuse(errno)),
-    }
-}
-
-fn answer_data(result: Result<Vec<u8>>, reply: ReplyData) {
-    match result {
-        Ok(data) => reply.data(&data),
-        Err(errno) => reply.error(to_fuse(errno)),
-    }
-}
-
-fn answer_written(result: Result<usize>, reply: ReplyWrite) {
-    match result.map(u32::try_from) {
-        Ok(Ok(length)) => reply.written(length),
-        Ok(Err(_)) => reply.error(FuseErrno::EOVERFLOW),
-        Err(errno) => reply.error(to_fuse(errno)),
-    }
-}
-
-fn answer_xattr(result: Result<Xattr>, reply: ReplyXattr) {
-    match result {
-        Ok(Xattr::Size(size)) => match u32::try_from(size) {
-            Ok(size) => reply.size(size),
-            Err(_) => reply.error(FuseErrno::E2BIG),
-        },
-        Ok(Xattr::Value(value)) => reply.data(&value),
-        Err(errno) => reply.error(to_fuse(errno)),
-    }
+fn buffer_size(size: u32) -> usize {
+    usize::try_from(size).unwrap_or(usize::MAX)
 }

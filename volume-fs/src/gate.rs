@@ -1,14 +1,11 @@
-//! The way of every request that changes something. While it is shut nothing
-//! changes: the use is being counted, or a snapshot is being cut.
+//! The way of every request that changes something, for backends that can hold changes back.
+//! While it is shut nothing changes: the use is being counted, or a snapshot is being cut.
 //!
 //! A change that comes meanwhile is put aside, so that the event loops go on
 //! answering reads; what would take too much memory waits where it is.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-
-use rustix::event::EventfdFlags;
 
 /// Data of requests put aside; beyond it event loops wait.
 const MOST_BYTES_ASIDE: usize = 8 << 20;
@@ -18,18 +15,9 @@ const MOST_ASIDE: usize = 1024;
 /// A request that was put aside. Its size is data that it keeps.
 type Job = Box<dyn FnOnce() + Send>;
 
-pub(crate) struct Gate {
+pub struct Gate {
     state: Mutex<State>,
     opened: Condvar,
-    /// See [`Gate::still`].
-    still: OwnedFd,
-}
-
-/// Why it is shut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
-    Counting,
-    Pause,
 }
 
 #[derive(Default)]
@@ -39,28 +27,29 @@ struct State {
     inside: usize,
     aside: VecDeque<Job>,
     bytes_aside: usize,
+    /// To be called when the pause has begun.
+    when_still: Option<Job>,
 }
 
 /// A change that is being made.
 #[derive(Debug)]
-pub(crate) struct Pass<'a> {
+pub struct Pass<'a> {
     gate: &'a Gate,
 }
 
 /// It is shut, and stays as it is while this is held.
-pub(crate) struct Shut<'a> {
+pub struct Shut<'a> {
     gate: &'a Gate,
     state: MutexGuard<'a, State>,
 }
 
 impl Gate {
-    pub(crate) fn new(counting: bool) -> rustix::io::Result<Self> {
-        let still = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let state = State { counting, ..State::default() };
-        Ok(Self { state: Mutex::new(state), opened: Condvar::new(), still })
+    /// `counting`: shut until [`Self::counted`].
+    pub fn new(counting: bool) -> Self {
+        Self { state: Mutex::new(State { counting, ..State::default() }), opened: Condvar::new() }
     }
 
-    pub(crate) fn enter(&self) -> Result<Pass<'_>, Shut<'_>> {
+    pub fn enter(&self) -> Result<Pass<'_>, Shut<'_>> {
         let mut state = self.state();
         if state.is_shut() {
             return Err(Shut { gate: self, state });
@@ -69,22 +58,45 @@ impl Gate {
         Ok(Pass { gate: self })
     }
 
-    /// Nobody enters from now on; those inside go on. [`Self::still`] says when they are through.
-    pub(crate) fn shut(&self, reason: Reason) {
+    /// No change enters from now on; those inside go on. `when_still` is called once they are
+    /// through and the use is counted, from any thread; not at all if [`Self::resume`] comes first.
+    pub fn pause(&self, when_still: impl FnOnce() + Send + 'static) {
         let mut state = self.state();
-        *state.reason(reason) = true;
-        if state.inside == 0 {
-            self.say_still();
-        }
+        state.paused = true;
+        state.when_still = Some(Box::new(when_still));
+        let told = state.now_still();
+        drop(state);
+        told.into_iter().for_each(|tell| tell());
     }
 
-    /// Ends one reason, and the shutting with the last one: what was put aside is done.
-    pub(crate) fn open(self: &Arc<Self>, reason: Reason) {
+    /// Ends the pause.
+    pub fn resume(self: &Arc<Self>) {
         let mut state = self.state();
-        *state.reason(reason) = false;
+        state.paused = false;
+        let never_told = state.when_still.take();
+        self.open(state);
+        drop(never_told);
+    }
+
+    /// The count of the use has ended.
+    pub fn counted(self: &Arc<Self>) {
+        let mut state = self.state();
+        state.counting = false;
+        self.open(state);
+    }
+
+    /// Whether nothing changes, and nothing will until it is opened.
+    pub fn is_still(&self) -> bool {
+        let state = self.state();
+        state.is_shut() && state.inside == 0
+    }
+
+    /// Where the last reason to shut has ended: what was put aside is done.
+    fn open(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.is_shut() {
-            // Whoever waits for stillness may have waited for this.
-            self.say_still();
+            let told = state.now_still();
+            drop(state);
+            told.into_iter().for_each(|tell| tell());
             return;
         }
         let aside = std::mem::take(&mut state.aside);
@@ -94,22 +106,6 @@ impl Gate {
         drop(state);
         self.opened.notify_all();
         self.catch_up(aside);
-    }
-
-    /// Whether nothing changes, and nothing will until [`Self::open`].
-    pub(crate) fn is_still(&self) -> bool {
-        let state = self.state();
-        state.is_shut() && state.inside == 0
-    }
-
-    /// Readable when [`Self::is_still`] may have become true, or a reason to shut has ended.
-    pub(crate) fn still(&self) -> BorrowedFd<'_> {
-        self.still.as_fd()
-    }
-
-    pub(crate) fn clear_still(&self) {
-        // EAGAIN: it was clear.
-        rustix::io::read(&self.still, &mut [0_u8; 8]).unwrap_or_default();
     }
 
     /// In a thread of its own, or, if there can be none, here.
@@ -137,14 +133,9 @@ impl Gate {
     fn leave(&self) {
         let mut state = self.state();
         state.inside -= 1;
-        if state.inside == 0 && state.is_shut() {
-            self.say_still();
-        }
-    }
-
-    fn say_still(&self) {
-        // EAGAIN: it has said so very often.
-        rustix::io::write(&self.still, &1_u64.to_ne_bytes()).unwrap_or_default();
+        let told = state.now_still();
+        drop(state);
+        told.into_iter().for_each(|tell| tell());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -157,28 +148,27 @@ impl State {
         self.counting || self.paused
     }
 
-    fn reason(&mut self, reason: Reason) -> &mut bool {
-        match reason {
-            Reason::Counting => &mut self.counting,
-            Reason::Pause => &mut self.paused,
-        }
+    /// Who waits for the pause, if it begins now.
+    fn now_still(&mut self) -> Option<Job> {
+        let is_still = self.paused && !self.counting && self.inside == 0;
+        self.when_still.take_if(|_| is_still)
     }
 }
 
 impl<'a> Shut<'a> {
     /// Whether a request with so much data may be put aside.
-    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+    pub fn has_room(&self, bytes: usize) -> bool {
         self.state.aside.len() < MOST_ASIDE && self.state.bytes_aside + bytes <= MOST_BYTES_ASIDE
     }
 
     /// Puts a request aside, which keeps so much data.
-    pub(crate) fn put_aside(mut self, bytes: usize, job: Job) {
+    pub fn put_aside(mut self, bytes: usize, job: Job) {
         self.state.bytes_aside += bytes;
         self.state.aside.push_back(job);
     }
 
     /// Waits until it is open.
-    pub(crate) fn wait(self) -> Pass<'a> {
+    pub fn wait(self) -> Pass<'a> {
         let Self { gate, state } = self;
         let opened = gate.opened.wait_while(state, |state| state.is_shut());
         opened.unwrap_or_else(PoisonError::into_inner).inside += 1;
@@ -212,51 +202,64 @@ impl std::fmt::Debug for Shut<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
     fn gate() -> Arc<Gate> {
-        Arc::new(Gate::new(false).unwrap())
+        Arc::new(Gate::new(false))
     }
 
-    fn readable(gate: &Gate) -> bool {
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(gate.still(), rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() == 1
+    /// Begins a pause. Returns what hears once that it has begun, or hangs up if it never does.
+    fn pause(gate: &Gate) -> Receiver<()> {
+        let (still, told) = channel();
+        gate.pause(move || still.send(()).unwrap());
+        told
     }
 
     #[test]
-    fn it_is_still_when_the_last_one_inside_has_left() {
+    fn a_pause_begins_when_the_last_one_inside_has_left() {
         let gate = gate();
         let (one, two) = (gate.enter().unwrap(), gate.enter().unwrap());
-        gate.shut(Reason::Pause);
+        let told = pause(&gate);
         drop(one);
-        assert!(!gate.is_still() && !readable(&gate));
+        assert!(!gate.is_still());
+        assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
         drop(two);
-        assert!(gate.is_still() && readable(&gate));
-        gate.clear_still();
-        assert!(gate.is_still() && !readable(&gate));
-        gate.open(Reason::Pause);
+        assert!(gate.is_still());
+        assert_eq!(told.recv(), Ok(()));
+        gate.resume();
         assert!(!gate.is_still());
         gate.enter().unwrap();
     }
 
     #[test]
-    fn two_reasons_to_shut_take_two_openings() {
-        let gate = Arc::new(Gate::new(true).unwrap());
-        gate.shut(Reason::Pause);
-        gate.open(Reason::Pause);
+    fn a_pause_that_ends_before_it_has_begun_is_never_told() {
+        let gate = gate();
+        let inside = gate.enter().unwrap();
+        let told = pause(&gate);
+        gate.resume();
+        drop(inside);
+        assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
+    }
+
+    #[test]
+    fn a_pause_during_the_count_begins_with_its_end() {
+        let gate = Arc::new(Gate::new(true));
+        drop(pause(&gate));
+        gate.resume();
         assert!(gate.enter().is_err(), "it still counts");
-        gate.shut(Reason::Pause);
-        gate.clear_still();
-        gate.open(Reason::Counting);
-        assert!(gate.is_still() && readable(&gate), "the end of the count is told");
-        gate.open(Reason::Pause);
+        let told = pause(&gate);
+        assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+        gate.counted();
+        assert_eq!(told.recv(), Ok(()));
+        assert!(gate.is_still());
+        gate.resume();
         gate.enter().unwrap();
     }
 
     #[test]
     fn what_is_put_aside_is_done_in_order_after_the_opening_and_before_the_next_stillness() {
         let gate = gate();
-        gate.shut(Reason::Pause);
+        gate.pause(|| {});
         let (done, told) = channel();
         let (go, wait) = channel::<()>();
         let first = done.clone();
@@ -269,8 +272,8 @@ mod tests {
         );
         gate.enter().unwrap_err().put_aside(1, Box::new(move || done.send(2).unwrap()));
         told.try_recv().unwrap_err();
-        gate.open(Reason::Pause);
-        gate.shut(Reason::Pause);
+        gate.resume();
+        gate.pause(|| {});
         assert!(!gate.is_still(), "both are inside");
         go.send(()).unwrap();
         assert_eq!((told.recv(), told.recv()), (Ok(1), Ok(2)));
@@ -280,7 +283,7 @@ mod tests {
     #[test]
     fn what_takes_too_much_memory_waits_for_the_opening() {
         let gate = gate();
-        gate.shut(Reason::Pause);
+        gate.pause(|| {});
         let shut = gate.enter().unwrap_err();
         assert!(shut.has_room(MOST_BYTES_ASIDE) && !shut.has_room(MOST_BYTES_ASIDE + 1));
         shut.put_aside(MOST_BYTES_ASIDE, Box::new(|| {}));
@@ -294,7 +297,7 @@ mod tests {
                 drop(shut.wait());
             });
             told.recv().unwrap();
-            gate.open(Reason::Pause);
+            gate.resume();
             waiting.join().unwrap();
         });
         gate.enter().unwrap();

@@ -1,26 +1,25 @@
 //! The daemon's side of the hand-over: Hello, Assignment with descriptors, Answer
 //! (proto/proto/hawser/handover/v1/handover.proto).
 
-mod descriptors;
-
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use linux::fd_passing::PacketSocket;
 use prost::Message;
-use proto::handover::assignment::Backend;
 use proto::handover::{
-    Answer, Assignment as Wire, Failed, Hello, HelloReply, Local, Ready, Role, UnknownVersion, VERSIONS,
-    answer, hello_reply,
+    Answer, Assignment as Wire, Failed, Hello, HelloReply, Ready, Role, UnknownVersion, VERSIONS, answer,
+    hello_reply,
 };
 use proto::versions::Versions;
+use rustix::net::SocketType;
 
+use crate::config;
 use crate::control::Listeners;
-use crate::quota::Limits;
-use crate::volume::Source;
-use crate::{Error, Result, config};
-use descriptors::{Descriptors, Wrong};
+use crate::descriptors::{self, Descriptors, Wrong, check_fuse_device, check_listener};
+use crate::error::{Error, Result};
+use crate::figures::Limits;
+use crate::service::Service;
 
 /// The driver waits for us, so it is slow only when the whole node is.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,35 +29,34 @@ const KNOWN_INODE_LIMIT: usize = 500_000;
 
 /// Connected, nothing said.
 #[derive(Debug)]
-pub struct Dialled {
+pub(crate) struct Dialled {
     socket: PacketSocket,
     path: PathBuf,
 }
 
 /// Said Hello, owes an Answer.
 #[derive(Debug)]
-pub struct Assigned {
+pub(crate) struct Assigned {
     socket: PacketSocket,
 }
 
-/// What the driver wants served, checked.
+/// What the driver wants served, checked; `A` is what it hands over for the backend.
 #[derive(Debug)]
-pub struct Assignment {
-    pub volume_name: String,
+pub(crate) struct Assignment<A> {
+    pub(crate) volume_name: String,
     /// `None`: our default.
-    pub threads: Option<usize>,
-    pub fuse_device: OwnedFd,
-    pub volume: Source,
+    pub(crate) threads: Option<usize>,
+    pub(crate) fuse_device: OwnedFd,
+    pub(crate) read_only: bool,
     pub(crate) limits: Limits,
     /// Inodes, beyond which the kernel is asked to forget.
     pub(crate) known_inode_limit: usize,
-    pub listeners: Listeners,
-    /// Where the use is kept from one daemon to the next.
-    pub usage_file: OwnedFd,
+    pub(crate) listeners: Listeners,
+    pub(crate) for_backend: A,
 }
 
 impl Dialled {
-    pub fn dial(path: &Path) -> Result<Self> {
+    pub(crate) fn dial(path: &Path) -> Result<Self> {
         let socket = PacketSocket::connect(path).map_err(dial_error)?;
         socket.set_timeout(PATIENCE).map_err(dial_error)?;
         Ok(Self { socket, path: path.to_owned() })
@@ -66,7 +64,11 @@ impl Dialled {
 
     /// Says Hello and waits for the Assignment. One that cannot be served is
     /// answered with Failed.
-    pub fn receive_assignment(self, nonce: String) -> Result<(Assignment, Assigned)> {
+    pub(crate) fn receive_assignment<S: Service>(
+        self,
+        nonce: String,
+        service: &S,
+    ) -> Result<(Assignment<S::Assigned>, Assigned)> {
         let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
         let hello = Hello { newest_version, nonce, oldest_version };
         self.socket.send(&hello.encode_to_vec(), &[]).map_err(|e| self.refused_or(e))?;
@@ -75,7 +77,7 @@ impl Dialled {
             Ok(None) => return Err(self.refused()),
             Err(e) => return Err(self.refused_or(e)),
         };
-        let checked = self.check(&packet, descriptors);
+        let checked = self.check(&packet, descriptors, service);
         let assigned = Assigned { socket: self.socket };
         match checked {
             Ok(assignment) => Ok((assignment, assigned)),
@@ -86,11 +88,18 @@ impl Dialled {
         }
     }
 
-    fn check(&self, packet: &[u8], descriptors: Vec<OwnedFd>) -> Result<Assignment> {
+    fn check<S: Service>(
+        &self,
+        packet: &[u8],
+        descriptors: Vec<OwnedFd>,
+        service: &S,
+    ) -> Result<Assignment<S::Assigned>> {
         let wrong = |(field, reason)| Error::Assignment { socket: self.path.clone(), field, reason };
         let reply = HelloReply::decode(packet).map_err(|e| wrong(("packet", e.to_string())))?;
         match reply.kind {
-            Some(hello_reply::Kind::Assignment(wire)) => Assignment::check(wire, descriptors).map_err(wrong),
+            Some(hello_reply::Kind::Assignment(wire)) => {
+                Assignment::check(wire, descriptors, service).map_err(wrong)
+            }
             Some(hello_reply::Kind::UnknownVersion(UnknownVersion { oldest_version, newest_version })) => {
                 let (socket, driver) = (self.path.clone(), Versions::said(oldest_version, newest_version));
                 Err(Error::Version { socket, own: VERSIONS, driver })
@@ -112,13 +121,13 @@ impl Dialled {
 
 impl Assigned {
     /// The volume is served from now on. Closes the connection.
-    pub fn ready(self, max_write_bytes: u32) -> Result<()> {
+    pub(crate) fn ready(self, max_write_bytes: u32) -> Result<()> {
         self.answer(answer::Result::Ready(Ready { max_write_bytes }))
             .map_err(|source| Error::Kernel { step: "hand-over answer", source })
     }
 
     /// Closes the connection.
-    pub fn failed(self, error: &Error) {
+    pub(crate) fn failed(self, error: &Error) {
         let failed = answer::Result::Failed(Failed { reason: error.chain() });
         if let Err(unsent) = self.answer(failed) {
             // The driver sees the connection close instead, and we exit non-zero.
@@ -131,12 +140,14 @@ impl Assigned {
     }
 }
 
-impl Assignment {
-    fn check(wire: Wire, descriptors: Vec<OwnedFd>) -> std::result::Result<Self, Wrong> {
+impl<A> Assignment<A> {
+    fn check<S: Service<Assigned = A>>(
+        wire: Wire,
+        descriptors: Vec<OwnedFd>,
+        service: &S,
+    ) -> std::result::Result<Self, Wrong> {
         let mut descriptors = Descriptors::new(&wire.descriptors, descriptors)?;
-        let Some(Backend::Local(Local {})) = wire.backend else {
-            return Err(("backend", "not local, the only one that this daemon serves".to_owned()));
-        };
+        let for_backend = service.check(wire.backend, &mut descriptors)?;
         let threads = match usize::try_from(wire.threads) {
             Ok(0) => None,
             Ok(threads) if threads <= config::MAX_THREADS => Some(threads),
@@ -145,21 +156,23 @@ impl Assignment {
                 return Err(("threads", format!("{} is more than {limit}", wire.threads)));
             }
         };
+        let mut listener = |role, kind| descriptors.take(role, |fd| check_listener(fd, kind));
+        let listeners = Listeners {
+            control: listener(Role::ControlListener, SocketType::SEQPACKET)?,
+            metrics: listener(Role::MetricsListener, SocketType::STREAM)?,
+        };
         Ok(Self {
             volume_name: wire.volume_name,
             threads,
-            fuse_device: descriptors.take(Role::FuseDevice)?,
-            volume: Source { directory: descriptors.take(Role::Directory)?, read_only: wire.read_only },
+            fuse_device: descriptors.take(Role::FuseDevice, check_fuse_device)?,
+            read_only: wire.read_only,
             limits: Limits { bytes: wire.capacity_bytes, inodes: wire.inode_limit },
             known_inode_limit: match wire.known_inode_limit {
                 0 => KNOWN_INODE_LIMIT,
                 limit => usize::try_from(limit).unwrap_or(usize::MAX),
             },
-            listeners: Listeners {
-                control: descriptors.take(Role::ControlListener)?,
-                metrics: descriptors.take(Role::MetricsListener)?,
-            },
-            usage_file: descriptors.take(Role::UsageFile)?,
+            listeners,
+            for_backend,
         })
     }
 }

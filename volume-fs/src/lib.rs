@@ -1,80 +1,70 @@
-//! The file system process of one volume: a POSIX file system over a directory
-//! that arrives as a descriptor of a detached mount, served on a FUSE
-//! connection that arrives as a descriptor too.
+//! The FUSE side of a volume's daemon, whatever the volume is kept in: requests in and answers
+//! out, the hand-over of a FUSE connection that is mounted already, confinement, the control socket
+//! and the metrics. What it is kept in is behind one trait, [`backend::Backend`], with types of its
+//! own: a daemon is a [`service::Service`], and its `main` calls [`run`].
 //!
-//! Start to end: [`handover`] dials the driver, [`confine`] gives up what the
-//! process will not need, `handover` receives the descriptors, fuser
-//! answers FUSE_INIT, [`seccomp`] closes the door, the driver is told, its
-//! socket is closed, and the event loops run until the unmount.
+//! Start to end: `handover` dials the driver, `confine` gives up what the process will not
+//! need, `handover` receives the descriptors, the backend is opened, fuser answers FUSE_INIT,
+//! [`seccomp`] closes the door, the driver is told, its socket is closed, and the event loops run
+//! until the unmount.
 //!
-//! In the middle: `filesystem` speaks fuser, `volume` is the file system,
-//! `nodes` knows which file a node id is, `pruner` has the kernel forget them, `directory` and `handles` are what
-//! is open. `quota` knows what the volume uses, which `count` finds out and
-//! `usage_file` keeps; [`control`] answers the driver, and shuts the `gate`
-//! that every change goes through; it shows the `metrics` too.
+//! In the middle: `filesystem` speaks fuser, and calls the backend; `control` answers the driver
+//! and shows the `metrics`; [`notifications`] have the kernel forget, and [`gate`] holds changes
+//! back, each for a backend that wants it.
 //!
-//! Invariant: no path of the host is ever used; every name is one component
-//! below a descriptor inside the volume, and no symbolic link is followed.
+//! Invariant: no backend sees a type of FUSE's, and no path of the host is ever used.
 
-mod attributes;
+pub mod backend;
 pub mod config;
-pub mod confine;
-pub mod control;
-mod count;
-mod directory;
-mod errno;
+mod confine;
+mod control;
+pub mod descriptors;
 mod error;
-mod file;
+pub mod failure;
+pub mod figures;
+pub mod file;
 mod filesystem;
-mod gate;
-mod handles;
-pub mod handover;
+pub mod gate;
+mod handover;
 mod metrics;
-mod nodes;
-mod pruner;
-mod quota;
+pub mod notifications;
+pub mod request;
 pub mod seccomp;
-mod usage_file;
-mod volume;
-mod xattrs;
+pub mod service;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use fuser::{Session, SessionACL};
-use linux::fs_at::DescriptorDir;
+use linux::credentials::CapabilitySet;
 use nix::sys::signal::{SigSet, Signal};
 
 pub use crate::error::{Error, Result};
 
+use crate::backend::Backend;
 use crate::config::{Arguments, Command, Serve};
 use crate::confine::Isolation;
-use crate::control::Subject;
-use crate::filesystem::VolumeFilesystem;
-use crate::gate::{Gate, Reason};
+use crate::control::{Control, Subject};
+use crate::filesystem::Adapter;
 use crate::handover::{Assignment, Dialled};
 use crate::metrics::Metrics;
-use crate::nodes::NodeLimits;
-use crate::pruner::MountPoints;
-use crate::quota::{Counted, Quota, Use};
-use crate::usage_file::{BootId, UsageFile};
-use crate::volume::Volume;
+use crate::notifications::{Kernel, MountPoints};
+use crate::service::{Service, Terms};
 
 /// Runs the command line to its end: `Ok` once the volume is unmounted.
-pub fn run(arguments: Arguments) -> Result<()> {
+pub fn run<S: Service>(service: S, arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::Serve(serve) => {
             config::log_to_stderr(serve.log_level);
-            self::serve(&serve)
+            self::serve(service, &serve)
         }
     }
 }
 
-fn serve(serve: &Serve) -> Result<()> {
+fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     confine::close_inherited_descriptors()?;
     confine::clear_umask();
     keep_small()?;
-    let boot = BootId::of_this_boot();
     let nonce = config::take_nonce()?;
     let driver = Dialled::dial(&serve.socket)?;
     let descriptors = match serve.isolation() {
@@ -82,13 +72,20 @@ fn serve(serve: &Serve) -> Result<()> {
         Isolation::Own => confine::in_own_namespaces()?,
     };
     let descriptor_limit = confine::raise_descriptor_limit()?;
-    confine::drop_privileges()?;
+    confine::drop_privileges(S::CAPABILITIES)?;
 
-    let (assignment, driver) = driver.receive_assignment(nonce)?;
+    let (assignment, driver) = driver.receive_assignment(nonce, &service)?;
     let name = assignment.volume_name.clone();
-    let threads = assignment.threads.unwrap_or(serve.threads);
-    let started = Serving::start(assignment, boot, (descriptors, descriptor_limit), threads);
-    let (session, serving) = match started {
+    let terms = Terms {
+        read_only: assignment.read_only,
+        limits: assignment.limits,
+        known_inode_limit: assignment.known_inode_limit,
+        event_loops: assignment.threads.unwrap_or(serve.threads),
+        descriptors,
+        descriptor_limit,
+    };
+    let threads = terms.event_loops;
+    let (session, backend) = match start(service, assignment, terms) {
         Ok(started) => started,
         Err(error) => {
             driver.failed(&error);
@@ -99,7 +96,7 @@ fn serve(serve: &Serve) -> Result<()> {
     tracing::info!(volume = name, threads, "serving");
 
     let ended = session.run().map_err(|source| Error::Session { source });
-    serving.end();
+    backend.end();
     ended?;
     tracing::info!(volume = name, "unmounted");
     Ok(())
@@ -114,98 +111,41 @@ fn keep_small() -> Result<()> {
         .map_err(|source| Error::Kernel { step: "memory", source })
 }
 
-/// What outlives the session.
-struct Serving {
-    quota: Arc<Quota>,
-    gate: Arc<Gate>,
-    usage_file: UsageFile,
+type Started<B> = (Session<Adapter<B>>, Arc<B>);
+
+/// Opens the volume, reads and answers FUSE_INIT; afterwards the process can do nothing but serve.
+fn start<S: Service>(
+    service: S,
+    assignment: Assignment<S::Assigned>,
+    terms: Terms,
+) -> Result<Started<S::Backend>> {
+    let threads = terms.event_loops;
+    let Assignment { fuse_device, listeners, for_backend, .. } = assignment;
+    let backend = service.open(for_backend, terms)?;
+    let metrics = Arc::new(Metrics::default());
+    let mount_points = Arc::new(MountPoints::default());
+    let notified = fuse_device.try_clone().map_err(|source| Error::Kernel {
+        step: "notifications",
+        source: linux::Error::new("duplicate", "the FUSE connection", source),
+    })?;
+    let kernel = Kernel::new(notified, Arc::clone(&mount_points));
+    let subject = Subject { backend: Arc::clone(&backend), metrics: Arc::clone(&metrics), mount_points };
+    let control = Control::new(listeners, subject).map_err(|errno| Error::Kernel {
+        step: "control socket",
+        source: linux::Error::new("eventfd", "", errno),
+    })?;
+    let session = open_session(Adapter::new(Arc::clone(&backend), metrics), fuse_device, threads)?;
+    lock_in(S::CAPABILITIES, S::SYSTEM_CALLS)?;
+    control.start().map_err(|source| Error::Thread { name: "control", source })?;
+    Arc::clone(&backend).start(kernel)?;
+    Ok((session, backend))
 }
 
-impl Serving {
-    /// Reads and answers FUSE_INIT; afterwards the process can do nothing but serve.
-    fn start(
-        assignment: Assignment,
-        boot: Option<BootId>,
-        (descriptors, descriptor_limit): (DescriptorDir, u64),
-        threads: usize,
-    ) -> Result<(Session<VolumeFilesystem>, Self)> {
-        let usage_file = UsageFile::new(assignment.usage_file, boot);
-        let found = usage_file.read();
-        let is_counted = found.is_some();
-        usage_file.forget().map_err(step("usage file", "truncate"))?;
-        let quota = Arc::new(Quota::new(assignment.limits, found, threads));
-        let gate = Arc::new(Gate::new(!is_counted).map_err(step("threads", "eventfd"))?);
-        let limits = NodeLimits {
-            descriptors: descriptor_limit,
-            known: assignment.known_inode_limit,
-            event_loops: threads,
-        };
-        let volume = Arc::new(Volume::open(assignment.volume, descriptors, limits, Arc::clone(&quota))?);
-        let notified = assignment.fuse_device.try_clone().map_err(|source| Error::Kernel {
-            step: "notifications",
-            source: linux::Error::new("duplicate", "the FUSE connection", source),
-        })?;
-        let metrics = Arc::new(Metrics::default());
-        let filesystem = VolumeFilesystem::new(Arc::clone(&volume), Arc::clone(&gate), Arc::clone(&metrics));
-        let session = open_session(filesystem, assignment.fuse_device, threads)?;
-        lock_in()?;
-        let mount_points = Arc::new(MountPoints::default());
-        let subject = Subject {
-            volume: Arc::clone(&volume),
-            gate: Arc::clone(&gate),
-            quota: Arc::clone(&quota),
-            metrics,
-            mount_points: Arc::clone(&mount_points),
-        };
-        control::start(assignment.listeners, subject)
-            .map_err(|source| Error::Thread { name: "control", source })?;
-        pruner::start(Arc::clone(&volume), notified, mount_points)
-            .map_err(|source| Error::Thread { name: "pruner", source })?;
-        if !is_counted {
-            start_counting(volume, Arc::clone(&quota), Arc::clone(&gate))?;
-        }
-        Ok((session, Self { quota, gate, usage_file }))
-    }
-
-    /// Nobody asks for anything any more. Unless a change is still being made,
-    /// the next daemon need not count.
-    fn end(self) {
-        self.gate.shut(Reason::Pause);
-        if self.quota.usage().counting || !self.gate.is_still() {
-            return;
-        }
-        if let Err(error) = self.usage_file.keep(&self.quota.at_the_end()) {
-            tracing::warn!(%error, "usage file: the next daemon will count anew");
-        }
-    }
-}
-
-/// In a thread of its own: reads are served meanwhile.
-fn start_counting(volume: Arc<Volume>, quota: Arc<Quota>, gate: Arc<Gate>) -> Result<()> {
-    let counting = move || {
-        match volume.count() {
-            Ok(found) => quota.set_counted(found),
-            Err(error) => {
-                // Rather full than without a limit; removing makes no room either.
-                tracing::error!(%error, "the volume cannot be counted: it takes no more data");
-                let counted = Counted { bytes: u64::MAX, inodes: u64::MAX };
-                quota.set_counted(Use { counted, unsettled: Vec::new() });
-            }
-        }
-        gate.open(Reason::Counting);
-    };
-    std::thread::Builder::new()
-        .name("count".to_owned())
-        .spawn(counting)
-        .map(drop)
-        .map_err(|source| Error::Thread { name: "count", source })
-}
-
-fn open_session(
-    filesystem: VolumeFilesystem,
+fn open_session<B: Backend>(
+    filesystem: Adapter<B>,
     fuse_device: OwnedFd,
     threads: usize,
-) -> Result<Session<VolumeFilesystem>> {
+) -> Result<Session<Adapter<B>>> {
     let mut config = fuser::Config::default();
     config.acl = SessionACL::All;
     config.n_threads = Some(threads);
@@ -213,16 +153,12 @@ fn open_session(
         .map_err(|source| Error::Handshake { source })
 }
 
-fn step(step: &'static str, call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
-    move |errno| Error::Kernel { step, source: linux::Error::new(call, "", errno) }
-}
-
 /// From the answer on the volume has users: only its unmount ends the process
 /// (or SIGKILL at the end of a grace period), and nothing but serving is left
 /// to it. Both are inherited by the event loops.
-fn lock_in() -> Result<()> {
+fn lock_in(capabilities: CapabilitySet, system_calls: &[libc::c_long]) -> Result<()> {
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
     signals.thread_block().map_err(|errno| Error::Signals { source: errno.into() })?;
-    seccomp::install()?;
-    confine::drop_the_last()
+    seccomp::install(system_calls)?;
+    confine::drop_the_last(capabilities)
 }

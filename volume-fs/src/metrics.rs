@@ -1,20 +1,22 @@
 //! What the daemon has done, counted, in the text format of Prometheus
 //! (version 0.0.4). docs/METRICS.md describes every name.
 
+use std::error::Error;
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::errno::Result;
-use crate::nodes::KnownNow;
-use crate::quota::UsageNow;
+use crate::failure::{Failure, Result};
+use crate::figures::{Figures, KnownNow, UsageNow};
 
 /// Upper bounds in seconds: from a cached attribute to a disk that hardly answers.
 const BUCKETS: [f64; 16] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 100.0];
+
+const BETWEEN_REASONS: Duration = Duration::from_secs(1);
 
 /// A kind of FUSE request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +95,7 @@ pub(crate) struct Metrics {
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     refused_no_space: AtomicU64,
+    last_reason: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -115,9 +118,7 @@ pub(crate) struct Call {
 /// What is not counted but looked at.
 #[derive(Debug)]
 pub(crate) struct Gauges {
-    pub(crate) usage: UsageNow,
-    pub(crate) open_files: usize,
-    pub(crate) known: KnownNow,
+    pub(crate) figures: Figures,
     pub(crate) paused: Duration,
 }
 
@@ -128,7 +129,11 @@ impl Call {
 
     /// Counts it, and hands its result on.
     pub(crate) fn ended<T>(self, result: Result<T>) -> Result<T> {
-        self.metrics.count(self.operation, result.as_ref().err().copied(), self.began.elapsed());
+        let errno = result.as_ref().err().map(Failure::errno);
+        self.metrics.count(self.operation, errno, self.began.elapsed());
+        if let Some(reason) = result.as_ref().err().and_then(Failure::reason) {
+            self.metrics.log(self.operation, reason);
+        }
         result
     }
 }
@@ -156,6 +161,16 @@ impl Metrics {
         counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Why a request failed, at most once a second: applications try again.
+    fn log(&self, operation: Operation, reason: &(dyn Error + Send + Sync + 'static)) {
+        let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= BETWEEN_REASONS) {
+            *last = Some(Instant::now());
+            drop(last);
+            tracing::warn!(operation = NAMES[operation as usize], reason, "a request has failed");
+        }
+    }
+
     /// Operations that were never asked for are left out.
     pub(crate) fn render(&self, gauges: &Gauges) -> String {
         let mut page = Page::default();
@@ -166,14 +181,14 @@ impl Metrics {
         page.sample(bytes, "direction=\"written\"", load(&self.written_bytes));
         let refused = load(&self.refused_no_space);
         page.alone("refused_no_space_total", "counter", "Operations that failed with ENOSPC.", refused);
-        let UsageNow { limits, used, counting } = gauges.usage;
+        let UsageNow { limits, used, counting } = gauges.figures.usage;
         page.alone("used_bytes", "gauge", "Bytes charged to the volume.", used.bytes);
         page.alone("capacity_bytes", "gauge", "Bytes it may hold; 0: no limit.", limits.bytes);
         page.alone("used_inodes", "gauge", "Files, directories and links in the volume.", used.inodes);
         page.alone("inode_limit", "gauge", "How many it may hold; 0: no limit.", limits.inodes);
         page.alone("counting", "gauge", "1 while the use is counted and changes wait.", u64::from(counting));
-        page.alone("open_files", "gauge", "Open files.", gauges.open_files as u64);
-        let KnownNow { nodes, limit, nameless, asked_to_forget, refused } = gauges.known;
+        page.alone("open_files", "gauge", "Open files.", gauges.figures.open_files as u64);
+        let KnownNow { nodes, limit, nameless, asked_to_forget, refused } = gauges.figures.known;
         page.alone("known_nodes", "gauge", "Inodes that the kernel knows.", nodes);
         page.alone("known_node_limit", "gauge", "Beyond it the kernel is asked to forget.", limit);
         page.alone("removed_nodes", "gauge", "Removed files that are still held.", nameless);
@@ -250,19 +265,17 @@ fn load(counter: &AtomicU64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::{Counted, Limits};
+    use crate::figures::{Counted, Limits};
 
     fn gauges() -> Gauges {
-        Gauges {
-            usage: UsageNow {
-                limits: Limits { bytes: 100, inodes: 0 },
-                used: Counted { bytes: 42, inodes: 7 },
-                counting: false,
-            },
-            open_files: 3,
-            known: KnownNow { nodes: 4, limit: 5, ..KnownNow::default() },
-            paused: Duration::from_millis(1500),
-        }
+        let usage = UsageNow {
+            limits: Limits { bytes: 100, inodes: 0 },
+            used: Counted { bytes: 42, inodes: 7 },
+            counting: false,
+        };
+        let known = KnownNow { nodes: 4, limit: 5, ..KnownNow::default() };
+        let figures = Figures { usage, open_files: 3, known };
+        Gauges { figures, paused: Duration::from_millis(1500) }
     }
 
     #[test]

@@ -1,7 +1,6 @@
-//! The system calls that are left once the volume is handed over: reading and
-//! changing files below descriptors, memory, threads of this process, and
-//! acting as a caller. No socket, connect, execve, fork, mount, ptrace, bpf,
-//! and no ioctl at all: a FUSE clone or a backing file cannot be asked for.
+//! The system calls that are left once the volume is handed over: those of the FUSE side, here
+//! (the connection, the driver's listeners, memory, threads of this process), and those that the
+//! backend names.
 //!
 //! What is refused gets `EPERM`, it does not kill: a call that only an unusual
 //! path of the C library makes then costs one request an error, not every user
@@ -18,53 +17,21 @@ use seccompiler::{
 
 use crate::{Error, Result};
 
-/// Allowed whatever the arguments are.
+/// What the FUSE side makes of every backend, whatever the arguments are.
 const ALLOWED: &[c_long] = &[
-    // Files.
+    // The FUSE connection.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
     libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_lseek,
-    libc::SYS_openat,
     libc::SYS_close,
-    libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_fstatfs,
-    libc::SYS_getdents64,
-    libc::SYS_mkdirat,
-    libc::SYS_mknodat,
-    libc::SYS_unlinkat,
-    libc::SYS_symlinkat,
-    libc::SYS_linkat,
-    libc::SYS_renameat2,
-    libc::SYS_readlinkat,
-    libc::SYS_fchmodat,
-    libc::SYS_fchownat,
-    libc::SYS_utimensat,
-    libc::SYS_ftruncate,
-    libc::SYS_fallocate,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_copy_file_range,
-    libc::SYS_setxattr,
-    libc::SYS_getxattr,
-    libc::SYS_listxattr,
-    libc::SYS_removexattr,
-    libc::SYS_name_to_handle_at,
     // The answer to the driver, and its questions later: on the listeners that
     // it handed over and on what they accept; no other socket can be had.
     libc::SYS_sendmsg,
     libc::SYS_accept4,
     libc::SYS_recvfrom,
     libc::SYS_ppoll,
-    // Acting as a caller: the capabilities are bounded already.
-    libc::SYS_setfsuid,
-    libc::SYS_setfsgid,
-    libc::SYS_capget,
+    // The last capability is given up behind the filter.
     libc::SYS_capset,
     // Memory.
     libc::SYS_brk,
@@ -93,25 +60,27 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// For every thread that exists and every one that will. Needs no_new_privs.
-pub fn install() -> Result<()> {
-    for program in programs()? {
+/// For every thread that exists and every one that will; `of_backend` are allowed whatever
+/// their arguments are. Needs no_new_privs.
+pub fn install(of_backend: &[c_long]) -> Result<()> {
+    for program in programs(of_backend)? {
         seccompiler::apply_filter_all_threads(&program).map_err(|source| Error::Seccomp { source })?;
     }
     Ok(())
 }
 
 /// The order matters only in that the last one has to allow its own installation.
-fn programs() -> Result<[BpfProgram; 2]> {
+fn programs(of_backend: &[c_long]) -> Result<[BpfProgram; 2]> {
     let clone3 = [(libc::SYS_clone3, vec![])].into_iter().collect();
     Ok([
         compile(clone3, SeccompAction::Allow, errno(libc::ENOSYS))?,
-        compile(allowed()?, errno(libc::EPERM), SeccompAction::Allow)?,
+        compile(allowed(of_backend)?, errno(libc::EPERM), SeccompAction::Allow)?,
     ])
 }
 
-fn allowed() -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
-    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, vec![])).collect();
+fn allowed(of_backend: &[c_long]) -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
+    let calls = ALLOWED.iter().chain(of_backend);
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = calls.map(|call| (*call, vec![])).collect();
     // A thread of this process, never a process.
     let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
     rules.insert(libc::SYS_clone, vec![rule(0, Width::Qword, SeccompCmpOp::MaskedEq(thread), thread)?]);

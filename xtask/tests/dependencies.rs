@@ -21,7 +21,9 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("cni-portmap", &["cni-plugin", "linux", "netfilter", "trace"], &["tonic", "prost"]),
     ("ipam-host-local", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
     // The daemon in the mount pod knows neither CSI nor Kubernetes: of `proto` it takes the hand-over only.
-    ("volume-fs", &["linux", "proto", "trace"], &["tonic", "tokio", "granit-parser"]),
+    ("volume-fs", &["linux", "proto"], &["tonic", "tokio", "granit-parser"]),
+    // A backend knows requests and answers, never FUSE.
+    ("volume-local", &["linux", "proto", "volume-fs"], &["fuser", "tonic", "tokio", "granit-parser"]),
     ("csi-driver", &["linux", "proto", "trace"], &["fuser"]),
     ("runtime", &["linux", "proto", "trace"], &["fuser"]),
     // The kubelet reaches plugins and drivers by exec and by socket.

@@ -44,7 +44,7 @@ const REPLACED: [&str; 30] = [
 ];
 
 /// Packages whose errors and help users see.
-const PRODUCTS: [&str; 14] = [
+const PRODUCTS: [&str; 15] = [
     "cni-bridge",
     "cni-loopback",
     "cni-plugin",
@@ -58,6 +58,7 @@ const PRODUCTS: [&str; 14] = [
     "runtime",
     "trace",
     "volume-fs",
+    "volume-local",
     "xtask",
 ];
 

@@ -36,7 +36,7 @@ pub(crate) const GI: i64 = 1 << 30;
 pub(crate) fn volume_binary() -> PathBuf {
     let driver = Path::new(env!("CARGO_BIN_EXE_hawser-csi"));
     let path = driver.with_file_name("hawser-volume");
-    assert!(path.is_file(), "{} is missing: run `cargo build -p volume-fs` first", path.display());
+    assert!(path.is_file(), "{} is missing: run `cargo build -p volume-local` first", path.display());
     path
 }
 

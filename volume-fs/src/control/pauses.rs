@@ -1,13 +1,15 @@
 //! Quiesce and Resume: at most one pause at a time, which belongs to the
 //! connection that asked for it and ends with it, with its lease, or when told.
 
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use proto::control::{Quiesced, Refused, Resumed, reply};
+use rustix::event::EventfdFlags;
 
-use crate::gate::{Gate, Reason};
-use crate::quota::{Quota, UsageNow};
+use crate::backend::{CannotPause, Pausing};
+use crate::figures::Counted;
 
 /// Applications stand still meanwhile: whoever needs longer renews.
 const LONGEST_LEASE: Duration = Duration::from_secs(60);
@@ -16,9 +18,11 @@ const LONGEST_LEASE: Duration = Duration::from_secs(60);
 pub(crate) type Who = u64;
 
 #[derive(Debug)]
-pub(crate) struct Pauses {
-    gate: Arc<Gate>,
-    quota: Arc<Quota>,
+pub(crate) struct Pauses<B> {
+    backend: Arc<B>,
+    begun: Arc<Begun>,
+    /// Of the last pause that was asked for.
+    number: u64,
     now: Option<Pause>,
     /// Whose lease has ended, and how long that pause was.
     ended: Option<(Who, Duration)>,
@@ -29,17 +33,47 @@ pub(crate) struct Pauses {
 struct Pause {
     who: Who,
     began: Instant,
-    /// Since when nothing changes and the use is known; before that the question is not answered.
-    still: Option<Instant>,
+    /// Since when nothing changes, and the use then; before that the question is not answered.
+    still: Option<(Instant, Counted)>,
     ends: Instant,
 }
 
-impl Pauses {
-    pub(crate) fn new(gate: Arc<Gate>, quota: Arc<Quota>) -> Self {
-        Self { gate, quota, now: None, ended: None, total: Duration::ZERO }
+/// How a backend tells the control thread that a pause has begun, or cannot.
+#[derive(Debug)]
+struct Begun {
+    /// Readable when something was told.
+    told: OwnedFd,
+    /// The number of the pause, and what became of it.
+    outcome: Mutex<Option<(u64, Result<Counted, CannotPause>)>>,
+}
+
+impl Begun {
+    fn tell(&self, number: u64, outcome: Result<Counted, CannotPause>) {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, outcome));
+        // EAGAIN: it has been told very often.
+        rustix::io::write(&self.told, &1_u64.to_ne_bytes()).unwrap_or_default();
     }
 
-    /// `None`: the answer comes with [`Self::became_still`] or [`Self::lease_ended`].
+    fn take(&self) -> Option<(u64, Result<Counted, CannotPause>)> {
+        // EAGAIN: nothing was told.
+        rustix::io::read(&self.told, &mut [0_u8; 8]).unwrap_or_default();
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl<B: Pausing> Pauses<B> {
+    pub(crate) fn new(backend: Arc<B>) -> rustix::io::Result<Self> {
+        let told = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let begun = Arc::new(Begun { told, outcome: Mutex::new(None) });
+        Ok(Self { backend, begun, number: 0, now: None, ended: None, total: Duration::ZERO })
+    }
+
+    /// Readable when [`Self::hear`] may have an answer.
+    pub(crate) fn told(&self) -> BorrowedFd<'_> {
+        self.begun.told.as_fd()
+    }
+
+    /// `None`: the answer comes with [`Self::hear`] or [`Self::lease_ended`].
     pub(crate) fn quiesce(&mut self, who: Who, lease_ms: u32, now: Instant) -> Option<reply::Kind> {
         let lease = Duration::from_millis(lease_ms.into());
         if lease.is_zero() || lease > LONGEST_LEASE {
@@ -53,28 +87,37 @@ impl Pauses {
             Some(Pause { still: None, .. }) => {
                 return Some(refused("the pause asked for before has not begun".to_owned()));
             }
-            Some(pause) => pause.ends = now + lease,
+            Some(pause) => {
+                pause.ends = now + lease;
+                return pause.answer();
+            }
             None => {
                 self.ended = None;
+                self.number += 1;
                 self.now = Some(Pause { who, began: now, still: None, ends: now + lease });
-                self.gate.shut(Reason::Pause);
+                let (begun, number) = (Arc::clone(&self.begun), self.number);
+                self.backend.pause(move |outcome| begun.tell(number, outcome));
             }
         }
-        self.became_still(now).map(|(_who, answer)| answer)
+        self.hear(now).map(|(_who, answer)| answer)
     }
 
-    /// The answer that is owed, if nothing changes any more and the use is known.
-    pub(crate) fn became_still(&mut self, now: Instant) -> Option<(Who, reply::Kind)> {
-        self.gate.clear_still();
-        let UsageNow { used, counting, .. } = self.quota.usage();
-        let pause = self.now.as_mut().filter(|_| self.gate.is_still() && !counting)?;
-        let still = *pause.still.get_or_insert(now);
-        let quiesced = Quiesced {
-            waited_us: microseconds(still - pause.began),
-            used_bytes: used.bytes,
-            used_inodes: used.inodes,
-        };
-        Some((pause.who, reply::Kind::Quiesced(quiesced)))
+    /// The answer that is owed, if the backend has told what became of the pause.
+    pub(crate) fn hear(&mut self, now: Instant) -> Option<(Who, reply::Kind)> {
+        let (number, outcome) = self.begun.take()?;
+        // Of an earlier pause, whose lease has ended.
+        let pause = self.now.as_mut().filter(|_| number == self.number)?;
+        let who = pause.who;
+        match outcome {
+            Ok(used) => {
+                pause.still = Some((now, used));
+                pause.answer().map(|answer| (who, answer))
+            }
+            Err(cannot) => {
+                self.now = None;
+                Some((who, refused(cannot.to_string())))
+            }
+        }
     }
 
     /// Whether a pause waits for changes under way.
@@ -97,9 +140,8 @@ impl Pauses {
         let paused = self.go_on(&pause, now);
         self.ended = Some((pause.who, paused));
         tracing::warn!(?paused, "the lease of a pause has ended: going on");
-        let late = if self.quota.usage().counting { "the count of its use" } else { "changes under way" };
-        let reason = format!("{late} did not end within the lease");
-        pause.still.is_none().then(|| (pause.who, refused(reason)))
+        let late = || format!("{} did not end within the lease", self.backend.pause_waits_for());
+        pause.still.is_none().then(|| (pause.who, refused(late())))
     }
 
     pub(crate) fn resume(&mut self, who: Who, now: Instant) -> reply::Kind {
@@ -131,10 +173,22 @@ impl Pauses {
     }
 
     fn go_on(&mut self, pause: &Pause, now: Instant) -> Duration {
-        self.gate.open(Reason::Pause);
+        self.backend.resume();
         let paused = now.saturating_duration_since(pause.began);
         self.total += paused;
         paused
+    }
+}
+
+impl Pause {
+    /// Once it has begun.
+    fn answer(&self) -> Option<reply::Kind> {
+        let (since, used) = self.still?;
+        Some(reply::Kind::Quiesced(Quiesced {
+            waited_us: microseconds(since.saturating_duration_since(self.began)),
+            used_bytes: used.bytes,
+            used_inodes: used.inodes,
+        }))
     }
 }
 
@@ -149,15 +203,50 @@ fn microseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::{Counted, Limits, Use};
+    use crate::gate::Gate;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn scene(counted: Option<Counted>) -> (Arc<Gate>, Pauses) {
-        let gate = Arc::new(Gate::new(false).unwrap());
-        let found = counted.map(|counted| Use { counted, unsettled: Vec::new() });
-        let quota = Arc::new(Quota::new(Limits::default(), found, 4));
-        (Arc::clone(&gate), Pauses::new(gate, quota))
+    /// Holds changes back as a backend with a [`Gate`] does.
+    struct Held {
+        gate: Arc<Gate>,
+        used: Counted,
+    }
+
+    impl Pausing for Held {
+        fn pause(&self, paused: impl FnOnce(Result<Counted, CannotPause>) + Send + 'static) {
+            let used = self.used;
+            self.gate.pause(move || paused(Ok(used)));
+        }
+
+        fn resume(&self) {
+            self.gate.resume();
+        }
+
+        fn pause_waits_for(&self) -> &'static str {
+            "everything"
+        }
+    }
+
+    /// Has no means to hold writes back.
+    struct Writing;
+
+    impl Pausing for Writing {
+        fn pause(&self, paused: impl FnOnce(Result<Counted, CannotPause>) + Send + 'static) {
+            paused(Err(CannotPause("others write to the store".to_owned())));
+        }
+
+        fn resume(&self) {}
+
+        fn pause_waits_for(&self) -> &'static str {
+            "nothing"
+        }
+    }
+
+    fn scene() -> (Arc<Gate>, Pauses<Held>) {
+        let gate = Arc::new(Gate::new(false));
+        let held = Held { gate: Arc::clone(&gate), used: Counted { bytes: 5, inodes: 6 } };
+        (gate, Pauses::new(Arc::new(held)).unwrap())
     }
 
     fn reason(kind: Option<reply::Kind>) -> String {
@@ -173,16 +262,16 @@ mod tests {
 
     #[test]
     fn a_pause_begins_when_changes_under_way_have_ended_and_is_renewed_and_resumed() {
-        let (gate, mut pauses) = scene(Some(Counted { bytes: 5, inodes: 6 }));
+        let (gate, mut pauses) = scene();
         let start = Instant::now();
         let inside = gate.enter().unwrap();
         assert_eq!(pauses.quiesce(1, 2000, start), None);
         assert!(pauses.is_awaited());
-        assert_eq!(pauses.became_still(start), None);
+        assert_eq!(pauses.hear(start), None);
         drop(inside);
         let quiesced = Quiesced { waited_us: 1_000_000, used_bytes: 5, used_inodes: 6 };
         let answer = reply::Kind::Quiesced(quiesced);
-        assert_eq!(pauses.became_still(start + SECOND), Some((1, answer.clone())));
+        assert_eq!(pauses.hear(start + SECOND), Some((1, answer.clone())));
         assert_eq!(pauses.quiesce(1, 2000, start + SECOND), Some(answer));
         assert_eq!(pauses.ends(), Some(start + 3 * SECOND));
         assert_eq!(pauses.resume(1, start + 2 * SECOND), resumed(true, 2_000_000));
@@ -193,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_lease_goes_on_and_is_told_by_resume() {
-        let (gate, mut pauses) = scene(Some(Counted::default()));
+        let (gate, mut pauses) = scene();
         let start = Instant::now();
         pauses.quiesce(1, 1000, start).unwrap();
         assert_eq!(pauses.lease_ended(start), None);
@@ -205,20 +294,20 @@ mod tests {
 
     #[test]
     fn changes_that_do_not_end_within_the_lease_make_it_a_refusal() {
-        let (gate, mut pauses) = scene(Some(Counted::default()));
+        let (gate, mut pauses) = scene();
         let start = Instant::now();
         let _hangs = gate.enter().unwrap();
         assert_eq!(pauses.quiesce(1, 1000, start), None);
         assert_eq!(reason(pauses.quiesce(1, 1000, start)), "the pause asked for before has not begun");
         let (who, answer) = pauses.lease_ended(start + SECOND).unwrap();
         assert_eq!(who, 1);
-        assert_eq!(reason(Some(answer)), "changes under way did not end within the lease");
+        assert_eq!(reason(Some(answer)), "everything did not end within the lease");
         gate.enter().unwrap();
     }
 
     #[test]
     fn a_pause_is_one_connections_and_ends_with_it() {
-        let (gate, mut pauses) = scene(Some(Counted::default()));
+        let (gate, mut pauses) = scene();
         let now = Instant::now();
         pauses.quiesce(1, 1000, now).unwrap();
         assert_eq!(reason(pauses.quiesce(2, 1000, now)), "another connection has paused the volume");
@@ -230,27 +319,35 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_waits_for_the_count_of_the_use() {
-        let gate = Arc::new(Gate::new(true).unwrap());
-        let quota = Arc::new(Quota::new(Limits::default(), None, 4));
-        let mut pauses = Pauses::new(Arc::clone(&gate), Arc::clone(&quota));
-        let now = Instant::now();
-        assert_eq!(pauses.quiesce(1, 1000, now), None);
-        assert_eq!(pauses.became_still(now), None);
-        quota.set_counted(Use { counted: Counted { bytes: 5, inodes: 6 }, unsettled: Vec::new() });
-        gate.open(Reason::Counting);
-        let quiesced = Quiesced { waited_us: 0, used_bytes: 5, used_inodes: 6 };
-        assert_eq!(pauses.became_still(now), Some((1, reply::Kind::Quiesced(quiesced))));
+    fn what_is_told_of_a_pause_whose_lease_has_ended_begins_no_other() {
+        let (gate, mut pauses) = scene();
+        let start = Instant::now();
+        let inside = gate.enter().unwrap();
+        assert_eq!(pauses.quiesce(1, 1000, start), None);
+        // The backend has begun the pause just before it is resumed.
+        pauses.begun.tell(pauses.number, Ok(Counted::default()));
+        pauses.lease_ended(start + SECOND).unwrap();
+        assert_eq!(pauses.quiesce(2, 1000, start + SECOND), None);
+        assert!(pauses.is_awaited());
+        drop(inside);
+        let (who, _quiesced) = pauses.hear(start + SECOND).unwrap();
+        assert_eq!(who, 2);
+    }
 
-        let (_gate, mut pauses) = scene(None);
-        assert_eq!(pauses.quiesce(1, 1000, now), None);
-        let refused = reason(pauses.lease_ended(now + SECOND).map(|(_who, answer)| answer));
-        assert_eq!(refused, "the count of its use did not end within the lease");
+    #[test]
+    fn a_backend_that_cannot_hold_writes_back_makes_it_a_refusal() {
+        let mut pauses = Pauses::new(Arc::new(Writing)).unwrap();
+        let now = Instant::now();
+        for who in [1, 2] {
+            assert_eq!(reason(pauses.quiesce(who, 1000, now)), "others write to the store");
+            assert!(!pauses.is_of(who));
+        }
+        assert_eq!(pauses.total(), Duration::ZERO);
     }
 
     #[test]
     fn a_lease_out_of_range_is_named() {
-        let (_gate, mut pauses) = scene(Some(Counted::default()));
+        let (_gate, mut pauses) = scene();
         for lease in [0, 60_001] {
             let refused = reason(pauses.quiesce(1, lease, Instant::now()));
             assert_eq!(refused, format!("lease_ms: {lease} is not between 1 and 60000"));

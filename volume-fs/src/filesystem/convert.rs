@@ -1,11 +1,25 @@
-//! From fuser's types to those of the file system behind it, and back.
+//! From fuser's types to those of a backend, and back.
 
+use std::ffi::OsStr;
 use std::time::SystemTime;
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, TimeOrNow};
 use rustix::fs::{Timespec, UTIME_NOW, UTIME_OMIT};
+use rustix::io::Errno;
 
-use crate::file::{Attributes, FileKind, Handle};
+use crate::file::{Attributes, FileKind, Handle, Name, NodeId};
+
+pub(super) fn node(ino: INodeNo) -> NodeId {
+    NodeId(ino.0)
+}
+
+pub(super) fn name(directory: INodeNo, name: &OsStr) -> Name<'_> {
+    Name { directory: node(directory), name }
+}
+
+pub(super) fn fuse_errno(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.raw_os_error())
+}
 
 pub(super) fn handle(fh: FileHandle) -> Handle {
     Handle(fh.0)
@@ -25,7 +39,7 @@ pub(super) fn fuse_kind(kind: FileKind) -> FileType {
 
 pub(super) fn fuse_attributes(attributes: &Attributes) -> FileAttr {
     FileAttr {
-        ino: INodeNo(attributes.id),
+        ino: INodeNo(attributes.id.0),
         size: attributes.bytes,
         blocks: attributes.blocks,
         atime: attributes.accessed,

@@ -75,7 +75,7 @@ impl Suite {
             Self::Kernel => &["linux", "netfilter"],
             Self::Plugins => &["cni-bridge", "cni-loopback", "cni-portmap", "ipam-host-local"],
             Self::Container => &["runtime"],
-            Self::Volume => &["volume-fs"],
+            Self::Volume => &["volume-local"],
             Self::Demo | Self::Quota | Self::PowerCut => &[],
         }
     }
@@ -94,7 +94,7 @@ impl Suite {
                 binaries.item("cni-portmap", "executable", &[])?,
             ],
             Self::Container => vec![binaries.item("runtime", "cri", &[])?],
-            Self::Volume => vec![binaries.item("volume-fs", "kernel", &["known"])?],
+            Self::Volume => vec![binaries.item("volume-local", "kernel", &["known"])?],
             Self::Demo => vec![tool("xtask", &["demo"])],
             Self::Quota => vec![tool("lab-guest", &["project-quota"])],
             // One guest a cut: power.rs.

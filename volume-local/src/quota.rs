@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, SeekFrom, Statx};
 use rustix::io::Errno;
+use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
 
 use crate::errno::Result;
 
@@ -43,13 +44,6 @@ const CLOSE_IS_DUE: Duration = Duration::from_millis(100);
 
 const SHARDS: usize = 16;
 
-/// 0: no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Limits {
-    pub(crate) bytes: u64,
-    pub(crate) inodes: u64,
-}
-
 /// What one file takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charged {
@@ -67,21 +61,6 @@ pub(crate) struct Use {
     pub(crate) counted: Counted,
     /// Node ids of files whose charge is not lasting, and the bytes in `counted` that are theirs.
     pub(crate) unsettled: Vec<(u64, u64)>,
-}
-
-/// What a tree takes, its root directory included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Counted {
-    pub(crate) bytes: u64,
-    pub(crate) inodes: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct UsageNow {
-    pub(crate) limits: Limits,
-    pub(crate) used: Counted,
-    /// `used` is not known yet.
-    pub(crate) counting: bool,
 }
 
 #[derive(Debug)]
@@ -127,15 +106,6 @@ pub(crate) struct Reservation<'a> {
 #[derive(Debug)]
 pub(crate) struct InodeReservation<'a> {
     quota: &'a Quota,
-}
-
-/// Why limits are not changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {wanted} is less than the {now} of now, and a volume never shrinks (0: no limit)")]
-pub(crate) struct Shrinks {
-    field: &'static str,
-    now: u64,
-    wanted: u64,
 }
 
 impl Quota {
@@ -193,14 +163,7 @@ impl Quota {
 
     /// Both or none; the same again is no change.
     pub(crate) fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
-        let now = self.usage().limits;
-        for (field, now, wanted) in
-            [("capacity_bytes", now.bytes, wanted.bytes), ("inode_limit", now.inodes, wanted.inodes)]
-        {
-            if unlimited(wanted) < unlimited(now) {
-                return Err(Shrinks { field, now, wanted });
-            }
-        }
+        self.usage().limits.check_growth(wanted)?;
         self.limit_bytes.store(wanted.bytes, Ordering::Release);
         self.limit_inodes.store(wanted.inodes, Ordering::Release);
         Ok(())
@@ -410,6 +373,22 @@ impl Quota {
             }
         }
         Use { counted, unsettled }
+    }
+
+    pub(crate) fn state(&self) -> proto::local::Charges {
+        let UsageNow { used, counting, .. } = self.usage();
+        let mut of_nodes = Vec::new();
+        for shard in &self.charges {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            of_nodes.extend(shard.iter().map(|(node, charge)| proto::local::Charge {
+                node: *node,
+                bytes: charge.charged.bytes,
+                lasting: charge.charged.lasting,
+                attribute_blocks: charge.charged.attribute_blocks.map(u32::from),
+                removed: charge.removed,
+            }));
+        }
+        proto::local::Charges { used_bytes: used.bytes, used_inodes: used.inodes, counting, of_nodes }
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Charge>> {

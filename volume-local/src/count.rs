@@ -135,9 +135,9 @@ fn open_directory(parent: impl AsFd, name: &std::ffi::CStr) -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::Counted;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
+    use volume_fs::figures::Counted;
 
     fn counted(path: &std::path::Path) -> Counted {
         found(path).counted

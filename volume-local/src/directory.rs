@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FileType, RawDir, SeekFrom};
+use volume_fs::backend::Taken;
 
 use crate::errno::Result;
 
@@ -19,6 +20,7 @@ const READ_AHEAD_BYTES: usize = 32 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Directory {
+    pub(crate) id: u64,
     fd: OwnedFd,
     stream: Mutex<Stream>,
 }
@@ -40,18 +42,10 @@ pub(crate) struct Entry {
     pub(crate) next: u64,
 }
 
-/// What a consumer of entries answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
-    Yes,
-    /// There was no room: the entry comes again with the next request.
-    No,
-}
-
 impl Directory {
     /// `fd` is open for reading.
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd, stream: Mutex::new(Stream { ahead: VecDeque::new(), position: 0 }) }
+    pub(crate) fn new(id: u64, fd: OwnedFd) -> Self {
+        Self { id, fd, stream: Mutex::new(Stream { ahead: VecDeque::new(), position: 0 }) }
     }
 
     /// Hands out entries from the cookie `offset` on, until `take` has no room or the end.

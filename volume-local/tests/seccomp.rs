@@ -46,7 +46,7 @@ const REFUSED: &[(&str, i64, [i64; 3])] = &[
 ];
 
 fn main() {
-    volume_fs::seccomp::install().unwrap();
+    volume_fs::seccomp::install(volume_local::service::SYSTEM_CALLS).unwrap();
     let mut passed = 0;
     for (name, number, [a, b, c]) in REFUSED {
         // SAFETY: all pointers are null, and the filter refuses before it looks.

@@ -4,17 +4,15 @@
 //! that are written back and for directories that are locked, and both may
 //! wait for an answer of ours.
 
-mod notify;
-
 use std::collections::HashSet;
 use std::ffi::CString;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use self::notify::Connection;
+use volume_fs::notifications::{Kernel, MOST_PRUNED};
+
 use crate::nodes::{Place, Pressure};
 use crate::volume::Volume;
 
@@ -36,70 +34,15 @@ const LIST_IS_GOOD: Duration = Duration::from_secs(10);
 /// asked for two seconds after the round before it began.
 const BETWEEN_LISTS: Duration = Duration::from_secs(2);
 
-/// What the driver is asked, where the kernel has no FUSE_NOTIFY_PRUNE.
-#[derive(Debug, Default)]
-pub(crate) struct MountPoints {
-    state: Mutex<Asked>,
-    answered: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Asked {
-    /// The round that waits for a list, and since when.
-    round: Option<(u32, Instant)>,
-    list: Option<HashSet<Vec<u8>>>,
-}
-
-impl MountPoints {
-    /// The round for which a list is wanted.
-    pub(crate) fn wanted_for(&self) -> Option<u32> {
-        self.state().round.map(|(round, _)| round)
-    }
-
-    /// Paths below the volume's root on which something is mounted, in any mount
-    /// namespace. `false` if no list is wanted, or that of another round.
-    pub(crate) fn answer(&self, round: u32, paths: impl IntoIterator<Item = Vec<u8>>) -> bool {
-        let mut state = self.state();
-        let is_wanted = state.round.is_some_and(|(wanted, _)| wanted == round) && state.list.is_none();
-        if is_wanted {
-            state.list = Some(paths.into_iter().collect());
-            self.answered.notify_one();
-        }
-        is_wanted
-    }
-
-    /// Waits for the driver's answer to a question that is asked now.
-    fn ask(&self, round: u32) -> (HashSet<Vec<u8>>, Instant) {
-        let mut state = self.state();
-        *state = Asked { round: Some((round, Instant::now())), list: None };
-        loop {
-            if let Some(list) = state.list.take() {
-                state.round = None;
-                return (list, Instant::now());
-            }
-            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn state(&self) -> MutexGuard<'_, Asked> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 struct Pruner {
     volume: Arc<Volume>,
-    connection: Connection,
-    mount_points: Arc<MountPoints>,
+    kernel: Kernel,
     can_prune: bool,
 }
 
-/// On a thread of its own until the process ends. `device` is the FUSE connection.
-pub(crate) fn start(
-    volume: Arc<Volume>,
-    device: OwnedFd,
-    mount_points: Arc<MountPoints>,
-) -> std::io::Result<()> {
-    let mut pruner = Pruner { volume, connection: Connection::new(device), mount_points, can_prune: true };
+/// On a thread of its own until the process ends.
+pub(crate) fn start(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<()> {
+    let mut pruner = Pruner { volume, kernel, can_prune: true };
     let thread = std::thread::Builder::new().name("pruner".to_owned()).stack_size(STACK_BYTES);
     thread
         .spawn(move || {
@@ -157,8 +100,8 @@ impl Pruner {
                     return Ok(true);
                 }
                 let ids = nodes.candidates(&mut turn, excess, |id, _place| id);
-                for some in ids.chunks(notify::MOST_PRUNED) {
-                    match self.connection.prune(some) {
+                for some in ids.chunks(MOST_PRUNED) {
+                    match self.kernel.prune(some) {
                         Ok(()) => nodes.asked_to_forget(some.len()),
                         Err(Errno::INVAL) => return Ok(false),
                         Err(errno) => return Err(errno),
@@ -184,11 +127,11 @@ impl Pruner {
             std::thread::park_timeout(BETWEEN_LISTS);
         }
         let round = nodes.begin_round();
-        let (mounted, answered) = self.mount_points.ask(round);
+        let (mounted, answered) = self.kernel.mount_points(round);
         let open = self.volume.open_nodes();
         let mut turn = nodes.turn(before);
         while !turn.is_over() && nodes.excess() > 0 && answered.elapsed() < LIST_IS_GOOD {
-            let most = nodes.excess().min(notify::MOST_PRUNED);
+            let most = nodes.excess().min(MOST_PRUNED);
             for (id, place) in nodes.candidates(&mut turn, most, |id, place| (id, place.clone())) {
                 if open.contains(&id) || !self.may_be_invalidated(&place, &mounted) {
                     continue;
@@ -196,7 +139,7 @@ impl Pruner {
                 if answered.elapsed() >= LIST_IS_GOOD {
                     break;
                 }
-                let invalidate = || self.connection.invalidate_entry(place.directory, &place.name);
+                let invalidate = || self.kernel.invalidate_entry(place.directory, &place.name);
                 match nodes.prune_in(place.directory, invalidate) {
                     // The kernel has dropped it already.
                     Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::NOTDIR) => nodes.asked_to_forget(1),

@@ -4,10 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
+use volume_fs::file::{Handle, NodeId};
+use volume_fs::request::{Data, Range};
 
 use super::{OpenFile, Volume, clearing_setid, synchronise};
 use crate::errno::{self, Result};
-use crate::file::Handle;
 use crate::nodes::stat;
 use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 
@@ -17,22 +18,16 @@ use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 pub(super) const PASSED_ON: OFlags =
     OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
 
-/// One end of copy_file_range.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Range {
-    pub(crate) handle: Handle,
-    pub(crate) offset: u64,
-}
-
 impl Volume {
-    pub(crate) fn open_file(&self, id: u64, flags: OFlags) -> Result<Handle> {
+    pub(crate) fn open_file(&self, NodeId(id): NodeId, flags: OFlags) -> Result<Handle> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
             self.writable()?;
         }
         self.files.admit()?;
         let node = self.nodes.descriptor(id)?;
-        let fd = self.reopen(&node, flags & PASSED_ON)?;
-        Ok(self.files.insert(OpenFile { id, fd }))
+        let flags = flags & PASSED_ON;
+        let fd = self.reopen(&node, flags)?;
+        Ok(self.files.insert(OpenFile { id, flags, fd }))
     }
 
     pub(crate) fn release_file(&self, handle: Handle) {
@@ -61,15 +56,15 @@ impl Volume {
         Ok(data)
     }
 
-    /// How many bytes of `data` were written: as many as fit. `clear_setid`:
-    /// the caller may not keep suid and sgid.
-    pub(crate) fn write(&self, handle: Handle, offset: u64, data: &[u8], clear_setid: bool) -> Result<usize> {
+    /// How many bytes of `data` were written: as many as fit.
+    pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
+        let Data { offset, bytes: data, clears_setid } = data;
         let file = self.files.get(handle)?;
         let (fitting, reserved) = self.make_room(&file, offset, data.len() as u64)?;
         let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
         let write = || write_all(&file.fd, offset, data);
         // With CAP_FSETID, which we have, the backing file would keep the bits.
-        let written = if clear_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
+        let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
         self.quota.settle(file.id, Some(reserved), |before| self.measure(&file.fd, before));
         written
     }

@@ -15,10 +15,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use volume_fs::figures::KnownNow;
 
 use super::{Nodes, Place, Table};
+use crate::attributes::ROOT;
 use crate::errno::Result;
-use crate::file::ROOT;
 
 /// A lookup that finds no room waits this long for the kernel to forget: where
 /// the driver has to name mount points first, a round takes some seconds, and two may be needed.
@@ -54,19 +55,6 @@ pub(crate) struct Turn {
     left: usize,
     /// Nodes that were used in this round or a later one stay.
     before: u32,
-}
-
-/// What is shown of the bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct KnownNow {
-    pub(crate) nodes: usize,
-    pub(crate) limit: usize,
-    /// Removed files that somebody still holds.
-    pub(crate) nameless: usize,
-    /// Inodes that the kernel was asked to forget.
-    pub(crate) asked_to_forget: u64,
-    /// Lookups and creations that were refused.
-    pub(crate) refused: u64,
 }
 
 impl Turn {
@@ -356,6 +344,10 @@ impl Nameless {
         if self.owners.insert(id, uid).is_none() {
             *self.by_owner.entry(uid).or_default() += 1;
         }
+    }
+
+    pub(super) fn owner(&self, id: u64) -> Option<u32> {
+        self.owners.get(&id).copied()
     }
 
     pub(super) fn remove(&mut self, id: u64) {

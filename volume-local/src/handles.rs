@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::io::Errno;
+use volume_fs::file::Handle;
 
 use crate::errno::Result;
-use crate::file::Handle;
 
 /// Numbers are never used twice, so that a late request cannot meet another file.
 #[derive(Debug)]
@@ -40,8 +40,15 @@ impl<T> Handles<T> {
         open.get(&handle.0).cloned().ok_or(Errno::BADF)
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        self.open.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    /// All that is open, with its number.
+    pub(crate) fn all(&self) -> Vec<(u64, Arc<T>)> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        open.iter().map(|(number, item)| (*number, Arc::clone(item))).collect()
+    }
+
+    /// Numbers from this one on were never used.
+    pub(crate) fn next(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
     }
 
     pub(crate) fn count(&self) -> usize {

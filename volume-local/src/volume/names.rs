@@ -7,11 +7,12 @@ use std::sync::Arc;
 use linux::credentials::{self, Caller, CapabilitySet};
 use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, Statx};
 use rustix::io::Errno;
+use volume_fs::file::{Handle, Known, Name, NodeId};
+use volume_fs::request::{Permissions, Special};
 
 use super::data::PASSED_ON;
 use super::{OpenFile, Volume, WANTED, component, mode_bits};
 use crate::errno::{self, Result};
-use crate::file::{Handle, Known};
 use crate::nodes::{Admission, Place, stat};
 use crate::quota::charge;
 
@@ -19,35 +20,19 @@ use crate::quota::charge;
 /// all the caller's groups, and has taken setgid off a mode that may not have it.
 const KEPT_AS_CALLER: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FSETID);
 
-/// What a file is to be created with, as asked for (FUSE_DONT_MASK).
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Permissions {
-    pub(crate) mode: u32,
-    pub(crate) umask: u32,
-}
-
-/// What mknod may create.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Special {
-    Regular,
-    Fifo,
-    Socket,
-}
-
 impl Volume {
-    pub(crate) fn look_up(&self, directory: u64, name: &OsStr) -> Result<Known> {
-        self.find(directory, name, Admission::IfRoom).map(|(known, _seen)| known)
+    pub(crate) fn look_up(&self, name: Name<'_>) -> Result<Known> {
+        self.find(place(name)?, Admission::IfRoom).map(|(known, _seen)| known)
     }
 
-    fn find(&self, directory: u64, name: &OsStr, admission: Admission) -> Result<(Known, Statx)> {
-        let place = Place { directory, name: component(name)? };
-        let parent = self.nodes.descriptor(directory)?;
+    fn find(&self, place: Place, admission: Admission) -> Result<(Known, Statx)> {
+        let parent = self.nodes.descriptor(place.directory)?;
         loop {
-            let names = self.nodes.names_now(directory);
+            let names = self.nodes.names_now(place.directory);
             let fd = self.nodes.open_path(&parent, &place.name)?;
             let seen = stat(&fd)?;
             let known = self.known(&seen, fd.as_fd(), c"")?;
-            let id = known.attributes.id;
+            let NodeId(id) = known.attributes.id;
             // Whenever it has to be looked up again, a rename or a removal has been made.
             if self.nodes.remember_if_still_there((id, &place), fd, (names, admission))?.is_none() {
                 return Ok((known, seen));
@@ -55,7 +40,7 @@ impl Volume {
         }
     }
 
-    pub(crate) fn forget(&self, id: u64, lookups: u64) {
+    pub(crate) fn forget(&self, NodeId(id): NodeId, lookups: u64) {
         // Written back since it was last measured, most likely.
         if self.quota.is_unsettled(id)
             && let Ok(file) = self.nodes.descriptor(id)
@@ -67,12 +52,11 @@ impl Volume {
 
     pub(crate) fn make_directory(
         &self,
-        directory: u64,
-        name: &OsStr,
+        name: Name<'_>,
         permissions: Permissions,
         caller: Caller,
     ) -> Result<Known> {
-        self.create_name(directory, name, |parent, name| {
+        self.create_name(name, |parent, name| {
             let mode = self.granted(parent, permissions)?;
             as_caller(caller, || rustix::fs::mkdirat(parent, name, mode))
         })
@@ -80,8 +64,7 @@ impl Volume {
 
     pub(crate) fn make_special(
         &self,
-        directory: u64,
-        name: &OsStr,
+        name: Name<'_>,
         (special, permissions): (Special, Permissions),
         caller: Caller,
     ) -> Result<Known> {
@@ -90,37 +73,32 @@ impl Volume {
             Special::Fifo => BackingType::Fifo,
             Special::Socket => BackingType::Socket,
         };
-        self.create_name(directory, name, |parent, name| {
+        self.create_name(name, |parent, name| {
             let mode = self.granted(parent, permissions)?;
             as_caller(caller, || rustix::fs::mknodat(parent, name, kind, mode, 0))
         })
     }
 
-    pub(crate) fn make_symlink(
-        &self,
-        directory: u64,
-        name: &OsStr,
-        target: &OsStr,
-        caller: Caller,
-    ) -> Result<Known> {
-        self.create_name(directory, name, |parent, name| {
+    pub(crate) fn make_symlink(&self, name: Name<'_>, target: &OsStr, caller: Caller) -> Result<Known> {
+        self.create_name(name, |parent, name| {
             as_caller(caller, || rustix::fs::symlinkat(target, parent, name))
         })
     }
 
     pub(crate) fn create(
         &self,
-        directory: u64,
-        name: &OsStr,
+        name: Name<'_>,
         (permissions, flags): (Permissions, OFlags),
         caller: Caller,
     ) -> Result<(Known, Handle)> {
         self.writable()?;
-        let place = Place { directory, name: component(name)? };
+        let place = place(name)?;
+        let directory = place.directory;
         let parent = self.nodes.descriptor(directory)?;
         // Always exclusive: opening what somebody else created meanwhile would
         // go past the permission check.
-        let open = (flags & PASSED_ON) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let passed_on = flags & PASSED_ON;
+        let open = passed_on | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = self.granted(&parent, permissions)?;
         self.files.admit()?;
         self.nodes.admit(directory)?;
@@ -139,15 +117,15 @@ impl Volume {
         inode.keep();
         let seen = stat(&file)?;
         let known = self.known(&seen, file.as_fd(), c"")?;
-        let id = known.attributes.id;
+        let NodeId(id) = known.attributes.id;
         self.quota.add(id, charge(&seen, 0));
         self.nodes.remember(id, place, None);
-        Ok((known, self.files.insert(OpenFile { id, fd: file })))
+        Ok((known, self.files.insert(OpenFile { id, flags: passed_on, fd: file })))
     }
 
-    pub(crate) fn link(&self, id: u64, directory: u64, name: &OsStr) -> Result<Known> {
+    pub(crate) fn link(&self, NodeId(id): NodeId, name: Name<'_>) -> Result<Known> {
         self.writable()?;
-        let new_name = component(name)?;
+        let Place { directory, name: new_name } = place(name)?;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
         self.quota.admit_block()?;
         let inode = self.names_take_inodes.then(|| self.quota.reserve_inode()).transpose()?;
@@ -155,12 +133,13 @@ impl Volume {
         if let Some(inode) = inode {
             inode.keep();
         }
-        self.look_up(directory, name)
+        self.look_up(name)
     }
 
-    pub(crate) fn remove(&self, directory: u64, name: &OsStr, (kind, uid): (AtFlags, u32)) -> Result<()> {
+    pub(crate) fn remove(&self, name: Name<'_>, (kind, uid): (AtFlags, u32)) -> Result<()> {
         self.writable()?;
-        let place = Place { directory, name: component(name)? };
+        let place = place(name)?;
+        let directory = place.directory;
         let parent = self.nodes.descriptor(directory)?;
         let found = self.found_at(&parent, &place)?;
         self.admit_loss(found.as_ref(), uid)?;
@@ -173,8 +152,8 @@ impl Volume {
 
     pub(crate) fn rename(
         &self,
-        (from_directory, from_name): (u64, &OsStr),
-        (to_directory, to_name): (u64, &OsStr),
+        from: Name<'_>,
+        to: Name<'_>,
         (flags, uid): (RenameFlags, u32),
     ) -> Result<()> {
         self.writable()?;
@@ -182,8 +161,8 @@ impl Volume {
         if flags.contains(RenameFlags::WHITEOUT) {
             return Err(Errno::INVAL);
         }
-        let from = Place { directory: from_directory, name: component(from_name)? };
-        let to = Place { directory: to_directory, name: component(to_name)? };
+        let (from, to) = (place(from)?, place(to)?);
+        let (from_directory, to_directory) = (from.directory, to.directory);
         let (from_parent, to_parent) =
             (self.nodes.descriptor(from_directory)?, self.nodes.descriptor(to_directory)?);
         let moving = self.found_at(&from_parent, &from)?;
@@ -216,27 +195,27 @@ impl Volume {
         Ok(())
     }
 
-    pub(crate) fn read_link(&self, id: u64) -> Result<Vec<u8>> {
+    pub(crate) fn read_link(&self, NodeId(id): NodeId) -> Result<Vec<u8>> {
         let fd = self.nodes.descriptor(id)?;
         rustix::fs::readlinkat(&*fd, c"", Vec::new()).map(CString::into_bytes)
     }
 
     fn create_name(
         &self,
-        directory: u64,
-        name: &OsStr,
+        name: Name<'_>,
         create: impl Fn(&OwnedFd, &CString) -> Result<()>,
     ) -> Result<Known> {
         self.writable()?;
-        let new_name = component(name)?;
+        let place = place(name)?;
+        let directory = place.directory;
         let parent = self.nodes.descriptor(directory)?;
         self.nodes.admit(directory)?;
         let inode = self.quota.reserve_inode()?;
         self.quota.admit_block()?;
-        self.settling(directory, &parent, || create(&parent, &new_name))?;
+        self.settling(directory, &parent, || create(&parent, &place.name))?;
         inode.keep();
-        let (known, seen) = self.find(directory, name, Admission::Admitted)?;
-        self.quota.add(known.attributes.id, charge(&seen, 0));
+        let (known, seen) = self.find(place, Admission::Admitted)?;
+        self.quota.add(known.attributes.id.0, charge(&seen, 0));
         Ok(known)
     }
 
@@ -318,6 +297,11 @@ impl Volume {
             None => {}
         }
     }
+}
+
+/// Where the file of a name is: never outside its directory.
+fn place(name: Name<'_>) -> Result<Place> {
+    Ok(Place { directory: name.directory.0, name: component(name.name)? })
 }
 
 /// What is behind a name.

@@ -5,29 +5,21 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{AtFlags, OFlags};
+use volume_fs::backend::Taken;
+use volume_fs::file::{Attributes, FileKind, Handle, Known, Listed, NodeId};
 
 use super::{Volume, WANTED, synchronise};
 use crate::attributes::file_kind;
-use crate::directory::{Directory, Entry, Taken};
+use crate::directory::{Directory, Entry};
 use crate::errno::Result;
-use crate::file::{Attributes, FileKind, Handle, Known, ROOT};
 use crate::nodes::{Place, stat};
 
-/// An entry of a directory.
-#[derive(Debug)]
-pub(crate) struct Listed<'a> {
-    pub(crate) id: u64,
-    pub(crate) kind: FileKind,
-    pub(crate) name: &'a OsStr,
-    pub(crate) next: u64,
-}
-
 impl Volume {
-    pub(crate) fn open_directory(&self, id: u64) -> Result<Handle> {
+    pub(crate) fn open_directory(&self, NodeId(id): NodeId) -> Result<Handle> {
         self.directories.admit()?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok(self.directories.insert(Directory::new(fd)))
+        Ok(self.directories.insert(Directory::new(id, fd)))
     }
 
     pub(crate) fn release_directory(&self, handle: Handle) {
@@ -51,7 +43,7 @@ impl Volume {
     /// The same with attributes; each entry taken counts as a lookup, but for `.` and `..`.
     pub(crate) fn list_known(
         &self,
-        id: u64,
+        node: NodeId,
         handle: Handle,
         offset: u64,
         mut take: impl FnMut(Listed<'_>, &Known) -> Taken,
@@ -64,7 +56,8 @@ impl Volume {
             if matches!(entry.name.as_bytes(), b"." | b"..") {
                 // Only number and kind of these are looked at; the root's
                 // parent is the root.
-                let id = if entry.name.as_bytes() == b"." || id == ROOT { id } else { listed.id };
+                let is_own = entry.name.as_bytes() == b"." || node == NodeId::ROOT;
+                let id = if is_own { node } else { listed.id };
                 return take(listed, &Known { attributes: Attributes { id, ..own }, generation: 0 });
             }
             let seen = rustix::fs::statx(&*directory, &entry.name, AtFlags::SYMLINK_NOFOLLOW, WANTED);
@@ -72,16 +65,16 @@ impl Volume {
             // Removed since it was read, or not of this volume: not there.
             let Ok(known) = known else { return Taken::Yes };
             // Remembered first: an answer that was sent may be used at once.
-            let place = Place { directory: id, name: entry.name.clone() };
+            let place = Place { directory: node.0, name: entry.name.clone() };
             // One entry is an answer.
             let may_wait = !taken_before;
-            if let Err(errno) = self.nodes.remember_if_room(known.attributes.id, place, may_wait) {
+            if let Err(errno) = self.nodes.remember_if_room(known.attributes.id.0, place, may_wait) {
                 refused = Some(errno);
                 return Taken::No;
             }
             let taken = take(listed, &known);
             if taken == Taken::No {
-                self.nodes.forget(known.attributes.id, 1);
+                self.nodes.forget(known.attributes.id.0, 1);
             }
             taken_before = true;
             taken
@@ -92,7 +85,7 @@ impl Volume {
 
     fn listed<'a>(&self, entry: &'a Entry) -> Listed<'a> {
         Listed {
-            id: self.origin.node_id_of_inode(entry.inode),
+            id: NodeId(self.origin.node_id_of_inode(entry.inode)),
             kind: file_kind(entry.kind).unwrap_or(FileKind::Regular),
             name: OsStr::from_bytes(entry.name.as_bytes()),
             next: entry.next,

@@ -5,12 +5,14 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, Gid, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
+use volume_fs::figures::UsageNow;
+use volume_fs::file::{Attributes, Handle, NodeId, Statistics};
+use volume_fs::request::{Changes, Xattr};
 
 use super::{OpenFile, Volume, c_string, clearing_setid, mode_bits};
 use crate::errno::Result;
-use crate::file::{Attributes, Handle};
 use crate::nodes::stat;
 use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 use crate::xattrs;
@@ -19,25 +21,8 @@ use crate::xattrs;
 /// room for beside the inode. xfs would keep any number.
 const MOST_XATTR_BYTES: usize = 4096;
 
-/// The part of setattr that is asked for.
-#[derive(Debug, Default)]
-pub(crate) struct Changes {
-    pub(crate) mode: Option<u32>,
-    pub(crate) uid: Option<u32>,
-    pub(crate) gid: Option<u32>,
-    pub(crate) size: Option<u64>,
-    pub(crate) times: Option<Timestamps>,
-}
-
-#[derive(Debug)]
-pub(crate) enum Xattr {
-    /// The caller asked how large its buffer has to be.
-    Size(usize),
-    Value(Vec<u8>),
-}
-
 impl Volume {
-    pub(crate) fn attributes(&self, id: u64, handle: Option<Handle>) -> Result<Attributes> {
+    pub(crate) fn attributes(&self, NodeId(id): NodeId, handle: Option<Handle>) -> Result<Attributes> {
         // An open file answers for itself: no descriptor has to be opened again.
         if let Some(file) = handle.and_then(|handle| self.files.get(handle).ok()) {
             return self.origin.attributes(&stat(&file.fd)?);
@@ -45,7 +30,12 @@ impl Volume {
         self.origin.attributes(&stat(self.nodes.descriptor(id)?)?)
     }
 
-    pub(crate) fn change(&self, id: u64, handle: Option<Handle>, changes: &Changes) -> Result<Attributes> {
+    pub(crate) fn change(
+        &self,
+        NodeId(id): NodeId,
+        handle: Option<Handle>,
+        changes: &Changes,
+    ) -> Result<Attributes> {
         self.writable()?;
         let fd = self.nodes.descriptor(id)?;
         if let Some(size) = changes.size {
@@ -75,7 +65,10 @@ impl Volume {
     fn truncate(&self, (id, node): (u64, &OwnedFd), handle: Option<Handle>, size: u64) -> Result<()> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open,
-            None => Arc::new(OpenFile { id, fd: self.reopen(node, OFlags::WRONLY)? }),
+            None => {
+                let flags = OFlags::WRONLY;
+                Arc::new(OpenFile { id, flags, fd: self.reopen(node, flags)? })
+            }
         };
         self.settling(id, &file.fd, || clearing_setid(|| rustix::fs::ftruncate(&file.fd, size)))
     }
@@ -83,26 +76,41 @@ impl Volume {
     /// Of a volume with a limit its own numbers: size less free is what it
     /// uses. Available is never more than the backing file system has; of
     /// inodes FUSE has no such number.
-    pub(crate) fn statistics(&self) -> Result<StatVfs> {
-        let mut statistics = rustix::fs::fstatvfs(&*self.root)?;
-        let quota::UsageNow { limits, used, .. } = self.quota.usage();
+    pub(crate) fn statistics(&self) -> Result<Statistics> {
+        let backing = rustix::fs::fstatvfs(&*self.root)?;
+        let mut statistics = Statistics {
+            block_bytes: backing.f_bsize,
+            fragment_bytes: backing.f_frsize,
+            blocks: backing.f_blocks,
+            free_blocks: backing.f_bfree,
+            available_blocks: backing.f_bavail,
+            inodes: backing.f_files,
+            free_inodes: backing.f_ffree,
+            longest_name: backing.f_namemax,
+        };
+        let UsageNow { limits, used, .. } = self.quota.usage();
         if limits.bytes > 0 {
-            let backing = statistics.f_bavail.saturating_mul(statistics.f_frsize);
+            let available = backing.f_bavail.saturating_mul(backing.f_frsize);
             let free = limits.bytes.saturating_sub(used.bytes);
-            (statistics.f_bsize, statistics.f_frsize) = (BLOCK_BYTES, BLOCK_BYTES);
-            statistics.f_blocks = limits.bytes / BLOCK_BYTES;
-            statistics.f_bfree = free / BLOCK_BYTES;
-            statistics.f_bavail = free.min(backing) / BLOCK_BYTES;
+            (statistics.block_bytes, statistics.fragment_bytes) = (BLOCK_BYTES, BLOCK_BYTES);
+            statistics.blocks = limits.bytes / BLOCK_BYTES;
+            statistics.free_blocks = free / BLOCK_BYTES;
+            statistics.available_blocks = free.min(available) / BLOCK_BYTES;
         }
         if limits.inodes > 0 {
-            let free = limits.inodes.saturating_sub(used.inodes);
-            statistics.f_files = limits.inodes;
-            (statistics.f_ffree, statistics.f_favail) = (free, free);
+            statistics.inodes = limits.inodes;
+            statistics.free_inodes = limits.inodes.saturating_sub(used.inodes);
         }
         Ok(statistics)
     }
 
-    pub(crate) fn set_xattr(&self, id: u64, name: &OsStr, value: &[u8], flags: XattrFlags) -> Result<()> {
+    pub(crate) fn set_xattr(
+        &self,
+        NodeId(id): NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+    ) -> Result<()> {
         self.writable()?;
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
         let others = xattrs::total(&self.descriptors, fd.as_fd(), Some(&name))?;
@@ -129,7 +137,7 @@ impl Volume {
             .settle(id, reserved, |before| self.measure(fd, Charged { attribute_blocks: None, ..before }));
     }
 
-    pub(crate) fn xattr(&self, id: u64, name: &OsStr, size: usize) -> Result<Xattr> {
+    pub(crate) fn xattr(&self, NodeId(id): NodeId, name: &OsStr, size: usize) -> Result<Xattr> {
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
         let answer = match size {
             0 => self.descriptors.xattr_size(fd.as_fd(), &name).map(Xattr::Size),
@@ -143,7 +151,7 @@ impl Volume {
         }
     }
 
-    pub(crate) fn xattr_names(&self, id: u64, size: usize) -> Result<Xattr> {
+    pub(crate) fn xattr_names(&self, NodeId(id): NodeId, size: usize) -> Result<Xattr> {
         let fd = self.nodes.descriptor(id)?;
         match size {
             0 => self.descriptors.xattr_names_size(fd.as_fd()).map(Xattr::Size),
@@ -151,7 +159,7 @@ impl Volume {
         }
     }
 
-    pub(crate) fn remove_xattr(&self, id: u64, name: &OsStr) -> Result<()> {
+    pub(crate) fn remove_xattr(&self, NodeId(id): NodeId, name: &OsStr) -> Result<()> {
         self.writable()?;
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
         self.quota.before_change(id, || self.measure_first(&fd))?;

@@ -1,7 +1,7 @@
 //! The file system over the volume's directory: what each request does to the
 //! backing files. Knows nothing of FUSE. What is done to `names`, to
 //! the `data` of files, to `attributes`, and the `listing` of directories are
-//! modules of their own.
+//! modules of their own; `state` writes down what a successor needs.
 //!
 //! Permissions are checked by the kernel before a request is sent (FUSE_POSIX_ACL
 //! implies default_permissions); here every file is reached with
@@ -11,6 +11,7 @@ mod attributes;
 mod data;
 mod listing;
 mod names;
+mod state;
 
 use std::collections::HashSet;
 use std::ffi::{CString, OsStr, OsString};
@@ -22,15 +23,12 @@ use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
+use volume_fs::file::Known;
 
-pub(crate) use self::attributes::{Changes, Xattr};
-pub(crate) use self::data::Range;
-pub(crate) use self::names::{Permissions, Special};
 use crate::attributes::Origin;
 use crate::count;
 use crate::directory::Directory;
 use crate::errno::{self, Result};
-use crate::file::Known;
 use crate::handles::Handles;
 use crate::nodes::{NodeLimits, Nodes, Place, stat};
 use crate::quota::{Charged, Quota, Use, charge};
@@ -41,14 +39,6 @@ const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 /// Descriptors that no open file takes: directories are listed in half of them,
 /// and the driver and scrapers are answered, whatever a pod has opened.
 const MOST_KEPT_FREE: usize = 2048;
-
-/// What is served.
-#[derive(Debug)]
-pub struct Source {
-    /// O_PATH descriptor of a detached mount's root.
-    pub directory: OwnedFd,
-    pub read_only: bool,
-}
 
 #[derive(Debug)]
 pub(crate) struct Volume {
@@ -69,26 +59,29 @@ pub(crate) struct Volume {
 #[derive(Debug)]
 struct OpenFile {
     id: u64,
+    /// With which it was opened.
+    flags: OFlags,
     fd: OwnedFd,
 }
 
 impl Volume {
+    /// `directory`: O_PATH descriptor of a detached mount's root.
     pub(crate) fn open(
-        source: Source,
+        (directory, read_only): (OwnedFd, bool),
         descriptors: DescriptorDir,
         limits: NodeLimits,
         quota: Arc<Quota>,
-    ) -> crate::Result<Self> {
-        let root = Arc::new(source.directory);
-        if !source.read_only {
+    ) -> volume_fs::Result<Self> {
+        let root = Arc::new(directory);
+        if !read_only {
             copy_single_blocks(&descriptors, &root);
         }
-        let seen = stat(&root).map_err(|e| crate::Error::Kernel {
+        let seen = stat(&root).map_err(|e| volume_fs::Error::Kernel {
             step: "open volume",
             source: linux::Error::new("statx", "the volume's directory", e),
         })?;
         let origin = Origin::of_root(&seen);
-        let names_take_inodes = linux::btrfs::is_btrfs(&root).map_err(|e| crate::Error::Kernel {
+        let names_take_inodes = linux::btrfs::is_btrfs(&root).map_err(|e| volume_fs::Error::Kernel {
             step: "open volume",
             source: linux::Error::new("statfs", "the volume's directory", e),
         })?;
@@ -108,7 +101,7 @@ impl Volume {
             attribute_blocks,
             quota,
             names_take_inodes,
-            read_only: source.read_only,
+            read_only,
         })
     }
 
@@ -128,7 +121,7 @@ impl Volume {
 
     /// The nodes that have an open file.
     pub(crate) fn open_nodes(&self) -> HashSet<u64> {
-        self.files.all().iter().map(|file| file.id).collect()
+        self.files.all().iter().map(|(_handle, file)| file.id).collect()
     }
 
     /// Whether there is something at `place` that is not a directory.

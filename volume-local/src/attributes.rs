@@ -1,12 +1,16 @@
-//! What statx(2) says about a backing file, as FUSE wants to hear it.
+//! What statx(2) says about a backing file, in the words of the FUSE side.
 
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FileType as BackingType, Statx, StatxTimestamp};
 use rustix::io::Errno;
 
+use volume_fs::file::{Attributes, FileKind, NodeId};
+
 use crate::errno::Result;
-use crate::file::{Attributes, FileKind, ROOT};
+
+/// The node id of the volume's root.
+pub(crate) const ROOT: u64 = NodeId::ROOT.0;
 
 /// Where the volume's inodes come from: one device, and the inode of its root.
 ///
@@ -45,7 +49,7 @@ impl Origin {
 
     pub(crate) fn attributes(self, backing: &Statx) -> Result<Attributes> {
         Ok(Attributes {
-            id: self.node_id(backing)?,
+            id: NodeId(self.node_id(backing)?),
             kind: file_kind(BackingType::from_raw_mode(backing.stx_mode.into())).ok_or(Errno::IO)?,
             mode: backing.stx_mode & 0o7777,
             links: backing.stx_nlink,

@@ -22,8 +22,10 @@
 
 use std::os::fd::OwnedFd;
 
+use volume_fs::figures::Counted;
+
 use crate::errno::Result;
-use crate::quota::{Counted, Use};
+use crate::quota::Use;
 
 const LENGTH: usize = 64;
 const SUMMED: usize = LENGTH - 8;

@@ -29,10 +29,9 @@ use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use self::bound::Nameless;
-pub(crate) use self::bound::{Admission, KnownNow, Pressure};
-use crate::attributes::Origin;
+pub(crate) use self::bound::{Admission, Pressure};
+use crate::attributes::{Origin, ROOT};
 use crate::errno::Result;
-use crate::file::ROOT;
 use crate::quota::Quota;
 
 /// Descriptors cost kernel memory too, each holds an inode and its dentry.
@@ -52,6 +51,12 @@ const NAME_COUNTERS: usize = 64;
 pub(crate) struct Place {
     pub(crate) directory: u64,
     pub(crate) name: CString,
+}
+
+impl Place {
+    fn state(&self) -> proto::local::Place {
+        proto::local::Place { directory: self.directory, name: self.name.as_bytes().to_owned() }
+    }
 }
 
 #[derive(Debug)]
@@ -340,6 +345,19 @@ impl Nodes {
         self.let_go(table, left);
     }
 
+    /// What the kernel knows, but for the root.
+    pub(crate) fn state(&self) -> Vec<proto::local::Node> {
+        let table = self.table();
+        let known = table.nodes.iter().filter(|(id, node)| **id != ROOT && node.lookups > 0);
+        let node = |(id, node): (&u64, &Node)| proto::local::Node {
+            id: *id,
+            lookups: node.lookups,
+            place: node.place.as_ref().map(Place::state),
+            removed_by: table.nameless.owner(*id),
+        };
+        known.map(node).collect()
+    }
+
     /// Opens what should be the node `id` and keeps it.
     fn open_known(&self, directory: &OwnedFd, name: &CStr, id: u64) -> Result<Arc<OwnedFd>> {
         let fd = self.open_path(directory, name)?;
@@ -545,7 +563,7 @@ mod tests {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
             let origin = Origin::of_root(&stat(&root).unwrap());
-            let quota = Arc::new(Quota::new(crate::quota::Limits::default(), None, 4));
+            let quota = Arc::new(Quota::new(volume_fs::figures::Limits::default(), None, 4));
             let limits = NodeLimits { descriptors: limit, known, event_loops: 4 };
             Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, quota), root }
         }

@@ -1,0 +1,187 @@
+//! What a backend's answers become: a request is counted, and fuser's reply sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fuser::{
+    Errno as FuseErrno, FileHandle, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr,
+};
+
+use super::convert::{fuse_attributes, fuse_errno, fuse_kind};
+use crate::backend::{DataReply, KnownListing, Listing, Reply, Taken};
+use crate::failure::Result;
+use crate::file::{Attributes, Handle, Known, Listed, Statistics};
+use crate::metrics::{Call, Metrics};
+use crate::request::Xattr;
+
+/// How long the kernel may trust a name or an attribute without asking. This
+/// daemon alone serves the volume, so only changes made behind the mount are
+/// seen this late.
+const TRUSTED_FOR: Duration = Duration::from_secs(1);
+
+pub(super) fn empty(call: Call, reply: ReplyEmpty) -> impl Reply<()> {
+    move |result| match call.ended(result) {
+        Ok(()) => reply.ok(),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn entry(call: Call, reply: ReplyEntry) -> impl Reply<Known> {
+    move |result: Result<Known>| match call.ended(result) {
+        Ok(Known { attributes, generation }) => {
+            reply.entry(&TRUSTED_FOR, &fuse_attributes(&attributes), Generation(generation));
+        }
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn attributes(call: Call, reply: ReplyAttr) -> impl Reply<Attributes> {
+    move |result| match call.ended(result) {
+        Ok(attributes) => reply.attr(&TRUSTED_FOR, &fuse_attributes(&attributes)),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn opened(call: Call, reply: ReplyOpen) -> impl Reply<Handle> {
+    move |result| match call.ended(result) {
+        Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn created(call: Call, reply: ReplyCreate) -> impl Reply<(Known, Handle)> {
+    move |result| match call.ended(result) {
+        Ok((Known { attributes, generation }, Handle(number))) => reply.created(
+            &TRUSTED_FOR,
+            &fuse_attributes(&attributes),
+            Generation(generation),
+            FileHandle(number),
+            FopenFlags::empty(),
+        ),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn data(call: Call, reply: ReplyData) -> impl DataReply {
+    move |result: Result<&[u8]>| match call.ended(result) {
+        Ok(data) => reply.data(data),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn read(call: Call, metrics: Arc<Metrics>, reply: ReplyData) -> impl DataReply {
+    move |result: Result<&[u8]>| match call.ended(result) {
+        Ok(data) => {
+            metrics.read(data.len());
+            reply.data(data);
+        }
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+/// `metrics` count the bytes that users wrote.
+pub(super) fn written(call: Call, metrics: Option<Arc<Metrics>>, reply: ReplyWrite) -> impl Reply<usize> {
+    move |result| match call.ended(result) {
+        Ok(length) => {
+            if let Some(metrics) = metrics {
+                metrics.written(length);
+            }
+            match u32::try_from(length) {
+                Ok(length) => reply.written(length),
+                Err(_) => reply.error(FuseErrno::EOVERFLOW),
+            }
+        }
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn position(call: Call, reply: ReplyLseek) -> impl Reply<u64> {
+    move |result: Result<u64>| match call.ended(result).map(i64::try_from) {
+        Ok(Ok(found)) => reply.offset(found),
+        Ok(Err(_)) => reply.error(FuseErrno::EOVERFLOW),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn statistics(call: Call, reply: ReplyStatfs) -> impl Reply<Statistics> {
+    move |result: Result<Statistics>| match call.ended(result) {
+        Ok(now) => reply.statfs(
+            now.blocks,
+            now.free_blocks,
+            now.available_blocks,
+            now.inodes,
+            now.free_inodes,
+            saturated(now.block_bytes),
+            saturated(now.longest_name),
+            saturated(now.fragment_bytes),
+        ),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn xattr(call: Call, reply: ReplyXattr) -> impl Reply<Xattr> {
+    move |result| match call.ended(result) {
+        Ok(Xattr::Size(size)) => match u32::try_from(size) {
+            Ok(size) => reply.size(size),
+            Err(_) => reply.error(FuseErrno::E2BIG),
+        },
+        Ok(Xattr::Value(value)) => reply.data(&value),
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+/// The answer to readdir.
+pub(super) struct Entries {
+    pub(super) call: Call,
+    pub(super) reply: ReplyDirectory,
+}
+
+impl Listing for Entries {
+    fn add(&mut self, entry: &Listed<'_>) -> Taken {
+        taken_unless(self.reply.add(INodeNo(entry.id.0), entry.next, fuse_kind(entry.kind), entry.name))
+    }
+
+    fn end(self, result: Result<()>) {
+        match self.call.ended(result) {
+            Ok(()) => self.reply.ok(),
+            Err(failure) => self.reply.error(fuse_errno(failure.errno())),
+        }
+    }
+}
+
+/// The answer to readdirplus.
+pub(super) struct KnownEntries {
+    pub(super) call: Call,
+    pub(super) reply: ReplyDirectoryPlus,
+}
+
+impl KnownListing for KnownEntries {
+    fn add(&mut self, entry: &Listed<'_>, known: &Known) -> Taken {
+        let Known { attributes, generation } = known;
+        taken_unless(self.reply.add(
+            INodeNo(attributes.id.0),
+            entry.next,
+            entry.name,
+            &TRUSTED_FOR,
+            &fuse_attributes(attributes),
+            Generation(*generation),
+        ))
+    }
+
+    fn end(self, result: Result<()>) {
+        match self.call.ended(result) {
+            Ok(()) => self.reply.ok(),
+            Err(failure) => self.reply.error(fuse_errno(failure.errno())),
+        }
+    }
+}
+
+fn taken_unless(full: bool) -> Taken {
+    if full { Taken::No } else { Taken::Yes }
+}
+
+fn saturated(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
