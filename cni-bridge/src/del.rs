@@ -12,6 +12,7 @@ use linux::netns::NetNs;
 use crate::config::Config;
 use crate::error::{Error, Failures, NetnsError};
 use crate::iptables_chain::Addresses;
+use crate::keys::KEYS;
 use crate::names::{alias, format_mac, veth_name};
 use crate::undo::delete;
 use crate::{flows, rules};
@@ -90,7 +91,7 @@ fn remembered_addresses(call: &Invocation) -> Option<Vec<IpAddr>> {
 /// masqueraded them, or the rules be gone already. Not those of the interface: a
 /// container may give itself the address of another one.
 fn masqueraded(call: &Invocation, of_rules: Vec<IpAddr>) -> Vec<IpAddr> {
-    let asked = call.conf.fields().bool("ipMasq").unwrap_or(false);
+    let asked = call.conf.fields(KEYS).bool("ipMasq").unwrap_or(false);
     let remembered = asked.then(|| remembered_addresses(call)).flatten();
     of_rules.into_iter().chain(remembered.into_iter().flatten()).collect()
 }

@@ -1,29 +1,15 @@
-//! The keys of bridge stand in docs/CNI.md.
+//! The keys of bridge stand in docs/CNI.md, and are read.
 
-#[path = "../../cni-plugin/tests/kit/documents.rs"]
-mod documents;
+use serde_json::json;
+use tests::cni_keys::{assert_documented, assert_read};
 
-use cni_plugin::conf::KeysAsked;
-
-use crate::config::Config;
+use crate::keys::{KEYS, Keys, tests::call};
 
 #[test]
-fn the_document_has_the_keys_of_bridge() {
-    let asked = KeysAsked::default();
-    let call = documents::call(
-        &asked,
-        r#"{
-            "cniVersion": "1.1.0",
-            "name": "n",
-            "ipMasq": true,
-            "ipam": {"type": "host-local"},
-            "dns": {"domain": "d"},
-            "args": {"cni": {"mac": "02:00:00:00:00:01"}},
-            "runtimeConfig": {"mac": "02:00:00:00:00:02"}
-        }"#,
-    );
-    Config::read(&call).unwrap();
-    let call = documents::call(&asked, r#"{"name": "n", "vlanTrunk": [{"id": 7}]}"#);
-    assert_eq!(Config::read(&call).unwrap_err().code, 2);
-    documents::assert_section("bridge", &asked);
+fn the_document_has_the_keys_of_bridge_and_each_is_read() {
+    assert_documented("bridge", KEYS);
+    assert_read(KEYS, &json!({}), |configuration| {
+        let call = call("n", "c", "eth0", &configuration.to_string());
+        Keys::read(&call.conf).map(drop).map_err(|e| e.to_string())
+    });
 }

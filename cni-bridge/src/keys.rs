@@ -1,9 +1,38 @@
 //! The plugin's keys as they are written: right types, values not judged yet.
 //! No I/O.
 
-use cni_plugin::conf::Fields;
+use cni_plugin::conf::{COMMON_KEYS, Fields};
 use cni_plugin::{CniError, Dns, NetConf};
 use serde_json::Value;
+
+/// What the plugin reads beside [`COMMON_KEYS`].
+pub(crate) const KEYS: cni_plugin::conf::Keys = &[
+    "bridge",
+    "isGateway",
+    "isDefaultGateway",
+    "forceAddress",
+    "ipMasq",
+    "ipMasqBackend",
+    "mtu",
+    "hairpinMode",
+    "promiscMode",
+    "vlan",
+    "vlanTrunk[].minID",
+    "vlanTrunk[].maxID",
+    "vlanTrunk[].id",
+    "preserveDefaultVlan",
+    "macspoofchk",
+    "enabledad",
+    "disableContainerInterface",
+    "portIsolation",
+    "ipam.type",
+    "dns.nameservers",
+    "dns.domain",
+    "dns.search",
+    "dns.options",
+    "args.cni.mac",
+    "runtimeConfig.mac",
+];
 
 /// Absent switches are off.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,11 +83,11 @@ impl Keys {
     }
 
     fn of(conf: &NetConf) -> Result<Self, CniError> {
-        let fields = conf.fields();
+        let fields = conf.fields(KEYS);
         // Without bridge VLANs it has nothing to say.
         fields.bool("preserveDefaultVlan")?;
         // ADD does not read it.
-        fields.object("prevResult")?;
+        conf.fields(COMMON_KEYS).object("prevResult")?;
         let args = fields.object("args")?.map(|args| args.object("cni")).transpose()?.flatten();
         Ok(Self {
             bridge: fields.string("bridge")?,

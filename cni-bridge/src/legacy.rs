@@ -10,6 +10,7 @@ use netfilter::iptables::{IpTables, IpVersion, legacy_tables, quote};
 
 use crate::error::Error;
 use crate::iptables_chain::{Addresses, TABLE, chain_name, comment, own_jumps, rules_of};
+use crate::keys::KEYS;
 
 const VERSIONS: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 
@@ -101,7 +102,7 @@ fn legacy_tool(version: IpVersion, call: &Invocation) -> Result<Option<IpTables>
     match IpTables::find_legacy(version) {
         Ok(tool) => Ok(Some(tool)),
         Err(e) => {
-            let asked = call.conf.fields().bool("ipMasq").unwrap_or(true);
+            let asked = call.conf.fields(KEYS).bool("ipMasq").unwrap_or(true);
             if asked {
                 let what = format!("the legacy table {TABLE} of {} is left as it is", version.program());
                 cni_plugin::warn("bridge", format_args!("{what}: {e}"));

@@ -3,51 +3,50 @@
 //! wrong type is an error that names the key and the value; its code is the
 //! reference's, 999.
 //!
-//! Only the keys that are asked for are looked at, and [`KeysAsked`] can tell
-//! which: docs/CNI.md is held against it.
+//! A parser sees only the keys of its [`Keys`], a table that docs/CNI.md is compared with.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnetwork::IpNetwork;
 use serde_json::{Map, Value};
 
 use crate::{CniError, Version, code, json};
 
-/// Every key that was asked for, as a path: `ipam.ranges[][].subnet`.
-#[derive(Clone, Debug, Default)]
-pub struct KeysAsked(Arc<Mutex<BTreeSet<String>>>);
+/// All keys that a parser reads, each as a path: `ipam.ranges[][].subnet`, `[]` is an element of
+/// a list.
+pub type Keys = &'static [&'static str];
 
-impl KeysAsked {
-    fn note(&self, path: &str) {
-        let mut outside_index = true;
-        let places: String = path
-            .chars()
-            .filter(|c| {
-                outside_index |= *c == ']';
-                let keep = outside_index;
-                outside_index &= *c != '[';
-                keep
-            })
-            .collect();
-        self.all().insert(places);
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The keys with values of their own: not `ipam` where `ipam.type` was asked for.
-    pub fn leaves(&self) -> BTreeSet<String> {
-        let all = self.all();
-        let holds_another = |key: &str| {
-            all.iter().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with(['.', '['])))
-        };
-        all.iter().filter(|key| !holds_another(key)).cloned().collect()
-    }
-}
+/// The keys of every configuration, with `prevResult` in its newest shape.
+pub const COMMON_KEYS: Keys = &[
+    "name",
+    "cniVersion",
+    "prevResult.cniVersion",
+    "prevResult.interfaces[].name",
+    "prevResult.interfaces[].mac",
+    "prevResult.interfaces[].mtu",
+    "prevResult.interfaces[].sandbox",
+    "prevResult.interfaces[].socketPath",
+    "prevResult.interfaces[].pciID",
+    "prevResult.ips[].address",
+    "prevResult.ips[].gateway",
+    "prevResult.ips[].interface",
+    "prevResult.routes[].dst",
+    "prevResult.routes[].gw",
+    "prevResult.routes[].mtu",
+    "prevResult.routes[].advmss",
+    "prevResult.routes[].priority",
+    "prevResult.routes[].table",
+    "prevResult.routes[].scope",
+    "prevResult.dns.nameservers",
+    "prevResult.dns.domain",
+    "prevResult.dns.search",
+    "prevResult.dns.options",
+    "cni.dev/valid-attachments[].containerID",
+    "cni.dev/valid-attachments[].ifname",
+    "cni.dev/attachments[].containerID",
+    "cni.dev/attachments[].ifname",
+];
 
 /// An object within the configuration; knows where it stands (`ipam.ranges[0]`).
 #[derive(Clone, Debug)]
@@ -55,16 +54,17 @@ pub struct Fields<'a> {
     /// `None`: `null`, which Go reads as an object without keys.
     map: Option<&'a Map<String, Value>>,
     path: String,
-    asked: Option<KeysAsked>,
+    /// `None`: every key may be read.
+    keys: Option<Keys>,
 }
 
 impl<'a> Fields<'a> {
-    /// `path` is empty for the whole document.
+    /// All of an object. `path` is empty for the whole document.
     pub fn of(value: &'a Value, path: impl Into<String>) -> Result<Self, CniError> {
         let path = path.into();
         match value {
-            Value::Object(map) => Ok(Self { map: Some(map), path, asked: None }),
-            Value::Null => Ok(Self { map: None, path, asked: None }),
+            Value::Object(map) => Ok(Self { map: Some(map), path, keys: None }),
+            Value::Null => Ok(Self { map: None, path, keys: None }),
             other => Err(wrong(&path, "an object", other)),
         }
     }
@@ -74,10 +74,10 @@ impl<'a> Fields<'a> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// The value of `key` unless absent or `null`.
+    /// The value of `key` unless absent or `null`, or no key that may be read.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        if let Some(asked) = &self.asked {
-            asked.note(&self.path_of(key));
+        if !self.keys.is_none_or(|keys| is_among(keys, &self.path_of(key))) {
+            return None;
         }
         let same = self.map?.iter().filter(|(written, _)| json::same_key(written, key));
         same.map(|(_, value)| value).rfind(|value| !value.is_null())
@@ -161,7 +161,7 @@ impl<'a> Fields<'a> {
     }
 
     fn part(&self, value: &'a Value, path: String) -> Result<Fields<'a>, CniError> {
-        Ok(Fields { asked: self.asked.clone(), ..Fields::of(value, path)? })
+        Ok(Fields { keys: self.keys, ..Fields::of(value, path)? })
     }
 
     fn typed<T>(
@@ -178,6 +178,23 @@ impl<'a> Fields<'a> {
     fn malformed(&self, key: &str, msg: std::fmt::Arguments<'_>) -> CniError {
         CniError::internal(msg).with_details(self.path_of(key))
     }
+}
+
+/// Whether `path`, which has indices, is one of `keys` or leads to one.
+fn is_among(keys: Keys, path: &str) -> bool {
+    let mut is_index = false;
+    let without_indices: String = path
+        .chars()
+        .filter(|c| {
+            is_index &= *c != ']';
+            let stays = !is_index;
+            is_index |= *c == '[';
+            stays
+        })
+        .collect();
+    keys.iter().any(|key| {
+        key.strip_prefix(&without_indices).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    })
 }
 
 /// The elements of an array with their places (`ranges[1]`); `null` has none.
@@ -223,22 +240,12 @@ pub struct NetConf {
     /// As received: delegates get the same bytes.
     pub stdin: Vec<u8>,
     document: Value,
-    asked: Option<KeysAsked>,
 }
 
 impl NetConf {
     /// Parses and checks what the protocol itself needs. The version comes
     /// last: it is the only thing wrong with a configuration of a newer one.
     pub fn parse(stdin: Vec<u8>) -> Result<Self, CniError> {
-        Self::read(stdin, None)
-    }
-
-    /// The same, and notes in `asked` which keys are asked for, from then on.
-    pub fn parse_noting(stdin: Vec<u8>, asked: KeysAsked) -> Result<Self, CniError> {
-        Self::read(stdin, Some(asked))
-    }
-
-    fn read(stdin: Vec<u8>, asked: Option<KeysAsked>) -> Result<Self, CniError> {
         let undecodable = |why: &dyn std::fmt::Display| {
             CniError::new(code::DECODING_FAILURE, format_args!("error unmarshall network config: {why}"))
         };
@@ -248,8 +255,7 @@ impl NetConf {
             ),
             _ => undecodable(&e),
         })?;
-        let mut fields = Fields::of(&document, "").map_err(|e| undecodable(&e.msg))?;
-        fields.asked.clone_from(&asked);
+        let fields = Fields::of(&document, "").map_err(|e| undecodable(&e.msg))?;
         let name = fields.string("name").map_err(|e| undecodable(&e.msg))?.unwrap_or_default();
         if name.is_empty() {
             return Err(CniError::config("missing network name"));
@@ -269,17 +275,22 @@ impl NetConf {
                 format_args!("config is {version:?}, plugin supports {}", quoted(&Version::ALL)),
             )
         })?;
-        Ok(Self { name, cni_version, stdin, document, asked })
+        Ok(Self { name, cni_version, stdin, document })
     }
 
-    /// The whole configuration.
-    pub fn fields(&self) -> Fields<'_> {
-        Fields { map: self.document.as_object(), path: String::new(), asked: self.asked.clone() }
+    /// The whole configuration, of which a parser reads these keys.
+    pub fn fields(&self, keys: Keys) -> Fields<'_> {
+        Fields { keys: Some(keys), ..self.all_fields() }
+    }
+
+    /// The whole configuration, for who has no table.
+    pub fn all_fields(&self) -> Fields<'_> {
+        Fields { map: self.document.as_object(), path: String::new(), keys: None }
     }
 
     /// `ipam.type`; `None` when there is none, which means layer 2 only.
     pub fn ipam_type(&self) -> Result<Option<String>, CniError> {
-        let Some(ipam) = self.fields().object("ipam")? else { return Ok(None) };
+        let Some(ipam) = self.all_fields().object("ipam")? else { return Ok(None) };
         Ok(ipam.string("type")?.filter(|kind| !kind.is_empty()))
     }
 
@@ -288,7 +299,9 @@ impl NetConf {
     pub fn prev_result(&self) -> Result<Option<crate::CniResult>, CniError> {
         let unreadable =
             |e: CniError| CniError { msg: format!("could not parse prevResult: {}", e.msg), ..e };
-        let Some(fields) = self.fields().object("prevResult").map_err(unreadable)? else { return Ok(None) };
+        let Some(fields) = self.all_fields().object("prevResult").map_err(unreadable)? else {
+            return Ok(None);
+        };
         crate::CniResult::from_prev_result(&fields, self.cni_version).map(Some).map_err(unreadable)
     }
 }
@@ -321,16 +334,16 @@ mod tests {
     fn keys_match_without_case_and_the_last_duplicate_wins() {
         let conf = parse(r#"{"NAME":"n","CniVersion":"1.0.0","mtu":1,"MTU":2,"x":null}"#).unwrap();
         assert_eq!((conf.name.as_str(), conf.cni_version), ("n", Version::V1_0_0));
-        assert_eq!(conf.fields().u32("mtu").unwrap(), Some(2));
-        assert_eq!(conf.fields().string("x").unwrap(), None);
+        assert_eq!(conf.all_fields().u32("mtu").unwrap(), Some(2));
+        assert_eq!(conf.all_fields().string("x").unwrap(), None);
     }
 
     #[test]
     fn a_wrong_type_names_key_and_value() {
         let conf = parse(r#"{"name":"n","ipam":{"ranges":[[{"subnet":7}]]}}"#).unwrap();
-        let err = conf.fields().bool("name").unwrap_err();
+        let err = conf.all_fields().bool("name").unwrap_err();
         assert_eq!((err.code, err.msg.as_str()), (999, r#"name: expected true or false, found "n""#));
-        let ipam = conf.fields().object("ipam").unwrap().unwrap();
+        let ipam = conf.all_fields().object("ipam").unwrap().unwrap();
         let range = ipam.object_lists("ranges").unwrap().remove(0).remove(0);
         let err = range.cidr("subnet").unwrap_err();
         assert_eq!(err.msg, "ipam.ranges[0][0].subnet: expected a string, found 7");
@@ -339,7 +352,7 @@ mod tests {
     #[test]
     fn malformed_addresses_have_the_references_words_and_the_place() {
         let conf = parse(r#"{"name":"n","ipam":{"subnet":"10.1.2.0","gateway":"x","rangeEnd":""}}"#).unwrap();
-        let ipam = conf.fields().object("ipam").unwrap().unwrap();
+        let ipam = conf.all_fields().object("ipam").unwrap().unwrap();
         let words = |err: CniError| (err.code, err.msg, err.details);
         assert_eq!(
             words(ipam.cidr("subnet").unwrap_err()),
@@ -356,7 +369,7 @@ mod tests {
     #[test]
     fn numbers_are_gos_ints() {
         let conf = parse(r#"{"name":"n","a":-0,"b":1.0,"c":1e3,"d":9223372036854775808,"e":-7}"#).unwrap();
-        let fields = conf.fields();
+        let fields = conf.all_fields();
         assert_eq!((fields.i64("a").unwrap(), fields.i64("e").unwrap()), (Some(0), Some(-7)));
         for key in ["b", "c", "d"] {
             assert_eq!(fields.i64(key).unwrap_err().code, 999, "{key}");
@@ -368,9 +381,9 @@ mod tests {
     fn null_is_a_document_a_list_and_an_element_without_content() {
         assert_eq!(parse("null").unwrap_err().msg, "missing network name");
         let conf = parse(r#"{"name":"n","l":[null,"x"],"o":[null],"n":null}"#).unwrap();
-        assert_eq!(conf.fields().strings("l").unwrap(), ["", "x"]);
-        assert_eq!(conf.fields().objects("o").unwrap()[0].string("x").unwrap(), None);
-        assert!(conf.fields().array("n").unwrap().is_empty());
+        assert_eq!(conf.all_fields().strings("l").unwrap(), ["", "x"]);
+        assert_eq!(conf.all_fields().objects("o").unwrap()[0].string("x").unwrap(), None);
+        assert!(conf.all_fields().array("n").unwrap().is_empty());
     }
 
     #[test]
@@ -394,16 +407,18 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_asked_for_are_noted_without_indices() {
-        let asked = KeysAsked::default();
-        let text = r#"{"name":"n","ipam":{"ranges":[[{}],[{}]]}}"#;
-        let conf = NetConf::parse_noting(text.into(), asked.clone()).unwrap();
-        let ipam = conf.fields().object("ipam").unwrap().unwrap();
-        for range in ipam.object_lists("ranges").unwrap().iter().flatten() {
-            assert_eq!(range.cidr("subnet").unwrap(), None);
-        }
-        let leaves: Vec<String> = asked.leaves().into_iter().collect();
-        assert_eq!(leaves, ["cniVersion", "ipam.ranges[][].subnet", "name"]);
+    fn only_keys_of_the_table_are_read() {
+        const KEYS: Keys = &["ipam.ranges[][].subnet", "mtu"];
+        let text = r#"{"name":"n","mtu":1,"vlan":2,"ipam":{"type":"x","ranges":[[],[{"subnet":"s","gateway":"g"}]]}}"#;
+        let conf = parse(text).unwrap();
+        let fields = conf.fields(KEYS);
+        assert_eq!((fields.u32("mtu").unwrap(), fields.u32("vlan").unwrap()), (Some(1), None));
+        assert_eq!((fields.string("name").unwrap(), fields.string("ipa").unwrap()), (None, None));
+        let ipam = fields.object("ipam").unwrap().unwrap();
+        assert_eq!(ipam.string("type").unwrap(), None);
+        let range = ipam.object_lists("ranges").unwrap().remove(1).remove(0);
+        assert_eq!(range.string("subnet").unwrap(), Some("s".to_owned()));
+        assert_eq!(range.string("gateway").unwrap(), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::conf::COMMON_KEYS;
 use crate::{CniError, NetConf};
 
 const KEY: &str = "cni.dev/valid-attachments";
@@ -24,7 +25,7 @@ impl ValidAttachments {
     /// nothing is in use. An error without a list: that says nothing about what
     /// is in use (`cnitool gc` sends none).
     pub fn read(conf: &NetConf) -> Result<Self, CniError> {
-        let fields = conf.fields();
+        let fields = conf.fields(COMMON_KEYS);
         let keys = [KEY, OLD_KEY];
         // A list says more than a null under the other name.
         let listed = keys.into_iter().find(|key| fields.get(key).is_some());

@@ -91,7 +91,7 @@ fn ask_for_everything(fields: &Fields<'_>) {
 }
 
 fn read_everything(conf: &NetConf) {
-    ask_for_everything(&conf.fields());
+    ask_for_everything(&conf.all_fields());
     drop((conf.prev_result(), conf.ipam_type(), ValidAttachments::read(conf)));
 }
 
@@ -132,7 +132,7 @@ proptest! {
         prop_assume!(!["name", "cniversion"].contains(&written.to_lowercase().as_str()));
         let text = format!(r#"{{"name":"n","{written}":{value}}}"#);
         let conf = NetConf::parse(text.into_bytes()).unwrap();
-        prop_assert_eq!(conf.fields().i64(&key).unwrap(), Some(value));
+        prop_assert_eq!(conf.all_fields().i64(&key).unwrap(), Some(value));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use cni_plugin::conf::Fields;
+use cni_plugin::conf::{Fields, Keys};
 use cni_plugin::{CniError, CniResult, Invocation};
 use ipnetwork::{IpNetwork, Ipv4Network, Ipv6Network};
 
@@ -98,7 +98,7 @@ impl Config {
     }
 
     pub(crate) fn read(call: &Invocation, purpose: Purpose) -> Result<Self, CniError> {
-        let fields = call.conf.fields();
+        let fields = call.conf.fields(KEYS);
         let raw = Raw::read(&fields).map_err(|why| {
             CniError::internal(format_args!("failed to parse network configuration: {}", why.msg))
         })?;
@@ -140,6 +140,21 @@ impl Config {
         ips.map(|ip| ip.address.ip()).collect()
     }
 }
+
+/// What the plugin reads beside those of every configuration.
+pub(crate) const KEYS: Keys = &[
+    "backend",
+    "snat",
+    "masqAll",
+    "markMasqBit",
+    "externalSetMarkChain",
+    "conditionsV4",
+    "conditionsV6",
+    "runtimeConfig.portMappings[].hostPort",
+    "runtimeConfig.portMappings[].containerPort",
+    "runtimeConfig.portMappings[].protocol",
+    "runtimeConfig.portMappings[].hostIP",
+];
 
 /// The keys as written.
 struct Raw {

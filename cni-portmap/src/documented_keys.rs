@@ -1,23 +1,28 @@
-//! The keys of portmap stand in docs/CNI.md.
+//! The keys of portmap stand in docs/CNI.md, and are read.
 
-#[path = "../../cni-plugin/tests/kit/documents.rs"]
-mod documents;
+use cni_plugin::{Command, Invocation, NetConf};
+use serde_json::json;
+use tests::cni_keys::{assert_documented, assert_read};
 
-use cni_plugin::conf::KeysAsked;
-
-use crate::config::{Config, Purpose};
+use crate::config::{Config, KEYS, Purpose};
 
 #[test]
-fn the_document_has_the_keys_of_portmap() {
-    let asked = KeysAsked::default();
-    let call = documents::call(
-        &asked,
-        r#"{
-            "cniVersion": "1.1.0",
-            "name": "n",
-            "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}
-        }"#,
-    );
-    Config::read(&call, Purpose::Keep).unwrap();
-    documents::assert_section("portmap", &asked);
+fn the_document_has_the_keys_of_portmap_and_each_is_read() {
+    assert_documented("portmap", KEYS);
+    let base = json!({
+        "name": "n",
+        "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}
+    });
+    assert_read(KEYS, &base, |configuration| {
+        let call = Invocation {
+            command: Command::Add,
+            container_id: "c".to_owned(),
+            netns: Some("/run/netns/c".into()),
+            ifname: "eth0".to_owned(),
+            args: String::new(),
+            path: Vec::new(),
+            conf: NetConf::parse(configuration.to_string().into_bytes()).unwrap(),
+        };
+        Config::read(&call, Purpose::Keep).map(drop).map_err(|e| e.to_string())
+    });
 }

@@ -3,13 +3,40 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni_plugin::conf::{Fields, parse_cidr};
+use cni_plugin::conf::{Fields, Keys, parse_cidr};
 use cni_plugin::{CniError, NetConf, Route, Version};
 
 use crate::range::RawRange;
 use crate::{Error, RangeSet};
 
 const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
+
+/// What the plugin reads beside those of every configuration.
+pub const KEYS: Keys = &[
+    "ipam.ranges[][].subnet",
+    "ipam.ranges[][].rangeStart",
+    "ipam.ranges[][].rangeEnd",
+    "ipam.ranges[][].gateway",
+    "ipam.subnet",
+    "ipam.rangeStart",
+    "ipam.rangeEnd",
+    "ipam.gateway",
+    "ipam.routes[].dst",
+    "ipam.routes[].gw",
+    "ipam.routes[].mtu",
+    "ipam.routes[].advmss",
+    "ipam.routes[].priority",
+    "ipam.routes[].table",
+    "ipam.routes[].scope",
+    "ipam.dataDir",
+    "ipam.resolvConf",
+    "args.cni.ips",
+    "runtimeConfig.ips",
+    "runtimeConfig.ipRanges[][].subnet",
+    "runtimeConfig.ipRanges[][].rangeStart",
+    "runtimeConfig.ipRanges[][].rangeEnd",
+    "runtimeConfig.ipRanges[][].gateway",
+];
 
 /// The checked configuration.
 #[derive(Clone, Debug)]
@@ -26,7 +53,7 @@ pub struct Config {
 
 impl Config {
     pub fn read(conf: &NetConf, args: &str) -> Result<Self, CniError> {
-        let document = conf.fields();
+        let document = conf.fields(KEYS);
         let ipam = document.object("ipam")?.ok_or(Error::NoIpam)?;
         let runtime = document.object("runtimeConfig")?;
         let [from_args] = cni_plugin::args::parse_judging(args, ["IP"], judge_ip)?;
@@ -45,7 +72,7 @@ impl Config {
 
 /// `ipam.routes`, which only ADD needs: a wrong one keeps no lease from its release.
 pub fn routes(conf: &NetConf) -> Result<Vec<Route>, CniError> {
-    let ipam = conf.fields().object("ipam")?.ok_or(Error::NoIpam)?;
+    let ipam = conf.fields(KEYS).object("ipam")?.ok_or(Error::NoIpam)?;
     ipam.objects("routes")?.iter().map(Route::read).collect()
 }
 

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use cni_plugin::{CniError, CniResult, Invocation, ValidAttachments};
 
 pub use allocate::allocate;
-pub use config::{Config, routes};
+pub use config::{Config, KEYS, routes};
 pub use error::{Error, RangeError};
 pub use lease::Owner;
 pub use range::{Range, RangeSet, RawRange, Segment};

@@ -1,29 +1,17 @@
-//! The keys of host-local stand in docs/CNI.md.
+//! The keys of host-local stand in docs/CNI.md, and are read.
 
-#[path = "../../cni-plugin/tests/kit/documents.rs"]
-mod documents;
-
-use cni_plugin::conf::KeysAsked;
-use ipam_host_local::{Config, routes};
+use cni_plugin::NetConf;
+use ipam_host_local::{Config, KEYS, routes};
+use serde_json::json;
+use tests::cni_keys::{assert_documented, assert_read};
 
 #[test]
-fn the_document_has_the_keys_of_host_local() {
-    let asked = KeysAsked::default();
-    let call = documents::call(
-        &asked,
-        r#"{
-            "cniVersion": "1.1.0",
-            "name": "n",
-            "ipam": {
-                "subnet": "10.0.0.0/24",
-                "ranges": [[{"subnet": "10.0.1.0/24"}]],
-                "routes": [{"dst": "0.0.0.0/0"}]
-            },
-            "args": {"cni": {"ips": ["10.0.0.2"]}},
-            "runtimeConfig": {"ips": ["10.0.1.2"], "ipRanges": [[{"subnet": "10.0.2.0/24"}]]}
-        }"#,
-    );
-    Config::read(&call.conf, &call.args).unwrap();
-    routes(&call.conf).unwrap();
-    documents::assert_section("host-local", &asked);
+fn the_document_has_the_keys_of_host_local_and_each_is_read() {
+    assert_documented("host-local", KEYS);
+    let base = json!({"name": "n", "ipam": {"subnet": "10.0.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}});
+    assert_read(KEYS, &base, |configuration| {
+        let conf = NetConf::parse(configuration.to_string().into_bytes()).unwrap();
+        let read = Config::read(&conf, "").and_then(|_config| routes(&conf));
+        read.map(drop).map_err(|e| e.to_string())
+    });
 }

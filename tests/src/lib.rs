@@ -9,6 +9,7 @@ pub mod attacker;
 pub mod binaries;
 pub mod cgroups;
 pub mod cni;
+pub mod cni_keys;
 mod eventually;
 pub mod examples;
 mod fuse_guard;
