@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
 
+use serde_json::{Value, json};
 use tests::{as_soon_as, eventually};
 use tonic::{Code, Status};
 
@@ -40,25 +41,26 @@ fn manifest(scene: &Scene, volume_id: &str) -> PathBuf {
     scene.sandbox.path("m").join(format!("hawser-volume-{key}.yaml"))
 }
 
-/// The value after `key: ` on a line of its own.
-fn value<'a>(text: &'a str, key: &str) -> &'a str {
-    let line = text.lines().find_map(|line| line.trim().trim_start_matches("- ").strip_prefix(key));
-    line.unwrap_or_else(|| panic!("{key} in {text}")).trim_matches('"')
+/// The pod that a manifest describes.
+fn pod(manifest: &Path) -> Value {
+    serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap()
 }
 
 /// What the pod's container would be, without a container around it but for the
 /// processes that it sees: its own.
 fn run_pod(scene: &Scene, manifest: &Path) -> Child {
-    let text = fs::read_to_string(manifest).unwrap();
-    let nonce = text.split("name: HAWSER_NONCE").nth(1).unwrap();
+    let pod = pod(manifest);
+    let nonce = &pod["spec"]["containers"][0]["env"][0];
+    assert_eq!(nonce["name"], "HAWSER_NONCE");
+    let dial_dir = pod["spec"]["volumes"][0]["hostPath"]["path"].as_str().unwrap();
     scene
         .sandbox
         .command(Path::new("unshare"))
         .args(["--pid", "--fork", "--kill-child"])
         .arg(volume_binary())
         .args(["serve", "--confine", "--socket"])
-        .arg(Path::new(value(&text, "path: ")).join("dial.sock"))
-        .env("HAWSER_NONCE", value(nonce, "value: "))
+        .arg(Path::new(dial_dir).join("dial.sock"))
+        .env("HAWSER_NONCE", nonce["value"].as_str().unwrap())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -183,29 +185,60 @@ fn the_manifest_asks_for_six_capabilities_and_nothing_else() {
     let path = manifest(&scene, &id);
     let staging = stage_beside(&caller, &id);
     as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
-    let text = fs::read_to_string(&path).unwrap();
+    let pod = pod(&path);
     scene.kill_driver();
     drop(staging.join().unwrap());
-    for line in [
-        "  namespace: hawser-system",
-        "    app.kubernetes.io/managed-by: hawser-csi",
-        "    hawser.dev/role: mount-pod",
-        "    hawser.dev/network: none",
-        "  restartPolicy: Never",
-        "  terminationGracePeriodSeconds: 5",
-        "    imagePullPolicy: Never",
-        "    command: [\"/hawser-volume\"]",
-        "    args: [\"serve\", \"--socket\", \"/run/hawser/dial.sock\", \"--log-level\", \"info\"]",
-        "      allowPrivilegeEscalation: false",
-        "      readOnlyRootFilesystem: true",
-        "        drop: [\"ALL\"]",
-        "        add: [\"CHOWN\", \"DAC_OVERRIDE\", \"FOWNER\", \"FSETID\", \"SETUID\", \"SETGID\"]",
-        "      readOnly: true",
-    ] {
-        assert!(text.lines().any(|l| l == line), "{line:?} in\n{text}");
-    }
-    assert_eq!(value(&text, "hawser.dev/volume-id: "), id);
-    assert_eq!(value(&text, "path: "), scene.dial_dir(&id).to_str().unwrap());
+    let name = pod["metadata"]["name"].as_str().unwrap();
+    let key = id.trim_start_matches("vol-");
+    assert!(name.starts_with(&format!("hawser-volume-{key}-")), "{name}");
+    let container = &pod["spec"]["containers"][0];
+    let wanted = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "hawser-system",
+            "labels": {
+                "app.kubernetes.io/managed-by": "hawser-csi",
+                "hawser.dev/role": "mount-pod",
+                "hawser.dev/volume": key
+            },
+            "annotations": {
+                "hawser.dev/network": "none",
+                "hawser.dev/run-dir": scene.sandbox.path("run"),
+                "hawser.dev/volume-id": id
+            }
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "priorityClassName": "system-node-critical",
+            "priority": 2_000_001_000,
+            "terminationGracePeriodSeconds": 5,
+            "enableServiceLinks": false,
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "volume",
+                "image": "hawser/volume:test",
+                "imagePullPolicy": "Never",
+                "command": ["/hawser-volume"],
+                "args": ["serve", "--socket", "/run/hawser/dial.sock", "--log-level", "info"],
+                "env": [{"name": "HAWSER_NONCE", "value": container["env"][0]["value"]}],
+                "resources": container["resources"],
+                "securityContext": {
+                    "allowPrivilegeEscalation": false,
+                    "readOnlyRootFilesystem": true,
+                    "capabilities": {
+                        "drop": ["ALL"],
+                        "add": ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID"]
+                    },
+                    "seccompProfile": {"type": "RuntimeDefault"}
+                },
+                "volumeMounts": [{"name": "dial", "mountPath": "/run/hawser", "readOnly": true}]
+            }],
+            "volumes": [{"name": "dial", "hostPath": {"path": scene.dial_dir(&id), "type": "Directory"}}]
+        }
+    });
+    assert_eq!(pod, wanted);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proto::csi::{NodeGetInfoRequest, ProbeRequest};
+use serde_json::Value;
 use tests::as_soon_as;
 use tonic::{Code, Status};
 
@@ -24,10 +25,8 @@ fn manifest(scene: &Scene, volume_id: &str) -> PathBuf {
 
 /// What the pod's container would be, without a container around it.
 fn run_pod(scene: &Scene, volume_id: &str) -> Child {
-    let text = fs::read_to_string(manifest(scene, volume_id)).unwrap();
-    let nonce =
-        text.split("name: HAWSER_NONCE").nth(1).and_then(|rest| rest.split("value: ").nth(1)).unwrap();
-    let nonce = nonce.lines().next().unwrap().trim_matches('"');
+    let pod: Value = serde_json::from_slice(&fs::read(manifest(scene, volume_id)).unwrap()).unwrap();
+    let nonce = pod["spec"]["containers"][0]["env"][0]["value"].as_str().unwrap();
     let mut command = scene.sandbox.command(&volume_binary());
     command.args(["serve", "--confine", "--socket"]).arg(scene.dial_dir(volume_id).join("dial.sock"));
     command.env("HAWSER_NONCE", nonce).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,24 +1,18 @@
 //! Daemons as static pods: one manifest a volume in the directory that a kubelet watches.
 
+mod pod;
+
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use proto::mount_pod::{NETWORK_ANNOTATION, ROLE, ROLE_LABEL, VOLUME_ID_ANNOTATION, VOLUME_LABEL};
+use k8s_openapi::api::core::v1::Pod;
+use proto::mount_pod::{NAMESPACE, RUN_DIR_ANNOTATION};
 
-use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
+use super::{LaunchId, LaunchSpec, Launched, Launcher};
 use crate::daemon::dial::DialDir;
-use crate::model::capacity::parse_quantity;
 use crate::model::ids::VolumeId;
-use crate::model::parameters::Resources;
 
-const NAMESPACE: &str = "hawser-system";
-/// What the class `system-node-critical` stands for. No admission fills it in for a
-/// static pod, and kubelet's graceful node shutdown ends pods by it: a mount pod ends
-/// after the pods that use its volume.
-const NODE_CRITICAL: i32 = 2_000_001_000;
 const SUFFIX: &str = ".yaml";
-/// The first line of our manifests, with the volume's id behind it.
-const MARK: &str = "# hawser-csi: volume ";
 /// Digits of the nonce in a pod's name; the rest of it stays secret.
 const START_DIGITS: usize = 5;
 /// It carries the nonce.
@@ -35,7 +29,7 @@ impl Launcher for ManifestLauncher {
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
         let name = launch_name(&spec.settings.name_prefix, spec.volume_id);
         // Of this boot alone: after a power cut it may be gone, but a part of one would stay.
-        linux::atomic_file::write_whole(&self.path(&name), self.manifest(spec).as_bytes(), FILE_MODE)?;
+        linux::atomic_file::write_whole(&self.path(&name), &self.manifest(spec)?, FILE_MODE)?;
         Ok(LaunchId::StaticPod(name))
     }
 
@@ -102,109 +96,32 @@ impl ManifestLauncher {
     /// which has its own run directory.
     fn is_own(&self, file_name: &str, volume_id: &VolumeId) -> linux::Result<bool> {
         let path = self.manifests.join(file_name);
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Ok(text.lines().any(|line| line == self.host_path(volume_id))),
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => Ok(false),
+        match linux::atomic_file::read(&path) {
+            Ok(text) => Ok(serde_json::from_slice(&text)
+                .map_or_else(|_| self.is_of_older_form(&text, volume_id), |pod| self.has_written(&pod))),
+            Err(e) if e.raw_os_error().is_none() || e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) => Err(linux::Error::at("read", &path, e)),
         }
     }
 
-    /// The line that lets a pod reach its dial socket.
-    fn host_path(&self, volume_id: &VolumeId) -> String {
+    fn has_written(&self, pod: &Pod) -> bool {
+        let run_dir = pod.metadata.annotations.as_ref().and_then(|all| all.get(RUN_DIR_ANNOTATION));
+        run_dir.is_some_and(|run_dir| Path::new(run_dir) == self.run_dir)
+    }
+
+    /// YAML without the annotation, which drivers wrote until 0.1.0: known by its dial directory.
+    fn is_of_older_form(&self, text: &[u8], volume_id: &VolumeId) -> bool {
         let dial_dir = DialDir::of(&self.run_dir, volume_id);
-        format!("      path: {}", quoted(&dial_dir.path().to_string_lossy()))
+        let line = format!("      path: {}", serde_json::Value::from(dial_dir.path().to_string_lossy()));
+        text.split(|byte| *byte == b'\n').any(|found| found == line.as_bytes())
     }
 
-    /// The pod gets no network, no privilege but the six that serving several
-    /// owners' files takes, no system call that RuntimeDefault refuses, no /dev/fuse,
-    /// and of the host only the directory with its own dial socket. It is never restarted: a daemon that ended has
-    /// lost its connection, and the next stage starts another.
-    fn manifest(&self, spec: LaunchSpec<'_>) -> String {
-        let settings = spec.settings;
-        let name = pod_name(spec);
-        let (key, id) = (spec.volume_id.key(), spec.volume_id);
-        let image = quoted(&self.mount_image);
-        let nonce = quoted(spec.nonce);
-        let labels: String = settings
-            .labels
-            .iter()
-            .map(|(key, value)| format!("    {}: {}\n", quoted(key), quoted(value)))
-            .collect();
-        let (grace, log_level) = (settings.grace_seconds, settings.log_level.as_str());
-        let default_limit = memory::default_limit_bytes(spec.inode_limit, settings.known_inodes());
-        let resources = resources(&settings.resources, default_limit);
-        let host_path = self.host_path(spec.volume_id);
-        format!(
-            r#"{MARK}{id}
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {name}
-  namespace: {NAMESPACE}
-  labels:
-    app.kubernetes.io/managed-by: hawser-csi
-    {ROLE_LABEL}: {ROLE}
-    {VOLUME_LABEL}: "{key}"
-{labels}  annotations:
-    {NETWORK_ANNOTATION}: none
-    {VOLUME_ID_ANNOTATION}: {id}
-spec:
-  restartPolicy: Never
-  priorityClassName: system-node-critical
-  priority: {NODE_CRITICAL}
-  terminationGracePeriodSeconds: {grace}
-  enableServiceLinks: false
-  automountServiceAccountToken: false
-  containers:
-  - name: volume
-    image: {image}
-    imagePullPolicy: Never
-    command: ["/hawser-volume"]
-    args: ["serve", "--socket", "/run/hawser/dial.sock", "--log-level", "{log_level}"]
-    env:
-    - name: HAWSER_NONCE
-      value: {nonce}
-    resources:
-{resources}    securityContext:
-      allowPrivilegeEscalation: false
-      readOnlyRootFilesystem: true
-      capabilities:
-        drop: ["ALL"]
-        add: ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID"]
-      seccompProfile:
-        type: RuntimeDefault
-    volumeMounts:
-    - name: dial
-      mountPath: /run/hawser
-      readOnly: true
-  volumes:
-  - name: dial
-    hostPath:
-{host_path}
-      type: Directory
-"#
-        )
+    /// JSON, which is YAML too.
+    fn manifest(&self, spec: LaunchSpec<'_>) -> linux::Result<Vec<u8>> {
+        let pod = pod::of(pod_name(spec), spec, &self.mount_image, &self.run_dir);
+        serde_json::to_vec_pretty(&pod)
+            .map_err(|e| linux::Error::at("write a pod for", &self.run_dir, std::io::Error::from(e)))
     }
-}
-
-/// Kubernetes refuses a pod whose limit is below its request: where one of the
-/// two is given, the other gives way.
-fn resources(given: &Resources, default_limit_bytes: u64) -> String {
-    let cpu_request = given.cpu_request.as_deref().or(given.cpu_limit.as_deref()).unwrap_or("10m");
-    let memory_request = given.memory_request.as_deref().unwrap_or("32Mi");
-    let bytes = |quantity| parse_quantity(quantity).unwrap_or_default();
-    let default_limit = if default_limit_bytes < bytes(memory_request) {
-        memory_request.to_owned()
-    } else {
-        format!("{}Mi", default_limit_bytes >> 20)
-    };
-    let memory_limit = given.memory_limit.as_ref().unwrap_or(&default_limit);
-    let mut text = format!("      requests:\n        cpu: {}\n", quoted(cpu_request));
-    text += &format!("        memory: {}\n      limits:\n", quoted(memory_request));
-    if let Some(limit) = &given.cpu_limit {
-        text += &format!("        cpu: {}\n", quoted(limit));
-    }
-    text + &format!("        memory: {}\n", quoted(memory_limit))
 }
 
 /// What the journal and the manifest's file are called by: one a volume.
@@ -233,11 +150,6 @@ fn is_temporary(file_name: &str) -> bool {
         .is_some_and(|(pod, rest)| parse_launch_name(pod).is_some() && number(rest))
 }
 
-/// A JSON string is a YAML string.
-fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
-}
-
 /// None where the directory is missing: then there are no manifests either.
 fn file_names(dir: &Path) -> linux::Result<Vec<String>> {
     let listed = |e| linux::Error::at("list", dir, e);
@@ -253,7 +165,7 @@ fn file_names(dir: &Path) -> linux::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::parameters::{LogLevel, PodParameters};
+    use crate::model::parameters::LogLevel;
     use crate::model::settings::LaunchSettings;
     use std::os::unix::fs::PermissionsExt;
 
@@ -263,6 +175,10 @@ mod tests {
             mount_image: "hawser/volume:1 \"odd\"".into(),
             run_dir: "/run/h".into(),
         }
+    }
+
+    fn read(path: &Path) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
     #[test]
@@ -284,8 +200,8 @@ mod tests {
         assert_eq!(launcher.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
         let path = dir.path().join("hawser-volume-0123456789abcdef0123456789abcdef.yaml");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, FILE_MODE);
-        let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.contains("image: \"hawser/volume:1 \\\"odd\\\"\""), "{text}");
+        let pod = read(&path);
+        assert_eq!(pod["spec"]["containers"][0]["image"], "hawser/volume:1 \"odd\"");
         assert!(launcher.stands(&id).unwrap());
         launcher.remove(&id).unwrap();
         assert!(!launcher.stands(&id).unwrap());
@@ -330,15 +246,13 @@ mod tests {
         let other = ManifestLauncher { run_dir: "/run/other".into(), ..launcher(dir.path()) };
         assert_eq!(other.list().unwrap(), [], "of another driver beside it");
         let path = dir.path().join("fast-0123456789abcdef0123456789abcdef.yaml");
-        let text = std::fs::read_to_string(&path).unwrap();
-        for line in [
-            "  name: fast-0123456789abcdef0123456789abcdef-n\n",
-            "    \"example.com/tier\": \"1\"\n  annotations:\n",
-            "  priority: 2000001000\n  terminationGracePeriodSeconds: 17\n",
-            "\"--log-level\", \"debug\"]\n",
-        ] {
-            assert!(text.contains(line), "{line} in {text}");
-        }
+        let pod = read(&path);
+        assert_eq!(pod["metadata"]["name"], "fast-0123456789abcdef0123456789abcdef-n");
+        assert_eq!(pod["metadata"]["labels"]["example.com/tier"], "1");
+        assert_eq!(pod["spec"]["priority"], 2_000_001_000);
+        assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 17);
+        let arguments = pod["spec"]["containers"][0]["args"].as_array().unwrap();
+        assert!(arguments.windows(2).any(|pair| pair == ["--log-level", "debug"]), "{arguments:?}");
         manifests.remove(&id).unwrap();
         assert!(users.exists() && !path.exists());
     }
@@ -353,31 +267,13 @@ mod tests {
             let spec = LaunchSpec { volume_id: &volume_id, nonce, settings: &settings, inode_limit: 0 };
             let id = manifests.ensure(spec).unwrap();
             let LaunchId::StaticPod(launch) = &id else { panic!("{id:?}") };
-            let text = std::fs::read_to_string(dir.path().join(format!("{launch}.yaml"))).unwrap();
-            let name = text.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap().to_owned();
+            let pod = read(&dir.path().join(format!("{launch}.yaml")));
+            let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
             assert!(manifests.describe(spec).contains(&name) && name.len() <= 63, "{name}");
             (id, name)
         });
         assert_eq!(started[0].0, started[1].0);
         assert_ne!(started[0].1, started[1].1);
         assert_eq!(manifests.list().unwrap().len(), 1);
-    }
-
-    #[test]
-    fn a_limit_is_never_below_its_request() {
-        let shown = |pairs: &[(&str, &str)]| {
-            let pairs = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-            let PodParameters { resources: given, .. } =
-                crate::model::parameters::Parameters::parse(&pairs).unwrap().pod;
-            resources(&given, 512 << 20).split_whitespace().collect::<Vec<_>>().join(" ").replace('"', "")
-        };
-        for (given, wanted) in [
-            (&[][..], "requests: cpu: 10m memory: 32Mi limits: memory: 512Mi"),
-            (&[("mountPodCpuLimit", "5m")], "requests: cpu: 5m memory: 32Mi limits: cpu: 5m memory: 512Mi"),
-            (&[("mountPodMemoryRequest", "1Gi")], "requests: cpu: 10m memory: 1Gi limits: memory: 1Gi"),
-            (&[("mountPodMemoryLimit", "64Mi")], "requests: cpu: 10m memory: 32Mi limits: memory: 64Mi"),
-        ] {
-            assert_eq!(shown(given), wanted);
-        }
     }
 }
