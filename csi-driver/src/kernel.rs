@@ -3,7 +3,6 @@
 pub(crate) mod bounded;
 pub(crate) mod host_path;
 pub(crate) mod mounts;
-pub(crate) mod nonce;
 pub(crate) mod place;
 pub(crate) mod private_dir;
 pub(crate) mod socket;

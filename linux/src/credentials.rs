@@ -72,11 +72,8 @@ fn as_real_user<T>(uid: rustix::process::Uid, work: impl FnOnce() -> T) -> Resul
 
 /// At random, among the uids above 2^31.
 fn any_high_uid() -> Result<rustix::process::Uid> {
-    let mut bytes = [0; 4];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::new("draw", "a random number", e))?;
     // Not the last one, (uid_t)-1.
-    let uid = (u32::from_ne_bytes(bytes) | 1 << 31) & !1;
+    let uid = (u32::from_ne_bytes(crate::random::bytes()?) | 1 << 31) & !1;
     Ok(rustix::process::Uid::from_raw(uid))
 }
 

@@ -34,6 +34,7 @@ pub mod process;
 pub mod procfs;
 pub mod program;
 pub mod project_quota;
+pub mod random;
 pub mod rootfs;
 pub mod shared_file;
 pub mod sysctl;

@@ -106,13 +106,7 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
 
 /// 64 hexadecimal digits: of a sandbox or a container.
 pub(crate) fn new_id() -> Result<String> {
-    use std::io::Read;
-    let path = Path::new("/dev/urandom");
-    let mut bytes = [0_u8; 32];
-    std::fs::File::open(path)
-        .and_then(|mut f| f.read_exact(&mut bytes))
-        .map_err(|e| Error::io("read", path, e))?;
-    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+    Ok(linux::random::hexadecimal()? + &linux::random::hexadecimal()?)
 }
 
 fn to_json(value: &impl Serialize) -> Vec<u8> {

@@ -10,10 +10,9 @@ use crate::config::Config;
 use crate::engine::health::{Health, health, is_served};
 use crate::engine::locks::Locks;
 use crate::engine::stage::Stages;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Step};
 use crate::journal::Journal;
 use crate::kernel::mounts;
-use crate::kernel::nonce::new_nonce;
 use crate::model::access_mode::AccessMode;
 use crate::model::capability::Access;
 use crate::model::ids::VolumeId;
@@ -59,7 +58,7 @@ impl Attachments {
         // Two volumes at once would both be the last that fits.
         let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_limit(node_id)?;
-        let nonce = new_nonce()?;
+        let nonce = linux::random::hexadecimal().step("draw nonce")?;
         record.attachments.insert(node_id.to_owned(), Attachment { access, nonce: nonce.clone() });
         self.journal.put(volume_id, &record)?;
         Ok(nonce)

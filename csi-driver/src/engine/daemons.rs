@@ -20,7 +20,6 @@ use crate::daemon::waits::Waits;
 use crate::daemon::watch::DaemonWatch;
 use crate::error::{Error, Result, Step};
 use crate::kernel::mounts;
-use crate::kernel::nonce::new_nonce;
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchId;
 use crate::model::limits;
@@ -64,7 +63,7 @@ impl Daemons {
         let assignment = Assignment { backend: Some(assigned.backend), ..assignment };
         let span = tracing::info_span!("stage.launch").entered();
         let sockets = self.dial(volume_id).listen().step("listen for daemon")?;
-        let nonce = new_nonce()?;
+        let nonce = linux::random::hexadecimal().step("draw nonce")?;
         let spec = LaunchSpec { volume_id, nonce: &nonce, settings, inode_limit: assignment.inode_limit };
         let described = self.launcher.describe(spec);
         let launch = self.launcher.ensure(spec).map_err(|source| {

@@ -21,7 +21,6 @@ use rustix::io::Errno;
 
 use super::{PARTS, Traits, open_root, traits_of};
 use crate::error::{Error, Result, Step, chain};
-use crate::kernel::nonce::new_nonce;
 use crate::kernel::private_dir::private_dir_all;
 
 const MARKER: &str = ".hawser-pool";
@@ -181,7 +180,7 @@ fn look(pool: &Path, remembered: &Path, traits: &mut Option<(FsId, Traits)>) -> 
             // Where a person mistyped a path, or a file system is not mounted, this is all there is to see.
             let was_there = pool.exists();
             private_dir_all(pool).step("create pool")?;
-            let id = new_nonce()?[..ID_DIGITS].to_owned();
+            let id = linux::random::hexadecimal().step("draw an id")?[..ID_DIGITS].to_owned();
             // The pool's first: killed between the two, the next start begins anew.
             write_id(&marker, &id)?;
             write_id(remembered, &id)?;
