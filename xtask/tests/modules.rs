@@ -332,3 +332,121 @@ fn layers_of_the_driver_use_only_those_that_they_may() {
     }
     assert!(report.is_empty(), "\n{report}");
 }
+
+/// Modules of a crate, and others of it that they must not use, nor anything below them. The head
+/// of the crate says the same in words.
+struct Rule {
+    package: &'static str,
+    modules: &'static [&'static str],
+    must_not_use: &'static [&'static str],
+}
+
+const RULES: [Rule; 8] = [
+    // What decides does no I/O.
+    Rule {
+        package: "cni-bridge",
+        modules: &["keys", "config", "vlan", "plan", "masquerade", "spoof", "iptables_chain"],
+        must_not_use: &[
+            "attach",
+            "container",
+            "gateway",
+            "rules",
+            "legacy",
+            "undo",
+            "add",
+            "del",
+            "check",
+            "status",
+            "gc",
+        ],
+    },
+    Rule {
+        package: "cni-portmap",
+        modules: &[
+            "config",
+            "conditions",
+            "mapping",
+            "nftables::rules",
+            "nftables::plan",
+            "iptables::rules",
+            "iptables::plan",
+        ],
+        must_not_use: &["localnet", "flows", "add", "del", "check", "status", "gc"],
+    },
+    Rule {
+        package: "ipam-host-local",
+        modules: &["config", "range", "lease", "index::format"],
+        must_not_use: &["files", "index", "store"],
+    },
+    Rule { package: "netfilter", modules: &["nftables"], must_not_use: &["conntrack"] },
+    Rule { package: "netfilter", modules: &["conntrack"], must_not_use: &["nftables"] },
+    // What all parts know does not call them.
+    Rule {
+        package: "runtime",
+        modules: &["runtime", "state"],
+        must_not_use: &["service", "sandbox", "container", "launcher"],
+    },
+    // What a backend sees knows nothing of FUSE, nor of the daemon around it.
+    Rule {
+        package: "volume-fs",
+        modules: &[
+            "backend",
+            "failure",
+            "figures",
+            "file",
+            "request",
+            "gate",
+            "notifications",
+            "descriptors",
+        ],
+        must_not_use: &["filesystem", "control", "handover", "metrics", "confine", "config", "seccomp"],
+    },
+    // The file system does not know requests.
+    Rule {
+        package: "volume-local",
+        modules: &[
+            "attributes",
+            "count",
+            "directory",
+            "errno",
+            "handles",
+            "nodes",
+            "quota",
+            "usage_file",
+            "volume",
+            "xattrs",
+        ],
+        must_not_use: &["backend", "service", "pruner"],
+    },
+];
+
+#[test]
+fn modules_keep_the_rules_of_their_crate() {
+    let metadata = metadata();
+    let mut report = String::new();
+    for Rule { package, modules, must_not_use } in &RULES {
+        let found = metadata.packages.iter().find(|found| found.name == package).expect("it exists");
+        for target in products(found) {
+            let this = Crate::read(target.src_path.as_std_path());
+            let is_below = |module: &Module, of: &str| {
+                let path = module.join("::");
+                path.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+            };
+            let is_one = |module: &Module, of: &[&str]| of.iter().any(|of| is_below(module, of));
+            if this.modules.len() > 2 {
+                for name in modules.iter().chain(*must_not_use) {
+                    if !this.modules.iter().any(|module| is_below(module, name)) {
+                        report += &format!("  {package}: there is no module {name}\n");
+                    }
+                }
+            }
+            for ((from, to), (file, line)) in &this.edges {
+                if is_one(from, modules) && is_one(to, must_not_use) && !is_one(to, modules) {
+                    let (from, to) = (from.join("::"), to.join("::"));
+                    report += &format!("  {}:{line}: {from} must not use {to}\n", file.display());
+                }
+            }
+        }
+    }
+    assert!(report.is_empty(), "\n{report}");
+}
