@@ -7,6 +7,8 @@
 //! is named here, and nothing that is named is assumed to be there.
 
 mod boot;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod store;
 
 use std::path::{Path, PathBuf};

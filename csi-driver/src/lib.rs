@@ -18,6 +18,8 @@ pub mod config;
 mod daemon;
 pub mod engine;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod journal;
 mod kernel;
 mod model;

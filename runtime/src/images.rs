@@ -8,6 +8,8 @@ mod archive;
 mod documents;
 pub(crate) mod error;
 mod files;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod job;
 mod layers;
 mod limits;

@@ -13,6 +13,8 @@ mod blocking;
 mod cni;
 mod container;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod images;
 mod in_place;
 mod launcher;

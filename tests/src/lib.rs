@@ -24,6 +24,7 @@ pub mod network_state;
 pub mod node;
 mod process;
 pub mod sandbox;
+pub mod seeds;
 pub mod subvolume;
 pub mod trace_calls;
 pub mod trace_steps;

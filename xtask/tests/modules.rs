@@ -122,10 +122,14 @@ fn collect_items(sources: &mut Vec<Source>, module: Module, file: &Path, dir: &P
     sources.push(Source { module, file: file.to_owned(), items: own });
 }
 
+/// Whether no product has it: `cfg(test)`, also with fuzz targets beside tests.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        attribute.path().is_ident("cfg")
-            && attribute.parse_args::<syn::Path>().is_ok_and(|condition| condition.is_ident("test"))
+    let conditions = ["test", "any (test , fuzzing)"];
+    attributes.iter().any(|attribute| match &attribute.meta {
+        syn::Meta::List(list) if list.path.is_ident("cfg") => {
+            conditions.contains(&list.tokens.to_string().as_str())
+        }
+        _ => false,
     })
 }
 

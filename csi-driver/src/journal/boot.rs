@@ -174,13 +174,13 @@ fn forget_processes(dir: &Path) -> Result<()> {
 }
 
 /// The last whole line of a file.
-struct LastLine {
+pub(super) struct LastLine {
     record: BootRecord,
-    begin: usize,
+    pub(super) begin: usize,
     /// Where it ends.
-    end: usize,
+    pub(super) end: usize,
     /// Of the file, which is longer where a line was cut short.
-    len: usize,
+    pub(super) len: usize,
 }
 
 impl LastLine {
@@ -198,7 +198,11 @@ impl LastLine {
 }
 
 fn read(path: &Path) -> std::result::Result<LastLine, String> {
-    let text = linux::atomic_file::read(path).map_err(|e| e.to_string())?;
+    last_line(&linux::atomic_file::read(path).map_err(|e| e.to_string())?)
+}
+
+/// Of a file that may end within a line.
+pub(super) fn last_line(text: &[u8]) -> std::result::Result<LastLine, String> {
     let is_end = |byte: &u8| *byte == b'\n';
     let end = text.iter().rposition(is_end).ok_or("not one whole line")? + 1;
     let lines = &text[..end - 1];

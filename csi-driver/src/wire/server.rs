@@ -4,6 +4,8 @@
 //! rewritten on the way (docs/decisions/0001-registration-listener.md).
 
 mod authority;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod hpack;
 mod huffman;
 mod stream;
