@@ -1,8 +1,8 @@
-//! Where the data of volumes and snapshots is. The engine knows it as [`VolumeBackend`] alone.
-//! The one that there is, `local`, keeps a directory a volume on this node.
+//! Where the data of volumes and snapshots is. The engine uses it only through [`VolumeBackend`].
+//! There is one backend, `local`: each volume is a directory on this node.
 //!
-//! A backend decides nothing about calls: what exists and what is being done to it stands in
-//! the journal, and the engine holds a volume's lock while it changes the volume's data.
+//! A backend makes no decisions about calls. The journal records what exists and which operation is
+//! under way. The engine holds a volume's lock while it changes the volume's data.
 
 pub(crate) mod copies;
 pub(crate) mod local;
@@ -19,72 +19,74 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
 
-/// What a volume's daemon gets of the backend.
+/// What the backend contributes to a daemon's start.
 pub(crate) struct Assigned {
     pub(crate) id: DataId,
-    /// What the Assignment says of the backend.
+    /// The backend's part of the Assignment.
     pub(crate) backend: assignment::Backend,
-    /// Those that only this backend has.
+    /// The descriptors that only this backend passes.
     pub(crate) descriptors: Vec<(Role, OwnedFd)>,
 }
 
-/// Calls may block, unless they say how long they take at most. Each one that changes data may be
-/// repeated, also by the next driver, after it failed or was cut short anywhere.
+/// Calls may block, unless their documentation gives a limit. Every call that changes data may be
+/// repeated after a failure or a kill at any point, also by the next driver.
 pub(crate) trait VolumeBackend: Debug + Send + Sync {
-    /// Whether its data is on this node: then no other node can use a volume, or make it.
+    /// True if the data is on this node only: then no other node can create or use a volume.
     fn is_on_this_node(&self) -> bool;
 
-    /// An error while it is away: unmounted, another one, or silent. Takes a limited time.
+    /// An error while the backend is away: unmounted, replaced by another one, or not answering.
+    /// Returns within a limited time.
     fn check_present(&self) -> Result<()>;
 
-    /// Whether it is there and takes data.
+    /// Checks that the backend is present and accepts writes.
     fn probe(&self) -> linux::Result<()>;
 
-    /// What all volumes together may claim.
+    /// The space that all volumes together may claim.
     fn room(&self) -> Result<Room>;
 
-    /// What a volume of `capacity_bytes` may hold.
+    /// The limits of a volume of `capacity_bytes`.
     fn limits(&self, capacity_bytes: u64) -> VolumeLimits;
 
-    /// Makes the volume, empty; one that is there already is right.
+    /// Creates the volume, empty. An existing one is a success.
     fn create(&self, id: &VolumeId) -> Result<()>;
 
-    /// Makes room for a volume that grows to `capacity_bytes`: what it may hold from now on.
+    /// Makes room for a volume that grows to `capacity_bytes`, and returns its new limits.
     fn expand(&self, id: &VolumeId, capacity_bytes: u64) -> Result<VolumeLimits>;
 
-    /// Removes the volume's data; none there is a success.
+    /// Removes the volume's data. Missing data is a success.
     fn delete(&self, id: &VolumeId) -> Result<()>;
 
-    /// A volume that is new must not begin with data that its journal has forgotten.
+    /// Refuses a new volume where the backend still has data under its id: the journal has lost
+    /// that entry.
     fn check_no_volume(&self, id: &VolumeId) -> Result<()>;
 
-    /// Nothing is there of a volume that was complete.
+    /// True if the data of a volume that was complete is gone.
     fn has_lost_volume(&self, id: &VolumeId) -> Result<bool>;
 
-    /// What a volume that is not served holds.
+    /// What the volume holds. Only for a volume that no daemon serves.
     fn used(&self, id: &VolumeId) -> Result<Count>;
 
     /// Gives the volume's files to group `gid` (CSI: volume_mount_group), unless they have it.
     fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()>;
 
-    /// What the volume's daemon is to get. Takes a limited time.
+    /// The descriptors and settings for the volume's daemon. Returns within a limited time.
     fn assign(&self, id: &VolumeId) -> Result<Assigned>;
 
-    /// The data that [`Self::assign`] would give a daemon now. Takes a limited time.
+    /// The data that [`Self::assign`] would pass now. Returns within a limited time.
     fn data_id(&self, id: &VolumeId) -> Result<DataId>;
 
-    /// An error where a daemon that was assigned `served` has other data than
-    /// [`Self::assign`] would give now, as after a restored backup. While the backend is away, or
-    /// where `served` is not known, as of an earlier version's daemon, there is none: the daemon
-    /// goes on. Takes a limited time.
+    /// An error if a daemon that was assigned `served` has other data than [`Self::assign`] would
+    /// pass now, as after a restored backup. No error while the backend is away, or where `served`
+    /// is not known (a daemon of an earlier version): the daemon continues. Returns within a
+    /// limited time.
     fn check_serves(&self, id: &VolumeId, served: Option<DataId>) -> Result<()>;
 
-    /// How a snapshot or clone can be made where the class allows `allowed`; `class` names where
-    /// that is written.
+    /// How a snapshot or clone can be made if the class allows `allowed`. `class` names the object
+    /// that says so, for messages.
     fn snapshot_mode(&self, allowed: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode>;
 
-    /// Copies the volume, whose writers are held back, into the snapshot, in place of what an
-    /// earlier call left of it.
+    /// Copies the volume into the snapshot and replaces what an earlier call left of it. The
+    /// volume's writers are held back.
     fn snapshot(
         &self,
         id: &SnapshotId,
@@ -93,8 +95,8 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
         progress: &Progress,
     ) -> Result<Count>;
 
-    /// Makes the volume's data from another volume's, whose writers are held back, or from a
-    /// snapshot's. The volume must not be in use.
+    /// Makes the volume's data from a snapshot or from another volume, whose writers are held back.
+    /// The new volume must not be in use.
     fn fill(&self, id: &VolumeId, from: &Source, progress: &Progress) -> Result<Count>;
 
     /// [`Self::delete`] of a snapshot.
@@ -106,13 +108,13 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// [`Self::has_lost_volume`] of a snapshot.
     fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool>;
 
-    /// Everything that was written is on disk when it returns.
+    /// When it returns, all earlier writes are on disk.
     fn sync(&self) -> Result<()>;
 
-    /// While a driver starts, deletions and [`Self::sweep`] only move the data away, and its
-    /// removal goes on beside the first calls.
+    /// While a driver starts, deletions and [`Self::sweep`] only move data to the trash. It is
+    /// removed while the first calls are already answered.
     fn set_starting(&self, is_starting: bool);
 
-    /// Removes what killed copies, deletions and probes left. None may be under way.
+    /// Removes what killed copies, deletions and probes left. None of them may be under way.
     fn sweep(&self) -> Result<()>;
 }

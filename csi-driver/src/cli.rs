@@ -1,4 +1,4 @@
-//! The words of `hawser-csi`'s command line.
+//! The commands of `hawser-csi`.
 
 use clap::{Parser, Subcommand};
 
@@ -8,11 +8,10 @@ use crate::operations::views::View;
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
-/// Without a command it runs: serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock
-/// and registers itself with the kubelet through KUBELET-DIR/plugins_registry.
-/// SIGTERM ends the driver and leaves volumes and daemons as they are; the next
-/// start adopts them. The commands look at what a driver works on, while it runs
-/// or not; only `doctor --repair` changes something.
+/// Without a command it runs the driver: it serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock
+/// and registers itself with the kubelet through KUBELET-DIR/plugins_registry. SIGTERM ends the
+/// driver; volumes and daemons continue, and the next start adopts them. The commands report a
+/// driver's state, running or not; only `doctor --repair` changes something.
 #[derive(Debug, Parser)]
 #[command(
     name = "hawser-csi",
@@ -31,10 +30,10 @@ pub struct CommandLine {
 pub enum Command {
     #[command(flatten)]
     View(View),
-    /// Shows what is not as it should be, and what would be done about it.
+    /// Shows problems on this node, and how to repair them.
     ///
-    /// Is given the flags that the driver is started with. Ends with 0 if nothing
-    /// is left to be repaired, with 1 if something is, and with 2 if it could not look.
+    /// Takes the same flags as the driver. Exits with 0 if nothing is left to repair, 1 if
+    /// something is, and 2 if it could not look.
     Doctor(Box<Doctor>),
 }
 

@@ -12,7 +12,7 @@ use crate::model::limits::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
 const MAX_DRIVER_NAME_BYTES: usize = 63;
 /// CSI spec, NodeGetInfo: node_id.
 const MAX_NODE_ID_BYTES: usize = 256;
-/// The daemon's answer and the roll-back must fit into kubelet's patience too.
+/// The stage also waits for the daemon's answer and a roll-back, all within kubelet's timeout.
 const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
 const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";
 /// For `--cgroup-root`.
@@ -22,9 +22,9 @@ const MAX_DAEMON_DEADLINE_SECONDS: u64 = 3600;
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
-/// Serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock and registers itself
-/// with the kubelet through KUBELET-DIR/plugins_registry. SIGTERM ends the
-/// driver and leaves volumes and daemons as they are; the next start adopts them.
+/// Serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock and registers itself with the kubelet
+/// through KUBELET-DIR/plugins_registry. SIGTERM ends the driver; volumes and daemons continue, and
+/// the next start adopts them.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "hawser-csi", version)]
 pub struct Flags {
@@ -266,7 +266,7 @@ impl Config {
         self.kubelet_dir.join("plugins").join(&self.driver_name).join("csi.sock")
     }
 
-    /// Never longer than a volume's sockets, which `--run-dir` is checked for.
+    /// Shorter than a volume's sockets, for which `--run-dir` is checked.
     pub fn metrics_socket(&self) -> PathBuf {
         metrics_socket(&self.run_dir)
     }
@@ -310,7 +310,7 @@ fn check_node_id(flag: &'static str, node_id: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Below the root itself, and nowhere above it.
+/// A path below the root, without `..`.
 fn check_cgroup_root(path: PathBuf) -> Result<Option<PathBuf>, ConfigError> {
     use std::path::Component;
     if path == Path::new(NO_CGROUPS) {

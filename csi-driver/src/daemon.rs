@@ -1,4 +1,4 @@
-//! The processes that serve volumes: how they are started, what they are given and asked, how their end is seen.
+//! The processes that serve volumes: their start, the hand-over, requests to them, and their end.
 
 pub(crate) mod control;
 pub(crate) mod dial;
@@ -7,6 +7,6 @@ pub(crate) mod keeper;
 pub(crate) mod launcher;
 pub(crate) mod notes;
 pub(crate) mod process;
+pub(crate) mod untrusted_text;
 pub(crate) mod waits;
 pub(crate) mod watch;
-pub(crate) mod words;

@@ -1,4 +1,4 @@
-//! What a call does: decisions and their steps, each of which can be undone.
+//! What each call does: decisions, and steps that can be undone.
 
 pub mod admission;
 pub(crate) mod attach;

@@ -1,5 +1,4 @@
-//! Everything that an RPC can be refused with. What the caller makes of it is
-//! decided in one place, `status.rs`.
+//! All errors of RPCs. `status.rs` chooses the gRPC code of each.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +9,7 @@ pub use trace::error_chain as chain;
 use crate::model::access_mode::AccessMode;
 use crate::model::ids::{SnapshotId, VolumeId};
 
-/// The most of a value of a request in a message.
+/// Most bytes of a request's value in a message.
 const MAX_VALUE_BYTES: usize = 128;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -25,7 +24,7 @@ pub enum Error {
     #[error("parameters: unknown parameter {name:?}: known are {known}")]
     UnknownParameter { name: String, known: String },
 
-    // What it is about.
+    // The objects of the request.
     #[error("volume {volume_id:?} does not exist")]
     UnknownVolume { volume_id: String },
     #[error("snapshot {snapshot_id:?} does not exist")]
@@ -67,7 +66,7 @@ pub enum Error {
     SecondTarget { volume_id: VolumeId, published: PathBuf, mode: AccessMode },
     #[error("{field} {}: {reason}", path.display())]
     UnusablePath { field: &'static str, path: PathBuf, reason: String },
-    /// The path was good when it was checked, so the caller must come back.
+    /// The path was valid when it was checked earlier, so the caller must retry.
     #[error("{field} {}: {reason}: put the directories on the way back, and call again", path.display())]
     PathChanged { field: &'static str, path: PathBuf, reason: String },
     #[error("{} is a mount of {found}, not of volume {volume_id}", path.display())]
@@ -89,7 +88,7 @@ pub enum Error {
     #[error("the daemon of volume {volume_id} has no control socket: {what} works after the next stage")]
     NoControl { volume_id: VolumeId, what: &'static str },
 
-    // Room and place.
+    // Space and place.
     #[error("claim of {wanted_bytes} bytes is larger than the pool of {pool_bytes} bytes")]
     LargerThanPool { wanted_bytes: u64, pool_bytes: u64 },
     #[error(
@@ -111,10 +110,10 @@ pub enum Error {
     )]
     OutOfTopology { key: String, node_id: String },
 
-    // What happens at the same time.
+    // Concurrent operations.
     #[error("another operation on {what} is under way")]
     Pending { what: String },
-    #[error("{operation}: {most} such calls are under way, which take long: call again")]
+    #[error("{operation}: {most} slow calls are under way: call again")]
     Crowded { operation: &'static str, most: usize },
     #[error(
         "{what}: data of that id lie at {} already, and no journal entry names them: move them away, or put \
@@ -124,7 +123,7 @@ pub enum Error {
     DataOfNobody { what: String, path: PathBuf },
     #[error("volume {volume_id} is being deleted")]
     BeingDeleted { volume_id: VolumeId },
-    #[error("starting_token: {value:?} is none that was given: list again from the start")]
+    #[error("starting_token: unknown token {value:?}: restart the listing")]
     BadToken { value: String },
     #[error("{what} is being copied: {}", progress(*done_bytes, *total_bytes))]
     Copying { what: String, done_bytes: u64, total_bytes: u64 },
@@ -141,7 +140,7 @@ pub enum Error {
     #[error("start the daemon of volume {volume_id}, {launch}")]
     Launch {
         volume_id: VolumeId,
-        /// As its launcher describes it.
+        /// In the launcher's words.
         launch: String,
         #[source]
         source: linux::Error,
@@ -150,7 +149,7 @@ pub enum Error {
     NobodyDialled { socket: PathBuf, waited: Duration, launch: String },
     #[error("the stage of volume {volume_id} was undone before its daemon connected")]
     Abandoned { volume_id: VolumeId },
-    #[error("the daemon of volume {volume_id}, {launch}, ended before it served{}", last_words(log.as_deref()))]
+    #[error("the daemon of volume {volume_id}, {launch}, ended before it served{}", last_log_line(log.as_deref()))]
     DaemonEnded { volume_id: VolumeId, launch: String, log: Option<String> },
     #[error("the daemon of volume {volume_id} refused to serve: {reason}")]
     DaemonRefused { volume_id: VolumeId, reason: String },
@@ -161,7 +160,9 @@ pub enum Error {
     DaemonVersion { volume_id: VolumeId, daemon: Versions, driver: Versions },
     #[error("hand over volume {volume_id}: {reason}")]
     HandOver { volume_id: VolumeId, reason: String },
-    #[error("process {pid}, the daemon of volume {volume_id}, lives on after SIGKILL")]
+    #[error(
+        "the daemon of volume {volume_id} (pid {pid}) is still running after SIGKILL: check the pool's disk"
+    )]
     DaemonLives { volume_id: VolumeId, pid: i32 },
 
     #[error("the daemon of volume {volume_id} did not answer {what} within {} s", limit.as_secs())]
@@ -185,18 +186,18 @@ pub enum Error {
     },
     #[error("journal {}: {reason}", path.display())]
     JournalUnreadable { path: PathBuf, reason: String },
-    #[error("not able to work: {what}: {reason}")]
+    #[error("the driver cannot work: {what}: {reason}")]
     Unready { what: &'static str, reason: String },
     #[error("{operation} ended unexpectedly")]
     Panicked { operation: &'static str },
-    /// What was there before is still there, so the caller must come back.
+    /// The earlier call's leftovers still exist, so the caller must retry.
     #[error("volume {volume_id}: what an earlier call left is still there")]
     Uncleared {
         volume_id: VolumeId,
         #[source]
         source: Box<Error>,
     },
-    /// Something may be left behind, so the caller must come back.
+    /// Something may be left behind, so the caller must retry.
     #[error("{}; and rolling back: {}", chain(cause), chain(rollback))]
     Rollback { cause: Box<Error>, rollback: Box<Error> },
 }
@@ -210,12 +211,12 @@ impl Error {
         }
     }
 
-    /// What an earlier call left is still there because of `source`.
+    /// An earlier call's leftovers still exist because of `source`.
     pub(crate) fn uncleared(volume_id: &VolumeId, source: Self) -> Self {
         Self::Uncleared { volume_id: volume_id.clone(), source: Box::new(source) }
     }
 
-    /// `cause`, and what the attempt to undo what it had left came to.
+    /// `cause`, with the result of undoing what it left.
     pub(crate) fn rolled_back(cause: Self, undone: Result<()>) -> Self {
         match undone {
             Ok(()) => cause,
@@ -241,11 +242,11 @@ fn progress(done_bytes: u64, total_bytes: u64) -> String {
     }
 }
 
-fn last_words(log: Option<&str>) -> String {
+fn last_log_line(log: Option<&str>) -> String {
     log.map(|line| format!("; its last log line: {line}")).unwrap_or_default()
 }
 
-/// Gives a kernel error its place in what was being done.
+/// Names the operation in which a kernel error occurred.
 pub(crate) trait Step<T> {
     fn step(self, step: &'static str) -> Result<T>;
 }

@@ -1,10 +1,10 @@
-//! What survives the driver: one file a volume and one a snapshot, replaced whole
-//! and on disk before anything is built on it; and apart from them, since it need
-//! not survive the machine, what is mounted and who serves it (`boot`).
+//! The driver's persistent state: one file for each volume and each snapshot, replaced as a whole
+//! and on disk before anything depends on it. Mounts and daemons are stored apart (`boot`), since
+//! they need not survive the machine.
 //!
-//! Invariant: an entry says a thing before the kernel or the disk does it, and
-//! stops saying so after it is undone. So whatever a killed driver left behind
-//! is named here, and nothing that is named is assumed to be there.
+//! Invariant: an entry records a step before the kernel or the disk does it, and drops it after the
+//! step is undone. So the journal names everything that a killed driver left behind, and nothing
+//! that it names is assumed to exist.
 
 mod boot;
 #[cfg(any(test, fuzzing))]
@@ -27,23 +27,23 @@ pub(crate) struct Journal {
     volumes: Store<VolumeId, VolumeRecord>,
     snapshots: Store<SnapshotId, SnapshotRecord>,
     boot: BootDir,
-    /// Held from the look at what is committed until the new claim counts.
+    /// Held from reading the committed total until the new claim counts.
     admission: Mutex<()>,
 }
 
-/// Where the entries of volumes and of snapshots lie.
+/// The directories of volumes' and of snapshots' entries.
 pub(crate) fn dirs(state_dir: &Path) -> [PathBuf; 2] {
     [state_dir.join("volumes"), state_dir.join("snapshots")]
 }
 
 impl Journal {
-    /// Reads the directories [`dirs`], which must exist. Temporary files of a
-    /// killed writer are removed.
+    /// Reads the directories [`dirs`], which must exist. Removes temporary files of a killed
+    /// writer.
     pub(crate) fn open(state_dir: &Path) -> Result<Self> {
         Self::read(state_dir, Leftovers::Remove)
     }
 
-    /// [`Self::open`] for a reader beside the driver: nothing is changed.
+    /// [`Self::open`] for a reader beside the driver: changes nothing.
     pub(crate) fn look(state_dir: &Path) -> Result<Self> {
         Self::read(state_dir, Leftovers::Keep)
     }
@@ -66,7 +66,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// An entry of a version that wrote all into one file is made two.
+    /// Splits an entry of a version that wrote everything into one file.
     fn bring_up_to_date(
         &self,
         id: &VolumeId,
@@ -79,7 +79,7 @@ impl Journal {
             return Ok(());
         }
         if is_split {
-            // Killed between the two.
+            // The earlier driver was killed between the two writes.
             record.replace_boot(BootRecord::default());
         } else {
             self.boot.put(id, &old)?;
@@ -93,10 +93,10 @@ impl Journal {
                 record.replace_boot(found);
                 self.volumes.remember(id, &record);
             }
-            (Ok(Some(_)), Err(reason)) => self.volumes.spoil(id, self.boot.path(id), reason),
-            // Of a volume that was deleted, or taken out of the journal by hand.
+            (Ok(Some(_)), Err(reason)) => self.volumes.mark_unreadable(id, self.boot.path(id), reason),
+            // Belongs to a volume that was deleted, or whose entry was removed by hand.
             (Ok(None), _) if leftovers == Leftovers::Remove => self.boot.put(id, &BootRecord::default())?,
-            // Whoever mends the volume's own entry finds the rest as it was.
+            // Kept: once the volume's own entry is repaired, the rest is still there.
             (Ok(None) | Err(_), _) => {}
         }
         Ok(())
@@ -106,7 +106,7 @@ impl Journal {
         &self.snapshots
     }
 
-    /// `None` for a volume that does not exist.
+    /// `None` if the volume does not exist.
     pub(crate) fn find(&self, id: &VolumeId) -> Result<Option<VolumeRecord>> {
         self.volumes.find(id)
     }
@@ -115,23 +115,23 @@ impl Journal {
         self.volumes.get(id)
     }
 
-    /// Every volume that can be read, by id.
+    /// Every readable volume, by id.
     pub(crate) fn list(&self) -> Vec<(VolumeId, VolumeRecord)> {
         self.volumes.list()
     }
 
-    /// Every volume by id; `Err` says why one cannot be read.
+    /// Every volume by id; `Err` is the reason why one is unreadable.
     pub(crate) fn entries(&self) -> Vec<(VolumeId, Result<VolumeRecord>)> {
         self.volumes.entries()
     }
 
-    /// Every volume, readable or not: what belongs to none of them is nobody's.
+    /// Every volume, readable or not: data without an id in this list belongs to no volume.
     pub(crate) fn ids(&self) -> Vec<VolumeId> {
         self.volumes.ids()
     }
 
-    /// On disk when it returns; stage and targets in the kernel's hands. The caller
-    /// holds the volume's lock.
+    /// Writes the entry: on disk when this returns, except stage and targets, which are written
+    /// without a flush. The caller holds the volume's lock.
     pub(crate) fn put(&self, id: &VolumeId, record: &VolumeRecord) -> Result<()> {
         let boot = record.of_this_boot();
         if let Some(mut known) = self.volumes.find(id)? {
@@ -149,7 +149,7 @@ impl Journal {
         self.volumes.put(id, record)
     }
 
-    /// [`Self::put`] of a volume that is deleted from now on, also on a full disk.
+    /// [`Self::put`] of a volume whose deletion begins; also works on a full disk.
     pub(crate) fn put_deleting(&self, id: &VolumeId, record: &VolumeRecord) -> Result<()> {
         match self.put(id, record) {
             Err(error) if store::is_disk_full(&error) => self.volumes.put_deleting(id, record),
@@ -162,19 +162,18 @@ impl Journal {
         self.volumes.remove(id)
     }
 
-    /// Where the stage and the targets of a volume stand.
+    /// The file with the stage and the targets of a volume.
     #[cfg(test)]
     fn boot_path(&self, id: &VolumeId) -> PathBuf {
         self.boot.path(id)
     }
 
-    /// [`Self::put`] of a volume that is new, or larger than it was, if it fits
-    /// beside all the others.
+    /// [`Self::put`] of a new or grown volume, if the pool has space for it beside all others.
     pub(crate) fn admit(&self, id: &VolumeId, record: &VolumeRecord, room: Room) -> Result<()> {
         self.admit_into(&self.volumes, id, record, room)
     }
 
-    /// [`Self::admit`] of a snapshot.
+    /// [`Self::admit`] for a snapshot.
     pub(crate) fn admit_snapshot(&self, id: &SnapshotId, record: &SnapshotRecord, room: Room) -> Result<()> {
         self.admit_into(&self.snapshots, id, record, room)
     }
@@ -202,16 +201,16 @@ impl Journal {
             }
             store.claim(id, record)
         };
-        store.fulfil(id, record, before)
+        store.persist(id, record, before)
     }
 
-    /// The sum of all volumes' inode limits and of what snapshots hold.
+    /// The sum of all volumes' inode limits and of all snapshots' inodes.
     pub(crate) fn committed_inodes(&self, bytes_each: u64) -> u64 {
         let of_snapshots = self.snapshots.committed_inodes(bytes_each);
         self.volumes.committed_inodes(bytes_each).saturating_add(of_snapshots)
     }
 
-    /// The sum of all volumes' sizes and of what snapshots hold.
+    /// The sum of all volumes' sizes and of all snapshots' bytes.
     pub(crate) fn committed_bytes(&self) -> u64 {
         self.volumes.committed_bytes().saturating_add(self.snapshots.committed_bytes())
     }

@@ -1,4 +1,4 @@
-//! Mounts and paths, and system calls that may not return.
+//! Mounts, paths, and system calls that may not return.
 
 pub(crate) mod bounded;
 pub(crate) mod host_path;

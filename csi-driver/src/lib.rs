@@ -41,7 +41,7 @@ use model::calls::Calls;
 
 const PRIVATE_DIR_MODE: u32 = 0o750;
 
-/// Why the driver does not start, or ends.
+/// Why the driver does not start, or why it ended.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("not root: mounting and serving volumes needs it")]
@@ -70,13 +70,13 @@ pub enum StartError {
     },
 }
 
-/// Runs the driver until SIGTERM or SIGINT. Volumes and daemons outlive it.
+/// Runs the driver until SIGTERM or SIGINT. Volumes and daemons continue.
 pub async fn run(config: Config) -> Result<(), StartError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
     daemon::launcher::needs::check(&config.launcher).map_err(StartError::Config)?;
-    // Sockets, journal and logs are root's alone; what needs more says so itself.
+    // Sockets, journal and logs are for root only; code that needs another mode sets it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let kernel = |op| move |source| StartError::Kernel { op, source };
     let [volumes, snapshots] = journal::dirs(&config.state_dir);
@@ -86,7 +86,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let lock_path = config.state_dir.join("lock");
     let _lock = lock(&lock_path).await?;
 
-    // Before anything is changed: a driver that answers is the one to stay.
+    // First: if another driver answers, nothing may be changed.
     let csi_socket = config.csi_socket();
     let socket = Socket::bind(&csi_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
     let metrics_socket =
@@ -109,7 +109,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let forgetting = engine::forgetting::serve(driver.mount_point_lists.clone(), stopped.clone());
     let waits = async {
         let mut stopped = stopped;
-        // An error is the sender's end, which is a stop too.
+        // An error means that the sender is gone, which also means stop.
         let _sender_gone = stopped.wait_for(|stop| *stop).await;
         driver.daemons.waits.close();
         Ok(())
@@ -131,23 +131,23 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     hang_watch.abort();
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || driver.stages.end_all_parked());
-    // A panic there has said so, and the next start ends what is left.
+    // A panic there is in the log, and the next start ends the rest.
     let _ended_or_not = ending.await;
     served.map(|_| ()).map_err(StartError::Socket)
 }
 
-/// A driver that was killed while it started a daemon lives on for a moment in
-/// the child that is not yet the daemon, and with it the lock and the sockets.
-pub(crate) const PREDECESSORS_END: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// If a driver is killed while it starts a daemon, the forked child keeps its lock and sockets
+/// until it executes the daemon's program.
+pub(crate) const PREDECESSOR_EXIT: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_millis(20);
 
 async fn lock(path: &Path) -> Result<FileLock, StartError> {
-    let deadline = Instant::now() + PREDECESSORS_END;
+    let deadline = Instant::now() + PREDECESSOR_EXIT;
     loop {
         let attempt = FileLock::try_exclusive_after_kill(path, 0o600);
         match attempt.map_err(|source| StartError::Kernel { op: "lock state directory", source })? {
             Some(lock) => return Ok(lock),
-            None if Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
+            None if Instant::now() < deadline => tokio::time::sleep(RETRY).await,
             None => return Err(StartError::Locked { path: path.to_owned() }),
         }
     }
@@ -185,7 +185,7 @@ fn await_signals(stop: channel::Sender<bool>) -> std::io::Result<tokio::task::Jo
             _ = interrupt.recv() => {}
         }
         tracing::info!("stopping; volumes and their daemons stay");
-        // Nobody listens when the servers have ended already.
+        // Fails if the servers have ended already.
         let _all_ended = stop.send(true);
     }))
 }

@@ -12,14 +12,14 @@ use csi_driver::operations::doctor::Doctor;
 use csi_driver::operations::views::View;
 use tokio::runtime::Runtime;
 
-/// What is under way at SIGTERM may finish; the journal covers what does not.
+/// Grace period for operations under way at SIGTERM; the journal covers the rest.
 const LAST_OPERATIONS: Duration = Duration::from_secs(10);
 
-/// Of the memory that the driver's threads allocate from. More of them would only grow: the
-/// calls of hundreds of volumes allocate at once, and few threads run at once.
+/// Memory arenas of the allocator. More would only grow: the calls of hundreds of volumes allocate
+/// at the same time, but few threads run at the same time.
 const HEAPS: u32 = 2;
 
-/// `doctor` could not look, which is neither "nothing found" nor "something left".
+/// Exit code of a `doctor` that could not look: neither "nothing found" nor "something left".
 const UNABLE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         CommandLine { command: Some(Command::View(view)), .. } => (show(&view), ExitCode::FAILURE),
         CommandLine { command: Some(Command::Doctor(doctor)), .. } => (examine(*doctor), UNABLE.into()),
         CommandLine { driver: Some(flags), .. } => (run(flags), ExitCode::FAILURE),
-        // clap has refused it: the driver has flags that must be given.
+        // clap refuses this: the driver has required flags.
         CommandLine { driver: None, command: None } => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
     };
     ended.unwrap_or_else(|error| {
@@ -66,8 +66,8 @@ fn run(flags: Flags) -> anyhow::Result<ExitCode> {
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
-    // All that takes long, or may block, has threads of its own: with one thread for
-    // the rest, a call's way from connection to answer needs no other one awake.
+    // Slow and blocking work has its own threads. With one thread for the rest, a call needs no
+    // other thread to wake up between connection and answer.
     tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(csi_driver::engine::admission::THREADS)
         .enable_all()
@@ -76,6 +76,6 @@ fn runtime() -> anyhow::Result<Runtime> {
 }
 
 fn print(text: &str) {
-    // A reader that closed its end (`| head`) has seen enough.
+    // A reader that closed its end early (`| head`) is no error.
     let _closed = std::io::stdout().write_all(text.as_bytes());
 }

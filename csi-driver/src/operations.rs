@@ -1,4 +1,4 @@
-//! What administrators look at: doctor, views, metrics.
+//! For administrators: doctor, views, metrics.
 
 pub(crate) mod admin;
 pub mod doctor;

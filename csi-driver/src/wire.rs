@@ -1,4 +1,4 @@
-//! What callers see: the services of CSI and of plugin registration, the checks of their requests, the codes of the answers.
+//! The gRPC services: CSI and plugin registration, validation of requests, status codes.
 
 pub(crate) mod call;
 pub(crate) mod controller;

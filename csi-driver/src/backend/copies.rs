@@ -1,4 +1,4 @@
-//! Copies of volumes: how far one has come, and what it holds.
+//! Copies of volumes: their progress, their limits, and what they hold.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,15 +7,15 @@ use rustix::io::Errno;
 
 use crate::model::capacity::{BYTES_PER_INODE, inode_limit};
 
-/// How far a copy has come, seen from other threads, and their way to end it.
+/// The progress of a copy, readable from other threads, and the flag that cancels it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) done_bytes: AtomicU64,
     pub(crate) total_bytes: AtomicU64,
     pub(crate) stop: AtomicBool,
-    /// Where it ends with an error.
+    /// The limits at which the copy fails.
     pub(crate) most: OnceLock<Most>,
-    /// Counts what all copies together have done.
+    /// The total of all copies, for the metrics.
     pub(crate) all_bytes: Arc<AtomicU64>,
 }
 
@@ -27,8 +27,8 @@ pub(crate) struct Most {
 }
 
 impl Most {
-    /// What a volume of that size may hold, and some more: its daemon may count less
-    /// than a copy takes. Every name takes 12 bytes of a directory at least (ext4).
+    /// The limits of a volume of that size, with a margin: its daemon may count less than a copy
+    /// takes. Every name takes at least 12 bytes of a directory (ext4).
     fn of(capacity_bytes: u64) -> Self {
         let bytes = capacity_bytes.saturating_add(capacity_bytes / 8).saturating_add(1 << 20);
         let inodes = inode_limit(capacity_bytes, BYTES_PER_INODE);
@@ -38,14 +38,14 @@ impl Most {
 }
 
 impl Progress {
-    /// Bounds the copy of a volume of `capacity_bytes` that is, or was, served: a daemon that
-    /// was taken over may add to it for ever.
+    /// Limits the copy of a volume of `capacity_bytes` that is or was served: a compromised daemon
+    /// could otherwise add to it without end.
     pub(crate) fn bound(&self, capacity_bytes: u64) {
         let _first_counts = self.most.set(Most::of(capacity_bytes));
     }
 
-    /// `EDQUOT` where what is copied, of `inodes` with `names` and `attribute_bytes`, is too
-    /// much; `ECANCELED` where it is to end. Extents that are shared take nothing.
+    /// `EDQUOT` if the copy, with `inodes`, `names` and `attribute_bytes`, exceeds its limits;
+    /// `ECANCELED` if it is cancelled. Shared extents take no space.
     pub(super) fn check(&self, inodes: u64, names: u64, attribute_bytes: u64) -> Result<(), Errno> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(Errno::CANCELED);
@@ -57,7 +57,7 @@ impl Progress {
     }
 }
 
-/// What a tree holds, as the volume's daemon accounts for it.
+/// What a tree holds, counted as the volume's daemon counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) bytes: u64,

@@ -1,11 +1,10 @@
-//! The backend `local`: a directory a volume in a pool on this node.
+//! The backend `local`: each volume is a directory in a pool on this node.
 //!
-//! `<pool>/volumes/<id>/data` is a volume's root and `usage` beside it what its
-//! daemon counted; `<pool>/snapshots/<id>/data` is a snapshot's. What is being
-//! made stands in `<pool>/incoming/<id>` and comes to its place whole, by a
-//! rename; what is being removed leaves for `<pool>/trash/<id>` in the same way.
-//! All four parents are 0700: on the host only root gets in, and the modes within
-//! a volume are its users' own affair.
+//! `<pool>/volumes/<id>/data` is a volume's root, and `usage` beside it is its daemon's count.
+//! `<pool>/snapshots/<id>/data` is a snapshot's root. A volume or snapshot is built in
+//! `<pool>/incoming/<id>` and renamed into place when it is complete. For removal it is first
+//! renamed to `<pool>/trash/<id>`. All four parents have mode 0700: on the host only root gets in,
+//! and a volume's users choose the modes inside it.
 
 mod inodes;
 mod leftovers;
@@ -43,13 +42,14 @@ use leftovers::leftovers_in;
 use presence::Presence;
 use tree::CopyMode;
 
-/// Users of a volume need not be root: whoever mounts it may create files.
+/// Users of a volume need not be root: every container that mounts it may create files.
 const ROOT_MODE: u32 = 0o777;
-/// The pool's directories: of what is complete, of what is being made, and of what is going.
+/// The pool's directories: complete volumes, complete snapshots, those being built, those being
+/// removed.
 const PARTS: [&str; 4] = ["volumes", "snapshots", "incoming", "trash"];
 const DATA: &str = "data";
 const USAGE: &str = "usage";
-/// The copier's own, beside `data` until a copy is complete.
+/// Used by a copy to find hard links; beside `data` until the copy is complete.
 const LINKS: &str = "links";
 
 #[derive(Debug)]
@@ -63,25 +63,25 @@ pub(crate) struct Pool {
     capacity_bytes: Option<u64>,
     overcommit: Overcommit,
     presence: Presence,
-    /// Once it is known: it stays as it is while the file system grows.
+    /// Set once it is known, and not changed when the file system grows.
     bytes_per_inode: OnceLock<u64>,
-    /// Looks at volumes' directories, which may not answer.
+    /// Checks of volumes' directories, which may not return.
     looks: Shared<VolumeId, nix::Result<FileStat>>,
-    /// In `trash`, for what is removed in the background.
+    /// Data in `trash` that is removed in the background.
     leaving: Trash,
-    /// Until the driver listens.
+    /// True until the driver listens.
     is_starting: AtomicBool,
 }
 
-/// What a pool's file system is.
+/// What the pool's file system supports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Traits {
-    /// `Err` says why it could not be tried, as on a full disk: that is tried again.
+    /// `Err`: the reason why the test could not run, as on a full disk. It is repeated later.
     can_reflink: std::result::Result<bool, String>,
     fs_type: String,
 }
 
-/// One volume or snapshot: where it lives and what it is called there.
+/// One volume or snapshot: the directory it belongs in, and its name there.
 #[derive(Debug, Clone, Copy)]
 struct Place<'a> {
     live: &'a Path,
@@ -95,8 +95,8 @@ impl Place<'_> {
 }
 
 impl Pool {
-    /// The pool in `dir`, if that is the one that `state_dir` remembers: away until it
-    /// is. A first pool is made, and remembered.
+    /// Opens the pool in `dir` if `state_dir` records it; otherwise the pool counts as away.
+    /// Without a recorded pool, makes and records a new one.
     pub(crate) fn open(
         dir: &Path,
         capacity_bytes: Option<u64>,
@@ -131,7 +131,7 @@ impl Pool {
         }
     }
 
-    /// `None` where its file system makes inodes as long as there is space.
+    /// `None` if the file system creates inodes as long as it has space.
     fn inodes(&self) -> Result<Option<Inodes>> {
         self.check_present()?;
         let found = Inodes::of(&self.volumes)
@@ -180,12 +180,12 @@ impl Pool {
         self.volume(id).path().join(DATA)
     }
 
-    /// Where the volume's daemon keeps what it counted: for [`usage::open`].
+    /// The daemon's count, for [`usage::open`].
     fn usage_path(&self, id: &VolumeId) -> PathBuf {
         self.volume(id).path().join(USAGE)
     }
 
-    /// Refused at once while an earlier look at the volume is stuck.
+    /// Refused at once while an earlier check of the volume is stuck.
     fn look_at(&self, id: &VolumeId) -> Result<linux::Result<DataId>> {
         let dir = self.data_dir(id);
         let (what, looked_at) = (format!("look at volume {id} in the pool"), dir.clone());
@@ -195,7 +195,7 @@ impl Pool {
             .map_err(|e| linux::Error::at("stat", &dir, e)))
     }
 
-    /// Makes the tree at `place` from the one at `from`, in place of what an earlier call left.
+    /// Makes the tree at `place` from the one at `from` and replaces what an earlier call left.
     fn copy(
         &self,
         place: Place<'_>,
@@ -216,12 +216,12 @@ impl Pool {
         Ok(copied)
     }
 
-    /// An empty `data` in the place's part of `incoming`.
+    /// Makes an empty `data` in the place's part of `incoming`.
     fn begin(&self, place: Place<'_>) -> linux::Result<PathBuf> {
         let incoming = self.incoming.join(place.name);
         linux::tree::remove(&incoming)?;
         let data = incoming.join(DATA);
-        // Not with their parents: where those are missing, the pool has just gone.
+        // Not create_dir_all: if the parents are missing, the pool has just been unmounted.
         [&incoming, &data].into_iter().try_for_each(|dir| private_dir(dir))?;
         Ok(data)
     }
@@ -231,15 +231,15 @@ impl Pool {
         std::fs::rename(&incoming, &live).map_err(|e| linux::Error::at("move into place", &incoming, e))
     }
 
-    /// Removes all there is of a place. Its name vanishes first and at once;
-    /// killed after that, a repetition removes the rest.
+    /// Removes everything at a place. Its name disappears first and at once; if the driver is
+    /// killed after that, a repeated call removes the rest.
     fn clear(&self, place: Place<'_>) -> linux::Result<()> {
         if self.is_starting() {
             return self.clear_later(place);
         }
         let (live, trash) = (place.path(), self.trash.join(place.name));
         linux::tree::remove(&self.incoming.join(place.name))?;
-        // Left by a deletion that was killed: a rename onto it would fail.
+        // Left by a killed deletion; the rename would fail on it.
         linux::tree::remove(&trash)?;
         if linux::tree::set_aside(&live, &trash)? { linux::tree::remove(&trash) } else { Ok(()) }
     }
@@ -296,7 +296,7 @@ impl VolumeBackend for Pool {
             .step("create volume directory")
     }
 
-    /// The daemon alone enforces the volume's size: nothing is to be done in the pool.
+    /// Only the daemon enforces the volume's size: the pool needs no change.
     fn expand(&self, _id: &VolumeId, capacity_bytes: u64) -> Result<VolumeLimits> {
         Ok(self.limits(capacity_bytes))
     }
@@ -314,7 +314,7 @@ impl VolumeBackend for Pool {
         self.is_lost(self.volume(id))
     }
 
-    /// As its last daemon counted, or counted now.
+    /// The last daemon's count if it is valid; otherwise counts the tree now.
     fn used(&self, id: &VolumeId) -> Result<Count> {
         self.check_present()?;
         let file = usage::open(&self.usage_path(id)).step("open usage file")?;
@@ -325,13 +325,13 @@ impl VolumeBackend for Pool {
         tree::count_tree(data.as_fd(), &AtomicBool::new(false)).step("count volume")
     }
 
-    /// The root is given last, and shows that all the files are.
+    /// The root changes last: a root with the group shows that all files have it.
     fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()> {
         let data = open_root(&self.data_dir(id)).step("give volume to its group")?;
         tree::give_group_once(data.as_fd(), gid).step("give volume to its group")
     }
 
-    /// The directory as a mount of its own that no path leads to, and the usage file.
+    /// The directory as a detached mount, which no path leads to, and the usage file.
     fn assign(&self, id: &VolumeId) -> Result<Assigned> {
         self.check_present()?;
         let (dir, usage_path) = (self.data_dir(id), self.usage_path(id));
@@ -355,7 +355,8 @@ impl VolumeBackend for Pool {
     fn check_serves(&self, id: &VolumeId, served: Option<DataId>) -> Result<()> {
         let Some(served) = served else { return Ok(()) };
         let is_another = match self.look_at(id) {
-            // As long as the daemon holds its directory, no other has these numbers.
+            // While the daemon holds its directory open, no other directory can have the same
+            // numbers.
             Ok(Ok(found)) => found != served,
             Ok(Err(e)) => e.errno() == nix::errno::Errno::ENOENT && self.check_present().is_ok(),
             Err(_) => false,
@@ -366,7 +367,7 @@ impl VolumeBackend for Pool {
         }
     }
 
-    /// A class that allows a blocking copy does not ask for one where a reflink will do.
+    /// A class that allows a blocking copy still gets a reflink where the file system supports it.
     fn snapshot_mode(&self, allowed: Option<SnapshotMode>, class: &'static str) -> Result<SnapshotMode> {
         match allowed {
             _ if self.can_reflink()? => Ok(SnapshotMode::Reflink),
@@ -441,14 +442,14 @@ impl VolumeBackend for Pool {
     }
 }
 
-/// What killed copies and deletions left, or those that are under way; of a pool
-/// that cannot be listed, nothing.
+/// Leftovers of killed copies and deletions, and those under way; empty if the pool cannot be
+/// listed.
 pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
     let entries = ["incoming", "trash"].map(|part| std::fs::read_dir(dir.join(part)));
     entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// The volumes and the snapshots that a pool has data of; of one that cannot be listed, none.
+/// The volumes and snapshots with data in the pool; empty if it cannot be listed.
 pub(crate) fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
     let names = |part| {
         let entries = std::fs::read_dir(dir.join(part)).into_iter().flatten().flatten();
@@ -458,12 +459,12 @@ pub(crate) fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
     (volumes.collect(), names("snapshots").filter_map(|name| SnapshotId::parse(&name)).collect())
 }
 
-/// The directory that the volume's daemon is to serve, of the pool in `dir`.
+/// The directory that the volume's daemon serves, in the pool in `dir`.
 pub(crate) fn data_dir(dir: &Path, id: &VolumeId) -> PathBuf {
     id.under(&dir.join("volumes")).join(DATA)
 }
 
-/// Why the pool cannot be used; looked at without making or naming anything.
+/// Why the pool cannot be used. Changes nothing.
 pub(crate) fn why_away(dir: &Path, state_dir: &Path) -> Option<String> {
     presence::why_away(dir, state_dir)
 }
@@ -483,18 +484,18 @@ fn is_absent(path: &Path) -> bool {
     matches!(std::fs::symlink_metadata(path), Err(e) if e.kind() == ErrorKind::NotFound)
 }
 
-/// A directory of the pool's own, which may be reached through links.
+/// Opens a directory of the pool's own; symbolic links are followed.
 fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
     linux::tree::open_dir(CWD, dir, ResolveFlags::empty()).map_err(|e| linux::Error::at("open", dir, e))
 }
 
-/// What the file system of the pool can do.
+/// Finds out what the pool's file system supports.
 fn traits_of(dir: &Path) -> Result<Traits> {
     let can_reflink = can_reflink(dir).step("try whether the pool can reflink").map_err(|e| chain(&e));
     Ok(Traits { can_reflink, fs_type: fs_type(dir).step("look at pool")? })
 }
 
-/// Clones one file in `dir` and sees whether the file system refuses.
+/// Clones one file in `dir` to see whether the file system supports it.
 fn can_reflink(dir: &Path) -> linux::Result<bool> {
     let at_dir = |op| move |e: Errno| linux::Error::at(op, dir, e);
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -514,7 +515,7 @@ fn can_reflink(dir: &Path) -> linux::Result<bool> {
     }
 }
 
-/// statfs(2) numbers file systems; these are those that pools stand on.
+/// The names of the file systems that pools are used on, by their statfs(2) magic numbers.
 fn fs_type(dir: &Path) -> linux::Result<String> {
     let found = rustix::fs::statfs(dir).map_err(|e| linux::Error::at("statfs", dir, e))?;
     Ok(match found.f_type {

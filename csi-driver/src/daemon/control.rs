@@ -1,10 +1,10 @@
-//! What the driver asks of a daemon that serves: one connection to the control
-//! socket in the volume's dial directory, a request and a reply a packet
+//! The driver's requests to a daemon that serves: one connection to the control socket in the
+//! volume's dial directory, one packet for each request and each reply
 //! (proto/proto/hawser/control/v1/control.proto).
 //!
-//! Every wait ends: a daemon that is stopped is [`Error::Silent`] within
-//! [`limits::CONTROL`]. A daemon is not trusted: one packet of limited size is read for
-//! each request, its descriptors are never taken, and its words are cut short.
+//! Every wait is limited: a stopped daemon is [`Error::Silent`] after [`limits::CONTROL`]. A daemon
+//! is not trusted: the driver reads one packet of limited size for each request, accepts no
+//! descriptors, and shortens the daemon's text.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,14 +17,14 @@ use proto::control::{GetUsage, Ping, Quiesce, Reply, Request, Resume, SetCapacit
 
 use crate::daemon::dial::DialDir;
 use crate::daemon::notes::Noted;
-use crate::daemon::words::foreign;
+use crate::daemon::untrusted_text::abridged;
 use crate::error::{Error, Result};
 use crate::model::capacity::VolumeLimits;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::Timestamp;
 
-/// By one look: a thread each.
+/// Each takes a thread.
 const MOST_ASKED_AT_ONCE: usize = 256;
 
 /// A connection to one volume's daemon.
@@ -36,14 +36,14 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// `limit` holds for the dialling and for each request.
+    /// `limit` applies to the connect and to each request.
     pub(crate) fn connect(dial: &DialDir, volume_id: &VolumeId, limit: Duration) -> Result<Self> {
         let socket = PacketSocket::connect_within(&dial.control_socket(), limit)
             .map_err(|e| unreachable(volume_id, "the dial", limit, e))?;
         Ok(Self { socket, volume_id: volume_id.clone(), limit })
     }
 
-    /// Whether it answers at all.
+    /// Checks that it answers.
     pub(crate) fn ping(&self) -> Result<()> {
         match self.ask("Ping", request::Kind::Ping(Ping {}))? {
             reply::Kind::Pong(_) => Ok(()),
@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    /// Grows the volume; the size that it has already is a success.
+    /// Grows the volume. The size that it has already is a success.
     pub(crate) fn set_capacity(&self, limits: VolumeLimits) -> Result<()> {
         let wanted = SetCapacity { capacity_bytes: limits.bytes, inode_limit: limits.inodes };
         match self.ask("SetCapacity", request::Kind::SetCapacity(wanted))? {
@@ -67,8 +67,8 @@ impl Control {
         }
     }
 
-    /// Stops all changes of the volume until [`Quiesced::resume`], the drop of what
-    /// is returned, or the end of `lease` (ms resolution).
+    /// Stops all changes of the volume until [`Quiesced::resume`], until the returned value is
+    /// dropped, or until `lease` ends (resolution: 1 ms).
     pub(crate) fn quiesce(self, lease: Duration, noted: Noted) -> Result<Quiesced> {
         let quiesced = self.hold(lease)?;
         let (used_bytes, used_inodes) = (quiesced.used_bytes, quiesced.used_inodes);
@@ -84,7 +84,7 @@ impl Control {
         }
     }
 
-    /// `what` is the request's name.
+    /// `what` is the request's name, for errors.
     pub(crate) fn ask(&self, what: &'static str, kind: request::Kind) -> Result<reply::Kind> {
         let request = Request { kind: Some(kind) };
         let failed = |e| unreachable(&self.volume_id, what, self.limit, e);
@@ -93,7 +93,7 @@ impl Control {
         let packet = self.socket.receive().map_err(failed)?.ok_or_else(lost)?;
         let reply = Reply::decode(&*packet).map_err(|e| self.refused(what, format!("no Reply: {e}")))?;
         match reply.kind {
-            Some(reply::Kind::Refused(refused)) => Err(self.refused(what, foreign(&refused.reason))),
+            Some(reply::Kind::Refused(refused)) => Err(self.refused(what, abridged(&refused.reason))),
             Some(kind) => Ok(kind),
             None => Err(self.refused(what, "a Reply of no kind".to_owned())),
         }
@@ -108,8 +108,8 @@ impl Control {
     }
 }
 
-/// The volumes whose daemons live and answer no Ping: stopped, or stuck. All are
-/// asked at once, so that none waits for another's silence.
+/// The volumes whose daemons run and do not answer a Ping: stopped or stuck. All are asked at the
+/// same time.
 pub(crate) fn silent<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
@@ -123,7 +123,7 @@ pub(crate) fn silent<'a>(
     for some in volumes.chunks(MOST_ASKED_AT_ONCE) {
         std::thread::scope(|scope| {
             let asked: Vec<_> = some.iter().map(|id| (id, scope.spawn(|| is_silent(id)))).collect();
-            // A panic has said so itself.
+            // A panic is in the log already.
             let found = asked.into_iter().filter_map(|(&id, asked)| asked.join().ok()?.then(|| id.clone()));
             silent.extend(found);
         });
@@ -135,37 +135,37 @@ fn unreachable(volume_id: &VolumeId, what: &'static str, limit: Duration, error:
     let volume_id = volume_id.clone();
     match error.errno() {
         Errno::ENOENT => Error::NoControl { volume_id, what: "that" },
-        // ECONNREFUSED: nobody holds the listener any more.
+        // ECONNREFUSED: no process holds the listener any more.
         Errno::ECONNREFUSED | Errno::EPIPE | Errno::ECONNRESET => Error::ControlLost { volume_id, what },
         Errno::EAGAIN => Error::Silent { volume_id, what, limit },
         _ => Error::Kernel { step: "speak with daemon", source: error },
     }
 }
 
-/// A volume that nothing changes, as long as this lives and its lease lasts.
+/// A paused volume: it does not change while this value lives and its lease lasts.
 #[derive(Debug)]
 pub(crate) struct Quiesced {
     control: Control,
-    /// What the volume holds, from now on.
+    /// What the volume holds during the pause.
     pub(crate) used_bytes: u64,
     pub(crate) used_inodes: u64,
-    /// When the last change had ended.
+    /// The time of the last change.
     pub(crate) at: Timestamp,
     since: Instant,
-    /// Meanwhile its daemon may answer no request.
+    /// While it is paused, the daemon may answer no FUSE request.
     _noted: Noted,
 }
 
-/// The pause, once it is over.
+/// The result of a pause that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Paused {
-    /// False: the lease ended first, and the volume may have changed meanwhile.
+    /// False: the lease ended first, and the volume may have changed since.
     pub(crate) held: bool,
     pub(crate) paused: Duration,
 }
 
 impl Quiesced {
-    /// The lease begins again.
+    /// Starts the lease anew.
     pub(crate) fn renew(&self, lease: Duration) -> Result<()> {
         self.control.hold(lease).map(drop)
     }
@@ -173,7 +173,8 @@ impl Quiesced {
     pub(crate) fn resume(self) -> Result<Paused> {
         match self.control.ask("Resume", request::Kind::Resume(Resume {}))? {
             reply::Kind::Resumed(resumed) => {
-                // However long it says: it began before our clock did, by no more than a wait.
+                // The daemon's figure is limited: its pause began before our clock, by no more than
+                // one wait.
                 let most = self.since.elapsed() + self.control.limit;
                 let paused = Duration::from_micros(resumed.paused_us).min(most);
                 Ok(Paused { held: resumed.held, paused })
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_renewed_and_its_length_told() {
+    fn a_pause_is_renewed_and_its_length_reported() {
         let scene = Scene::new();
         let control = scene.connect().unwrap();
         let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_told_apart() {
+    fn each_fault_has_its_own_error() {
         let scene = Scene::new();
         let silent = scene.connect().unwrap();
         let err = silent.ping().unwrap_err();

@@ -1,8 +1,7 @@
-//! Where a volume's daemon dials in: one private directory a volume, with the
-//! socket for that, the sockets that the daemon listens on afterwards, and its
-//! log where the driver starts it itself.
+//! The directory in which a volume's daemon dials in. It holds the dial socket, the sockets that
+//! the daemon listens on afterwards, and the daemon's log if the driver starts it itself.
 //!
-//! The pod of a static manifest sees this directory and nothing else of the host.
+//! It is the only directory of the host that the pod of a static manifest sees.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use linux::fd_passing::PacketListener;
 
-use crate::daemon::words::foreign;
+use crate::daemon::untrusted_text::abridged;
 use crate::kernel::private_dir::private_dir_all;
 use crate::model::ids::VolumeId;
 
@@ -22,7 +21,7 @@ const METRICS: &str = "prom.sock";
 const LOG: &str = "daemon.log";
 const OLDER_LOG: &str = "daemon.log.1";
 const LOG_FIFO: &str = "daemon.fifo";
-/// Of a line that is longer the end is shown.
+/// Of a longer line, only the end is shown.
 const MAX_LAST_LINE_BYTES: u64 = 4096;
 #[derive(Debug, Clone)]
 pub(crate) struct DialDir {
@@ -42,12 +41,12 @@ impl DialDir {
         self.path.join(SOCKET)
     }
 
-    /// Where the daemon takes requests of the driver, once it serves.
+    /// The daemon answers the driver's requests here, once it serves.
     pub(crate) fn control_socket(&self) -> PathBuf {
         self.path.join(CONTROL)
     }
 
-    /// Where the daemon shows its metrics, once it serves.
+    /// The daemon serves its metrics here, once it serves.
     pub(crate) fn metrics_socket(&self) -> PathBuf {
         self.path.join(METRICS)
     }
@@ -56,17 +55,17 @@ impl DialDir {
         self.path.join(LOG)
     }
 
-    /// What the log was before it became too large.
+    /// The previous log, renamed when it became too large.
     pub(crate) fn older_log(&self) -> PathBuf {
         self.path.join(OLDER_LOG)
     }
 
-    /// Where a daemon that the driver starts itself writes its log.
+    /// A daemon that the driver starts itself writes its log here.
     pub(crate) fn log_fifo(&self) -> PathBuf {
         self.path.join(LOG_FIFO)
     }
 
-    /// A directory with nothing but listening sockets; what an earlier stage left is removed.
+    /// Makes the directory with its listening sockets, and removes what an earlier stage left.
     pub(crate) fn listen(&self) -> linux::Result<DialSockets> {
         self.remove()?;
         private_dir_all(&self.path)?;
@@ -78,12 +77,12 @@ impl DialDir {
         })
     }
 
-    /// Its absence is a success.
+    /// A missing directory is a success.
     pub(crate) fn remove(&self) -> linux::Result<()> {
         linux::tree::remove(&self.path)
     }
 
-    /// The last line in the log. However long that is, only the end is read.
+    /// The last line with text in the log. Reads only the end of a long log.
     pub(crate) fn last_log_line(&self) -> Option<String> {
         let mut log = File::open(self.log()).ok()?;
         let begin = log.metadata().ok()?.len().saturating_sub(MAX_LAST_LINE_BYTES);
@@ -91,21 +90,21 @@ impl DialDir {
         let mut end = Vec::new();
         log.take(MAX_LAST_LINE_BYTES).read_to_end(&mut end).ok()?;
         let text = String::from_utf8_lossy(&end);
-        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(foreign)
+        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(abridged)
     }
 }
 
-/// What a volume's sockets are before the hand-over: all of them the driver's.
+/// A volume's sockets before the hand-over; the driver still holds all of them.
 #[derive(Debug)]
 pub(crate) struct DialSockets {
     pub(crate) dial: DialListener,
-    /// Listening, for the daemon to accept on. As long as anybody else holds a copy,
-    /// a dead daemon's callers wait instead of being refused.
+    /// A listening socket for the daemon. While another process holds a copy, callers of a dead
+    /// daemon wait instead of being refused.
     pub(crate) control: OwnedFd,
     pub(crate) metrics: OwnedFd,
 }
 
-/// Listens for one hand-over; nobody can dial after it is dropped.
+/// Listens for one hand-over. Once it is dropped, no daemon can connect.
 #[derive(Debug)]
 pub(crate) struct DialListener {
     listener: PacketListener,
@@ -142,7 +141,7 @@ pub(crate) fn list(run_dir: &Path) -> linux::Result<Vec<VolumeId>> {
     let listed = |e| linux::Error::at("list", run_dir, e);
     let mut volumes = Vec::new();
     let entries = match std::fs::read_dir(run_dir) {
-        // As on every node between a reboot and the driver's start.
+        // The run directory is missing on every node between a reboot and the driver's start.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(volumes),
         entries => entries.map_err(listed)?,
     };
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_words_are_the_last_line_with_text() {
+    fn the_last_log_line_is_the_last_line_with_text() {
         let dir = tempfile::tempdir().unwrap();
         let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
         let dial = DialDir::of(dir.path(), &id);

@@ -1,4 +1,4 @@
-//! The driver's side of the hand-over: who dials in, and what it gets
+//! The driver's side of the hand-over: checks the daemon that dials in, and passes it its volume
 //! (proto/proto/hawser/handover/v1/handover.proto).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,28 +15,28 @@ use proto::versions::Versions;
 
 use crate::daemon::dial::DialListener;
 use crate::daemon::process;
+use crate::daemon::untrusted_text::abridged;
 use crate::daemon::waits::Wait;
-use crate::daemon::words::foreign;
 use crate::error::{Error, Result, Step};
 use crate::model::ids::VolumeId;
 use crate::model::launch::ProcessId;
 use crate::model::limits;
 
-/// A time-out of zero would be none at all (socket(7), SO_RCVTIMEO).
+/// A timeout of zero would mean none (socket(7), SO_RCVTIMEO).
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Everything one daemon gets, and what it must know to get it.
+/// What one daemon gets, and how the driver recognizes it.
 #[derive(Debug)]
 pub(crate) struct Offer<'a> {
     pub volume_id: &'a VolumeId,
     pub nonce: &'a str,
-    /// Who is waited for, as the launcher describes it.
+    /// The launch, as the launcher describes it in messages.
     pub launch: &'a str,
-    /// The only process that may have it, where the launcher knows.
+    /// If the launcher knows the process, no other may take the hand-over.
     pub process: Option<ProcessId>,
-    /// Without roles: those of `descriptors` come into it.
+    /// `roles` is empty: it is filled from `descriptors`.
     pub assignment: Assignment,
-    /// Each role once.
+    /// At most one of each role.
     pub descriptors: Vec<(Role, BorrowedFd<'a>)>,
 }
 
@@ -44,13 +44,13 @@ pub(crate) struct Offer<'a> {
 #[derive(Debug)]
 pub(crate) struct Served {
     pub daemon: ProcessId,
-    /// Becomes readable when it ends.
+    /// Becomes readable when the daemon ends.
     pub pidfd: OwnedFd,
     pub max_write_bytes: u32,
 }
 
-/// Waits up to `time_limit` for the daemon to dial in, and returns when it serves.
-/// Another process that dials is turned away and does not end the wait.
+/// Waits up to `time_limit` for the daemon to dial in, and returns once it serves. Another process
+/// that dials is rejected; the wait continues.
 pub(crate) fn hand_over(
     listener: &DialListener,
     offer: &Offer<'_>,
@@ -70,16 +70,16 @@ pub(crate) fn hand_over(
             Ok(Greeting::OtherVersion(daemon)) => return Err(refuse_version(&socket, offer, daemon)),
             Err(reason) => {
                 turned_away += 1;
-                // Of a flood, a few lines.
+                // Not every rejection: a process may dial in a loop.
                 if turned_away.is_power_of_two() {
-                    tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, turned_away, "turned a dialler away");
+                    tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, turned_away, "rejected a process that dialled");
                 }
             }
         }
     }
 }
 
-/// `started`: the process, if it is known; within, its pidfd unless it has ended already.
+/// `started`: the process, if it is known. Its inner value is the pidfd, `None` if it has ended.
 fn wait_for_dial(
     listener: &DialListener,
     offer: &Offer<'_>,
@@ -112,13 +112,13 @@ fn wait_for_dial(
 }
 
 enum Greeting {
-    /// It can be served.
+    /// A daemon that may have the volume.
     Daemon,
-    /// The daemon speaks these versions, and none that the driver speaks.
+    /// The daemon speaks these versions, and none of the driver's.
     OtherVersion(Versions),
 }
 
-/// Whether this is the daemon: root, the process that was started, and with the nonce.
+/// Checks that the peer is the daemon: it is root, is the started process, and has the nonce.
 fn greet(
     socket: &PacketSocket,
     peer: PeerCredentials,
@@ -145,12 +145,12 @@ fn greet(
     })
 }
 
-/// Tells the daemon which versions the driver speaks.
+/// Sends the daemon the versions that the driver speaks.
 fn refuse_version(socket: &PacketSocket, offer: &Offer<'_>, daemon: Versions) -> Error {
     let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
     let unknown = hello_reply::Kind::UnknownVersion(UnknownVersion { oldest_version, newest_version });
     if let Err(unsent) = socket.send(&HelloReply { kind: Some(unknown) }.encode_to_vec(), &[]) {
-        tracing::debug!(volume_id = %offer.volume_id, error = %unsent, "could not tell the daemon");
+        tracing::debug!(volume_id = %offer.volume_id, error = %unsent, "could not send the driver's versions to the daemon");
     }
     Error::DaemonVersion { volume_id: offer.volume_id.clone(), daemon, driver: VERSIONS }
 }
@@ -163,7 +163,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
         launch: offer.launch.to_owned(),
         log: None,
     };
-    // The connection's owner is the process that dialled, whoever has its pid by now.
+    // The socket's peer is the process that dialled, even if another process has its pid now.
     let pidfd = linux::peer_process::peer_pidfd(socket).step("watch daemon")?.ok_or_else(ended)?;
     let daemon = ProcessId::of(peer.pid).step("watch daemon")?.ok_or_else(ended)?;
     socket.set_timeout(limits::ANSWER).step("hand over")?;
@@ -190,7 +190,7 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
             Ok(Served { daemon, pidfd, max_write_bytes: ready.max_write_bytes })
         }
         Some(answer::Result::Failed(failed)) => {
-            let reason = foreign(&failed.reason);
+            let reason = abridged(&failed.reason);
             Err(Error::DaemonRefused { volume_id: offer.volume_id.clone(), reason })
         }
         None => Err(refused("an Answer without a result")),
@@ -204,7 +204,7 @@ mod tests {
     use crate::daemon::waits::Waits;
     use std::thread;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     struct Scene {
         dir: tempfile::TempDir,
@@ -274,7 +274,7 @@ mod tests {
     fn the_daemon_gets_each_descriptor_with_its_role_and_the_driver_its_process() {
         let scene = Scene::new();
         let daemon = scene.dial("right", ready());
-        let served = scene.hand_over(&scene.offer(None), PATIENCE).unwrap();
+        let served = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap();
         assert_eq!(served.daemon.pid, std::process::id().cast_signed());
         assert_eq!(served.max_write_bytes, 4096);
         assert_eq!(daemon.join().unwrap(), 2);
@@ -285,7 +285,7 @@ mod tests {
         let scene = Scene::new();
         let wrong = scene.dial("wrong", ready());
         let waiting = thread::scope(|scope| {
-            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
+            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), TIMEOUT));
             assert_eq!(wrong.join().unwrap(), 0, "nothing is given to it");
             let right = scene.dial("right", ready());
             assert_eq!(right.join().unwrap(), 2);
@@ -310,12 +310,12 @@ mod tests {
                     HelloReply::decode(&*socket.receive().unwrap().unwrap()).unwrap().kind
                 }
             });
-            let error = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err().to_string();
+            let error = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap_err().to_string();
             let words =
                 format!("speaks version {shown} of the hand-over protocol, this driver version {VERSIONS}");
             assert!(error.contains(&words), "{error}");
-            let told = UnknownVersion { oldest_version: VERSIONS.oldest, newest_version: VERSIONS.newest };
-            assert_eq!(daemon.join().unwrap(), Some(hello_reply::Kind::UnknownVersion(told)));
+            let reply = UnknownVersion { oldest_version: VERSIONS.oldest, newest_version: VERSIONS.newest };
+            assert_eq!(daemon.join().unwrap(), Some(hello_reply::Kind::UnknownVersion(reply)));
         }
     }
 
@@ -346,7 +346,7 @@ mod tests {
             served.send(&answer, &[writer.as_fd()]).unwrap();
             (turned_away, served)
         });
-        let err = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err();
+        let err = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap_err();
         let text = crate::error::chain(&err);
         assert!(text.starts_with("hand over: receive packet descriptors in a packet"), "{text}");
         drop(daemon.join().unwrap());
@@ -372,7 +372,7 @@ mod tests {
     fn a_wait_that_is_abandoned_ends_at_once() {
         let scene = Scene::new();
         let err = thread::scope(|scope| {
-            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), PATIENCE));
+            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), TIMEOUT));
             while !driver.is_finished() {
                 scene.waits.abandon(&scene.volume_id);
                 thread::yield_now();
@@ -387,13 +387,13 @@ mod tests {
         let scene = Scene::new();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let process = ProcessId::of(child.id().cast_signed()).unwrap();
-        let err = scene.hand_over(&scene.offer(process), PATIENCE).unwrap_err();
+        let err = scene.hand_over(&scene.offer(process), TIMEOUT).unwrap_err();
         assert!(matches!(err, Error::DaemonEnded { .. }), "{err}");
         child.wait().unwrap();
 
         let failed = answer::Result::Failed(proto::handover::Failed { reason: "no INIT".into() });
         let daemon = scene.dial("right", Some(failed));
-        let err = scene.hand_over(&scene.offer(None), PATIENCE).unwrap_err();
+        let err = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap_err();
         assert!(err.to_string().ends_with("refused to serve: no INIT"), "{err}");
         daemon.join().unwrap();
     }

@@ -1,6 +1,6 @@
-//! Who holds descriptors for volumes: of what must outlive the call that made it.
+//! Holds volumes' descriptors that must outlive the call that made them.
 //!
-//! A record of a volume's state is a descriptor too: of a memfd.
+//! A record of a volume's state can be held too, as a memfd.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -8,35 +8,35 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::model::ids::VolumeId;
 
-/// What a descriptor is to its volume. There is one of each at most.
+/// The purpose of a descriptor. A volume has at most one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// /dev/fuse, open for the volume's connection.
+    /// The volume's FUSE connection (/dev/fuse).
     Connection,
-    /// A detached mount of a parked volume, whose close ends the connection.
+    /// A detached mount of a parked volume. Closing it ends the connection.
     ParkedMount,
 }
 
 pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
-    /// Holds the descriptor, in the place of one with this role. False where the keeper does not
-    /// hold such descriptors, or is closed: then it is closed too.
+    /// Holds the descriptor, and replaces one with the same role. Returns false, and closes the
+    /// descriptor, if the keeper does not hold this role or is closed.
     fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> bool;
 
-    /// Gives the descriptor back, and holds it no longer.
+    /// Returns the descriptor and no longer holds it.
     fn take(&self, volume_id: &VolumeId, role: Role) -> Option<OwnedFd>;
 
-    /// What is held for the volume.
+    /// The roles that are held for the volume.
     fn list(&self, volume_id: &VolumeId) -> Vec<Role>;
 
-    /// Closes what is held for all volumes, and holds nothing from now on.
+    /// Closes all descriptors. The keeper holds none from then on.
     fn close(&self);
 }
 
-/// Holds them in this process: no longer than it lives.
+/// Holds descriptors in this process, so they do not outlive it.
 ///
-/// It holds no [`Role::Connection`]. A connection ends when its last holder closes it, and no
-/// other daemon can take it over yet: held here too, requests to a daemon that died would wait
-/// for ever instead of failing with ENOTCONN at once.
+/// It holds no [`Role::Connection`]. A connection ends when its last holder closes it. No other
+/// daemon can take it over yet, so a copy held here would make requests to a dead daemon wait
+/// forever instead of failing with ENOTCONN at once.
 #[derive(Debug, Default)]
 pub(crate) struct InProcess {
     /// Never held while waiting.
@@ -62,7 +62,7 @@ impl Keeper for InProcess {
             return false;
         }
         let replaced = state.held.insert((volume_id.clone(), role), descriptor);
-        // The last close of a file system is no work to do under a lock.
+        // Closing may be the last close of a file system: not under the lock.
         drop(state);
         drop(replaced);
         true

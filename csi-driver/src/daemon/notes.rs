@@ -1,5 +1,4 @@
-//! What is known of volumes whose daemons are slow to answer, and what the driver itself
-//! asks of them meanwhile.
+//! What the driver knows of volumes whose daemons are slow to answer, and its own requests to them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -25,11 +24,11 @@ struct State {
 pub(crate) enum Finding {
     /// The daemon waits for the pool's disk, and its users for the daemon.
     DiskStalls,
-    /// It answered nothing, and was ended.
+    /// It answered no request and was killed.
     Ended,
 }
 
-/// What a note is of.
+/// The kinds of notes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Note {
     Asking,
@@ -37,7 +36,7 @@ enum Note {
     Examined,
 }
 
-/// Taken back when it is dropped.
+/// A note that holds until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Noted {
     hangs: Arc<Hangs>,
@@ -46,18 +45,18 @@ pub(crate) struct Noted {
 }
 
 impl Hangs {
-    /// One request of the driver's own is under way until the drop of what is returned.
+    /// Counts one of the driver's own requests, until the result is dropped.
     pub(crate) fn asking(self: &Arc<Self>, volume_id: &VolumeId) -> Noted {
         *self.locked().asking.entry(volume_id.clone()).or_default() += 1;
         self.noted(volume_id, Note::Asking)
     }
 
-    /// Requests of the driver's own that wait for the volume's daemon.
+    /// Number of the driver's own requests that wait for the volume's daemon.
     pub(crate) fn own_requests(&self, volume_id: &VolumeId) -> u64 {
         self.locked().asking.get(volume_id).copied().unwrap_or_default()
     }
 
-    /// The driver holds the volume's writers back until the drop of what is returned.
+    /// Notes that the driver holds the volume's writers back, until the result is dropped.
     pub(crate) fn holding_back(self: &Arc<Self>, volume_id: &VolumeId) -> Noted {
         self.locked().held_back.insert(volume_id.clone());
         self.noted(volume_id, Note::HeldBack)
@@ -67,18 +66,18 @@ impl Hangs {
         self.locked().held_back.contains(volume_id)
     }
 
-    /// `None` while the volume's daemon is examined already.
+    /// `None` if the volume's daemon is being examined already.
     pub(crate) fn examining(self: &Arc<Self>, volume_id: &VolumeId) -> Option<Noted> {
         let is_first = self.locked().examined.insert(volume_id.clone());
         is_first.then(|| self.noted(volume_id, Note::Examined))
     }
 
-    /// An Unpublish found this target busy, and comes again.
+    /// Notes that an Unpublish found this target busy and will be repeated.
     pub(crate) fn leaving(&self, volume_id: &VolumeId, target: &Path) {
         self.locked().leaving.entry(volume_id.clone()).or_default().insert(target.to_owned());
     }
 
-    /// This target is unpublished, or wanted again.
+    /// Forgets that: the target is unpublished, or published again.
     pub(crate) fn left_or_stays(&self, volume_id: &VolumeId, target: &Path) {
         let mut state = self.locked();
         if let Some(targets) = state.leaving.get_mut(volume_id) {
@@ -98,7 +97,7 @@ impl Hangs {
         self.locked().findings.get(volume_id).copied()
     }
 
-    /// `None`: the daemon answers, or there is another one.
+    /// `None`: the daemon answers again, or another one has replaced it.
     pub(crate) fn found(&self, volume_id: &VolumeId, finding: Option<Finding>) {
         let mut state = self.locked();
         match finding {

@@ -1,5 +1,5 @@
-//! Processes that are nobody's child here: known by pid and start time, so that
-//! a pid used again is not taken for the old process.
+//! Processes that are not children of this driver. The pid and the start time identify one, so a
+//! reused pid is not mistaken for the old process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -10,24 +10,24 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use crate::model::launch::ProcessId;
 
 const SIGKILL: i32 = 9;
-/// SIGKILL needs no consent, but a process in an uninterruptible wait takes its time.
+/// SIGKILL cannot be refused, but a process in uninterruptible sleep ends late.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
 impl ProcessId {
-    /// Who has `pid` now; `None` when nobody has.
+    /// The process that has `pid` now, if any.
     pub(crate) fn of(pid: i32) -> linux::Result<Option<Self>> {
         Ok(linux::process::start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
-    /// A pidfd of this very process; `None` when it is gone.
+    /// A pidfd of this very process; `None` if it is gone.
     pub(crate) fn open(self) -> linux::Result<Option<OwnedFd>> {
         let pidfd = linux::process::open_pidfd(self.pid)?;
-        // Looked at after the open: what /proc shows is then the pidfd's process.
+        // Checked after the open: only then does /proc show the pidfd's process.
         let is_same = Self::of(self.pid)? == Some(self);
         Ok(pidfd.filter(|_| is_same))
     }
 
-    /// Whether it still runs; a zombie does not.
+    /// Whether it still runs. A zombie does not.
     pub(crate) fn is_alive(self) -> linux::Result<bool> {
         match self.open()? {
             Some(pidfd) => Ok(!wait_for_exit(pidfd.as_fd(), Duration::ZERO)?),
@@ -35,7 +35,7 @@ impl ProcessId {
         }
     }
 
-    /// Tells it to end, without waiting; one that is gone is a success.
+    /// Kills it without waiting. A process that is gone is a success.
     pub(crate) fn kill(self) -> linux::Result<()> {
         match self.open()? {
             Some(pidfd) => linux::process::signal_pidfd(&pidfd, SIGKILL).map(drop),
@@ -43,7 +43,7 @@ impl ProcessId {
         }
     }
 
-    /// Whether it is gone within `limit`.
+    /// Waits up to `limit` for its end. True if it is gone.
     pub(crate) fn is_gone_within(self, limit: Duration) -> linux::Result<bool> {
         match self.open()? {
             Some(pidfd) => wait_for_exit(pidfd.as_fd(), limit),
@@ -51,7 +51,7 @@ impl ProcessId {
         }
     }
 
-    /// Waits `grace` for it to end by itself, then kills it. Whether it is gone.
+    /// Waits `grace` for it to end by itself, then kills it. True if it is gone.
     pub(crate) fn end(self, grace: Duration) -> linux::Result<bool> {
         let Some(pidfd) = self.open()? else { return Ok(true) };
         if wait_for_exit(pidfd.as_fd(), grace)? {
@@ -67,11 +67,11 @@ fn wait_for_exit(pidfd: impl AsFd, timeout: Duration) -> linux::Result<bool> {
     poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], timeout).map(|ready| ready > 0)
 }
 
-/// poll(2) until one is ready or `timeout` is over; how many are ready.
+/// poll(2) until one is ready or `timeout` is over. Returns how many are ready.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Duration) -> linux::Result<usize> {
     let deadline = Instant::now() + timeout;
     loop {
-        // Rounded up: never awake before the deadline, so never around in a circle.
+        // Rounded up: otherwise the loop could wake just before the deadline and spin.
         let left = deadline.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         match nix::poll::poll(fds, timeout) {

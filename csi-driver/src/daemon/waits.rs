@@ -1,7 +1,8 @@
-//! Stages that wait for their daemon to dial, and what ends such a wait before its
-//! time: NodeUnstageVolume (CSI spec, "Timeouts": what undoes a call is the only way
-//! to cancel it), without which a pod whose mount pod cannot start would be
-//! Terminating until the wait is over; and the driver's own end.
+//! Stages that wait for their daemon to dial in, and the ways to end such a wait early.
+//!
+//! NodeUnstageVolume ends it: by the CSI spec ("Timeouts"), the reverse call is the only way to
+//! cancel a call. Without it, a pod whose mount pod cannot start would be Terminating until the
+//! wait is over. The driver's stop ends all waits.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,8 +24,7 @@ struct State {
     is_closed: bool,
 }
 
-/// One Stage's wait, until dropped. Its descriptor becomes readable when the
-/// wait is to end.
+/// The wait of one stage, until dropped. Its descriptor becomes readable when the wait must end.
 #[derive(Debug)]
 pub(crate) struct Wait<'a> {
     waits: &'a Waits,
@@ -47,14 +47,14 @@ impl Waits {
         Ok(Wait { waits: self, volume_id: volume_id.clone(), abandoned })
     }
 
-    /// Ends the volume's wait, if there is one; the Stage then rolls back.
+    /// Ends the volume's wait, if there is one. The stage then rolls back.
     pub(crate) fn abandon(&self, volume_id: &VolumeId) {
         if let Some(abandoned) = self.lock().waiting.get(volume_id) {
             end(abandoned);
         }
     }
 
-    /// Ends all waits, and each that is begun from now on.
+    /// Ends all waits, also those that begin later.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -67,7 +67,7 @@ impl Waits {
 }
 
 fn end(abandoned: &EventFd) {
-    // Fails only when the counter is full: it is readable already.
+    // Fails only if the counter is full: then the descriptor is readable already.
     let _readable_either_way = abandoned.write(1);
 }
 

@@ -1,4 +1,4 @@
-//! Notices the death of daemons, by pidfd.
+//! Notices the end of daemons by their pidfds.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -19,12 +19,12 @@ pub(crate) struct DaemonWatch {
 }
 
 impl DaemonWatch {
-    /// Deaths are counted in `counts`.
+    /// Counts daemons that die in `counts`.
     pub(crate) fn new(counts: Arc<Counts>) -> Self {
         Self { watched: Arc::default(), counts }
     }
 
-    /// Reports the daemon's end, until [`Self::stop`]. Needs the runtime's context.
+    /// Reports the daemon's end until [`Self::stop`]. Must be called in a tokio context.
     pub(crate) fn start(&self, volume_id: &VolumeId, daemon: ProcessId, pidfd: OwnedFd) {
         let task = tokio::spawn(report_end(volume_id.clone(), daemon, pidfd, self.counts.clone()));
         if let Some(earlier) = self.locked().insert(volume_id.clone(), task.abort_handle()) {
@@ -32,7 +32,7 @@ impl DaemonWatch {
         }
     }
 
-    /// From here on the daemon's end is intended.
+    /// From here on the daemon's end is intended and not reported.
     pub(crate) fn stop(&self, volume_id: &VolumeId) {
         if let Some(task) = self.locked().remove(volume_id) {
             task.abort();
@@ -44,7 +44,7 @@ impl DaemonWatch {
     }
 }
 
-/// Waits for the end of the process behind `pidfd`. Needs the runtime's context.
+/// Waits until the process behind `pidfd` ends. Must be called in a tokio context.
 pub(crate) async fn ended(pidfd: OwnedFd) -> std::io::Result<()> {
     #[expect(
         deprecated,

@@ -1,8 +1,8 @@
-//! Which calls may take long, and how many at once: a stage waits for a mount pod, a
-//! volume from a source for its copy, a deletion for its last file.
+//! Limits how many slow calls run at once. A stage waits for a mount pod, a volume from a source
+//! for its copy, a deletion for its last file.
 //!
-//! Invariant: calls that take long never hold all threads ([`THREADS`]), so that an
-//! Unpublish, an Unstage, a Probe or statistics always find one.
+//! Invariant: slow calls never occupy all threads ([`THREADS`]), so that an Unpublish, an Unstage,
+//! a Probe or statistics always find one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::{Error, Result};
 use crate::model::limits;
 
-/// All threads for calls that may block; what the long ones leave of them is for short ones.
+/// Threads for calls that may block. Slow calls leave some of them to fast ones.
 pub const THREADS: usize = 512;
 const MOST_WAITING: usize = 384;
-/// Of their own: they must not keep pods from starting, nor the other way round.
+/// A limit of their own, so that deletions cannot keep pods from starting, nor the reverse.
 const MOST_DELETIONS: usize = 64;
-/// Calls that wait for their turn, without a thread. One more is refused at once.
+/// Calls that wait for a turn, without a thread. Further calls are refused at once.
 const MOST_QUEUED: usize = 512;
 const WAITING: [&str; 4] =
     ["csi.NodeStageVolume", "csi.NodePublishVolume", "csi.CreateVolume", "csi.CreateSnapshot"];
@@ -37,8 +37,8 @@ impl Default for Admission {
 }
 
 impl Admission {
-    /// The turn of the RPC `name`, to be held until its work has ended; `None` for a short
-    /// one. ABORTED where too many are under way: the caller comes back.
+    /// Waits for the turn of RPC `name`. The caller holds the permit until its work has ended.
+    /// `None` for a fast RPC. ABORTED if too many are under way: the caller retries.
     pub(crate) async fn turn(&self, name: &'static str) -> Result<Option<OwnedSemaphorePermit>> {
         let turns = if WAITING.contains(&name) {
             &self.waiting
@@ -72,7 +72,7 @@ impl Turns {
         let _place = self.queue.try_acquire().map_err(|_full| crowded())?;
         match tokio::time::timeout(self.limit, self.free.clone().acquire_owned()).await {
             Ok(Ok(turn)) => Ok(turn),
-            // Late, or never: the semaphore is not closed.
+            // The wait took too long. The semaphore is never closed.
             Ok(Err(_)) | Err(_) => Err(crowded()),
         }
     }

@@ -1,7 +1,8 @@
-//! Attachments, with --attach: which nodes may use a volume. The word of it is
-//! a number in `publish_context`, new with every attachment, without which no
-//! stage and no publish is done: so a node that was detached, and did not hear
-//! of it, cannot come back to a volume that another one writes to.
+//! Attachments, with --attach: which nodes may use a volume.
+//!
+//! Each attachment has a new random number in `publish_context`. The driver refuses a stage or
+//! publish without it. So a node that was detached without noticing cannot return to a volume that
+//! another node writes to.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,22 +19,22 @@ use crate::model::capability::Access;
 use crate::model::ids::VolumeId;
 use crate::model::records::{Attachment, VolumeRecord};
 
-/// In `publish_context`.
+/// The key in `publish_context`.
 pub(crate) const ATTACHMENT_KEY: &str = "hawser.dev/attachment";
 
-/// Which nodes may use which volumes.
+/// Records which nodes may use which volumes.
 #[derive(Debug)]
 pub(crate) struct Attachments {
     pub(crate) config: Arc<Config>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) locks: Locks,
     pub(crate) stages: Arc<Stages>,
-    /// Held from the count of a node's attachments until one more is journaled.
+    /// Held from counting a node's attachments until the new one is in the journal.
     pub(crate) counting: Mutex<()>,
 }
 
 impl Attachments {
-    /// ControllerPublishVolume: the number that the node is to show.
+    /// ControllerPublishVolume: returns the number that the node must present.
     pub(crate) fn attach(&self, volume_id: &VolumeId, node_id: &str, access: Access) -> Result<String> {
         let mut record = self.journal.get(volume_id)?;
         record.check_usable(volume_id)?;
@@ -55,7 +56,7 @@ impl Attachments {
             let (node_id, mode) = (other.clone(), access.mode);
             return Err(Error::AttachedElsewhere { volume_id: volume_id.clone(), node_id, mode });
         }
-        // Two volumes at once would both be the last that fits.
+        // Otherwise two volumes could both take the last place.
         let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_limit(node_id)?;
         let nonce = linux::random::hexadecimal().step("draw nonce")?;
@@ -64,8 +65,8 @@ impl Attachments {
         Ok(nonce)
     }
 
-    /// ControllerUnpublishVolume, from every node if none is named; what is not
-    /// attached is a success.
+    /// ControllerUnpublishVolume, from every node if none is named. A volume that is not attached
+    /// is a success.
     pub(crate) fn detach(&self, volume_id: &VolumeId, node_id: Option<&str>) -> Result<()> {
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         let leaves = |node: &String| node_id.is_none_or(|wanted| wanted == node);
@@ -74,7 +75,7 @@ impl Attachments {
         }
         if record.attachments.keys().any(|node| leaves(node) && *node == self.config.node_id) {
             self.check_unstaged(volume_id, &record)?;
-            // Nothing of a volume stays on a node that it is not attached to.
+            // A node keeps nothing of a volume that is not attached to it.
             if record.parked.is_some() {
                 self.locks.check_not_copied(volume_id)?;
                 self.stages.end_parked(volume_id, &mut record)?;
@@ -84,7 +85,7 @@ impl Attachments {
         self.journal.put(volume_id, &record)
     }
 
-    /// For DeleteVolume.
+    /// DeleteVolume requires that the volume is attached to no node.
     pub(crate) fn check_detached(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
         match record.attachments.keys().next() {
             Some(node_id) if self.config.attach => {
@@ -95,8 +96,8 @@ impl Attachments {
         }
     }
 
-    /// For stage and publish: whether the caller shows the number of this node's
-    /// attachment. Always, without --attach.
+    /// For stage and publish: the caller must present the number of this node's attachment. Without
+    /// --attach, every call passes.
     pub(crate) fn check_attachment(
         &self,
         volume_id: &VolumeId,
@@ -141,10 +142,10 @@ impl Attachments {
         }
         let Some(stage) = &record.stage else { return Ok(()) };
         match health(volume_id, stage)? {
-            // Left by a reboot or by a killed stage: nobody uses it.
+            // Left by a reboot or by a killed stage: not in use.
             Health::HalfDone => Ok(()),
             Health::Unmounted if !is_served(stage)? => Ok(()),
-            // Served and mounted nowhere: whoever has it open still writes to it.
+            // Served but mounted nowhere: processes with open files still write to it.
             Health::Unmounted | Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
                 let path = stage.staging_path.clone();
                 Err(Error::StillStaged { volume_id: volume_id.clone(), path })
@@ -153,7 +154,7 @@ impl Attachments {
     }
 }
 
-/// Whether two nodes may have one volume so.
+/// Whether two nodes may use one volume with these access modes.
 fn may_share(one: Access, other: Access) -> bool {
     let is_multi_node = |access: Access| match access.mode {
         AccessMode::MultiNodeReaderOnly

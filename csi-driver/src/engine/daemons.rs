@@ -1,5 +1,4 @@
-//! The daemons of staged volumes: how each is started and given its volume, asked, watched
-//! and ended.
+//! The daemons of staged volumes: start, hand-over, requests, watch and end.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -32,7 +31,7 @@ const OWN_REQUESTS_AGAIN: Duration = Duration::from_millis(20);
 pub(crate) struct Daemons {
     pub(crate) run_dir: PathBuf,
     pub(crate) launcher: Box<dyn Launcher>,
-    /// How long a daemon may take from its launch until it dials in.
+    /// Limit from a daemon's launch until it dials in.
     pub(crate) start_timeout: Duration,
     pub(crate) keeper: Arc<dyn Keeper>,
     pub(crate) watch: DaemonWatch,
@@ -44,16 +43,16 @@ pub(crate) struct Daemons {
 pub(crate) struct Start<'a> {
     pub(crate) volume_id: &'a VolumeId,
     pub(crate) settings: &'a LaunchSettings,
-    /// Without what the backend assigns.
+    /// Lacks only what the backend adds.
     pub(crate) assignment: Assignment,
-    /// Of a mount that is there already.
+    /// The connection of a mount that exists already.
     pub(crate) fuse_device: OwnedFd,
     pub(crate) assigned: Assigned,
 }
 
 impl Daemons {
-    /// Starts a daemon and hands the volume over. `launched` is called between the two, with what
-    /// is to be removed if the rest fails: [`Self::end`].
+    /// Starts a daemon and hands the volume over. Between the two it calls `launched` with the
+    /// launch, which [`Self::end`] must remove if the rest fails.
     pub(crate) fn start(
         &self,
         start: Start<'_>,
@@ -84,16 +83,16 @@ impl Daemons {
         let offer = Offer { volume_id, nonce: &nonce, launch: &described, process, assignment, descriptors };
         let wait = self.waits.begin(volume_id)?;
         let served = handover::hand_over(&sockets.dial, &offer, self.start_timeout, &wait)
-            .map_err(|error| self.with_last_words(error))?;
-        // The daemon alone holds its listeners and the connection from here on.
+            .map_err(|error| self.with_last_log_line(error))?;
+        // From here on only the daemon holds its listeners and the connection.
         drop(sockets);
         self.hangs.found(volume_id, None);
         self.keeper.put(volume_id, keeper::Role::Connection, fuse_device);
         Ok(served)
     }
 
-    /// A daemon that ended has written why, if the driver itself keeps its log.
-    fn with_last_words(&self, error: Error) -> Error {
+    /// Adds the daemon's last log line to the error, if the driver itself keeps the daemon's log.
+    fn with_last_log_line(&self, error: Error) -> Error {
         match error {
             Error::DaemonEnded { volume_id, launch, log: None } => {
                 let log = self.launcher.last_words(&volume_id);
@@ -107,13 +106,14 @@ impl Daemons {
         DialDir::of(&self.run_dir, volume_id)
     }
 
-    /// To the daemon that serves the volume. `limit` holds for the dialling and for each request.
+    /// Connects to the daemon that serves the volume. `limit` applies to the connect and to each
+    /// request.
     pub(crate) fn control(&self, volume_id: &VolumeId, limit: Duration) -> Result<Control> {
         Control::connect(&self.dial(volume_id), volume_id, limit)
     }
 
-    /// Reports the end of a daemon that runs, from now on. One that has ended is reported by
-    /// who asks for its volume.
+    /// Reports the end of a running daemon from now on. If it has ended already, the next call for
+    /// its volume notices that.
     pub(crate) fn watch(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
         if let Some(pidfd) = serving.daemon.open().step("watch daemon")? {
             self.watch.start(volume_id, serving.daemon, pidfd);
@@ -121,8 +121,8 @@ impl Daemons {
         Ok(())
     }
 
-    /// Whether users' requests wait on the connection for a daemon that does not answer
-    /// the driver either: one that is stopped, and not one that is only waited for.
+    /// Whether users' requests wait on the connection while the daemon does not answer the driver
+    /// either: the daemon is stopped, not just slow.
     pub(crate) fn is_hung(&self, volume_id: &VolumeId, connection_minor: u32) -> Result<bool> {
         let waiting = FuseConnections::open().and_then(|all| all.waiting(connection_minor));
         let waiting = waiting.step("look at connection")?.unwrap_or_default();
@@ -133,15 +133,15 @@ impl Daemons {
         Ok(matches!(answer, Err(Error::Silent { .. })))
     }
 
-    /// Takes away launch, process and dial directory of a volume that is mounted nowhere any
-    /// more. May be repeated after any failure. A daemon that `is_served` may finish.
+    /// Removes launch, process and dial directory of a volume that is mounted nowhere. May be
+    /// repeated after any failure. A daemon that `is_served` gets its grace period.
     pub(crate) fn end(&self, volume_id: &VolumeId, stage: &StageRecord, is_served: bool) -> Result<()> {
         if let Some(serving) = stage.serving {
             self.end_own_requests(volume_id, serving)?;
         }
         if let Some(launch) = &stage.launch {
             self.launcher.remove(launch).step("remove launch")?;
-            // A daemon that never got the connection has nothing to finish.
+            // A daemon that never had the connection has nothing to finish.
             let grace = if is_served { stage.settings.grace_seconds } else { 0 };
             let grace = Duration::from_secs(grace.into());
             let daemon = stage.serving.map(|serving| serving.daemon);
@@ -155,13 +155,13 @@ impl Daemons {
         self.dial(volume_id).remove().step("remove dial directory")
     }
 
-    /// Requests of ours wait in mounts of their own, without which the daemon would see its
-    /// end now. What was written through mappings is written when the last of them goes.
+    /// The driver's own waiting requests hold mounts of their own, and the daemon sees its end only
+    /// when the last of them goes. Writes through mappings are flushed at that point.
     fn end_own_requests(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
         let deadline = Instant::now() + limits::UNMOUNT;
         while self.hangs.own_requests(volume_id) > 0 {
             if Instant::now() >= deadline || !serving.daemon.is_alive().step("look at daemon")? {
-                // What waits keeps the connection's number from being another's.
+                // A waiting request keeps the connection's number from being reused.
                 let waits = || Ok(self.hangs.own_requests(volume_id) > 0);
                 return mounts::abort_connection(serving.connection_minor, waits);
             }

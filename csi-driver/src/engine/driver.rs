@@ -1,4 +1,4 @@
-//! What a driver consists of, and how its parts hang together.
+//! The parts of a driver, and how they refer to each other.
 
 use std::sync::{Arc, Mutex};
 
@@ -41,7 +41,7 @@ pub(crate) struct Driver {
     pub(crate) journal: Arc<Journal>,
     pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) counts: Arc<Counts>,
-    /// Copies that go on when their calls are over.
+    /// Copies that continue after their calls.
     pub(crate) jobs: Jobs,
     pub(crate) locks: Locks,
     pub(crate) admission: Admission,
@@ -60,7 +60,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Opens pool and journal. Nothing is repaired yet: that is [`Reconciler::reconcile`].
+    /// Opens pool and journal. Repairs nothing: that is [`Reconciler::reconcile`].
     pub(crate) fn open(config: Config) -> Result<Self> {
         let journal = Arc::new(Journal::open(&config.state_dir)?);
         let backend = backend(&config)?;
@@ -69,7 +69,7 @@ impl Driver {
         let counts: Arc<Counts> = Arc::default();
         let jobs = Jobs::new(counts.copied_bytes());
         let locks = Locks::new(jobs.clone());
-        // syncfs of volumes, which a daemon that is stuck does not answer.
+        // syncfs(2) of volumes does not return while their daemon is stuck.
         let flushes = Arc::new(OneEach::default());
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
@@ -188,7 +188,7 @@ fn backend(config: &Config) -> Result<Arc<dyn VolumeBackend>> {
     Ok(Arc::new(Pool::open(pool, *pool_capacity_bytes, *overcommit, state_dir)?))
 }
 
-/// The one that the configuration names.
+/// The launcher that the configuration names.
 pub(crate) fn launcher(config: &Config) -> Result<Box<dyn Launcher>> {
     let run_dir = config.run_dir.clone();
     Ok(match config.launcher.clone() {

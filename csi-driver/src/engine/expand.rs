@@ -1,5 +1,5 @@
-//! Growing a volume. Its size stands in the journal first, from which every stage takes it; then
-//! the daemon that serves the volume is told, if there is one.
+//! Growing a volume. The new size is journaled first, since every stage reads it there. Then the
+//! driver sends it to the daemon that serves the volume, if there is one.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) struct Expansion {
 }
 
 impl Expansion {
-    /// ControllerExpandVolume: the volume's size in bytes from now on.
+    /// ControllerExpandVolume: returns the volume's new size in bytes.
     pub(crate) fn expand(&self, volume_id: &VolumeId, wanted: WantedCapacity) -> Result<u64> {
         let mut record = self.journal.get(volume_id)?;
         record.check_usable(volume_id)?;
@@ -37,16 +37,16 @@ impl Expansion {
             });
         }
         let limits = self.backend.expand(volume_id, record.capacity_bytes)?;
-        match self.tell_daemon(volume_id, &mut record, limits) {
+        match self.resize_daemon(volume_id, &mut record, limits) {
             Ok(()) => {}
-            // Just ended: the next one is told when it is staged.
+            // It has just ended: the next daemon gets the size when it is staged.
             Err(Error::NoControl { .. } | Error::ControlLost { .. }) if !is_served_now(&record)? => {}
             Err(e) => return Err(e),
         }
         Ok(record.capacity_bytes)
     }
 
-    fn tell_daemon(
+    fn resize_daemon(
         &self,
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
@@ -58,9 +58,8 @@ impl Expansion {
         }
     }
 
-    /// NodeExpandVolume.
-    /// The volume's size in bytes, which its daemon enforces from now on. The size
-    /// is the controller's to change: no other can be had here.
+    /// NodeExpandVolume: returns the volume's size in bytes, once its daemon enforces it. Only the
+    /// controller changes the size: another one is refused here.
     pub(crate) fn expand_on_node(
         &self,
         volume_id: &VolumeId,
@@ -74,7 +73,7 @@ impl Expansion {
             let (volume_id, wanted) = (volume_id.clone(), wanted.to_string());
             return Err(Error::BeyondSize { volume_id, size_bytes, wanted });
         }
-        self.tell_daemon(volume_id, &mut record, self.backend.limits(size_bytes))?;
+        self.resize_daemon(volume_id, &mut record, self.backend.limits(size_bytes))?;
         Ok(size_bytes)
     }
 }

@@ -1,12 +1,11 @@
-//! Where volumes carry mounts, for daemons whose kernel has no FUSE_NOTIFY_PRUNE.
+//! Finds the mount points inside volumes, for daemons on kernels without FUSE_NOTIFY_PRUNE.
 //!
-//! Such a daemon can make the kernel forget an inode only by taking its entry out
-//! of the tree (FUSE_NOTIFY_INVAL_ENTRY), which detaches every mount on it in all
-//! mount namespaces. So it asks first, and leaves alone what is named here.
+//! Such a daemon can make the kernel forget an inode only by FUSE_NOTIFY_INVAL_ENTRY, which
+//! detaches every mount on the entry in all mount namespaces. So the daemon asks for this list
+//! first, and spares the entries in it.
 //!
-//! Invariant: a list is read after the daemon wanted it, and is complete or not
-//! sent. A mount namespace that only a descriptor or a bind mount keeps, without
-//! a process in it, is not seen.
+//! Invariant: a list is read after the daemon asked for it, and it is complete or not sent. A mount
+//! namespace without a process, kept only by a descriptor or a bind mount, is not seen.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -31,12 +30,12 @@ use crate::model::ids::VolumeId;
 const PRUNES: (u32, u32) = (6, 18);
 /// How often daemons are asked whether they want a list.
 const EVERY: Duration = Duration::from_secs(2);
-/// A daemon that takes longer is asked again the next time.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// A slower daemon is asked again in the next round.
+const CONTROL_TIMEOUT: Duration = Duration::from_millis(500);
 /// A list that takes longer is not sent.
 const LIST: Duration = Duration::from_secs(5);
 
-/// Answers daemons until the driver is stopped. On a kernel that prunes none asks.
+/// Answers daemons until the driver stops. On a kernel with FUSE_NOTIFY_PRUNE no daemon asks.
 pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Receiver<bool>) {
     if prunes() {
         return;
@@ -47,7 +46,7 @@ pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Recei
             () = tokio::time::sleep(EVERY) => {}
         }
         let lists = lists.clone();
-        // A panic there has said so; the next round begins anew.
+        // A panic there is in the log; the next round starts anew.
         let _done = tokio::task::spawn_blocking(move || lists.send()).await;
     }
 }
@@ -84,7 +83,7 @@ pub(crate) struct MountPointLists {
 }
 
 impl MountPointLists {
-    /// Sends every daemon that waits for it the mount points inside its volume.
+    /// Sends the list of mount points inside its volume to every daemon that waits for one.
     fn send(&self) {
         let served = self.journal.list().into_iter().filter_map(|(id, record)| {
             let serving = record.stage?.serving?;
@@ -92,8 +91,8 @@ impl MountPointLists {
         });
         let wanting: BTreeMap<u32, (VolumeId, Control, u32)> = served
             .filter_map(|(id, minor)| {
-                let control = self.daemons.control(&id, PATIENCE).ok()?;
-                // An older daemon does not know the question.
+                let control = self.daemons.control(&id, CONTROL_TIMEOUT).ok()?;
+                // A daemon of an earlier version has no such counter.
                 let round = control.stats().ok()?.mount_points_wanted;
                 (round > 0).then_some((minor, (id, control, round)))
             })
@@ -102,7 +101,7 @@ impl MountPointLists {
             return;
         }
         let minors = wanting.keys().copied().collect();
-        // A process may be stuck in such a way that nothing can be read of it.
+        // Reading the files of a stuck process may block.
         let found = bounded::within("list mount points", LIST, move || mounted_inside(&minors));
         match found.and_then(|found| found) {
             Ok(mut found) => {
@@ -118,12 +117,12 @@ impl MountPointLists {
     }
 }
 
-/// Of each of these FUSE connections (by minor device number), where something is
-/// mounted inside, in every mount namespace that has a thread.
+/// For each of these FUSE connections (minor device numbers): the mount points inside it, in every
+/// mount namespace that has a thread.
 fn mounted_inside(minors: &BTreeSet<u32>) -> Result<BTreeMap<u32, BTreeSet<Vec<u8>>>> {
     let mut found: BTreeMap<u32, BTreeSet<Vec<u8>>> = BTreeMap::new();
-    // Twice: a process that forks and ends while /proc is listed is seen neither
-    // as itself nor as its child.
+    // Twice: a process that forks and ends during the listing of /proc is missed, and so is its
+    // child.
     for _ in 0..2 {
         let mut seen = HashSet::new();
         for thread in threads()? {
@@ -221,7 +220,7 @@ mod tests {
             let table = mountinfo::read().unwrap();
             let volume = table.iter().find(|entry| entry.mount_point == place).unwrap();
             ready.send(volume.minor).unwrap();
-            let _told = ended.recv();
+            let _ended = ended.recv();
         });
         let minor = wait.recv().unwrap();
         let found = mounted_inside(&BTreeSet::from([minor])).unwrap();

@@ -1,10 +1,9 @@
-//! Whose group a volume is that several pods use (CSI: volume_mount_group, a pod's
-//! fsGroup): that of the pod that came last, as kubelet has it for drivers without
-//! VOLUME_MOUNT_GROUP.
+//! The group of a volume that several pods use (CSI: volume_mount_group, a pod's fsGroup). The
+//! latest pod decides, as with kubelet for drivers without VOLUME_MOUNT_GROUP.
 //!
-//! Invariant: only a stage without targets and the first publish of a target change
-//! the group. kubelet repeats publishes as often as it likes; were each to change the
-//! group, two pods of different groups would take the volume from each other for ever.
+//! Invariant: only a stage without targets and the first publish of a target change the group.
+//! kubelet repeats publishes at will; if each changed the group, two pods with different groups
+//! would take the volume from each other forever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +20,8 @@ use crate::model::limits;
 use crate::model::records::VolumeRecord;
 
 impl Stages {
-    /// The group for a stage that `wanted` asks for: its own, or that of the stage there
-    /// is. Without targets a stage of another group is taken down, to be made anew.
+    /// The group for a stage: the one that `wanted` names, or the group of the existing stage. An
+    /// existing stage with another group and without targets is taken down, to be staged again.
     pub(crate) fn group_of_stage(
         &self,
         volume_id: &VolumeId,
@@ -44,14 +43,14 @@ impl Stages {
     }
 }
 
-/// Whether a publish or stage that wants `wanted` changes the group of what is staged:
-/// a pod without a group takes the volume as it is, and readers change nothing.
+/// Whether a publish or stage with `wanted` changes the group of what is staged. A pod without a
+/// group uses the volume as it is, and a reader changes nothing.
 pub(crate) fn asks_for_another(wanted: Access, staged: Access) -> bool {
     wanted.group.is_some() && wanted.group != staged.group && !wanted.read_only && !staged.read_only
 }
 
-/// Gives the files of a volume that is in use to group `gid`, through its mount: the
-/// daemon's caches see it. One whose root is the group's has been given.
+/// Changes the group of a volume in use, through its mount, so that the daemon's caches see it.
+/// Does nothing if the root has the group.
 pub(crate) fn give_group_in_use(
     flushes: &OneEach<VolumeId>,
     volume_id: &VolumeId,
@@ -72,7 +71,7 @@ pub(crate) fn give_group_in_use(
         }
         linux::Result::Ok(true)
     };
-    // A retry finds what was given so far, and only looks at that.
+    // A retry only checks the files that have the group already.
     let given = flushes.within(volume_id, what, limits::GIVE_GROUP, give);
     let given = given.inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
     if given.step("give volume to its group")? {

@@ -1,10 +1,10 @@
-//! Daemons that answer no FUSE request, whatever they answer on their control socket:
-//! they are found while somebody waits for them, and ended, so that their users get
-//! ENOTCONN instead of an endless wait (docs/decisions/0032-hung-daemons.md).
+//! Finds and ends hung daemons: those that answer no FUSE request while users wait, even if they
+//! still answer on their control socket. Their users then get ENOTCONN instead of waiting forever
+//! (docs/decisions/0032-hung-daemons.md).
 //!
-//! Invariant: what the driver itself asks of a volume goes through a mount of its own
-//! ([`own_mount`]) and is counted ([`Hangs::asking`]): a thread of ours that is stuck is
-//! no user, neither of a path nor of a connection.
+//! Invariant: the driver's own requests to a volume use a mount of their own ([`own_mount`]) and
+//! are counted ([`Hangs::asking`]). So a stuck thread of the driver does not count as a user of a
+//! path or of a connection.
 
 mod killed;
 mod tally;
@@ -34,17 +34,17 @@ use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord};
 
-/// Looks at the daemon's threads in each deadline: one that works on a slow disk is not
-/// always seen waiting for it.
+/// The daemon's threads are checked this often in each deadline: a daemon on a slow disk is not
+/// always in a disk wait when it is checked.
 const LOOKS: u32 = 10;
-/// Probes that wait for one daemon at the same time. The second tells a daemon that lost
-/// the first from one that answers nothing.
+/// Probes of one daemon at the same time. The second one shows whether the daemon only lost the
+/// first request.
 const MOST_PROBES: u64 = 2;
-/// Another operation on a hung volume ends first.
-const LOCK_AGAIN: Duration = Duration::from_millis(200);
+/// Retry interval while another operation holds a hung volume's lock.
+const LOCK_RETRY: Duration = Duration::from_millis(200);
 
-/// A mount of the volume that is the caller's alone: what is stuck in it keeps no path
-/// busy. No request is sent for it.
+/// A private mount of the volume: a request that is stuck in it keeps no path busy. Making it sends
+/// no request to the daemon.
 pub(crate) fn own_mount(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd> {
     let tree = linux::mount::open_tree_clone(path)?;
     if linux::mount::minor_of(&tree)? == connection_minor {
@@ -53,8 +53,8 @@ pub(crate) fn own_mount(path: &Path, connection_minor: u32) -> linux::Result<Own
     Err(linux::Error::at("find the volume at", path, Errno::ENODEV))
 }
 
-/// Writes what was written to the volume at `path`, through mappings too; the mount that
-/// it was asked through, which is the caller's alone.
+/// Flushes all writes to the volume at `path`, also those through mappings. Returns the private
+/// mount that it used.
 pub(crate) fn flush(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd> {
     let mount = own_mount(path, connection_minor)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -70,12 +70,12 @@ pub(crate) struct HangWatch {
     pub(crate) daemons: Arc<Daemons>,
     pub(crate) locks: Locks,
     pub(crate) counts: Arc<Counts>,
-    /// `None` looks at no volume (`--daemon-deadline 0`).
+    /// `None`: no volume is watched (`--daemon-deadline 0`).
     pub(crate) deadline: Option<Duration>,
 }
 
 impl HangWatch {
-    /// Looks at all volumes again and again; never ends.
+    /// Checks all volumes in a loop without end.
     pub(crate) async fn run(self: Arc<Self>) {
         let Some(deadline) = self.deadline else { return };
         loop {
@@ -95,13 +95,13 @@ impl HangWatch {
                     }
                 }
                 Ok(Err(error)) => tracing::warn!(error = chain(&error), "look for hung daemons"),
-                // A panic has said so itself.
+                // The panic is in the log already.
                 Err(_panicked) => {}
             }
         }
     }
 
-    /// The volumes whose users wait for their daemons at this moment.
+    /// The volumes whose users wait for their daemons now.
     fn awaited(&self) -> Result<Vec<(VolumeId, Serving)>> {
         let connections = FuseConnections::open().step("look at connections")?;
         let served = |stage: StageRecord| stage.serving.filter(|_| !stage.aborted);
@@ -116,21 +116,22 @@ impl HangWatch {
         Ok(awaited)
     }
 
-    /// Whether requests wait on the connection that are not the driver's own.
+    /// Whether requests other than the driver's own wait on the connection.
     fn users_wait(
         &self,
         connections: &FuseConnections,
         volume_id: &VolumeId,
         serving: Serving,
     ) -> Result<bool> {
-        // In this order: a request of ours that ends in between makes it a user less.
+        // In this order: if a request of the driver ends in between, the count of users is too low,
+        // not too high.
         let waiting = connections.waiting(serving.connection_minor).step("look at connection")?;
         Ok(waiting.unwrap_or_default() > self.daemons.hangs.own_requests(volume_id))
     }
 
-    /// Processes that were killed and wait for the volume's daemon, if each pod that has the
-    /// volume on this node is being taken down. A pod that stays may be served well: it keeps
-    /// the daemon, and those that leave wait until it leaves too.
+    /// Killed processes that wait for the volume's daemon, if every pod with the volume on this
+    /// node is being taken down. A pod that stays may be served well: then the daemon stays, and
+    /// the killed processes wait until that pod leaves too.
     fn killed_users(&self, volume_id: &VolumeId, serving: Serving) -> Result<BTreeSet<Task>> {
         let leaving = self.daemons.hangs.leaving_targets(volume_id);
         let Some(record) = self.journal.find(volume_id)? else { return Ok(BTreeSet::new()) };
@@ -141,10 +142,10 @@ impl HangWatch {
         killed::waiting_for(serving.connection_minor, &connections).step("look for killed processes")
     }
 
-    /// Ends the daemon of a volume whose lock is held, and its connection, unless another
-    /// one serves by now.
+    /// Ends the daemon and the connection of a volume whose lock is held, unless another daemon
+    /// serves it now.
     fn end_hung(&self, volume_id: &VolumeId, serving: Serving, seen: Seen) -> Result<()> {
-        // Under the lock: a pod that was published meanwhile keeps the daemon.
+        // Checked under the lock: a pod that was published meanwhile keeps the daemon.
         if seen == Seen::KilledUsers && self.killed_users(volume_id, serving)?.is_empty() {
             return Ok(());
         }
@@ -154,7 +155,7 @@ impl HangWatch {
         self.locks.check_not_copied(volume_id)?;
         stage.aborted = true;
         if let Err(error) = self.journal.put(volume_id, &record) {
-            // As on a full disk. Once the daemon has ended, the journal need not say so.
+            // For example, a full disk. Once the daemon has ended, the journal entry is not needed.
             tracing::warn!(%volume_id, error = chain(&error), "journal the end of a hung daemon");
         }
         self.daemons.watch.stop(volume_id);
@@ -183,14 +184,14 @@ impl HangWatch {
         let minor = serving.connection_minor;
         mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))?;
         if !serving.daemon.is_gone_within(limits::CLOSING).step("end daemon")? {
-            // As in a frozen cgroup. Its connection has ended all the same.
+            // For example, a frozen cgroup. The connection has ended all the same.
             tracing::warn!(%volume_id, pid = serving.daemon.pid, "the hung daemon still runs after SIGKILL");
         }
         Ok(())
     }
 }
 
-/// Of one daemon that users wait for, until it answers or is ended.
+/// Examines one daemon that users wait for, until it answers or is ended.
 #[derive(Clone)]
 struct Examination {
     watch: Arc<HangWatch>,
@@ -223,15 +224,15 @@ impl Examination {
         if let Err(error) = ended {
             tracing::warn!(%volume_id, error = chain(&error), "examine a daemon that does not answer");
         }
-        if tally.is_stall_told() && hangs.finding(volume_id) == Some(Finding::DiskStalls) {
+        if tally.is_stall_reported() && hangs.finding(volume_id) == Some(Finding::DiskStalls) {
             tracing::info!(%volume_id, pid, "the volume's daemon answers again");
             hangs.found(volume_id, None);
         }
     }
 
-    /// What was seen in a deadline without an answer, or in which killed users waited in spite
-    /// of one. `None` where there was an answer, or nobody waits any more, or there is no way
-    /// to ask.
+    /// The result of one deadline without an answer, or with an answer but with killed users still
+    /// waiting. `None` if the daemon answered, no user waits any more, or the daemon cannot be
+    /// asked.
     async fn one_deadline(&self, answered: &Arc<Notify>) -> Result<Option<Seen>> {
         if self.watch.daemons.hangs.own_requests(&self.volume_id) < MOST_PROBES {
             let Some(path) = self.blocking(Self::path).await? else { return Ok(None) };
@@ -265,13 +266,14 @@ impl Examination {
         }))
     }
 
-    /// statfs and the attributes of the volume's root, on a thread that is left behind where one of
-    /// them is not answered.
+    /// Requests statfs and the attributes of the volume's root, on a thread that is abandoned if
+    /// one request gets no answer.
     fn probe(&self, path: &Path, answered: Arc<Notify>) -> Result<()> {
         let mount = own_mount(path, self.serving.connection_minor).step("look at volume")?;
         let asking = self.watch.daemons.hangs.asking(&self.volume_id);
         let ask = move || {
-            // An error is an answer as well: of the daemon, or of the kernel after its end.
+            // An error is an answer too: from the daemon, or from the kernel after the daemon's
+            // end.
             let _answer = nix::sys::statvfs::fstatvfs(&mount);
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
             let _answer = rustix::fs::statx(&mount, "", flags, StatxFlags::BASIC_STATS);
@@ -285,7 +287,8 @@ impl Examination {
             .step("start thread")
     }
 
-    /// Waits for the volume's lock, since a call under way may end all this, and ends the daemon.
+    /// Waits for the volume's lock, because a call under way may end the hang, then ends the
+    /// daemon.
     async fn end(&self, answered: &Arc<Notify>, seen: Seen) -> Result<()> {
         loop {
             match self.watch.locks.hold(Lock::Volume(self.volume_id.as_str())) {
@@ -297,14 +300,14 @@ impl Examination {
                     });
                     return ended.await;
                 }
-                // As a snapshot does that is cut now: after it, the daemon has its three deadlines anew.
+                // A snapshot is being cut: after it, the daemon again gets three deadlines.
                 Err(_) if self.watch.daemons.hangs.is_held_back(&self.volume_id) => return Ok(()),
                 Err(Error::Pending { .. }) => {}
                 Err(error) => return Err(error),
             }
             tokio::select! {
                 () = answered.notified(), if seen != Seen::KilledUsers => return Ok(()),
-                () = tokio::time::sleep(LOCK_AGAIN) => {}
+                () = tokio::time::sleep(LOCK_RETRY) => {}
             }
         }
     }

@@ -1,4 +1,4 @@
-//! How a staged volume is, seen from the kernel.
+//! The state of a staged volume, as the kernel shows it.
 
 use linux::mountinfo::MountEntry;
 
@@ -7,15 +7,15 @@ use crate::kernel::mounts::{self, ConnectionMount};
 use crate::model::ids::VolumeId;
 use crate::model::records::StageRecord;
 
-/// Where a stage stands, seen from the kernel.
+/// The state of a stage, as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// The driver was killed, or failed and could not roll back, half-way.
+    /// The stage is incomplete: the driver was killed, or it failed and could not roll back.
     HalfDone,
     /// Another program unmounted it everywhere, or the machine was rebooted.
     Unmounted,
-    /// Another program unmounted it, or mounted something on it, where it was staged. It
-    /// is served where it is published; `None` where no path leads to that either.
+    /// Another program unmounted the volume from its staging path, or mounted something over it. It
+    /// is still served where it is published; `None` if no path leads there either.
     Displaced(Option<Box<MountEntry>>),
     /// Its daemon ended, or its connection was aborted.
     DaemonDead,
@@ -42,7 +42,7 @@ pub(crate) fn health(volume_id: &VolumeId, stage: &StageRecord) -> Result<Health
     })
 }
 
-/// Whether a daemon answers what is asked of the volume, wherever it is mounted.
+/// Whether a daemon answers requests to the volume, wherever it is mounted.
 pub(crate) fn is_served(stage: &StageRecord) -> Result<bool> {
     match stage.serving {
         Some(serving) if !stage.aborted => serving.daemon.is_alive().step("look at daemon"),

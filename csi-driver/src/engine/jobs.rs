@@ -1,5 +1,5 @@
-//! Copies that outlive the calls that asked for them. A call waits for its copy as
-//! long as it may; the next one with the same key finds it where it is.
+//! Copies that outlive the calls that started them. A call waits for its copy up to its limit; the
+//! next call with the same key finds the copy and continues to wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU64;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::backend::copies::Progress;
 use crate::error::{Error, Result, Step, chain};
 
-/// The copies that are under way, by the id of what they make.
+/// The copies under way, by the id of the volume or snapshot that they make.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Jobs {
     running: Arc<Mutex<HashMap<String, Arc<Job>>>>,
@@ -19,7 +19,7 @@ pub(crate) struct Jobs {
 /// One copy.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// The id of what is copied.
+    /// The id of the volume or snapshot that is copied.
     source: String,
     progress: Progress,
     outcome: Mutex<Outcome>,
@@ -33,13 +33,13 @@ enum Outcome {
 }
 
 impl Jobs {
-    /// What all copies read is added to `copied_bytes`.
+    /// All copies add the bytes that they read to `copied_bytes`.
     pub(crate) fn new(copied_bytes: Arc<AtomicU64>) -> Self {
         Self { running: Arc::default(), copied_bytes }
     }
 
-    /// Starts `work`, a copy of `total_bytes`, on a thread of its own. One with this key must
-    /// not be running: the caller holds the lock of what is made.
+    /// Starts `work`, a copy of `total_bytes`, on its own thread. No other copy with this key may
+    /// run: the caller holds the lock of the volume or snapshot that is made.
     pub(crate) fn start(
         &self,
         key: &str,
@@ -75,12 +75,12 @@ impl Jobs {
         self.locked().get(key).cloned()
     }
 
-    /// What is being made, with the bytes that are done and those in all.
+    /// The copies under way: done and total bytes, by key.
     pub(crate) fn list(&self) -> BTreeMap<String, (u64, u64)> {
         self.locked().iter().map(|(key, job)| (key.clone(), job.bytes())).collect()
     }
 
-    /// A copy that is being made of `source`.
+    /// The copy of `source` that is under way, if any.
     pub(crate) fn copying(&self, source: &str) -> Option<Arc<Job>> {
         self.locked().values().find(|job| job.source == source).cloned()
     }
@@ -91,7 +91,7 @@ impl Jobs {
     }
 }
 
-/// Ends the job however its thread does.
+/// Completes the job however its thread ends.
 struct Running {
     jobs: Jobs,
     key: String,
@@ -109,9 +109,10 @@ impl Drop for Running {
     fn drop(&mut self) {
         let result = std::mem::replace(&mut self.result, Ok(()));
         if let Err(error) = &result {
-            tracing::warn!(copy = self.key, of = self.job.source, error = chain(error), "copy ended");
+            tracing::warn!(copy = self.key, of = self.job.source, error = chain(error), "copy failed");
         }
-        // Off the list first: whoever learns of the end may begin the next with this key.
+        // Removed from the list first: a caller that sees the result may start the next copy with
+        // this key.
         self.jobs.locked().remove(&self.key);
         *self.job.outcome() = Outcome::Ended(Some(result));
         self.job.ended.notify_all();
@@ -119,7 +120,7 @@ impl Drop for Running {
 }
 
 impl Job {
-    /// Its result, if it ends within `limit`; one caller gets it. ABORTED until then.
+    /// The copy's result, if it ends within `limit`. Only one caller gets it. ABORTED until then.
     pub(crate) fn wait(&self, what: impl Into<String>, limit: Duration) -> Result<()> {
         let outcome = self.outcome();
         let running = |outcome: &mut Outcome| matches!(outcome, Outcome::Running);
@@ -131,17 +132,17 @@ impl Job {
         }
     }
 
-    /// Tells it to stop, and waits `limit` for its end.
+    /// Cancels the copy, and waits up to `limit` for its end.
     pub(crate) fn cancel(&self, what: impl Into<String>, limit: Duration) -> Result<()> {
         self.progress.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         match self.wait(what, limit) {
             Err(unfinished @ Error::Copying { .. }) => Err(unfinished),
-            // It is over, and its failure is what was wanted.
+            // It has ended; a failure is expected after a cancel.
             Ok(()) | Err(_) => Ok(()),
         }
     }
 
-    /// How far it is: done and total bytes.
+    /// The progress: done and total bytes.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let load = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
         (load(&self.progress.done_bytes), load(&self.progress.total_bytes))
@@ -163,7 +164,7 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::sync::mpsc;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);
 
     #[test]
@@ -177,7 +178,7 @@ mod tests {
                 wait.recv().map_err(|_| Error::Panicked { operation: "test" })
             })
             .unwrap();
-        ::tests::eventually("it has begun", PATIENCE, || {
+        ::tests::eventually("it has begun", TIMEOUT, || {
             anyhow::ensure!(job.bytes() == (3, 9), "{:?}", job.bytes());
             Ok(())
         })
@@ -189,7 +190,7 @@ mod tests {
         assert!(jobs.copying("original").is_some() && jobs.copying("copy").is_none());
         let again = jobs.find("copy").unwrap();
         release.send(()).unwrap();
-        again.wait("snapshot x", PATIENCE).unwrap();
+        again.wait("snapshot x", TIMEOUT).unwrap();
         assert!(jobs.find("copy").is_none() && jobs.copying("original").is_none());
     }
 
@@ -197,12 +198,12 @@ mod tests {
     fn a_copy_that_panics_is_an_error_and_off_the_list() {
         let jobs = Jobs::default();
         let job = jobs.start("copy", "original", 0, |_| panic!("on purpose")).unwrap();
-        assert!(matches!(job.wait("x", PATIENCE), Err(Error::Panicked { .. })));
+        assert!(matches!(job.wait("x", TIMEOUT), Err(Error::Panicked { .. })));
         assert!(jobs.find("copy").is_none());
     }
 
     #[test]
-    fn a_cancelled_copy_is_told_and_waited_for() {
+    fn cancel_stops_a_copy_and_waits_for_its_end() {
         let jobs = Jobs::default();
         let job = jobs
             .start("copy", "original", 0, |progress| {
@@ -212,7 +213,7 @@ mod tests {
                 Err(Error::Panicked { operation: "test" })
             })
             .unwrap();
-        job.cancel("x", PATIENCE).unwrap();
+        job.cancel("x", TIMEOUT).unwrap();
         assert!(jobs.find("copy").is_none());
     }
 }

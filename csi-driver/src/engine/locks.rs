@@ -1,5 +1,5 @@
-//! One operation a volume at a time. A second one is not queued but refused
-//! (ABORTED): the caller retries, and knows best whether it still wants to.
+//! Allows one operation on a volume at a time. A second one is not queued but refused with ABORTED:
+//! the caller decides whether to retry.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,18 +11,18 @@ use crate::model::ids::VolumeId;
 #[derive(Debug, Clone)]
 pub(crate) struct Locks {
     held: Arc<Mutex<HashSet<String>>>,
-    /// Copies take no lock of their source; what they exclude looks for them.
+    /// Copies hold no lock of their source; operations that conflict with a copy look here.
     jobs: Jobs,
 }
 
 /// What an operation excludes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Lock<'a> {
-    /// Everything that changes this volume.
+    /// All other changes of this volume.
     Volume(&'a str),
-    /// Everything that changes this snapshot.
+    /// All other changes of this snapshot.
     Snapshot(&'a str),
-    /// Nothing: this volume is only looked at.
+    /// Nothing: the operation only reads this volume.
     Nothing(&'a str),
 }
 
@@ -41,8 +41,8 @@ impl Lock<'_> {
     }
 }
 
-/// Held until dropped; it moves into the thread that does the work, so that an
-/// operation whose caller went away keeps its volume locked.
+/// Held until dropped. It moves into the thread that does the work, so the volume stays locked even
+/// after the caller has gone.
 #[derive(Debug)]
 pub(crate) struct VolumeGuard {
     held: Arc<Mutex<HashSet<String>>>,
@@ -54,8 +54,8 @@ impl Locks {
         Self { held: Arc::default(), jobs }
     }
 
-    /// Held until dropped; ABORTED while another operation holds it. For an
-    /// operation that needs a second object besides its own.
+    /// Locks a second object for an operation, until the guard is dropped. ABORTED if another
+    /// operation holds it.
     pub(crate) fn hold(&self, lock: Lock<'_>) -> Result<VolumeGuard> {
         let key = lock.what();
         self.try_lock(&key).ok_or_else(|| match self.jobs.copying(lock.id()) {
@@ -72,7 +72,7 @@ impl Locks {
         }
     }
 
-    /// `None` while another operation holds `key`.
+    /// `None` if another operation holds `key`.
     fn try_lock(&self, key: &str) -> Option<VolumeGuard> {
         let is_new = self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
         is_new.then(|| VolumeGuard { held: self.held.clone(), key: key.to_owned() })

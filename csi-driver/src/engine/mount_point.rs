@@ -1,4 +1,4 @@
-//! Directories that a volume is mounted on, and what is seen in them where it is not.
+//! The directories that volumes are mounted on, and their state while nothing is mounted there.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use crate::error::{Error, Result, Step};
 use crate::kernel::place::Place;
 
-/// No pod's process gets in while the volume is not mounted; root may still remove it.
+/// Keeps pods' processes out while the volume is not mounted. Root can still remove the directory.
 const BARE_MODE: u32 = 0;
 
-/// The directory that the caller made, closed. Called with nothing mounted there.
+/// Closes the directory that the caller made. Nothing may be mounted on it.
 pub(crate) fn close(place: &Place) -> Result<()> {
     open_empty(place)?
         .set_permissions(Permissions::from_mode(BARE_MODE))
@@ -21,7 +21,7 @@ pub(crate) fn close(place: &Place) -> Result<()> {
         .step("close mount point")
 }
 
-/// Whether [`make`] may do its work. Called with nothing mounted there.
+/// Checks that [`make`] can do its work. Nothing may be mounted there.
 pub(crate) fn check(place: &Place) -> Result<()> {
     match place.stat() {
         Err(Errno::NOENT) => Ok(()),
@@ -38,12 +38,13 @@ fn open_empty(place: &Place) -> Result<File> {
     let unusable = |reason: String| Error::unusable(place.field(), place.path(), reason);
     let dir = match place.open_dir() {
         Ok(dir) => dir,
-        // A link is neither followed nor mounted on: a bind mount would lead out of the pod.
+        // A link is neither followed nor mounted on: the bind mount would end up outside the pod's
+        // directory.
         Err(Errno::NOTDIR | Errno::LOOP) => return Err(unusable("not a directory".to_owned())),
         Err(e @ Errno::NOENT) => return Err(unusable(std::io::Error::from(e).to_string())),
         Err(e) => return failed("open", place, e),
     };
-    // What is in there would be hidden, and in the way when the volume goes.
+    // Existing files would be hidden, and would block the removal of the directory later.
     let mut entries = match Dir::read_from(&dir) {
         Ok(entries) => entries,
         Err(e) => return failed("list", place, e),
@@ -54,13 +55,13 @@ fn open_empty(place: &Place) -> Result<File> {
     Ok(dir)
 }
 
-/// A closed directory, new or found. CSI spec, NodePublishVolume: the caller has
-/// made the parent, the plugin makes the target.
+/// Makes the directory, or closes an existing one. CSI spec, NodePublishVolume: the caller makes
+/// the parent, the plugin makes the target.
 pub(crate) fn make(place: &Place) -> Result<()> {
     match place.make_dir(Mode::from(BARE_MODE)) {
         Ok(()) => Ok(()),
         Err(Errno::EXIST) => close(place),
-        // The parent was removed since it was opened.
+        // The parent was removed after it was opened.
         Err(Errno::NOENT) => Err(parent_missing(place.field(), place.path())),
         Err(e) => Err(linux::Error::at("create", place.path(), e)).step("create mount point"),
     }
@@ -70,9 +71,8 @@ pub(crate) fn parent_missing(field: &'static str, path: &Path) -> Error {
     Error::unusable(field, path, "its parent is missing, or not a directory")
 }
 
-/// Removes what [`make`] made in a life that nobody remembers, as after a power cut:
-/// an empty, closed directory of root's. All else is left alone. Called with nothing
-/// mounted there.
+/// Removes a directory of [`make`] that no journal entry names, as after a power cut: empty, closed
+/// and owned by root. Leaves everything else alone. Nothing may be mounted there.
 pub(crate) fn remove_left(place: &Place) -> Result<()> {
     let is_ours = match place.stat() {
         Ok(found) => {

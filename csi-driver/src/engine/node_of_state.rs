@@ -1,10 +1,11 @@
-//! Which node a state directory is of. The cluster knows volumes by their node:
-//! PersistentVolumes have the topology segment with its id, attachments the id itself.
-//! A driver that came up by another name over the same volumes would leave all of
-//! them unreachable, and nobody would be told.
+//! The node that a state directory belongs to.
 //!
-//! `<state-dir>/node-id` has the id, a line. Where nothing is in the journal a new
-//! name does no harm, and is taken. A torn file says nothing: it is written anew.
+//! The cluster refers to volumes by node: the topology segment of a PersistentVolume and every
+//! attachment contain the node id. A driver that started under another name with the same volumes
+//! would make all of them unreachable without an error.
+//!
+//! `<state-dir>/node-id` has the id on one line. If the journal is empty, a new name is harmless
+//! and is accepted. A torn file is ignored and written anew.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::model::records::VolumeRecord;
 const FILE: &str = "node-id";
 const FILE_MODE: u32 = 0o600;
 
-/// The volumes and snapshots in a journal are those of another node.
+/// The volumes and snapshots in the journal belong to another node.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "--node-id {wanted:?}: {} is of node {found:?} (volumes and snapshots: {objects}, attachments: \
@@ -33,7 +34,7 @@ pub struct OtherNode {
     pub(crate) attachments: usize,
 }
 
-/// `Some` if what is in the journal is of another node than `node_id`.
+/// `Some` if the journal's contents belong to another node than `node_id`.
 pub(crate) fn find_other(state_dir: &Path, node_id: &str, journal: &Journal) -> Result<Option<OtherNode>> {
     let found = match recorded(state_dir)? {
         Some(found) if found != node_id => found,
@@ -49,7 +50,7 @@ pub(crate) fn find_other(state_dir: &Path, node_id: &str, journal: &Journal) -> 
     Ok(Some(OtherNode { state_dir, wanted, found, objects, attachments }))
 }
 
-/// From now on the state directory is that of `node_id`.
+/// Records that the state directory belongs to `node_id`.
 pub(crate) fn record(state_dir: &Path, node_id: &str) -> Result<()> {
     if recorded(state_dir)?.as_deref() == Some(node_id) {
         return Ok(());
@@ -119,7 +120,7 @@ mod tests {
                  remove {shown}/node-id"
             )
         );
-        // Said by a person.
+        // As an administrator would do.
         std::fs::remove_file(dir.path().join(FILE)).unwrap();
         assert_eq!(find("a"), None);
         record(dir.path(), "a").unwrap();

@@ -1,14 +1,13 @@
-//! Parking: a volume's daemon that waits for the next user on this node, where its
-//! class or its mount options say so (`mountPodDeleteDelaySeconds`).
+//! Parking: a volume's daemon waits on this node for the next user, if the volume's class or its
+//! mount options ask for it (`mountPodDeleteDelaySeconds`).
 //!
-//! A parked volume is mounted nowhere. The driver holds a detached mount of it,
-//! as a descriptor, and with that the FUSE connection: the next stage attaches it
-//! at its own path. When it is closed, by the driver or by the driver's end, the
-//! daemon sees an unmount and ends like any other.
+//! A parked volume is mounted nowhere. The driver holds a detached mount of it, and with it the
+//! FUSE connection. The next stage attaches that mount at its own path. When the mount is closed,
+//! by the driver or by the driver's end, the daemon sees an unmount and ends as usual.
 //!
-//! Invariant: a volume is staged or parked, never both; and it is the descriptor
-//! that makes a parked one good. What the journal calls parked and nobody holds is
-//! there to be ended, whoever comes first.
+//! Invariant: a volume is staged or parked, never both. A parked volume is usable only while a
+//! driver holds its mount. If the journal records a parked volume and no driver holds its mount,
+//! the first operation that finds it ends it.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -32,15 +31,15 @@ use crate::model::limits;
 use crate::model::records::{ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
 
 impl Stages {
-    /// The end of NodeUnstageVolume for a volume whose daemon is to wait. False for
-    /// any other: nothing has been done then.
+    /// The end of NodeUnstageVolume for a volume whose daemon may wait. False for any other volume;
+    /// then nothing was changed.
     pub(crate) fn park(self: &Arc<Self>, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
         let Some((stage, serving)) = self.parkable(volume_id, record)? else { return Ok(false) };
         let (mount, pidfd) = match self.detached(volume_id, &stage.staging_path, serving) {
             Ok((mount, Some(pidfd))) => (mount, pidfd),
             Ok((_, None)) => return Ok(false),
             Err(error) => {
-                tracing::warn!(%volume_id, error = chain(&error), "not parked");
+                tracing::warn!(%volume_id, error = chain(&error), "the volume is not parked");
                 return Ok(false);
             }
         };
@@ -64,7 +63,7 @@ impl Stages {
         Ok(true)
     }
 
-    /// What is staged, if its daemon is to wait and is well.
+    /// The stage, if its daemon may wait and is healthy.
     fn parkable(
         &self,
         volume_id: &VolumeId,
@@ -78,7 +77,7 @@ impl Stages {
         }
     }
 
-    /// A detached mount of what is mounted at `path`, and the daemon's pidfd.
+    /// Returns a detached mount of what is mounted at `path`, and the daemon's pidfd.
     fn detached(
         &self,
         volume_id: &VolumeId,
@@ -89,15 +88,16 @@ impl Stages {
         let (minor, asking) = (serving.connection_minor, self.daemons.hangs.asking(volume_id));
         let detach = move || {
             let _ours = asking;
-            // An unmount would write what was written through mappings; this one is none.
+            // Unlike umount(2), detaching does not flush writes through mappings, so flush them
+            // first.
             flush(&mounted, minor)
         };
         let mount = self.flushes.within(volume_id, what, limits::SYNCFS, detach)?.step("park volume")?;
         Ok((mount, serving.daemon.open().step("watch daemon")?))
     }
 
-    /// The mount of a parked volume, staged as `spec` has it. `None` where none is
-    /// parked any more: one that cannot serve the spec is ended.
+    /// Attaches the mount of a parked volume, staged according to `spec`. `None` if none is parked
+    /// any more; one that does not match the spec is ended.
     pub(crate) fn unpark(
         &self,
         volume_id: &VolumeId,
@@ -118,26 +118,27 @@ impl Stages {
             ..parked.stage
         };
         let staged = VolumeRecord { stage: Some(stage), parked: None, ..record.clone() };
-        // Held until the journal says so: what cannot be written is parked as before.
+        // Held until the journal has it: if the write fails, the volume stays parked.
         self.journal.put(volume_id, &staged)?;
         *record = staged;
         let attached = match self.parking.take(volume_id) {
             Some(mount) => self.attach_mount(volume_id, record, &mount, &place),
-            // By a driver that ends.
+            // The driver is stopping and has closed the mount.
             None => Err(Error::ControlLost { volume_id: volume_id.clone(), what: "its stage" }),
         };
         attached.map(Some).map_err(|cause| self.undo_stage(volume_id, record, &place, cause))
     }
 
-    /// Ends what an Unstage or a Stage that failed has let go, and not ended.
-    pub(crate) fn end_let_go(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+    /// Ends a parked volume whose mount an Unstage or a failed Stage released without ending the
+    /// rest.
+    pub(crate) fn end_released(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         if record.parked.is_some() && !self.parking.holds(volume_id) {
             self.end_parked(volume_id, record)?;
         }
         Ok(())
     }
 
-    /// Why the parked daemon is not the one that a new stage would start.
+    /// Why the parked daemon differs from the one that a new stage would start.
     fn why_not(
         &self,
         volume_id: &VolumeId,
@@ -159,19 +160,19 @@ impl Stages {
         {
             return Ok(Some("its pod's manifest was removed"));
         }
-        // As for any stage: a pool that is away is said so, and the daemon waits on.
+        // As for any stage: an unavailable pool is an error, and the daemon stays parked.
         self.backend.check_present()?;
-        // As long as the daemon holds its directory, no other has these numbers.
+        // While the daemon holds its directory open, no other directory can have the same numbers.
         if parked.data != Some(self.backend.data_id(volume_id)?) {
             return Ok(Some("the volume's directory is another one"));
         }
-        // The size may have changed while nobody could tell it; and an answer is the
-        // proof that it serves.
+        // The size may have changed while the volume was parked. The answer also shows that the
+        // daemon works.
         let limits = self.backend.limits(record.capacity_bytes);
-        let told =
+        let resized =
             self.daemons.control(volume_id, limits::CONTROL).and_then(|control| control.set_capacity(limits));
-        Ok(told.err().map(|error| {
-            tracing::warn!(%volume_id, error = chain(&error), "the parked daemon was asked");
+        Ok(resized.err().map(|error| {
+            tracing::warn!(%volume_id, error = chain(&error), "the parked daemon does not answer");
             "it does not answer"
         }))
     }
@@ -199,11 +200,11 @@ impl Stages {
         }
     }
 
-    /// Ends what the journal calls parked: connection, launch, daemon, directory. One
+    /// Ends what the journal records as parked: connection, launch, daemon, directory. A volume
     /// that is not parked is a success. May be repeated after any failure.
     pub(crate) fn end_parked(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         let Some(parked) = &record.parked else { return Ok(()) };
-        self.parking.let_go(volume_id);
+        self.parking.release(volume_id);
         let place = place_of_stage(&self.paths, volume_id, &parked.stage)?;
         self.take_away(volume_id, &parked.stage, place.as_ref())?;
         record.parked = None;
@@ -212,7 +213,7 @@ impl Stages {
         Ok(())
     }
 
-    /// Of a volume whose lock is held, whatever it has become.
+    /// The volume's lock is held; its state may have changed since it was parked.
     fn end_if_parked(&self, volume_id: &VolumeId) -> Result<()> {
         match self.journal.find(volume_id)? {
             Some(mut record) => self.end_parked(volume_id, &mut record),
@@ -220,26 +221,26 @@ impl Stages {
         }
     }
 
-    /// At the driver's end, after which nobody would hold them. What takes too long
-    /// ends without the driver, and the next one finds it in the journal.
+    /// Called when the driver stops, since it can no longer hold the mounts. Endings that take too
+    /// long continue without it; the next driver finds them in the journal.
     pub(crate) fn end_all_parked(self: &Arc<Self>) {
         self.parking.close();
         let volumes = self.journal.list().into_iter();
         let parked = volumes.filter_map(|(volume_id, record)| record.parked.map(|_| volume_id));
         if !work_on_each(self, &self.locks, parked, Instant::now() + limits::LAST_CALLS, Self::end_if_parked)
         {
-            tracing::warn!("parked daemons are left to end by themselves");
+            tracing::warn!("some parked daemons are still ending");
         }
     }
 }
 
-/// Ends a parked volume after its delay, or when its daemon has ended. Aborted when
-/// somebody takes it, or has ended it.
+/// Ends a parked volume after its delay, or when its daemon has ended. Aborted when a stage takes
+/// the volume or another operation has ended it.
 async fn end_in_time(stages: Arc<Stages>, volume_id: VolumeId, pidfd: OwnedFd, delay: Duration) {
     tokio::select! {
-        () = tokio::time::sleep(delay) => tracing::info!(%volume_id, "parked long enough"),
+        () = tokio::time::sleep(delay) => tracing::info!(%volume_id, "the parking delay is over: ending the daemon"),
         ended = watch::ended(pidfd) => match ended {
-            // Told to, by whoever is about to say so to the journal.
+            // Expected: the operation that released the mount is about to update the journal.
             Ok(()) if !stages.parking.holds(&volume_id) => {}
             Ok(()) => {
                 stages.counts.daemon_died();
@@ -249,8 +250,8 @@ async fn end_in_time(stages: Arc<Stages>, volume_id: VolumeId, pidfd: OwnedFd, d
         },
     }
     while let Err(error) = end_in_turn(&stages, &volume_id).await {
-        tracing::debug!(%volume_id, error = chain(&error), "the parked daemon is ended later");
-        tokio::time::sleep(limits::PARKED_AGAIN).await;
+        tracing::debug!(%volume_id, error = chain(&error), "ending the parked daemon later");
+        tokio::time::sleep(limits::PARKED_RETRY).await;
     }
 }
 

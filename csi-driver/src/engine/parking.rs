@@ -1,4 +1,4 @@
-//! What is held for parked volumes: their mounts, and the tasks that end them in time.
+//! Holds the mounts of parked volumes, and the tasks that end parked volumes after their delay.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ impl Parking {
         self.keeper.list(volume_id).contains(&Role::ParkedMount)
     }
 
-    /// False once it is closed: then `mount` is, too.
+    /// False if parking is closed: then `mount` is closed too.
     pub(crate) fn hold(&self, volume_id: &VolumeId, mount: OwnedFd, ending: AbortHandle) -> bool {
         let mut endings = self.locked();
         let is_held = self.keeper.put(volume_id, Role::ParkedMount, mount);
@@ -35,18 +35,18 @@ impl Parking {
         is_held
     }
 
-    /// The mount, which is now the caller's to end.
+    /// Takes the mount; the caller must end it.
     pub(crate) fn take(&self, volume_id: &VolumeId) -> Option<OwnedFd> {
         self.locked().remove(volume_id)?.abort();
         self.keeper.take(volume_id, Role::ParkedMount)
     }
 
-    /// Ends the connection. The task that ends the volume in time goes on.
-    pub(crate) fn let_go(&self, volume_id: &VolumeId) {
+    /// Closes the mount, which ends the connection. The task that ends the volume later continues.
+    pub(crate) fn release(&self, volume_id: &VolumeId) {
         drop(self.keeper.take(volume_id, Role::ParkedMount));
     }
 
-    /// Ends all connections, and holds no more.
+    /// Closes all mounts, and holds none from then on.
     pub(crate) fn close(&self) {
         self.keeper.close();
         self.locked().drain().for_each(|(_, ending)| ending.abort());

@@ -1,4 +1,4 @@
-//! Where the mounts are that the journal has.
+//! Finds the mounts that the journal records.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::kernel::place::Place;
 use crate::model::ids::VolumeId;
 use crate::model::records::{StageRecord, VolumeRecord};
 
-/// [`place_of_mount`] of a stage.
+/// [`place_of_mount`] for a stage.
 pub(crate) fn place_of_stage(
     paths: &HostPaths,
     volume_id: &VolumeId,
@@ -18,7 +18,7 @@ pub(crate) fn place_of_stage(
     place_of_mount(paths, volume_id, ("staging_target_path", &stage.staging_path), &[])
 }
 
-/// [`place_of_mount`] of a target.
+/// [`place_of_mount`] for a target.
 pub(crate) fn place_of_target(
     paths: &HostPaths,
     volume_id: &VolumeId,
@@ -28,10 +28,10 @@ pub(crate) fn place_of_target(
     place_of_mount(paths, volume_id, ("target_path", target), &record.mount_points_beside(target))
 }
 
-/// The place of a mount that the journal has. `None` where there is none to take away: its
-/// directory is gone; or the path leads through a link, and the volume is mounted at `others`
-/// alone, as after a restart of a machine whose directories were moved, or where a pod has removed
-/// the directory in a mount namespace of its own.
+/// The place of a mount that the journal records. `None` if there is nothing to unmount: the
+/// directory is gone, or the path now leads through a link and the volume is mounted only at
+/// `others`. That happens after a restart of a machine whose directories were moved, or if a pod
+/// removed the directory in its own mount namespace.
 pub(crate) fn place_of_mount(
     paths: &HostPaths,
     volume_id: &VolumeId,

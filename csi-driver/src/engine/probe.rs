@@ -1,4 +1,4 @@
-//! Probe: whether the driver can work.
+//! The Probe call: whether the driver can work.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::error::{Error, Result, chain};
 use crate::kernel::bounded::Shared;
 use crate::kernel::private_dir::probe_dir;
 
-/// What cannot be used, and why: the same for all who asked.
+/// What cannot be used, and why; one result for all callers.
 #[derive(Debug, Clone)]
 struct Unready {
     what: &'static str,
@@ -19,7 +19,7 @@ struct Unready {
 #[derive(Debug)]
 pub(crate) struct Readiness {
     backend: Arc<dyn VolumeBackend>,
-    /// Directories that must take files, each with what it is called.
+    /// Directories that must be writable, with their names for messages.
     dirs: Vec<(&'static str, PathBuf)>,
     probes: Shared<(), std::result::Result<(), Unready>>,
 }
@@ -29,8 +29,8 @@ impl Readiness {
         Self { backend, dirs, probes: Shared::default() }
     }
 
-    /// Whether the next CreateVolume and NodeStageVolume can do their work. One look for all who
-    /// ask: of a file system that hangs, one thread is kept.
+    /// Whether the next CreateVolume and NodeStageVolume can do their work. All callers share one
+    /// check, so a hanging file system costs one thread.
     pub(crate) fn check(self: &Arc<Self>, limit: Duration) -> Result<()> {
         let this = self.clone();
         self.probes

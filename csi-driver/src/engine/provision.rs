@@ -1,4 +1,4 @@
-//! CreateVolume and DeleteVolume: what is decided and done, without the wire.
+//! CreateVolume and DeleteVolume, apart from the gRPC layer.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) struct VolumeSpec {
     pub(crate) source: Option<Source>,
 }
 
-/// Volumes' coming and going.
+/// Creates and deletes volumes.
 #[derive(Debug)]
 pub(crate) struct Provisioner {
     pub(crate) journal: Arc<Journal>,
@@ -38,16 +38,16 @@ pub(crate) struct Provisioner {
 }
 
 impl Provisioner {
-    /// Creates the volume, or finds the one of that name if it is what is wanted.
+    /// Creates the volume, or returns the existing one of that name if it matches the request.
     pub(crate) fn create(&self, volume_id: &VolumeId, spec: VolumeSpec) -> Result<VolumeRecord> {
         let found = match self.journal.find(volume_id)? {
-            // Nobody else is at it: of a creation or a deletion that failed half-way.
+            // No other operation is under way: a creation or deletion failed half-way.
             Some(found) if found.deleting => {
                 self.finish_deletion(volume_id).map_err(|e| Error::uncleared(volume_id, e))?;
                 None
             }
-            // What is made from a source is there before its entry says that it is filled: it was
-            // being deleted on a disk without room for a mark.
+            // A volume from a source has data before its entry records that it is filled. This one
+            // was being deleted on a disk without space for the deletion mark.
             Some(found)
                 if found.filled && found.source.is_some() && self.backend.has_lost_volume(volume_id)? =>
             {
@@ -60,7 +60,7 @@ impl Provisioner {
             Some(found) => {
                 check_same(&found, &spec)?;
                 if found.filled {
-                    // Its creation may have been cut short.
+                    // Its creation may have been interrupted.
                     return self.backend.create(volume_id).map(|()| found);
                 }
                 found
@@ -69,7 +69,7 @@ impl Provisioner {
         };
         self.make(volume_id, record).map_err(|cause| {
             if self.jobs.find(volume_id.as_str()).is_some() {
-                // The copy goes on: the repeated call joins it.
+                // The copy continues; the repeated call waits for it again.
                 return cause;
             }
             Error::rolled_back(cause, self.delete(volume_id))
@@ -98,7 +98,7 @@ impl Provisioner {
         Ok(record)
     }
 
-    /// Deletes the volume with its data; one that does not exist is a success.
+    /// Deletes the volume with its data. One that does not exist is a success.
     pub(crate) fn delete(&self, volume_id: &VolumeId) -> Result<()> {
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         self.attachments.check_detached(volume_id, &record)?;
@@ -108,7 +108,7 @@ impl Provisioner {
         }
         if let Some(stage) = record.stage.clone() {
             match health(volume_id, &stage)? {
-                // Left by a reboot or by a killed stage: nobody uses it.
+                // Left by a reboot or by a killed stage: not in use.
                 Health::HalfDone | Health::Unmounted => self.stages.tear_down(volume_id, &mut record)?,
                 Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
                     let path = stage.staging_path;

@@ -27,14 +27,14 @@ use crate::model::records::{StageRecord, TargetRecord, VolumeRecord};
 pub(crate) struct PublishSpec {
     pub(crate) staging_path: PathBuf,
     pub(crate) target_path: PathBuf,
-    /// As it was asked for, if links led from there to `target_path`.
+    /// The path in the request, if links led from it to `target_path`.
     pub(crate) asked: Option<PathBuf>,
     /// Read-only where the request or the capability says so.
     pub(crate) access: Access,
 }
 
 impl PublishSpec {
-    /// Before its mount is made.
+    /// The journal entry before the mount is made.
     fn target(&self, owes_group: bool) -> TargetRecord {
         TargetRecord { access: self.access, published: false, asked: self.asked.clone(), owes_group }
     }
@@ -51,15 +51,15 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// NodePublishVolume. A volume whose daemon died is staged anew first: kubelet
-    /// does not stage again what it believes staged.
+    /// NodePublishVolume. If the volume's daemon died, it is staged again first: kubelet does not
+    /// repeat NodeStageVolume for a volume that it considers staged.
     pub(crate) fn publish(&self, volume_id: &VolumeId, spec: &PublishSpec) -> Result<()> {
         check_apart(&spec.staging_path, &spec.target_path)?;
         let mut record = self.journal.get(volume_id)?;
         let target = &spec.target_path;
         self.daemons.hangs.left_or_stays(volume_id, target);
         let is_known = record.targets.contains_key(target);
-        // A target that was published is there, dead or alive, whatever hinders its healing.
+        // A target that was published stays so, dead or alive, even if the repair fails.
         let staged = self
             .staged_for(volume_id, &mut record, spec)
             .map_err(|e| if is_known { Error::uncleared(volume_id, e) } else { e })?;
@@ -72,11 +72,11 @@ impl Targets {
             });
         }
         let Some(place) = self.paths.place("target_path", target)? else {
-            // What was published there is gone with the directory.
+            // The mount disappeared together with its directory.
             self.forget_target(volume_id, &mut record, target)?;
             return Err(mount_point::parent_missing("target_path", target));
         };
-        // A mount of something else there is an error, before anything is written.
+        // A mount of something else is an error, found before anything is written.
         let mounted = mounts::find_at(&place, volume_id)?;
         match record.targets.get(target) {
             Some(found) => {
@@ -92,7 +92,8 @@ impl Targets {
                 self.check_new_target(volume_id, &mut record, spec)?;
             }
         }
-        // The first publish gives the group; what repeats it only if that was cut short.
+        // Only the first publish changes the group; a repeated one only if the first was
+        // interrupted.
         let is_owed = record.targets.get(target).is_none_or(|found| found.owes_group);
         let owes_group = is_owed && Self::begin_group(&mut record, spec);
         record.targets.insert(target.clone(), spec.target(owes_group));
@@ -115,7 +116,7 @@ impl Targets {
             Some(record) => {
                 let retracted = self.retract(volume_id, record, target);
                 match &retracted {
-                    // The watch for hung daemons looks why.
+                    // The watch for hung daemons finds out why.
                     Err(Error::Busy { .. } | Error::Deadline { .. }) => {
                         self.daemons.hangs.leaving(volume_id, target);
                     }
@@ -123,7 +124,7 @@ impl Targets {
                 }
                 retracted
             }
-            // Whatever the journal forgot, mountinfo still tells whose it is.
+            // Even if the journal lost the entry, mountinfo shows whose mount it is.
             None => match self.paths.place("target_path", target)? {
                 Some(place) => mounts::unmount_own(&place, volume_id, WhenBusy::Refuse),
                 None => Ok(()),
@@ -131,7 +132,7 @@ impl Targets {
         })
     }
 
-    /// Where a call wants a target. One that the journal knows stays usable: it may be of an
+    /// The target path that a call means. A path in the journal stays valid: it may date from an
     /// earlier `--kubelet-dir`.
     pub(crate) fn target_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
         let record = self.journal.get(volume_id)?;
@@ -140,7 +141,7 @@ impl Targets {
         resolved.map_err(|e| if is_known { Error::uncleared(volume_id, e) } else { e })
     }
 
-    /// The mount to publish, healed if it must be.
+    /// The mount to publish, repaired if necessary.
     fn staged_for(
         &self,
         volume_id: &VolumeId,
@@ -160,8 +161,8 @@ impl Targets {
         self.stages.ensure_staged(volume_id, record, &StageSpec::again(&stage))
     }
 
-    /// Whether the volume is to be given to the group of this publish. From here on the
-    /// stage has that group: a remount gives what the publish does not come to.
+    /// Whether this publish changes the volume's group. From here on the stage records that group,
+    /// so a remount finishes what an interrupted publish did not.
     fn begin_group(record: &mut VolumeRecord, spec: &PublishSpec) -> bool {
         let Some(stage) = &mut record.stage else { return false };
         if spec.access.group.is_none() || spec.access.read_only || stage.access.read_only {
@@ -189,7 +190,7 @@ impl Targets {
             return Ok(());
         }
         self.stages.forget_unmounted_targets(volume_id, record)?;
-        // That which forbids another, where there is one.
+        // The existing target that forbids a second one, if there is one.
         let published =
             record.targets.iter().min_by_key(|(_, found)| found.access.mode.allows_second_target());
         match published {
@@ -218,7 +219,7 @@ impl Targets {
         if let Some(gid) = spec.access.group.filter(|_| owes_group) {
             give_group_in_use(&self.flushes, volume_id, staged, gid)?;
         }
-        // Of a daemon that died, or of a publish that was cut short.
+        // Left by a daemon that died or by an interrupted publish.
         if let Some(left) = left {
             let is_served = left.minor == staged.minor;
             mounts::unmount(place, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;
@@ -226,7 +227,7 @@ impl Targets {
         mount_point::make(place)?;
         let tree = mounts::copy(staged, "publish volume")?;
         place.attach(&tree, "publish volume")?;
-        // It has the flags of the staged mount.
+        // A bind mount has the flags of the staged mount.
         if !mounts::is_as_wanted(staged, spec.access) {
             let staged_flags = record.stage.as_ref().map(|stage| stage.access.flags).unwrap_or_default();
             let access = Access { flags: spec.access.flags.with(staged_flags), ..spec.access };
@@ -240,7 +241,7 @@ impl Targets {
         self.journal.put(volume_id, record)
     }
 
-    /// Takes away mount, directory and the journal's word of them.
+    /// Removes mount, directory and journal entry of a target.
     pub(crate) fn retract(
         &self,
         volume_id: &VolumeId,
@@ -256,7 +257,7 @@ impl Targets {
     fn retract_at(&self, volume_id: &VolumeId, record: &mut VolumeRecord, place: &Place) -> Result<()> {
         let is_known = record.targets.contains_key(place.path());
         let mounted = match mounts::find_at(place, volume_id) {
-            // Never published here, and what is here is not this volume.
+            // This volume was never published here; the mount belongs to something else.
             Err(Error::ForeignMount { .. }) if !is_known => return Ok(()),
             mounted => mounted?,
         };
@@ -274,9 +275,9 @@ impl Targets {
             return mount_point::remove_left(place);
         }
         match place.remove_dir() {
-            // What is no directory, or has files, was not made here.
+            // We create only empty directories, so leave anything else alone.
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY | Errno::EXIST) => {}
-            // The kernel says so of what is not there, too.
+            // The kernel also returns EROFS if the directory does not exist.
             Err(Errno::ROFS) if place.stat().is_err_and(|errno| errno == Errno::NOENT) => {}
             Err(e) => return Err(linux::Error::at("remove", place.path(), e)).step("unpublish volume"),
         }
@@ -290,8 +291,8 @@ impl Targets {
         self.journal.put(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))
     }
 
-    /// Before the connection of a daemon that does not answer is aborted: whoever comes
-    /// next finds a volume that nobody serves, and serves it anew.
+    /// Called before the connection of a hung daemon is aborted: the next call then finds a volume
+    /// without a daemon, and serves it again.
     fn give_up(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         let Some(stage) = &mut record.stage else { return Ok(()) };
         stage.aborted = true;
@@ -300,14 +301,14 @@ impl Targets {
         if let Some(daemon) = daemon
             && !daemon.end(Duration::ZERO).step("end daemon")?
         {
-            // In a frozen cgroup, or in a wait that nothing interrupts: it ends when it is let.
+            // In a frozen cgroup or an uninterruptible wait: it ends when that is over.
             tracing::warn!(%volume_id, "the daemon that does not answer does not end either");
         }
         Ok(())
     }
 }
 
-/// A target in the volume itself, or one that the volume is beneath, would be taken for its stage.
+/// Refuses a target inside the volume, or above it: its mount would be mistaken for the stage.
 pub(crate) fn check_apart(staging: &Path, target: &Path) -> Result<()> {
     if target.starts_with(staging) || staging.starts_with(target) {
         let reason = format!("not apart from staging_target_path {}", staging.display());
@@ -316,15 +317,16 @@ pub(crate) fn check_apart(staging: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Same file system and same directory of it as the staged mount, with the flags that are wanted.
+/// The same file system and directory as the staged mount, with the requested flags.
 fn is_right(mount: &MountEntry, staged: &MountEntry, access: Access) -> bool {
     mount.same_root(staged) && mounts::is_as_wanted(mount, access)
 }
 
-/// What the file system refuses or is given when it is staged, no publish can change.
+/// Refuses access that differs in what the file system was mounted with: a publish cannot change
+/// that.
 fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Result<()> {
     let is_synced = |access: Access| access.flags.contains(MountFlag::Sync);
-    // A mount has one rule for access times, and the stage's flags are every publish's.
+    // A mount has one rule for access times, and every publish inherits the stage's flags.
     let rules = [MountFlag::Noatime, MountFlag::Relatime];
     let has = |access: Access, flag| access.flags.contains(flag);
     let contradicts = rules.iter().any(|&flag| has(wanted, flag) && !has(stage.access, flag))
@@ -343,7 +345,7 @@ fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Re
     Ok(())
 }
 
-/// The connection whose daemon lives, wherever it is mounted.
+/// The connection whose daemon runs, wherever it is mounted.
 fn served_connection(record: &VolumeRecord) -> Result<Option<u32>> {
     match &record.stage {
         Some(stage) if is_served(stage)? => Ok(stage.serving.map(|serving| serving.connection_minor)),

@@ -1,11 +1,11 @@
-//! What a new driver does about what an earlier one left, before it listens.
+//! What a new driver does about leftovers of an earlier one before it listens.
 //!
-//! Nothing that is published and served is touched. A volume that cannot be put
-//! in order is logged, and its next operation tries again.
+//! It leaves alone everything that is published and served. A volume that cannot be repaired is
+//! logged, and its next operation tries again.
 //!
-//! Invariant: no volume waits for the daemon of another one, and one limit holds for the
-//! driver's wait for all daemons together. What takes longer goes on beside its calls,
-//! with the volume's lock.
+//! Invariant: no volume waits for another volume's daemon, and one limit applies to the wait for
+//! all daemons together. Work that takes longer continues in the background, holding the volume's
+//! lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::model::ids::VolumeId;
 use crate::model::launch::{LaunchId, ProcessId};
 use crate::model::records::VolumeRecord;
 
-/// Puts in order what an earlier driver left.
+/// Repairs what an earlier driver left.
 #[derive(Debug)]
 pub(crate) struct Reconciler {
     pub(crate) journal: Arc<Journal>,
@@ -43,35 +43,35 @@ pub(crate) struct Reconciler {
 }
 
 impl Reconciler {
-    /// Waits `limit` for all the daemons together that it ends. Needs the runtime's context.
-    /// Fails only where the machine cannot be looked at.
+    /// Waits up to `limit` for all daemons that it ends, together. Fails only if the machine's
+    /// state cannot be read. Must be called in a tokio context.
     pub(crate) fn reconcile(self: &Arc<Self>, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         let volumes = self.journal.list();
-        // First, so that no kubelet starts the pod of a launch that is not awaited.
+        // First, so that no kubelet starts the pod of an unknown launch.
         self.remove_unknown_launches(&volumes, deadline)?;
-        // A pool that does not answer is waited for once, and not by every volume.
+        // Asked once: otherwise every volume would wait for a pool that does not answer.
         let is_pool_there = self.backend.check_present().is_ok();
         let mut unsettled = Vec::new();
         for (volume_id, record) in volumes {
             if is_pool_there {
-                self.say_if_astray(&volume_id, &record);
+                self.report_if_other_data(&volume_id, &record);
             }
             if !self.is_settled(&volume_id, &record) {
                 unsettled.push(volume_id);
             } else if let Err(error) = self.reconcile_volume(&volume_id) {
-                tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
+                tracing::warn!(%volume_id, error = chain(&error), "could not repair the volume");
             }
         }
         if !work_on_each(self, &self.locks, unsettled, deadline, Self::reconcile_volume) {
-            tracing::warn!("some volumes are still being put in order");
+            tracing::warn!("some volumes are still being repaired");
         }
         self.snapshots.reconcile();
         self.remove_unknown_dial_dirs()?;
         match self.backend.sweep() {
-            // Each call that needs the pool says so, until it is back.
+            // Every call that needs the pool reports the error until the pool is back.
             Err(away @ Error::PoolAway { .. }) => {
-                tracing::error!(error = chain(&away), "not swept");
+                tracing::error!(error = chain(&away), "leftovers in the pool are not removed");
                 Ok(())
             }
             swept => swept,
@@ -79,7 +79,7 @@ impl Reconciler {
     }
 
     fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)], deadline: Instant) -> Result<()> {
-        // What is staged, or being staged, with its launch as far as the journal had come.
+        // Staged volumes, and those being staged, each with its launch if the journal records one.
         let known: HashMap<&VolumeId, Option<&LaunchId>> = volumes
             .iter()
             .filter_map(|(id, record)| {
@@ -92,9 +92,9 @@ impl Reconciler {
             let volume_id = launched.volume_id.clone();
             match self.look_at_launch(&known, launched) {
                 Ok(stray) => strays.extend(stray.map(|process| (volume_id, process))),
-                // Its volume's next operation tries again; other volumes do not wait for that.
+                // The volume's next operation tries again; other volumes do not wait for it.
                 Err(error) => {
-                    tracing::error!(%volume_id, error = chain(&error), "a launch could not be put in order");
+                    tracing::error!(%volume_id, error = chain(&error), "could not check a launch");
                 }
             }
         }
@@ -106,21 +106,21 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Takes back a launch that the journal does not know; its process, which was killed.
+    /// Removes a launch that the journal does not record. Returns its process, which was killed.
     fn look_at_launch(
         &self,
         known: &HashMap<&VolumeId, Option<&LaunchId>>,
         launched: Launched,
     ) -> Result<Option<ProcessId>> {
         let Launched { volume_id, id } = launched;
-        // One whose entry cannot be read may be serving: it stays until the entry is mended.
+        // A volume with an unreadable entry may be served: it stays until the entry is repaired.
         if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
             self.daemons.launcher.adopt(&volume_id).step("adopt launch")?;
             return Ok(None);
         }
-        // Of a journal that was lost, or is another one: pods may use it.
+        // From a lost journal, or from another driver's: pods may use the volume.
         if !known.contains_key(&volume_id) && mounts::is_mounted_anywhere(&volume_id)? {
-            tracing::error!(%volume_id, launch = ?id, "the journal does not know who serves this volume: it is left alone");
+            tracing::error!(%volume_id, launch = ?id, "the volume is served without a journal entry: leaving it alone");
             return Ok(None);
         }
         tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");
@@ -140,20 +140,20 @@ impl Reconciler {
     ) -> Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
         if !process.is_gone_within(left).step("end daemon")? {
-            // In a wait that nothing interrupts; other volumes do not wait for it.
-            tracing::error!(%volume_id, pid = process.pid, "lives on after SIGKILL");
+            // In an uninterruptible wait; other volumes do not wait for it.
+            tracing::error!(%volume_id, pid = process.pid, "the daemon is still running after SIGKILL");
             return Ok(());
         }
-        // Which volume a process serves it says itself, by its arguments, and a daemon that was
-        // taken over may name another one: what the journal knows of a volume is left alone here.
+        // A process names its volume in its arguments, and a compromised daemon may name another
+        // one: so a volume in the journal is not touched here.
         if known.contains_key(volume_id) {
             return Ok(());
         }
         self.daemons.launcher.clear(volume_id).step("clear launch")
     }
 
-    /// Whether its daemon, if it has one, serves it and is only to be watched. Anything
-    /// else may have to wait for the daemon.
+    /// Whether the volume needs no wait: its daemon, if it has one, serves it and must only be
+    /// watched.
     fn is_settled(&self, volume_id: &VolumeId, record: &VolumeRecord) -> bool {
         let is_serving = |stage| matches!(health(volume_id, stage), Ok(Health::Serving(_)));
         record.parked.is_none()
@@ -178,12 +178,12 @@ impl Reconciler {
                     // Its pods are served all the same; the next stage or publish tries again.
                     self.stages.put_in_place(volume_id, &stage, served.as_deref())?;
                 }
-                // Whoever has it open, or in a mount namespace of its own, is served.
+                // Served for processes that have it open or see it in their own mount namespace.
                 Health::Unmounted if is_served(&stage)? && !record.targets.is_empty() => {
-                    tracing::warn!(%volume_id, "the volume is served, and mounted nowhere any more");
+                    tracing::warn!(%volume_id, "the volume is served but mounted nowhere");
                     self.adopt(volume_id, &record)?;
                 }
-                // Its pods have ENOTCONN already; the next stage, publish or unstage clears it.
+                // Its pods get ENOTCONN already; the next stage, publish or unstage repairs it.
                 Health::DaemonDead => tracing::error!(%volume_id, "the volume's daemon is dead"),
                 Health::HalfDone | Health::Unmounted => self.stages.tear_down(volume_id, &mut record)?,
             }
@@ -191,9 +191,9 @@ impl Reconciler {
         if record.deleting { self.provisioner.finish_deletion(volume_id) } else { Ok(()) }
     }
 
-    /// Whose daemon lives, and serves what the pool had once. It is left to its pods; no
-    /// stage and no publish gets it any more.
-    fn say_if_astray(&self, volume_id: &VolumeId, record: &VolumeRecord) {
+    /// Reports a running daemon that serves other data than the pool has now. Its pods keep it; no
+    /// stage or publish uses it any more.
+    fn report_if_other_data(&self, volume_id: &VolumeId, record: &VolumeRecord) {
         let served = record.stage.as_ref().filter(|stage| is_served(stage).unwrap_or(true));
         if let Some(Err(error)) = served.map(|stage| self.backend.check_serves(volume_id, stage.data)) {
             tracing::error!(%volume_id, error = chain(&error), "adopted for its pods alone");

@@ -1,4 +1,4 @@
-//! The daemon that serves a volume, or waits for its next stage: how it is asked.
+//! Connects to the daemon of a staged or parked volume.
 
 use crate::daemon::control::Control;
 use crate::engine::health::{Health, health, is_served};
@@ -9,9 +9,8 @@ use crate::model::limits;
 use crate::model::records::VolumeRecord;
 
 impl Stages {
-    /// A connection to the daemon that serves the volume, or is parked with it;
-    /// `None` when none does. A parked one that does not answer is ended: it has
-    /// no user.
+    /// A connection to the volume's daemon, serving or parked; `None` if there is none. A parked
+    /// daemon that does not answer is ended: it has no user.
     pub(crate) fn serving(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<Option<Control>> {
         if record.parked.is_some() {
             let answer = self.parked_control(volume_id);
@@ -22,7 +21,7 @@ impl Stages {
         }
         let Some(stage) = &record.stage else { return Ok(None) };
         match health(volume_id, stage)? {
-            // Programs that have files of it open still write, where no path leads to it any more.
+            // No path leads to it any more, but processes with open files still write to it.
             Health::Unmounted if !is_served(stage)? => Ok(None),
             Health::Serving(_) | Health::Displaced(_) | Health::Unmounted => {
                 self.daemons.control(volume_id, limits::CONTROL).map(Some)

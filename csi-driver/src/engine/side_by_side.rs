@@ -1,4 +1,4 @@
-//! Work on many volumes, of which none waits for another one's daemon.
+//! Work on many volumes at the same time, so that no volume waits for another one's daemon.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::engine::locks::{Lock, Locks};
 use crate::error::{Result, Step, chain};
 use crate::model::ids::VolumeId;
 
-/// Does `work` on each volume, side by side: on a thread of its own, with the volume's lock.
-/// True once all of it has ended. False at `deadline`: the rest goes on, and calls for
-/// its volumes are ABORTED until it has ended. Needs the runtime's context.
+/// Does `work` on each volume, on a thread of its own and with the volume's lock. True once all of
+/// it has ended. False at `deadline`: the rest continues, and calls for its volumes are ABORTED
+/// until it ends. Must be called in a tokio context.
 pub(crate) fn work_on_each<T: Send + Sync + 'static>(
     worker: &Arc<T>,
     locks: &Locks,
@@ -21,11 +21,11 @@ pub(crate) fn work_on_each<T: Send + Sync + 'static>(
     deadline: Instant,
     work: fn(&T, &VolumeId) -> Result<()>,
 ) -> bool {
-    // Nothing is sent: it closes when the last thread ends.
+    // Carries no message: it closes when the last thread ends.
     let (running, all_ended) = mpsc::channel::<Infallible>();
     for volume_id in volume_ids {
         if let Err(error) = start(worker.clone(), locks, &volume_id, running.clone(), work) {
-            tracing::warn!(%volume_id, error = chain(&error), "could not be put in order");
+            tracing::warn!(%volume_id, error = chain(&error), "could not repair the volume");
         }
     }
     drop(running);
@@ -33,7 +33,7 @@ pub(crate) fn work_on_each<T: Send + Sync + 'static>(
     all_ended.recv_timeout(left) == Err(RecvTimeoutError::Disconnected)
 }
 
-/// Starts `work`, and keeps `running` until it has ended.
+/// Starts `work`, and drops `running` when it has ended.
 fn start<T: Send + Sync + 'static>(
     worker: Arc<T>,
     locks: &Locks,
@@ -46,9 +46,9 @@ fn start<T: Send + Sync + 'static>(
     let started = std::thread::Builder::new().name("volume".to_owned()).spawn(move || {
         let _context = runtime.enter();
         if let Err(error) = work(&worker, &id) {
-            tracing::warn!(volume_id = %id, error = chain(&error), "could not be put in order");
+            tracing::warn!(volume_id = %id, error = chain(&error), "could not repair the volume");
         }
-        // First: at the end of the wait the volume is free.
+        // First, so that the volume is unlocked when the wait ends.
         drop(guard);
         drop(running);
     });

@@ -1,15 +1,13 @@
-//! Snapshots, and volumes filled from snapshots or from other volumes: what is
-//! decided and done, without the wire.
+//! Snapshots, and volumes filled from snapshots or from other volumes, apart from the gRPC layer.
 //!
-//! Order of steps of a cut, each named in the journal before it is done: begun;
-//! held back (the daemon lets no change through); copied into `incoming`; moved
-//! into place; let go; on disk; ready. Until it is ready a cut by reflink was
-//! never answered, and is begun anew. A blocking copy is answered while it goes
-//! on, so one that breaks off stays, as failed, until it is deleted.
+//! A cut has these steps, each journaled before it is done: begun; writers held back (the daemon
+//! lets no change through); copied into `incoming`; moved into place; writers resumed; on disk;
+//! ready. A cut by reflink is not answered until it is ready; an incomplete one is repeated. A
+//! blocking copy is answered while it runs; an interrupted one stays as failed until it is deleted.
 //!
-//! A copy keeps no lock of its source: pods come and go meanwhile. What would let
-//! somebody write, or take the tree away, looks for the copy itself
-//! ([`Locks::check_not_copied`]): a first stage, Unstage, DeleteVolume, another copy.
+//! A copy holds no lock of its source, because pods come and go meanwhile. Operations that would
+//! let a pod write or remove the tree check for the copy themselves ([`Locks::check_not_copied`]):
+//! a first stage, Unstage, DeleteVolume, another copy.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -33,23 +31,23 @@ use crate::model::name::VolumeName;
 use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
-/// What the driver that is gone leaves to be read of a copy it was making.
+/// The reason recorded for a copy that the driver's end interrupted.
 const ENDED: &str = "the driver ended during the copy";
 const LOST: &str = "its data is not in the pool: a deletion began, or it was removed there";
 
-/// Where a class says that writers may have to wait for a copy.
+/// The object in which an administrator allows a copy that blocks writers.
 pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or of the volume's StorageClass";
 const CLASS_OF_CLONES: &str = "new volume's StorageClass";
 
 #[derive(Debug)]
 pub(crate) struct SnapshotSpec {
     pub(crate) name: VolumeName,
-    /// As given; one that this driver never gave out is the id of no volume.
+    /// The id in the request; one that this driver never issued names no volume.
     pub(crate) source: String,
     pub(crate) mode: Option<SnapshotMode>,
 }
 
-/// Snapshots, and the copies that fill volumes.
+/// Creates and deletes snapshots, and runs the copies that fill volumes.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     pub(crate) journal: Arc<Journal>,
@@ -113,8 +111,8 @@ impl Snapshots {
         made.map_err(|cause| Error::rolled_back(cause, self.finish_snapshot_deletion(id)))
     }
 
-    /// Clones the tree while the daemon, if there is one, holds its writers back. The volume is
-    /// free once it is cut: the way to the disk is long where others write much to the pool.
+    /// Clones the tree while the daemon, if there is one, holds its writers back. They resume after
+    /// the cut: flushing to disk may take long if other volumes write much to the pool.
     fn cut(
         &self,
         id: &SnapshotId,
@@ -142,7 +140,7 @@ impl Snapshots {
         Ok(record)
     }
 
-    /// Begins a copy for which the writers are held back until it ends.
+    /// Begins a copy that holds the writers back until it ends.
     fn begin_copy(
         self: &Arc<Self>,
         id: &SnapshotId,
@@ -193,7 +191,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// DeleteSnapshot; one that does not exist is a success. The caller holds the snapshot's lock.
+    /// DeleteSnapshot. One that does not exist is a success. The caller holds the snapshot's lock.
     pub(crate) fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
         let Some(mut record) = self.journal.snapshots().find(id)? else { return Ok(()) };
         if let Some(restore) = self.jobs.copying(id.as_str()) {
@@ -214,12 +212,12 @@ impl Snapshots {
         self.journal.snapshots().remove(id)
     }
 
-    /// How far the copy of this snapshot or volume is: done and total bytes.
+    /// The progress of this snapshot's or volume's copy: done and total bytes.
     pub(crate) fn copied_bytes(&self, id: &str) -> Option<(u64, u64)> {
         self.jobs.find(id).map(|job| job.bytes())
     }
 
-    /// What a new volume's source needs of the claim: its capacity.
+    /// The capacity that a claim needs for this source.
     pub(crate) fn source_bytes(&self, source: &Source) -> Result<u64> {
         Ok(match source {
             Source::Snapshot(id) => self.restorable(id)?.source_capacity_bytes,
@@ -231,9 +229,9 @@ impl Snapshots {
         })
     }
 
-    /// Fills a new volume from its source. One that takes long is [`Error::Copying`]:
-    /// the copy goes on, and the repeated call joins it. The caller holds the
-    /// volume's lock; `record` is admitted and not filled.
+    /// Fills a new volume from its source. [`Error::Copying`] if it takes long: the copy continues,
+    /// and the repeated call waits for it again. The caller holds the volume's lock; `record` is
+    /// admitted and not filled.
     pub(crate) fn fill_volume(self: &Arc<Self>, id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         let Some(source) = record.source.clone() else { return Ok(()) };
         let job = match self.jobs.find(id.as_str()) {
@@ -249,7 +247,7 @@ impl Snapshots {
     }
 
     fn begin_restore(self: &Arc<Self>, id: &VolumeId, snapshot: &SnapshotId) -> Result<Arc<Job>> {
-        // A deletion holds this lock; later ones see the job.
+        // A deletion holds this lock; a later one sees the job.
         let _until_begun = self.locks.hold(Lock::Snapshot(snapshot.as_str()))?;
         let used_bytes = self.restorable(snapshot)?.used_bytes;
         let (this, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
@@ -291,7 +289,7 @@ impl Snapshots {
         self.journal.put(id, &record)
     }
 
-    /// Before a volume is deleted: ends the copy that fills it.
+    /// Cancels the copy that fills a volume, before the volume is deleted.
     pub(crate) fn stop_filling(&self, id: &VolumeId) -> Result<()> {
         match self.jobs.find(id.as_str()) {
             Some(job) => job.cancel(format!("volume {id}"), limits::CANCEL),
@@ -299,12 +297,12 @@ impl Snapshots {
         }
     }
 
-    /// What an earlier driver left of snapshots, before the first call. What was
-    /// never answered goes; what was, and is not whole, says so.
+    /// Repairs an earlier driver's snapshots before the first call. An incomplete one that was
+    /// never answered is removed; one that was answered is marked as failed.
     pub(crate) fn reconcile(&self) {
         for (id, record) in self.journal.snapshots().list() {
             if let Err(error) = self.reconcile_snapshot(&id, record) {
-                tracing::warn!(snapshot_id = %id, error = chain(&error), "could not be put in order");
+                tracing::warn!(snapshot_id = %id, error = chain(&error), "could not repair the snapshot");
             }
         }
     }
@@ -348,8 +346,8 @@ impl Snapshots {
         }
     }
 
-    /// What a volume holds, of bytes at most its capacity. Its daemon writes the usage file
-    /// too, so what that says is trusted no more than what the daemon reports.
+    /// The bytes that a volume holds, at most its capacity. Its daemon also writes the usage file,
+    /// so that is trusted no more than the daemon's reports.
     fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<Count> {
         let Some(control) = control else {
             let used = self.backend.used(id)?;
@@ -357,13 +355,13 @@ impl Snapshots {
         };
         let usage = control.usage()?;
         if usage.counting {
-            // It would refuse to hold back: what a cut holds is not known yet.
+            // The daemon would refuse to pause, since it does not yet know what a cut would hold.
             return Err(Error::Pending { what: format!("volume {id} (its daemon counts what it holds)") });
         }
         Ok(Count { bytes: usage.used_bytes.min(capacity_bytes), inodes: usage.used_inodes })
     }
 
-    /// Nothing changes in the volume from here on; `None` when nobody serves it.
+    /// Stops all changes of the volume from here on; `None` if no daemon serves it.
     fn hold_back(
         &self,
         id: &VolumeId,
@@ -372,7 +370,7 @@ impl Snapshots {
     ) -> Result<Option<Quiesced>> {
         let Some(control) = control else { return Ok(None) };
         if let Some(stage) = &volume.stage {
-            // Pages written through mappings are on their way to the daemon.
+            // Flushes pages written through mappings to the daemon.
             let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));
             let minor = stage.serving.map(|serving| serving.connection_minor).unwrap_or_default();
             let flushed =
@@ -387,8 +385,8 @@ impl Snapshots {
         control.quiesce(limits::QUIESCE, self.daemons.hangs.holding_back(id)).map(Some)
     }
 
-    /// Does `work` under a pause whose lease is renewed until it ends; the pause's
-    /// length. A lease that is lost stops the work.
+    /// Does `work` during a pause, and renews its lease until the work ends. Returns the pause's
+    /// length. If the lease is lost, the work stops.
     fn renewing(
         &self,
         id: &VolumeId,
@@ -417,11 +415,11 @@ impl Snapshots {
             let count = work(progress);
             drop(end);
             let renewed = renewer.join().unwrap_or(Err(Error::Panicked { operation: "renewal of a pause" }));
-            // Why it was stopped says more than that it was.
+            // The reason for the stop says more than the stop itself.
             renewed.and_then(|pause| count.map(|count| (count, pause)))
         })?;
         let was_held = pause.is_some();
-        let paused = let_go(id, pause)?;
+        let paused = resume_writers(id, pause)?;
         if was_held {
             self.counts.paused(paused);
         }
@@ -429,10 +427,9 @@ impl Snapshots {
     }
 }
 
-/// What a cut is charged with. A daemon that was taken over can make a tree that counts more
-/// than the volume's capacity, as with many files that share their blocks. Charged in full,
-/// the cut would take the room of other claims; refused, the volume's user could not save
-/// any of it.
+/// What a cut is charged. A compromised daemon can make a tree that counts more than the volume's
+/// capacity, for example with many files that share blocks. Charged in full, the cut would take
+/// space from other claims. Refused, the volume's user could save nothing.
 fn within_capacity(id: &SnapshotId, counted_bytes: u64, capacity_bytes: u64) -> u64 {
     if counted_bytes > capacity_bytes {
         tracing::warn!(
@@ -445,8 +442,8 @@ fn within_capacity(id: &SnapshotId, counted_bytes: u64, capacity_bytes: u64) -> 
     counted_bytes.min(capacity_bytes)
 }
 
-/// How long the writers were held back; a lease that ended early is an error.
-fn let_go(id: &VolumeId, pause: Option<Quiesced>) -> Result<Duration> {
+/// Ends the pause and returns its length. A lease that ended early is an error.
+fn resume_writers(id: &VolumeId, pause: Option<Quiesced>) -> Result<Duration> {
     match pause.map(Quiesced::resume).transpose()? {
         None => Ok(Duration::ZERO),
         Some(Paused { held: true, paused }) => Ok(paused),

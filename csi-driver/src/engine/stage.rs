@@ -1,9 +1,9 @@
-//! Staging: one FUSE mount and one daemon a volume on this node.
+//! Staging: one FUSE mount and one daemon for each volume on this node.
 //!
-//! Order of steps, each named in the journal before it is done: begun, mounted,
-//! dial socket, launched, handed over, serving. [`Stages::tear_down`] undoes any
-//! prefix of them, for Unstage, for a failed stage, and after a kill. A volume that
-//! `park` keeps for its next stage needs none of them then.
+//! A stage has these steps, each journaled before it is done: begun, mounted, dial socket,
+//! launched, handed over, serving. [`Stages::tear_down`] undoes any prefix of them: for Unstage,
+//! after a failed stage, and after a kill. A volume that `park` keeps for its next stage skips
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(crate) struct StageSpec {
 }
 
 impl StageSpec {
-    /// What was staged once, to be staged anew.
+    /// The spec to stage the same volume again.
     pub(crate) fn again(stage: &StageRecord) -> Self {
         Self {
             staging_path: stage.staging_path.clone(),
@@ -48,7 +48,7 @@ impl StageSpec {
     }
 }
 
-/// The stages of volumes, with their daemons: served, parked, and taken down.
+/// Stages, parks and unstages volumes, with their daemons.
 #[derive(Debug)]
 pub(crate) struct Stages {
     pub(crate) journal: Arc<Journal>,
@@ -82,14 +82,14 @@ impl Stages {
         };
         let spec = StageSpec { access: Access { group, ..spec.access }, ..spec };
         self.ensure_staged(volume_id, &mut record, &spec).map(drop).map_err(|error| match error {
-            // The stage is there all the same, and is to be taken back.
+            // The stage exists all the same and must be undone.
             Error::ServesAnother { .. } => Error::uncleared(volume_id, error),
             other => other,
         })
     }
 
-    /// Where a call wants the volume's stage. The one that the journal knows stays usable: it
-    /// may be of an earlier `--kubelet-dir`.
+    /// The staging path that a call means. The path in the journal stays valid: it may date from an
+    /// earlier `--kubelet-dir`.
     pub(crate) fn staging_path(&self, volume_id: &VolumeId, path: &HostPath) -> Result<PathBuf> {
         let record = self.journal.get(volume_id)?;
         let resolved = self.paths.resolve_anew(path, |path| is_staged_at(&record, path));
@@ -97,13 +97,13 @@ impl Stages {
         resolved.map_err(|e| if is_known { Error::uncleared(volume_id, e) } else { e })
     }
 
-    /// NodeUnstageVolume; a volume that is not staged is a success.
+    /// NodeUnstageVolume. A volume that is not staged is a success.
     pub(crate) fn unstage(self: &Arc<Self>, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
         let mut record = self.journal.find(volume_id)?;
         let is_known = |path: &Path| record.as_ref().is_some_and(|record| is_staged_at(record, path));
         let staging_path = self.paths.find(path, is_known)?;
         if let Some(record) = &mut record {
-            self.end_let_go(volume_id, record)?;
+            self.end_released(volume_id, record)?;
         }
         let is_here = |record: &VolumeRecord| {
             record.stage.as_ref().is_some_and(|stage| Some(&stage.staging_path) == staging_path.as_ref())
@@ -111,10 +111,10 @@ impl Stages {
         let Some(mut record) = record.filter(is_here) else {
             let Some(path) = staging_path else { return Ok(()) };
             let Some(place) = self.paths.place("staging_target_path", &path)? else { return Ok(()) };
-            // Whatever the journal forgot, mountinfo still tells whose it is.
+            // Even if the journal lost the entry, mountinfo shows whose mount it is.
             return mounts::unmount_own(&place, volume_id, WhenBusy::Refuse);
         };
-        // kubelet never asks for this. To obey would end a pod's I/O.
+        // kubelet never unstages a published volume. It would end a pod's I/O.
         self.forget_unmounted_targets(volume_id, &mut record)?;
         if let Some(path) = record.targets.keys().next() {
             return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
@@ -126,7 +126,7 @@ impl Stages {
         self.tear_down(volume_id, &mut record)
     }
 
-    /// Drops references whose mounts somebody else took away: an operator, or a reboot.
+    /// Drops targets that another program or a reboot has unmounted.
     pub(crate) fn forget_unmounted_targets(
         &self,
         volume_id: &VolumeId,
@@ -134,7 +134,7 @@ impl Stages {
     ) -> Result<()> {
         let mut unmounted = Vec::new();
         for target in record.targets.keys() {
-            // Beneath something else it is its pod's still.
+            // A mount that is covered by another one still belongs to its pod.
             if !mounts::is_mounted(target, volume_id)? && !self.is_mounted_at(volume_id, record, target)? {
                 unmounted.push(target.clone());
             }
@@ -146,8 +146,8 @@ impl Stages {
         self.journal.put(volume_id, record)
     }
 
-    /// Whether it is mounted at `target` for what the journal has to say, or may be: mountinfo
-    /// shows another path while a pod has renamed a directory on the way.
+    /// Whether the target is mounted for the journal's purposes, or may be: if a pod has renamed a
+    /// parent directory, mountinfo shows another path.
     fn is_mounted_at(&self, volume_id: &VolumeId, record: &VolumeRecord, target: &Path) -> Result<bool> {
         match place_of_target(&self.paths, volume_id, record, target) {
             Ok(Some(place)) => match mounts::find_at(&place, volume_id) {
@@ -160,7 +160,7 @@ impl Stages {
         }
     }
 
-    /// The mount that serves the volume: the one there is, if it is healthy, or a new one.
+    /// Returns a healthy mount of the volume: the existing one or a new one.
     pub(crate) fn ensure_staged(
         &self,
         volume_id: &VolumeId,
@@ -213,7 +213,7 @@ impl Stages {
             .map_err(|cause| self.undo_stage(volume_id, record, &place, cause))
     }
 
-    /// [`Self::tear_down`] of a stage that failed with `cause`, at the place that it was begun at.
+    /// [`Self::tear_down`] of a stage that failed with `cause`, at the place where it began.
     pub(crate) fn undo_stage(
         &self,
         volume_id: &VolumeId,
@@ -224,11 +224,11 @@ impl Stages {
         Error::rolled_back(cause, self.tear_down_at(volume_id, record, Some(place)))
     }
 
-    /// CSI spec: the caller has made the staging path, a directory; on it we mount.
+    /// CSI spec: the caller has created the staging path, a directory; we mount on it.
     pub(crate) fn empty_staging_path(&self, path: &Path, volume_id: &VolumeId) -> Result<Place> {
         let field = "staging_target_path";
         let place = self.paths.place(field, path)?.ok_or_else(|| mount_point::parent_missing(field, path))?;
-        // A mount of the volume that the journal does not have, as when the journal was lost.
+        // A mount of the volume without a journal entry, for example after the journal was lost.
         mounts::unmount(&place, volume_id, WhenBusy::AbortNow)?;
         mount_point::close(&place)?;
         Ok(place)
@@ -244,7 +244,7 @@ impl Stages {
         let span = tracing::info_span!("stage.mount").entered();
         let assigned = self.backend.assign(volume_id)?;
         if let Some(gid) = spec.access.group.filter(|_| !spec.access.read_only) {
-            // Nobody else is in the volume yet.
+            // The volume has no other user yet.
             self.backend.give_group(volume_id, gid)?;
         }
         let fuse_device = linux::mount::open_fuse_device().step("open FUSE connection")?;
@@ -275,8 +275,8 @@ impl Stages {
         Ok(mount)
     }
 
-    /// Mounts a volume that is served elsewhere where it is staged, once more. Its
-    /// daemon and its pods do not notice.
+    /// Mounts a volume that is served elsewhere at its staging path again. Its daemon and its pods
+    /// do not notice.
     pub(crate) fn put_in_place(
         &self,
         volume_id: &VolumeId,
@@ -289,16 +289,16 @@ impl Stages {
         tracing::info!(%volume_id, path = %path.display(), "another program unmounted the volume: mounted again");
         let field = "staging_target_path";
         let place = self.paths.place(field, path)?.ok_or_else(|| mount_point::parent_missing(field, path))?;
-        // What somebody else mounted there is an error, and stays.
+        // A mount by another program is an error, and stays.
         match mounts::find_at(&place, volume_id)? {
-            // A pod had renamed a directory on the way, and has put it back.
+            // A pod had renamed a parent directory and has renamed it back.
             Some(mount) if mount.same_root(served) => return Ok(mount),
             Some(_) => return Err(Error::unusable(field, path, "an old mount of the volume is there")),
             None => mount_point::close(&place)?,
         }
         let tree = mounts::copy(served, "mount volume again")?;
         place.attach(&tree, "mount volume again")?;
-        // The copy has the flags of the target.
+        // The copy has the target's flags.
         let remounted = linux::mount::remount_bind_at(&tree, path, mounts::flags(stage.access));
         drop(tree);
         let seen = remounted.step("mount volume again").and_then(|()| mounts::find_at(&place, volume_id));
@@ -322,8 +322,8 @@ impl Stages {
         self.journal.put(volume_id, record)
     }
 
-    /// Takes away mount, launch, daemon, dial directory and the journal's word of
-    /// them, as far as there are any. May be repeated after any failure.
+    /// Removes mount, launch, daemon, dial directory and journal entries, as far as they exist. May
+    /// be repeated after any failure.
     pub(crate) fn tear_down(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         let Some(stage) = &record.stage else { return Ok(()) };
         let place = place_of_stage(&self.paths, volume_id, stage)?;
@@ -342,7 +342,7 @@ impl Stages {
         self.journal.put(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))
     }
 
-    /// [`Self::tear_down`], but for the journal. Without a `place` nothing is mounted there.
+    /// [`Self::tear_down`] without the journal. Without a `place`, nothing is mounted there.
     pub(crate) fn take_away(
         &self,
         volume_id: &VolumeId,
@@ -353,7 +353,7 @@ impl Stages {
         let is_served = is_served(stage)?;
         let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::AbortNow };
         match place.map_or(Ok(()), |place| mounts::unmount(place, volume_id, when_busy)) {
-            // Beneath it there is nothing of the volume's.
+            // Nothing of the volume's is mounted below it.
             Err(Error::ForeignMount { .. }) if !mounts::is_mounted(&stage.staging_path, volume_id)? => {}
             outcome => outcome?,
         }

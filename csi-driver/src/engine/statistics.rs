@@ -1,5 +1,5 @@
-//! NodeGetVolumeStats: size, use and condition of a volume, also of one whose
-//! daemon does not answer; and the condition that ControllerGetVolume tells.
+//! NodeGetVolumeStats: size, use and condition of a volume, also if its daemon does not answer.
+//! ControllerGetVolume reports the same condition.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::StageRecord;
 
-/// Why a volume cannot be used, as VolumeCondition tells it.
+/// The reasons why a volume cannot be used, for VolumeCondition.
 const DEAD: &str = "the volume's daemon ended: reads and writes fail with ENOTCONN";
 const ENDED: &str =
     "the volume's daemon answered no request and was killed: reads and writes fail with ENOTCONN";
@@ -35,14 +35,14 @@ const ASTRAY: &str =
     "the volume's daemon serves another directory than the pool has now: take the volume's pods down";
 const UNMOUNTED: &str = "the volume is not mounted there";
 
-/// What volumes hold, and how they are.
+/// Reports the use and the condition of volumes.
 #[derive(Debug)]
 pub(crate) struct Statistics {
     pub(crate) journal: Arc<Journal>,
     pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) paths: Arc<HostPaths>,
     pub(crate) hangs: Arc<Hangs>,
-    /// Looks at volumes' use, which a daemon that is stuck does not answer.
+    /// Measurements of volumes, which do not return while a daemon is stuck.
     pub(crate) measures: Shared<VolumeId, nix::Result<Statvfs>>,
 }
 
@@ -53,7 +53,7 @@ impl Statistics {
         let (usage, abnormal) = match health(volume_id, &stage)? {
             Health::Serving(staged) | Health::Displaced(Some(staged)) => {
                 let (usage, abnormal) = self.measured(volume_id, &path, &staged)?;
-                (usage, abnormal.or_else(|| self.astray(volume_id, &stage)))
+                (usage, abnormal.or_else(|| self.serves_other_data(volume_id, &stage)))
             }
             Health::DaemonDead => (Vec::new(), Some(self.why_dead(volume_id))),
             Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
@@ -63,8 +63,8 @@ impl Statistics {
         Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
     }
 
-    /// `volume_path` resolved, and the stage behind it. Anything that is no place of
-    /// the volume's, be it a path or not, is NOT_FOUND.
+    /// Resolves `volume_path` and finds its stage. Anything that is not a path of the volume is
+    /// NOT_FOUND.
     pub(crate) fn place(&self, volume_id: &VolumeId, volume_path: &str) -> Result<(PathBuf, StageRecord)> {
         let not_there = || Error::NotAtPath { volume_id: volume_id.clone(), path: volume_path.into() };
         let path = HostPath::parse("volume_path", volume_path).map_err(|_| not_there())?;
@@ -82,29 +82,29 @@ impl Statistics {
         if is_place(&path) { Ok((path, stage.clone())) } else { Err(not_there()) }
     }
 
-    /// What is wrong with what is mounted and served, for who asks of no path.
-    pub(crate) fn ailment(
+    /// The problem with a mounted and served volume, if any, for callers that name no path.
+    pub(crate) fn problem(
         &self,
         volume_id: &VolumeId,
         stage: &StageRecord,
         staged: &MountEntry,
     ) -> Result<Option<&'static str>> {
         let (_, abnormal) = self.measured(volume_id, &staged.mount_point, staged)?;
-        Ok(abnormal.or_else(|| self.astray(volume_id, stage)))
+        Ok(abnormal.or_else(|| self.serves_other_data(volume_id, stage)))
     }
 
-    fn astray(&self, volume_id: &VolumeId, stage: &StageRecord) -> Option<&'static str> {
+    fn serves_other_data(&self, volume_id: &VolumeId, stage: &StageRecord) -> Option<&'static str> {
         self.backend.check_serves(volume_id, stage.data).is_err().then_some(ASTRAY)
     }
 
-    /// What the daemon says, or what is wrong with it.
+    /// The daemon's figures, or the problem with the daemon.
     fn measured(
         &self,
         volume_id: &VolumeId,
         path: &Path,
         staged: &MountEntry,
     ) -> Result<(Vec<VolumeUsage>, Option<&'static str>)> {
-        // On a bare directory statvfs(2) would measure the node's own disk.
+        // Without a mount, statvfs(2) would measure the node's own disk.
         match mounts::find(path, volume_id) {
             Ok(Some(mount)) if mount.minor == staged.minor => {}
             Ok(_) | Err(Error::ForeignMount { .. }) => return Ok((Vec::new(), Some(UNMOUNTED))),
@@ -128,7 +128,7 @@ impl Statistics {
             Ok(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {
                 Ok((Vec::new(), Some(self.why_dead(volume_id))))
             }
-            // Unmounted since it was looked at.
+            // Unmounted since the check.
             Ok(Err(Errno::ENODEV | Errno::ENOENT)) => Ok((Vec::new(), Some(UNMOUNTED))),
             Ok(Err(e)) => Err(linux::Error::at("statvfs", path, e)).step("measure volume"),
             Err(Error::Deadline { .. }) => Ok((Vec::new(), Some(SILENT))),
@@ -141,8 +141,7 @@ impl Statistics {
     }
 }
 
-/// What a daemon answers to statfs: a total, what is free of it, and what of that anybody
-/// may take.
+/// A daemon's answer to statfs: total, free, and the part of free that unprivileged users may take.
 #[derive(Debug, Clone, Copy)]
 struct Figures {
     block: u64,
@@ -160,7 +159,7 @@ impl Figures {
     }
 }
 
-/// No figure that a daemon reports is beyond the volume's limits.
+/// Limits every figure of a daemon to the volume's limits.
 fn usage(figures: Figures, limits: VolumeLimits) -> Vec<VolumeUsage> {
     let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
         let most = clamped(total.saturating_mul(size), limit);

@@ -1,11 +1,11 @@
-//! What is true as long as the machine runs: stages and targets, one file a volume
-//! in `boots/<boot id>`, never waited for. Each line is all there is to say of the
-//! volume, and the last one counts: a step costs a write(2), and one that was cut
-//! short, a line without its end, was not taken.
+//! Stages and targets, which are valid only while the machine runs: one file for each volume in
+//! `boots/<boot id>`, written without a flush. Each line is a complete record, and the last one is
+//! valid. So a step costs one write(2), and an interrupted write, a line without its end, is
+//! ignored.
 //!
-//! A killed driver loses nothing of it. A power cut may, and takes the mounts and
-//! processes that it is about as well: what stands in the directory of another boot
-//! is past, and is carried over as far as it can be read, without its processes.
+//! A killed driver loses nothing. A power cut may lose lines, but it also ends the mounts and
+//! processes that they describe. Records of another boot are carried over as far as they can be
+//! read, without their processes.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -19,11 +19,11 @@ use crate::model::records::BootRecord;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const BOOTS: &str = "boots";
 const EXTENSION: &str = "jsonl";
-/// Of a file that grows: a volume may be staged for years. Reserved from its first
-/// line on: what takes a volume down must not fail for want of space.
+/// Size limit of a file, since a volume may be staged for years. The space is reserved with the
+/// first line: unstaging must not fail on a full disk.
 const MOST_BYTES: u64 = 16 << 10;
 
-/// What a volume's file says, or why it cannot be read.
+/// A volume's record, or the reason why it is unreadable.
 pub(super) type Found = std::result::Result<BootRecord, String>;
 
 /// The directory of this boot.
@@ -33,8 +33,8 @@ pub(super) struct BootDir {
 }
 
 impl BootDir {
-    /// The directory, made where it may be, and what is in it. With
-    /// [`Leftovers::Remove`] the directories of other boots are gone afterwards.
+    /// Opens the directory, creates it if allowed, and reads it. With [`Leftovers::Remove`], the
+    /// directories of other boots are gone afterwards.
     pub(super) fn open(state_dir: &Path, leftovers: Leftovers) -> Result<(Self, BTreeMap<VolumeId, Found>)> {
         let boots = state_dir.join(BOOTS);
         let this = Self { dir: boots.join(boot_id()?) };
@@ -42,7 +42,7 @@ impl BootDir {
         others.retain(|dir| *dir != this.dir);
         if leftovers == Leftovers::Remove {
             others.iter().try_for_each(|other| forget_processes(other))?;
-            // Where the disk is full, no other directory can be made.
+            // On a full disk, no other directory can be made.
             if let Some(other) = others.pop_if(|_| !this.dir.exists()) {
                 std::fs::rename(&other, &this.dir)
                     .map_err(|e| linux::Error::at("rename", &other, e))
@@ -61,7 +61,7 @@ impl BootDir {
             if let Some(id) = key_of(&path, EXTENSION) {
                 let line = read(&path);
                 match &line {
-                    // Of a driver that runs beside the reader, and has just removed it.
+                    // A driver that runs at the same time has just removed it.
                     Err(_) if leftovers == Leftovers::Keep && !path.exists() => continue,
                     Ok(line) if leftovers == Leftovers::Remove => line.cut_what_follows(&path)?,
                     Ok(_) | Err(_) => {}
@@ -74,7 +74,7 @@ impl BootDir {
         Ok(found)
     }
 
-    /// Takes over what another boot left, killed at any point and begun again.
+    /// Carries over what another boot left. May be killed at any point and repeated.
     fn carry_over(
         &self,
         other: &Path,
@@ -100,7 +100,7 @@ impl BootDir {
         Ok(())
     }
 
-    /// Seen by every later reader of this boot when it returns.
+    /// When it returns, every later reader of this boot sees the record.
     pub(super) fn put(&self, id: &VolumeId, record: &BootRecord) -> Result<()> {
         let path = self.path(id);
         if *record == BootRecord::default() {
@@ -114,8 +114,8 @@ impl BootDir {
     }
 }
 
-/// Adds a line; on a full disk, where no room was reserved, it takes the place of the last
-/// one. What takes a volume down makes a line that is no longer.
+/// Adds a line. On a full disk without reserved space, it replaces the last line: unstaging never
+/// makes that line longer.
 fn write(path: &Path, record: &BootRecord) -> Result<()> {
     let unwritable =
         |e: serde_json::Error| Error::JournalUnreadable { path: path.to_owned(), reason: e.to_string() };
@@ -127,7 +127,7 @@ fn write(path: &Path, record: &BootRecord) -> Result<()> {
     }
 }
 
-/// Makes a file of the line where the file has no room for another.
+/// Replaces the file by this one line if it has no space for another.
 fn add(path: &Path, line: &[u8]) -> Result<()> {
     if linux::atomic_file::append(path, line, MOST_BYTES).step("write journal entry")? {
         return Ok(());
@@ -140,8 +140,8 @@ fn add(path: &Path, line: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the last line of the file had the room. It is overwritten by one write(2) of its
-/// own length, so that a kill leaves the one or the other.
+/// Overwrites the last line if the new one fits, with one write(2) of the same length: a kill
+/// leaves the old line or the new one. Returns whether it fitted.
 pub(super) fn overwrite_last(path: &Path, line: &[u8]) -> Result<bool> {
     let Ok(last) = read(path) else { return Ok(false) };
     last.cut_what_follows(path)?;
@@ -152,8 +152,8 @@ pub(super) fn overwrite_last(path: &Path, line: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-/// Of `dir`, which another boot left: its processes are gone, and what cannot be read is lost.
-/// Lines are added to the files where they are: room for them is reserved.
+/// Updates `dir`, which another boot left: its processes are gone, and unreadable records are lost.
+/// Lines are added to the existing files, whose space is reserved.
 fn forget_processes(dir: &Path) -> Result<()> {
     for path in list(dir)?.into_iter().filter(|path| key_of::<VolumeId>(path, EXTENSION).is_some()) {
         match read(&path) {
@@ -165,7 +165,7 @@ fn forget_processes(dir: &Path) -> Result<()> {
                 }
             }
             Err(reason) => {
-                tracing::warn!(path = %path.display(), reason, "lost with the boot that it was about");
+                tracing::warn!(path = %path.display(), reason, "unreadable record of an earlier boot: ignored");
                 linux::atomic_file::discard(&path).step("open journal")?;
             }
         }
@@ -173,19 +173,19 @@ fn forget_processes(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The last whole line of a file.
+/// The last complete line of a file.
 pub(super) struct LastLine {
     record: BootRecord,
     pub(super) begin: usize,
-    /// Where it ends.
+    /// The offset of its end.
     pub(super) end: usize,
-    /// Of the file, which is longer where a line was cut short.
+    /// The length of the file, which is larger if a later line was interrupted.
     pub(super) len: usize,
 }
 
 impl LastLine {
-    /// What is added to the file at `path` must not stand behind half a line. Needs no room
-    /// on the disk, so that the driver starts on a full one.
+    /// Truncates an incomplete last line, so that the next one does not follow it. Needs no disk
+    /// space, so the driver starts on a full disk.
     fn cut_what_follows(&self, path: &Path) -> Result<()> {
         if self.end == self.len {
             return Ok(());
@@ -219,7 +219,7 @@ fn remove_temporary(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is in `dir`; nothing where it is missing.
+/// The files in `dir`; none if it is missing.
 fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e| Error::Kernel { step: "open journal", source: linux::Error::at("list", dir, e) };
     match std::fs::read_dir(dir) {

@@ -1,5 +1,5 @@
-//! One directory of entries, each a file that is replaced whole, and what is in
-//! them in memory.
+//! One directory of entries: each is a file that is replaced as a whole, and all are kept in
+//! memory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,26 +17,26 @@ use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
 
 const EXTENSION: &str = "json";
 pub(super) const FILE_MODE: u32 = 0o600;
-/// What an entry says of its deletion, before and after it has begun. No name can hold this
+/// The deletion mark in an entry, before and after deletion has begun. No name can contain this
 /// text: JSON escapes its quotes.
 const DELETING: [&str; 2] = ["\"deleting\": false", "\"deleting\": true "];
 
-/// What entries are found by.
+/// The key of an entry.
 pub(crate) trait Key: Clone + Ord {
     fn parse(text: &str) -> Option<Self>;
     fn under(&self, dir: &Path) -> PathBuf;
     fn unknown(&self) -> Error;
-    /// The one key that an object of this name has.
+    /// The only valid key of an object with this name.
     fn for_name(name: &VolumeName) -> Self;
 }
 
-/// What entries say.
+/// The content of an entry.
 pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
-    /// The field that says its part of the pool, also of an entry that is torn.
+    /// The field with its part of the pool; also read from a torn entry.
     const BYTES_FIELD: &'static str;
-    /// Its part of the pool.
+    /// The bytes of the pool that it claims.
     fn committed_bytes(&self) -> u64;
-    /// Its part of the pool's inodes, of which a volume has one for each `bytes_each`.
+    /// The inodes of the pool that it claims; a volume has one for each `bytes_each`.
     fn committed_inodes(&self, bytes_each: u64) -> u64;
     fn name(&self) -> &VolumeName;
 }
@@ -101,11 +101,11 @@ impl Record for SnapshotRecord {
     }
 
     fn committed_bytes(&self) -> u64 {
-        // What was copied of a failed one is gone; its word stays.
+        // The data of a failed copy is removed; only its entry stays.
         if let SnapshotPhase::Failed { .. } = self.phase {
             return 0;
         }
-        // An earlier version believed what it counted of a daemon that was taken over.
+        // An earlier version trusted its count of a compromised daemon's volume.
         self.used_bytes.min(self.source_capacity_bytes)
     }
 
@@ -113,7 +113,7 @@ impl Record for SnapshotRecord {
         if let SnapshotPhase::Failed { .. } = self.phase {
             return 0;
         }
-        // An earlier version did not count them.
+        // An earlier version did not count inodes.
         let used = if self.used_inodes == 0 { u64::MAX } else { self.used_inodes };
         let most = capacity::inode_limit(self.source_capacity_bytes, bytes_each);
         used.min(most).saturating_add(capacity::OWN_INODES)
@@ -123,18 +123,19 @@ impl Record for SnapshotRecord {
 #[derive(Debug)]
 pub(crate) struct Store<I, R> {
     dir: PathBuf,
-    /// What is on disk. Lock order: the object's lock first, then this; never held while waiting.
+    /// The entries on disk. Lock order: the object's lock first, then this; never held while
+    /// waiting.
     entries: Mutex<BTreeMap<I, Entry<R>>>,
 }
 
 #[derive(Debug)]
 enum Entry<R> {
     Readable(Box<R>),
-    /// Not ours to guess: every operation on the object says so.
+    /// Every operation on the object fails with this error; the content is not guessed.
     Unreadable {
         path: PathBuf,
         reason: String,
-        /// As far as it still says: the room is not given twice.
+        /// As far as the torn file shows it, so that the space is not claimed twice.
         committed_bytes: u64,
     },
 }
@@ -164,7 +165,7 @@ impl<R: Record> Entry<R> {
     }
 }
 
-/// Whether what a killed writer left is to be removed.
+/// Whether to remove a killed writer's leftovers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leftovers {
     Remove,
@@ -180,7 +181,7 @@ impl<I: Key, R: Record> Store<I, R> {
             let path = item.map_err(|e| io("list", e))?.path();
             if let Some(id) = key_of(&path, EXTENSION) {
                 let entry = read(&id, &path);
-                // A driver that runs beside the reader has just removed it.
+                // A driver that runs at the same time has just removed it.
                 let is_gone = || leftovers == Leftovers::Keep && !path.exists();
                 if matches!(entry, Entry::Readable(_)) || !is_gone() {
                     entries.insert(id, entry);
@@ -194,7 +195,7 @@ impl<I: Key, R: Record> Store<I, R> {
         Ok(Self { dir: dir.to_owned(), entries: Mutex::new(entries) })
     }
 
-    /// `None` for what does not exist.
+    /// `None` if the object does not exist.
     pub(crate) fn find(&self, id: &I) -> Result<Option<R>> {
         self.locked().get(id).map(|entry| entry.get().cloned()).transpose()
     }
@@ -203,30 +204,31 @@ impl<I: Key, R: Record> Store<I, R> {
         self.find(id)?.ok_or_else(|| id.unknown())
     }
 
-    /// Every entry that can be read, by id.
+    /// Every readable entry, by id.
     pub(crate) fn list(&self) -> Vec<(I, R)> {
         let readable = |(id, entry): (&I, &Entry<R>)| Some((id.clone(), entry.get().ok()?.clone()));
         self.locked().iter().filter_map(readable).collect()
     }
 
-    /// Every entry by id; `Err` says why one cannot be read.
+    /// Every entry by id; `Err` is the reason why one is unreadable.
     pub(crate) fn entries(&self) -> Vec<(I, Result<R>)> {
         self.locked().iter().map(|(id, entry)| (id.clone(), entry.get().cloned())).collect()
     }
 
-    /// Every id, readable or not: what belongs to none of them is nobody's.
+    /// Every id, readable or not: data without an id in this list belongs to no object.
     pub(crate) fn ids(&self) -> Vec<I> {
         self.locked().keys().cloned().collect()
     }
 
-    /// On disk when it returns. The caller holds the object's lock.
+    /// Writes the entry; it is on disk when this returns. The caller holds the object's lock.
     pub(crate) fn put(&self, id: &I, record: &R) -> Result<()> {
-        self.write(id, record).inspect_err(|_| self.put_back(id))?;
+        self.write(id, record).inspect_err(|_| self.restore(id))?;
         self.remember(id, record);
         Ok(())
     }
 
-    /// [`Self::put`] of what each start finds out anew: where the disk is full, it is in memory only.
+    /// [`Self::put`] of a result that each start finds again: on a full disk it is kept in memory
+    /// only.
     pub(crate) fn put_finding(&self, id: &I, record: &R) -> Result<()> {
         match self.put(id, record) {
             Err(error) if is_disk_full(&error) => {
@@ -237,13 +239,14 @@ impl<I: Key, R: Record> Store<I, R> {
         }
     }
 
-    /// [`Self::put`] of an entry that is deleted from now on. Where the disk is full, [`DELETING`] is
-    /// overwritten in the entry's file, and nothing else: deletion needs no free space, and what else
-    /// only memory knows ([`Self::put_finding`]) goes with the entry.
+    /// [`Self::put`] of an entry whose deletion begins. On a full disk, only [`DELETING`] in the
+    /// entry's file is overwritten: deletion needs no free space. Results that only memory has
+    /// ([`Self::put_finding`]) are deleted with the entry.
     ///
-    /// Btrfs copies on write and refuses this too. Then the mark is in memory only: a driver
-    /// that is killed before it removes the entry leaves one without data. The next start says so of
-    /// a snapshot, a repeated creation makes such a volume anew, and the repeated deletion removes both.
+    /// Btrfs copies on write and refuses this too. Then the mark is in memory only, and a driver
+    /// that is killed before it removes the entry leaves one without data. The next start reports a
+    /// snapshot as lost; a repeated creation makes such a volume anew; a repeated deletion removes
+    /// either.
     pub(crate) fn put_deleting(&self, id: &I, record: &R) -> Result<()> {
         match self.put(id, record) {
             Err(error) if is_disk_full(&error) => {}
@@ -252,7 +255,7 @@ impl<I: Key, R: Record> Store<I, R> {
         match self.overwrite(id, record) {
             Err(error) if is_disk_full(&error) => {
                 let (path, error) = (self.path(id), crate::error::chain(&error));
-                tracing::warn!(path = %path.display(), error, "deletes what the journal does not mark as deleted");
+                tracing::warn!(path = %path.display(), error, "the journal could not mark the deletion: it continues");
                 self.remember(id, record);
                 Ok(())
             }
@@ -275,13 +278,14 @@ impl<I: Key, R: Record> Store<I, R> {
         Ok(())
     }
 
-    /// [`Self::put`] of what differs in nothing that is on disk.
+    /// [`Self::put`] of a record that differs from the one on disk only in fields that are not
+    /// stored.
     pub(super) fn remember(&self, id: &I, record: &R) {
         self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone())));
     }
 
-    /// Something else that belongs to the object cannot be read.
-    pub(super) fn spoil(&self, id: &I, path: PathBuf, reason: String) {
+    /// Marks the object unreadable because another file of it is.
+    pub(super) fn mark_unreadable(&self, id: &I, path: PathBuf, reason: String) {
         let committed_bytes = self.committed_by(id);
         self.locked().insert(id.clone(), unreadable(path, reason, committed_bytes));
     }
@@ -292,12 +296,12 @@ impl<I: Key, R: Record> Store<I, R> {
         Ok(())
     }
 
-    /// The sum of all entries' parts of the pool.
+    /// The bytes that all entries claim.
     pub(super) fn committed_bytes(&self) -> u64 {
         self.locked().values().map(Entry::committed_bytes).fold(0, u64::saturating_add)
     }
 
-    /// The sum of all entries' parts of the pool's inodes.
+    /// The inodes that all entries claim.
     pub(super) fn committed_inodes(&self, bytes_each: u64) -> u64 {
         self.locked().values().map(|entry| entry.committed_inodes(bytes_each)).fold(0, u64::saturating_add)
     }
@@ -310,13 +314,13 @@ impl<I: Key, R: Record> Store<I, R> {
         self.locked().get(id).map_or(0, Entry::committed_bytes)
     }
 
-    /// In memory only, so that it counts from now on. Gives back what stood there.
+    /// Changes the entry in memory only, so that it counts from now on. Returns the previous one.
     pub(super) fn claim(&self, id: &I, record: &R) -> Claimed<R> {
         Claimed(self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone()))))
     }
 
-    /// [`Self::claim`] brought to disk, or taken back.
-    pub(super) fn fulfil(&self, id: &I, record: &R, before: Claimed<R>) -> Result<()> {
+    /// Writes a claim of [`Self::claim`] to disk, or undoes it.
+    pub(super) fn persist(&self, id: &I, record: &R, before: Claimed<R>) -> Result<()> {
         self.write(id, record).inspect_err(|_| {
             let mut entries = self.locked();
             match before.0 {
@@ -324,15 +328,15 @@ impl<I: Key, R: Record> Store<I, R> {
                 None => drop(entries.remove(id)),
             }
             drop(entries);
-            self.put_back(id);
+            self.restore(id);
         })
     }
 
-    /// After a write that failed, perhaps at its very end: a later driver must not
-    /// find what this one has refused.
-    fn put_back(&self, id: &I) {
+    /// Restores the file after a failed write, which may have succeeded in part: a later driver
+    /// must not find an entry that this one refused.
+    fn restore(&self, id: &I) {
         let path = self.path(id);
-        let put_back = match self.locked().get(id) {
+        let restore = match self.locked().get(id) {
             None => linux::atomic_file::discard(&path),
             Some(Entry::Readable(record)) => match text_of(record) {
                 Ok(text) if linux::atomic_file::read(&path).is_ok_and(|found| found == text) => Ok(()),
@@ -341,9 +345,9 @@ impl<I: Key, R: Record> Store<I, R> {
             },
             Some(Entry::Unreadable { .. }) => Ok(()),
         };
-        if let Err(error) = put_back {
+        if let Err(error) = restore {
             let error = crate::error::chain(&error);
-            tracing::error!(path = %path.display(), error, "the journal has what was refused");
+            tracing::error!(path = %path.display(), error, "could not undo a refused change of the journal");
         }
     }
 
@@ -359,7 +363,7 @@ impl<I: Key, R: Record> Store<I, R> {
     }
 
     fn locked(&self) -> MutexGuard<'_, BTreeMap<I, Entry<R>>> {
-        // Every critical section leaves the map whole at each step.
+        // Every critical section leaves the map consistent at each step.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -368,7 +372,7 @@ pub(super) fn is_disk_full(error: &Error) -> bool {
     matches!(error, Error::Kernel { source, .. } if matches!(source.errno(), Errno::ENOSPC | Errno::EDQUOT))
 }
 
-/// What an entry was before [`Store::claim`].
+/// The entry before [`Store::claim`].
 #[derive(Debug)]
 pub(super) struct Claimed<R>(Option<Entry<R>>);
 
@@ -377,8 +381,8 @@ fn unreadable<R>(path: PathBuf, reason: String, committed_bytes: u64) -> Entry<R
     Entry::Unreadable { path, reason, committed_bytes }
 }
 
-/// The entry of `id`, which must be that of an object of its name: a file that was put
-/// back in another one's place is nobody's word.
+/// Reads the entry of `id`. It must belong to an object whose name gives this id: a file that was
+/// restored under another name is refused.
 fn read<I: Key, R: Record>(id: &I, path: &Path) -> Entry<R> {
     match parse::<R>(path) {
         Ok(record) if I::for_name(record.name()) == *id => Entry::Readable(Box::new(record)),
@@ -390,7 +394,7 @@ fn read<I: Key, R: Record>(id: &I, path: &Path) -> Entry<R> {
     }
 }
 
-/// What stands behind `field` in a text that is no JSON any more; 0 if nothing does.
+/// The number after `field` in a text that is not valid JSON; 0 if there is none.
 fn bytes_of_torn(path: &Path, field: &str) -> u64 {
     let text = linux::atomic_file::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -411,7 +415,7 @@ pub(super) fn key_of<I: Key>(path: &Path, extension: &str) -> Option<I> {
     is_entry.then(|| path.file_stem()?.to_str()).flatten().and_then(I::parse)
 }
 
-/// What a file says, or why it cannot be read.
+/// The content of a file, or the reason why it is unreadable.
 fn parse<R: DeserializeOwned>(path: &Path) -> std::result::Result<R, String> {
     let text = linux::atomic_file::read(path).map_err(|e| e.to_string())?;
     serde_json::from_slice(&text).map_err(|e| e.to_string())

@@ -1,4 +1,4 @@
-//! System calls that may never return, on threads that may be left behind.
+//! Runs system calls that may never return, on threads that can be abandoned.
 
 mod threads;
 
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Does `work` on a thread that does nothing else meanwhile, and waits `limit` for it. The thread of
-/// one that takes longer goes on; its result is dropped.
+/// Does `work` on a separate thread and waits up to `limit` for it. After that the thread
+/// continues, and its result is dropped.
 pub(crate) fn within<T: Send + 'static>(
     what: impl Into<String>,
     limit: Duration,
@@ -19,13 +19,13 @@ pub(crate) fn within<T: Send + 'static>(
     let what = what.into();
     let (done, finished) = mpsc::channel();
     threads::give(&what, move || {
-        // The caller has gone once the limit is over.
+        // The caller has gone if the limit is over.
         let _too_late = done.send(work());
     })?;
     finished.recv_timeout(limit).map_err(|_| Error::Deadline { what, limit })
 }
 
-/// [`within`], in a turn that lasts until the work returns; refused without one.
+/// [`within`] for a caller whose turn lasts until the work returns; refused if it has no turn.
 fn within_turn<T: Send + 'static>(
     turn: Option<impl Send + 'static>,
     what: String,
@@ -39,7 +39,7 @@ fn within_turn<T: Send + 'static>(
     })
 }
 
-/// At most one piece of work a key: while one is stuck, no second joins it.
+/// At most one piece of work for each key; while one is stuck, a second is refused.
 #[derive(Debug)]
 pub(crate) struct OneEach<K> {
     busy: Arc<Mutex<HashSet<K>>>,
@@ -52,8 +52,8 @@ impl<K> Default for OneEach<K> {
 }
 
 impl<K: Clone + Eq + Hash + Send + 'static> OneEach<K> {
-    /// [`within`]; refused with the same error, at once, while an earlier one for
-    /// `key` goes on.
+    /// [`within`]; refused at once, with the same error, while an earlier call for `key` is under
+    /// way.
     pub(crate) fn within<T: Send + 'static>(
         &self,
         key: &K,
@@ -82,8 +82,8 @@ impl<K: Eq + Hash> Drop for Turn<K> {
     }
 }
 
-/// One piece of work a key after the other. While one is stuck, others for its key are
-/// refused without a thread.
+/// One piece of work after the other for each key. While one is stuck, further ones for its key are
+/// refused without taking a thread.
 #[derive(Debug)]
 pub(crate) struct InTurn<K> {
     turns: Arc<Turns<K>>,
@@ -91,7 +91,7 @@ pub(crate) struct InTurn<K> {
 
 #[derive(Debug)]
 struct Turns<K> {
-    /// When the work under way began.
+    /// The start time of the work under way, by key.
     busy: Mutex<HashMap<K, Instant>>,
     ended: Condvar,
 }
@@ -103,8 +103,8 @@ impl<K> Default for InTurn<K> {
 }
 
 impl<K: Clone + Eq + Hash + Send + 'static> InTurn<K> {
-    /// [`within`], once the work for `key` that is under way has ended. The wait for it
-    /// ends when that work has taken `limit`.
+    /// [`within`], after the work for `key` that is under way. That work has `limit` from its own
+    /// start; then the wait fails.
     pub(crate) fn within<T: Send + 'static>(
         &self,
         key: &K,
@@ -138,7 +138,7 @@ impl<K: Eq + Hash> Drop for InTurnGuard<K> {
     }
 }
 
-/// At most one piece of work a key, and one result for all who ask while it is done.
+/// At most one piece of work for each key; all callers during that time share its result.
 #[derive(Debug)]
 pub(crate) struct Shared<K, T> {
     under_way: Arc<Mutex<HashMap<K, Arc<Work<T>>>>>,
@@ -154,7 +154,7 @@ struct Work<T> {
 #[derive(Debug)]
 enum Outcome<T> {
     Awaited,
-    /// `None`: it panicked.
+    /// `None` after a panic.
     Ended(Option<T>),
 }
 
@@ -169,8 +169,8 @@ where
     K: Clone + Eq + Hash + Send + 'static,
     T: Clone + Send + 'static,
 {
-    /// [`within`], for the first who asks; whoever asks before it has ended gets its
-    /// result, or the same error when its limit is over.
+    /// [`within`] for the first caller. Later callers get its result, or the same error once their
+    /// own limit is over.
     pub(crate) fn within(
         &self,
         key: &K,
@@ -197,7 +197,7 @@ where
         }
     }
 
-    /// The work for `key`, and whether it is still to be begun.
+    /// The work for `key`, and whether the caller must start it.
     fn join(&self, key: &K) -> (Arc<Work<T>>, bool) {
         let mut under_way = lock(&self.under_way);
         if let Some(work) = under_way.get(key) {
@@ -210,7 +210,7 @@ where
     }
 }
 
-/// Ends the work however its thread does, or does not begin.
+/// Completes the work however its thread ends, or if it cannot start.
 struct Ending<K: Eq + Hash, T> {
     under_way: Arc<Mutex<HashMap<K, Arc<Work<T>>>>>,
     key: K,
@@ -242,7 +242,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
         let ask = || {
             let (shared, begun, wait) = (shared.clone(), begun.clone(), wait.clone());
             std::thread::spawn(move || {
-                shared.within(&1, "look", PATIENCE, move || {
+                shared.within(&1, "look", TIMEOUT, move || {
                     *lock(&begun) += 1;
                     lock(&wait).recv().unwrap();
                     7
@@ -262,7 +262,7 @@ mod tests {
             })
         };
         let asking: Vec<_> = (0..4).map(|_| ask()).collect();
-        ::tests::eventually("all have joined", PATIENCE, || {
+        ::tests::eventually("all have joined", TIMEOUT, || {
             // The map's, the thread's, and one for each who waits.
             let count = lock(&shared.under_way).get(&1).map(Arc::strong_count);
             anyhow::ensure!(count == Some(6), "{count:?}");
@@ -274,7 +274,7 @@ mod tests {
             assert_eq!(asked.join().unwrap().unwrap(), 7);
         }
         assert_eq!(*lock(&begun), 1);
-        assert_eq!(shared.within(&1, "look", PATIENCE, || 8).unwrap(), 8, "the next begins anew");
+        assert_eq!(shared.within(&1, "look", TIMEOUT, || 8).unwrap(), 8, "the next begins anew");
     }
 
     #[test]
@@ -285,10 +285,10 @@ mod tests {
         assert!(matches!(stuck, Error::Deadline { .. }), "{stuck}");
         let joined = shared.within(&1, "look", SHORT, || ()).unwrap_err();
         assert!(matches!(joined, Error::Deadline { .. }), "{joined}");
-        let panicked = shared.within(&2, "look", PATIENCE, || panic!("on purpose")).unwrap_err();
+        let panicked = shared.within(&2, "look", TIMEOUT, || panic!("on purpose")).unwrap_err();
         assert!(matches!(panicked, Error::Panicked { .. }), "{panicked}");
         release.send(()).unwrap();
-        ::tests::eventually("it begins anew", PATIENCE, || Ok(shared.within(&1, "look", PATIENCE, || ())?))
+        ::tests::eventually("it begins anew", TIMEOUT, || Ok(shared.within(&1, "look", TIMEOUT, || ())?))
             .unwrap();
     }
 
@@ -298,10 +298,10 @@ mod tests {
         let (release, wait) = mpsc::channel::<()>();
         let stuck = each.within(&1, "look", SHORT, move || wait.recv()).unwrap_err();
         assert!(matches!(stuck, Error::Deadline { .. }), "{stuck}");
-        assert!(each.within(&1, "look", PATIENCE, || ()).is_err(), "refused without a thread");
-        assert_eq!(each.within(&2, "look", PATIENCE, || 7).unwrap(), 7, "another key is not concerned");
+        assert!(each.within(&1, "look", TIMEOUT, || ()).is_err(), "refused without a thread");
+        assert_eq!(each.within(&2, "look", TIMEOUT, || 7).unwrap(), 7, "another key is not concerned");
         release.send(()).unwrap();
-        ::tests::eventually("the key is free", PATIENCE, || Ok(each.within(&1, "look", PATIENCE, || ())?))
+        ::tests::eventually("the key is free", TIMEOUT, || Ok(each.within(&1, "look", TIMEOUT, || ())?))
             .unwrap();
     }
 
@@ -310,16 +310,16 @@ mod tests {
         let turns = Arc::new(InTurn::default());
         let (release, wait) = mpsc::channel::<()>();
         let first = turns.clone();
-        let first = std::thread::spawn(move || first.within(&1, "look", PATIENCE, move || wait.recv()));
-        ::tests::eventually("it is under way", PATIENCE, || {
+        let first = std::thread::spawn(move || first.within(&1, "look", TIMEOUT, move || wait.recv()));
+        ::tests::eventually("it is under way", TIMEOUT, || {
             anyhow::ensure!(lock(&turns.turns.busy).contains_key(&1));
             Ok(())
         })
         .unwrap();
         assert!(turns.within(&1, "look", SHORT, || ()).is_err(), "refused after its limit");
-        assert_eq!(turns.within(&2, "look", PATIENCE, || 7).unwrap(), 7, "another key is not concerned");
+        assert_eq!(turns.within(&2, "look", TIMEOUT, || 7).unwrap(), 7, "another key is not concerned");
         let second = turns.clone();
-        let second = std::thread::spawn(move || second.within(&1, "look", PATIENCE, || 8));
+        let second = std::thread::spawn(move || second.within(&1, "look", TIMEOUT, || 8));
         release.send(()).unwrap();
         first.join().unwrap().unwrap().unwrap();
         assert_eq!(second.join().unwrap().unwrap(), 8);

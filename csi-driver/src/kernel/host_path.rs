@@ -1,4 +1,4 @@
-//! Paths that the caller names: staging and target paths.
+//! Staging and target paths, which the caller chooses.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,10 +18,10 @@ use crate::model::limits;
 /// PATH_MAX without its terminating zero, and NAME_MAX.
 const MAX_BYTES: usize = 4095;
 const MAX_NAME_BYTES: usize = 255;
-/// As the kernel follows them (path_resolution(7)).
+/// The kernel's limit on symbolic links (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
 
-/// Absolute, without `..` and without a zero byte, its symbolic links not looked at.
+/// An absolute path without `..` and zero bytes. Its symbolic links are not resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostPath {
     field: &'static str,
@@ -29,7 +29,7 @@ pub(crate) struct HostPath {
 }
 
 impl HostPath {
-    /// `field` is what messages call it.
+    /// `field` is its name in messages.
     pub(crate) fn parse(field: &'static str, text: &str) -> Result<Self> {
         if text.is_empty() {
             return Err(Error::MissingField { field });
@@ -49,20 +49,21 @@ impl HostPath {
         Err(Error::invalid(field, text, reason))
     }
 
-    /// As the caller wrote it, without what means nothing: `//`, `/./`, a `/` at the end.
+    /// The caller's text, without `//`, `/./` and a trailing `/`.
     pub(crate) fn as_asked(&self) -> &Path {
         &self.path
     }
 }
 
-/// Where volumes may be staged and published: outside the driver's own directories, not through
-/// a FUSE mount and, with `--paths kubelet-dir`, below the kubelet's directory.
+/// The allowed staging and target paths: outside the driver's own directories, not through a FUSE
+/// mount and, with `--paths kubelet-dir`, below the kubelet's directory.
 #[derive(Debug)]
 pub(crate) struct HostPaths {
     kubelet_dir: PathBuf,
     allowed: AllowedPaths,
     own_dirs: Vec<PathBuf>,
-    /// By the mount that a path leads through: a file system that does not answer costs one thread.
+    /// One at a time for each mount that a path leads through: a hanging file system costs one
+    /// thread.
     looks: InTurn<PathBuf>,
 }
 
@@ -78,10 +79,10 @@ impl HostPaths {
         Ok(Self { kubelet_dir, allowed: config.paths, own_dirs, looks: InTurn::default() })
     }
 
-    /// The path as mountinfo shows it: links in its parents are followed, as far as the
-    /// parents exist. The last component is never looked at: it may be the root of a FUSE
-    /// mount whose daemon does not answer. A path that `is_known`, as of an earlier
-    /// `--kubelet-dir`, may lie anywhere.
+    /// Returns the path as mountinfo shows it: links in its existing parents are resolved. The last
+    /// component is never accessed: it may be the root of a FUSE mount whose daemon does not
+    /// answer. A path that `is_known`, for example from an earlier `--kubelet-dir`, may be
+    /// anywhere.
     pub(crate) fn resolve(&self, path: &HostPath, is_known: impl Fn(&Path) -> bool) -> Result<PathBuf> {
         if is_known(&path.path) {
             return Ok(path.path.clone());
@@ -89,8 +90,8 @@ impl HostPaths {
         self.resolve_anew(path, is_known)
     }
 
-    /// [`Self::resolve`] for calls that mount: a parent that has become a link counts, also in
-    /// a known path.
+    /// [`Self::resolve`] for calls that mount: links in the parents are resolved also for a known
+    /// path.
     pub(crate) fn resolve_anew(&self, path: &HostPath, is_known: impl Fn(&Path) -> bool) -> Result<PathBuf> {
         let resolved = self.follow(path)?;
         if is_known(&resolved) {
@@ -107,7 +108,7 @@ impl HostPaths {
         Ok(resolved)
     }
 
-    /// [`Self::resolve`], for calls that make nothing: `None` for a path where the driver stages
+    /// [`Self::resolve`] for calls that create nothing: `None` for a path where the driver stages
     /// and publishes no volume.
     pub(crate) fn find(&self, path: &HostPath, is_known: impl Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
         match self.resolve(path, is_known) {
@@ -117,10 +118,11 @@ impl HostPaths {
         }
     }
 
-    /// The place at `path`, which [`Self::resolve`] or the journal has: a link in its parents, or
-    /// a FUSE mount, came later and is [`Error::PathChanged`]. `None` where its parent is no directory.
+    /// Opens the place at `path`, which is from [`Self::resolve`] or the journal. A link in its
+    /// parents or a FUSE mount must have come later: [`Error::PathChanged`]. `None` if its parent
+    /// is not a directory.
     ///
-    /// `path` was allowed by its text. Without links, the walk can lead nowhere else.
+    /// `path` was allowed as text. Without links, the walk cannot leave that path.
     pub(crate) fn place(&self, field: &'static str, path: &Path) -> Result<Option<Place>> {
         let (parent, name) = split(field, path)?;
         match self.walk(field, path, parent, Links::Refuse)? {
@@ -140,7 +142,7 @@ impl HostPaths {
         utf8(field, followed.map_err(|e| e.at(field, asked))?.path.join(name))
     }
 
-    /// Walks to the `parent` of `path`, at once where it can be.
+    /// Walks to the `parent` of `path`, with one system call if possible.
     fn walk(
         &self,
         field: &'static str,
@@ -163,7 +165,7 @@ impl HostPaths {
     }
 }
 
-/// The directory at `path`, where neither a link nor a mount is on the way from `start`.
+/// Opens the directory at `path`, if neither a link nor a mount lies between `start` and it.
 fn open_straight(start: &Path, path: &Path) -> Option<OwnedFd> {
     let below = path.strip_prefix(start).ok()?;
     let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
@@ -192,7 +194,7 @@ fn refusal(path: &HostPath, reason: impl Into<String>) -> Error {
 enum WalkError {
     Io(Errno),
     Links,
-    /// Where none was to be followed.
+    /// A link where none may be followed.
     Link(PathBuf),
     Fuse(Box<MountEntry>),
     Mountinfo(linux::Error),
@@ -204,7 +206,7 @@ impl WalkError {
             Self::Io(e @ (Errno::NOTDIR | Errno::ACCESS | Errno::LOOP | Errno::NAMETOOLONG)) => {
                 Error::unusable(field, path, std::io::Error::from(e).to_string())
             }
-            // Not the path's fault.
+            // An I/O error, not a fault of the path.
             Self::Io(e) => {
                 Error::Kernel { step: "follow path", source: linux::Error::at("look at", path, e) }
             }
@@ -235,18 +237,19 @@ enum Links {
 
 struct Walked {
     path: PathBuf,
-    /// `None` where the path does not exist, or is no directory.
+    /// `None` if the path does not exist or is not a directory.
     dir: Option<OwnedFd>,
 }
 
-/// The path with its links followed, as far as it exists.
+/// The path with its links resolved, as far as it exists.
 fn follow(path: &Path, kubelet_dir: Option<&Path>) -> std::result::Result<PathBuf, WalkError> {
     walk(path, kubelet_dir, Links::Follow).map(|walked| walked.path)
 }
 
-/// Walks `path` as far as it exists, where [`open_straight`] does not come. Each step opens one name and looks at
-/// what it is, and no step is made in a FUSE mount, so that no daemon is asked for a name.
-/// FUSE mounts that `kubelet_dir` itself lies in are the node's own; without it all are.
+/// Walks `path` as far as it exists, where [`open_straight`] cannot. Each step opens one name and
+/// checks its type. The walk never enters a FUSE mount, so no daemon is asked for a name. FUSE
+/// mounts that contain `kubelet_dir` itself belong to the node and are allowed; without it, none
+/// is.
 fn walk(path: &Path, kubelet_dir: Option<&Path>, follow: Links) -> std::result::Result<Walked, WalkError> {
     let root = || open(CWD, OsStr::new("/"));
     let mut names: Vec<OsString> = names_in(path);
@@ -292,7 +295,7 @@ fn walk(path: &Path, kubelet_dir: Option<&Path>, follow: Links) -> std::result::
     Ok(Walked { path: resolved, dir: (kind == FileType::Directory).then_some(dir) })
 }
 
-/// The first one last. `.` is left out.
+/// In reverse order, without `.`.
 fn names_in(path: &Path) -> Vec<OsString> {
     let is_step =
         |component: &Component<'_>| matches!(component, Component::Normal(_) | Component::ParentDir);
@@ -316,7 +319,7 @@ struct Found {
     kind: FileType,
 }
 
-/// What the kernel knows: no file system is asked.
+/// From the kernel's memory: no file system is asked.
 fn stat(fd: &OwnedFd) -> std::result::Result<Found, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(fd, "", flags, StatxFlags::TYPE)?;
@@ -333,7 +336,7 @@ fn fuse_mount(device: (u32, u32), kubelet_dir: &Path) -> std::result::Result<Opt
     Ok(mountinfo::read().map_err(WalkError::Mountinfo)?.into_iter().find(is_it))
 }
 
-/// The journal is JSON, so what it holds is UTF-8.
+/// The journal is JSON, so its paths must be UTF-8.
 fn utf8(field: &'static str, path: PathBuf) -> Result<PathBuf> {
     match path.to_str() {
         Some(_) => Ok(path),

@@ -1,8 +1,8 @@
-//! Mounts of our volumes, told from all others by what mountinfo shows: type
-//! `fuse.hawser`, and the volume's id as the source.
+//! Mounts of our volumes. mountinfo identifies them: type `fuse.hawser`, and the volume's id as the
+//! source.
 //!
-//! Invariant: nothing here asks the mounted file system itself: its daemon may
-//! be dead or stuck.
+//! Invariant: no function here sends a request to the mounted file system; its daemon may be dead
+//! or stuck.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -22,10 +22,10 @@ use crate::model::limits;
 
 const SUBTYPE: &str = "hawser";
 pub(crate) const FS_TYPE: &str = "fuse.hawser";
-/// A busy mount has no event that says when it is so no more.
+/// No event reports that a mount is no longer busy.
 const BUSY_RETRY: Duration = Duration::from_millis(20);
-/// Under an rshared root one mount stands in mountinfo twice, and stale mounts
-/// may stand upon each other; more than this many is not ours to dissolve.
+/// Under an rshared root, mountinfo lists a mount twice, and stale mounts may be stacked. A taller
+/// stack is left alone.
 const MAX_LAYERS: usize = 16;
 
 /// Mounts the connection for the volume at `place`.
@@ -40,7 +40,8 @@ pub(crate) fn mount(
     attach(&tree.step("mount volume")?, volume_id, place)
 }
 
-/// Mounts what is detached at `place`, where the volume is seen afterwards. It is there, or nowhere.
+/// Attaches a detached mount at `place` and verifies that it is visible. After an error it is
+/// mounted nowhere.
 pub(crate) fn attach(tree: &OwnedFd, volume_id: &VolumeId, place: &Place) -> Result<MountEntry> {
     const STEP: &str = "mount volume";
     place.attach(tree, STEP)?;
@@ -49,8 +50,8 @@ pub(crate) fn attach(tree: &OwnedFd, volume_id: &VolumeId, place: &Place) -> Res
     found.map_err(|cause| place.detached(tree, cause))
 }
 
-/// A detached copy of `mount`, and of nothing else that may have come to its place since: the path
-/// is followed, and what was opened is verified.
+/// A detached copy of `mount`. The path may have changed since mountinfo was read: so the opened
+/// mount is verified.
 pub(crate) fn copy(mount: &MountEntry, step: &'static str) -> Result<OwnedFd> {
     let path = &mount.mount_point;
     let tree = linux::mount::open_tree_clone(path).step(step)?;
@@ -78,10 +79,10 @@ pub(crate) fn flags(access: Access) -> MountFlags {
     }
 }
 
-/// Whether a mount refuses what `access` wants refused, and no writing beside.
+/// Whether a mount has exactly the restrictions of `access`.
 pub(crate) fn is_as_wanted(mount: &MountEntry, access: Access) -> bool {
     let has = |name: &str| mount.options.split(',').any(|option| option == name);
-    // `sync` is the file system's, not the mount's.
+    // `sync` is a flag of the file system, not of the mount.
     let of_mount = |flag: &MountFlag| {
         matches!(flag, MountFlag::Noexec | MountFlag::Noatime | MountFlag::Nodiratime | MountFlag::Relatime)
     };
@@ -91,13 +92,13 @@ pub(crate) fn is_as_wanted(mount: &MountEntry, access: Access) -> bool {
         && access.flags.iter().filter(of_mount).all(|flag| has(flag.as_str()))
 }
 
-/// The volume's mount that is visible at `path`, by mountinfo alone; a mount of something else
-/// there is an error. To change what is there, look with [`find_at`].
+/// The volume's mount that is visible at `path`, by mountinfo alone. A mount of something else
+/// there is an error. Before a change, use [`find_at`].
 pub(crate) fn find(path: &Path, volume_id: &VolumeId) -> Result<Option<MountEntry>> {
     only_of(mountinfo::at(path).step("read mountinfo")?, path, volume_id)
 }
 
-/// [`find`], at a place.
+/// [`find`] at a place.
 pub(crate) fn find_at(place: &Place, volume_id: &VolumeId) -> Result<Option<MountEntry>> {
     only_of(place.mount().step("look at mount point")?, place.path(), volume_id)
 }
@@ -114,28 +115,28 @@ fn only_of(found: Option<MountEntry>, path: &Path, volume_id: &VolumeId) -> Resu
     }
 }
 
-/// Whether the volume is mounted at `path`, be it beneath something else.
+/// Whether the volume is mounted at `path`, also below another mount.
 pub(crate) fn is_mounted(path: &Path, volume_id: &VolumeId) -> Result<bool> {
     Ok(all_of(volume_id)?.iter().any(|mount| mount.mount_point == path))
 }
 
-/// Whether anything of the volume is mounted, visible or not, at any path but these.
+/// Whether the volume is mounted at any other path than these, visible or not.
 pub(crate) fn is_mounted_beside(volume_id: &VolumeId, known: &[&Path]) -> Result<bool> {
     Ok(all_of(volume_id)?.iter().any(|mount| !known.contains(&mount.mount_point.as_path())))
 }
 
-/// Whether anything of the volume is mounted anywhere, visible or not.
+/// Whether the volume is mounted anywhere, visible or not.
 pub(crate) fn is_mounted_anywhere(volume_id: &VolumeId) -> Result<bool> {
     is_mounted_beside(volume_id, &[])
 }
 
-/// Where connection `minor` of the volume is mounted.
+/// How connection `minor` of the volume is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ConnectionMount {
     Nowhere,
-    /// Beneath something else, wherever it is.
+    /// Covered by another mount everywhere.
     Hidden,
-    /// All of it, and a path leads there.
+    /// Visible as a whole at this mount.
     At(Box<MountEntry>),
 }
 
@@ -162,30 +163,29 @@ fn is_of(entry: &MountEntry, volume_id: &VolumeId) -> bool {
     entry.fs_type == FS_TYPE && entry.source == volume_id.as_str()
 }
 
-/// What to do with a mount that is in use.
+/// What to do with a mount in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenBusy {
-    /// Somebody's I/O is not ours to end: after a moment for what is being closed
-    /// already, ABORTED, and the caller comes back.
+    /// Never end the I/O of its users: wait briefly for files that are being closed, then return
+    /// ABORTED, and the caller retries.
     Refuse,
-    /// The connection serves elsewhere and ends with its daemon: take this mount of
-    /// it out of the tree at once.
+    /// The connection is served elsewhere and ends with its daemon: detach this mount at once.
     Hide,
-    /// Nobody of ours uses the connection any more. Strangers have until the limit,
-    /// then it is aborted under them.
+    /// Our own users are gone. Other processes have until the limit, then the connection is
+    /// aborted.
     Abort,
-    /// Nobody serves the connection any more: abort it at once.
+    /// No daemon serves the connection: abort it at once.
     AbortNow,
 }
 
-/// Takes every mount of the volume off `place`; none there is a success. What
-/// waits for a daemon that does not answer is ended by an abort of the
-/// connection, so nothing is detached that a request could keep for ever.
+/// Unmounts every mount of the volume at `place`; none is a success. Waits for a daemon that does
+/// not answer are ended by aborting the connection, so no detached mount is kept by a stuck
+/// request.
 pub(crate) fn unmount(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
     unmount_found(place, volume_id, find_at(place, volume_id)?, when_busy)
 }
 
-/// [`unmount`], where [`find_at`] has just `found` what is to be unmounted first.
+/// [`unmount`], if [`find_at`] has just `found` the top mount.
 pub(crate) fn unmount_found(
     place: &Place,
     volume_id: &VolumeId,
@@ -202,7 +202,7 @@ pub(crate) fn unmount_found(
         };
         match (patient_unmount(place, begun + time_limit)?, when_busy) {
             (Outcome::Gone, _) => {}
-            // Beneath another mount, where no path leads.
+            // Covered by another mount: no path leads to it.
             (Outcome::NotReachable, _) => return Ok(()),
             (Outcome::Busy, WhenBusy::Refuse) => return Err(Error::Busy { path: place.path().to_owned() }),
             (Outcome::Busy, WhenBusy::Hide) => drop(bounded_unmount(place, UnmountMode::Detach)?),
@@ -216,8 +216,8 @@ pub(crate) fn unmount_found(
     Err(Error::Busy { path: place.path().to_owned() })
 }
 
-/// [`unmount`], with a mount of something else left alone: a call that undoes finds
-/// nothing of its volume there, and nothing to undo.
+/// [`unmount`] that leaves a mount of something else alone: a call that undoes finds nothing of its
+/// volume there.
 pub(crate) fn unmount_own(place: &Place, volume_id: &VolumeId, when_busy: WhenBusy) -> Result<()> {
     match unmount(place, volume_id, when_busy) {
         Err(Error::ForeignMount { .. }) => Ok(()),
@@ -234,13 +234,13 @@ fn patient_unmount(place: &Place, deadline: Instant) -> Result<Outcome> {
     }
 }
 
-/// Ends the connection, and with it all that waits for its daemon, then the mount.
+/// Aborts the connection, which ends all requests that wait for its daemon, then unmounts.
 fn abort(place: &Place, volume_id: &VolumeId, minor: u32) -> Result<()> {
-    tracing::warn!(path = %place.path().display(), "does not unmount: its connection is aborted");
+    tracing::warn!(path = %place.path().display(), "cannot unmount: aborting the FUSE connection");
     abort_connection(minor, || is_connection_of(volume_id, minor))?;
     match patient_unmount(place, Instant::now() + limits::CLOSING)? {
         Outcome::Gone | Outcome::NotReachable => Ok(()),
-        // Whoever holds it gets ENOTCONN from now on: no request can keep it.
+        // Remaining users get ENOTCONN from now on: no request can keep the mount.
         Outcome::Busy => bounded_unmount(place, UnmountMode::Detach).map(drop),
         Outcome::Stuck => Err(stuck(place)),
     }
@@ -252,16 +252,16 @@ fn stuck(place: &Place) -> Error {
 
 static ABORTED: AtomicU64 = AtomicU64::new(0);
 
-/// How many connections this driver has aborted since it started.
+/// Number of connections that this driver has aborted since its start.
 pub(crate) fn aborted_connections() -> u64 {
     ABORTED.load(Ordering::Relaxed)
 }
 
-/// Ends every request of the connection of the mounts with `minor`, and all later
-/// ones. One that is gone already is a success.
+/// Aborts the connection of the mounts with `minor`: every request on it, and every later one,
+/// fails. A missing connection is a success.
 ///
-/// The kernel gives the number of a connection that has ended to the next one, which may be
-/// another volume's: `is_ours` says whether it is the right one that has been opened.
+/// The kernel reuses the number of an ended connection, possibly for another volume: `is_ours`
+/// checks the connection after it was opened.
 pub(crate) fn abort_connection(minor: u32, is_ours: impl FnOnce() -> Result<bool>) -> Result<()> {
     let connection = FuseConnections::open().and_then(|all| all.connection(minor));
     if let Some(connection) = connection.step("look for connection")?
@@ -273,7 +273,7 @@ pub(crate) fn abort_connection(minor: u32, is_ours: impl FnOnce() -> Result<bool
     Ok(())
 }
 
-/// Whether connection `minor` is the volume's, and mounted.
+/// Whether connection `minor` belongs to the volume and is mounted.
 pub(crate) fn is_connection_of(volume_id: &VolumeId, minor: u32) -> Result<bool> {
     Ok(all_of(volume_id)?.iter().any(|mount| mount.minor == minor))
 }
@@ -286,7 +286,7 @@ enum Outcome {
     Stuck,
 }
 
-/// umount2(2) on a thread of its own, which is left behind when it does not return.
+/// umount2(2) on a separate thread, which is abandoned if the call does not return.
 fn bounded_unmount(place: &Place, mode: UnmountMode) -> Result<Outcome> {
     let target = place.clone();
     let unmount = move || target.unmount(mode);

@@ -1,16 +1,15 @@
 //! A mount point: a name in a directory that is held open.
 //!
-//! A pod may change a directory on the way to a path, as in its emptyDir, and put a link or
-//! another directory there between two uses. So a path is walked once, by
-//! [`crate::kernel::host_path::HostPaths::place`], and all that is done there goes by the directory's
-//! descriptor and this one name.
+//! A pod may change a parent directory of a path, for example in its emptyDir, and put a link or
+//! another directory there between two uses. So [`crate::kernel::host_path::HostPaths::place`]
+//! walks a path once, and everything done there uses the directory's descriptor and this one name.
 //!
 //! Invariant: no call here resolves more than the last name, and none follows it.
 //!
-//! What is unmounted or removed is named by the directory and the name. A descriptor of the mount
-//! would keep it busy, and unlinkat(2) takes none. A pod that can write to the directory may
-//! exchange two names in it meanwhile: then a mount or an empty directory of the same directory
-//! is taken away instead.
+//! Unmounting and removing also use the directory and the name: a descriptor of the mount would
+//! keep it busy, and unlinkat(2) takes none. A pod that can write to the directory may exchange two
+//! names in it meanwhile. Then another mount or empty directory in the same directory is removed
+//! instead.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -27,12 +26,12 @@ use crate::error::{Error, Result, Step};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
-    /// What messages call the path.
+    /// Name of the path in messages.
     field: &'static str,
     path: PathBuf,
     /// O_PATH.
     parent: Arc<OwnedFd>,
-    /// Of the mount that `parent` is on, which the descriptor keeps.
+    /// Id of the mount that `parent` is on; the descriptor keeps that mount.
     parent_mount_id: u64,
     name: OsString,
 }
@@ -52,12 +51,12 @@ impl Place {
         self.field
     }
 
-    /// As it was walked, for messages and for the journal.
+    /// The path as it was walked, for messages and for the journal.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is mounted here, on top. Asks no file system: its daemon may be stuck.
+    /// The top mount at this place. Sends no request to a file system: its daemon may be stuck.
     pub(crate) fn mount(&self) -> linux::Result<Option<MountEntry>> {
         let Some(root) = self.open_root()? else { return Ok(None) };
         match linux::mount::id_of(&root)? {
@@ -66,7 +65,7 @@ impl Place {
         }
     }
 
-    /// What is on top here; `None` where there is nothing of this name.
+    /// Opens what is on top at this place; `None` if the name does not exist.
     fn open_root(&self) -> linux::Result<Option<OwnedFd>> {
         match self.open(OFlags::PATH) {
             Ok(root) => Ok(Some(root)),
@@ -75,8 +74,8 @@ impl Place {
         }
     }
 
-    /// Mounts what is detached. Afterwards it is here, seen from the directory and by its path,
-    /// or nowhere.
+    /// Attaches a detached mount. Afterwards it is visible here, from the directory and by its
+    /// path; after an error it is mounted nowhere.
     pub(crate) fn attach(&self, tree: &OwnedFd, step: &'static str) -> Result<()> {
         let point = self.open(OFlags::PATH | OFlags::DIRECTORY);
         let point = point.map_err(|e| linux::Error::at("open", &self.path, e)).step(step)?;
@@ -89,20 +88,20 @@ impl Place {
         Err(self.detached(tree, cause))
     }
 
-    /// Takes back what [`Self::attach`] has mounted, after `cause`.
+    /// Undoes [`Self::attach`] after `cause`.
     pub(crate) fn detached(&self, tree: &OwnedFd, cause: Error) -> Error {
         let detached = linux::mount::detach(tree, &self.path);
         Error::rolled_back(cause, detached.step("take mount back"))
     }
 
-    /// Whether `tree` is mounted here, on top, and this is still at its path.
+    /// Whether `tree` is the top mount here, and this place is still at its path.
     fn is_seen(&self, tree: &OwnedFd) -> linux::Result<bool> {
         let Some(root) = self.open_root()? else { return Ok(false) };
         let is_here = linux::mount::id_of(&root)? == linux::mount::id_of(tree)?;
         Ok(is_here && linux::mount::path_of(&root)? == self.path)
     }
 
-    /// Takes off what is mounted here, on top.
+    /// Unmounts the top mount at this place.
     pub(crate) fn unmount(&self, mode: UnmountMode) -> linux::Result<()> {
         linux::mount::unmount_in(&self.parent, &self.name, &self.path, mode)
     }
@@ -119,7 +118,7 @@ impl Place {
         rustix::fs::statat(&self.parent, &self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// The directory here, to be read and changed.
+    /// Opens the directory at this place, to read and change it.
     pub(crate) fn open_dir(&self) -> rustix::io::Result<File> {
         self.open(OFlags::RDONLY | OFlags::DIRECTORY).map(File::from)
     }

@@ -1,11 +1,11 @@
-//! Directories that are root's alone.
+//! Directories that only root may use.
 
 use std::fs::DirBuilder;
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-/// Creates and removes a file in `dir`: what a read-only or vanished file system refuses.
+/// Creates and removes a file in `dir`, to find a read-only or missing file system.
 pub(crate) fn probe_dir(dir: &Path) -> linux::Result<()> {
     let path = dir.join(format!(".probe.{}.tmp", std::process::id()));
     let written = std::fs::write(&path, b"probe");
@@ -16,12 +16,12 @@ pub(crate) fn probe_dir(dir: &Path) -> linux::Result<()> {
     written.and(removed).map_err(|e| linux::Error::at("write", &path, e))
 }
 
-/// `dir`, 0700, in a directory that exists.
+/// Creates `dir`, mode 0700, in an existing directory.
 pub(crate) fn private_dir(dir: &Path) -> linux::Result<()> {
     DirBuilder::new().mode(0o700).create(dir).map_err(|e| linux::Error::at("create", dir, e))
 }
 
-/// `dir` and its parents, each new one 0700.
+/// Creates `dir` and its parents, each with mode 0700.
 pub(crate) fn private_dir_all(dir: &Path) -> linux::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| linux::Error::at("create", dir, e))
 }

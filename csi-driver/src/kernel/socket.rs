@@ -1,6 +1,5 @@
-//! Unix sockets that stay where they are: bound in the place of one that nobody
-//! serves any more, and bound anew when somebody removes them, alone or with
-//! their directory.
+//! Unix sockets that persist: bound over the socket of a dead process, and bound again when the
+//! socket file or its directory is removed.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -13,13 +12,13 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
 use crate::error::chain;
-use crate::{LOOK_AGAIN, PREDECESSORS_END};
+use crate::{PREDECESSOR_EXIT, RETRY};
 
 const FIRST_BACK_OFF: Duration = Duration::from_millis(500);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(122);
-/// What inotify does not tell: something mounted over the directory, or a parent renamed.
+/// Regular check for what inotify does not report: a mount over the directory, or a renamed parent.
 const LOOK: Duration = Duration::from_secs(30);
-/// Out of descriptors, say: not again before something may have changed.
+/// Pause after a failed accept, for example for want of descriptors.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -54,22 +53,22 @@ pub(crate) struct Socket {
 #[derive(Debug)]
 struct Bound {
     listener: UnixListener,
-    /// Device and inode of its socket file.
+    /// Device and inode of the socket file.
     file: (u64, u64),
 }
 
-/// Why no connections come any more.
+/// Why no more connections arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Nobody takes them.
+    /// The receiver was dropped.
     NotWanted,
-    /// The socket is not at its path any more.
+    /// The socket is no longer at its path.
     Lost,
 }
 
 impl Socket {
-    /// Binds `path`, mode 0600, in the place of a socket that nobody serves any more.
-    /// One that answers is refused. The directory is made, with `dir_mode`, if it is missing.
+    /// Binds `path`, mode 0600, and replaces a socket that no process serves. A socket that answers
+    /// is an error. Creates a missing directory with `dir_mode`.
     pub(crate) async fn bind(path: &Path, dir_mode: u32) -> Result<Self, SocketError> {
         let bound = Some(Bound::at(path, dir_mode).await?);
         Ok(Self { path: path.to_owned(), dir_mode, bound })
@@ -79,7 +78,7 @@ impl Socket {
         &self.path
     }
 
-    /// Passes on who connects, until the socket is lost or nobody takes them.
+    /// Forwards connections until the socket is lost or the receiver is dropped.
     pub(crate) async fn accept(&self, connections: &mpsc::Sender<UnixStream>) -> End {
         let Some(bound) = &self.bound else { return End::Lost };
         tokio::select! {
@@ -88,7 +87,8 @@ impl Socket {
         }
     }
 
-    /// Passes on who connects, and keeps the socket there. Ends when nobody takes them any more.
+    /// Forwards connections, and binds the socket again when it is lost. Ends when the receiver is
+    /// dropped.
     pub(crate) async fn keep(mut self, connections: mpsc::Sender<UnixStream>) {
         let mut back_off = BackOff::default();
         while self.accept(&connections).await == End::Lost {
@@ -106,7 +106,7 @@ impl Socket {
         tracing::warn!(%path, seconds, "the socket was removed: binding it again later");
     }
 
-    /// Takes the socket away, and after a pause puts it there again. Whether it is there.
+    /// Removes the socket and binds it again after a pause. Returns whether that succeeded.
     pub(crate) async fn bind_again(&mut self, back_off: &mut BackOff) -> bool {
         self.take_away();
         tokio::time::sleep(back_off.next()).await;
@@ -117,7 +117,7 @@ impl Socket {
         self.bound.is_some()
     }
 
-    /// Unless another one stands in its place by now.
+    /// Removes the socket file, unless another one has replaced it.
     fn take_away(&mut self) {
         let Some(bound) = self.bound.take() else { return };
         if is_at(&self.path, bound.file)
@@ -135,7 +135,7 @@ impl Drop for Socket {
     }
 }
 
-/// Twice as long each time.
+/// Doubles the pause each time.
 #[derive(Debug)]
 pub(crate) struct BackOff(Duration);
 
@@ -146,7 +146,7 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// The pause that is next.
+    /// The next pause.
     pub(crate) fn seconds(&self) -> f32 {
         self.0.as_secs_f32()
     }
@@ -182,16 +182,16 @@ impl Bound {
             }
             Err(e) => return Err(io("connect")(e)),
         }
-        // Never open to others, not even for a moment: the process's umask is 0077.
+        // Never open to others, not even briefly: the process's umask is 0077.
         let listener = UnixListener::bind(path).map_err(io("bind"))?;
         let file = identity(path).map_err(io("look at"))?;
         Ok(Self { listener, file })
     }
 }
 
-/// Connects unless no process listens, or one that is about to end, or was killed.
+/// Connects to the old socket, unless no process listens. Waits briefly for one that is ending.
 async fn connect_to_old(path: &Path) -> io::Result<UnixStream> {
-    let deadline = Instant::now() + PREDECESSORS_END;
+    let deadline = Instant::now() + PREDECESSOR_EXIT;
     loop {
         let stream = UnixStream::connect(path).await?;
         if stream.peer_cred()?.pid().is_some_and(linux::process::is_killed) {
@@ -200,11 +200,11 @@ async fn connect_to_old(path: &Path) -> io::Result<UnixStream> {
         if Instant::now() >= deadline {
             return Ok(stream);
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(RETRY).await;
     }
 }
 
-/// Ends when nobody takes the connections any more.
+/// Forwards connections until the receiver is dropped.
 async fn accept(bound: &Bound, connections: &mpsc::Sender<UnixStream>) {
     loop {
         match bound.listener.accept().await {
@@ -221,7 +221,7 @@ async fn accept(bound: &Bound, connections: &mpsc::Sender<UnixStream>) {
     }
 }
 
-/// Ends when `file` is not at `path` any more.
+/// Returns when `file` is no longer at `path`.
 async fn lost(path: &Path, file: (u64, u64)) {
     let mut events = match watch(path) {
         Ok(events) => Some(events),
@@ -231,7 +231,7 @@ async fn lost(path: &Path, file: (u64, u64)) {
             None
         }
     };
-    // After the watch is in place: nothing slips between the two.
+    // Checked after the watch is in place, so that no change is missed.
     while is_at(path, file) {
         let changed = async {
             match &mut events {

@@ -1,4 +1,4 @@
-//! How many calls came, how they ended, how long they took.
+//! Counts of calls: by method, code and duration.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tonic::Code;
 
-/// Upper bounds in seconds: the bars of `cargo xtask bench csi` lie among them.
+/// Upper bounds in seconds, chosen around the limits of `cargo xtask bench csi`.
 pub(crate) const BOUNDS: [f64; 12] =
     [0.001, 0.002, 0.003, 0.005, 0.012, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 100.0];
 
@@ -18,7 +18,7 @@ pub(crate) struct Calls {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Method {
     pub codes: BTreeMap<String, u64>,
-    /// By the first bound that the call kept; the last counts those that kept none.
+    /// Calls by the first bound that they stayed within; the last counts the slower ones.
     pub took: [u64; BOUNDS.len() + 1],
     pub seconds: f64,
 }
@@ -34,13 +34,13 @@ impl Calls {
         method.seconds += seconds;
     }
 
-    /// All calls until now.
+    /// All calls so far.
     pub(crate) fn by_method(&self) -> BTreeMap<String, Method> {
         self.methods.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// As gRPC writes it: `DeadlineExceeded` is `DEADLINE_EXCEEDED`.
+/// The code as gRPC writes it: `DeadlineExceeded` is `DEADLINE_EXCEEDED`.
 fn name_of(code: Code) -> String {
     let mut name = String::new();
     for letter in format!("{code:?}").chars() {

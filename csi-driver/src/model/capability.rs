@@ -1,4 +1,4 @@
-//! VolumeCapability, checked: how a volume is to be used.
+//! VolumeCapability, validated: how a volume will be used.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::model::parameters::{
 };
 use crate::model::sizes;
 
-/// Mount flags beyond read-only. Every mount is nosuid and nodev anyway.
+/// Mount flags beyond read-only. Every mount is nosuid and nodev as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MountFlag {
     Noexec,
@@ -51,7 +51,7 @@ impl MountFlagSet {
         self.0 & (1 << flag as u8) != 0
     }
 
-    /// Those of both.
+    /// The flags of both.
     pub(crate) fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -102,8 +102,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// What a stage's mount options say of the volume's daemon, instead of its
-/// StorageClass.
+/// Settings of the volume's daemon in a stage's mount options, which override its StorageClass.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct LaunchOverrides {
     pub threads: Option<u32>,
@@ -120,7 +119,7 @@ pub(crate) struct Parsed {
 }
 
 impl Access {
-    /// Nothing but a mode, on a read-write volume.
+    /// A mode without flags, on a read-write volume.
     #[cfg(test)]
     pub(crate) fn plain(mode: AccessMode) -> Self {
         Self { mode, read_only: false, group: None, flags: MountFlagSet::default() }
@@ -131,7 +130,7 @@ impl Access {
         Parsed::parse(capability).map(|parsed| parsed.access)
     }
 
-    /// At least one, each supported.
+    /// At least one capability, each supported.
     pub(crate) fn parse_all(capabilities: &[proto::csi::VolumeCapability]) -> Result<Vec<Self>> {
         if capabilities.is_empty() {
             return Err(Error::MissingField { field: "volume_capabilities" });
@@ -141,7 +140,7 @@ impl Access {
 }
 
 impl Parsed {
-    /// [`Access::parse`], with what a stage needs besides.
+    /// [`Access::parse`], and the settings that only a stage has.
     pub(crate) fn parse(capability: Option<&proto::csi::VolumeCapability>) -> Result<Self> {
         let field = "volume_capability";
         let capability = capability.ok_or(Error::MissingField { field })?;
@@ -166,7 +165,7 @@ const KNOWN_FLAGS: &str = "ro, rw, nosuid, nodev, noexec, noatime, relatime, nod
                            hawser.delete-delay=SECONDS";
 
 fn parse_mount(mode: AccessMode, mount: &MountVolume) -> Result<Parsed> {
-    // fs_type is what a block volume is formatted with; some provisioners send a default.
+    // fs_type is for formatting a block volume; some provisioners send a default.
     if !matches!(mount.fs_type.as_str(), "" | "fuse" | "fuse.hawser") {
         let field = "volume_capability.mount.fs_type";
         return Err(Error::invalid(field, &mount.fs_type, "volumes are FUSE: leave it empty"));
@@ -181,14 +180,14 @@ fn parse_mount(mode: AccessMode, mount: &MountVolume) -> Result<Parsed> {
     Ok(Parsed { access, overrides: flags.overrides })
 }
 
-/// A gid in decimal; empty for none.
+/// Parses a gid in decimal; the empty text is `None`.
 fn parse_group(text: &str) -> Result<Option<u32>> {
     if text.is_empty() {
         return Ok(None);
     }
     let gid = Some(text).filter(|t| t.bytes().all(|b| b.is_ascii_digit())).and_then(|t| t.parse().ok());
     match gid {
-        // The last one is chown(2)'s "leave it".
+        // chown(2) reserves the last value for "do not change".
         Some(gid) if gid != u32::MAX => Ok(Some(gid)),
         _ => {
             let field = "volume_capability.mount.volume_mount_group";
@@ -250,7 +249,7 @@ impl Flags {
         match flag {
             "ro" => once(&mut self.read_only, true, flag),
             "rw" => once(&mut self.read_only, false, flag),
-            // What every volume is anyway.
+            // Every volume has these flags.
             "nosuid" | "nodev" => Ok(()),
             _ => match MountFlag::ALL.into_iter().find(|known| known.as_str() == flag) {
                 Some(known) => {
@@ -263,7 +262,7 @@ impl Flags {
     }
 }
 
-/// What was refused is shown with its key: of several options, the value alone says too little.
+/// An error shows the whole option: with several options, the value alone is not enough.
 fn whole<T>(flag: &str, parsed: Result<T>) -> Result<T> {
     parsed.map_err(|error| match error {
         Error::InvalidField { field, reason, .. } => Error::invalid(field, flag, reason),
@@ -271,7 +270,7 @@ fn whole<T>(flag: &str, parsed: Result<T>) -> Result<T> {
     })
 }
 
-/// Sets what is not set, or is set so already.
+/// Sets an option. A second, different value is an error.
 fn once<T: PartialEq>(slot: &mut Option<T>, value: T, flag: &str) -> Result<()> {
     if slot.as_ref().is_some_and(|found| *found != value) {
         return Err(Error::invalid(FLAGS_FIELD, flag, "contradicts an earlier flag"));

@@ -1,4 +1,4 @@
-//! What befell volumes since the driver started.
+//! Counts of volumes' faults and pauses since the driver started.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// A daemon ended that nobody had told to.
+    /// A daemon ended unexpectedly.
     pub(crate) fn daemon_died(&self) {
         self.daemon_deaths.fetch_add(1, Ordering::Relaxed);
     }
@@ -30,14 +30,14 @@ impl Counts {
         self.disk_stalls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A snapshot or clone held a volume's writers back for so long.
+    /// A snapshot or clone held a volume's writers back for this long.
     pub(crate) fn paused(&self, span: Duration) {
         self.pauses.fetch_add(1, Ordering::Relaxed);
         let us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
         self.paused_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    /// Where snapshots, restores and clones add what they read for a copy.
+    /// The counter to which snapshots, restores and clones add the bytes that they read.
     pub(crate) fn copied_bytes(&self) -> Arc<AtomicU64> {
         self.copied_bytes.clone()
     }
@@ -55,7 +55,7 @@ impl Counts {
     }
 }
 
-/// [`Counts`] at one moment.
+/// The values of [`Counts`] at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub daemon_deaths: u64,

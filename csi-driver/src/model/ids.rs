@@ -1,4 +1,4 @@
-//! The ids of volumes and snapshots, which this driver gives out.
+//! The ids of volumes and snapshots, which this driver issues.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ macro_rules! hashed_id {
         pub struct $name(String);
 
         impl $name {
-            /// The id of what the provisioner calls `name`.
+            /// The id for the provisioner's `name`.
             pub(super) fn digest(name: &str) -> Self {
                 Self(format!("{}{}", $prefix, key_of(name)))
             }
 
-            /// `None` for a string that this driver never gave out: nothing of that id exists.
+            /// `None` for a text that this driver never issues: nothing has that id.
             pub fn parse(text: &str) -> Option<Self> {
                 Self::from_key(text.strip_prefix($prefix)?)
             }
 
-            /// From the digits alone, as they stand in names of directories and manifests.
+            /// Parses the digits alone, as in names of directories and manifests.
             pub fn from_key(key: &str) -> Option<Self> {
                 is_key(key).then(|| Self(format!("{}{key}", $prefix)))
             }
@@ -35,12 +35,12 @@ macro_rules! hashed_id {
                 &self.0
             }
 
-            /// The digits without the prefix: for names that have one of their own.
+            /// The digits without the prefix, for names with a prefix of their own.
             pub fn key(&self) -> &str {
                 &self.0[$prefix.len()..]
             }
 
-            /// `dir/<id>`: the only way from an id to a path.
+            /// `dir/<id>`: the only way to make a path from an id.
             pub fn under(&self, dir: &Path) -> PathBuf {
                 dir.join(&self.0)
             }
@@ -69,14 +69,13 @@ macro_rules! hashed_id {
 }
 
 hashed_id! {
-    /// `vol-` and 32 hexadecimal digits: half of the SHA-256 of the name that
-    /// CreateVolume was given, so one name is one volume and no name reaches a path.
+    /// `vol-` and 32 hexadecimal digits: half of the SHA-256 of the name in CreateVolume. So one
+    /// name is always the same volume, and no name becomes part of a path.
     VolumeId, "vol-"
 }
 
 hashed_id! {
-    /// `snap-` and 32 hexadecimal digits: half of the SHA-256 of the name that
-    /// CreateSnapshot was given.
+    /// `snap-` and 32 hexadecimal digits: half of the SHA-256 of the name in CreateSnapshot.
     SnapshotId, "snap-"
 }
 

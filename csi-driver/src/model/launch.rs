@@ -1,8 +1,8 @@
-//! The start of a volume's daemon, as the journal remembers it.
+//! The start of a volume's daemon, as the journal records it.
 
 use serde::{Deserialize, Serialize};
 
-/// One process, for as long as this boot lasts.
+/// A process, identified within this boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ProcessId {
     pub pid: i32,
@@ -10,18 +10,18 @@ pub(crate) struct ProcessId {
     pub start_time: u64,
 }
 
-/// What was started, as the journal remembers it.
+/// What was started, as the journal records it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LaunchId {
-    /// A child process of the driver, or of an earlier one.
+    /// A child process of this driver or of an earlier one.
     Process(ProcessId),
     /// A static pod, by its name.
     StaticPod(String),
 }
 
 impl LaunchId {
-    /// The process, where the launcher knows it before it dials.
+    /// The process, if the launcher knows it before the daemon dials in.
     pub(crate) fn process(&self) -> Option<ProcessId> {
         match self {
             Self::Process(process) => Some(*process),

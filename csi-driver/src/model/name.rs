@@ -1,4 +1,4 @@
-//! What the provisioner calls volumes and snapshots.
+//! The provisioner's names of volumes and snapshots.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::model::ids::{SnapshotId, VolumeId};
 /// CSI spec, "Size limits": strings are at most 128 bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
 
-/// What the provisioner calls a volume or a snapshot: 1 to 128 bytes without control characters.
+/// The provisioner's name of a volume or snapshot: 1 to 128 bytes without control characters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeName(String);
 

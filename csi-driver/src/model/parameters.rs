@@ -1,4 +1,4 @@
-//! A StorageClass's parameters, checked.
+//! StorageClass parameters, validated; the provisioner passes them to CreateVolume.
 
 mod pod;
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::model::snapshot_mode::SnapshotMode;
 pub(crate) use pod::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, PodParameters, Resources};
 
-/// Every parameter, as docs/CSI.md has them.
+/// Every parameter, as listed in docs/CSI.md.
 const KNOWN: &[&str] = &[
     "backend",
     "threads",
@@ -28,13 +28,14 @@ const KNOWN: &[&str] = &[
     "mountPodGracePeriodSeconds",
     "mountPodDeleteDelaySeconds",
 ];
-/// Kubernetes' own keys, which some provisioners pass on (secrets, claim and volume names).
+/// Prefix of Kubernetes' own keys, which some provisioners pass on (secrets, claim and volume
+/// names).
 pub(crate) const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
 pub(crate) const MAX_THREADS: u32 = 16;
-/// Inodes that the kernel may know of a volume, where neither class nor mount option
-/// says how many. The daemon has at most twice as many, of about 200 bytes each.
+/// Default limit of the inodes of a volume that the kernel knows. The daemon keeps at most twice as
+/// many, of about 200 bytes each.
 pub(crate) const KNOWN_INODE_LIMIT: u32 = 500_000;
-/// Fewer would have a pod wait for its own directory listing.
+/// With fewer inodes, a pod would wait for its own directory listing.
 pub(crate) const KNOWN_INODE_LIMITS: RangeInclusive<u32> = 1000..=10_000_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -42,7 +43,7 @@ pub(crate) const KNOWN_INODE_LIMITS: RangeInclusive<u32> = 1000..=10_000_000;
 pub(crate) struct Parameters {
     /// Event loops of the volume's daemon; 0: the daemon's default.
     pub threads: u32,
-    /// Inodes that the kernel may know; 0: [`KNOWN_INODE_LIMIT`].
+    /// Limit of the inodes that the kernel knows; 0: [`KNOWN_INODE_LIMIT`].
     pub known_inode_limit: u32,
     /// How snapshots and clones of the volume are made; `None`: by reflink.
     pub snapshot_mode: Option<SnapshotMode>,
@@ -90,7 +91,7 @@ impl fmt::Display for Parameters {
     }
 }
 
-/// Of a StorageClass or of a VolumeSnapshotClass.
+/// Parses the parameter of a StorageClass or VolumeSnapshotClass.
 pub(crate) fn parse_snapshot_mode(field: &'static str, value: &str) -> Result<SnapshotMode> {
     let modes = [SnapshotMode::Reflink, SnapshotMode::BlockingCopy];
     let known = || Error::invalid(field, value, "known are reflink and blocking-copy");

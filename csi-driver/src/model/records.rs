@@ -1,5 +1,5 @@
-//! What the journal says of each volume and each snapshot. Every field that an
-//! earlier version did not write has a default: its entries stay readable.
+//! The journal's records of volumes and snapshots. Every field that an earlier version did not
+//! write has a default, so its entries stay readable.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,24 +24,24 @@ pub(crate) struct VolumeRecord {
     pub name: VolumeName,
     pub capacity_bytes: u64,
     pub parameters: Parameters,
-    /// DeleteVolume has begun: its data are going.
+    /// DeleteVolume has begun.
     pub deleting: bool,
-    /// Kept with [`BootRecord`], as is `targets`; an earlier version wrote both here.
+    /// Stored with [`BootRecord`], like `targets`; an earlier version stored both here.
     #[serde(default, skip_serializing)]
     pub stage: Option<StageRecord>,
-    /// By target path: references are named, never counted.
+    /// The published targets by path; there is no separate count.
     #[serde(default, skip_serializing)]
     pub targets: BTreeMap<PathBuf, TargetRecord>,
-    /// Never beside `stage`; kept with it.
+    /// Never set together with `stage`; stored with it.
     #[serde(default, skip_serializing)]
     pub parked: Option<ParkedRecord>,
-    /// What it was filled from.
+    /// The source that it was filled from.
     #[serde(default)]
     pub source: Option<Source>,
-    /// False until all of `source` is in it, and CreateVolume is answered.
+    /// False until it has all of `source` and CreateVolume was answered.
     #[serde(default = "filled")]
     pub filled: bool,
-    /// By node id; only with --attach.
+    /// By node id. Only with --attach.
     #[serde(default)]
     pub attachments: BTreeMap<String, Attachment>,
 }
@@ -66,7 +66,7 @@ impl VolumeRecord {
         }
     }
 
-    /// Whether its tree may be read and written: it is filled, and not going.
+    /// Checks that its tree may be read and written: it is filled and not being deleted.
     pub(crate) fn check_usable(&self, volume_id: &VolumeId) -> Result<()> {
         if self.deleting {
             return Err(Error::BeingDeleted { volume_id: volume_id.clone() });
@@ -74,24 +74,24 @@ impl VolumeRecord {
         if self.filled { Ok(()) } else { Err(Error::Unfilled { volume_id: volume_id.clone() }) }
     }
 
-    /// The targets that Publish was asked for at `path`, wherever links led it then.
+    /// The targets that Publish was asked for at `path`, wherever links led at that time.
     pub(crate) fn targets_asked_at(&self, path: &Path) -> Vec<PathBuf> {
         let asked = |(at, target): &(&PathBuf, &TargetRecord)| target.asked.as_ref().unwrap_or(at) == path;
         self.targets.iter().filter(asked).map(|(at, _)| at.clone()).collect()
     }
 
-    /// Where the volume is mounted by this record, but for `path`.
+    /// All paths at which the volume is mounted according to this record, except `path`.
     pub(crate) fn mount_points_beside(&self, path: &Path) -> Vec<&Path> {
         let stage = self.stage.iter().map(|stage| stage.staging_path.as_path());
         stage.chain(self.targets.keys().map(PathBuf::as_path)).filter(|known| *known != path).collect()
     }
 
-    /// What of it ends with this boot.
+    /// The part that ends with this boot.
     pub(crate) fn of_this_boot(&self) -> BootRecord {
         BootRecord { stage: self.stage.clone(), targets: self.targets.clone(), parked: self.parked.clone() }
     }
 
-    /// Takes what of it ends with this boot, and leaves `boot` there.
+    /// Replaces the part that ends with this boot by `boot`, and returns it.
     pub(crate) fn replace_boot(&mut self, boot: BootRecord) -> BootRecord {
         let BootRecord { stage, targets, parked } = boot;
         BootRecord {
@@ -102,8 +102,8 @@ impl VolumeRecord {
     }
 }
 
-/// What of a volume is on this node, and ends with the machine's boot. The default
-/// is a volume that is not.
+/// The part of a volume's record that ends with the machine's boot. The default is a volume that is
+/// not on this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BootRecord {
     #[serde(default)]
@@ -115,8 +115,8 @@ pub(crate) struct BootRecord {
 }
 
 impl BootRecord {
-    /// What is left of it in a later boot: no process, whose number may be another's
-    /// now, and nothing that serves.
+    /// The record in a later boot: without processes, whose pids may be reused, and without served
+    /// mounts.
     pub(crate) fn after_the_boot(mut self) -> Self {
         let parked = self.parked.as_mut().map(|parked| &mut parked.stage);
         for stage in self.stage.iter_mut().chain(parked) {
@@ -144,44 +144,44 @@ impl fmt::Display for Source {
     }
 }
 
-/// ControllerPublishVolume's word that a node may use the volume.
+/// ControllerPublishVolume has allowed a node to use the volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Attachment {
     pub access: Access,
-    /// In `publish_context`: what the node shows when it stages.
+    /// In `publish_context`: the node presents it when it stages.
     pub nonce: String,
 }
 
-/// NodeStageVolume has begun, and has come as far as the options are filled.
+/// NodeStageVolume has begun; the set options show how far it came.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StageRecord {
     pub staging_path: PathBuf,
     pub access: Access,
     pub launch: Option<LaunchId>,
-    /// Set once the daemon has answered that it serves.
+    /// Set once the daemon has reported that it serves.
     pub serving: Option<Serving>,
-    /// What its daemon was started with.
+    /// The settings of its daemon.
     #[serde(default)]
     pub settings: LaunchSettings,
-    /// The directory that the daemon serves; not known of an earlier version's.
+    /// The directory that the daemon serves; unknown for a daemon of an earlier version.
     #[serde(default)]
     pub data: Option<DataId>,
-    /// Its connection was ended under it: it serves nobody, alive or not.
+    /// The driver aborted its connection: its daemon, running or not, serves no users.
     #[serde(default)]
     pub aborted: bool,
 }
 
-/// Which directory a volume's data are: a pool's path may lead to another one by now.
+/// Identifies the directory with a volume's data: a pool's path may lead to another one later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DataId {
     pub device: u64,
     pub inode: u64,
 }
 
-/// NodeUnstageVolume is over, and the daemon waits for the next stage.
+/// NodeUnstageVolume is done, and the daemon waits for the next stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ParkedRecord {
-    /// What was staged; nothing is mounted there any more.
+    /// The former stage; nothing is mounted there now.
     pub stage: StageRecord,
     /// When the daemon is to end.
     pub until: Timestamp,
@@ -189,7 +189,7 @@ pub(crate) struct ParkedRecord {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Serving {
-    /// `st_dev` minor of the FUSE mount (its major is 0), the number of its fusectl directory.
+    /// `st_dev` minor of the FUSE mount (its major is 0); also the name of its fusectl directory.
     pub connection_minor: u32,
     pub daemon: ProcessId,
 }
@@ -197,14 +197,14 @@ pub(crate) struct Serving {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TargetRecord {
     pub access: Access,
-    /// False from before the bind mount until it has been verified.
+    /// False from before the bind mount until it is verified.
     pub published: bool,
-    /// The path as it was asked for, where links led from it to this one: they may lead
-    /// elsewhere when it is to be undone.
+    /// The requested path, if links led from it to this one: they may lead elsewhere at the
+    /// unpublish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<PathBuf>,
-    /// The volume is still to be given to the group of this target: its first publish
-    /// has begun, and has not come to its end.
+    /// The volume's group must still be changed for this target: its first publish has begun and
+    /// not finished.
     #[serde(default, skip_serializing_if = "is_false")]
     pub owes_group: bool,
 }
@@ -218,16 +218,16 @@ fn is_false(value: &bool) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SnapshotRecord {
     pub name: VolumeName,
-    /// May be gone: a snapshot outlives its volume.
+    /// This volume may be deleted: a snapshot outlives its volume.
     pub source: VolumeId,
-    /// The least that a volume restored from it must have.
+    /// The smallest capacity of a volume that is restored from it.
     pub source_capacity_bytes: u64,
-    /// What the source held at the cut: the snapshot's part of the pool.
+    /// The source's bytes at the cut: the snapshot's part of the pool.
     pub used_bytes: u64,
-    /// Likewise; 0 where an earlier version did not count them.
+    /// The source's inodes; 0 if an earlier version did not count them.
     #[serde(default)]
     pub used_inodes: u64,
-    /// The moment of the cut.
+    /// The time of the cut.
     pub created: Timestamp,
     pub mode: SnapshotMode,
     pub phase: SnapshotPhase,
@@ -240,9 +240,9 @@ pub(crate) struct SnapshotRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SnapshotPhase {
-    /// Nothing was answered yet.
+    /// CreateSnapshot was not answered yet.
     Begun,
-    /// The cut is made and writers wait: answered with ready_to_use=false.
+    /// The cut is being copied while writers wait; answered with ready_to_use=false.
     Copying,
     Ready,
     Failed {
@@ -250,7 +250,7 @@ pub(crate) enum SnapshotPhase {
     },
 }
 
-/// A moment since 1970-01-01T00:00:00Z.
+/// A time since 1970-01-01T00:00:00Z.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Timestamp {
     pub seconds: i64,
@@ -266,7 +266,7 @@ impl Timestamp {
         }
     }
 
-    /// To the second.
+    /// Rounded to the second.
     pub(crate) fn after(self, delay: Duration) -> Self {
         let seconds = i64::try_from(delay.as_secs()).unwrap_or(i64::MAX);
         Self { seconds: self.seconds.saturating_add(seconds), ..self }

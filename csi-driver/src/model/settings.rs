@@ -1,4 +1,4 @@
-//! What a volume's daemon is started with, beyond which volume it serves.
+//! The settings that a volume's daemon is started with.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ pub(crate) struct LaunchSettings {
     pub labels: BTreeMap<String, String>,
     pub resources: Resources,
     pub log_level: LogLevel,
-    /// What an unmounted daemon has to notice and to end, before it is killed.
+    /// Time for an unmounted daemon to end, before it is killed.
     pub grace_seconds: u32,
-    /// How long the daemon waits for the next stage after an unstage; 0: not at all.
+    /// How long the daemon waits for the next stage after an unstage; 0: it does not wait.
     pub delete_delay_seconds: u32,
     /// Event loops; 0: the daemon's default.
     pub threads: u32,
-    /// Inodes that the kernel may know; 0: [`KNOWN_INODE_LIMIT`].
+    /// Limit of the inodes that the kernel knows; 0: [`KNOWN_INODE_LIMIT`].
     pub known_inode_limit: u32,
 }
 
@@ -34,7 +34,7 @@ impl Default for LaunchSettings {
 }
 
 impl LaunchSettings {
-    /// The StorageClass's parameters, with what the mount options say instead.
+    /// The StorageClass's parameters, overridden by the mount options.
     pub(crate) fn of(parameters: &Parameters, overrides: &LaunchOverrides) -> Self {
         let pod = &parameters.pod;
         Self {
@@ -52,14 +52,14 @@ impl LaunchSettings {
         }
     }
 
-    /// Inodes that the kernel may know before it is asked to forget.
+    /// Limit of the inodes that the kernel knows before it is asked to forget some.
     pub(crate) fn known_inodes(&self) -> u32 {
         if self.known_inode_limit == 0 { KNOWN_INODE_LIMIT } else { self.known_inode_limit }
     }
 
-    /// Whether a daemon that was started with these is what `other` asks for.
+    /// Whether a daemon with these settings matches `other`.
     pub(crate) fn is_same_daemon(&self, other: &Self) -> bool {
-        // What is to be done to it in the end is the driver's affair.
+        // The delay concerns only the driver.
         let Self { delete_delay_seconds, .. } = other;
         *other == Self { delete_delay_seconds: *delete_delay_seconds, ..self.clone() }
     }

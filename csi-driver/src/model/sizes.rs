@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use crate::error::{Error, Result};
 
-/// Of a string.
+/// Limit of a string.
 pub(crate) const MAX_STRING_BYTES: usize = 128;
-/// Of a map, keys and values together.
+/// Limit of a map, keys and values together.
 pub(crate) const MAX_MAP_BYTES: usize = 4096;
 
-/// The value itself is not shown: it may be a secret, and it is long.
+/// The error does not show the value: it may be a secret, and it is long.
 pub(crate) fn bounded(field: &'static str, text: &str) -> Result<()> {
     if text.len() <= MAX_STRING_BYTES {
         return Ok(());

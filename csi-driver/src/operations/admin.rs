@@ -1,5 +1,5 @@
-//! The admin service of a running driver: what `hawser-csi volumes`, `snapshots`, `mounts` and
-//! `doctor` print. Its socket is root's alone.
+//! The admin service of a running driver: the data for `hawser-csi volumes`, `snapshots`, `mounts`
+//! and `doctor`. Only root may use its socket.
 
 pub(super) mod client;
 
@@ -25,12 +25,12 @@ use crate::kernel::socket::Socket;
 use crate::operations::doctor;
 use crate::operations::views::{self, Copies};
 
-/// Accepted, and not yet looked at by the server.
+/// Connections that wait to be accepted by the server.
 const BACKLOG: usize = 4;
-/// Of one connection at the same time.
+/// Limit for one connection.
 const CALLS_AT_ONCE: usize = 4;
-/// Of all connections: a look at a disk that does not answer keeps its thread, and one at many
-/// daemons takes a descriptor for each. Clients look by themselves then.
+/// Limit for all connections: a look at a disk that does not answer keeps its thread, and one at
+/// many daemons takes a descriptor for each. Refused clients look for themselves.
 const LOOKS_AT_ONCE: usize = 1;
 const LOOK_BEGINS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -44,7 +44,7 @@ pub(crate) async fn serve(driver: Arc<Driver>, socket: Socket, mut stopped: watc
         .add_service(AdminServer::new(service));
     let accepted = ReceiverStream::new(accepted).map(Ok::<_, std::io::Error>);
     tokio::select! {
-        // An error is the sender's end, which is a stop too.
+        // An error means that the sender is gone, which also means stop.
         _ = stopped.wait_for(|stop| *stop) => {}
         () = socket.keep(connections) => {}
         served = server.serve_with_incoming(accepted) => {
@@ -58,7 +58,7 @@ pub(crate) async fn serve(driver: Arc<Driver>, socket: Socket, mut stopped: watc
 #[derive(Debug)]
 struct AdminService {
     driver: Arc<Driver>,
-    /// Without links.
+    /// Its links are resolved.
     state_dir: String,
     looks: Looks,
 }
@@ -73,7 +73,7 @@ impl Default for Looks {
 }
 
 impl Looks {
-    /// Does `look` on a thread of its own, when the one before has returned.
+    /// Does `look` on a separate thread, after the one before has returned.
     async fn take<T: Send + 'static>(
         &self,
         begins_within: Duration,
@@ -96,7 +96,7 @@ impl Looks {
 }
 
 impl AdminService {
-    /// Daemons and disks are looked at.
+    /// For looks at daemons and disks.
     async fn look<T: Send + 'static>(
         &self,
         state_dir: &str,
@@ -155,12 +155,12 @@ impl Admin for AdminService {
     }
 }
 
-/// As it is on disk, entries included that the driver cannot read.
+/// The journal on disk, with entries that the driver cannot read.
 fn journal(driver: &Driver) -> Result<Journal> {
     Journal::look(&driver.config.state_dir)
 }
 
-/// As the client gives it.
+/// The form in which the client sends it.
 fn resolved(dir: &Path) -> String {
     dir.canonicalize().unwrap_or_else(|_| dir.to_owned()).to_string_lossy().into_owned()
 }

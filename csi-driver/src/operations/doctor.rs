@@ -1,8 +1,8 @@
-//! `hawser-csi doctor`: what is not as it should be, and what would be done about it.
+//! `hawser-csi doctor`: finds problems and proposes repairs.
 //!
-//! Three layers: `World::look` reads and changes nothing, `findings` decides,
-//! `--repair` acts: it does what a driver does when it starts, and takes away
-//! mounts that no journal names and no daemon serves.
+//! Three layers: `World::look` reads and changes nothing, `findings` decides, `--repair` acts. It
+//! does what a driver does when it starts, and unmounts mounts that no journal names and no daemon
+//! serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -39,16 +39,16 @@ use crate::model::records::{DataId, SnapshotPhase, SnapshotRecord, VolumeRecord}
 use crate::operations::admin::client::ask;
 use crate::operations::views::{Format, NoJournal, Row};
 
-/// What a running driver is in the middle of is no finding: it is gone by then.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// Operations under way in a running driver are no finding: they are gone after this time.
+const RECHECK_DELAY: Duration = Duration::from_secs(2);
 const AT_START: &str = "as a driver does at its start";
 const UNMOUNT: &str = "unmount it: its daemon has ended";
 const BY_HAND: &str = "by hand";
-const WELL: &str = "Nothing is left to be repaired.\n";
+const NO_FINDINGS: &str = "Nothing is left to be repaired.\n";
 
 #[derive(Debug, Clone, Args)]
 pub struct Doctor {
-    /// Repairs what can be; no driver may run meanwhile.
+    /// Repair what can be repaired; no driver may run meanwhile.
     #[arg(long)]
     pub repair: bool,
     /// A table for people, or JSON.
@@ -58,14 +58,14 @@ pub struct Doctor {
     pub driver: Flags,
 }
 
-/// One thing that is not as it should be.
+/// One problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     what: &'static str,
-    /// A path, or an id.
+    /// A path or an id.
     object: String,
     found: String,
-    /// What `--repair` does; null where a person must decide.
+    /// What `--repair` does; null if an administrator must decide.
     repair: Option<&'static str>,
     unmount: Option<PathBuf>,
 }
@@ -96,35 +96,35 @@ impl Row for admin::Finding {
     }
 }
 
-/// What the driver finds while it runs.
+/// The findings of a running driver.
 pub(crate) fn of_running(config: &Config) -> Result<Vec<admin::Finding>> {
     Ok(standing(config, true)?.into_iter().map(admin::Finding::from).collect())
 }
 
-/// All that is looked at, at one moment.
+/// The observed state at one moment.
 #[derive(Debug, Default)]
 struct World {
     volumes: BTreeMap<VolumeId, Result<VolumeRecord>>,
     snapshots: BTreeMap<SnapshotId, Result<SnapshotRecord>>,
-    /// Of volumes, by their looks, and of no other driver's by their paths.
+    /// Mounts of volumes, without those that another driver's paths identify.
     mounts: Vec<MountEntry>,
-    /// Where mounts that the journal does not name answer ENOTCONN: nobody loses by their end.
+    /// Mounts without a journal entry that answer ENOTCONN: unmounting them harms no user.
     ended: BTreeSet<PathBuf>,
-    /// Volumes whose recorded daemon lives.
+    /// Volumes whose recorded daemon runs.
     alive: BTreeSet<VolumeId>,
-    /// Those of them that do not answer.
+    /// Volumes whose daemon runs and does not answer.
     silent: BTreeSet<VolumeId>,
     /// Volumes whose daemon serves another directory than the pool has.
-    astray: BTreeSet<VolumeId>,
+    serving_other_data: BTreeSet<VolumeId>,
     launches: Vec<Launched>,
     dial_dirs: Vec<VolumeId>,
-    /// kubelet's directories of staged volumes, with the volume handle that each names.
+    /// kubelet's directories of staged volumes, with the volume handle in each.
     staging_dirs: Vec<(PathBuf, std::result::Result<String, String>)>,
-    /// What the pool has data of.
+    /// Volumes and snapshots with data in the pool.
     stored: (BTreeSet<VolumeId>, BTreeSet<SnapshotId>),
-    /// In `incoming` and `trash`.
+    /// Trees in `incoming` and `trash`.
     leftovers: Vec<PathBuf>,
-    /// Why it cannot be used.
+    /// Why the pool cannot be used.
     pool_away: Option<String>,
     is_driver_running: bool,
     /// Why a driver with these flags would not start.
@@ -155,7 +155,11 @@ impl World {
         Ok(Self {
             ended,
             silent: control::silent(&config.run_dir, &alive),
-            astray: if pool_away.is_none() { astray(config, &volumes, &alive) } else { BTreeSet::new() },
+            serving_other_data: if pool_away.is_none() {
+                serving_other_data(config, &volumes, &alive)
+            } else {
+                BTreeSet::new()
+            },
             alive,
             snapshots: journal.snapshots().entries().into_iter().collect(),
             mounts,
@@ -179,8 +183,8 @@ impl World {
         self.volumes.get(id).and_then(|record| record.as_ref().ok())
     }
 
-    /// Whether a target is of the connection that is served now, where one is: a volume
-    /// that was staged anew has another than its older pods'.
+    /// Whether a target belongs to the connection that is served now, if there is one: a volume
+    /// that was staged again has another connection than its older pods.
     fn is_served(&self, id: &VolumeId, record: &VolumeRecord, path: &Path) -> bool {
         let serving =
             record.stage.as_ref().and_then(|stage| stage.serving).filter(|_| self.alive.contains(id));
@@ -193,25 +197,25 @@ impl World {
     }
 }
 
-/// Whose daemon serves another directory than the pool has now.
-fn astray(
+/// Volumes whose daemon serves another directory than the pool has now.
+fn serving_other_data(
     config: &Config,
     volumes: &BTreeMap<VolumeId, Result<VolumeRecord>>,
     alive: &BTreeSet<VolumeId>,
 ) -> BTreeSet<VolumeId> {
-    let is_astray = |id: &&VolumeId| {
+    let serves_other_data = |id: &&VolumeId| {
         let record = volumes.get(id).and_then(|record| record.as_ref().ok());
         let served = record.and_then(|record| record.stage.as_ref()?.data);
         let found = std::fs::symlink_metadata(local::data_dir(&config.pool, id)).ok();
         let found = found.map(|found| DataId { device: found.dev(), inode: found.ino() });
         served.is_some() && found.is_some() && served != found
     };
-    alive.iter().filter(is_astray).cloned().collect()
+    alive.iter().filter(serves_other_data).cloned().collect()
 }
 
-/// Two drivers of one kind may serve a node, by two names. Whose a mount is, kubelet's
-/// paths tell: `plugins/kubernetes.io/csi/<driver>/<hash>/globalmount` where a volume is
-/// staged, and the `vol_data.json` beside `mount` where it is published.
+/// Two drivers of this kind may serve a node under two names. kubelet's paths show whose a mount
+/// is: `plugins/kubernetes.io/csi/<driver>/<hash>/globalmount` for a staged volume, and
+/// `vol_data.json` beside `mount` for a published one.
 fn is_of_another_driver(config: &Config, mount_point: &Path) -> bool {
     let staged = mount_point.strip_prefix(staged_by_kubelet(config)).ok();
     if let Some(driver) = staged.and_then(|below| below.components().next()) {
@@ -221,12 +225,12 @@ fn is_of_another_driver(config: &Config, mount_point: &Path) -> bool {
     matches!(published, Some(Some(Ok(driver))) if driver != config.driver_name)
 }
 
-/// Where else kubelet's directory is to be seen, as after `mount --rbind`: the mounts in
-/// there are copies of those that the journal names, and go with them.
+/// Other paths of kubelet's directory, for example after `mount --rbind`: the mounts there are
+/// copies of those in the journal, and disappear with them.
 fn other_views(kubelet_dir: &Path, of_volumes: &[MountEntry]) -> BTreeSet<PathBuf> {
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let Some(own) = identity(kubelet_dir) else { return BTreeSet::new() };
-    // Only a daemon knows what lies in a volume, and it may not answer.
+    // Inside a volume, only its daemon could answer, and it may be stuck.
     let is_in_volume = |path: &Path| of_volumes.iter().any(|mount| path.starts_with(&mount.mount_point));
     let elsewhere = of_volumes.iter().filter(|mount| !mount.mount_point.starts_with(kubelet_dir));
     let above: BTreeSet<&Path> = elsewhere.flat_map(|mount| mount.mount_point.ancestors().skip(1)).collect();
@@ -234,8 +238,8 @@ fn other_views(kubelet_dir: &Path, of_volumes: &[MountEntry]) -> BTreeSet<PathBu
     views.map(Path::to_owned).collect()
 }
 
-/// Whether requests to the mount end with ENOTCONN. One that does not answer may be
-/// a stopped daemon's, whom somebody may let go on.
+/// Whether requests to the mount fail with ENOTCONN. A mount that does not answer may have a
+/// stopped daemon, which can be continued.
 fn has_ended(mount: &MountEntry) -> bool {
     /// By mount: a daemon that does not answer costs one thread.
     static LOOKS: LazyLock<OneEach<u64>> = LazyLock::new(OneEach::default);
@@ -252,8 +256,8 @@ fn staged_by_kubelet(config: &Config) -> PathBuf {
     config.kubelet_dir.join("plugins/kubernetes.io/csi")
 }
 
-/// A field of kubelet's `vol_data.json` in `dir`; `None` where there is none. A pod may have
-/// put anything there: no link is followed.
+/// A field of kubelet's `vol_data.json` in `dir`; `None` if there is none. No link is followed,
+/// since a pod may have put anything there.
 fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, String>> {
     let text = match linux::shared_file::open(&dir.join("vol_data.json")).and_then(content_of) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
@@ -265,8 +269,8 @@ fn vol_data(dir: &Path, field: &str) -> Option<std::result::Result<String, Strin
     }))
 }
 
-/// Below kubelet's directory of this driver: `<hash>/vol_data.json`, written
-/// before a volume is staged and removed after it is unstaged.
+/// kubelet's directories of this driver's volumes: `<hash>/vol_data.json` is written before a
+/// volume is staged and removed after it is unstaged.
 fn staging_dirs(config: &Config) -> Vec<(PathBuf, std::result::Result<String, String>)> {
     let parent = staged_by_kubelet(config).join(&config.driver_name);
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
@@ -274,7 +278,7 @@ fn staging_dirs(config: &Config) -> Vec<(PathBuf, std::result::Result<String, St
     entries.filter_map(|entry| named(entry.path())).collect()
 }
 
-/// What is wrong with the world, sorted, each thing once.
+/// All problems, sorted, without duplicates.
 fn findings(world: &World) -> BTreeSet<Finding> {
     let mut all = BTreeSet::new();
     let other_node =
@@ -331,7 +335,7 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
             let found = format!("{} targets wait for process {pid}", record.targets.len());
             all.push(Finding::new("daemon does not answer", id, found));
         }
-        if world.astray.contains(id) {
+        if world.serving_other_data.contains(id) {
             let found = "its directory is not the one that the pool has now: take its pods down";
             all.push(Finding::new("daemon of another directory", id, found));
         }
@@ -364,23 +368,23 @@ fn of_snapshot(world: &World, id: &SnapshotId, record: &SnapshotRecord) -> Optio
     }
 }
 
-/// A mount that the journal does not name.
+/// The finding for a mount that the journal does not name.
 fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
     let id = mount.source.to_str().and_then(VolumeId::parse)?;
     let finding = Finding::new("unknown mount", mount.mount_point.display(), format!("volume {id}"));
     match world.volumes.get(&id) {
-        // Not ours to guess.
+        // Unknown, so left alone.
         Some(Err(_)) => None,
         Some(Ok(record)) => {
             let is_staged = record.stage.as_ref().is_some_and(|s| s.staging_path == mount.mount_point);
             let is_named = is_staged || record.targets.contains_key(&mount.mount_point);
-            // Its connection may serve the volume's pods too.
+            // The volume's pods may use the same connection.
             (!is_named).then_some(finding)
         }
         None if world.ended.contains(&mount.mount_point) => {
             Some(Finding { repair: Some(UNMOUNT), unmount: Some(mount.mount_point.clone()), ..finding })
         }
-        // Of another driver, of one with another --state-dir, or of a lost journal: pods may use it.
+        // From another driver, another --state-dir, or a lost journal: pods may use it.
         None => {
             Some(Finding { found: format!("volume {id}, served; the journal has no such volume"), ..finding })
         }
@@ -428,7 +432,7 @@ fn of_data(world: &World) -> Vec<Finding> {
     all
 }
 
-/// kubelet takes its own directories away, unless it was killed in between.
+/// kubelet removes its own directories, unless it was killed in between.
 fn of_staging_dir(
     world: &World,
     dir: &Path,
@@ -444,14 +448,14 @@ fn of_staging_dir(
     }
 }
 
-/// What is printed, and how many findings are left.
+/// The output, and the number of findings that are left.
 #[derive(Debug)]
 pub struct Report {
     pub text: String,
     pub left: usize,
 }
 
-/// Why nothing could be looked at, or nothing be done.
+/// Why nothing could be read or repaired.
 #[derive(Debug, thiserror::Error)]
 pub enum DoctorError {
     #[error(transparent)]
@@ -474,14 +478,14 @@ pub enum DoctorError {
 }
 
 impl Doctor {
-    /// Needs a runtime's context.
+    /// Must be called in a tokio context.
     pub fn run(self) -> std::result::Result<Report, DoctorError> {
         let config = Config::check(self.driver)?;
         NoJournal::check(&config.state_dir)?;
         let lock_path = config.state_dir.join("lock");
         let lock = match self.repair {
             true => Some(FileLock::try_exclusive_after_kill(&lock_path, 0o600)),
-            // A look makes no file, not even this one.
+            // Looking must create no file, not even the lock.
             false => lock_path.exists().then(|| FileLock::try_exclusive(&lock_path, 0o600)),
         };
         let lock = lock.transpose().map_err(DoctorError::Lock)?;
@@ -508,21 +512,21 @@ impl Doctor {
         };
         let left = rows.len();
         let text = match self.output {
-            // A head without a table looks like one that was cut off.
-            Format::Table if rows.is_empty() => WELL.to_owned(),
+            // An empty table would look truncated.
+            Format::Table if rows.is_empty() => NO_FINDINGS.to_owned(),
             Format::Table | Format::Json => self.output.print(&rows).map_err(DoctorError::Look)?,
         };
         Ok(Report { text, left })
     }
 }
 
-/// What is found, and beside a driver that runs is still found a moment later.
+/// The findings; with a running driver, only those that are still there a moment later.
 fn standing(config: &Config, is_driver_running: bool) -> Result<BTreeSet<Finding>> {
     let mut found = findings(&World::look(config, is_driver_running)?);
     if is_driver_running && !found.is_empty() {
         let (_nobody_sends, pause) = channel::<()>();
-        // The time itself is what is waited for.
-        let _elapsed = pause.recv_timeout(LOOK_AGAIN);
+        // Nothing is sent: this is a plain pause.
+        let _elapsed = pause.recv_timeout(RECHECK_DELAY);
         let again = findings(&World::look(config, is_driver_running)?);
         found.retain(|finding| again.contains(finding));
     }
@@ -531,7 +535,7 @@ fn standing(config: &Config, is_driver_running: bool) -> Result<BTreeSet<Finding
 
 fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
     let driver = Arc::new(Driver::open(config.clone())?);
-    // First, since what is mounted is left alone.
+    // First, since a mounted volume is not repaired.
     for path in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
         tracing::info!(path = %path.display(), "unmounting");
         linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;

@@ -1,5 +1,5 @@
-//! What the driver counts, in the Prometheus text format, on a unix socket of
-//! its run directory. The names are those of docs/METRICS.md.
+//! The driver's metrics in the Prometheus text format, on a unix socket in its run directory.
+//! docs/METRICS.md lists the names.
 
 mod readers;
 
@@ -18,7 +18,7 @@ use crate::model::records::{SnapshotPhase, VolumeRecord};
 const COPY_BYTES: &str = "hawser_csi_copy_bytes";
 
 impl Driver {
-    /// Everything, as of now. May block for as long as the pool does.
+    /// All metrics, as of now. May block as long as the pool does.
     fn metrics(&self, calls: &Calls) -> String {
         let mut page = Page::default();
         show_calls(calls, &mut page);

@@ -11,7 +11,7 @@ impl Page {
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
     }
 
-    /// `labels` as they stand between the braces; none of ours needs escaping.
+    /// `labels` is the text between the braces; no label needs escaping.
     pub(crate) fn sample(&mut self, name: &str, labels: &str, value: impl fmt::Display) {
         match labels {
             "" => self.line(format_args!("{name} {value}")),

@@ -1,9 +1,9 @@
-//! `hawser-csi volumes`, `snapshots` and `mounts`: what the journal and the kernel
-//! say, beside the driver and without it.
+//! `hawser-csi volumes`, `snapshots` and `mounts`: the state in the journal and the kernel, with or
+//! without a running driver.
 //!
-//! A running driver answers them over its admin socket. Without one the journal's files are read,
-//! each of which is whole at any time, and mountinfo. No mount and no pool is accessed; daemons are
-//! asked only whether they answer.
+//! A running driver answers over its admin socket. Without one, the command reads mountinfo and the
+//! journal's files, each of which is always complete. It accesses no mount and no pool, and only
+//! pings the daemons.
 
 mod daemons;
 
@@ -57,7 +57,7 @@ pub enum Format {
     Json,
 }
 
-/// Bytes that are copied, and in all, by the id of the volume or snapshot that is made.
+/// Copied and total bytes, by the id of the volume or snapshot that is made.
 pub(crate) type Copies = HashMap<String, (u64, u64)>;
 
 impl View {
@@ -67,7 +67,7 @@ impl View {
         NoJournal::check(&look.state_dir)?;
         let (run_dir, output) = (&look.run_dir, look.output);
         let dirs = (look.run_dir.as_path(), look.state_dir.as_path());
-        // Where no driver runs, no copy does.
+        // Without a driver no copy runs.
         let no_copies = Copies::new();
         let text = match self {
             Self::Volumes(_) => {
@@ -105,7 +105,7 @@ impl View {
     }
 }
 
-/// No driver has run with this state directory: its volumes, if there are any, are elsewhere.
+/// No driver has used this state directory: its volumes, if any, are elsewhere.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no journal is in {}, for there is no {}: say with --state-dir where the driver has it",
@@ -119,7 +119,7 @@ pub struct NoJournal {
 
 impl NoJournal {
     pub(crate) fn check(state_dir: &Path) -> std::result::Result<(), Self> {
-        // What cannot be looked at is told by who opens it.
+        // The code that opens the directory reports other errors.
         let is_missing = |dir: &PathBuf| matches!(dir.try_exists(), Ok(false));
         match journal::dirs(state_dir).into_iter().find(is_missing) {
             Some(missing) => Err(Self { state_dir: state_dir.to_owned(), missing }),
@@ -171,10 +171,10 @@ impl Row for Volume {
     }
 }
 
-/// ` 33%`, after a state.
+/// ` 33%`, appended to a state.
 fn percent(copied_bytes: Option<u64>, copy_bytes: Option<u64>) -> String {
     match (copied_bytes, copy_bytes) {
-        // What is copied may grow beyond what was counted before.
+        // The source may grow beyond its first count.
         (Some(done), Some(total)) if total > 0 => format!(" {}%", (done.min(total) * 100) / total),
         _ => String::new(),
     }
@@ -221,7 +221,7 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Of a volume that is staged or parked.
+/// The daemon of a staged or parked volume.
 fn daemon_of(record: &VolumeRecord) -> Option<ProcessId> {
     let parked = record.parked.as_ref().map(|parked| &parked.stage);
     record.stage.as_ref().or(parked)?.serving.map(|serving| serving.daemon)
@@ -317,7 +317,7 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path) -> Result<Vec<Mount>> {
         let serving = record.as_ref().and_then(|record| record.stage.as_ref()?.serving);
         let daemon = match (id, serving) {
             (Some(id), Some(serving)) if serving.connection_minor == mount.minor => daemons.get(&id).copied(),
-            // A volume that was staged anew has another than its older pods'.
+            // A volume that was staged again has another daemon than its older pods.
             (Some(_), Some(_)) => Some(Daemon::Dead),
             _ => None,
         };
@@ -343,7 +343,7 @@ fn mount_state(record: &VolumeRecord, path: &Path) -> &'static str {
     }
 }
 
-/// Columns as wide as their widest cell, two spaces between them.
+/// Each column is as wide as its widest cell, with two spaces between columns.
 fn table(headings: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut lines: Vec<Vec<String>> = vec![headings.iter().map(|&heading| heading.to_owned()).collect()];
     lines.extend(rows);
@@ -358,7 +358,7 @@ fn table(headings: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     text
 }
 
-/// As Kubernetes writes it, with the largest unit that leaves a whole number.
+/// In Kubernetes' notation, with the largest unit that gives a whole number.
 fn quantity(bytes: u64) -> String {
     let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
     let whole = units.iter().find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);

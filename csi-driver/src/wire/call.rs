@@ -1,4 +1,4 @@
-//! How every RPC runs, and how it is answered when it is refused.
+//! Runs every RPC, and answers refused ones.
 
 use std::sync::Arc;
 
@@ -11,9 +11,8 @@ use crate::error::{Error, Result, chain};
 use crate::model::limits;
 use crate::wire::status::status;
 
-/// One RPC: `operation` runs on a thread where it may block, with `lock` held,
-/// and to its end even when the caller goes away or the limit passes. `name` is
-/// the span's: `csi.NodeStageVolume`.
+/// Runs one RPC: `operation` runs on a thread that may block, with `lock` held, and to its end even
+/// if the caller goes away or the limit passes. `name` is the span's name: `csi.NodeStageVolume`.
 pub(crate) async fn run<T: Send + 'static>(
     driver: &Arc<Driver>,
     name: &'static str,
@@ -25,7 +24,7 @@ pub(crate) async fn run<T: Send + 'static>(
     result.map_err(|error| span.in_scope(|| refused(name, &error)))
 }
 
-/// The reply to a refused request; logged here and nowhere else.
+/// The reply to a refused request. Only this function logs it.
 pub(crate) fn refused(name: &'static str, error: &Error) -> Status {
     let status = status(error);
     tracing::warn!(rpc = name, code = ?status.code(), error = chain(error), "refused");
@@ -38,7 +37,7 @@ async fn locked<T: Send + 'static>(
     lock: Lock<'_>,
     operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    // Before the lock: what takes a call back finds its volume free while the call waits.
+    // Before the lock: the reverse call must find its volume unlocked while this call waits.
     let turn = driver.admission.turn(name).await?;
     let guard = match lock {
         Lock::Nothing(_) => None,

@@ -1,4 +1,4 @@
-//! CSI Controller: the wire side of volumes' coming and going.
+//! CSI Controller, the gRPC side.
 
 mod attach;
 mod expand;
@@ -40,7 +40,7 @@ use crate::model::records::{Source, VolumeRecord};
 use crate::model::sizes;
 use crate::wire::call::{refused, run};
 
-/// A pool that does not answer is away.
+/// A pool that does not answer within this time is away.
 const CAPACITY_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl Controller for ControllerService {
         let name = "csi.DeleteVolume";
         let volume_id =
             required_id("volume_id", request.into_inner().volume_id).map_err(|e| refused(name, &e))?;
-        // What this driver never gave out does not exist: deleted.
+        // An id that this driver never issued does not exist: deleted.
         if let Some(id) = VolumeId::parse(&volume_id) {
             run(&self.0, name, Lock::Volume(&volume_id), move |driver| driver.provisioner.delete(&id))
                 .await?;
@@ -224,19 +224,19 @@ impl Driver {
         self.backend.is_on_this_node().then(|| this_node(&self.config)).into_iter().collect()
     }
 
-    /// Whether volumes can be used in the whole of `topology`.
+    /// Whether volumes can be used everywhere in `topology`.
     fn reaches(&self, topology: &Topology) -> bool {
         let (key, node_id) = (self.config.topology_key(), &self.config.node_id);
         !self.backend.is_on_this_node() || topology.segments.iter().all(|(k, v)| *k == key && v == node_id)
     }
 
-    /// What a volume as described could claim now; 0 where it could not be at all.
+    /// The bytes that a volume with these properties could claim now; 0 if it could not be created.
     fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
         sizes::bounded_map("parameters", &request.parameters)?;
         let is_elsewhere =
             request.accessible_topology.as_ref().is_some_and(|topology| !self.reaches(topology));
-        // Parameters change no capacity. Wrong ones are left to CreateVolume, whose error
-        // reaches the claim's events; 0 here would read as a full pool, and hide them.
+        // Parameters do not change the capacity. CreateVolume reports wrong ones in the claim's
+        // events; 0 here would look like a full pool and hide that.
         let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok());
         if is_elsewhere || !is_supported {
             return Ok(GetCapacityResponse::default());
@@ -270,7 +270,7 @@ fn parse_create(request: CreateVolumeRequest, driver: &Driver) -> Result<VolumeS
     Ok(VolumeSpec { name, capacity, parameters, source })
 }
 
-/// The volume as CreateVolume answers it, and every later look at it.
+/// The volume as CreateVolume and all later calls describe it.
 fn wire_volume(id: &VolumeId, record: &VolumeRecord, driver: &Driver) -> Volume {
     Volume {
         capacity_bytes: wire_bytes(record.capacity_bytes),
@@ -304,7 +304,7 @@ fn check_topology(requirement: Option<&TopologyRequirement>, driver: &Driver) ->
     Err(Error::OutOfTopology { key: config.topology_key(), node_id: config.node_id.clone() })
 }
 
-/// The segments of this node.
+/// The topology segments of this node.
 pub(crate) fn this_node(config: &Config) -> Topology {
     Topology { segments: HashMap::from([(config.topology_key(), config.node_id.clone())]) }
 }
@@ -343,7 +343,7 @@ fn validate(
     })
 }
 
-/// The id of a volume that exists.
+/// The id of an existing volume.
 pub(crate) fn find_volume(driver: &Driver, volume_id: &str) -> Result<VolumeId> {
     let unknown = || Error::UnknownVolume { volume_id: volume_id.to_owned() };
     let id = VolumeId::parse(volume_id).ok_or_else(unknown)?;
@@ -354,7 +354,7 @@ pub(crate) fn required(field: &'static str, value: String) -> Result<String> {
     if value.is_empty() { Err(Error::MissingField { field }) } else { Ok(value) }
 }
 
-/// A name that somebody gave out: of a volume, a snapshot or a node.
+/// An id in a request: of a volume, a snapshot or a node.
 pub(crate) fn required_id(field: &'static str, value: String) -> Result<String> {
     let value = required(field, value)?;
     sizes::bounded(field, &value).map(|()| value)

@@ -1,4 +1,4 @@
-//! Calls are counted around the services, so that none of them knows.
+//! Counts all calls in a layer around the services.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use tonic::{Code, Status};
 
 use crate::model::calls::Calls;
 
-/// All methods that are not ours count under one name, so that a caller cannot make many.
+/// Unknown methods count under one name, so that a caller cannot create many.
 const OTHER: &str = "other";
-/// On the same server, and no call of CSI's.
+/// Served by the same server, but not a CSI call.
 const REGISTRATION: &str = "/pluginregistration.Registration/";
 
 /// `NodeStageVolume` of `/csi.v1.Node/NodeStageVolume`.
@@ -60,7 +60,7 @@ where
         let (calls, answer) = (self.calls.clone(), self.inner.call(request));
         Box::pin(async move {
             let answer = answer.await?;
-            // A refusal has its code in the head; a unary success ends with OK.
+            // A refusal has its code in the headers; a successful unary call ends with OK.
             let code = Status::from_header_map(answer.headers()).map_or(Code::Ok, |status| status.code());
             let method = if code == Code::Unimplemented { OTHER } else { &method };
             if is_csi {

@@ -15,7 +15,7 @@ use crate::engine::driver::Driver;
 use crate::error::Error;
 use crate::wire::call::refused;
 
-/// A liveness probe waits about as long.
+/// About as long as a liveness probe waits.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]

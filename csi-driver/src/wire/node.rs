@@ -1,5 +1,5 @@
-//! CSI Node: the wire side. Checks come in the order that callers rely on: the
-//! request itself (INVALID_ARGUMENT), the volume (NOT_FOUND), then paths.
+//! CSI Node, the gRPC side. Checks come in the order that callers rely on: first the request
+//! (INVALID_ARGUMENT), then the volume (NOT_FOUND), then paths.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -195,7 +195,8 @@ fn parse_publish(request: NodePublishVolumeRequest) -> Result<PublishCall> {
     let volume_id = required_id("volume_id", request.volume_id)?;
     let target_path = HostPath::parse("target_path", &request.target_path)?;
     let access = Access::parse(request.volume_capability.as_ref())?;
-    // Missing is no fault of the request: the volume is not staged (CSI spec, FAILED_PRECONDITION).
+    // A missing path is not a fault of the request: the volume is not staged (CSI spec,
+    // FAILED_PRECONDITION).
     let staging_path = match request.staging_target_path.as_str() {
         "" => None,
         path => Some(HostPath::parse("staging_target_path", path)?),

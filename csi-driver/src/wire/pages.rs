@@ -7,16 +7,16 @@ use crate::model::sizes::MAX_STRING_BYTES;
 
 const TOKEN_VERSION: &str = "v1:";
 
-/// What of a sorted list is asked for.
+/// The requested part of a sorted list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page<I> {
-    /// Entries up to this one, which may be gone, were on earlier pages.
+    /// Earlier pages ended with this entry, which may be deleted.
     after: Option<I>,
-    /// `None`: all the rest.
+    /// `None`: all remaining entries.
     limit: Option<usize>,
 }
 
-/// `parse` reads an id, the part of a token that is not ours.
+/// `parse` reads an id, the variable part of a token.
 pub(crate) fn page<I>(
     max_entries: i32,
     starting_token: &str,
@@ -34,8 +34,8 @@ pub(crate) fn page<I>(
 }
 
 impl<I: Ord + Display> Page<I> {
-    /// The entries of the page, and the token for the next one, empty after the
-    /// last. `sorted` is in the order of ids.
+    /// The entries of the page and the next page's token, empty after the last page. `sorted` is in
+    /// the order of ids.
     pub(crate) fn cut<T>(&self, sorted: Vec<(I, T)>) -> (Vec<(I, T)>, String) {
         let begin = match &self.after {
             Some(after) => sorted.partition_point(|(id, _)| id <= after),
@@ -68,7 +68,7 @@ mod tests {
             if next.is_empty() {
                 break;
             }
-            // What the token names is deleted.
+            // The token's entry is deleted meanwhile.
             all.retain(|(id, ())| format!("v1:{id}") != next);
             token = next;
         }

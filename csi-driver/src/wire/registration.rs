@@ -1,8 +1,8 @@
-//! Plugin registration, without a side-car: a socket in kubelet's
-//! plugins_registry that tells kubelet who is there and hears what became of it.
+//! Plugin registration without a side-car: a socket in kubelet's plugins_registry, by which kubelet
+//! learns the driver's name and reports the result.
 //!
-//! One server answers on it as long as the driver runs, whichever listener a
-//! connection came by: `offer` binds the socket, and binds it anew.
+//! One server answers on it as long as the driver runs, whichever listener accepted a connection:
+//! `offer` binds the socket, and binds it again.
 
 mod offer;
 
@@ -23,11 +23,11 @@ use crate::wire::server::{self, BACKLOG};
 use offer::Verdict;
 
 const PLUGIN_TYPE: &str = "CSIPlugin";
-/// CSI versions, of which kubelet takes the highest 1.x.
+/// The CSI versions; kubelet takes the highest 1.x.
 const SUPPORTED_VERSION: &str = "1.0.0";
-/// As kubelet makes it.
+/// The mode that kubelet gives this directory.
 const REGISTRY_MODE: u32 = 0o755;
-/// For the answer to leave before the connection is closed.
+/// Time for the answer to leave before the connection is closed.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Offers the driver for registration until `stop` turns true. With
@@ -64,7 +64,7 @@ pub(crate) async fn serve(
 #[derive(Debug)]
 struct RegistrationService {
     name: String,
-    /// Empty: the socket that is asked.
+    /// Empty: the registration socket itself.
     endpoint: String,
     verdicts: mpsc::UnboundedSender<Verdict>,
 }
@@ -92,7 +92,7 @@ impl Registration for RegistrationService {
             tracing::error!(driver = self.name, error, "kubelet refused the registration");
             Verdict::Refused
         };
-        // Nobody listens any more while the driver ends.
+        // Fails while the driver ends, since the receiver is gone.
         let _ending = self.verdicts.send(verdict);
         Ok(Response::new(RegistrationStatusResponse {}))
     }

@@ -1,7 +1,7 @@
-//! gRPC on unix sockets: the services of CSI, and how each server ends.
+//! gRPC on unix sockets: the services of CSI, and how each server stops.
 //!
-//! Many clients address a unix socket by its path, which h2 refuses: what they send is
-//! rewritten on the way (docs/decisions/0001-registration-listener.md).
+//! Many clients send the path of a unix socket as the authority, which h2 refuses: it is rewritten
+//! in between (docs/decisions/0001-registration-listener.md).
 
 mod authority;
 #[cfg(any(test, fuzzing))]
@@ -36,18 +36,18 @@ use crate::wire::identity::IdentityService;
 use crate::wire::node::NodeService;
 use stream::RewrittenStream;
 
-/// Accepted, and not yet looked at by the server.
+/// Connections that wait to be accepted by the server.
 pub(crate) const BACKLOG: usize = 16;
 
 /// A server whose calls are counted.
 type Counting = Router<Stack<CountCalls, Identity>>;
 
-/// Without services.
+/// A router without services.
 pub(crate) fn router(calls: Arc<Calls>) -> Counting {
     Server::builder().layer(CountCalls(calls)).add_routes(Routes::default())
 }
 
-/// The services of CSI that the driver has, beside what the server has.
+/// Adds the CSI services that the driver offers.
 pub(crate) fn with_csi(router: Counting, driver: Arc<Driver>) -> Counting {
     let mode = driver.config.mode;
     let controller = mode.has_controller().then(|| ControllerServer::new(ControllerService(driver.clone())));
@@ -58,7 +58,7 @@ pub(crate) fn with_csi(router: Counting, driver: Arc<Driver>) -> Counting {
         .add_optional_service(node)
 }
 
-/// CSI on `socket` until `stopped` is true; then the socket is removed.
+/// Serves CSI on `socket` until `stopped` is true, then removes the socket.
 pub(crate) async fn serve_csi(
     driver: Arc<Driver>,
     calls: Arc<Calls>,
@@ -74,18 +74,18 @@ pub(crate) async fn serve_csi(
     served
 }
 
-/// `keeping`, dropped when `stopped` turns true: its socket goes at once, while who is
-/// connected is still answered.
+/// Runs `keeping` and drops it when `stopped` turns true: its socket disappears at once, while open
+/// connections are still answered.
 pub(crate) async fn until_stopped(keeping: impl Future<Output = ()>, mut stopped: channel::Receiver<bool>) {
     tokio::select! {
         () = keeping => {}
-        // An error is the sender's end, which is a stop too.
+        // An error means that the sender is gone, which also means stop.
         _ = stopped.wait_for(|stop| *stop) => {}
     }
 }
 
-/// Serves `connections` until `stopped` is true, then finishes what is under way,
-/// for `last_calls` at most. `path` is what an error names.
+/// Serves `connections` until `stopped` is true, then finishes the calls under way, for at most
+/// `last_calls`. `path` is for errors.
 pub(crate) async fn serve(
     router: Counting,
     connections: mpsc::Receiver<UnixStream>,
@@ -93,16 +93,16 @@ pub(crate) async fn serve(
     path: &Path,
     stopped: channel::Receiver<bool>,
 ) -> Result<(), SocketError> {
-    let told = |mut stopped: channel::Receiver<bool>| async move {
-        // An error is the sender's end, which is a stop too.
+    let when_stopped = |mut stopped: channel::Receiver<bool>| async move {
+        // An error means that the sender is gone, which also means stop.
         let _sender_gone = stopped.wait_for(|stop| *stop).await;
     };
     let rewritten = |socket| Ok::<_, std::io::Error>(RewrittenStream::new(socket));
     let connections = ReceiverStream::new(connections).map(rewritten);
-    let serving = router.serve_with_incoming_shutdown(connections, told(stopped.clone()));
+    let serving = router.serve_with_incoming_shutdown(connections, when_stopped(stopped.clone()));
     let served = tokio::select! {
         served = serving => served,
-        () = async { told(stopped).await; tokio::time::sleep(last_calls).await } => {
+        () = async { when_stopped(stopped).await; tokio::time::sleep(last_calls).await } => {
             tracing::warn!("ending with connections open: a call is under way, or a client does not answer");
             Ok(())
         }

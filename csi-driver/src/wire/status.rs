@@ -1,9 +1,8 @@
-//! The one table from errors to gRPC codes.
+//! The only table from errors to gRPC codes.
 //!
-//! Invariant: kubelet takes ABORTED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED,
-//! UNAVAILABLE and CANCELLED for "something may be left, I shall call again",
-//! and every other code for "nothing is there" (its `isFinalError`). So a code
-//! of the second kind is only for errors that left nothing behind.
+//! Invariant: for kubelet, ABORTED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE and
+//! CANCELLED mean "something may be left, call again". Every other code means "nothing is left"
+//! (kubelet's `isFinalError`). So another code is only for errors that left nothing behind.
 
 use tonic::{Code, Status};
 
@@ -74,12 +73,12 @@ pub(crate) fn code(error: &Error) -> Code {
     }
 }
 
-/// A status travels in a header, and a client ends its whole connection for headers of
-/// more than 16 KiB. Percent-encoding makes three bytes of one.
+/// A status is sent in a header, and a client closes the whole connection if headers exceed 16 KiB.
+/// Percent-encoding triples a byte.
 const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// The reply: the code, and the chain of causes as its message. Details stay empty
-/// (CSI spec, "Error scheme").
+/// The reply: the code, and the chain of causes as its message. The details stay empty (CSI spec,
+/// "Error scheme").
 pub(crate) fn status(error: &Error) -> Status {
     Status::new(code(error), trace::shortened(chain(error), MAX_MESSAGE_BYTES))
 }

@@ -1,5 +1,5 @@
-//! The inodes of a pool's file system: ext4 has a fixed number, xfs makes them up to a
-//! part of its space, Btrfs as long as there is space.
+//! The inodes of a pool's file system. ext4 has a fixed number. xfs creates them in a limited part
+//! of its space, Btrfs as long as there is space.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use rustix::fs::{CWD, ResolveFlags};
 
 use crate::model::capacity::BYTES_PER_INODE;
 
-/// Kept back for the journal and what else the node keeps there: one of so many.
+/// One inode of this many is reserved for the journal and other files of the node.
 const RESERVE: u64 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,12 +17,12 @@ pub(crate) struct Inodes {
 }
 
 impl Inodes {
-    /// Those of the file system of `directory`; `None` where it has no fixed number.
+    /// The inodes of the file system of `directory`; `None` if it has no fixed number.
     pub(super) fn of(directory: &Path) -> rustix::io::Result<Option<Self>> {
         let directory = linux::tree::open_dir(CWD, directory, ResolveFlags::empty())?;
         let fs = rustix::fs::fstatvfs(&directory)?;
         let total = match linux::xfs::is_xfs(&directory)? {
-            // statvfs tells what the free space allows, which shrinks as it is used.
+            // statvfs(2) reports what the free space allows, which shrinks as the space is used.
             true => linux::xfs::most_inodes(&directory)?,
             false => Some(fs.f_files).filter(|total| *total > 0),
         };
@@ -30,8 +30,8 @@ impl Inodes {
         Ok(total.map(|total| Self { total, file_system_bytes }))
     }
 
-    /// What volumes of `pool_bytes` may have together. Who gives the pool more bytes than its
-    /// file system has gives it as many times more inodes.
+    /// The inodes that volumes of `pool_bytes` together may claim. If the pool is configured with
+    /// more bytes than its file system has, the inodes are scaled by the same factor.
     pub(crate) fn claimable_by(&self, pool_bytes: u64) -> u64 {
         let file_system_bytes = self.file_system_bytes.max(1);
         let claimable = u128::from(self.claimable());
@@ -44,7 +44,7 @@ impl Inodes {
         self.total - self.total / RESERVE
     }
 
-    /// One for so many bytes of a claim.
+    /// A claim gets one inode for this many bytes.
     pub(crate) fn bytes_each(&self) -> u64 {
         self.file_system_bytes.div_ceil(self.claimable().max(1)).max(BYTES_PER_INODE)
     }

@@ -1,5 +1,5 @@
-//! What calls that were killed have left in the pool. A new driver moves it out of the way
-//! and listens; the removal goes on beside its calls, since millions of files take minutes.
+//! Leftovers of killed calls in the pool. A new driver moves them to the trash and then listens.
+//! They are removed while it answers calls, since millions of files take minutes.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ impl Pool {
         self.is_starting.load(Ordering::Relaxed)
     }
 
-    /// [`Pool::clear`] of a driver that does not listen yet.
+    /// [`Pool::clear`] for a driver that does not listen yet.
     pub(super) fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
         let mut taken = Vec::new();
@@ -26,7 +26,7 @@ impl Pool {
         Ok(())
     }
 
-    /// [`Pool::sweep`] of such a driver.
+    /// [`Pool::sweep`] for a driver that does not listen yet.
     pub(super) fn sweep_later(&self) -> linux::Result<()> {
         let mut taken = Vec::new();
         for path in leftovers_in(&self.incoming)?.into_iter().chain(leftovers_in(&self.trash)?) {
@@ -40,7 +40,7 @@ impl Pool {
     }
 }
 
-/// Trees in `dir`, which is `incoming` or `trash`.
+/// The trees in `dir`, which is `incoming` or `trash`.
 pub(super) fn leftovers_in(dir: &Path) -> linux::Result<Vec<PathBuf>> {
     let listed = |e| linux::Error::at("list", dir, e);
     let is_tree = |name: &str| {
@@ -58,7 +58,7 @@ pub(super) fn leftovers_in(dir: &Path) -> linux::Result<Vec<PathBuf>> {
 
 fn remove_in_background(trees: Vec<PathBuf>) {
     if !trees.is_empty() {
-        tracing::info!(trees = trees.len(), "removing what an earlier driver has left in the pool");
+        tracing::info!(trees = trees.len(), "removing an earlier driver's leftovers in the pool");
     }
     linux::tree::remove_in_background(trees, |error| {
         tracing::warn!(error = chain(&error), "a tree stays in the trash until the next start");

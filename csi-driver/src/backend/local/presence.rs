@@ -1,15 +1,13 @@
-//! Whether the pool is there: the one that this driver's volumes are in, and
-//! answering.
+//! Whether the pool is present, is the one with this driver's volumes, and answers.
 //!
-//! A pool is known by the id in its file `.hawser-pool`, which the state
-//! directory remembers. Where a file system should be mounted and is not, there is
-//! no such file, and nothing is ever made in the bare directory beneath. A state
-//! directory that remembers no pool takes none that has volumes: they are another
-//! driver's, or its own journal is lost. An empty one gets an id of its own, by
-//! which another driver sees that it is taken.
+//! A pool is identified by the id in its file `.hawser-pool`; the state directory records the same
+//! id. If a file system that should be mounted is not, that file is missing, and the driver makes
+//! nothing in the bare directory below. If the state directory records no pool, the driver refuses
+//! a pool with volumes: they belong to another driver, or this driver's journal is lost. An empty
+//! pool gets a new id, so that another driver sees that it is in use.
 //!
-//! One thread looks, and only when it is asked; whoever asks waits a limited
-//! time, and not at all while an earlier look is stuck.
+//! One thread looks at the pool, and only on request. A caller waits a limited time, and not at all
+//! while an earlier look is stuck.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -24,7 +22,7 @@ use crate::error::{Error, Result, Step, chain};
 use crate::kernel::private_dir::private_dir_all;
 
 const MARKER: &str = ".hawser-pool";
-/// In the state directory.
+/// File name in the state directory.
 const REMEMBERED: &str = "pool-id";
 const ID_DIGITS: usize = 32;
 
@@ -38,13 +36,13 @@ pub(super) struct Presence {
 #[derive(Debug)]
 struct Watch {
     state: Mutex<State>,
-    /// Somebody asks, the looker has answered, or the pool is dropped.
+    /// Signalled when a caller asks, when the thread has answered, and when the pool is dropped.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    /// How many looks were asked for, and up to which of them the verdict holds.
+    /// Number of looks requested, and up to which of them the verdict is valid.
     asked: u64,
     answered: u64,
     looking_since: Option<Instant>,
@@ -53,7 +51,7 @@ struct State {
 }
 
 impl Presence {
-    /// Starts the looker; nothing is looked at yet.
+    /// Starts the thread; it looks at nothing yet.
     pub(super) fn watch(dir: &Path, state_dir: &Path, limit: Duration) -> Result<Self> {
         let state = State {
             asked: 0,
@@ -75,7 +73,7 @@ impl Presence {
         Ok(Self { dir: dir.to_owned(), limit, watch })
     }
 
-    /// What the pool's file system can do, if the pool is there now.
+    /// The file system's traits, if the pool is present now.
     pub(super) fn check(&self) -> Result<Traits> {
         self.watch.ask(self.limit).map_err(|reason| Error::PoolAway { path: self.dir.clone(), reason })
     }
@@ -129,7 +127,7 @@ impl Watch {
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
-        // Every critical section leaves the state whole at each step.
+        // Every critical section leaves the state consistent at each step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,7 +139,7 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// For who only looks: a pool that was never used is not away.
+/// For read-only commands: a pool that was never used is not away.
 pub(super) fn why_away(pool: &Path, state_dir: &Path) -> Option<String> {
     let wanted = read_id(&state_dir.join(REMEMBERED));
     let found = read_id(&pool.join(MARKER));
@@ -162,14 +160,14 @@ fn same(pool: &Path, wanted: Option<&str>, found: Option<&str>) -> Result<()> {
     }
 }
 
-/// A file system, as far as two that are mounted one after the other differ.
+/// Identifies a file system, as far as two that are mounted one after the other differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FsId {
     device: u64,
     fs_type: i64,
 }
 
-/// `traits` are found out once for each file system.
+/// Detects `traits` once for each file system.
 fn look(pool: &Path, remembered: &Path, traits: &mut Option<(FsId, Traits)>) -> Result<Traits> {
     let marker = pool.join(MARKER);
     let (wanted, found) = (read_id(remembered)?, read_id(&marker)?);
@@ -177,11 +175,11 @@ fn look(pool: &Path, remembered: &Path, traits: &mut Option<(FsId, Traits)>) -> 
     match (wanted, found) {
         (Some(_), _) => {}
         (None, _) => {
-            // Where a person mistyped a path, or a file system is not mounted, this is all there is to see.
+            // If a path is mistyped or a file system is not mounted, this warning is the only sign.
             let was_there = pool.exists();
             private_dir_all(pool).step("create pool")?;
             let id = linux::random::hexadecimal().step("draw an id")?[..ID_DIGITS].to_owned();
-            // The pool's first: killed between the two, the next start begins anew.
+            // The pool's id is written first: after a kill in between, the next start repeats both.
             write_id(&marker, &id)?;
             write_id(remembered, &id)?;
             let path = pool.display();
@@ -199,8 +197,8 @@ fn look(pool: &Path, remembered: &Path, traits: &mut Option<(FsId, Traits)>) -> 
     }
 }
 
-/// Makes the pool's directories where they are missing: of a new pool, of one from a
-/// backup, and where somebody cleaned up.
+/// Makes the pool's directories if they are missing: in a new pool, after a restored backup, or
+/// after a manual cleanup.
 fn make_parts(pool: &Path) -> Result<FsId> {
     let dir = open_root(pool).step("look at pool")?;
     let is_there = |name: &str| match statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -208,7 +206,8 @@ fn make_parts(pool: &Path) -> Result<FsId> {
         Err(Errno::NOENT) => Ok(false),
         Err(e) => Err(linux::Error::at("look at", &pool.join(name), e)).step("look at pool"),
     };
-    // Of this very directory: what is beneath a mount that has just gone has none.
+    // Reads the marker in this very directory: the bare directory below a mount that has just gone
+    // has none.
     if !is_there(MARKER)? {
         return Err(Error::PoolAway { path: pool.to_owned(), reason: format!("{MARKER} has just gone") });
     }
@@ -262,7 +261,7 @@ mod tests {
         });
         let limit = Duration::from_millis(900);
         assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
-        // The looker may have begun late.
+        // The thread may have started late.
         ::tests::eventually("the look has taken too long", Duration::from_secs(10), || {
             let since = watch.locked().looking_since;
             anyhow::ensure!(since.is_some_and(|since| since.elapsed() >= limit), "{since:?}");
@@ -275,7 +274,7 @@ mod tests {
         assert!(begun.elapsed() < limit, "{:?}", begun.elapsed());
         release.send(()).unwrap();
         release.send(()).unwrap();
-        // The stuck look has ended; the next one that is asked for counts.
+        // The stuck look has ended; the next request gets an answer.
         ::tests::eventually("it answers", Duration::from_secs(10), || {
             anyhow::ensure!(watch.locked().looking_since.is_none());
             Ok(())
@@ -334,7 +333,7 @@ mod tests {
         assert!(refused.contains("it has volumes that the state directory knows nothing of"), "{refused}");
         assert!(!third.join(REMEMBERED).exists());
         check(&second).unwrap();
-        // Said by a person: forget them.
+        // As an administrator would do after data loss.
         std::fs::remove_file(pool.join(MARKER)).unwrap();
         check(&third).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What is done to whole trees of users' files: copied, counted, given to a group.
+//! Operations on whole trees of users' files: copy, count, change of group.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::backend::copies::{Count, Progress};
 use linux::tree::{self, Changes, GroupAccess, Identity, Visitor, WITHIN, at, file_type, open_dir, stat};
 
-/// How a file's content comes into its copy.
+/// How a copied file gets its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyMode {
     /// The copy shares the extents (FICLONE) until one of the two is written to.
@@ -31,8 +31,8 @@ impl Count {
 
 const BLOCK: u64 = 4096;
 
-/// The room that a file is charged: its blocks, but for a regular file with
-/// content none beyond its end, where XFS preallocates.
+/// The bytes that a file is charged: its blocks, but none beyond the end of a regular file with
+/// content, where XFS preallocates.
 fn charge(stat: &Statx) -> u64 {
     let blocks = stat.stx_blocks.saturating_mul(512);
     match file_type(stat) {
@@ -41,13 +41,14 @@ fn charge(stat: &Statx) -> u64 {
     }
 }
 
-/// Counts what is below `root`, `root` included; a file with several links once.
+/// Counts everything below `root`, with `root` itself. A file with several links counts once.
 pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Result<Count> {
     #[derive(Default)]
     struct Counter {
         count: Count,
         linked: HashSet<u64>,
-        /// As the daemon's own count has it: further names of a file, on Btrfs.
+        /// Whether each further name of a file counts as an inode, as in the daemon's own count;
+        /// not on Btrfs.
         names_take_inodes: bool,
     }
     impl Visitor for Counter {
@@ -72,7 +73,8 @@ pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Resu
     Ok(counter.count)
 }
 
-/// Gives the tree to a group, unless the root, given last, shows that it has been done.
+/// Gives the tree to a group. Does nothing if the root has the group, because the root changes
+/// last.
 pub(super) fn give_group_once(root: BorrowedFd<'_>, gid: u32) -> linux::Result<()> {
     if tree::has_group(root, gid, GroupAccess::ReadWrite)? {
         return Ok(());
@@ -80,13 +82,12 @@ pub(super) fn give_group_once(root: BorrowedFd<'_>, gid: u32) -> linux::Result<(
     tree::give_group(root, gid, GroupAccess::ReadWrite, &AtomicBool::new(false))
 }
 
-/// Copies all that is below `from` into the empty directory `to`: content with
-/// its holes, modes, owners, times, extended attributes and ACLs, symbolic links
-/// as they are, FIFOs and sockets, and which names are one file. What the copy
-/// holds is returned. `links` is an empty directory of the same file system for
-/// the copier's own use.
+/// Copies everything below `from` into the empty directory `to`: content with its holes, modes,
+/// owners, times, extended attributes and ACLs, symbolic links as they are, FIFOs, sockets and hard
+/// links. Returns what the copy holds. `links` is an empty directory on the same file system that
+/// the copy uses to find hard links.
 ///
-/// The tree must rest meanwhile: a directory moved out of the way is `ESTALE`.
+/// The tree must not change meanwhile: a directory that was moved away is `ESTALE`.
 pub(super) fn copy_tree(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -95,7 +96,8 @@ pub(super) fn copy_tree(
     progress: &Progress,
 ) -> linux::Result<Count> {
     let to = open_dir(to, c".", rustix::fs::ResolveFlags::empty()).map_err(at("open", c"."))?;
-    // All that is made below inherits it: overwriting what the copy shares takes what is written.
+    // All files created below inherit it: overwriting shared extents then takes only the written
+    // size.
     if let Err(errno) = linux::xfs::copy_single_blocks_below(&to) {
         tracing::warn!(%errno, "xfs: overwriting what a copy shares will take more than is written");
     }
@@ -119,11 +121,11 @@ const CHUNK: usize = 256 << 10;
 const TOO_MUCH: &str = "copy (more than its volume may hold)";
 
 struct Copier<'a> {
-    /// The copy of the directory that the walk is in.
+    /// The copy of the current directory.
     to: OwnedFd,
     above: Vec<Identity>,
     links: BorrowedFd<'a>,
-    /// Inodes of which more names are to come: how many.
+    /// Inodes with further names still to come, and how many.
     linked: HashMap<u64, u32>,
     mode: CopyMode,
     made: Made<'a>,
@@ -131,12 +133,12 @@ struct Copier<'a> {
     buffer: Vec<u8>,
 }
 
-/// What the copy holds so far, which is bounded.
+/// What the copy holds so far, with its limits.
 struct Made<'a> {
     progress: &'a Progress,
     count: Count,
     names: u64,
-    /// In names and values of extended attributes, which `progress` does not show.
+    /// Bytes of names and values of extended attributes, which `progress` does not report.
     attribute_bytes: u64,
 }
 
@@ -193,8 +195,8 @@ impl Visitor for Copier<'_> {
     }
 
     fn leave(&mut self, directory: BorrowedFd<'_>) -> linux::Result<()> {
-        // Last, since each new entry changes the time; and no default ACL may
-        // have been there for the children to inherit.
+        // Last: each new entry changes the times, and a default ACL would have been inherited by
+        // the children.
         copy_attributes(&mut self.made, directory, self.to.as_fd(), c".", &stat(directory, c"")?)?;
         self.made.count.add(&stat(self.to.as_fd(), c"")?);
         if let Some(above) = self.above.pop() {
@@ -223,8 +225,8 @@ impl Copier<'_> {
     fn content(&mut self, source: &OwnedFd, copy: &OwnedFd, size: u64) -> Result<(), Errno> {
         if self.mode == CopyMode::Reflink {
             match rustix::fs::ioctl_ficlone(copy, source) {
-                // Files that share no extents even where others do: swap files,
-                // those without checksums beside those with.
+                // Some files share no extents even where others do: swap files, and files without
+                // checksums next to files with them.
                 Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::TXTBSY) => {}
                 done => return done,
             }
@@ -262,7 +264,7 @@ impl Copier<'_> {
         copy_attributes(&mut self.made, source.as_fd(), copy.as_fd(), name, stat)
     }
 
-    /// Whether `name` became a further name of a file that is copied already.
+    /// Makes `name` a further link if its file is copied already. True if it was.
     fn link(&mut self, name: &CStr, stat: &Statx) -> Result<bool, Errno> {
         let Some(left) = self.linked.get_mut(&stat.stx_ino) else { return Ok(false) };
         let kept = kept_name(stat);
@@ -270,14 +272,15 @@ impl Copier<'_> {
         if *left > 0 {
             rustix::fs::linkat(self.links, &*kept, &self.to, name, AtFlags::empty())?;
         } else {
-            // Never one link more than the source has: it may have as many as there can be.
+            // Never one link more than the source has: the source may be at the file system's
+            // limit.
             rustix::fs::renameat(self.links, &*kept, &self.to, name)?;
             self.linked.remove(&stat.stx_ino);
         }
         Ok(true)
     }
 
-    /// Keeps a name of the copy by which its further names are made.
+    /// Keeps a name of the copy, by which its further links are made.
     fn keep_link(&mut self, name: &CStr, stat: &Statx) -> Result<(), Errno> {
         if stat.stx_nlink > 1 {
             rustix::fs::linkat(&self.to, name, self.links, &*kept_name(stat), AtFlags::empty())?;
@@ -287,8 +290,8 @@ impl Copier<'_> {
     }
 }
 
-/// A file as the calls that copy attributes reach it: those for descriptors are
-/// quicker, and a descriptor that is a mere path (O_PATH) they refuse.
+/// How the calls that copy attributes reach a file. Calls on descriptors are faster, but they
+/// refuse an O_PATH descriptor.
 enum Reach<'a> {
     Open(BorrowedFd<'a>),
     ByName(CString),
@@ -302,7 +305,7 @@ impl<'a> Reach<'a> {
         }
     }
 
-    /// How many bytes the attributes' names have.
+    /// Total bytes of the attributes' names.
     fn attributes_length(&self) -> Result<usize, Errno> {
         match self {
             Self::Open(file) => rustix::fs::flistxattr_query(file),
@@ -346,8 +349,8 @@ impl<'a> Reach<'a> {
     }
 }
 
-/// Everything but the content. In this order: a change of owner takes
-/// capabilities and setuid away, an ACL changes the mode, and all the time.
+/// Copies everything but the content, in this order: a change of owner drops capabilities and
+/// setuid, an ACL changes the mode, and all of them change the times.
 fn copy_attributes(
     made: &mut Made<'_>,
     source: BorrowedFd<'_>,
@@ -355,7 +358,7 @@ fn copy_attributes(
     name: &CStr,
     stat: &Statx,
 ) -> linux::Result<()> {
-    // A new file is root's: nothing else makes one in `incoming`.
+    // A new file belongs to root: no other process creates files in `incoming`.
     if (stat.stx_uid, stat.stx_gid) != (0, 0) {
         let owner = (Uid::from_raw(stat.stx_uid), Gid::from_raw(stat.stx_gid));
         rustix::fs::chownat(copy, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)
@@ -392,14 +395,14 @@ fn copy_xattrs(made: &mut Made<'_>, source: &Reach<'_>, copy: &Reach<'_>, name: 
     Ok(())
 }
 
-/// What users set, and what the kernel keeps there for them: ACLs, capabilities, labels.
+/// Attributes that users set, and those that the kernel keeps for them: ACLs, capabilities, labels.
 fn is_copied(attribute: &CStr) -> bool {
     let families: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
     families.iter().any(|family| attribute.to_bytes().starts_with(family))
 }
 
-/// The first range with content at or after `offset`; all the rest where the
-/// file system cannot tell holes.
+/// The first range with content at or after `offset`. If the file system cannot report holes, all
+/// the rest of the file.
 fn next_data(file: &OwnedFd, offset: u64, size: u64) -> Result<Option<(u64, u64)>, Errno> {
     if offset >= size {
         return Ok(None);
@@ -425,14 +428,14 @@ fn timespec(stamp: StatxTimestamp) -> Timespec {
     Timespec { tv_sec: stamp.tv_sec, tv_nsec: stamp.tv_nsec.into() }
 }
 
-/// The file itself, of whatever kind, a symbolic link not followed.
+/// Opens the file itself, of any type; symbolic links are not followed.
 fn open_path(parent: BorrowedFd<'_>, name: &CStr) -> linux::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(parent, name, flags, Mode::empty(), WITHIN).map_err(at("open", name))
 }
 
-/// The name by which calls that know no descriptors reach a descriptor's file,
-/// even a symbolic link (proc(5)).
+/// A path by which calls without a descriptor variant reach a descriptor's file, also a symbolic
+/// link (proc(5)).
 fn by_descriptor(file: BorrowedFd<'_>) -> CString {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     CString::new(path).expect("digits hold no zero byte")

@@ -1,7 +1,7 @@
-//! The usage file of a volume: what its daemon counted, for the next daemon.
+//! The usage file of a volume: its daemon's count, kept for the next daemon.
 //!
-//! 64 bytes, little endian: magic, clean, used bytes, used inodes, boot id, FNV-1a
-//! of the rest. What is said is true if a daemon ended cleanly since this boot.
+//! 64 bytes, little endian: magic, clean, used bytes, used inodes, boot id, FNV-1a of the rest. The
+//! count is valid only if a daemon ended cleanly during this boot.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -16,14 +16,14 @@ const BYTES: usize = 64;
 const SUMMED: usize = 56;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Made where it is missing: a volume's daemon writes it. For one that holds a lease on it
-/// (fcntl(2), F_SETLEASE) this does not wait.
+/// Opens the file, and creates it if it is missing: a volume's daemon writes it. Does not wait for
+/// a process that holds a lease on it (fcntl(2), F_SETLEASE).
 pub(super) fn open(path: &Path) -> linux::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| linux::Error::at("open", path, e))
 }
 
-/// `None` where the tree must be counted.
+/// `None` if the tree must be counted.
 pub(super) fn read(file: &OwnedFd) -> linux::Result<Option<Count>> {
     let mut found = [0; BYTES];
     let length = rustix::io::pread(file, &mut found, 0).map_err(|e| linux::Error::new("read", "usage", e))?;
@@ -35,13 +35,13 @@ pub(super) fn read(file: &OwnedFd) -> linux::Result<Option<Count>> {
     Ok((found == of(count)?).then_some(count))
 }
 
-/// As a daemon that ended cleanly writes it.
+/// Writes the file as a daemon that ends cleanly does.
 pub(super) fn write(file: &OwnedFd, count: Count) -> linux::Result<()> {
     write_all(file.as_fd(), &of(count)?).map_err(|e| linux::Error::new("write", "usage", e))
 }
 
 fn write_all(file: impl AsFd, content: &[u8]) -> Result<(), Errno> {
-    // One block: written whole or not at all.
+    // One block: written completely or not at all.
     match rustix::io::pwrite(file, content, 0)? {
         written if written == content.len() => Ok(()),
         _ => Err(Errno::IO),
@@ -60,7 +60,7 @@ fn of(count: Count) -> linux::Result<[u8; BYTES]> {
     Ok(content)
 }
 
-/// What a daemon wrote before a reboot may not have reached the disk.
+/// Identifies this boot: a daemon's writes before a reboot may not have reached the disk.
 fn boot_id() -> linux::Result<u128> {
     let path = Path::new(BOOT_ID);
     let text = std::fs::read_to_string(path).map_err(|e| linux::Error::at("read", path, e))?;

@@ -1,8 +1,8 @@
-//! Processes that were killed and cannot end, since they wait in a FUSE mount: a request that
-//! a daemon has read is waited for until it is answered, whatever the signal.
+//! Killed processes that cannot end because they wait in a FUSE mount: once a daemon has read a
+//! request, the kernel waits for the answer, whatever the signal.
 //!
-//! Invariant: what is read here is `/proc` and the counts of FUSE connections. Nothing asks a
-//! daemon, or waits for the memory of a process.
+//! Invariant: this module reads only `/proc` and the counts of FUSE connections. It sends no
+//! request to a daemon and never waits for the memory of a process.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -13,15 +13,16 @@ use linux::mountinfo;
 use linux::process::{Stat, sigkill_is_pending};
 use linux::procfs;
 
-/// A thread, told from a later one of the same id by the time when it started.
+/// A thread, identified by its id and its start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Task {
     tid: i32,
     start_time: u64,
 }
 
-/// Threads in uninterruptible sleep that were killed or end, and that see a mount of this
-/// FUSE connection. One that sees another connection with waiting requests may wait there.
+/// Threads in uninterruptible sleep that were killed or are exiting, and whose namespace has a
+/// mount of this FUSE connection. If it also has a mount of another connection with waiting
+/// requests, the thread may wait there.
 pub(crate) fn waiting_for(
     connection_minor: u32,
     connections: &FuseConnections,

@@ -1,31 +1,32 @@
-//! When a daemon that does not answer is hung: a decision over one deadline after another.
+//! Decides from consecutive deadlines when a daemon is hung.
 
-/// That many deadlines in a row without an answer and without a wait for the disk.
+/// A daemon is hung after this many consecutive deadlines without an answer and without a disk
+/// wait.
 const DEADLINES: u32 = 3;
-/// Deadlines for which a daemon's word is taken that it counts its volume (after a kill)
-/// while changes wait.
+/// For this many deadlines, a daemon may report that it counts its volume (after a kill) while
+/// changes wait.
 const MOST_COUNTING: u32 = 30;
 
-/// What was seen in one deadline that passed without an answer, while users were waiting.
+/// What was observed in a deadline that passed without an answer while users waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// Nothing that explains it.
+    /// Nothing that explains the silence.
     Silence,
-    /// Killed processes of pods that are taken down waited all the time, whatever the daemon
+    /// Killed processes of pods that are being taken down waited throughout, whatever the daemon
     /// answered to the driver.
     KilledUsers,
     /// A thread of the daemon was waiting for the pool's disk.
     DiskWait,
     /// The driver itself holds the writers back.
     HeldBack,
-    /// The daemon says that it counts the volume.
+    /// The daemon reports that it counts the volume.
     Counting,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Wait,
-    /// Said once: its disk has stalled for as long as would make it hung.
+    /// Reported once: the disk has stalled for as long as would make the daemon hung.
     DiskStalls,
     Hung,
 }
@@ -35,7 +36,7 @@ pub(crate) struct Tally {
     missed: u32,
     silent: u32,
     counting: u32,
-    is_stall_told: bool,
+    is_stall_reported: bool,
 }
 
 impl Tally {
@@ -52,8 +53,8 @@ impl Tally {
             }
             Seen::DiskWait => {
                 self.silent = 0;
-                let is_news = self.missed >= DEADLINES && !self.is_stall_told;
-                self.is_stall_told |= is_news;
+                let is_news = self.missed >= DEADLINES && !self.is_stall_reported;
+                self.is_stall_reported |= is_news;
                 if is_news { Verdict::DiskStalls } else { Verdict::Wait }
             }
             Seen::Counting => {
@@ -67,8 +68,8 @@ impl Tally {
         }
     }
 
-    pub(crate) fn is_stall_told(&self) -> bool {
-        self.is_stall_told
+    pub(crate) fn is_stall_reported(&self) -> bool {
+        self.is_stall_reported
     }
 }
 
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_the_disk_is_told_once_and_never_a_hang() {
+    fn a_wait_for_the_disk_is_reported_once_and_never_a_hang() {
         assert_eq!(verdicts(&[DiskWait; 5]), [Wait, Wait, DiskStalls, Wait, Wait]);
         assert_eq!(
             verdicts(&[Silence, Silence, DiskWait, Silence, Silence, DiskWait]),

@@ -1,8 +1,8 @@
-//! The threads for bounded work. One that has ended its work waits for more for a moment:
-//! a call of the driver has several pieces of it, and each is shorter than a thread's start.
+//! The threads for bounded work. A thread that has finished waits briefly for more work: one call
+//! of the driver has several pieces, each shorter than a thread's start.
 //!
-//! Invariant: a thread that is given work is idle. Work is never queued behind other work,
-//! which may never return.
+//! Invariant: only an idle thread gets work. Work is never queued behind other work, which may
+//! never return.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
@@ -14,16 +14,16 @@ use crate::error::{Result, Step};
 
 /// How long a thread waits for more work.
 const IDLE: Duration = Duration::from_secs(2);
-/// Threads that wait, at most.
+/// Most threads that wait.
 const MAX_IDLE: usize = 4;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// By which each idle thread is given its next work, the last one first. Who takes a
-/// thread off the list sends it work.
+/// The channels of the idle threads; the last one is used first. The caller that removes a thread
+/// from the list must send it work.
 static WAITING: Mutex<Vec<(thread::ThreadId, Sender<Work>)>> = Mutex::new(Vec::new());
 
-/// Lets an idle thread, or else a new one, do `work`. `what` is for the error.
+/// Lets an idle thread, or a new one, do `work`. `what` is for the error.
 pub(super) fn give(what: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let mut work: Work = Box::new(work);
     loop {
@@ -47,7 +47,7 @@ fn work_on(first: Work) {
     }
 }
 
-/// False: enough others wait already.
+/// False: enough threads wait already.
 fn wait_with(sender: &Sender<Work>) -> bool {
     let mut waiting = lock(&WAITING);
     let is_wanted = waiting.len() < MAX_IDLE;
@@ -65,7 +65,7 @@ fn next(given: &Receiver<Work>) -> Option<Work> {
     }
 }
 
-/// False: this thread has been taken off the list, and its work is on the way.
+/// False: this thread was taken from the list, and its work is on the way.
 fn leave() -> bool {
     let own = thread::current().id();
     let mut waiting = lock(&WAITING);

@@ -1,4 +1,4 @@
-//! The parameters that shape a volume's mount pod.
+//! The parameters of a volume's mount pod.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,18 +9,18 @@ use super::number;
 use crate::error::{Error, Result};
 use crate::model::capacity::parse_quantity;
 
-/// kubelet's time-out for a stage or unstage leaves no room for more.
+/// kubelet's timeout for a stage or unstage allows no more.
 pub(crate) const MAX_GRACE_SECONDS: u32 = 60;
-/// A day: who wants more wants a daemon that never ends.
+/// One day.
 pub(crate) const MAX_DELETE_DELAY_SECONDS: u32 = 86_400;
-/// A pod's name is the prefix, `-` and 32 digits, and a label: 63 bytes.
+/// A pod's name is the prefix, `-` and 32 digits. It is also a label: at most 63 bytes.
 const MAX_PREFIX_BYTES: usize = 24;
 const MAX_LABEL_BYTES: usize = 63;
 const MAX_LABEL_PREFIX_BYTES: usize = 253;
-/// Below this the daemon would be killed before it serves.
+/// With less memory, the daemon would be killed before it serves.
 const MIN_MEMORY_LIMIT_BYTES: u64 = 32 << 20;
 
-/// What its daemon's pod is to be like.
+/// The settings of the daemon's pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodParameters {
@@ -32,7 +32,7 @@ pub(crate) struct PodParameters {
     pub delete_delay_seconds: Option<u32>,
 }
 
-/// Kubernetes quantities, as they were written.
+/// Kubernetes quantities, in their original text.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Resources {
@@ -78,7 +78,7 @@ impl LogLevel {
 }
 
 impl PodParameters {
-    /// False for a name that is none of these.
+    /// False if `name` is not one of these parameters.
     pub(super) fn parse(&mut self, name: &str, value: &str) -> Result<bool> {
         match name {
             "mountPodNamePrefix" => self.name_prefix = Some(name_prefix(value)?),
@@ -115,7 +115,7 @@ impl PodParameters {
 }
 
 impl fmt::Display for PodParameters {
-    /// What differs from the default, each after a space.
+    /// The settings that differ from the default, each after a space.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Resources { cpu_request, cpu_limit, memory_request, memory_limit } = &self.resources;
         let labels = self.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>();
@@ -187,7 +187,7 @@ fn checked(value: &str, parse: Quantity, field: &'static str) -> Result<String> 
     parse(value).map(|_| value.to_owned()).map_err(|reason| Error::invalid(field, value, reason))
 }
 
-/// Thousandths of a processor: `2`, `0.5` or `250m`.
+/// Thousandths of a CPU: `2`, `0.5` or `250m`.
 fn cpu(text: &str) -> std::result::Result<u64, String> {
     let wrong = || format!("{text:?} is no number of processors: 2, 0.5 or 250m is wanted");
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());

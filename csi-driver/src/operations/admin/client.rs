@@ -12,12 +12,12 @@ use tower::service_fn;
 
 use crate::config;
 
-/// For an answer; a driver that does not give one may be stopped or killed.
+/// Limit for an answer; a driver that does not answer may be stopped or killed.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The answer of the driver with this run directory, for its state directory as the request is
-/// to name it. `None` where no driver answers, one that is busy with other answers, one of an
-/// earlier version, or of another state directory.
+/// Asks the driver with this run directory; the request names its state directory. `None` if no
+/// driver answers, if it is busy with other answers, if it is of an earlier version, or if it has
+/// another state directory.
 pub(crate) fn ask<T>(
     (run_dir, state_dir): (&Path, &Path),
     call: impl AsyncFnOnce(AdminClient<Channel>, String) -> Result<Response<T>, Status>,

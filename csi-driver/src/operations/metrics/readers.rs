@@ -1,4 +1,4 @@
-//! Who reads the metrics: HTTP/1.0, one page a connection, several at once.
+//! Serves the metrics over HTTP/1.0: one page for each connection, several at the same time.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::model::calls::Calls;
 use crate::model::limits;
 
 const MAX_REQUEST_BYTES: usize = 4096;
-/// Read from at once; one more waits for the first to end.
+/// Served at the same time; a further reader waits until the first ends.
 const MAX_READERS: usize = 16;
 
-/// Answers until `stopped` is true, then removes the socket.
+/// Serves until `stopped` is true, then removes the socket.
 pub(crate) async fn serve(
     driver: Arc<Driver>,
     calls: Arc<Calls>,
@@ -39,14 +39,14 @@ pub(crate) async fn serve(
         }
     };
     tokio::select! {
-        // An error is the sender's end, which is a stop too.
+        // An error means that the sender is gone, which also means stop.
         _ = stopped.wait_for(|stop| *stop) => {}
         () = socket.keep(connections) => {}
         () = answering => {}
     }
 }
 
-/// Any GET, and the connection's end after the answer.
+/// Answers any GET, then closes the connection.
 async fn answer(driver: &Arc<Driver>, calls: &Arc<Calls>, mut stream: UnixStream) -> std::io::Result<()> {
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {

@@ -1,5 +1,5 @@
-//! How the daemons of staged volumes are: the kernel says whether they live, and they
-//! themselves whether they answer.
+//! The state of staged volumes' daemons: the kernel shows whether they run, a ping whether they
+//! answer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::model::records::VolumeRecord;
 #[serde(rename_all = "lowercase")]
 pub(super) enum Daemon {
     Serves,
-    /// It lives and does not answer: stopped, or stuck.
+    /// It runs and does not answer: stopped or stuck.
     Hung,
     Dead,
 }
@@ -31,7 +31,7 @@ impl Daemon {
     }
 }
 
-/// Of every volume that the journal says is served. All are asked at once.
+/// The daemons of all served volumes in the journal. All are asked at the same time.
 pub(super) fn look(
     run_dir: &Path,
     entries: &[(VolumeId, Result<VolumeRecord>)],

@@ -1,4 +1,4 @@
-//! ControllerPublishVolume and ControllerUnpublishVolume, on the wire.
+//! ControllerPublishVolume and ControllerUnpublishVolume, the gRPC side.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(super) async fn unpublish(
     Ok(Response::new(ControllerUnpublishVolumeResponse {}))
 }
 
-/// CSI spec: what no capability offers is UNIMPLEMENTED.
+/// CSI spec: a call without its capability is UNIMPLEMENTED.
 fn offered(driver: &Driver, rpc: &str) -> std::result::Result<(), Status> {
     let refusal = || Status::unimplemented(format!("{rpc}: the driver runs without --attach"));
     if driver.config.attach { Ok(()) } else { Err(refusal()) }

@@ -1,4 +1,4 @@
-//! ControllerExpandVolume, on the wire.
+//! ControllerExpandVolume, the gRPC side.
 
 use proto::csi::ControllerExpandVolumeRequest;
 

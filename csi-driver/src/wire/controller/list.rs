@@ -1,5 +1,5 @@
-//! ListVolumes and ControllerGetVolume: what the journal says of volumes, and
-//! whether those that are served still are.
+//! ListVolumes and ControllerGetVolume: the volumes in the journal, and whether staged ones are
+//! still served.
 
 use proto::csi::list_volumes_response::{Entry, VolumeStatus};
 use proto::csi::{
@@ -16,8 +16,8 @@ use crate::model::records::{StageRecord, VolumeRecord};
 use crate::wire::pages;
 
 impl Driver {
-    /// Pages of all volumes by id, from the journal alone: no volume, no pool and
-    /// no mount table is asked.
+    /// Pages of all volumes by id, from the journal alone: without access to volumes, pool or mount
+    /// table.
     pub(super) fn list_volumes(&self, request: &ListVolumesRequest) -> Result<ListVolumesResponse> {
         let page = pages::page(request.max_entries, &request.starting_token, VolumeId::parse)?;
         let mut entries = self.journal.entries();
@@ -50,7 +50,7 @@ impl Driver {
         let record = self.journal.get(id)?;
         let condition = match &record.stage {
             Some(stage) => match health(id, stage)? {
-                Health::Serving(staged) => match self.statistics.ailment(id, stage, &staged)? {
+                Health::Serving(staged) => match self.statistics.problem(id, stage, &staged)? {
                     None => normal("served"),
                     Some(message) => abnormal(message),
                 },
@@ -73,7 +73,7 @@ impl Driver {
 
 const UNSTAGED: &str = "not staged";
 
-/// A volume that CreateVolume has answered, and DeleteVolume not begun to delete.
+/// CreateVolume has answered it, and DeleteVolume has not begun.
 fn is_shown(record: &VolumeRecord) -> bool {
     !record.deleting && record.filled
 }

@@ -1,4 +1,4 @@
-//! Snapshots on the wire, and the content sources of new volumes.
+//! Snapshots and the content sources of new volumes, the gRPC side.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(super) async fn delete(
         required_id("snapshot_id", request.snapshot_id)
     };
     let snapshot_id = parse().map_err(|e| refused(name, &e))?;
-    // What this driver never gave out does not exist: deleted.
+    // An id that this driver never issued does not exist: deleted.
     if let Some(id) = SnapshotId::parse(&snapshot_id) {
         run(driver, name, Lock::Snapshot(&snapshot_id), move |driver| driver.snapshots.delete_snapshot(&id))
             .await?;
@@ -99,14 +99,14 @@ impl Driver {
     }
 }
 
-/// One that CreateSnapshot has answered, and DeleteSnapshot not begun to delete.
+/// CreateSnapshot has answered it, and DeleteSnapshot has not begun.
 fn is_shown(record: &SnapshotRecord) -> bool {
     !record.deleting && record.phase != SnapshotPhase::Begun
 }
 
 fn wire_snapshot(id: &SnapshotId, record: &SnapshotRecord) -> Snapshot {
     Snapshot {
-        // What a volume made of it must have.
+        // The smallest capacity of a volume that is made from it.
         size_bytes: wire_bytes(record.source_capacity_bytes),
         snapshot_id: id.to_string(),
         source_volume_id: record.source.to_string(),
@@ -127,7 +127,7 @@ fn parse_create(request: CreateSnapshotRequest) -> Result<SnapshotSpec> {
 
 const SNAPSHOT_MODE: &str = "snapshotMode";
 
-/// A VolumeSnapshotClass's parameters.
+/// VolumeSnapshotClass parameters; the snapshotter passes them to CreateSnapshot.
 fn parse_parameters(parameters: &HashMap<String, String>) -> Result<Option<SnapshotMode>> {
     sizes::bounded_map("parameters", parameters)?;
     let mut mode = None;
@@ -143,7 +143,7 @@ fn parse_parameters(parameters: &HashMap<String, String>) -> Result<Option<Snaps
     Ok(mode)
 }
 
-/// What a new volume is to hold; whether there is such a thing is seen later.
+/// The source in the request; whether it exists is checked later.
 pub(super) fn parse_source(source: VolumeContentSource) -> Result<Source> {
     match source.r#type {
         Some(volume_content_source::Type::Snapshot(snapshot)) => {

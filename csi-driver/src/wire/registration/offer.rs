@@ -1,25 +1,24 @@
-//! The registration socket as kubelet's plugin watcher sees it: there, and new
-//! whenever kubelet has to look again.
+//! The registration socket as kubelet's plugin watcher sees it: present, and new whenever kubelet
+//! must look again.
 //!
-//! kubelet does not retry a registration that failed after it was validated; it
-//! looks again only when a socket appears. So a refusal is answered by taking
-//! the socket away and binding it anew, later and later, until kubelet has
-//! registered the driver.
+//! kubelet does not retry a registration that failed after validation; it looks again only when a
+//! socket appears. So after a refusal the driver removes the socket and binds it again, with
+//! growing pauses, until kubelet has registered the driver.
 
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use crate::kernel::socket::{BackOff, End, Socket};
 
-/// kubelet's word on the registration.
+/// kubelet's verdict on the registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Registered,
     Refused,
 }
 
-/// Passes on who connects, and keeps the socket there, new after each refusal. Ends
-/// when nobody takes the connections any more.
+/// Forwards connections and keeps the socket bound; binds it again after each refusal. Ends when
+/// the receiver is dropped.
 pub(super) async fn keep(
     mut socket: Socket,
     connections: mpsc::Sender<UnixStream>,
@@ -48,7 +47,7 @@ async fn refused(verdicts: &mut mpsc::UnboundedReceiver<Verdict>, back_off: &mut
         match verdicts.recv().await {
             Some(Verdict::Registered) => *back_off = BackOff::default(),
             Some(Verdict::Refused) => return,
-            // The server is gone, and `accept` says so.
+            // The server has ended; `accept` notices that too.
             None => std::future::pending().await,
         }
     }

@@ -1,15 +1,15 @@
-//! Makes the requests of all clients acceptable to h2: the bytes of one connection,
-//! client to server, with every `:authority` replaced by [`AUTHORITY`].
+//! Makes every client's requests acceptable to h2: rewrites the bytes from client to server on one
+//! connection, and replaces every `:authority` by [`AUTHORITY`].
 //!
-//! Who dials a unix socket by its path may send `:authority: %2Fvar%2Flib%2F...sock`:
-//! kubelet at the registration socket, gRPC's C core and Java everywhere. h2 answers
-//! that with a stream error (docs/decisions/0001-registration-listener.md). Frames that carry no
-//! header block pass as they are; header blocks are decoded and written anew as
-//! plain literals, so the receiver's dynamic table stays empty.
+//! A client that dials a unix socket by its path may send `:authority: %2Fvar%2Flib%2F...sock`:
+//! kubelet does at the registration socket, gRPC's C core and Java always. h2 answers that with a
+//! stream error (docs/decisions/0001-registration-listener.md). Frames without a header block pass
+//! unchanged. Header blocks are decoded and written as plain literals, so the receiver's dynamic
+//! table stays empty.
 
 use super::hpack::{self, Decoder, HpackError};
 
-/// What every request is addressed to: there is only one host on a unix socket.
+/// The authority of every request: a unix socket has only one host.
 const AUTHORITY: &[u8] = b"localhost";
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -28,7 +28,7 @@ const FLAG_END_HEADERS: u8 = 0x4;
 const FLAG_PADDED: u8 = 0x8;
 const FLAG_PRIORITY: u8 = 0x20;
 
-/// The connection is broken: nothing that follows can be understood.
+/// The connection is broken: the following bytes cannot be understood.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("no HTTP/2 connection preface")]
@@ -45,17 +45,17 @@ pub(super) enum Malformed {
     Hpack(#[source] HpackError),
 }
 
-/// One connection's state. Memory is bounded by the limits above.
+/// The state of one connection. The limits above bound its memory.
 #[derive(Debug)]
 pub(super) struct AuthorityRewriter {
-    /// Received and not yet a whole frame.
+    /// Received, but not a whole frame yet.
     pending: Vec<u8>,
     preface_seen: bool,
     open_block: Option<OpenBlock>,
     decoder: Decoder,
 }
 
-/// A header block whose END_HEADERS is still to come.
+/// A header block without its END_HEADERS so far.
 #[derive(Debug)]
 struct OpenBlock {
     stream: [u8; 4],
@@ -69,7 +69,7 @@ impl AuthorityRewriter {
         Self { pending: Vec::new(), preface_seen: false, open_block: None, decoder: Decoder::default() }
     }
 
-    /// Takes what arrived, appends to `out` what h2 is to see of it: whole frames only.
+    /// Takes received bytes, and appends whole rewritten frames to `out`, for h2.
     pub(super) fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         self.pending.extend_from_slice(input);
         let pending = std::mem::take(&mut self.pending);
@@ -114,7 +114,7 @@ impl AuthorityRewriter {
                 block: header_fragment(flags, payload)?.to_vec(),
                 continuations: 0,
             },
-            // A stray CONTINUATION passes too: h2 knows what to answer.
+            // A stray CONTINUATION passes too: h2 rejects it.
             (None, _) => {
                 out.extend_from_slice(header);
                 out.extend_from_slice(payload);

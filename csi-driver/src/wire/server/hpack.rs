@@ -1,21 +1,21 @@
 //! Header blocks (RFC 7541): a full decoder, and an encoder that writes literals only.
 //!
-//! A decoder is the state of one direction of one connection: every block of it
-//! must pass through, in order, or the dynamic table goes out of step.
+//! A decoder holds the state of one direction of one connection. It must see every block, in order;
+//! otherwise its dynamic table is wrong.
 
 use std::collections::VecDeque;
 
 use super::huffman;
 
-/// What our side announces by saying nothing: SETTINGS_HEADER_TABLE_SIZE's initial value (RFC 9113, 6.5.2).
+/// The default that our side implies: SETTINGS_HEADER_TABLE_SIZE's initial value (RFC 9113, 6.5.2).
 const MAX_TABLE_BYTES: usize = 4096;
-/// Largest decoded list, counted as RFC 7541 counts (name, value and 32 for each
-/// field). Without it a small block that names one large entry again and again
-/// becomes a thousand times its size.
+/// Largest decoded list, counted as in RFC 7541 (name, value and 32 for each field). Without a
+/// limit, a small block that refers to one large entry many times would grow by a factor of a
+/// thousand.
 const MAX_LIST_BYTES: usize = 64 * 1024;
 const FIELD_OVERHEAD: usize = 32;
 
-/// One name and value; no encoding is implied.
+/// A name and a value, without an encoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Field {
     pub(super) name: Vec<u8>,
@@ -28,7 +28,7 @@ impl Field {
     }
 }
 
-/// What RFC 7541 calls a decoding error; the connection is of no use after it.
+/// A decoding error of RFC 7541; the connection cannot be used after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HpackError {
     #[error("header block ends within a field")]
@@ -125,8 +125,8 @@ impl Decoder {
     }
 }
 
-/// A block of literals without indexing and without Huffman code: right for
-/// every decoder, whatever it saw before, and it leaves no trace in its table.
+/// A block of literals without indexing and without Huffman code: every decoder accepts it in any
+/// state, and it leaves no entry in the table.
 pub(super) fn encode_literals(fields: &[Field]) -> Vec<u8> {
     let mut block = Vec::new();
     for field in fields {

@@ -63,8 +63,8 @@ const fn build() -> Canonical {
     table
 }
 
-/// `None` for what no encoder writes: an unknown code, an EOS in the text, or a
-/// padding that is longer than seven bits or not all ones (RFC 7541, section 5.2).
+/// `None` for a text that no encoder writes: an unknown code, an EOS, or padding that is longer
+/// than seven bits or not all ones (RFC 7541, section 5.2).
 pub(super) fn decode(input: &[u8]) -> Option<Vec<u8>> {
     // The shortest code has five bits.
     let mut text = Vec::with_capacity(input.len() * 8 / 5);

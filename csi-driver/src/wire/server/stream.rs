@@ -1,4 +1,4 @@
-//! Connections as h2 is to read them.
+//! Connections with the rewriting of `authority`.
 
 use std::io;
 use std::pin::Pin;
@@ -12,13 +12,13 @@ use super::authority::AuthorityRewriter;
 
 const READ_BYTES: usize = 8 * 1024;
 
-/// A connection whose requests all carry an authority that h2 accepts; what the
-/// server writes passes as it is. A malformed connection reads as an error.
+/// A connection on which every request has an authority that h2 accepts. The server's bytes pass
+/// unchanged. A malformed connection is a read error.
 #[derive(Debug)]
 pub(super) struct RewrittenStream {
     socket: UnixStream,
     rewriter: AuthorityRewriter,
-    /// Rewritten and not yet read, from `taken` on.
+    /// Rewritten bytes; those from `taken` on are not read yet.
     ready: Vec<u8>,
     taken: usize,
 }

@@ -261,7 +261,7 @@ fn a_reflink_takes_no_room_and_is_a_copy_all_the_same() {
 }
 
 #[test]
-fn a_copy_stops_when_it_is_told_to_and_tells_how_far_it_is() {
+fn a_cancelled_copy_stops_and_reports_its_progress() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["from", "to", "links"] {
         fs::create_dir(dir.path().join(name)).unwrap();
