@@ -1,5 +1,5 @@
-//! A new runtime on an old root directory: what runs is taken over, what ended
-//! meanwhile is learned, what was half made is undone.
+//! Starts a runtime on an existing root directory: adopts what runs, records what ended meanwhile,
+//! and undoes what was incomplete.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -18,12 +18,12 @@ use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE, ShimClient};
 use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord};
 use crate::unreadable;
 
-/// How long pods wait for what was half made to be undone. Beyond it, undoing goes
-/// on while calls are served: a network plugin that hangs would stop the node.
-const UNDO_PATIENCE: Duration = Duration::from_secs(3);
+/// How long pods wait until incomplete sandboxes are undone. After that, undoing continues while
+/// calls are served: otherwise a hanging network plugin would stop the node.
+const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
-    // At the same time: a shim that is silent keeps no other pod waiting.
+    // At the same time, so that no pod waits for another pod's silent shim.
     let mut adopting = JoinSet::new();
     for id in record::names(&runtime.root_dir.join("sandboxes"))? {
         let runtime = Arc::clone(runtime);
@@ -36,7 +36,7 @@ pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
             Ok((Ok(Some(half_made)), _)) => {
                 undoing.spawn(undo(Arc::clone(runtime), half_made));
             }
-            // One pod that cannot be taken over must not keep the others down.
+            // One pod that cannot be adopted must not stop the others.
             Ok((Err(error), id)) => {
                 tracing::error!(sandbox = id, error = %chain(&error), "adopt pod sandbox");
             }
@@ -44,8 +44,8 @@ pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
         }
     }
     let undone = async { while undoing.join_next().await.is_some() {} };
-    if tokio::time::timeout(UNDO_PATIENCE, undone).await.is_err() {
-        tracing::warn!(sandboxes = undoing.len(), "still undoing what was half made");
+    if tokio::time::timeout(UNDO_TIMEOUT, undone).await.is_err() {
+        tracing::warn!(sandboxes = undoing.len(), "incomplete pod sandboxes are still being removed");
         undoing.detach_all();
     }
     if !runtime.unreadable().is_empty() {
@@ -65,11 +65,11 @@ async fn undo(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
         failed => failed,
     };
     if let Err(error) = undone {
-        tracing::error!(sandbox = sandbox.id, error = %chain(&error), "undo a half-made pod sandbox");
+        tracing::error!(sandbox = sandbox.id, error = %chain(&error), "remove an incomplete pod sandbox");
     }
 }
 
-/// The sandbox if it was only half made.
+/// Returns the sandbox if it is incomplete.
 async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sandbox>>> {
     let dir = runtime.root_dir.join("sandboxes").join(id);
     let found = match record::find::<SandboxRecord>(&dir.join("sandbox.json")) {
@@ -77,7 +77,7 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
         Ok(found) => found,
     };
     let Some(found) = found else {
-        // The record comes first: without it nothing else was made.
+        // The record is written first: without it nothing else exists.
         return runtime.trash.remove_later(&dir).map(|()| None);
     };
     let sandbox = Arc::new(Sandbox::new(dir, found));
@@ -100,22 +100,22 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
                 "the pod's shim does not answer: its containers are taken over as recorded"
             );
             adopt_containers(runtime, &sandbox, None).await?;
-            tokio::spawn(hear_later(Arc::clone(runtime), Arc::clone(&sandbox), connecting));
+            tokio::spawn(await_shim(Arc::clone(runtime), Arc::clone(&sandbox), connecting));
         }
     }
     Ok((record.phase == Phase::Creating).then_some(sandbox))
 }
 
-/// A shim, and the containers that it knows.
+/// A shim, and the statuses of its containers.
 type Connected = (ShimClient, BTreeMap<String, ShimStatus>);
 type Connecting = Pin<Box<dyn Future<Output = Result<Connected>> + Send>>;
 
-/// What a call to the shim of an earlier runtime has brought.
+/// The result of connecting to an earlier runtime's shim.
 enum Shim {
     Gone,
     Knows(BTreeMap<String, ShimStatus>),
-    /// Nothing yet. A pod can keep its shim from answering, and then must not keep the others
-    /// waiting; a shim may also wait for a slow disk, and then its pod must not be ended for it.
+    /// No answer yet. A pod may keep its shim from answering; other pods must not wait for it. A
+    /// shim may also wait for a slow disk; its pod must not be ended for that.
     Silent(Connecting),
 }
 
@@ -123,7 +123,7 @@ async fn reconnect(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>, record: &Sand
     if record.boot_id != runtime.boot_id {
         return Shim::Gone;
     }
-    // Ends that come after this answer are heard; those before are in it.
+    // This answer has all exits so far; the listener gets the later ones.
     let (listener, of) = (runtime.listener(), Arc::clone(sandbox));
     let mut connecting =
         Box::pin(async move { shim_client::connect(&of.id, &of.dir, listener, START_DEADLINE).await });
@@ -132,23 +132,23 @@ async fn reconnect(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>, record: &Sand
             sandbox.set_shim(Some(shim));
             Shim::Knows(containers)
         }
-        // A pod that is on its way down needs no answer.
+        // A pod that is being taken down needs no answer.
         Err(_) if record.phase == Phase::Ready => Shim::Silent(connecting),
         Ok(Err(_)) | Err(_) => Shim::Gone,
     }
 }
 
-/// Puts right what was adopted as recorded, or ends the pod whose shim stays silent.
-async fn hear_later(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>, connecting: Connecting) {
+/// Updates a sandbox that was adopted from its record, or ends its pod if the shim stays silent.
+async fn await_shim(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>, connecting: Connecting) {
     let outcome = match connecting.await {
         Ok((shim, containers)) => hear(&runtime, &sandbox, shim, &containers).await,
         Err(error) => {
-            tracing::warn!(sandbox = sandbox.id, error = %chain(&error), "the pod's shim counts as gone");
+            tracing::warn!(sandbox = sandbox.id, error = %chain(&error), "the pod's shim does not answer: treating it as gone");
             sandbox::break_down(&runtime, &sandbox).await
         }
     };
     if let Err(error) = outcome {
-        tracing::error!(sandbox = sandbox.id, error = %chain(&error), "adopt the pod of a slow shim");
+        tracing::error!(sandbox = sandbox.id, error = %chain(&error), "adopt the pod after its shim's late answer");
     }
 }
 
@@ -175,7 +175,7 @@ async fn hear(
     Ok(())
 }
 
-/// Its start may have been given up, or its shim killed, a moment before the process ran.
+/// The process may not exist: its start was abandoned, or its shim was killed just before it ran.
 async fn lose_unless_alive(
     runtime: &Arc<Runtime>,
     sandbox: &Arc<Sandbox>,
@@ -189,7 +189,7 @@ async fn lose_unless_alive(
     container::lose(runtime, sandbox, container).await
 }
 
-/// `alive`: what the shim knows; `None` while it is silent, when the records count.
+/// `alive`: the containers that the shim knows; `None` while it is silent: then the records decide.
 async fn adopt_containers(
     runtime: &Arc<Runtime>,
     sandbox: &Arc<Sandbox>,
@@ -209,7 +209,7 @@ async fn adopt_containers(
             Ok(found) => found,
         };
         let Some(found) = found else {
-            // Killed while it was removed, or before it was made.
+            // Killed during its removal, or before it was complete.
             runtime.trash.remove_later(&dir)?;
             continue;
         };
@@ -217,7 +217,7 @@ async fn adopt_containers(
         let (status, unreadable) = match status_of(&id) {
             Some(status) => (Some(status.clone()), None),
             None => match record::find::<ShimStatus>(&status_path) {
-                // It was started, so it must not be again. How it ended is not known.
+                // It was started, so it must not start again. Its exit status is unknown.
                 Err(why) => (Some(ShimStatus::unknown(found.created_at)), Some(why)),
                 Ok(status) => (status, None),
             },
@@ -244,7 +244,7 @@ async fn adopt_containers(
     Ok(())
 }
 
-/// So that a broken network configuration is said once at the start, too.
+/// Logs a broken network configuration once, at the start.
 pub(crate) fn report_network(runtime: &Runtime) {
     match runtime.cni.network() {
         Ok(list) => tracing::info!(network = list.name, file = %list.file.display(), "pod network"),

@@ -1,8 +1,8 @@
-//! Work that waits for the kernel or a disk.
+//! Runs work that waits for the kernel or a disk.
 
 use crate::error::{Error, Result};
 
-/// Off the threads that serve calls.
+/// Runs `work` outside the threads that serve calls.
 pub(crate) async fn blocking<T: Send + 'static>(
     task: &'static str,
     work: impl FnOnce() -> Result<T> + Send + 'static,

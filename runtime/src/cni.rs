@@ -1,5 +1,5 @@
-//! Networks of pods: a conflist is loaded when it is used, its plugins are run
-//! as libcni runs them, and their result is kept where libcni keeps it.
+//! Networks of pods. A conflist is loaded when it is used; its plugins run as libcni runs them, and
+//! their results are cached where libcni caches them.
 //!
 //! Invariant: DEL may follow any prefix of ADD, any number of times.
 
@@ -26,23 +26,23 @@ pub(crate) struct Cni {
 #[derive(Debug, Clone)]
 pub(crate) struct Attachment {
     pub(crate) container_id: String,
-    /// `None` when the namespace is gone, which DEL must cope with.
+    /// `None` if the namespace is gone; DEL must work without it.
     pub(crate) netns: Option<PathBuf>,
     pub(crate) ifname: &'static str,
     /// CNI_ARGS, in order.
     pub(crate) args: Vec<(String, String)>,
-    /// What may become a plugin's runtimeConfig, by capability.
+    /// Values for plugins' runtimeConfig, by capability.
     pub(crate) capabilities: Map<String, Value>,
 }
 
 impl Cni {
-    /// The first configuration of `conf_dir` in order of name.
+    /// The first configuration in `conf_dir`, by name.
     pub(crate) fn network(&self) -> Result<NetworkList> {
         NetworkList::first_of(&self.conf_dir)
     }
 
-    /// ADD of every plugin in order; the last one's result. After a failure the
-    /// caller runs [`Self::delete`], which takes away what the first ones made.
+    /// Calls ADD of every plugin in order, and returns the last result. After a failure the caller
+    /// must run [`Self::delete`], which undoes the first plugins' work.
     pub(crate) async fn add(&self, list: &NetworkList, attachment: &Attachment) -> Result<Value> {
         let mut result = Value::Null;
         for plugin in &list.plugins {
@@ -55,8 +55,8 @@ impl Cni {
         Ok(result)
     }
 
-    /// What ADD was called with for the pod's interface, as the cache of results has it:
-    /// for a sandbox whose record cannot be read.
+    /// The arguments of ADD for the pod's interface, from the cache of results: for a sandbox whose
+    /// record is unreadable.
     pub(crate) fn attachments_of(
         &self,
         container_id: &str,
@@ -82,8 +82,8 @@ impl Cni {
             .collect()
     }
 
-    /// DEL of every plugin in reverse order, with the cached result. Goes on
-    /// after an error and keeps the cached result then, so that a retry has it.
+    /// Calls DEL of every plugin in reverse order, with the cached result. Continues after an
+    /// error, and then keeps the cached result for a retry.
     pub(crate) async fn delete(&self, list: &NetworkList, attachment: &Attachment) -> Result<()> {
         let cached = cache::read(&self.cache_dir, list, attachment)?;
         let was_added = cached.is_some();
@@ -91,7 +91,7 @@ impl Cni {
         let mut errors = Vec::new();
         for plugin in list.plugins.iter().rev() {
             if !was_added && !self.bin_dir.join(&plugin.kind).is_file() {
-                // ADD did not complete, for want of this very plugin: it made nothing.
+                // ADD failed because this very plugin is missing: it made nothing.
                 continue;
             }
             let config = list.plugin_config(plugin, &prev_result, &attachment.capabilities);
@@ -119,7 +119,7 @@ pub(crate) fn addresses(result: &Value) -> Vec<String> {
     listed.chain(old).filter_map(Value::as_str).map(without_prefix).collect()
 }
 
-/// The network that brings lo up, as containerd has it.
+/// The network that brings lo up, as in containerd.
 pub(crate) fn loopback() -> NetworkList {
     NetworkList::parse(
         Path::new("cni-loopback"),

@@ -1,4 +1,4 @@
-//! Containers: the bundle on disk at creation, everything else at start, in the shim.
+//! Containers: creation makes the bundle on disk; the shim does everything else at the start.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -22,19 +22,19 @@ use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, 
 
 /// containerd's exit code for a container whose process never ran.
 const START_ERROR_CODE: i32 = 128;
-/// A process that gets SIGKILL ends at once, unless it hangs in the kernel.
+/// Longer waits after SIGKILL mean that the process hangs in the kernel.
 const KILL_DEADLINE: Duration = Duration::from_secs(30);
-/// Time between two rounds of SIGKILL: on cgroup v1 the processes may have frozen themselves again.
+/// Interval between rounds of SIGKILL: on cgroup v1, the processes may freeze themselves again.
 const KILL_ROUND: Duration = Duration::from_millis(500);
-/// For the shim to pass SIGKILL on.
+/// Limit for the shim to send SIGKILL.
 const SHIM_SIGNAL: Duration = Duration::from_secs(1);
-/// For the shim to tell of an end. Later the end counts that the control group shows.
-const END_TOLD: Duration = Duration::from_secs(5);
+/// Limit for the shim to report an exit. After that, the control group's state counts.
+const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// SIGRTMIN as glibc and musl programs see it.
 const SIGRTMIN: i32 = 34;
 const SIGRTMAX: i32 = 64;
 
-/// CreateContainer: the new container's id. A failure leaves nothing.
+/// CreateContainer: returns the new container's id. Leaves nothing after a failure.
 pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerRequest) -> Result<String> {
     let config = request.config.ok_or_else(|| Error::invalid("config", "missing"))?;
     let sandbox = runtime.sandbox(&request.pod_sandbox_id)?;
@@ -105,7 +105,7 @@ fn make(runtime: &Runtime, sandbox: &Sandbox, id: &str, config: ContainerConfig)
     for sub in ["rootfs", "upper", "work"] {
         record::ensure_dir(&dir.join(sub))?;
     }
-    // The root directory of the container, which everybody in it may enter.
+    // The container's root directory; every user in it may enter it.
     let upper = dir.join("upper");
     std::fs::set_permissions(&upper, std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .map_err(|e| Error::io("set mode of", &upper, e))?;
@@ -133,7 +133,7 @@ fn make(runtime: &Runtime, sandbox: &Sandbox, id: &str, config: ContainerConfig)
     Ok(made)
 }
 
-/// StartContainer: returns when the program runs, or with the reason why it does not.
+/// StartContainer: returns once the program runs, or with the reason why it does not.
 pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     let container = runtime.container(id)?;
     let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
@@ -178,20 +178,21 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         Err(Error::Shim { problem, .. }) => problem,
         Err(other) => chain(&other),
     };
-    // If no answer came, its process may wait in execve(2) for a file that another one holds.
+    // If no answer came, its process may still wait in execve(2) for a file that another process
+    // holds.
     end_left_over(&container).await;
     Err(start_failed(runtime, &sandbox, &container, problem))
 }
 
-/// Ends what runs of a container that counts as ended, or as never started.
+/// Ends the remaining processes of a container that has ended or never started.
 async fn end_left_over(container: &Container) {
     let path = container.record.cgroup_path.clone();
     if let Err(error) = blocking("kill cgroup", move || kill_group(&path)).await {
-        tracing::warn!(container_id = container.id, error = %chain(&error), "end what was started of a container");
+        tracing::warn!(container_id = container.id, error = %chain(&error), "end the processes of a container that did not start");
     }
 }
 
-/// As with containerd, a container that could not start has ended: with 128 and `StartError`.
+/// As in containerd, a container that could not start has exited with 128 and `StartError`.
 fn start_failed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, problem: String) -> Error {
     let ended = Ended {
         started_at: 0,
@@ -206,7 +207,7 @@ fn start_failed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, pro
     Error::Start { container: name, problem }
 }
 
-/// Writes down an end that the shim does not know of.
+/// Records an exit that the shim does not know.
 fn keep_end(sandbox: &Sandbox, container: &Container, ended: &Ended) {
     let record = ContainerRecord { ended: Some(ended.clone()), ..container.record.clone() };
     if let Err(error) = save_container(&sandbox.container_dir(&container.id), &record) {
@@ -221,7 +222,7 @@ pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) ->
         return Ok(());
     }
     if !timeout.is_zero() {
-        // A shim that does not pass it on must not keep the container from being killed.
+        // If the shim cannot send the signal, the container is still killed after the timeout.
         if let Err(error) = signal(runtime, &container, container.record.stop_signal, ANSWER_DEADLINE).await {
             tracing::warn!(container_id = container.id, error = %chain(&error), "stop signal");
         }
@@ -232,12 +233,12 @@ pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) ->
     kill(runtime, &container).await
 }
 
-/// SIGKILL, and its effect; a container that does not run is a success.
+/// Sends SIGKILL and waits for the exit. A container that does not run is a success.
 pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()> {
     if !container.state().is_running() {
         return Ok(());
     }
-    // The shim may wait for a disk; the group's end does not wait for the shim.
+    // The shim may wait for a disk; killing the control group does not need it.
     if let Err(error) = signal(runtime, container, libc::SIGKILL, SHIM_SIGNAL).await {
         tracing::warn!(container_id = container.id, error = %chain(&error), "SIGKILL by the shim");
     }
@@ -253,7 +254,7 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
         if wait_for_exit(container, left.min(KILL_ROUND)).await {
             return Ok(());
         }
-        if begun.elapsed() > END_TOLD && has_no_process(container).await {
+        if begun.elapsed() > EXIT_REPORT_TIMEOUT && has_no_process(container).await {
             tracing::warn!(container_id = container.id, "killed, but the pod's shim does not report its end");
             let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
             end_as_killed(runtime, &sandbox, container, "it was killed, and the pod's shim is silent");
@@ -271,7 +272,7 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
     })
 }
 
-/// Whether its control group could be removed. An error is a no: the next round asks again.
+/// Whether its control group could be removed. An error counts as no: the next round tries again.
 async fn has_no_process(container: &Container) -> bool {
     let path = container.record.cgroup_path.clone();
     let ended = move || Ok(Cgroup::find(&Hierarchies::detect()?, &path).end(KILL_ROUND)?);
@@ -280,24 +281,24 @@ async fn has_no_process(container: &Container) -> bool {
 
 async fn signal(runtime: &Runtime, container: &Container, signal: i32, limit: Duration) -> Result<()> {
     let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
-    // Without a shim it is about to be ended by `sandbox::break_down`.
+    // Without a shim, `sandbox::break_down` is about to end it.
     let Some(shim) = sandbox.shim() else { return Ok(()) };
     shim.call_within(Call::Signal { container: container.id.clone(), signal }, limit).await.map(drop)
 }
 
-/// `false` when it still runs after `timeout`.
+/// `false` if it still runs after `timeout`.
 async fn wait_for_exit(container: &Container, timeout: Duration) -> bool {
     let mut state = container.state.subscribe();
     tokio::time::timeout(timeout, state.wait_for(|s| !s.is_running())).await.is_ok()
 }
 
-/// RemoveContainer: also a running one; nothing of it is left but its log.
+/// RemoveContainer, also of a running one. Only its log stays.
 pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     let Some(container) = runtime.find_container(id) else { return Ok(()) };
     kill(runtime, &container).await?;
     let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
     let _changing = sandbox.changing.lock().await;
-    // It may have been started before the lock was free.
+    // It may have been started before this call had the lock.
     kill(runtime, &container).await?;
     let dir = sandbox.container_dir(&container.id);
     let (rt, container_id, image_id) =
@@ -308,7 +309,7 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         linux::mount::unmount_if_mounted(&dir.join("rootfs"))?;
         record::remove_tree(&dir)?;
         rt.forget_container(&container_id);
-        // An image that was removed while this container used it leaves its layers to us.
+        // If the image was removed while this container used it, its layers must be removed here.
         if rt.images.find(&image_id)?.is_none() {
             rt.images.remove_unused_layers(&rt.layers_in_use())?;
         }
@@ -319,8 +320,8 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Its shim is gone, or has a process of it that counts as ended: kills what is left of it and
-/// writes the end of one that ran down.
+/// Called when its shim is gone, or has a process of a container that has ended. Kills the
+/// remaining processes, and records the exit if the container ran.
 pub(crate) async fn lose(
     runtime: &Arc<Runtime>,
     sandbox: &Arc<Sandbox>,
@@ -332,7 +333,7 @@ pub(crate) async fn lose(
     killed
 }
 
-/// How it ended is not known.
+/// Its real exit status is unknown.
 fn end_as_killed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, message: &str) {
     let RunState::Running { started_at, .. } = container.state() else { return };
     let ended = Ended {
@@ -347,7 +348,7 @@ fn end_as_killed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, me
 }
 
 pub(crate) fn kill_group(path: &std::path::Path) -> Result<()> {
-    // What has not ended by then shows as EBUSY.
+    // A process that has not ended by then causes EBUSY.
     Ok(Cgroup::find(&Hierarchies::detect()?, path).end(Duration::from_secs(5))?)
 }
 
@@ -367,7 +368,7 @@ pub(crate) async fn reopen_log(runtime: &Runtime, id: &str) -> Result<()> {
     shim.call(Call::ReopenLog { container: container.id.clone() }).await.map(drop)
 }
 
-/// The request's signal, the image's, or SIGTERM.
+/// The stop signal: the request's, the image's, or SIGTERM.
 fn stop_signal(config: &ContainerConfig, image: &str) -> Result<i32> {
     let requested = match config.stop_signal() {
         CriSignal::RuntimeDefault => image.to_owned(),

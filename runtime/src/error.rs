@@ -1,5 +1,4 @@
-//! Everything that the runtime refuses or fails at, and the one table that gives
-//! each its gRPC code.
+//! All errors of the runtime, and the only table of their gRPC codes.
 
 use std::path::PathBuf;
 
@@ -12,10 +11,10 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A field of a request has a value that no retry will make acceptable.
+    /// A request field whose value is invalid; a retry cannot help.
     #[error("{field}: {problem}")]
     InvalidArgument { field: String, problem: String },
-    /// A field asks for what this runtime does not do yet.
+    /// A request field that asks for something unsupported.
     #[error("{field}: {value} is not supported")]
     Unsupported { field: &'static str, value: String },
     #[error("{kind} {id:?} not found")]
@@ -26,7 +25,7 @@ pub enum Error {
     WrongState { kind: &'static str, id: String, state: String, wanted: &'static str },
     #[error("image {image:?} is in no OCI layout or archive under {}{}", .images_dir.display(), list(.broken))]
     ImageMissing { image: String, images_dir: PathBuf, broken: Vec<String> },
-    /// Each offer is a digest and its place.
+    /// Each offer is a digest and the place that has it.
     #[error("image {image:?} is {} but {}: remove one of them, or name the image with its digest", .offers[0], .offers[1])]
     ImageAmbiguous { image: String, offers: [String; 2] },
     #[error("image {image:?}: {place}")]
@@ -38,10 +37,10 @@ pub enum Error {
     },
     #[error("cni: {problem}")]
     NetworkConfig { problem: String },
-    /// `problem` is the plugin's own `code N: msg: details`, or why it could not run.
+    /// `problem` is the plugin's own `code N: msg: details`, or the reason why it could not run.
     #[error("cni plugin {plugin:?} {verb} for network {network:?} ({}): {problem}", .config.display())]
     Plugin { plugin: String, verb: &'static str, network: String, config: PathBuf, problem: String },
-    /// The launcher's or the OCI runtime's own words.
+    /// `problem` is the launcher's or the OCI runtime's message.
     #[error("start container {container}: {problem}")]
     Start { container: String, problem: String },
     #[error("shim of sandbox {sandbox}: {problem}")]
@@ -58,7 +57,7 @@ pub enum Error {
     Task { task: &'static str },
     #[error("serve CRI on {}: {problem}", .socket.display())]
     Serve { socket: PathBuf, problem: String },
-    /// The undoing of a failed operation failed too; both are kept.
+    /// Undoing a failed operation failed too; the error has both.
     #[error("{}; undoing it: {}", chain(.cause), .rollback.iter().map(|e| chain(e)).collect::<Vec<_>>().join("; "))]
     Rollback { cause: Box<Error>, rollback: Vec<Error> },
     #[error(transparent)]
@@ -74,7 +73,7 @@ impl Error {
         Self::Kernel(linux::Error::at(op, path, source))
     }
 
-    /// `self`, together with what went wrong while undoing.
+    /// Adds the errors of the roll-back.
     pub(crate) fn after_rollback(self, rollback: Vec<Error>) -> Self {
         if rollback.is_empty() { self } else { Self::Rollback { cause: Box::new(self), rollback } }
     }
@@ -99,8 +98,8 @@ impl Error {
     }
 }
 
-/// A status travels in a header, and a client ends the whole connection, with the calls of all
-/// pods, for headers of more than 16 KiB. Percent-encoding makes three bytes of one.
+/// A status is sent in a header, and a client closes the whole connection, with the calls of all
+/// pods, if headers exceed 16 KiB. Percent-encoding triples a byte.
 const MAX_STATUS_BYTES: usize = 4096;
 
 impl From<Error> for Status {

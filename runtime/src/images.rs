@@ -1,8 +1,8 @@
-//! The image store: what was imported from `images_dir`, layers unpacked once
-//! per digest and shared by all images and containers.
+//! The image store: images imported from `images_dir`. Layers are unpacked once for each digest and
+//! shared by all images and containers.
 //!
-//! Invariant: a layer's directory has its final name only when it is complete
-//! and on disk; an image exists when its record does, which is written last.
+//! Invariant: a layer's directory gets its final name only when it is complete and on disk. An
+//! image exists if its record does; the record is written last.
 
 mod archive;
 mod documents;
@@ -47,9 +47,9 @@ static READERS: Semaphore = Semaphore::new(4);
 /// One image, as its record on disk and in memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Image {
-    /// `sha256:` of the image configuration: what Kubernetes calls the image id.
+    /// `sha256:` of the image configuration; Kubernetes' image id.
     pub(crate) id: String,
-    /// Full names with tag, in the order they were pulled.
+    /// Full names with tag, in the order of their pulls.
     pub(crate) repo_tags: Vec<String>,
     /// Full names with the digest that `index.json` gives, of a manifest or of an index of platforms.
     pub(crate) repo_digests: Vec<String>,
@@ -60,7 +60,7 @@ pub(crate) struct Image {
     pub(crate) config: ImageConfig,
 }
 
-/// What a container takes from its image.
+/// The parts of an image's configuration that a container uses.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ImageConfig {
     pub(crate) entrypoint: Vec<String>,
@@ -81,14 +81,14 @@ pub(crate) struct ImageStore {
     limits: ImageLimits,
     cgroup_root: PathBuf,
     images: Mutex<BTreeMap<String, Image>>,
-    /// Held while `images` and the records of them change.
+    /// Held while `images` and their records change.
     writing: Mutex<()>,
     layers: Layers,
     trash: Arc<Trash>,
 }
 
 impl ImageStore {
-    /// Opens the store under `dir` and drops what an interrupted import left.
+    /// Opens the store in `dir` and removes incomplete imports.
     pub(crate) fn open(dir: &Path, config: &crate::Config, trash: Arc<Trash>) -> Result<Self> {
         for sub in ["records", "layers"] {
             record::ensure_dir(&dir.join(sub))?;
@@ -105,7 +105,7 @@ impl ImageStore {
             if name.starts_with('.') {
                 continue;
             }
-            // Without its record an image is pulled again.
+            // An image without its record is pulled again.
             if let Some(image) = record::find_or_drop::<Image>(&path)? {
                 images.insert(image.id.clone(), image);
             }
@@ -153,14 +153,14 @@ impl ImageStore {
         self.find(name)?.ok_or_else(|| Error::NotFound { kind: "image", id: name.to_owned() })
     }
 
-    /// Imports `name` from `images_dir`, also when an older image has the name already.
+    /// Imports `name` from `images_dir`, also if an older image has that name.
     pub(crate) fn pull(&self, name: &str) -> Result<Image> {
         let wanted = Reference::parse(name)?;
         let (source, manifest) = self.source_of(&wanted)?;
         self.import(&wanted, &source, &manifest)
     }
 
-    /// The first source that has `wanted`. The author of an archive chooses its names, so a name
+    /// The first source that has `wanted`. An archive's author chooses the names in it, so a name
     /// alone does not decide between sources with different digests.
     fn source_of(&self, wanted: &Reference) -> Result<(Source, Manifest)> {
         let candidates = Source::candidates(&self.images_dir)
@@ -213,7 +213,7 @@ impl ImageStore {
             .locked()
             .get(&descriptor.digest)
             .is_some_and(|known| known.layers == layer_digests && known.repo_digests.contains(&repo_digest));
-        // Until the record is written nothing else says that the layers are needed.
+        // Until the record is written, only these pins show that the layers are in use.
         let pins: Vec<Pin<'_>> = layers.iter().map(|layer| self.layers.pin(&layer.digest)).collect();
         let mut used = Used::default();
         for ((layer, diff_id), pin) in layers.iter().zip(diff_ids).zip(&pins) {
@@ -227,7 +227,8 @@ impl ImageStore {
         }
         let image = Image {
             id: descriptor.digest.clone(),
-            // With a digest the tag was not compared with the names in the index: it moves nothing.
+            // With a digest, the tag was not compared with the names in the index, so it is not
+            // assigned.
             repo_tags: wanted.tagged().filter(|_| wanted.digest.is_none()).into_iter().collect(),
             repo_digests: vec![repo_digest],
             layers: layer_digests,
@@ -237,10 +238,10 @@ impl ImageStore {
         self.remember(image)
     }
 
-    /// A layer that another image brought is not taken for this one's before its blob is here,
-    /// and is what this image's configuration says: otherwise an image could show another's
-    /// files, or put its own files into an image of the same configuration. `is_known`: this was
-    /// seen before of the image with this name.
+    /// An existing layer is used only after this image's own blob was found and matches its
+    /// configuration: otherwise an image could show another image's files, or add files to an image
+    /// with the same configuration. `is_known`: this was checked before for the image with this
+    /// name.
     fn ensure_layer(
         &self,
         source: &Source,
@@ -274,9 +275,9 @@ impl ImageStore {
         placed.map_err(|cause| cause.after_rollback(record::remove_tree(&temp).err().into_iter().collect()))
     }
 
-    /// Takes the names from older images that had them, and writes the record.
+    /// Moves the names from older images to this one, and writes the record.
     fn remember(&self, mut image: Image) -> Result<Image> {
-        // Records are written one after the other; those who read the list do not wait for it.
+        // Records are written one after the other; readers of the list do not wait.
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut images = self.locked().clone();
         if let Some(known) = images.get(&image.id) {
@@ -296,8 +297,8 @@ impl ImageStore {
         Ok(image)
     }
 
-    /// Forgets the image; absence is a success. Layers that neither an image nor
-    /// `in_use` (digests) needs go with it.
+    /// Removes the image; a missing one is a success. Also removes layers that neither another
+    /// image nor `in_use` (digests) needs.
     pub(crate) fn remove(&self, name: &str, in_use: &BTreeSet<String>) -> Result<()> {
         let Some(image) = self.find(name)? else { return Ok(()) };
         {
@@ -308,28 +309,28 @@ impl ImageStore {
         self.remove_unused_layers(in_use)
     }
 
-    /// Drops layers that no image and no container refers to. Their space is free
-    /// when this returns.
+    /// Removes layers that no image and no container uses. Their space is free when this returns.
     pub(crate) fn remove_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<()> {
         self.take_unused_layers(in_use)?.iter().try_for_each(|layer| record::remove_tree(layer))
     }
 
-    /// The same at a start, which does not wait for it.
+    /// [`Self::remove_unused_layers`] in the background, for the start.
     pub(crate) fn remove_unused_layers_later(&self, in_use: &BTreeSet<String>) -> Result<()> {
         self.take_unused_layers(in_use).map(trash::remove_in_background)
     }
 
-    /// Where they are now.
+    /// Moves unused layers to the trash, and returns their paths there.
     fn take_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<Vec<PathBuf>> {
         let layers = self.dir.join("layers");
         let mut taken = Vec::new();
         for name in record::names(&layers)? {
-            // Those with a dot are being filled.
+            // Names with a dot are incomplete.
             if name.starts_with('.') {
                 continue;
             }
             let digest = name.replacen('-', ":", 1);
-            // Under the pins: an import that begins now finds it whole, or gone.
+            // Under the pins' lock: an import that begins now finds the layer complete or not at
+            // all.
             let gone = self.layers.unless_pinned(&digest, || -> Result<Option<PathBuf>> {
                 let is_needed = in_use.contains(&digest)
                     || self.locked().values().any(|image| image.layers.contains(&digest));
@@ -340,7 +341,7 @@ impl ImageStore {
         Ok(taken)
     }
 
-    /// Directories of the layers, topmost first, as overlayfs wants them.
+    /// The layers' directories, topmost first, as overlayfs needs them.
     pub(crate) fn lower_dirs(&self, layers: &[String]) -> Vec<PathBuf> {
         layers.iter().rev().map(|digest| self.layer_dir(digest)).collect()
     }
@@ -358,8 +359,8 @@ impl ImageStore {
     }
 }
 
-/// The names of the images that can be pulled from `images_dir`. Layouts that
-/// cannot be read are left out: pulling one of their images says why.
+/// The names of the images in `images_dir`. Omits unreadable layouts: pulling one of their images
+/// reports the error.
 pub fn offered(images_dir: &Path, limits: &ImageLimits) -> std::io::Result<Vec<String>> {
     let sources =
         Source::candidates(images_dir)?.into_iter().filter_map(|path| Source::open(&path, limits).ok());

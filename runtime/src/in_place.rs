@@ -1,11 +1,11 @@
-//! Work that waits for a disk, called from code that serves others.
+//! Work that waits for a disk, in code that also serves others.
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Does `work` on this thread, while the other tasks of its worker go on elsewhere: an
-/// fsync takes seconds on a disk that pods keep busy.
+/// Does `work` on this thread, while other tasks of its worker continue on other threads: an fsync
+/// takes seconds on a busy disk.
 ///
-/// `work` may keep a lock that only such work takes.
+/// `work` may hold a lock that only such work takes.
 pub fn while_others_go_on<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),

@@ -1,8 +1,7 @@
 //! The native launcher: from an OCI bundle to a running process, in one clone3.
 //!
-//! Everything that can be decided is decided before the clone ([`plan`]); the
-//! child ([`child`]) only acts, and reports the step that failed through a pipe
-//! that execve(2) closes.
+//! All decisions are made before the clone ([`plan`]). The child ([`child`]) only acts, and reports
+//! a failed step through a pipe that execve(2) closes.
 //!
 //! Invariant: runs in the single-threaded shim only.
 
@@ -31,10 +30,10 @@ use device_control::WithoutControl;
 use error::{LaunchError, Result};
 use plan::Plan;
 
-/// Groups that an ordinary container may make below its own on cgroup v2, if it can: the kernel's
-/// numbers for memory groups are 65,535 for the whole machine.
+/// Cgroup v2 groups that an unprivileged container may make below its own: the kernel has 65,535
+/// ids for memory groups on the whole machine.
 const MOST_GROUPS_BELOW: u32 = 256;
-/// Levels of them.
+/// Levels of such groups.
 const DEEPEST_GROUP: u32 = 16;
 
 /// Directories of a container's root file system.
@@ -57,14 +56,14 @@ impl Overlay {
 pub(crate) struct Launched {
     pub(crate) child: Child,
     pub(crate) cgroup: Cgroup,
-    /// Ends empty when the program runs, or with the reason why it does not.
+    /// Ends without data once the program runs; otherwise has the reason why it does not.
     pub(crate) outcome: OwnedFd,
     pub(crate) warnings: Vec<String>,
-    /// What its specification demands and this machine does not enforce.
+    /// Requirements of the specification that this machine does not enforce.
     pub(crate) not_enforced: Option<String>,
 }
 
-/// What a container is started with beside its specification.
+/// Settings of a container's start that are not in its specification.
 #[derive(Debug)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) overlay: &'a Overlay,
@@ -73,8 +72,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) without_device_control: WithoutControl,
 }
 
-/// Clones the container's first process. `bundle` holds config.json and the
-/// directory that it names as root.
+/// Clones the container's first process. `bundle` has config.json and the root directory named in
+/// it.
 pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Result<Launched> {
     let mut plan = Plan::new(bundle, spec)?;
     let hierarchies = Hierarchies::detect()?;
@@ -84,7 +83,7 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     } else {
         Ok(())
     };
-    // In the host's namespace it sees the host's groups in /proc/self/cgroup anyway.
+    // In the host's namespace, /proc/self/cgroup shows the host's groups anyway.
     plan.cgroup_view =
         if plan.own_cgroup_namespace { hierarchies.view_of(&cgroup) } else { hierarchies.view_of_all() };
     let launched = limited
@@ -96,7 +95,7 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     match launched {
         Ok((child, outcome, not_enforced)) => Ok(Launched { child, cgroup, outcome, warnings, not_enforced }),
         Err(problem) => {
-            // The failure is what matters; the group is empty.
+            // The original failure is returned; the group is empty.
             drop(cgroup.remove());
             Err(problem)
         }
@@ -118,7 +117,7 @@ fn clone(
     let child = process::clone_child(plan.new_namespaces, group, || {
         let stdio = child::Stdio { stdin: stdin.into(), stdout, stderr };
         let Err(problem) = child::run(plan, overlay, cgroup, &stdio);
-        // Nobody is left to tell if even this fails.
+        // If even this fails, there is no other way to report.
         drop(report.write_all(chain(&problem).as_bytes()));
         127
     })?;

@@ -1,11 +1,11 @@
 //! The embedded CRI runtime: sandboxes, images, OCI bundles, the native launcher
 //! and one shim process per pod, behind CRI v1 messages on a unix socket.
 //!
-//! A call goes `service` (CRI) → `sandbox`, `container`, `images` (decide) →
-//! `shim_client` → the shim process (`shim`, `launcher`), which alone forks. `runtime` and
-//! `state` hold what all of them know; nothing in these two calls back up.
+//! A call goes `service` (CRI) → `sandbox`, `container`, `images` (decide) → `shim_client` → the
+//! shim process (`shim`, `launcher`), the only one that forks. `runtime` and `state` hold the
+//! shared state and never call back up.
 //!
-//! Invariant: knows one pod at a time, as CRI messages describe it; nothing
+//! Invariant: the runtime knows one pod at a time, as CRI messages describe it. It knows nothing
 //! about desired state, volumes or CSI.
 
 mod adopt;
@@ -54,44 +54,43 @@ pub use locks::Locks;
 use service::Service;
 pub use shim::log::LogCeiling;
 
-/// Where everything is; all paths absolute.
+/// The runtime's directories and settings. All paths are absolute.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// State of the runtime: images, sandboxes, namespaces. One runtime a directory.
+    /// State of the runtime: images, sandboxes, namespaces. Only one runtime per directory.
     pub root_dir: PathBuf,
     /// OCI image layouts and archives that PullImage imports from.
     pub images_dir: PathBuf,
-    /// Network configurations: the first in order of name is used.
+    /// Directory of network configurations; the first by name is used.
     pub cni_conf_dir: PathBuf,
-    /// CNI plugins.
+    /// Directory of CNI plugins.
     pub cni_bin_dir: PathBuf,
     /// libcni's result cache; usually /var/lib/cni.
     pub cni_cache_dir: PathBuf,
     /// `runc`, `crun` or `youki` instead of the native launcher.
     pub oci_runtime: Option<PathBuf>,
-    /// Starts containers without CAP_MKNOD where their device rules cannot be put in
-    /// force (cgroup v2 on a kernel that refuses the program); otherwise they do not start.
+    /// Starts containers without CAP_MKNOD if their device rules cannot be enforced (cgroup v2 on a
+    /// kernel that refuses the BPF program). Otherwise they do not start.
     pub allow_without_device_control: bool,
-    /// What a container's logs may take at most, whoever rotates them; `None`: any amount.
+    /// Limit of a container's logs, also if the kubelet rotates them; `None`: no limit.
     pub log_ceiling: Option<LogCeiling>,
-    /// Control group, absolute within each hierarchy, below which the processes
-    /// that unpack images have theirs.
+    /// Control group, absolute within each hierarchy, below which the processes that unpack images
+    /// have their groups.
     pub cgroup_root: PathBuf,
-    /// What one image may take.
+    /// Limits of one image.
     pub image_limits: ImageLimits,
     /// Imports everything in `images_dir` at the start and whenever it changes.
     pub preload_images: bool,
 }
 
-/// How long a runtime that is just ending may still hold its root directory.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a runtime that is ending may still hold its root directory.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Serves CRI v1 on a new unix socket (0600) at `socket`, until `shutdown` is
-/// done. Takes over what an earlier runtime on the same root directory left
-/// running, and leaves running what runs when it ends.
+/// Serves CRI v1 on a new unix socket (0600) at `socket` until `shutdown` is done. Adopts what an
+/// earlier runtime on the same root directory left running. When it ends, its pods continue.
 ///
-/// The calling binary must have called [`reexec::run_if_asked`] first thing.
+/// The calling binary must call [`reexec::run_if_asked`] before anything else.
 pub async fn serve(
     config: Config,
     socket: &Path,
@@ -99,7 +98,7 @@ pub async fn serve(
 ) -> Result<(), Error> {
     let failed = |problem: String| Error::Serve { socket: socket.to_owned(), problem };
     let runtime = take_over(&config).await?;
-    // The lock on the root directory is ours: no runtime of ours listens there any more.
+    // We hold the lock on the root directory: no other runtime listens on this socket.
     let listener = listen(socket).map_err(|e| failed(e.to_string()))?;
     answer(&config, runtime, listener, shutdown).await.map_err(failed)?;
     match std::fs::remove_file(socket) {
@@ -108,8 +107,8 @@ pub async fn serve(
     }
 }
 
-/// A socket at `path`, mode 0600, in the place of one that is there. Until it has its mode, its
-/// directory keeps others out.
+/// Binds a socket at `path`, mode 0600, and replaces an existing one. Its directory keeps other
+/// users out until the mode is set.
 pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
@@ -120,7 +119,7 @@ pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// [`serve`] on a socket that the caller has bound, and removes. Calls that come early wait.
+/// [`serve`] on a socket that the caller has bound and will remove. Early calls wait.
 pub async fn serve_on(
     config: Config,
     (listener, socket): (UnixListener, PathBuf),
@@ -138,7 +137,7 @@ async fn take_over(config: &Config) -> Result<Arc<runtime::Runtime>, Error> {
     Ok(runtime)
 }
 
-/// The error says what went wrong in serving.
+/// Serves until shutdown. An error is one of the server.
 async fn answer(
     config: &Config,
     runtime: Arc<runtime::Runtime>,
@@ -164,9 +163,9 @@ async fn answer(
     served.map_err(|e| error::chain(&e))
 }
 
-/// The lock is the last thing that an ending process lets go of.
+/// Waits for the lock: it is the last thing that an ending process releases.
 async fn open(config: &Config) -> Result<Arc<runtime::Runtime>, Error> {
-    let deadline = Instant::now() + LOCK_PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match runtime::Runtime::open(config, sandbox::shim_is_lost) {
             Err(Error::Locked { .. }) if Instant::now() < deadline => tokio::time::sleep(LOCK_PAUSE).await,

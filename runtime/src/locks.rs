@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Locks `L` by key. A lock takes memory for as long as it is held, or waited for.
+/// Locks `L` by key. A lock takes memory only while it is held or waited for.
 #[derive(Debug, Default)]
 pub struct Locks<K, L>(Mutex<HashMap<K, Weak<L>>>);
 
 impl<K: Eq + Hash, L: Default> Locks<K, L> {
-    /// The one lock of `key`.
+    /// The lock of `key`.
     pub fn of<Q: Eq + Hash + ToOwned<Owned = K> + ?Sized>(&self, key: &Q) -> Arc<L>
     where
         K: Borrow<Q>,

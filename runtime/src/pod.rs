@@ -1,14 +1,14 @@
-//! What a pod's configuration asks for. Pure, but for the host's name.
+//! A pod's settings from its CRI configuration. Pure, except for the host's name.
 
 use std::path::PathBuf;
 
 use proto::cri::{NamespaceMode, PodSandboxConfig};
 
-/// For requests that name no cgroup parent.
+/// Used if a request names no cgroup parent.
 const DEFAULT_CGROUP_PARENT: &str = "/hawser-runtime";
 pub(crate) const POD_INTERFACE: &str = "eth0";
 
-/// How a pod shares or does not share the host's namespaces.
+/// Which namespaces of the host a pod shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sharing {
     pub(crate) host_network: bool,

@@ -1,8 +1,7 @@
-//! Imports what lies in the images directory, at the start and whenever something
-//! is put there: a kubelet with `imagePullPolicy: Never` asks for images and
-//! never pulls them.
+//! Imports all images in the images directory, at the start and whenever the directory changes: a
+//! kubelet with `imagePullPolicy: Never` asks for images and never pulls them.
 //!
-//! An image that was removed stays removed until its directory changes or it is pulled.
+//! A removed image stays removed until its directory changes or it is pulled.
 
 use std::io;
 use std::path::Path;
@@ -16,15 +15,15 @@ use crate::error::chain;
 use crate::images;
 use crate::runtime::Runtime;
 
-/// Before a directory that cannot be watched is tried again.
+/// Pause before a failed watch is tried again.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Never ends.
+/// Never returns.
 pub(crate) async fn follow(runtime: Arc<Runtime>, images_dir: std::path::PathBuf) {
     loop {
         if let Err(error) = follow_once(&runtime, &images_dir).await {
             tracing::warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
-            // What is there can be had all the same: a pod's root may have taken all of inotify.
+            // Imports anyway: a pod's root user may have used up all inotify instances.
             if let Err(error) = import_beside(&runtime, &images_dir).await {
                 tracing::warn!(dir = %images_dir.display(), %error, "cannot look at the images directory");
             }
@@ -47,7 +46,7 @@ async fn follow_once(runtime: &Arc<Runtime>, images_dir: &Path) -> io::Result<()
     }
 }
 
-/// [`import_missing`] on a thread where it may block.
+/// [`import_missing`] on a thread that may block.
 async fn import_beside(runtime: &Arc<Runtime>, images_dir: &Path) -> io::Result<()> {
     let (runtime, dir) = (Arc::clone(runtime), images_dir.to_owned());
     tokio::task::spawn_blocking(move || import_missing(&runtime, &dir)).await.map_err(io::Error::other)?

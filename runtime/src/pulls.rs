@@ -1,7 +1,7 @@
-//! One import at a time of each image.
+//! One import at a time for each image.
 //!
-//! An import holds a thread, for minutes where the image is large or its disk slow. Without turns,
-//! every pod that names the image would hold one more, until no call of any pod gets a thread.
+//! An import occupies a thread, for minutes if the image is large or its disk slow. Without turns,
+//! each pod that names the image would occupy one more, until no call of any pod finds a thread.
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
@@ -12,7 +12,7 @@ use crate::locks::Locks;
 pub(crate) struct Pulls(Locks<String, Mutex<()>>);
 
 impl Pulls {
-    /// Waits until no other import of `image` is under way. The turn ends with the value.
+    /// Waits until no other import of `image` is under way. Dropping the result ends the turn.
     pub(crate) async fn turn(&self, image: &str) -> OwnedMutexGuard<()> {
         self.0.of(image).lock_owned().await
     }

@@ -1,4 +1,4 @@
-//! Records on disk: JSON files that are there whole or not at all.
+//! Records on disk: JSON files that exist completely or not at all.
 
 mod full_disk;
 
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, Result};
 use crate::in_place::while_others_go_on;
 
-/// Atomic, and on disk when it returns: for what must survive a power cut.
+/// Atomic, and on disk when it returns: for records that must survive a power cut.
 pub(crate) fn save_durably(path: &Path, value: &impl Serialize) -> Result<()> {
     let content = to_json(value);
     let written = while_others_go_on(|| linux::atomic_file::write(path, &content, 0o600));
@@ -22,8 +22,8 @@ pub(crate) fn save_durably(path: &Path, value: &impl Serialize) -> Result<()> {
     }
 }
 
-/// Atomic, not waiting for the disk: for what describes running processes and
-/// namespaces, which do not survive a power cut either.
+/// Atomic, without a flush: for records of running processes and namespaces, which do not survive a
+/// power cut either.
 pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
     let content = to_json(value);
     match linux::atomic_file::replace(path, &content, 0o600).map_err(Error::from) {
@@ -32,8 +32,8 @@ pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
     }
 }
 
-/// A record that was written by [`save`], held open: it can be flushed later
-/// without any more names, also while somebody removes its directory.
+/// A record written by [`save`], held open: it can be flushed later without its path, even while
+/// its directory is being removed.
 #[derive(Debug)]
 pub(crate) struct Unflushed {
     file: fs::File,
@@ -58,7 +58,7 @@ pub(crate) fn load<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&bytes).map_err(|source| Error::Record { path: path.to_owned(), source })
 }
 
-/// `None` when there is no such file.
+/// `None` if there is no such file.
 pub(crate) fn find<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match load(path) {
         Ok(value) => Ok(Some(value)),
@@ -67,8 +67,8 @@ pub(crate) fn find<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     }
 }
 
-/// The same for what can be made anew: a file that cannot be read (torn by a power cut)
-/// is removed, with a warning, instead of keeping the node from starting.
+/// [`find`] for a record that can be made anew: an unreadable file (torn by a power cut) is removed
+/// with a warning, so that the node still starts.
 pub(crate) fn find_or_drop<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match find(path) {
         Err(error) => {
@@ -79,7 +79,7 @@ pub(crate) fn find_or_drop<T: DeserializeOwned>(path: &Path) -> Result<Option<T>
     }
 }
 
-/// A directory of ours alone (0700), with its parents.
+/// Makes a directory for root only (0700), with its parents.
 pub(crate) fn ensure_dir(path: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -88,7 +88,7 @@ pub(crate) fn ensure_dir(path: &Path) -> Result<()> {
         .map_err(|e| Error::io("create directory", path, e))
 }
 
-/// At any depth and with any content; absence is a success.
+/// Removes a tree of any depth and content; a missing one is a success.
 pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     Ok(linux::tree::remove(path)?)
 }
@@ -104,7 +104,7 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// 64 hexadecimal digits: of a sandbox or a container.
+/// 64 random hexadecimal digits, for a sandbox or a container.
 pub(crate) fn new_id() -> Result<String> {
     Ok(linux::random::hexadecimal()? + &linux::random::hexadecimal()?)
 }

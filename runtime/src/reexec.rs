@@ -1,5 +1,5 @@
-//! The other lives of the binaries that link this crate: a shim is the same
-//! executable, started under another name.
+//! Other uses of the binaries that link this crate: a shim and an unpacker are the same executable,
+//! started under other names.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,13 +11,12 @@ use crate::{images, shim};
 /// `argv[0]` of a shim; `argv[1]` is the sandbox's directory.
 pub(crate) const SHIM_NAME: &str = "hawser-shim";
 
-/// `argv[0]` of the process that unpacks one layer; `argv[1]` is its job, `argv[2]`
-/// its parent, `argv[3]` its control group, if it has one.
+/// `argv[0]` of the process that unpacks one layer. `argv[1]` is its job, `argv[2]` its parent,
+/// `argv[3]` its control group, if it has one.
 pub(crate) const UNPACKER_NAME: &str = "hawser-unpack";
 
-/// Must be the first statement of `main` in every binary that starts a runtime:
-/// when this process was started as a shim or to unpack a layer, does that and
-/// returns its exit code.
+/// Must be the first statement of `main` in every binary that starts a runtime: if this process was
+/// started as a shim or an unpacker, does that work and returns its exit code.
 pub fn run_if_asked() -> Option<ExitCode> {
     let mut args = std::env::args_os();
     let name = args.next()?;

@@ -1,5 +1,5 @@
-//! The runtime behind the CRI services: all sandboxes, all containers, the image
-//! store, and who hears of changes.
+//! The state behind the CRI services: all sandboxes, all containers, the image store, and the
+//! receivers of events.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -22,11 +22,11 @@ use crate::shim_client::Listener;
 use crate::state::{Container, Ended, Phase, RunState, Sandbox, locked};
 use crate::trash::Trash;
 
-/// A reader this far behind is cut off, and lists anew.
+/// A receiver that lags by more events is disconnected, and must list anew.
 const EVENTS_KEPT: usize = 4096;
 
-/// What happened to a container, and to which pod. Its statuses are written when it is
-/// sent: thousands of events of a pod of hundreds of containers may wait.
+/// An event of a container and its pod. The statuses are added when it is sent: thousands of events
+/// of a pod with hundreds of containers may wait.
 #[derive(Debug)]
 pub(crate) struct Event {
     container_id: String,
@@ -64,20 +64,21 @@ pub(crate) struct Runtime {
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     containers: Mutex<BTreeMap<String, Arc<Container>>>,
     events: broadcast::Sender<Arc<Event>>,
-    /// Groups that this runtime made above its containers' (also in earlier lives), by creation.
+    /// Groups that this or an earlier runtime made above its containers' groups, in order of
+    /// creation.
     created_cgroups: Mutex<Vec<PathBuf>>,
-    /// Records that could not be read, in words.
+    /// Descriptions of unreadable records.
     unreadable: Mutex<Vec<String>>,
     shim_is_lost: ShimIsLost,
     itself: Weak<Runtime>,
     _lock: FileLock,
 }
 
-/// What to do about a pod whose shim ended while the pod was to run.
+/// Called when a shim ends although its pod should run.
 pub(crate) type ShimIsLost = fn(Arc<Runtime>, Arc<Sandbox>);
 
 impl Runtime {
-    /// Opens the root directory; [`crate::adopt`] fills in what is there.
+    /// Opens the root directory; [`crate::adopt`] then reads its contents.
     pub(crate) fn open(config: &Config, shim_is_lost: ShimIsLost) -> Result<Arc<Self>> {
         record::ensure_dir(&config.root_dir)?;
         let root_dir =
@@ -120,8 +121,8 @@ impl Runtime {
         }))
     }
 
-    /// Moves a record that cannot be read to `unreadable/`, so that the cause can be
-    /// found. Its place is free afterwards; if it cannot be moved, the next start finds it again.
+    /// Moves an unreadable record to `unreadable/`, so that an administrator can find the cause.
+    /// Its place is free afterwards. If it cannot be moved, the next start finds it again.
     pub(crate) fn set_aside(&self, path: &Path, name: &str, why: &Error, outcome: &str) {
         let dir = self.root_dir.join("unreadable");
         let moved = record::ensure_dir(&dir).and_then(|()| {
@@ -163,7 +164,7 @@ impl Runtime {
         locked(&self.containers).values().filter(|c| c.record.sandbox_id == sandbox).cloned().collect()
     }
 
-    /// By id, or by a prefix that only one has (as crictl users type them).
+    /// By id, or by a unique prefix of one (as crictl users type them).
     pub(crate) fn find_sandbox(&self, id: &str) -> Option<Arc<Sandbox>> {
         by_prefix(&locked(&self.sandboxes), id)
     }
@@ -201,15 +202,15 @@ impl Runtime {
         self.containers().iter().flat_map(|c| c.record.layers.clone()).collect()
     }
 
-    /// Makes the group that a pod's containers go below, and remembers what was
-    /// not there before, to be taken away with the last pod that needs it.
+    /// Makes the parent group of a pod's containers. Records the groups that did not exist, to be
+    /// removed with the last pod that needs them.
     pub(crate) fn ensure_cgroup_parent(&self, path: &Path) -> Result<()> {
         let mut created = locked(&self.created_cgroups);
         let hierarchies = Hierarchies::detect()?;
         let missing = hierarchies.missing_parents(path);
         let file = self.root_dir.join("cgroups.json");
         if !missing.is_empty() {
-            // A runtime that is killed on the way knows of them when it is back.
+            // Recorded first, so that a runtime killed at this point finds them after its restart.
             record::save(&file, &[&created[..], &missing].concat())?;
         }
         let made = match self.oci_runtime {
@@ -223,9 +224,9 @@ impl Runtime {
         record::save(&file, &*created)
     }
 
-    /// Removes those of our groups that no pod needs any more.
+    /// Removes those of our groups that no pod needs.
     pub(crate) fn remove_unused_cgroups(&self) -> Result<()> {
-        // With every group above it, without the leading slash.
+        // All groups above it too, without the leading slash.
         let mut needed: HashSet<PathBuf> = HashSet::new();
         for sandbox in self.sandboxes() {
             if let Some(parent) = sandbox.live_cgroup_parent() {
@@ -244,13 +245,13 @@ impl Runtime {
         kept.extend(linux::cgroup::remove_dirs(&unused));
         *created = kept;
         if let Err(error) = record::save(&self.root_dir.join("cgroups.json"), &*created) {
-            // Too long a list does no harm: groups that are gone already are skipped.
+            // Harmless: the list may have groups that are gone.
             tracing::warn!(error = %chain(&error), "list of cgroups");
         }
         Ok(())
     }
 
-    /// Tells everybody who listens.
+    /// Sends an event to all receivers.
     pub(crate) fn announce(&self, id: &str, sandbox_id: &str, kind: ContainerEventType) {
         let event = Event {
             container_id: id.to_owned(),
@@ -259,7 +260,7 @@ impl Runtime {
             sandbox: self.find_sandbox(sandbox_id),
             containers: self.containers_of(sandbox_id),
         };
-        // Nobody listening is no error.
+        // It fails if there is no receiver, which is no error.
         drop(self.events.send(Arc::new(event)));
     }
 
@@ -272,13 +273,13 @@ impl Runtime {
     pub(crate) fn exited(&self, id: &str, status: &ShimStatus) {
         let Some(container) = self.find_container(id) else { return };
         let Some(ended) = ended(status) else { return };
-        // A silent shim may tell of it when the end was seen already.
+        // A slow shim may report an exit that was already noticed.
         if !matches!(container.state(), RunState::Exited(_)) {
             self.end(&container, ended);
         }
     }
 
-    /// Marks a container as ended and tells everybody.
+    /// Marks a container as exited and sends the event.
     pub(crate) fn end(&self, container: &Container, ended: Ended) {
         container.state.send_replace(RunState::Exited(ended));
         self.announce(&container.id, &container.record.sandbox_id, ContainerEventType::ContainerStoppedEvent);
@@ -294,7 +295,7 @@ pub(crate) fn running(status: &ShimStatus) -> RunState {
     }
 }
 
-/// How a container ended, in CRI's words; `None` while it runs.
+/// A container's exit, as CRI describes it; `None` while it runs.
 pub(crate) fn ended(status: &ShimStatus) -> Option<Ended> {
     let exit = status.exit.as_ref()?;
     let reason = match (exit.oom_killed, exit.code) {
@@ -323,7 +324,7 @@ fn by_prefix<T>(all: &BTreeMap<String, Arc<T>>, id: &str) -> Option<Arc<T>> {
     matches.next().is_none().then(|| Arc::clone(first))
 }
 
-/// Hears shims without keeping the runtime alive.
+/// Receives shims' messages without keeping the runtime alive.
 struct ShimListener(Weak<Runtime>);
 
 impl Listener for ShimListener {
@@ -341,7 +342,7 @@ impl Listener for ShimListener {
     fn lost(&self, sandbox: &str) {
         let Some(runtime) = self.0.upgrade() else { return };
         let Some(sandbox) = runtime.find_sandbox(sandbox) else { return };
-        // Being stopped, it is gone because it was told to.
+        // Expected: the sandbox is being stopped.
         if sandbox.record().phase != Phase::Ready {
             return;
         }

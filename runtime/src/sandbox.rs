@@ -1,8 +1,8 @@
-//! A pod's sandbox: network namespace, shim (which holds ipc and uts), cgroup
-//! parent and the files every container of it sees.
+//! A pod's sandbox: network namespace, shim (which holds ipc and uts), cgroup parent, and the files
+//! that all its containers see.
 //!
-//! Invariant: [`take_down`] undoes any prefix of [`run`], any number of times; a
-//! failed `run` and a stop are the same code.
+//! Invariant: [`take_down`] undoes any prefix of [`run`], any number of times. A failed `run` and a
+//! stop use the same code.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::shim::protocol::{ShimConfig, now};
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::state::{Phase, Sandbox, SandboxRecord};
 
-/// RunPodSandbox: the new sandbox's id. A failure leaves nothing.
+/// RunPodSandbox: returns the new sandbox's id. Leaves nothing after a failure.
 pub(crate) async fn run(runtime: &Arc<Runtime>, request: RunPodSandboxRequest) -> Result<String> {
     let config = request.config.ok_or_else(|| Error::invalid("config", "missing"))?;
     check(&config)?;
@@ -91,7 +91,7 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
     }
 }
 
-/// Two sandboxes of one pod attempt would be one too many.
+/// Only one sandbox may exist for each pod attempt.
 fn reserve_name(runtime: &Runtime, sandbox: &Arc<Sandbox>) -> Result<()> {
     let wanted = sandbox.record().config.metadata;
     if let Some(known) = runtime.sandboxes().iter().find(|s| s.is_of(wanted.as_ref())) {
@@ -121,14 +121,14 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
             return Ok(Vec::new());
         }
         let list = runtime.cni.network()?;
-        // Before ADD: whatever happens then, DEL knows what was called.
+        // Before ADD: whatever happens then, DEL has the arguments.
         sandbox.update(|r| r.network = Some(list.clone()))?;
         attach(runtime, &sandbox.record()).await
     };
     let shim = async {
         let process = shim_client::start(&sandbox.id, &sandbox.dir, &shim_config)?;
         sandbox.update(|r| r.shim = Some(process))?;
-        // It answers only once it is in its namespaces.
+        // The shim answers only after it has entered its namespaces.
         let (shim, _) =
             shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener(), START_DEADLINE).await?;
         sandbox.set_shim(Some(shim));
@@ -141,7 +141,7 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
     sandbox.update(|r| (r.phase, r.ips) = (Phase::Ready, ips))
 }
 
-/// What must be there before another process is started.
+/// Makes what must exist before any process is started.
 fn prepare(sandbox: &Sandbox) -> Result<()> {
     record::ensure_dir(&sandbox.dir.join("containers"))?;
     sandbox.update(|_| ())?;
@@ -151,7 +151,7 @@ fn prepare(sandbox: &Sandbox) -> Result<()> {
     }
 }
 
-/// Groups, files and mounts that only containers need: made while plugins and shim start.
+/// Makes groups, files and mounts that only containers need, while plugins and shim start.
 fn prepare_for_containers(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     let record = sandbox.record();
     runtime.ensure_cgroup_parent(&cgroup_parent(&record.config))?;
@@ -178,7 +178,7 @@ fn prepare_for_containers(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// lo and eth0 at the same time, as containerd does; the pod's addresses.
+/// Attaches lo and eth0 at the same time, as containerd does. Returns the pod's addresses.
 async fn attach(runtime: &Runtime, record: &SandboxRecord) -> Result<Vec<String>> {
     let Some(list) = &record.network else { return Ok(Vec::new()) };
     let loopback = cni::loopback();
@@ -213,7 +213,7 @@ fn attachment(record: &SandboxRecord, ifname: &'static str) -> Attachment {
     }
 }
 
-/// What containerd offers to plugins that declare the capability.
+/// The capability arguments that containerd passes too.
 fn capabilities(config: &PodSandboxConfig) -> Map<String, Value> {
     let mut offered = Map::new();
     let ports: Vec<Value> = config
@@ -243,7 +243,7 @@ fn capabilities(config: &PodSandboxConfig) -> Map<String, Value> {
     offered
 }
 
-/// StopPodSandbox: everything of it is gone but its directory; again a success.
+/// StopPodSandbox: releases everything except the directory. Repeating it is a success.
 pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     let Some(sandbox) = runtime.find_sandbox(id) else { return Ok(()) };
     let _changing = sandbox.changing.lock().await;
@@ -255,7 +255,7 @@ pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// RemovePodSandbox: stops it if need be, removes its containers; nothing is left.
+/// RemovePodSandbox: stops the sandbox if necessary and removes its containers. Leaves nothing.
 pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     let Some(sandbox) = runtime.find_sandbox(id) else { return Ok(()) };
     stop(runtime, &sandbox.id).await?;
@@ -269,12 +269,12 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kills what runs and gives back what is held; goes on after a failure, so
-/// that one stuck part does not keep the others.
+/// Kills its processes and releases its resources. Continues after a failure, so that one stuck
+/// part does not keep the others.
 pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
     let mut record = sandbox.record();
     if record.phase == Phase::Ready {
-        // From here on the shim's end is no surprise.
+        // From here on, the end of the shim is expected.
         sandbox.update_on_the_way_down(|r| r.phase = Phase::Broken);
         record.phase = Phase::Broken;
     }
@@ -299,10 +299,10 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     let network_gone = detached.is_ok();
     errors.extend([detached, shim].into_iter().filter_map(Result::err));
     let dir = sandbox.dir.clone();
-    // The namespace stays until DEL has succeeded: a retry may need it.
+    // The namespace stays until DEL succeeds: a retry may need it.
     let netns = record.netns.clone().filter(|_| network_gone);
     let released = blocking("release sandbox", move || {
-        // Also of containers that count as ended: their start may have been given up.
+        // Also for containers that have exited: their start may have been abandoned.
         let ended = containers.iter().map(|container| container::kill_group(&container.record.cgroup_path));
         let ended = ended.fold(Ok(()), Result::and);
         release(&dir, netns.as_deref()).and(ended)
@@ -324,7 +324,7 @@ async fn detach(runtime: &Runtime, record: &SandboxRecord) -> Result<()> {
     let Some(list) = &record.network else { return Ok(()) };
     let loopback = cni::loopback();
     let (lo, eth0) = (attachment(record, "lo"), attachment(record, POD_INTERFACE));
-    // lo needs no DEL when its namespace is gone; its cached result does.
+    // lo needs no DEL once its namespace is gone, but its cached result must be removed.
     let (lo, eth0) = tokio::join!(runtime.cni.delete(&loopback, &lo), runtime.cni.delete(list, &eth0));
     eth0?;
     lo
@@ -337,7 +337,7 @@ async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) 
     if record.boot_id != runtime.boot_id {
         return Ok(());
     }
-    // One that was started a moment before its runtime was killed is in no record.
+    // If the runtime was killed just after it started the shim, no record has its pid.
     let dialled = shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener(), ANSWER_DEADLINE);
     if let Ok((shim, _)) = dialled.await {
         return shim.shut_down().await;
@@ -362,14 +362,14 @@ fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Drops directory and memory of a sandbox that is taken down.
+/// Removes a sandbox that was taken down, from disk and memory.
 pub(crate) fn forget(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     record::remove_tree(&sandbox.dir)?;
     runtime.forget_sandbox(&sandbox.id);
     runtime.remove_unused_cgroups()
 }
 
-/// Of a shim that ended while its pod was to run.
+/// Cleans up after a shim that ended although its pod should run.
 pub(crate) fn shim_is_lost(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
     tokio::spawn(async move {
         tracing::warn!(sandbox = sandbox.id, "the pod's shim ended unexpectedly");
@@ -379,8 +379,8 @@ pub(crate) fn shim_is_lost(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
     });
 }
 
-/// After the shim died: its containers die with it (nobody reads their output
-/// or will reap them), and the sandbox is not ready any more.
+/// Kills the containers of a dead shim, since no process reads their output or reaps them, and
+/// marks the sandbox as not ready.
 pub(crate) async fn break_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
     let _changing = sandbox.changing.lock().await;
     sandbox.set_shim(None);
@@ -390,7 +390,7 @@ pub(crate) async fn break_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -
     sandbox.update_on_the_way_down(|r| (r.phase, r.shim) = (Phase::Broken, None));
     for container in runtime.containers_of(&sandbox.id) {
         if let Err(error) = container::lose(runtime, sandbox, &container).await {
-            tracing::warn!(container_id = container.id, error = %chain(&error), "kill what its shim left");
+            tracing::warn!(container_id = container.id, error = %chain(&error), "kill the containers of a dead shim");
         }
     }
     runtime.announce(&sandbox.id, &sandbox.id, ContainerEventType::ContainerStoppedEvent);
@@ -419,7 +419,7 @@ fn resolv_conf(dns: Option<&DnsConfig>) -> Result<String> {
     Ok(text)
 }
 
-/// 64 random hexadecimal digits, as containerd's.
+/// 64 random hexadecimal digits, as in containerd.
 #[cfg(test)]
 mod tests {
     use super::*;

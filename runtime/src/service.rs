@@ -1,7 +1,7 @@
-//! The CRI services, as thin as they go: check, call, translate.
+//! The CRI services, in a thin layer: validate, call, translate.
 //!
-//! Invariant: what changes something runs as a task of its own, so that a caller
-//! who hangs up (kubelet's deadlines, kill -9) does not leave it half done.
+//! Invariant: every change runs as a separate task, so that a caller that hangs up (kubelet's
+//! deadlines, kill -9) does not leave it incomplete.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,19 +39,19 @@ use crate::{container, stats, status, unreadable};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
-/// In the verbose Status: a JSON list of what was set aside, in words.
+/// In the verbose Status: a JSON list that describes unreadable records.
 const UNREADABLE_RECORDS: &str = "unreadableRecords";
 
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     pub(crate) runtime: Arc<Runtime>,
-    /// Becomes true when the server ends, and its event streams with it.
+    /// Becomes true when the server stops, which ends its event streams.
     pub(crate) ending: watch::Receiver<bool>,
 }
 
 type Reply<T> = std::result::Result<Response<T>, Status>;
 
-/// Runs to the end whatever becomes of the caller; refused calls are logged here, once.
+/// Runs to the end even if the caller hangs up. Only this function logs refused calls.
 async fn detached<T: Send + 'static>(
     span: Span,
     work: impl Future<Output = Result<T>> + Send + 'static,
@@ -269,7 +269,7 @@ impl RuntimeService for Service {
         &self,
         _request: Request<GetEventsRequest>,
     ) -> Reply<tonic::codegen::BoxStream<ContainerEventResponse>> {
-        // One at a time: with its statuses, an event of a pod of many containers takes megabytes.
+        // One at a time: with its statuses, an event of a pod with many containers takes megabytes.
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         tokio::spawn(forward(self.runtime.events(), self.ending.clone(), sender));
         Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
@@ -289,7 +289,7 @@ async fn forward(
         };
         let item = match event {
             Ok(event) => Ok(event.response()),
-            // What was missed cannot be made up for: the reader lists anew.
+            // Missed events cannot be repeated: the receiver lists anew.
             Err(broadcast::error::RecvError::Lagged(missed)) => {
                 Err(Status::data_loss(format!("{missed} events missed, list the containers anew")))
             }
@@ -324,7 +324,7 @@ impl ImageService for Service {
         let name = image_name(request.into_inner().image)?;
         let runtime = Arc::clone(&self.runtime);
         let span = info_span!("cri.PullImage", image = name);
-        // Callers wait here, and not each on a thread; who hangs up waits no more.
+        // Callers wait here without a thread; one that hangs up stops waiting.
         let turn = runtime.pulls.turn(&name).await;
         let pull = blocking("import image", move || {
             let _until_imported = turn;

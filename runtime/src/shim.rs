@@ -1,11 +1,10 @@
-//! The shim: one single-threaded process per pod that starts its containers,
-//! owns their output, reaps them and keeps their exit status, also while no
-//! runtime is there to ask.
+//! The shim: one single-threaded process for each pod. It starts the pod's containers, reads their
+//! output, reaps them and keeps their exit status, also while no runtime runs.
 //!
-//! It lives in the pod's ipc and uts namespaces and so holds them; it stays in
-//! the host's mount, network and pid namespaces.
+//! It is in the pod's ipc and uts namespaces and so keeps them alive. It stays in the host's mount,
+//! network and pid namespaces.
 //!
-//! Invariant: one thread, one poll(2) loop; nothing here waits for a runtime.
+//! Invariant: one thread, one poll(2) loop; no code here waits for a runtime.
 
 pub(crate) mod log;
 mod oci;
@@ -35,13 +34,14 @@ use log::{LogFile, Stream};
 use oci::OciRuntime;
 use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, container_dir, now};
 
-/// A caller that does not read its answers is let go beyond this.
+/// A client with more unread answers is disconnected.
 const MAX_UNREAD_BYTES: usize = 1 << 20;
-/// Of why a container did not start.
+/// Limit of the reason why a container did not start.
 const MAX_PROBLEM_BYTES: usize = 4096;
-/// The most that a pipe of an unprivileged process holds (/proc/sys/fs/pipe-max-size), and what comes meanwhile.
+/// The largest pipe of an unprivileged process (/proc/sys/fs/pipe-max-size), and what arrives
+/// meanwhile.
 const MAX_PIPE_BYTES: usize = 2 << 20;
-/// A process that gets SIGKILL ends at once, unless it hangs in the kernel.
+/// Longer waits after SIGKILL mean that the process hangs in the kernel.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -65,17 +65,17 @@ struct Client {
 
 #[derive(Debug)]
 struct Container {
-    /// Until it has ended.
+    /// `None` once it has ended.
     pidfd: Option<OwnedFd>,
     cgroup: Cgroup,
-    /// Until it has ended.
+    /// `None` once it has ended.
     log: Option<LogFile>,
     streams: Vec<Stream>,
     starting: Option<Starting>,
     status: ShimStatus,
 }
 
-/// Between clone3(2) and execve(2): who asked, and the pipe that tells.
+/// A container between clone3(2) and execve(2): the client that asked, and the outcome pipe.
 #[derive(Debug)]
 struct Starting {
     client: u64,
@@ -95,8 +95,8 @@ enum Ready {
     Output(String),
 }
 
-/// The shim of the sandbox in `dir`; its listening socket is stdin. Returns
-/// when told to shut down.
+/// Runs the shim of the sandbox in `dir`; its listening socket is stdin. Returns after a Shutdown
+/// call.
 pub(crate) fn run(dir: &Path) -> Result<()> {
     let config: ShimConfig = record::load(&dir.join("shim.json"))?;
     process::new_session()?;
@@ -108,7 +108,7 @@ pub(crate) fn run(dir: &Path) -> Result<()> {
     if let Some(hostname) = &config.hostname {
         process::set_hostname(hostname)?;
     }
-    // Signals meant for the runtime's session must not end the pod; children get them back.
+    // Signals to the runtime's session must not end the pod; children get the defaults back.
     let ignored = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     let signals = process::signal_descriptor(&[&[Signal::SIGCHLD], &ignored[..]].concat())?;
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|e| Error::io("clone stdin", dir, e))?;
@@ -222,7 +222,7 @@ impl Shim {
         }
     }
 
-    /// `None`: the answer comes later.
+    /// `None`: the answer follows later.
     fn call(&mut self, client: u64, request: u64, call: Call) -> Option<Answer> {
         let result = match call {
             Call::Start { container, log, overlay, allow_without_device_control } => {
@@ -261,7 +261,7 @@ impl Shim {
         if self.containers.contains_key(id) {
             return Err("it was started before".to_owned());
         }
-        // Those that were removed: a list of all that ever ran would grow beyond what one answer may have.
+        // Forgets removed containers: otherwise the list could exceed an answer's limit.
         let dir = &self.dir;
         self.containers.retain(|id, c| c.status.exit.is_none() || container_dir(dir, id).is_dir());
         let bundle = container_dir(&self.dir, id);
@@ -303,7 +303,7 @@ impl Shim {
         let runtime = OciRuntime { program: &program, state_dir: &state_dir };
         let (pid, cgroup) =
             runtime.create(id, &bundle, &spec, overlay, (stdout_end, stderr_end)).map_err(|e| {
-                // What the runtime had to say about it is in the container's stderr.
+                // The OCI runtime writes its error message to the container's stderr.
                 let said = streams[1].read_raw();
                 if said.is_empty() { chain(&e) } else { oci::last_message(&said) }
             })?;
@@ -320,7 +320,7 @@ impl Shim {
             status: status.clone(),
         };
         if let Err(problem) = runtime.start(id) {
-            // Gone with its process, which is reaped as nobody's.
+            // `delete` kills its process, which is reaped as an orphan.
             if let Err(also) = runtime.delete(id, &bundle) {
                 note(&format!("container {id}: {}", chain(&also)));
             }
@@ -331,7 +331,7 @@ impl Shim {
         Ok(Some(Answer::Started { container: id.to_owned(), status, warnings: Vec::new() }))
     }
 
-    /// The outcome pipe of a starting container has something or has ended.
+    /// The outcome pipe of a starting container is readable or closed.
     fn learn_outcome(&mut self, id: &str) {
         let Some(container) = self.containers.get_mut(id) else { return };
         let Some(starting) = &mut container.starting else { return };
@@ -348,7 +348,7 @@ impl Shim {
             self.save(id);
             Answer::Started { container: id.to_owned(), status, warnings: starting.warnings }
         } else {
-            // The child is about to end and is reaped as nobody's.
+            // The child is about to end, and is reaped as an orphan.
             let container = self.containers.remove(id);
             self.reap();
             remove_cgroup(container.as_ref().map(|c| &c.cgroup));
@@ -371,7 +371,7 @@ impl Shim {
         container.log.as_mut().map_or(Ok(()), LogFile::reopen).map_err(|e| format!("reopen log: {e}"))
     }
 
-    /// Children that have ended: containers, and orphans that came to the subreaper.
+    /// Reaps children that have ended: containers, and orphans that this subreaper adopted.
     fn reap(&mut self) {
         while let Ok(Some(_)) = self.signals.read_signal() {}
         while let Ok(Some((pid, exit))) = process::reap() {
@@ -381,13 +381,13 @@ impl Shim {
             container.drain();
             let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
             container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });
-            container.let_go();
+            container.close_descriptors();
             let id = id.clone();
             self.settle(&id);
         }
     }
 
-    /// Tells everybody that a container has ended, once it is past its start.
+    /// Reports a container's exit to all clients, once its start is complete.
     fn settle(&mut self, id: &str) {
         let Some(container) = self.containers.get(id) else { return };
         if container.starting.is_some() || container.status.exit.is_none() {
@@ -406,13 +406,13 @@ impl Shim {
         for client in self.clients.keys().copied().collect::<Vec<_>>() {
             self.send(client, &message);
         }
-        // The clients may be removing the container by now: nothing is made in its directory any more.
+        // Clients may be removing the container now, so nothing is made in its directory any more.
         if let Some(Err(error)) = record.map(|record| record.flush()) {
             note(&format!("flush the record of container {id}: {error}"));
         }
     }
 
-    /// For a runtime that comes when this shim is gone, too.
+    /// Saves the status for a runtime that starts after this shim has ended.
     fn save(&self, id: &str) -> Option<Unflushed> {
         let container = self.containers.get(id)?;
         let path = container_dir(&self.dir, id).join("status.json");
@@ -429,8 +429,8 @@ impl Container {
         self.streams.retain_mut(|stream| stream.pump(log, log::TURN_BYTES));
     }
 
-    /// What its processes have written. They have ended, but may have given their ends of the pipes
-    /// to another container, which would write on for ever.
+    /// Reads the remaining output of an ended container. Its processes may have passed the pipe's
+    /// write end to another container, which could write to it without end.
     fn drain(&mut self) {
         let Some(log) = &mut self.log else { return };
         for mut stream in self.streams.drain(..) {
@@ -440,15 +440,15 @@ impl Container {
         }
     }
 
-    /// A pod may see thousands of its containers end: none keeps a descriptor.
-    fn let_go(&mut self) {
+    /// A pod may have thousands of ended containers: none keeps a descriptor.
+    fn close_descriptors(&mut self) {
         self.pidfd = None;
         self.log = None;
     }
 }
 
 impl Client {
-    /// `false`: the other end is gone.
+    /// `false`: the client has disconnected.
     fn flush(&mut self) -> bool {
         while !self.unsent.is_empty() {
             match self.socket.write(&self.unsent) {
@@ -461,7 +461,7 @@ impl Client {
         true
     }
 
-    /// `false`: the other end is gone, or does not speak our language.
+    /// `false`: the client has disconnected, or sends invalid messages.
     fn read(&mut self, requests: &mut Vec<Request>) -> bool {
         let mut buffer = [0; 16 * 1024];
         let alive = loop {
@@ -487,12 +487,13 @@ impl Client {
     }
 }
 
-/// An image's words may have megabytes, and the answer is one line of limited length.
+/// Shortens the text: it may contain megabytes from an image, and an answer is one line of limited
+/// length.
 fn refused(problem: String) -> Answer {
     Answer::Refused { problem: trace::shortened(problem, MAX_PROBLEM_BYTES) }
 }
 
-/// Our non-blocking end, and the container's blocking one.
+/// The shim's non-blocking read end, and the container's blocking write end.
 fn output_pipe(name: &'static str) -> std::result::Result<(Stream, OwnedFd), String> {
     let (ours, theirs) = io::pipe().map_err(|e| format!("pipe for {name}: {e}"))?;
     let ours = OwnedFd::from(ours);
@@ -501,8 +502,8 @@ fn output_pipe(name: &'static str) -> std::result::Result<(Stream, OwnedFd), Str
     Ok((Stream::new(ours, name), theirs.into()))
 }
 
-/// With a pid namespace of its own its processes are all gone; those of a
-/// hostPID container that outlive the first one are killed.
+/// A container with its own pid namespace has no process left. Processes of a hostPID container
+/// that outlive its first one are killed.
 fn remove_cgroup(cgroup: Option<&Cgroup>) {
     let Some(cgroup) = cgroup else { return };
     if cgroup.remove().is_ok() {
@@ -515,7 +516,7 @@ fn remove_cgroup(cgroup: Option<&Cgroup>) {
     }
 }
 
-/// The shim's own log is `shim.log` in the sandbox's directory, which is its stderr.
+/// Writes to the shim's own log: its stderr is `shim.log` in the sandbox's directory.
 fn note(text: &str) {
     drop(writeln!(io::stderr(), "{} {}", jiff::Timestamp::now(), trace::escaped(text)));
 }

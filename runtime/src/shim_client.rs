@@ -1,4 +1,4 @@
-//! The runtime's side of a shim: starting it, calling it, hearing from it.
+//! The runtime's side of a shim: starting it, calling it, receiving its messages.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -26,20 +26,20 @@ use crate::reexec::SHIM_NAME;
 use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
 
 const SOCKET: &str = "shim.sock";
-/// Starting a container is mounts and an execve; what takes longer hangs.
+/// Starting a container takes mounts and an execve; longer waits mean that it hangs.
 pub(crate) const START_DEADLINE: Duration = Duration::from_secs(60);
-/// Everything else is done in memory. A pod can keep its shim from answering: who has an
-/// output pipe of a container can hold the kernel's lock on it (splice(2) from a silent
-/// socket), and the shim waits for that lock whenever it reads or closes the pipe.
+/// All other calls work in memory. A pod can keep its shim from answering: a process with an output
+/// pipe of a container can hold the kernel's lock on it (splice(2) from a silent socket), and the
+/// shim waits for that lock when it reads or closes the pipe.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(3);
-/// After its last answer a shim has nothing to do but to end.
+/// After its last answer a shim only exits.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Longest line of a shim; none of its messages has a hundredth of it.
+/// Longest line of a shim; its messages are more than a hundred times shorter.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 const MAX_SHOWN_BYTES: usize = 256;
 
-/// A process, told apart from a later one with the same pid.
+/// A process, identified by its pid and start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessId {
     pub(crate) pid: i32,
@@ -50,21 +50,21 @@ pub(crate) struct ProcessId {
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
 impl ProcessId {
-    /// `None` when there is no such process.
+    /// `None` if there is no such process.
     fn of(pid: i32) -> Result<Option<Self>> {
         Ok(process::start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
-    /// `None` when it has ended.
+    /// `None` if it has ended.
     pub(crate) fn open(self) -> Result<Option<OwnedFd>> {
         let pidfd = process::open_pidfd(self.pid)?;
-        // Looked at after the pidfd was opened: both are of one process.
+        // Compared after the pidfd was opened: so both belong to the same process.
         let is_same = process::start_time(self.pid)? == Some(self.start_time);
         Ok(pidfd.filter(|_| is_same))
     }
 }
 
-/// What a shim says without being asked, and what it answers to Start, in order.
+/// Receives the messages of shims, including answers to Start, in order.
 pub(crate) trait Listener: Send + Sync + 'static {
     fn heard(&self, sandbox: &str, message: &Message);
     /// The connection ended: the shim is gone.
@@ -80,11 +80,11 @@ pub(crate) struct ShimClient {
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
 }
 
-/// Starts the shim of the sandbox in `dir`; [`connect`] can follow at once.
+/// Starts the shim of the sandbox in `dir`. [`connect`] may follow at once.
 pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<ProcessId> {
     let problem = |problem: String| Error::Shim { sandbox: sandbox.to_owned(), problem };
     record::save(&dir.join("shim.json"), config)?;
-    // Bound here and inherited, so that there is no moment at which a caller has to wait for it.
+    // Bound here and inherited, so that clients can connect at once.
     let socket = in_directory(dir, |path| StdListener::bind(path))
         .map_err(|e| Error::io("bind", &dir.join(SOCKET), e))?;
     let log_path = dir.join("shim.log");
@@ -104,18 +104,17 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .spawn()
         .map_err(|e| problem(format!("start: {e}")))?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    // Reaped whenever it ends; its end is noticed on the connection.
+    // Reaps it when it ends; the connection shows its end.
     tokio::spawn(async move { drop(child.wait().await) });
     let process = pid.map(ProcessId::of).transpose()?.flatten();
     process.ok_or_else(|| problem("it ended at once".to_owned()))
 }
 
-/// This program through a read-only mount that stands nowhere: a container that
-/// gets hold of the file its shim was started from (an image's script may name
-/// /proc/self/exe as its interpreter) cannot write to it. All shims share the
-/// program's pages (docs/decisions/0037).
+/// This program, through a read-only mount that no path leads to. A container that obtains the file
+/// its shim was started from cannot write to it (an image's script may name /proc/self/exe as its
+/// interpreter). All shims share the program's pages (docs/decisions/0037).
 pub(crate) fn own_program() -> linux::Result<String> {
-    // Never closed: giving up a mount waits for RCU.
+    // Never closed: releasing a mount waits for RCU.
     static MOUNT: OnceLock<OwnedFd> = OnceLock::new();
     let mount = match MOUNT.get() {
         Some(mount) => mount,
@@ -129,8 +128,8 @@ pub(crate) fn own_program() -> linux::Result<String> {
     Ok(format!("/proc/self/fd/{}", mount.as_raw_fd()))
 }
 
-/// Calls the shim of the sandbox in `dir`, perhaps an earlier runtime's, and waits up to
-/// `limit` for the containers it knows. Ends that come later are heard by `listener`.
+/// Connects to the shim of the sandbox in `dir`, which an earlier runtime may have started. Waits
+/// up to `limit` for its containers' statuses; `listener` receives later exits.
 pub(crate) async fn connect(
     sandbox: &str,
     dir: &Path,
@@ -151,20 +150,20 @@ pub(crate) async fn connect(
         waiting,
     };
     let Answer::Containers { pid, containers } = client.call_within(Call::List, limit).await? else {
-        return Err(client.problem("it answers what was not asked".to_owned()));
+        return Err(client.problem("it sent an unexpected answer".to_owned()));
     };
     client.process = ProcessId::of(pid)?.ok_or_else(|| client.problem("it ended".to_owned()))?;
     Ok((client, containers))
 }
 
-/// A socket's path is at most 107 bytes long; through the directory's descriptor every path is short.
+/// A socket's path has at most 107 bytes; through the directory's descriptor, every path is short.
 fn in_directory<T>(dir: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
     let dir = File::open(dir)?;
     act(&PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(SOCKET))
 }
 
 impl ShimClient {
-    /// Calls and waits; a refusal is `Err` with the shim's own words.
+    /// Sends a call and waits. A refusal is an `Err` with the shim's message.
     pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
         let limit = if matches!(call, Call::Start { .. }) { START_DEADLINE } else { ANSWER_DEADLINE };
         self.call_within(call, limit).await
@@ -191,7 +190,7 @@ impl ShimClient {
         }
     }
 
-    /// Asks it to end and waits until it has.
+    /// Sends Shutdown and waits until the shim has ended.
     pub(crate) async fn shut_down(&self) -> Result<()> {
         let asked = self.call(Call::Shutdown).await;
         let Some(pidfd) = self.process.open()? else { return Ok(()) };
@@ -199,7 +198,8 @@ impl ShimClient {
             return Ok(());
         }
         process::signal_pidfd(&pidfd, libc::SIGKILL)?;
-        // One that waits for a pipe that another pod holds ends with that pod: it holds nothing of its own any more.
+        // A shim that waits for a pipe held by another pod ends with that pod; it holds nothing
+        // else.
         wait_for_end(&pidfd, END_DEADLINE).await.map(drop)
     }
 
@@ -208,13 +208,13 @@ impl ShimClient {
     }
 }
 
-/// `false` when it has not ended within `deadline`.
+/// `false` if it has not ended within `deadline`.
 pub(crate) async fn wait_for_end(pidfd: &OwnedFd, deadline: Duration) -> Result<bool> {
     let own = pidfd.try_clone().map_err(|e| Error::io("clone", Path::new("pidfd"), e))?;
     blocking("wait for a process", move || Ok(process::wait_for_end(own, deadline)?)).await
 }
 
-/// `None` at the connection's end, and for a line that is too long: it ends the connection.
+/// `None` at the end of the connection, and for a line that is too long, which ends the connection.
 async fn next_line(reader: &mut (impl AsyncBufRead + Unpin)) -> Option<Vec<u8>> {
     let mut line = Vec::new();
     reader.take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await.ok()?;
@@ -227,7 +227,7 @@ async fn listen(
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
     listener: Arc<dyn Listener>,
 ) {
-    // There is one a pod, and messages are short.
+    // Small, since there is one for each pod and messages are short.
     let mut reader = BufReader::with_capacity(1024, reader);
     while let Some(line) = next_line(&mut reader).await {
         let Ok(message) = serde_json::from_slice::<Message>(&line) else {
@@ -235,12 +235,13 @@ async fn listen(
             tracing::warn!(sandbox, %line, "a shim's message is not understood");
             continue;
         };
-        // Before the caller goes on: what follows on this connection comes later than the answer.
+        // Before the caller continues: later messages on this connection must come after the
+        // answer.
         listener.heard(&sandbox, &message);
         if let Message::Answer { id, answer } = message
             && let Some(sender) = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
         {
-            // The caller may have given up waiting.
+            // The caller may have stopped waiting.
             drop(sender.send(answer));
         }
     }

@@ -1,8 +1,8 @@
-//! From CRI messages to an OCI runtime specification: what a container is to
-//! be, decided before anything is made.
+//! Translates CRI messages to an OCI runtime specification: all decisions about a container, before
+//! anything is made.
 //!
-//! Invariant: pure but for reading the image's passwd file and this machine's
-//! limits; what the machine does not allow is clamped here and named in `warnings`.
+//! Invariant: pure, except for reading the image's passwd file and this machine's limits. Values
+//! that the machine does not allow are clamped here and listed in `warnings`.
 
 pub(crate) mod capabilities;
 pub(crate) mod mount_policy;
@@ -39,8 +39,8 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/devices/virtual/powercap",
 ];
 const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-/// Type, major, minor, access: what every container may open (null, zero, full,
-/// random, urandom, tty, ptmx, pts) and that it may make nodes at all.
+/// Type, major, minor, access: every container may open null, zero, full, random, urandom, tty,
+/// ptmx and pts, and may make device nodes.
 const ALLOWED_DEVICES: &[(&str, Option<i64>, Option<i64>, &str)] = &[
     ("c", None, None, "m"),
     ("b", None, None, "m"),
@@ -54,7 +54,7 @@ const ALLOWED_DEVICES: &[(&str, Option<i64>, Option<i64>, &str)] = &[
     ("c", Some(136), None, "rwm"),
 ];
 
-/// What of the sandbox a container's specification depends on.
+/// The properties of the sandbox that a container's specification uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SandboxView<'a> {
     /// Parent group and the container's id: `/kubepods/podX/<id>`.
@@ -63,11 +63,11 @@ pub(crate) struct SandboxView<'a> {
     pub(crate) cgroup_v2: bool,
     /// `None`: the host's.
     pub(crate) network_namespace: Option<&'a Path>,
-    /// Of the shim, which lives in the pod's ipc and uts namespaces.
+    /// The shim's ipc and uts namespaces belong to the pod.
     pub(crate) ipc_namespace: Option<&'a Path>,
     pub(crate) uts_namespace: Option<&'a Path>,
     pub(crate) hostname: &'a str,
-    /// Holds resolv.conf, hostname and hosts.
+    /// Has resolv.conf, hostname and hosts.
     pub(crate) dir: &'a Path,
     /// `None`: the host's /dev/shm.
     pub(crate) shm: Option<&'a Path>,
@@ -78,7 +78,7 @@ pub(crate) struct SandboxView<'a> {
 pub(crate) struct ContainerSpec {
     pub(crate) spec: Spec,
     pub(crate) user: User,
-    /// What this machine does not allow, in words for a person.
+    /// Requests that this machine does not allow, as messages.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -182,7 +182,7 @@ fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     }
     let context = config.linux.as_ref().and_then(|l| l.security_context.as_ref());
     if let Some(options) = context.and_then(|c| c.namespace_options.as_ref()) {
-        // Absent options mean a namespace of the container's own.
+        // Absent options mean the container's own namespace.
         if matches!(options.pid(), NamespaceMode::Target | NamespaceMode::Pod) {
             return unsupported("linux.security_context.namespace_options.pid", options.pid().as_str_name());
         }
@@ -193,7 +193,7 @@ fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     Ok(())
 }
 
-/// The image's entry point and command, where the request does not replace them.
+/// The image's entry point and command, unless the request replaces them.
 fn args(config: &ContainerConfig, image: &ImageConfig) -> Result<Vec<String>> {
     let mut args = if config.command.is_empty() { image.entrypoint.clone() } else { config.command.clone() };
     if config.args.is_empty() && config.command.is_empty() {
@@ -210,7 +210,7 @@ fn args(config: &ContainerConfig, image: &ImageConfig) -> Result<Vec<String>> {
     Ok(args)
 }
 
-/// A name keeps its first place and gets its last value.
+/// A repeated name keeps its first place and gets its last value.
 fn env(config: &ContainerConfig, image: &ImageConfig, hostname: &str, user: &User) -> Result<Vec<String>> {
     let path = DEFAULT_PATH.split_once('=').expect("the constant has one");
     let defaults = [path, ("HOSTNAME", hostname), ("HOME", &user.home)];
@@ -246,7 +246,7 @@ fn cwd(config: &ContainerConfig, image: &ImageConfig) -> Result<String> {
     }
 }
 
-/// Capabilities that this process lacks cannot be given.
+/// Removes capabilities that this process lacks, since it cannot grant them.
 fn allowed_capabilities(wanted: u64, warnings: &mut Vec<String>) -> u64 {
     let allowed = linux::process::bounding_set();
     let refused = wanted & !allowed;
@@ -259,7 +259,7 @@ fn allowed_capabilities(wanted: u64, warnings: &mut Vec<String>) -> u64 {
     wanted & allowed
 }
 
-/// Lowering one's own value takes CAP_SYS_RESOURCE (fs/proc/base.c, `__set_oom_adj`).
+/// Lowering one's own value needs CAP_SYS_RESOURCE (fs/proc/base.c, `__set_oom_adj`).
 fn oom_score_adj(wanted: i64, warnings: &mut Vec<String>) -> i64 {
     let wanted = wanted.clamp(-1000, 1000);
     let may_lower =
@@ -318,7 +318,7 @@ fn node(host: &Path, target: &Path) -> Result<Option<Value>> {
                    "fileMode": stat.mode() & 0o7777, "uid": stat.uid(), "gid": stat.gid()})))
 }
 
-/// Nodes below /dev, without those that each container has of its own.
+/// Device nodes below /dev, except those that every container has.
 fn host_devices(dir: &Path) -> Vec<PathBuf> {
     use std::os::unix::fs::FileTypeExt;
     const OWN: &[&str] = &[
@@ -393,14 +393,14 @@ fn resources_json(
     }
     let mut unified = resources.unified.clone();
     unified.remove("pids.max");
-    // v1 has none of these files, and an OCI runtime refuses them there.
+    // v1 has none of these files, and OCI runtimes refuse them there.
     if cgroup_v2 && !unified.is_empty() {
         out["unified"] = json!(unified);
     }
     out
 }
 
-/// `None`: unconfined, which is also the kubelet's default.
+/// `None`: unconfined, which is also kubelet's default.
 fn seccomp_profile(
     profile: Option<&SecurityProfile>,
     deprecated_path: &str,

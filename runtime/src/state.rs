@@ -1,8 +1,8 @@
-//! What the runtime knows: sandboxes and containers, in memory and as records on disk.
+//! The runtime's state: sandboxes and containers, in memory and as records on disk.
 //!
 //! Layout below the root directory: `sandboxes/<id>/sandbox.json`,
-//! `sandboxes/<id>/containers/<id>/container.json` beside the OCI bundle, and the
-//! shim's `status.json` there, which is the truth about a started container.
+//! `sandboxes/<id>/containers/<id>/container.json` beside the OCI bundle, and the shim's
+//! `status.json` there, which is authoritative for a started container.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::spec::user::User;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// RunPodSandbox has not finished; what is there is undone at the next start.
+    /// RunPodSandbox has not finished; the next start undoes it.
     Creating,
     Ready,
-    /// Something of it died (the shim, the machine): not ready, and still to be taken down.
+    /// A part of it is gone (the shim, the machine): not ready, and must be taken down.
     Broken,
-    /// Nothing runs and nothing is held but its directory.
+    /// Only its directory is left.
     Stopped,
 }
 
@@ -40,11 +40,11 @@ pub(crate) struct SandboxRecord {
     /// The request's configuration.
     #[serde(with = "message")]
     pub(crate) config: PodSandboxConfig,
-    /// Of the boot in which its processes and mounts exist.
+    /// The boot in which its processes and mounts exist.
     pub(crate) boot_id: String,
     /// `None`: the host's network.
     pub(crate) netns: Option<PathBuf>,
-    /// What ADD was called with, for DEL. `None`: no CNI.
+    /// The network of ADD, for DEL. `None`: no CNI.
     pub(crate) network: Option<NetworkList>,
     /// Without prefix length, the primary one first.
     pub(crate) ips: Vec<String>,
@@ -57,7 +57,8 @@ pub(crate) struct Sandbox {
     pub(crate) dir: PathBuf,
     record: Mutex<SandboxRecord>,
     shim: Mutex<Option<Arc<ShimClient>>>,
-    /// Held while the sandbox or what is in it is made or taken down; never by StopContainer, which waits.
+    /// Held while the sandbox or a part of it is made or taken down. StopContainer does not take
+    /// it, since it waits.
     pub(crate) changing: tokio::sync::Mutex<()>,
 }
 
@@ -86,7 +87,7 @@ impl Sandbox {
         locked(&self.record).config.metadata.as_ref() == wanted
     }
 
-    /// `None` once it is stopped.
+    /// `None` after it is stopped.
     pub(crate) fn live_cgroup_parent(&self) -> Option<PathBuf> {
         let record = locked(&self.record);
         (record.phase != Phase::Stopped).then(|| pod::cgroup_parent(&record.config))
@@ -99,12 +100,11 @@ impl Sandbox {
         record::save(&self.dir.join("sandbox.json"), &*record)
     }
 
-    /// [`Self::update`] on the way down. A full disk must not stop that, and need
-    /// not: a record that says too much is found out by the next start, which
-    /// looks for the shim.
+    /// [`Self::update`] while the sandbox is taken down. A full disk must not stop that: the next
+    /// start detects an outdated record by looking for the shim.
     pub(crate) fn update_on_the_way_down(&self, change: impl FnOnce(&mut SandboxRecord)) {
         if let Err(error) = self.update(change) {
-            tracing::warn!(sandbox = self.id, error = %crate::error::chain(&error), "known in memory only");
+            tracing::warn!(sandbox = self.id, error = %crate::error::chain(&error), "the record could not be written: kept in memory only");
         }
     }
 
@@ -135,13 +135,13 @@ pub(crate) enum RunState {
     Running {
         pid: i32,
         started_at: i64,
-        /// What the container's specification demands and this machine does not enforce.
+        /// Requirements of the specification that this machine does not enforce.
         not_enforced: Option<String>,
     },
     Exited(Ended),
 }
 
-/// Times in nanoseconds since 1970, `started_at` 0 when it never ran.
+/// Times in nanoseconds since 1970; `started_at` is 0 if it never ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ended {
     pub(crate) started_at: i64,
@@ -185,7 +185,7 @@ pub(crate) struct ContainerRecord {
     pub(crate) stop_signal: i32,
     pub(crate) log_path: Option<PathBuf>,
     pub(crate) warnings: Vec<String>,
-    /// Set where the shim's status.json cannot tell: never started, or lost.
+    /// Set if the shim's status.json does not have it: never started, or lost.
     pub(crate) ended: Option<Ended>,
 }
 
@@ -214,8 +214,8 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// CRI messages inside records: protobuf in base64, so that a field we do not
-/// use yet comes back as it was.
+/// CRI messages inside records: protobuf in base64, so that fields unknown to this version are
+/// kept.
 mod message {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;

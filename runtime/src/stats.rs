@@ -1,5 +1,5 @@
-//! ListContainerStats, as far as the disk goes: what a container's writable layer and the
-//! sandbox's files in it take. It is counted when it is asked for.
+//! ListContainerStats, only for the disk: the space of a container's writable layer and of its
+//! files in the sandbox's directory. It is measured on request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::runtime::Runtime;
 use crate::shim::protocol::now;
 use crate::state::Container;
 
-/// Of one container. What is beyond them is not counted.
+/// Limit for one container; further entries are not counted.
 const MAX_ENTRIES: u64 = 5_000_000;
 const TIME_LIMIT: Duration = Duration::from_secs(30);
-/// Of one call: callers wait for two minutes (kubelet's runtimeRequestTimeout).
+/// Limit for one call; callers wait two minutes (kubelet's runtimeRequestTimeout).
 const CALL_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn list(
@@ -49,7 +49,7 @@ fn of(runtime: &Runtime, container: &Container, bounds: Bounds) -> Result<Contai
         return Ok(ContainerStats { attributes: Some(attributes(container)), ..Default::default() });
     };
     let mut usage = disk_usage::measure(&sandbox.container_dir(&record.id).join("upper"), bounds)?;
-    // Every container of the pod may write these. They count once, as the first one's.
+    // Every container of the pod may write these files. They count once, for the first container.
     let first = runtime.containers_of(&sandbox.id).into_iter().min_by_key(|c| c.record.created_at);
     if first.is_some_and(|first| first.id == container.id) {
         for name in ["hostname", "hosts", "resolv.conf"] {

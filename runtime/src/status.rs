@@ -9,8 +9,8 @@ use proto::cri::{
 
 use crate::state::{Container, RunState, Sandbox};
 
-/// Reason of a running container for which this machine does not enforce all that
-/// its specification demands; the message names it.
+/// Reason in the status of a running container if this machine does not enforce its whole
+/// specification; the message has the details.
 const NOT_ENFORCED: &str = "DeviceControlMissing";
 
 pub(crate) fn sandbox_status(sandbox: &Sandbox) -> PodSandboxStatus {
@@ -117,7 +117,8 @@ pub(crate) fn container_item(container: &Container) -> CriContainer {
     }
 }
 
-/// What `verbose` adds: pid, where the bundle is, and what this machine did not allow.
+/// The additions of `verbose`: pid, path of the bundle, and requests that this machine did not
+/// allow.
 pub(crate) fn container_info(container: &Container, bundle: &std::path::Path) -> HashMap<String, String> {
     let pid = match container.state() {
         RunState::Running { pid, .. } => pid,

@@ -1,7 +1,6 @@
-//! Trees of the runtime that are not used any more (`linux::tree::Trash`).
+//! Trees of the runtime that are no longer used (`linux::tree::Trash`).
 //!
-//! Invariant: what a killed runtime has left here is removed by the next one, beside
-//! all other work.
+//! Invariant: trees that a killed runtime left here are removed by the next one, in the background.
 
 use std::path::{Path, PathBuf};
 
@@ -12,30 +11,30 @@ use crate::record;
 pub(crate) struct Trash(linux::tree::Trash);
 
 impl Trash {
-    /// `dir` is on the file system of all that will be put there.
+    /// `dir` must be on the file system of the trees that will be moved there.
     pub(crate) fn open(dir: PathBuf) -> Result<Self> {
         record::ensure_dir(&dir)?;
         let left: Vec<PathBuf> = record::names(&dir)?.into_iter().map(|name| dir.join(name)).collect();
         if !left.is_empty() {
-            tracing::info!(trees = left.len(), "removing what an earlier runtime has left");
+            tracing::info!(trees = left.len(), "removing leftovers of an earlier runtime");
         }
         remove_in_background(left);
         Ok(Self(linux::tree::Trash::new(dir)))
     }
 
-    /// Moves `path` away; where to, or `None` if it is not there.
+    /// Moves `path` to the trash. Returns its new path, or `None` if it does not exist.
     pub(crate) fn take(&self, path: &Path) -> Result<Option<PathBuf>> {
         Ok(self.0.take(path)?)
     }
 
-    /// `path` is gone when this returns; its space is free some time later.
+    /// When this returns, `path` is gone; its space is freed later.
     pub(crate) fn remove_later(&self, path: &Path) -> Result<()> {
         remove_in_background(self.take(path)?.into_iter().collect());
         Ok(())
     }
 }
 
-/// Trees that were taken.
+/// Removes trees that [`Self::take`] returned.
 pub(crate) fn remove_in_background(trees: Vec<PathBuf>) {
     linux::tree::remove_in_background(trees, |error| {
         tracing::warn!(error = %chain(&error), "a tree stays in the trash until the next start");

@@ -1,9 +1,8 @@
-//! Records that cannot be read: torn by a power cut, or by the disk.
+//! Unreadable records: torn by a power cut, or damaged by the disk.
 //!
-//! Invariant: what such a record describes has ended before the runtime serves its
-//! first call. Its caller sees no sandbox or container and makes another one, and that
-//! must never run beside the first. The record is moved to `unreadable/`, so that
-//! the cause can be found.
+//! Invariant: everything that such a record describes ends before the runtime serves its first
+//! call. The caller sees no sandbox or container and makes another one, which must never run beside
+//! the first. The record is moved to `unreadable/`, so that an administrator can find the cause.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -26,16 +25,16 @@ use crate::state::ContainerRecord;
 
 const ENDED: &str = "what it described was ended";
 
-/// How long a process may take to die of SIGKILL.
+/// How long a process may take to end after SIGKILL.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Ends and removes a sandbox whose record is unreadable. What cannot be ended or given
-/// back stays where it is, and the next start goes on with it.
+/// Ends and removes a sandbox with an unreadable record. Parts that cannot be ended or released
+/// stay, and the next start continues.
 pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, why: &Error) -> Result<()> {
-    tracing::error!(sandbox = id, error = %chain(why), "unreadable record: ending what it describes");
+    tracing::error!(sandbox = id, error = %chain(why), "unreadable record: ending its processes");
     let mut errors = end_processes(runtime, id, dir).await;
     let detached = detach(runtime, id).await;
-    // As ever, the namespace stays until DEL has succeeded.
+    // As always, the namespace stays until DEL has succeeded.
     let netns = detached.is_empty().then(|| runtime.root_dir.join("netns").join(id));
     errors.extend(detached);
     errors.extend(release(dir, netns.as_deref()).err());
@@ -48,7 +47,7 @@ pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, wh
     Err(first.after_rollback(errors))
 }
 
-/// The same of one container of a sandbox that is well. `pid`: as the shim knows it.
+/// [`end_sandbox`] for one container of an intact sandbox. `pid` comes from the shim.
 pub(crate) fn end_container(
     runtime: &Runtime,
     id: &str,
@@ -56,7 +55,7 @@ pub(crate) fn end_container(
     pid: Option<i32>,
     why: &Error,
 ) -> Result<()> {
-    tracing::error!(container_id = id, error = %chain(why), "unreadable record: ending what it describes");
+    tracing::error!(container_id = id, error = %chain(why), "unreadable record: ending its processes");
     let ended = pid.map_or(Ok(()), end_process).and(end_group(dir)).and(unmount_below(dir));
     if let Err(error) = ended {
         runtime.report_unreadable(format!("{}: what it described did not end cleanly", chain(why)));
@@ -83,14 +82,14 @@ async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Erro
     errors
 }
 
-/// Ends the group of the container in `dir`: by its record, or else by its bundle.
+/// Ends the group of the container in `dir`, named in its record or else in its bundle.
 fn end_group(dir: &Path) -> Result<()> {
     let recorded = record::find::<ContainerRecord>(&dir.join("container.json")).ok().flatten();
     let path = recorded.map(|found| found.cgroup_path).or_else(|| {
         let spec: Value = record::find(&dir.join("config.json")).ok().flatten()?;
         spec["linux"]["cgroupsPath"].as_str().map(PathBuf::from)
     });
-    // A container's group is named as the container: no other group is ever ended.
+    // A container's group has the container's name: no other group is ever ended.
     let Some(path) = path.filter(|path| path.file_name() == dir.file_name()) else { return Ok(()) };
     Ok(Cgroup::find(&Hierarchies::detect()?, &path).end(END_DEADLINE)?)
 }
@@ -102,8 +101,8 @@ fn end_process(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// The shims that were started for the sandbox in `dir`, by their command line. Those of
-/// processes in pods are not read: they may lie in memory that is never served.
+/// The shims of the sandbox in `dir`, found by their command lines. Command lines of pods'
+/// processes are not read: they may be in memory whose pages never arrive.
 fn shims_of(dir: &Path) -> Vec<i32> {
     let wanted = [SHIM_NAME.as_bytes(), dir.as_os_str().as_encoded_bytes()];
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -116,15 +115,15 @@ fn shims_of(dir: &Path) -> Vec<i32> {
         .collect()
 }
 
-/// And not in one below it, as processes of containers are (`NSpid` in proc_pid_status(5)).
+/// Not in a nested one, as processes of containers are (`NSpid` in proc_pid_status(5)).
 fn is_in_own_pid_namespace(pid: i32) -> bool {
     let status = procfs::read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
 }
 
-/// DEL of what the cache of ADD's results knows of the sandbox; where it knows nothing,
-/// of the network that there is: an ADD may have been interrupted, or its result be torn.
+/// Calls DEL for every cached result of ADD of the sandbox. If there is none, calls DEL for the
+/// configured network: an ADD may have been interrupted, or its result torn.
 async fn detach(runtime: &Runtime, id: &str) -> Vec<Error> {
     let without_result = |ifname| Attachment {
         container_id: id.to_owned(),
@@ -152,14 +151,14 @@ fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
     Ok(netns.map_or(Ok(()), linux::netns::remove_persistent)?)
 }
 
-/// In a directory that only the runtime mounts in; the last mount first.
+/// Unmounts everything in a directory that only the runtime mounts in, the last mount first.
 fn unmount_below(dir: &Path) -> Result<()> {
     let mounts = linux::mountinfo::read()?;
     let below = mounts.iter().rev().map(|mount| &mount.mount_point).filter(|point| point.starts_with(dir));
     Ok(below.into_iter().try_for_each(|point| linux::mount::unmount_if_mounted(point))?)
 }
 
-/// What the runtime could not read since it started, for its caller's events.
+/// The unreadable records since the start, as text for the caller's events.
 pub(crate) fn shown(records: &[String]) -> String {
     Value::from(records).to_string()
 }

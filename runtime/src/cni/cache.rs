@@ -1,4 +1,4 @@
-//! Results of ADD, kept for DEL where and as libcni keeps them:
+//! Cached results of ADD, in libcni's format and place:
 //! `<cache>/results/<network>-<container>-<ifname>`, kind `cniCacheV1`.
 
 use std::path::{Path, PathBuf};
@@ -37,15 +37,15 @@ pub(super) fn write(
     record::save(&path, &entry)
 }
 
-/// The result; `None` when there is none, or when it is of another kind.
+/// The result; `None` if there is none, or if it is of another kind.
 pub(super) fn read(cache_dir: &Path, list: &NetworkList, attachment: &Attachment) -> Result<Option<Value>> {
-    // Torn by a power cut, it is as good as none: DEL works without a result.
+    // A file that a power cut has torn counts as missing: DEL works without a result.
     let entry: Option<Value> = record::find_or_drop(&path(cache_dir, list, attachment))?;
     Ok(entry.filter(|e| e["kind"] == "cniCacheV1").map(|mut e| e["result"].take()).filter(|r| !r.is_null()))
 }
 
-/// What was added for a container: the network's list, the interface, CNI_ARGS and
-/// capabilities as ADD had them. Entries that cannot be read are passed over.
+/// The attachments of a container: network list, interface, CNI_ARGS and capabilities of each ADD.
+/// Skips unreadable entries.
 pub(super) fn entries_of(cache_dir: &Path, container_id: &str) -> Vec<(NetworkList, String, Value)> {
     let dir = cache_dir.join("results");
     let entries = record::names(&dir).unwrap_or_default().into_iter().filter_map(|name| {
@@ -61,7 +61,7 @@ pub(super) fn entries_of(cache_dir: &Path, container_id: &str) -> Vec<(NetworkLi
     entries.collect()
 }
 
-/// With what a runtime that was killed while it wrote the entry has left beside it.
+/// Removes the entry, and the temporary file of a writer that was killed.
 pub(super) fn remove(cache_dir: &Path, list: &NetworkList, attachment: &Attachment) -> Result<()> {
     let path = path(cache_dir, list, attachment);
     linux::atomic_file::discard(&path)?;

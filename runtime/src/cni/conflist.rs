@@ -1,4 +1,4 @@
-//! Network configuration lists, and what of them each plugin sees on stdin.
+//! Network configuration lists, and the configuration that each plugin gets on stdin.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ const EXTENSIONS: &[&str] = &["conf", "conflist", "json"];
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NetworkList {
-    /// Where it was read; part of every error message.
+    /// The file it was read from; every error message names it.
     pub(crate) file: PathBuf,
     pub(crate) name: String,
     pub(crate) cni_version: String,
@@ -62,7 +62,7 @@ impl NetworkList {
             Some(Value::Array(plugins)) => plugins.clone(),
             Some(_) => return Err(list.error("plugins: not a list")),
             None => {
-                // As libcni does; the cached configuration is then a list, too.
+                // As in libcni; the cached configuration is then a list, too.
                 let single = list.source.clone();
                 list.source = json!({"cniVersion": list.cni_version, "name": list.name, "plugins": [single]});
                 vec![single]
@@ -84,8 +84,8 @@ impl NetworkList {
         Ok(list)
     }
 
-    /// stdin of one plugin: its own configuration with name, version, what came
-    /// before, and the capabilities that it declares.
+    /// stdin of one plugin: its own configuration with name, version, the previous result, and the
+    /// capabilities that it declares.
     pub(super) fn plugin_config(
         &self,
         plugin: &Plugin,
@@ -110,7 +110,7 @@ impl NetworkList {
         Value::Object(config)
     }
 
-    /// Before 0.4.0 DEL knew no prevResult.
+    /// Before 0.4.0, DEL had no prevResult.
     pub(super) fn passes_result_to_delete(&self) -> bool {
         let number = |n: Option<&str>| n.and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
         let mut parts = self.cni_version.split('.');

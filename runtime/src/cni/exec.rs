@@ -1,4 +1,4 @@
-//! One plugin, run once (CNI specification, "Section 2: Execution Protocol").
+//! Runs one plugin once (CNI specification, "Section 2: Execution Protocol").
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,10 +13,10 @@ use super::conflist::Plugin;
 use super::{Attachment, Cni, NetworkList};
 use crate::error::{Error, Result};
 
-/// A plugin that takes longer is killed: pods would wait for it for ever.
+/// A slower plugin is killed: otherwise pods would wait for it forever.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Its stdout. A non-zero exit is an error in the plugin's own words.
+/// Returns its stdout. A non-zero exit is an error with the plugin's own message.
 pub(super) async fn run(
     cni: &Cni,
     list: &NetworkList,
@@ -58,7 +58,7 @@ pub(super) async fn run(
         let mut child = command.spawn().map_err(|e| format!("run {}: {e}", program.display()))?;
         let mut stdin = child.stdin.take().ok_or("no stdin")?;
         let text = serde_json::to_vec(config).map_err(|e| e.to_string())?;
-        // A plugin that ends without reading says why on stdout.
+        // A plugin that ends without reading stdin explains that on stdout.
         drop(stdin.write_all(&text).await);
         drop(stdin);
         child.wait_with_output().await.map_err(|e| format!("run {}: {e}", program.display()))
@@ -83,7 +83,7 @@ pub(super) fn failure(list: &NetworkList, plugin: &Plugin, verb: &'static str, p
     }
 }
 
-/// `code 11: msg: details`, or what there is instead of an error object.
+/// `code 11: msg: details`, or the output if it is not an error object.
 fn error_text(stdout: &[u8], stderr: &[u8], status: &std::process::ExitStatus) -> String {
     if let Ok(error) = serde_json::from_slice::<Value>(stdout)
         && let Some(message) = error["msg"].as_str()

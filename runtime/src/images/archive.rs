@@ -1,4 +1,4 @@
-//! Where the files of an image layout lie in a tar archive.
+//! Finds the files of an image layout in a tar archive.
 //!
 //! Invariant: a listing holds only the names that an image layout uses, so that other entries of an
 //! archive take no memory.
@@ -14,10 +14,10 @@ use super::limits::{Allowance, ImageLimits, Limited, Used};
 use super::reference::is_hex_digest;
 use super::{READERS, files};
 
-/// An archive with more blobs holds no image that anybody uses.
+/// More than any real image has.
 const MAX_BLOBS: usize = 10_000;
-/// Of all headers of one archive together: as holes of a sparse file they take no disk, and as
-/// long names four milliseconds a megabyte, while other pulls wait.
+/// Limit of all headers of one archive together: in a sparse file they take no disk space, and long
+/// names take 4 ms for each megabyte while other pulls wait.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
 /// Limit of all cached listings together, which take about 20 MB then.
 const MAX_CACHED_BLOBS: usize = 100_000;
@@ -27,13 +27,13 @@ pub(crate) type Listing = HashMap<PathBuf, (u64, u64)>;
 /// A refusal is cached, too: reading the archive again would repeat it.
 type Cached = std::result::Result<Arc<Listing>, Arc<ImageError>>;
 
-/// One cache for the process: every pull looks into every archive.
+/// Shared by all pulls, since every pull looks into every archive.
 static LISTINGS: Listings = Listings(Mutex::new(BTreeMap::new()));
 
 #[derive(Debug)]
 struct Listings(Mutex<BTreeMap<Version, Cached>>);
 
-/// Changes whenever the file changes or the limits do.
+/// Differs whenever the file or the limits have changed.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version {
     device: u64,
@@ -58,7 +58,7 @@ impl Version {
     }
 }
 
-/// Reads the archive only if it has changed since it was listed.
+/// Reads the archive only if it has changed since the last listing.
 pub(crate) fn listing(path: &Path, limits: &ImageLimits) -> Result<Arc<Listing>> {
     LISTINGS.get_or_list(path, limits)
 }
@@ -107,9 +107,9 @@ impl Listings {
 }
 
 enum Problem {
-    /// The archive is at fault.
+    /// The archive is invalid.
     OfContent(ImageError),
-    /// The system is at fault: the next attempt may succeed.
+    /// Reading failed: the next attempt may succeed.
     OfReading(ImageError),
 }
 

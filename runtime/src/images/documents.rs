@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use super::ImageConfig;
 
 const MAX_MANIFESTS: usize = 10_000;
-/// overlayfs stacks no more (OVL_MAX_STACK).
+/// The most layers that overlayfs stacks (OVL_MAX_STACK).
 const MAX_LAYERS: usize = 500;
 /// Limit of Env, of Entrypoint and of Cmd.
 const MAX_WORDS: usize = 10_000;
@@ -44,7 +44,7 @@ pub(crate) struct Manifest {
 pub(crate) struct Descriptor {
     #[serde(deserialize_with = "media_type")]
     media_type: String,
-    /// Unchecked: `Source` checks the form when it opens the blob.
+    /// Not validated here: `Source` checks the form when it opens the blob.
     #[serde(deserialize_with = "digest")]
     pub(crate) digest: String,
     pub(crate) size: u64,
@@ -105,7 +105,7 @@ impl Descriptor {
         self.media_type == ZSTD_LAYER
     }
 
-    /// Names of the image in an index; the annotation of containerd comes first.
+    /// The image's names in an index; containerd's annotation comes first.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let names = self.annotations.as_ref().map(|a| [&a.containerd, &a.oci]);
         names.into_iter().flatten().filter_map(Option::as_deref)
@@ -167,7 +167,7 @@ fn stop_signal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     text(or_default(from)?, "StopSignal", MAX_NAME_BYTES)
 }
 
-/// `null` means the same as an absent field.
+/// Treats `null` like an absent field.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }

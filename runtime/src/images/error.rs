@@ -1,4 +1,4 @@
-//! What is wrong with an image, or with the files that it is read from.
+//! Errors in an image, or in the files that it is read from.
 
 use std::io;
 use std::path::PathBuf;
@@ -27,11 +27,11 @@ pub enum ImageError {
         #[source]
         source: io::Error,
     },
-    /// `problem`: serde's words, shortened.
+    /// `problem`: serde's message, shortened.
     #[error("parse {}: {problem}", .path.display())]
     Parse { path: PathBuf, problem: String },
 
-    // What the documents of an image say.
+    // Contradictions in an image's documents.
     #[error("digest {digest:?} is not sha256:<64 hex digits>")]
     NoDigest { digest: String },
     #[error("blob {wanted} has digest {found}")]
@@ -88,12 +88,12 @@ pub enum ImageError {
     Memory { bytes: u64 },
     #[error("the unpacker was ended by signal {signal}: {said}")]
     Killed { signal: i32, said: String },
-    /// The unpacker's own last line.
+    /// The unpacker's last line.
     #[error("{said}")]
     Unpacker { said: String },
     #[error("the parent has ended")]
     NoParent,
-    /// Of the unpacker's job or answer.
+    /// From the unpacker's job or answer.
     #[error("{op}")]
     Message {
         op: &'static str,
@@ -109,14 +109,14 @@ pub enum ImageError {
     },
     #[error(transparent)]
     Kernel(#[from] linux::Error),
-    /// An entry of a layer, or a layer of an image, and what is wrong with it.
+    /// An entry of a layer or a layer of an image, with the error in it.
     #[error("{part}")]
     In {
         part: String,
         #[source]
         source: Box<ImageError>,
     },
-    /// Of an archive that was read before, and has not changed since.
+    /// From an archive that was read before and has not changed.
     #[error(transparent)]
     Known(Arc<ImageError>),
 }
@@ -126,7 +126,7 @@ impl ImageError {
         Self::In { part: part.into(), source: Box::new(self) }
     }
 
-    /// For `map_err`: what was being done.
+    /// For `map_err`: names the operation.
     pub(crate) fn io<E: Into<io::Error>>(op: &'static str) -> impl Fn(E) -> Self + Copy {
         move |source| Self::Io { op, source: source.into() }
     }

@@ -1,4 +1,4 @@
-//! The files of image layouts, opened so that nothing is followed or waited for.
+//! Opens the files of image layouts without following links and without blocking.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -9,17 +9,18 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::error::{ImageError, Result};
 
-/// A layout's own links and mounts may lead to a file system that does not answer, or to a file of the node.
+/// Links and mounts in a layout may lead to a file system that does not answer, or to a file of the
+/// node.
 const WITHIN_LAYOUT: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
-/// A regular file; opening anything else may wait.
+/// Opens a regular file; opening another type could block.
 pub(crate) fn open(path: &Path) -> Result<File> {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     regular(path, opened)
 }
 
-/// A regular file of the layout in `dir`. A link or a mount on the way is refused.
+/// Opens a regular file in the layout `dir`. Links and mounts on the way are refused.
 pub(crate) fn open_within(dir: &Path, inner: &Path) -> Result<File> {
     let opened = open_dir(dir).and_then(|dir| {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -43,7 +44,7 @@ fn regular(path: &Path, opened: std::io::Result<File>) -> Result<File> {
     }
 }
 
-/// Of a layout: for what is opened in it, not to be read.
+/// Opens a layout's directory, only as the start of further lookups.
 pub(crate) fn open_dir(dir: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }

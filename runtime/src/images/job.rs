@@ -1,4 +1,4 @@
-//! One layer to unpack, as the process that does it is told.
+//! The job of the process that unpacks one layer.
 
 use std::path::PathBuf;
 
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 use super::limits::{ImageLimits, Used};
 use super::source::Blob;
 
-/// That process's first argument, as JSON.
+/// Passed as the first argument, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) blob: Blob,
     pub(crate) digest: String,
     pub(crate) diff_id: String,
-    /// An empty directory; of a layer that is unpacked already, its own.
+    /// An empty directory, or the layer's own if it is unpacked already.
     pub(crate) target: PathBuf,
-    /// Whether it is unpacked already: then only both digests are checked.
+    /// If it is unpacked already, only the two digests are checked.
     pub(crate) is_unpacked: bool,
     pub(crate) limits: ImageLimits,
-    /// What the image's layers below have taken.
+    /// What the image's lower layers have used of its limits.
     pub(crate) used: Used,
 }

@@ -1,8 +1,8 @@
-//! Which layers are being imported: one lock for each digest, so that imports of
-//! different layers do not wait for one another, and none is removed meanwhile.
+//! Locks for layers under import, one for each digest. Imports of different layers do not wait for
+//! each other, and no layer is removed during its import.
 //!
-//! Invariant: a layer's directory is removed only under [`Layers::unless_pinned`],
-//! and looked for only by who has it pinned.
+//! Invariant: a layer's directory is removed only under [`Layers::unless_pinned`], and looked up
+//! only by a holder of its pin.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub(crate) struct Layers(Mutex<BTreeMap<String, Arc<Mutex<()>>>>);
 
-/// Keeps one layer from being removed.
+/// Prevents the removal of one layer.
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     layers: &'a Layers,
@@ -24,7 +24,7 @@ impl Layers {
         Pin { layers: self, digest: digest.to_owned(), lock: Some(lock) }
     }
 
-    /// Does `removal` at once, or nothing if the layer is pinned. Must be quick.
+    /// Does `removal` at once, or nothing if the layer is pinned. `removal` must be quick.
     pub(crate) fn unless_pinned<T>(&self, digest: &str, removal: impl FnOnce() -> T) -> Option<T> {
         let pinned = self.locked();
         (!pinned.contains_key(digest)).then(removal)

@@ -1,4 +1,4 @@
-//! How much an image may ask of the node. Images are untrusted.
+//! Limits on what an image may use. Images are untrusted.
 //!
 //! Invariant: every error that a limit causes names the limit's flag.
 
@@ -42,7 +42,7 @@ impl Default for ImageLimits {
     }
 }
 
-/// What was taken of the limits of one image.
+/// What was used of one image's limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Used {
     pub(crate) unpacked_bytes: u64,
@@ -80,8 +80,8 @@ impl ImageLimits {
     }
 }
 
-/// How much may still be read. Shared by the reader and by the code that knows what
-/// is read next: the tar crate holds all of a header in memory.
+/// The bytes that may still be read, shared by the reader and by the code that knows what is read
+/// next: the tar crate holds a whole header in memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Allowance(Rc<Cell<u64>>);
 

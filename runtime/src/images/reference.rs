@@ -1,4 +1,4 @@
-//! Image names as users write them and as they are compared.
+//! Image names, as users write them and in full.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Fills in what may be left out: domain, `library/`, tag.
+    /// Adds what may be omitted: domain, `library/`, tag.
     pub(crate) fn parse(name: &str) -> Result<Self> {
         let invalid = |problem: &str| Error::invalid(format!("image {name:?}"), problem);
         if name.is_empty() || name.len() > MAX_LENGTH {
@@ -59,7 +59,7 @@ impl Reference {
         Ok(Self { repository: format!("{domain}/{path}"), tag, digest })
     }
 
-    /// Without the digest, if it has a tag.
+    /// The name without the digest, if it has a tag.
     pub(crate) fn tagged(&self) -> Option<String> {
         self.tag.as_ref().map(|tag| format!("{}:{tag}", self.repository))
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// `sha256:` and 64 lower-case hexadecimal digits: safe as a file name, too.
+/// `sha256:` and 64 lower-case hexadecimal digits: also safe as a file name.
 pub(crate) fn is_digest(text: &str) -> bool {
     text.strip_prefix("sha256:").is_some_and(is_hex_digest)
 }

@@ -1,4 +1,4 @@
-//! A bound on how many threads of this process do the same thing at once.
+//! Limits how many threads of this process do the same thing at the same time.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Where images come from: OCI image layouts, as directories or as tar archives.
+//! The sources of images: OCI image layouts, as directories or tar archives.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -17,7 +17,7 @@ use super::files::{open, open_dir, open_within};
 use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
 
-/// One layout. The caller adds image and place to its errors.
+/// One layout. The caller adds the image and the place to its errors.
 #[derive(Debug)]
 pub(crate) struct Source {
     place: Place,
@@ -30,7 +30,7 @@ enum Place {
     Archive { path: PathBuf, entries: Arc<Listing> },
 }
 
-/// Where the bytes of a blob are.
+/// The location of a blob's bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Blob {
     /// An archive, or the directory of a layout.
@@ -42,7 +42,7 @@ pub(crate) struct Blob {
 }
 
 impl Blob {
-    /// The file, at the blob's first byte.
+    /// Opens the file at the blob's first byte.
     pub(crate) fn open(&self) -> Result<File> {
         let mut file = match &self.inner {
             Some(inner) => open_within(&self.place, inner)?,
@@ -55,14 +55,15 @@ impl Blob {
 
 #[derive(Debug)]
 pub(crate) struct Manifest {
-    /// What `index.json` has: of the manifest, or of an index that has one for each platform.
+    /// The digest in `index.json`: of the manifest, or of an index with one manifest for each
+    /// platform.
     pub(crate) digest: String,
     pub(crate) manifest: documents::Manifest,
 }
 
 impl Source {
-    /// Every layout directory and `*.tar` file directly in `images_dir`, in order
-    /// of name; what is neither is skipped.
+    /// Every layout directory and every `*.tar` file directly in `images_dir`, by name; others are
+    /// skipped.
     pub(crate) fn candidates(images_dir: &Path) -> std::io::Result<Vec<PathBuf>> {
         let mut paths: Vec<PathBuf> = Vec::new();
         if is_layout(images_dir) {
@@ -95,14 +96,14 @@ impl Source {
         }
     }
 
-    /// The manifest that `index.json` has under `wanted`, for this machine's platform.
+    /// The manifest of `wanted` in `index.json`, for this machine's platform.
     pub(crate) fn find(&self, wanted: &Reference) -> Result<Option<Manifest>> {
         let index: Index = self.json(Path::new("index.json"), None)?;
         let Some(descriptor) = index.manifests.iter().find(|d| is_named(d, wanted)) else { return Ok(None) };
         self.manifest(descriptor).map(Some)
     }
 
-    /// Every name that `index.json` gives an image, as it is written there.
+    /// Every name of an image in `index.json`, as written.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         let index: Index = self.json(Path::new("index.json"), None)?;
         Ok(index.manifests.iter().filter_map(|d| d.names().next()).map(str::to_owned).collect())
@@ -153,7 +154,7 @@ impl Source {
         serde_json::from_slice(&bytes).map_err(|e| parse_problem(path, e.to_string()))
     }
 
-    /// A blob as it lies there: whoever reads it checks the digest.
+    /// A blob, not checked: the reader must check the digest.
     pub(crate) fn blob(&self, digest: &str) -> Result<Blob> {
         self.file(&blob_path(digest)?)
     }
@@ -175,13 +176,13 @@ impl Source {
     }
 }
 
-/// Whether there is an `index.json`. A layout whose index is a link counts: reading it says what is wrong.
+/// Whether there is an `index.json`. An index that is a link counts: reading it reports the error.
 fn is_layout(dir: &Path) -> bool {
     let Ok(dir) = open_dir(dir) else { return false };
     rustix::fs::statat(dir, "index.json", rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-/// Cuts the error: serde quotes the text it found, which may have megabytes.
+/// Shortens the error: serde quotes the invalid text, which may have megabytes.
 fn parse_problem(path: &Path, problem: String) -> ImageError {
     ImageError::Parse { path: path.to_owned(), problem: trace::shortened(problem, 300) }
 }
@@ -189,7 +190,7 @@ fn parse_problem(path: &Path, problem: String) -> ImageError {
 fn is_named(descriptor: &Descriptor, wanted: &Reference) -> bool {
     let mut found = descriptor.names().filter_map(|name| Reference::parse(name).ok());
     match &wanted.digest {
-        // By digest the tag does not matter, only the repository and the content.
+        // With a digest, only the repository and the content must match, not the tag.
         Some(digest) => {
             descriptor.digest == *digest && found.any(|name| name.repository == wanted.repository)
         }

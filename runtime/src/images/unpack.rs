@@ -1,5 +1,5 @@
-//! One layer: from a tar stream to a directory that overlayfs takes as a lower
-//! layer (whiteouts become 0:0 devices and opaque marks).
+//! Unpacks one layer from a tar stream into a directory that overlayfs uses as a lower layer
+//! (whiteouts become 0:0 devices and opaque marks).
 //!
 //! Invariant: every path is resolved below the layer's root with
 //! openat2(RESOLVE_IN_ROOT), so no entry and no link can reach outside.
@@ -28,8 +28,8 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Unpacks `blob` into the directory of `job`, unless it is there. Both digests are checked: the
-/// blob's own and, unpacked, the one that the image configuration names.
+/// Unpacks `blob` into the directory of `job`, unless that is done already. Checks the blob's
+/// digest, and the digest of the unpacked stream against the image configuration.
 pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used> {
     let (digest, diff_id, limits) = (&job.digest, &job.diff_id, &job.limits);
     let mut compressed = BufReader::with_capacity(128 << 10, Hashed::new(blob));
@@ -52,7 +52,7 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used> {
         if left.is_used_up() { limits.too_many_bytes() } else { problem }
     };
     unpacked.map_err(named)?;
-    // The tar ends before the stream does (padding); the digests cover all of it.
+    // The tar ends before the stream does (padding); the digests cover the whole stream.
     header.set(u64::MAX);
     let drained = io::copy(&mut plain, &mut io::sink());
     let found_diff_id = plain.into_inner().finish();
@@ -66,8 +66,8 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used> {
         let (digest, wanted) = (digest.clone(), diff_id.clone());
         return Err(ImageError::OtherDiffId { digest, found: found_diff_id, wanted });
     }
-    // Only the stream has headers and bytes behind the tar's end; only the entries count the holes
-    // of sparse files.
+    // Headers and bytes behind the tar's end are only in the stream; holes of sparse files are only
+    // in the entries.
     let in_entries = used.unpacked_bytes - job.used.unpacked_bytes;
     Ok(Used { unpacked_bytes: in_entries.max(most - left.left()), entries: used.entries - job.used.entries })
 }
@@ -75,8 +75,8 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used> {
 /// Longest run of blocks between the end of one entry's content and the next header.
 const PADDING: u64 = 1024;
 
-/// About 1.5 KiB of the kernel's memory each, which the unpacker's control group pays for and
-/// which cannot be reclaimed before they are on disk.
+/// Each takes about 1.5 KiB of kernel memory, which the unpacker's control group is charged with
+/// and which cannot be reclaimed before it is on disk.
 const ENTRIES_A_SYNC: u64 = 50_000;
 
 fn write_back(target: &Path) -> Result<()> {
@@ -97,7 +97,7 @@ fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) ->
             if header.is_used_up() { limits.header_too_large() } else { ImageError::reading("tar")(e) }
         })?;
         header.set(u64::MAX);
-        // A sparse file's holes are in no stream.
+        // Holes of a sparse file are not in the stream.
         used.add(Used { unpacked_bytes: entry.size(), entries: 1 });
         used.check(limits)?;
         let path = entry.path().map_err(ImageError::io("tar entry name"))?.into_owned();
@@ -105,17 +105,17 @@ fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) ->
         if entry.header().entry_type() == EntryType::Directory {
             dir_times.push((path, mtime(&entry)));
         }
-        // Here, so that the next read is of a header.
+        // Skips the rest, so that the next read is a header.
         io::copy(&mut entry, &mut io::sink()).map_err(ImageError::reading("tar"))?;
         if used.entries.is_multiple_of(ENTRIES_A_SYNC) {
             write_back(&job.target)?;
         }
     }
-    // Filling a directory changes its time, so those come last.
+    // Last: adding entries to a directory changes its times.
     for (path, seconds) in dir_times {
         let made = match rootfs::open_in_root(&root, &path) {
             Ok(made) => made,
-            // A later entry took its place, or hid it.
+            // A later entry replaced or hid it.
             Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => continue,
             Err(e) => return Err(ImageError::from(e).within(shown(&path))),
         };
@@ -126,20 +126,20 @@ fn extract(stream: impl Read, job: &Job, header: &Allowance, used: &mut Used) ->
     Ok(())
 }
 
-/// The beginning of a name that may have a megabyte.
+/// The beginning of a name, which may have a megabyte.
 fn shown(path: &Path) -> String {
     const SHOWN: usize = 200;
     let text = path.display().to_string();
     if text.len() <= SHOWN { text } else { format!("{}...", &text[..text.floor_char_boundary(SHOWN)]) }
 }
 
-/// Directories between the root and `dir`, wherever links have led.
+/// Number of directories between the root and `dir`, after links were followed.
 fn depth_below(root: &OwnedFd, dir: &OwnedFd) -> Option<usize> {
     let place = |fd: &OwnedFd| {
         let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
         std::fs::read_link(name).ok()
     };
-    // A path that is longer than a page cannot be read: that is too deep.
+    // A path longer than a page cannot be read: then it is too deep.
     Some(place(dir)?.strip_prefix(place(root)?).ok()?.components().count())
 }
 
@@ -165,7 +165,7 @@ fn place(
     };
     let parent_path = relative.parent().unwrap_or(Path::new(""));
     let parent = rootfs::ensure_in_root(root, parent_path, rootfs::Kind::Directory)?;
-    // Links of the layer may lead deeper than the name says.
+    // Links in the layer may lead deeper than the name shows.
     if depth_below(root, &parent).is_none_or(|depth| depth >= limits.depth) {
         return Err(limits.too_deep());
     }
@@ -190,7 +190,7 @@ fn make(root: &OwnedFd, parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_
     let kind = entry.header().entry_type();
     if kind == EntryType::Directory {
         if !is_directory(parent, name) {
-            // A link of this name is replaced: its target is not of this layer.
+            // A link with this name is replaced, because its target belongs to another layer.
             remove_existing(parent, name.as_os_str())?;
             rustix::fs::mkdirat(parent, name, Mode::from(0o755)).map_err(ImageError::io("make directory"))?;
         }
@@ -209,7 +209,7 @@ fn make(root: &OwnedFd, parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_
             rustix::fs::symlinkat(&target, parent, name).map_err(ImageError::io("make symbolic link"))?;
         }
         EntryType::Link => {
-            // The owner and mode are those of the file it names, which is in place already.
+            // The hard link gets owner and mode from its target, which is complete.
             let target = link_name(entry)?;
             let (dir, file) = (target.parent().unwrap_or(Path::new("")), target.file_name());
             let file = file.ok_or_else(|| ImageError::HardLink { target: target.clone() })?;
@@ -237,7 +237,7 @@ fn make(root: &OwnedFd, parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_
     finish(parent, name, entry)
 }
 
-/// Owner, mode, extended attributes and time of what was just made.
+/// Sets owner, mode, extended attributes and times of the new entry.
 fn finish(parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) -> Result<()> {
     set_owner_and_mode(parent, entry, name)?;
     let attributes: Vec<(String, Vec<u8>)> = entry
@@ -253,7 +253,7 @@ fn finish(parent: &OwnedFd, name: &Path, entry: &mut tar::Entry<'_, impl Read>) 
     if !attributes.is_empty() && entry.header().entry_type() != EntryType::Symlink {
         let made = rootfs::open_in_root(parent, name)?;
         for (key, value) in attributes {
-            // A layer must not speak to overlayfs past the whiteouts of the image format.
+            // A layer must not set overlayfs attributes other than through whiteouts.
             if !key.starts_with("trusted.overlay.") && !key.starts_with("user.overlay.") {
                 set_xattr(&made, &key, &value)?;
             }

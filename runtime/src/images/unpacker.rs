@@ -1,8 +1,8 @@
-//! Unpacks a layer in a process of its own, so that what an image causes
-//! there (use of memory and time, a fault in a decoder) ends with that process.
+//! Unpacks a layer in a separate process, which contains the effects of a hostile image: memory,
+//! time, decoder faults.
 //!
-//! Invariant: the blob's digest is checked before anything of it is unpacked,
-//! and once more while it is unpacked.
+//! Invariant: the blob's digest is checked before anything of it is unpacked, and again while it is
+//! unpacked.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -24,21 +24,21 @@ use crate::error::chain;
 use crate::reexec::UNPACKER_NAME;
 use crate::shim_client::own_program;
 
-/// Memory of the unpacker: a decoder's window, one header, and the pages that wait for the disk.
+/// The unpacker's memory: a decoder's window, one header, and pages that wait for the disk.
 const MEMORY_BYTES: u64 = 512 << 20;
-/// A gigabyte takes some ten seconds; nothing takes this long but an attack.
+/// A gigabyte takes about ten seconds; only an attack takes this long.
 const CPU_SECONDS: u64 = 1800;
 const DESCRIPTORS: u64 = 64;
 const CGROUP_PREFIX: &str = "hawser-unpack-";
-/// For a killed process to be gone from its group.
+/// Limit for a killed process to leave its control group.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// tmpfs keeps what is written in memory, which is not the unpacker's fault.
+/// On tmpfs, written files count as the unpacker's memory.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Runs `job` in a child, in a control group of its own below `parent`; what it took.
+/// Runs `job` in a child, in its own control group below `parent`. Returns what it used.
 ///
-/// Where the group cannot be made (no cgroups are mounted, or they are
-/// read-only), the resource limits alone hold the child: its address space.
+/// If the group cannot be made (no cgroups, or read-only ones), only the resource limits restrict
+/// the child: its address space.
 pub(crate) fn run_in_child(job: &Job, parent: &Path) -> Result<Used> {
     let hierarchies = Hierarchies::detect()?;
     let limits = Limits {
@@ -67,14 +67,14 @@ pub(crate) fn run_in_child(job: &Job, parent: &Path) -> Result<Used> {
     result
 }
 
-/// One group for each layer that this process unpacks.
+/// Each layer that this process unpacks has its own group.
 fn cgroup_of(parent: &Path, digest: &str) -> PathBuf {
     let hex = digest.trim_start_matches("sha256:");
     let process = std::process::id();
     parent.join(format!("{CGROUP_PREFIX}{process}-{}", hex.get(..16).unwrap_or(hex)))
 }
 
-/// Removes the groups below `parent` of runtimes that were killed while they unpacked.
+/// Removes the groups below `parent` whose runtimes were killed while they unpacked.
 pub(crate) fn remove_abandoned_cgroups(parent: &Path) {
     let Ok(hierarchies) = Hierarchies::detect() else { return };
     let names = hierarchies.names_below(parent).unwrap_or_else(|error| {
@@ -84,7 +84,7 @@ pub(crate) fn remove_abandoned_cgroups(parent: &Path) {
     for name in names {
         let owner = name.strip_prefix(CGROUP_PREFIX).and_then(|rest| rest.split('-').next());
         let owner = owner.and_then(|pid| pid.parse().ok());
-        // This process has made none yet: an earlier one had its pid.
+        // This process has made none yet: an earlier process had the same pid.
         let is_abandoned = owner.is_some_and(|pid| pid == std::process::id().cast_signed() || has_ended(pid));
         if is_abandoned
             && let Err(error) = Cgroup::find(&hierarchies, &parent.join(&name)).end(REMOVAL_TIMEOUT)
@@ -94,7 +94,7 @@ pub(crate) fn remove_abandoned_cgroups(parent: &Path) {
     }
 }
 
-/// Whether process `pid` is gone, or a zombie. False where that cannot be told.
+/// Whether process `pid` is gone or a zombie. False if that is unknown.
 fn has_ended(pid: i32) -> bool {
     match linux::process::open_pidfd(pid) {
         Ok(Some(process)) => linux::process::wait_for_end(process, Duration::ZERO).unwrap_or(false),
@@ -137,7 +137,7 @@ fn is_in_memory(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|kind| kind.f_type == TMPFS_MAGIC)
 }
 
-/// The child: does the job and prints what it took.
+/// The child: does the job and prints what it used.
 pub(crate) fn run(job: &str, parent: &str, cgroup: Option<&Path>) -> Result<String> {
     let job: Job = serde_json::from_str(job).map_err(message("read the job"))?;
     confine(&job, parent, cgroup)?;

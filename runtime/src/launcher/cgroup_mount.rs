@@ -1,5 +1,5 @@
-//! What a container has on /sys/fs/cgroup, where programs (the JVM, Go, .NET) look
-//! for their limits.
+//! The mounts on a container's /sys/fs/cgroup, where programs (the JVM, Go, .NET) read their
+//! limits.
 //!
 //! On cgroup v2 the container's group is mounted there, on v1 a tmpfs with one
 //! directory for each hierarchy that the container is in. These are bind mounts: a
@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::error::{LaunchError, Result};
 
-/// A tree to be attached to the mount's target, and what comes on directories of it after that.
+/// A tree for the mount's target, and the trees for directories in it.
 #[derive(Debug)]
 pub(super) struct CgroupTree {
     pub(super) tree: OwnedFd,
@@ -48,7 +48,7 @@ impl CgroupTree {
         Ok(Self { tree, below })
     }
 
-    /// Attaches the rest, once `tree` is attached.
+    /// Attaches the other trees, after `tree` was attached.
     pub(super) fn attach_below(self) -> Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         self.below.into_iter().try_for_each(|(name, mount)| {

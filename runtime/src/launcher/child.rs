@@ -1,9 +1,9 @@
 //! The child between clone3(2) and execve(2): from the shim's copy to the
 //! container's first process.
 //!
-//! Invariant: the order. Sources are opened before anything is made a slave
-//! (Bidirectional needs the peer group), the groups of cgroup v1 are joined before the
-//! namespaces change what is visible (it starts in the one of v2), privileges go last.
+//! Invariant: the order. Sources are opened before any mount becomes a slave (Bidirectional needs
+//! the peer group). The groups of cgroup v1 are joined before the namespaces change what is visible
+//! (the child starts in its v2 group). Privileges are dropped last.
 
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr};
@@ -31,7 +31,7 @@ pub(super) struct Stdio {
     pub(super) stderr: OwnedFd,
 }
 
-/// Does not return but with the reason why the program does not run.
+/// Returns only if the program does not run, with the reason.
 pub(super) fn run(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: &Stdio) -> Result<Infallible> {
     process::set_undumpable()?;
     process::new_session()?;
@@ -79,13 +79,13 @@ fn build_root(plan: &Plan, overlay: &Overlay) -> Result<()> {
     root.enter()
 }
 
-/// A bind mount's tree, while its peers are still known; file systems are made later.
+/// A bind mount's tree, opened while its peer group is still known; file systems are made later.
 fn source(mount: &PlannedMount) -> Result<Option<OwnedFd>> {
     let What::Bind { source, recursive } = &mount.what else { return Ok(None) };
     let problem = |e: linux::Error| LaunchError::from(e).mounting(&mount.target);
     let tree = rootfs::clone_tree_without_links(source, *recursive).map_err(problem)?;
     if let Some(propagation) = mount.propagation.filter(|p| *p != Propagation::Shared) {
-        // A shared tree is left as it is: it is in its source's peer group already.
+        // A shared tree is left unchanged: it is already in its source's peer group.
         let change =
             Attributes { propagation: Some(propagation), recursive: *recursive, ..Attributes::default() };
         rootfs::set_attributes(&tree, change).map_err(problem)?;
@@ -102,8 +102,8 @@ fn change_directory(path: &Path) -> Result<()> {
     rustix::process::fchdir(found).map_err(|e| problem(e.into()))
 }
 
-/// The value that was clamped before is set as it is; a kernel that still
-/// refuses keeps the inherited one, which the caller has reported.
+/// Sets the value, which was clamped before. If the kernel still refuses, the inherited value
+/// stays; the caller has reported that.
 fn set_oom_score_adj(wanted: i32) -> Result<()> {
     match procfs::write(Path::new("self/oom_score_adj"), &wanted.to_string()) {
         Err(e) if e.source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
@@ -113,7 +113,7 @@ fn set_oom_score_adj(wanted: i32) -> Result<()> {
 
 fn give_up_privileges(plan: &Plan) -> Result<()> {
     process::limit_bounding_set(plan.capabilities.bounding)?;
-    // A filter needs CAP_SYS_ADMIN or no_new_privs: whichever of the two there is.
+    // A filter needs CAP_SYS_ADMIN or no_new_privs.
     if !plan.no_new_privileges {
         install_seccomp(plan)?;
     }
@@ -131,9 +131,9 @@ fn give_up_privileges(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// CAP_BPF besides, if this process has it: the others' filters may take all the memory that the
-/// kernel has for those of processes without it (net.core.bpf_jit_limit). execve(2) takes it away
-/// again, since no set has it that is kept (capabilities(7), "Transformation of capabilities").
+/// Adds CAP_BPF if this process has it: other processes' filters may use up the kernel's memory for
+/// unprivileged filters (net.core.bpf_jit_limit). execve(2) drops it, since it is in no set that
+/// survives (capabilities(7), "Transformation of capabilities").
 fn with_memory_for_filters(wanted: Capabilities) -> Result<Capabilities> {
     let held = linux::credentials::capabilities()?.permitted;
     let bpf = (held & CapabilitySet::BPF).bits();

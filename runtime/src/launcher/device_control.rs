@@ -1,8 +1,7 @@
-//! Device control of a container: its rules put in force, and what happens where
-//! the machine cannot do that.
+//! Enforces a container's device rules, and handles machines that cannot.
 //!
-//! Invariant: a container without device control never has CAP_MKNOD, and its
-//! status names the reason. Without both, any node that it makes is a disk of the host.
+//! Invariant: a container without device control never has CAP_MKNOD, and its status names the
+//! reason. With CAP_MKNOD it could make a node for a disk of the host.
 
 use linux::cgroup::Cgroup;
 use nix::errno::Errno;
@@ -11,7 +10,7 @@ use super::error::{LaunchError, Result};
 use super::plan::Plan;
 use crate::error::chain;
 
-/// What to do where rules cannot be put in force.
+/// What to do if the rules cannot be enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WithoutControl {
     Refuse,
@@ -19,8 +18,8 @@ pub(crate) enum WithoutControl {
     StartWithoutMknod,
 }
 
-/// Restricts `cgroup` as `plan` says. `Some`: it could not, the plan has no MKNOD
-/// any more, and this is what the container's status must say.
+/// Restricts `cgroup` according to `plan`. If that is impossible, removes MKNOD from the plan and
+/// returns the text for the container's status.
 pub(super) fn establish(
     plan: &mut Plan,
     cgroup: &Cgroup,

@@ -1,11 +1,11 @@
-//! The device rules of a specification, in the words of `linux`. Pure.
+//! Translates the device rules of a specification into those of `linux`. Pure.
 
 use linux::device_rules::{Access, DeviceKind, DeviceRule, Devices, Policy};
 use oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType};
 
 use super::error::{LaunchError, Result};
 
-/// `None`: the specification says nothing of devices.
+/// `None`: the specification has no device rules.
 pub(super) fn policy(rules: Option<&[LinuxDeviceCgroup]>) -> Result<Option<Policy>> {
     let rules = rules.map(|rules| rules.iter().map(rule).collect::<Result<Vec<_>>>()).transpose()?;
     Ok(rules.map(|rules| Policy::of(&rules)))
@@ -13,7 +13,7 @@ pub(super) fn policy(rules: Option<&[LinuxDeviceCgroup]>) -> Result<Option<Polic
 
 fn rule(rule: &LinuxDeviceCgroup) -> Result<DeviceRule> {
     let problem = |what, value| LaunchError::DeviceRule { what, value };
-    // Absent, or -1 as runc writes it: all.
+    // Absent, or -1 as runc writes it: all devices.
     let number = |name, value: Option<i64>| match value {
         None | Some(-1) => Ok(None),
         Some(n) => u32::try_from(n).map(Some).map_err(|_| problem(name, n.to_string())),

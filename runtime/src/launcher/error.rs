@@ -1,4 +1,4 @@
-//! Why a container's first process does not run. It becomes text at the outcome pipe.
+//! Why a container's first process does not run. The outcome pipe transmits it as text.
 
 use std::ffi::OsString;
 use std::io;
@@ -99,7 +99,7 @@ pub(crate) enum LaunchError {
     #[error("exec: {name:?}: {problem}")]
     Exec { name: OsString, problem: ExecProblem },
 
-    // What the machine does not do.
+    // Limits of the machine.
     #[error(
         "device control: {}: {remedy}, or start the runtime with --allow-without-device-control, \
          which gives containers no CAP_MKNOD instead",
@@ -116,7 +116,7 @@ pub(crate) enum LaunchError {
     },
     #[error("{} create: {status}", .program.display())]
     Create { program: PathBuf, status: ExitStatus },
-    /// `said`: its last line.
+    /// `said`: its last line of output.
     #[error("{} {action}: {said}", .program.display())]
     Action { program: PathBuf, action: String, said: String },
     #[error("{}: {text:?} is no pid", .path.display())]
@@ -139,7 +139,7 @@ pub(crate) enum LaunchError {
     Kernel(#[from] linux::Error),
 }
 
-/// In the words that users know from runc and from Go.
+/// With the messages that users know from runc and Go.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExecProblem {
     #[error("leads out of the container")]
@@ -166,7 +166,7 @@ impl LaunchError {
     }
 }
 
-/// `no such file or directory`, as Go writes it, without the number.
+/// `no such file or directory`: Go's wording, without the number.
 fn words(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_lowercase()

@@ -1,4 +1,4 @@
-//! What the child is going to do, decoded from the OCI specification.
+//! The child's steps, decoded from the OCI specification.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -22,13 +22,13 @@ use crate::spec::mount_policy::MountPolicy;
 pub(super) struct Plan {
     pub(super) new_namespaces: CloneFlags,
     pub(super) joined_namespaces: Vec<(PathBuf, CloneFlags)>,
-    /// Entered after the container's group is joined, which becomes its root.
+    /// Entered after joining the container's group, which becomes the namespace's root.
     pub(super) own_cgroup_namespace: bool,
     pub(super) cgroup_path: PathBuf,
-    /// What a mount of type `cgroup` shows; known once the group is there.
+    /// The content of a mount of type `cgroup`; set once the group exists.
     pub(super) cgroup_view: View,
     pub(super) limits: Limits,
-    /// `None` leaves devices alone.
+    /// `None`: no device control.
     pub(super) devices_policy: Option<Policy>,
     pub(super) rootfs: PathBuf,
     pub(super) read_only_root: bool,
@@ -170,7 +170,7 @@ fn planned_mount(mount: &Mount) -> Result<PlannedMount> {
             "private" | "rprivate" => propagation = Some(Propagation::Private),
             "slave" | "rslave" => propagation = Some(Propagation::Slave),
             "shared" | "rshared" => propagation = Some(Propagation::Shared),
-            // What a fresh mount or a copy of one is anyway.
+            // The defaults of a new mount.
             "rw" | "suid" | "dev" | "exec" | "relatime" | "strictatime" | "atime" => {}
             other => fs_options.push(other.to_owned()),
         }

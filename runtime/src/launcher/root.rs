@@ -1,13 +1,12 @@
 //! The container's root file system, from the overlay to the point where the
 //! child moves into it.
 //!
-//! Volumes belong to others, who may change them meanwhile. So the place of
-//! each mount is held by a descriptor from the moment it is decided on, and what
-//! isolates the container (proc, sysfs, devices, masks) is verified after the
-//! last mount.
+//! Volumes belong to other processes, which may change them at any time. So each mount's place is
+//! held by a descriptor once it is chosen, and everything that isolates the container (proc, sysfs,
+//! devices, masks) is verified after the last mount.
 //!
-//! Invariant: the order. The container's own /dev gets its nodes before any
-//! volume is mounted, masks come after every volume, [`Root::verify`] comes last.
+//! Invariant: the order. The container's own /dev gets its nodes before any volume is mounted.
+//! Masks come after every volume. [`Root::verify`] comes last.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -46,13 +45,13 @@ pub(super) struct Root<'a> {
 }
 
 impl<'a> Root<'a> {
-    /// The overlay, with nothing mounted in it yet. This process's mount
-    /// namespace must be its own, and a slave.
+    /// Mounts the overlay; nothing is mounted in it yet. This process's mount namespace must be its
+    /// own, and a slave.
     pub(super) fn mount(plan: &'a Plan, overlay: &Overlay) -> Result<Self> {
-        // It would take bits away from the modes of device nodes.
+        // A umask would remove bits from the modes of device nodes.
         rustix::process::umask(rustix::fs::Mode::empty());
         let mount_point = rootfs::open_root(&plan.rootfs)?;
-        // Below the root, where no process of the container finds it.
+        // Below the root, where the container's processes cannot see it.
         let masks = Masks::mount(&mount_point, &plan.rootfs)?;
         let tree = overlay.view().mount()?;
         rootfs::attach(tree, mount_point, &plan.rootfs)?;
@@ -60,7 +59,7 @@ impl<'a> Root<'a> {
         Ok(Self { plan, fd, masks })
     }
 
-    /// `tree` is a bind mount's; a file system is made here.
+    /// `tree` is set for a bind mount; other file systems are made here.
     pub(super) fn attach(&self, mount: &PlannedMount, tree: Option<OwnedFd>) -> Result<()> {
         match (&mount.what, tree) {
             (What::FileSystem { fs_type, options }, None) => {
@@ -78,8 +77,8 @@ impl<'a> Root<'a> {
         .map_err(|problem| problem.mounting(&mount.target))
     }
 
-    /// One of the container's own (a request has bind mounts only): it must
-    /// stand at its very path, whatever links the image has there.
+    /// Mounts one of the container's own file systems (a request has only bind mounts). It must be
+    /// at its exact path, whatever links the image has there.
     fn attach_file_system(&self, mount: &PlannedMount, tree: &OwnedFd) -> Result<()> {
         let place = rootfs::ensure_target(&self.fd, &mount.target, Kind::Directory)?;
         if place.path != mount.target {
@@ -102,7 +101,7 @@ impl<'a> Root<'a> {
         Ok(rootfs::attach(tree, place.fd, &mount.target)?)
     }
 
-    /// Into a /dev that was mounted a moment ago and is empty.
+    /// Makes the nodes in a new, empty /dev.
     fn make_devices(&self) -> Result<()> {
         let dev = rootfs::open_in_root(&self.fd, Path::new("dev"))?;
         for (name, device) in DEVICES {
@@ -123,7 +122,7 @@ impl<'a> Root<'a> {
         Ok(())
     }
 
-    /// After the last mount.
+    /// Called after the last mount.
     pub(super) fn protect(&mut self) -> Result<()> {
         for path in &self.plan.masked {
             self.masks.mask(&self.fd, path)?;
@@ -137,7 +136,7 @@ impl<'a> Root<'a> {
         self.verify()
     }
 
-    /// That the container finds what isolates it, and not a volume in its place.
+    /// Verifies that the container sees its own isolation, and not a volume in its place.
     fn verify(&self) -> Result<()> {
         self.masks.verify(&self.fd)?;
         for mount in &self.plan.mounts {
@@ -167,7 +166,7 @@ impl<'a> Root<'a> {
         Ok(())
     }
 
-    /// The directory in which the program starts, made if it is missing.
+    /// Makes the directory in which the program starts, if it is missing.
     pub(super) fn ensure_directory(&self, path: &Path) -> Result<()> {
         if rootfs::open_in_root(&self.fd, path).is_ok() {
             return Ok(());
@@ -175,7 +174,7 @@ impl<'a> Root<'a> {
         Ok(rootfs::ensure_target(&self.fd, path, Kind::Directory).map(drop)?)
     }
 
-    /// Makes it this process's root. From here on every path is the container's.
+    /// Makes it this process's root. After that, every path is inside the container.
     pub(super) fn enter(self) -> Result<()> {
         rustix::process::umask(rustix::fs::Mode::from(0o022));
         Ok(rootfs::pivot_into(self.fd)?)

@@ -1,9 +1,8 @@
 //! From the OCI form of a seccomp profile to BPF.
 //!
-//! seccompiler's filters know one action for a match and one for the rest, so a
-//! profile becomes a stack of filters: the allow-list, and one more for each
-//! other action. The kernel takes the strictest answer of all, and of equally
-//! strict ones that of the filter installed last.
+//! seccompiler's filters have one action for a match and one for everything else. So a profile
+//! becomes a stack of filters: the allow-list, and one more for each other action. The kernel
+//! applies the strictest result; of equally strict ones, that of the filter installed last.
 //!
 //! Programs of other architectures (32-bit ones) are killed by every filter.
 
@@ -41,7 +40,8 @@ pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>
         }
     }
     if default != SeccompAction::Allow {
-        // What another filter answers must pass the allow-list, or the default would be as strict.
+        // Calls that another filter handles must pass the allow-list; otherwise the default would
+        // be as strict.
         let allow =
             by_action.iter().position(|(known, _)| *known == SeccompAction::Allow).unwrap_or_else(|| {
                 by_action.push((SeccompAction::Allow, BTreeMap::new()));
@@ -63,8 +63,8 @@ pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>
     Ok(programs)
 }
 
-/// ENOSYS for calls that are newer than the profile: C libraries then use an
-/// older call, which they do not after EPERM. runc does the same.
+/// ENOSYS for calls newer than the profile: after ENOSYS, but not after EPERM, C libraries try an
+/// older call. runc does the same.
 fn unknown_calls(newest: i64) -> Result<Vec<BpfInstruction>> {
     // linux/bpf_common.h and linux/seccomp.h: the number is the first field of seccomp_data.
     const LOAD_WORD: u16 = 0x20;
@@ -93,7 +93,7 @@ fn program(
     Ok(program.into_iter().map(|i| BpfInstruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect())
 }
 
-/// No rules at all means any arguments, and stays so whatever else is said of the call.
+/// An empty list of rules means any arguments; later rules for the same call do not change that.
 fn add_rule(
     entry: std::collections::btree_map::Entry<'_, i64, Vec<SeccompRule>>,
     syscall: &LinuxSyscall,
@@ -161,8 +161,8 @@ fn number(name: &str) -> Option<i64> {
     [COMMON, LEGACY, NEW, NEW_HERE].into_iter().find_map(find)
 }
 
-/// One number on all architectures, as every call since Linux 5.1 (scripts/syscall.tbl);
-/// the crate `libc` has them not yet.
+/// Calls with one number on all architectures, as every call since Linux 5.1 (scripts/syscall.tbl),
+/// that the crate `libc` lacks.
 const NEW: &[(&str, i64)] = &[
     ("SYS_set_mempolicy_home_node", 450),
     ("SYS_cachestat", 451),
@@ -185,7 +185,7 @@ const NEW: &[(&str, i64)] = &[
     ("SYS_file_getattr", 468),
     ("SYS_file_setattr", 469),
 ];
-/// The same of one architecture alone.
+/// Calls of this architecture only.
 #[cfg(target_arch = "x86_64")]
 const NEW_HERE: &[(&str, i64)] = &[("SYS_io_pgetevents", 333), ("SYS_uretprobe", 335)];
 #[cfg(not(target_arch = "x86_64"))]

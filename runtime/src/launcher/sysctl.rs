@@ -1,5 +1,5 @@
-//! Which kernel settings a specification may change: those that belong to a
-//! namespace that the container does not share with the node.
+//! The kernel settings that a specification may change: those of a namespace that the container
+//! does not share with the node.
 //!
 //! Invariant: a name is a path below /proc/sys without `..`.
 
@@ -24,7 +24,7 @@ const IPC: &[&str] = &[
 ];
 const UTS: &[&str] = &["kernel/domainname", "kernel/hostname"];
 
-/// `net.ipv4.ip_forward` as `net/ipv4/ip_forward`, and its value.
+/// `net.ipv4.ip_forward` as `net/ipv4/ip_forward`, with its value.
 pub(super) fn checked(linux: &Linux) -> Result<Vec<(String, String)>> {
     let has_own = |kind| linux.namespaces().iter().flatten().any(|n| n.typ() == kind);
     let mut settings = Vec::new();
@@ -39,8 +39,8 @@ pub(super) fn checked(linux: &Linux) -> Result<Vec<(String, String)>> {
     Ok(settings)
 }
 
-/// Dots separate, unless a slash comes first: then dots belong to names
-/// (sysctl(8): `net/ipv4/conf/eth0.5/arp_notify`).
+/// Dots separate, unless a slash comes first: then dots are part of names (sysctl(8):
+/// `net/ipv4/conf/eth0.5/arp_notify`).
 fn path_of(name: &str) -> String {
     let first = name.find(['.', '/']).and_then(|at| name[at..].chars().next());
     if first == Some('/') {

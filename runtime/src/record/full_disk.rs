@@ -1,8 +1,7 @@
-//! A record's new version on a full disk: in the blocks that the old one has.
+//! Writes a record's new version on a full disk, into the blocks of the old one.
 //!
-//! Invariant: only a write that failed for want of space comes here. A power
-//! cut in the middle can tear the record; its reader takes that for a record
-//! that is not there.
+//! Invariant: called only after a write failed for want of space. A power cut during the write can
+//! tear the record; a reader then treats it as missing.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -20,12 +19,12 @@ pub(super) fn is_cause(error: &Error) -> bool {
     matches!(error, Error::Kernel(e) if matches!(e.errno(), Errno::ENOSPC | Errno::EDQUOT))
 }
 
-/// Whether `content` found room in the file that is there.
+/// Returns whether `content` fitted into the existing file.
 pub(super) fn overwrite(path: &Path, content: &[u8]) -> bool {
     let has_room = fs::metadata(path).is_ok_and(|m| m.blocks() * BLOCK_BYTES >= content.len() as u64);
     let write = || {
         let mut file = OpenOptions::new().write(true).open(path)?;
-        // Blanks mean nothing at the end of JSON: a reader never sees the old end.
+        // Padded with blanks, which JSON ignores: a reader never sees the rest of the old version.
         let old = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
         let mut padded = content.to_vec();
         padded.resize(content.len().max(old.min(MAX_PADDED)), b' ');
@@ -36,7 +35,7 @@ pub(super) fn overwrite(path: &Path, content: &[u8]) -> bool {
     has_room && write().is_ok()
 }
 
-/// No record is nearly as long.
+/// Far longer than any record.
 const MAX_PADDED: usize = 16 << 20;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Container output as the CRI writes it: one line a line, with time, stream
-//! and a tag that says whether the line is whole (`F`) or goes on (`P`).
+//! Container output in the CRI format: each line has a time, a stream and a tag, which is `F` for a
+//! full line or `P` for a partial one.
 
 mod ceiling;
 
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 
 pub use ceiling::LogCeiling;
 
-/// Longer lines are cut into `P` pieces, as containerd does.
+/// Longer lines are split into `P` pieces, as in containerd.
 const MAX_LINE_BYTES: usize = 16 * 1024;
 const READ_BYTES: usize = 64 * 1024;
-/// Taken from a running program's output at a time: one that never stops writing
-/// must not keep the shim from everything else, such as killing it.
+/// Most output read in one turn: a program that never stops writing must not keep the shim from
+/// other work, such as killing it.
 pub(super) const TURN_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -28,14 +28,14 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    /// `None` drops what is written. The directory is made.
+    /// `None` discards the output. The directory is made if it is missing.
     pub(super) fn open(path: Option<PathBuf>, ceiling: Option<LogCeiling>) -> io::Result<Self> {
         let mut log = Self { path, file: None, length: 0, ceiling };
         log.reopen()?;
         Ok(log)
     }
 
-    /// After somebody moved the file away: the next line goes into a new one.
+    /// Called after the file was moved away: the next line goes into a new file.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         if let Some(path) = &self.path {
             let file = open_append(path)?;
@@ -45,7 +45,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// A full disk must not stop the container: what cannot be written is lost.
+    /// A full disk must not stop the container: lines that cannot be written are lost.
     fn append(&mut self, lines: &[u8]) {
         self.make_room(lines.len() as u64);
         if let Some(file) = &mut self.file {
@@ -61,11 +61,11 @@ impl LogFile {
         }
         match ceiling::rotate(path, ceiling) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                // Not again for every line.
+                // Do not try again for every line.
                 self.length = 0;
                 super::note(&format!("rotate {}: {e}", path.display()));
             }
-            // Moved away by us, or by a kubelet that is about to tell us.
+            // Moved by the shim, or by a kubelet that is about to call reopen.
             _ => {
                 if let Err(e) = self.reopen() {
                     super::note(&format!("reopen log: {e}"));
@@ -82,12 +82,12 @@ fn open_append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o640).open(path)
 }
 
-/// One end of a container's output pipe.
+/// The read end of a container's output pipe.
 #[derive(Debug)]
 pub(super) struct Stream {
     pipe: File,
     name: &'static str,
-    /// What came after the last line end.
+    /// The incomplete last line.
     rest: Vec<u8>,
 }
 
@@ -97,8 +97,8 @@ impl Stream {
         Self { pipe: File::from(pipe), name, rest: Vec::new() }
     }
 
-    /// Takes what is there to `log`, until about `max_bytes` are taken; `false`
-    /// when the stream has ended.
+    /// Reads the available output into `log`, up to about `max_bytes`. `false` if the stream has
+    /// ended.
     pub(super) fn pump(&mut self, log: &mut LogFile, max_bytes: usize) -> bool {
         let mut buffer = [0; READ_BYTES];
         let mut taken = 0;
@@ -120,14 +120,14 @@ impl Stream {
         true
     }
 
-    /// All that is there now, as it is: for an OCI runtime's own error message.
+    /// All available output, without changes: for an OCI runtime's error message.
     pub(super) fn read_raw(&mut self) -> Vec<u8> {
         let mut text = Vec::new();
         drop(self.pipe.read_to_end(&mut text)); // ends with WouldBlock or at the end
         text
     }
 
-    /// An unfinished last line is written as a piece.
+    /// Writes an incomplete last line as a piece.
     pub(super) fn finish(&mut self, log: &mut LogFile) {
         if !self.rest.is_empty() {
             let rest = std::mem::take(&mut self.rest);

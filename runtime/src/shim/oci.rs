@@ -1,5 +1,5 @@
-//! The same bundle through an OCI runtime's command line (`runc`, `crun`,
-//! `youki`): create, start, delete. The shim still owns output and reaping.
+//! Runs the same bundle through an OCI runtime's command line (`runc`, `crun`, `youki`): create,
+//! start, delete. The shim still reads the output and reaps.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,12 +18,12 @@ use crate::spec::mount_policy::{MountPolicy, Source};
 #[derive(Debug)]
 pub(super) struct OciRuntime<'a> {
     pub(super) program: &'a Path,
-    /// Where it keeps its own state: in the sandbox's directory.
+    /// The OCI runtime's own state directory, in the sandbox's directory.
     pub(super) state_dir: &'a Path,
 }
 
 impl OciRuntime<'_> {
-    /// `create`: the container's process exists and waits. Its pid, and its cgroup.
+    /// `create`: returns the pid of the container's process, which waits, and its cgroup.
     pub(super) fn create(
         &self,
         container: &str,
@@ -64,12 +64,12 @@ impl OciRuntime<'_> {
         Ok((pid, Cgroup::find(&hierarchies, &path)))
     }
 
-    /// `start`: the process goes on to execve(2).
+    /// `start`: the process continues to execve(2).
     pub(super) fn start(&self, container: &str) -> Result<()> {
         self.run(&["start", container])
     }
 
-    /// `delete --force`, and the root file system unmounted.
+    /// `delete --force`, and unmounts the root file system.
     pub(super) fn delete(&self, container: &str, bundle: &Path) -> Result<()> {
         let deleted = self.run(&["delete", "--force", container]);
         unmount_root(bundle);
@@ -97,7 +97,7 @@ impl OciRuntime<'_> {
     }
 }
 
-/// The last line of an OCI runtime's stderr, without its log decoration.
+/// The last line of an OCI runtime's stderr, without its log prefix.
 pub(super) fn last_message(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let line = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no error message").trim();
@@ -105,9 +105,9 @@ pub(super) fn last_message(stderr: &[u8]) -> String {
     message.map_or_else(|| line.to_owned(), |m| m.replace("\\\"", "\""))
 }
 
-/// What the native launcher refuses when it mounts, refused before the OCI
-/// runtime sees the specification: mounts and a working directory that the
-/// image's links lead to where a request may not mount.
+/// Makes the native launcher's checks before the OCI runtime reads the specification: refuses
+/// mounts and a working directory that the image's links lead to places where a request may not
+/// mount.
 fn check_links(bundle: &Path, spec: &Spec) -> Result<()> {
     let root = rootfs::open_root(&bundle.join("rootfs"))?;
     let policy = MountPolicy::of(spec);
@@ -134,15 +134,15 @@ fn check_links(bundle: &Path, spec: &Spec) -> Result<()> {
         Ok(place) => place,
         Err(e) => return Err(LaunchError::WorkingDirectory { path, cause: e.source }),
     };
-    // Its links would be followed with the descriptors of the OCI runtime (CVE-2024-21626).
+    // The OCI runtime would follow its links with its own descriptors (CVE-2024-21626).
     if place.starts_with("/proc") && place.components().count() > 2 {
         return Err(LaunchError::WorkingDirectoryInProc { path, place });
     }
     Ok(())
 }
 
-/// A volume may have a link where another mount is to stand. Its users can put
-/// one there later, too: against that only the OCI runtime itself can do something.
+/// Refuses a mount whose path has a link in a volume. The volume's users can also make one later;
+/// only the OCI runtime itself could prevent that.
 fn check_volumes_above(spec: &Spec, target: &Path) -> Result<()> {
     for volume in spec.mounts().iter().flatten().filter(|m| m.typ().as_deref() == Some("bind")) {
         let Ok(below) = target.strip_prefix(volume.destination()) else { continue };
@@ -170,7 +170,7 @@ fn mount_root(bundle: &Path, overlay: &Overlay) -> Result<()> {
 }
 
 fn unmount_root(bundle: &Path) {
-    // EINVAL when it is not mounted; a mount that stays is found and reported by RemoveContainer.
+    // EINVAL if it is not mounted. RemoveContainer finds and reports a mount that stays.
     drop(linux::mount::unmount(&bundle.join("rootfs"), UnmountMode::Detach));
 }
 

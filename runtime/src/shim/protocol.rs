@@ -1,5 +1,5 @@
-//! What runtime and shim say to each other: JSON, one message a line, over the
-//! unix stream socket `shim.sock` in the sandbox's directory.
+//! The messages between runtime and shim: JSON, one message on each line, over the unix stream
+//! socket `shim.sock` in the sandbox's directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 use super::log::LogCeiling;
 use crate::launcher::Overlay;
 
-/// `<sandbox>/shim.json`: what the shim needs before anybody calls.
+/// `<sandbox>/shim.json`: the shim's configuration, read at its start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ShimConfig {
     /// The pod's own uts namespace, with this hostname; `None`: the host's.
     pub(crate) hostname: Option<String>,
-    /// An ipc namespace of the pod's own.
+    /// Whether the pod has its own ipc namespace.
     pub(crate) own_ipc: bool,
     /// The OCI runtime to start containers with; `None`: the native launcher.
     pub(crate) oci_runtime: Option<PathBuf>,
-    /// Of each container's logs.
+    /// Limit of each container's logs.
     #[serde(default)]
     pub(crate) log_ceiling: Option<LogCeiling>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// Comes back in the answer.
+    /// Repeated in the answer.
     pub(crate) id: u64,
     #[serde(flatten)]
     pub(crate) call: Call,
@@ -36,10 +36,10 @@ pub(crate) struct Request {
 pub(crate) enum Call {
     Start {
         container: String,
-        /// `None`: output is read and dropped.
+        /// `None`: output is read and discarded.
         log: Option<PathBuf>,
         overlay: Overlay,
-        /// Where device rules cannot be put in force: start without CAP_MKNOD.
+        /// If the device rules cannot be enforced: start without CAP_MKNOD.
         #[serde(default)]
         allow_without_device_control: bool,
     },
@@ -50,7 +50,7 @@ pub(crate) enum Call {
     ReopenLog {
         container: String,
     },
-    /// Also the barrier of a new connection: exits after its answer are announced on it.
+    /// The first call on a connection: later exits are reported on it.
     List,
     /// Refused while a container runs.
     Shutdown,
@@ -73,7 +73,7 @@ pub(crate) enum Answer {
         warnings: Vec<String>,
     },
     Containers {
-        /// The shim's own.
+        /// The shim's pid.
         pid: i32,
         containers: BTreeMap<String, ShimStatus>,
     },
@@ -82,21 +82,21 @@ pub(crate) enum Answer {
     },
 }
 
-/// `<container>/status.json`, written by the shim alone.
+/// `<container>/status.json`, written only by the shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ShimStatus {
-    /// In the host's pid namespace.
+    /// The pid in the host's namespace.
     pub(crate) pid: i32,
     /// Nanoseconds since 1970.
     pub(crate) started_at: i64,
-    /// What its specification demands and this machine does not enforce, for a person.
+    /// Requirements of the specification that this machine does not enforce, as a message.
     #[serde(default)]
     pub(crate) not_enforced: Option<String>,
     pub(crate) exit: Option<Exited>,
 }
 
 impl ShimStatus {
-    /// Of a container that ran, and nothing else is known.
+    /// The status of a container that ran, without further knowledge.
     pub(crate) fn unknown(started_at: i64) -> Self {
         Self { pid: 0, started_at, not_enforced: None, exit: None }
     }
@@ -115,7 +115,7 @@ pub(crate) fn container_dir(sandbox_dir: &Path, container: &str) -> PathBuf {
     sandbox_dir.join("containers").join(container)
 }
 
-/// Nanoseconds since 1970, now.
+/// The current time in nanoseconds since 1970.
 pub(crate) fn now() -> i64 {
     i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }

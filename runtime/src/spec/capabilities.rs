@@ -47,7 +47,7 @@ const NAMES: &[&str] = &[
     "CHECKPOINT_RESTORE",
 ];
 
-/// What Kubernetes containers have unless told otherwise (containerd's default).
+/// The default set of Kubernetes containers (containerd's default).
 const DEFAULT: &[&str] = &[
     "CHOWN",
     "DAC_OVERRIDE",
@@ -65,14 +65,14 @@ const DEFAULT: &[&str] = &[
     "AUDIT_WRITE",
 ];
 
-/// The bit of `CAP_X`, `X` or `x`; `None` for no capability of Linux.
+/// The bit of `CAP_X`, `X` or `x`; `None` if Linux has no such capability.
 pub(crate) fn bit(name: &str) -> Option<u64> {
     let upper = name.to_ascii_uppercase();
     let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
     NAMES.iter().position(|n| *n == short).map(|number| 1 << number)
 }
 
-/// The set of the one that makes device nodes.
+/// The capability to make device nodes.
 pub(crate) fn mknod() -> u64 {
     bit("MKNOD").expect("it is in the list above")
 }
@@ -83,8 +83,8 @@ pub(crate) fn names(set: u64) -> Vec<String> {
     known.filter(|(number, _)| set & (1 << number) != 0).map(|(_, name)| format!("CAP_{name}")).collect()
 }
 
-/// The default set plus `add` minus `drop`, where `ALL` stands for everything
-/// and `drop: ALL` comes first, so that `add` names the whole set.
+/// The default set plus `add` minus `drop`. `ALL` means all capabilities, and `drop: ALL` is
+/// applied first, so that `add` names the whole set.
 pub(crate) fn resolve(add: &[String], drop: &[String], privileged: bool) -> Result<u64> {
     let all = (1_u64 << NAMES.len()) - 1;
     if privileged {
@@ -103,7 +103,7 @@ pub(crate) fn resolve(add: &[String], drop: &[String], privileged: bool) -> Resu
     let add = set(add, "linux.security_context.capabilities.add_capabilities")?;
     let drop = set(drop, "linux.security_context.capabilities.drop_capabilities")?;
     let default = DEFAULT.iter().filter_map(|name| bit(name)).fold(0, |set, bit| set | bit);
-    // ALL in one list is answered by the names in the other.
+    // With ALL in one list, the names in the other list are the exceptions.
     Ok(match (add == all, drop == all) {
         (_, true) if add != all => add,
         (true, _) => all & !if drop == all { 0 } else { drop },

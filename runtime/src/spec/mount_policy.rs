@@ -1,14 +1,12 @@
-//! Which places of a container a request may mount on: the table of refused and
-//! allowed mounts on and below /dev, /proc and /sys, and on masked paths.
+//! Where in a container a request may mount: the table of refused and allowed mounts on and below
+//! /dev, /proc and /sys, and on masked paths.
 //!
-//! Everything that isolates a container from its node lies there. A volume in
-//! its place shows the container what another container wrote into it
-//! (CVE-2025-31133). docs/decisions/0020-mounts-on-kernel-paths.md has the
-//! table for users.
+//! Everything that isolates a container from its node is there. A volume mounted over it would show
+//! the container files that another container wrote (CVE-2025-31133).
+//! docs/decisions/0020-mounts-on-kernel-paths.md has the table for users.
 //!
-//! Invariant: pure, and asked twice with the same specification: when the
-//! container is created, with the path of the request, and when it starts, with
-//! the place that this path leads to.
+//! Invariant: pure, and checked twice with the same specification: at creation with the path in the
+//! request, and at the start with the place that this path leads to.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
@@ -20,7 +18,7 @@ use rustix::fs::FileType;
 const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 const DEFAULT_TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 
-/// What lxcfs shows in place of the node's figures (runc, libcontainer, `checkProcMount`).
+/// The files that lxcfs provides in place of the node's (runc, libcontainer, `checkProcMount`).
 const LXCFS_FILES: &[&str] = &[
     "/proc/cpuinfo",
     "/proc/diskstats",
@@ -33,16 +31,16 @@ const LXCFS_FILES: &[&str] = &[
     "/proc/sys/kernel/ns_last_pid",
     "/proc/uptime",
 ];
-/// lxcfs has one file for /sys, too.
+/// lxcfs has one file for /sys too.
 const LXCFS_SYS_FILE: &str = "/sys/devices/system/cpu/online";
 
-/// What each container has in /dev, beside /dev/shm and /dev/mqueue.
+/// Every container's entries in /dev, beside /dev/shm and /dev/mqueue.
 const DEFAULT_DEVICES: &[&str] = &[
     "console", "core", "fd", "full", "null", "ptmx", "pts", "random", "stderr", "stdin", "stdout", "tty",
     "urandom", "zero",
 ];
 
-/// What is mounted.
+/// The kind of file that is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     Directory,
@@ -69,14 +67,14 @@ pub(crate) struct MountPolicy {
     privileged: bool,
     /// Masked and read-only paths.
     protected: Vec<PathBuf>,
-    /// Of the request.
+    /// The requested devices.
     devices: Vec<PathBuf>,
     termination_log: PathBuf,
 }
 
 impl MountPolicy {
-    /// A container without any masked and read-only path is a privileged one:
-    /// every other one gets these by [`super::build`].
+    /// A container without masked and read-only paths is privileged: [`super::build`] gives them to
+    /// all others.
     pub(crate) fn of(spec: &Spec) -> Self {
         let linux = spec.linux().as_ref();
         let masked = linux.and_then(|l| l.masked_paths().as_ref());
@@ -95,7 +93,7 @@ impl MountPolicy {
         }
     }
 
-    /// The annotations of a request on which [`Self::of`] depends.
+    /// The request's annotations that [`Self::of`] uses.
     pub(crate) fn annotation(
         annotations: &std::collections::HashMap<String, String>,
     ) -> Option<(&str, &str)> {
@@ -106,8 +104,8 @@ impl MountPolicy {
         self.privileged
     }
 
-    /// Whether `source` may be mounted on `target`, an absolute path without
-    /// `..`; the reason if not.
+    /// Whether `source` may be mounted on `target`, an absolute path without `..`; if not, the
+    /// reason.
     pub(crate) fn check(&self, target: &Path, source: Source) -> Result<(), MountRefusal> {
         if target == Path::new("/") {
             return Err(MountRefusal::Root);
@@ -172,7 +170,7 @@ fn check_sys(target: &Path, source: Source) -> Result<(), MountRefusal> {
     if source == Source::Directory || is_of_lxcfs { Ok(()) } else { Err(MountRefusal::FileInSys) }
 }
 
-/// The absolute path without `.` and `..`, links not looked at.
+/// The absolute path without `.` and `..`; links are not resolved.
 pub(crate) fn cleaned(path: &Path) -> PathBuf {
     let mut clean = PathBuf::from("/");
     for component in path.components() {
@@ -187,7 +185,7 @@ pub(crate) fn cleaned(path: &Path) -> PathBuf {
     clean
 }
 
-/// Why nothing may be mounted there.
+/// Why a mount is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MountRefusal {
     #[error("a container's root cannot be mounted over")]

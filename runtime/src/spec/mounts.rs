@@ -1,7 +1,6 @@
-//! A container's mounts: what every container has, and what the request asks for.
+//! A container's mounts: the defaults and those of the request.
 //!
-//! Invariant: nothing is made on the host before every mount of the request is
-//! known to be allowed.
+//! Invariant: nothing is made on the host before every mount of the request was allowed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
@@ -24,13 +23,13 @@ pub(super) fn build(
 ) -> Result<Value> {
     let mut wanted =
         config.mounts.iter().map(|mount| Requested::new(mount, policy)).collect::<Result<Vec<_>>>()?;
-    // A mount below another one comes after it.
+    // A mount below another one must come after it.
     wanted.sort_by_key(|m| m.target.components().count());
     let replaces = |dir: &str| wanted.iter().any(|m| m.target == Path::new(dir));
     let (replaces_dev, replaces_sys) = (replaces("/dev"), replaces("/sys"));
     let mut mounts = defaults(privileged, sandbox);
-    // As containerd does: a mount of the request takes the place of the default
-    // one, and a /dev of its own is not added to.
+    // As in containerd: a mount of the request replaces a default one, and nothing is added to a
+    // requested /dev.
     let replaced = |target: &Path| {
         wanted.iter().any(|m| m.target == target)
             || (replaces_dev && target.starts_with("/dev"))
@@ -80,12 +79,12 @@ fn defaults(privileged: bool, sandbox: &SandboxView<'_>) -> Vec<(String, Value)>
     mounts
 }
 
-/// A mount of the request that may be made.
+/// A mount of the request that is allowed.
 struct Requested<'a> {
     mount: &'a proto::cri::Mount,
     target: PathBuf,
-    /// The path the kernel would show, so that a link at the source is not
-    /// mounted itself. `None`: it does not exist.
+    /// The resolved path, so that a link at the source is not mounted itself. `None`: it does not
+    /// exist.
     source: Option<PathBuf>,
 }
 
@@ -151,10 +150,9 @@ fn field(mount: &proto::cri::Mount, name: &str) -> String {
     format!("mounts {:?} {name}", mount.container_path)
 }
 
-/// A host path that does not exist becomes a directory with mode 0755, as with
-/// containerd: kubelet passes a hostPath without a type on unchecked. What is
-/// missing is made below the first directory that exists, without following
-/// links. A kubelet's volume is never made: it is missing because it is not
+/// Makes a missing host path as a directory with mode 0755, as containerd does: kubelet does not
+/// check a hostPath without a type. The missing part is made below the first existing directory,
+/// without following links. A kubelet's volume is never made: it is missing because it is not
 /// mounted, and its data would go to the node's disk.
 fn make_source(mount: &proto::cri::Mount) -> Result<PathBuf> {
     let problem = |problem: String| {

@@ -1,8 +1,8 @@
-//! `RuntimeDefault`: system calls that programs in containers need, everything
-//! else answered with EPERM. The list follows what Docker and containerd allow.
+//! `RuntimeDefault`: allows the system calls that programs in containers need, and answers all
+//! others with EPERM. The list follows Docker and containerd.
 //!
-//! Invariant: this is the OCI form; `launcher::seccomp` compiles it, and an
-//! external OCI runtime gets the very same.
+//! Invariant: this is the OCI form. `launcher::seccomp` compiles it, and an external OCI runtime
+//! gets the same.
 
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ umask uname unlink unlinkat utime utimensat utimes vfork vmsplice wait4 waitid w
 modify_ldt file_getattr getxattrat listxattrat mseal process_vm_readv process_vm_writev ptrace removexattrat
 setxattrat uretprobe";
 
-/// Allowed to whoever has the capability anyway.
+/// Allowed for a process with the capability.
 const BY_CAPABILITY: &[(&str, &str)] = &[
     (
         "CAP_SYS_ADMIN",
@@ -60,11 +60,11 @@ const BY_CAPABILITY: &[(&str, &str)] = &[
     ("CAP_SYSLOG", "syslog"),
 ];
 
-/// CLONE_NEW*: namespaces are for those with CAP_SYS_ADMIN.
+/// CLONE_NEW*: only with CAP_SYS_ADMIN.
 const NAMESPACE_FLAGS: u64 = 0x7e02_0000;
-/// Sockets between virtual machines and their host do not belong to the pod's
-/// network. The families above it are named one by one: "not AF_VSOCK" would let
-/// it pass with any of the upper 32 bits set, which the kernel does not look at.
+/// Sockets between virtual machines and their host are outside the pod's network. The families
+/// above it are listed one by one: "not AF_VSOCK" would let it pass with any of the upper 32 bits
+/// set, which the kernel ignores.
 const AF_VSOCK: u64 = 40;
 const FAMILIES_ABOVE_VSOCK: std::ops::RangeInclusive<u64> = 41..=45;
 const ENOSYS: u32 = 38;
@@ -100,7 +100,7 @@ pub(crate) fn runtime_default(capabilities: &[String]) -> Value {
             "names": ["clone"], "action": "SCMP_ACT_ALLOW",
             "args": [{"index": 0, "value": NAMESPACE_FLAGS, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
         }));
-        // Its flags are behind a pointer that a filter cannot read; ENOSYS makes libc fall back to clone.
+        // Its flags are behind a pointer that a filter cannot read. After ENOSYS, libc uses clone.
         syscalls.push(json!({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS}));
     }
     json!({

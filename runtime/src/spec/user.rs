@@ -1,8 +1,8 @@
-//! Who a container runs as: numbers from the request, or names looked up in the
-//! image's own /etc/passwd and /etc/group.
+//! The user that a container runs as: numbers from the request, or names from the image's
+//! /etc/passwd and /etc/group.
 //!
-//! Invariant: a number is that user or group, also where the image's files have one of
-//! this name (`2345:x:0:0`): the manifest decides, not the image.
+//! Invariant: a number always means that user or group, even if the image's files use it as a name
+//! (`2345:x:0:0`): the manifest decides, not the image.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Of /etc/passwd or /etc/group; a larger one counts as missing.
+/// Limit of /etc/passwd and /etc/group; a larger file counts as missing.
 const MAX_ACCOUNTS_BYTES: u64 = 4 << 20;
-/// setgroups(2) takes no more (include/uapi/linux/limits.h, NGROUPS_MAX).
+/// The most groups that setgroups(2) accepts (include/uapi/linux/limits.h, NGROUPS_MAX).
 const MAX_GROUPS: usize = 65_536;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub(crate) fn resolve(
         && context.run_as_user.is_none()
         && context.run_as_username.is_empty()
     {
-        // The interface's own rule (api.proto, LinuxContainerSecurityContext).
+        // A rule of the CRI (api.proto, LinuxContainerSecurityContext).
         let problem = format!("{} without run_as_user or run_as_username", group.value);
         return Err(Error::invalid("run_as_group", problem));
     }
@@ -102,7 +102,7 @@ pub(crate) fn resolve(
     Ok(User { uid, gid, groups, home })
 }
 
-/// What an image's `User` says without its files: a number, or a name.
+/// An image's `User` without its files: a number or a name.
 pub(crate) fn of_image(image_user: &str) -> (Option<u32>, &str) {
     let user = image_user.split(':').next().unwrap_or_default();
     let user = if user.is_empty() { "0" } else { user };
@@ -116,8 +116,8 @@ fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A user or a group. The highest number is none: to setresuid(2) and setresgid(2) it
-/// means "unchanged".
+/// A user or group id. The highest number is refused: setresuid(2) and setresgid(2) read it as
+/// "unchanged".
 fn id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| *id != u32::MAX)
 }
@@ -143,8 +143,8 @@ fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     })
 }
 
-/// The file as the container will see it, before there is a merged view: of
-/// the topmost layer that has it. An image without one has no names.
+/// The file as the container will see it, read before the layers are merged: from the topmost layer
+/// that has it. An image without the file has no names.
 fn read_topmost(lower_dirs: &[PathBuf], file: &str) -> String {
     let path = Path::new("etc").join(file);
     lower_dirs

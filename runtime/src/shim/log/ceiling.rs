@@ -1,10 +1,10 @@
-//! The most that a container's logs can take, also before the kubelet rotates them: a
-//! kubelet looks every 10 s, and a program can write gigabytes in that time.
+//! Limits the size of a container's logs between two rotations by the kubelet: a kubelet looks
+//! every 10 s, and a program can write gigabytes in that time.
 //!
-//! At the ceiling the shim rotates the log by itself, under the names that a
-//! kubelet gives and counts (`<log>.20060102-150405`), and drops the oldest.
+//! At the limit, the shim itself rotates the log, under the names that a kubelet gives and counts
+//! (`<log>.20060102-150405`), and removes the oldest.
 //!
-//! Invariant: names grow with time, so that the first by name is the oldest.
+//! Invariant: names grow with time, so the first by name is the oldest.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// For one container: `files` of `bytes`.
+/// For one container: at most `files` files of `bytes` each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogCeiling {
-    /// The file that is written goes no further.
+    /// Limit of the current file.
     pub bytes: u64,
-    /// With the one that is written; at least 2.
+    /// Counts the current file too; at least 2.
     pub files: usize,
 }
 
-/// When a log was rotated away: its second, and its number within that second.
+/// The time of a rotation: the second, and the number within that second.
 type When = (String, u32);
 
-/// Moves the log away and removes what is too much with it.
+/// Renames the log and removes the oldest files above the limit.
 pub(super) fn rotate(log: &Path, ceiling: LogCeiling) -> io::Result<()> {
     let rotated = rotated(log)?;
     let kept_before = ceiling.files.saturating_sub(2);
@@ -39,7 +39,7 @@ pub(super) fn rotate(log: &Path, ceiling: LogCeiling) -> io::Result<()> {
     fs::rename(log, name_at(log, &after(newest, Timestamp::now())))
 }
 
-/// What was rotated away, the oldest first.
+/// The rotated files, oldest first.
 fn rotated(log: &Path) -> io::Result<Vec<(When, OsString)>> {
     let dir = log.parent().unwrap_or(Path::new("."));
     let mut names = Vec::new();
@@ -51,7 +51,7 @@ fn rotated(log: &Path) -> io::Result<Vec<(When, OsString)>> {
     Ok(names)
 }
 
-/// From a rotated log's name: `0.log.20060102-150405`, perhaps with `-0001`, perhaps with `.gz`.
+/// Parses a rotated log's name: `0.log.20060102-150405`, optionally with `-0001` and `.gz`.
 fn when(log: &Path, name: &OsStr) -> Option<When> {
     let rest = name.as_bytes().strip_prefix(log.file_name()?.as_bytes())?.strip_prefix(b".")?;
     let rest = std::str::from_utf8(rest).ok()?;
@@ -69,7 +69,8 @@ fn when(log: &Path, name: &OsStr) -> Option<When> {
 
 const SECOND_BYTES: usize = "20060102-150405".len();
 
-/// This second, or the next number in the newest name's: there can be many a second.
+/// This second, or the next number after the newest name's: there can be several rotations in a
+/// second.
 fn after(newest: Option<&When>, now: Timestamp) -> When {
     let now = now.strftime("%Y%m%d-%H%M%S").to_string();
     match newest {
@@ -89,7 +90,7 @@ fn name_at(log: &Path, (second, number): &When) -> PathBuf {
 
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        // A kubelet tidies up, too.
+        // A kubelet may have removed it.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
     }
