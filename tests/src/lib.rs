@@ -16,6 +16,7 @@ mod fuse_guard;
 mod fuse_requests;
 pub mod image;
 mod leaks;
+pub mod lone_driver;
 pub mod loop_device;
 pub mod manifests;
 mod mount_table;

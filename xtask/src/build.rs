@@ -10,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use crate::progress::say;
 
 /// `cargo`, the one that runs this tool, in the workspace.
-pub(crate) fn cargo() -> Command {
+pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(binaries::workspace_root());
     command
 }
 
 /// Runs `command` with the terminal's own output; an exit code other than 0 is an error.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     let line = words(command);
     let status = command.status().with_context(|| format!("start {line}"))?;
     ensure!(status.success(), "{line}: {status}");
@@ -25,14 +25,14 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// The command as one would type it.
-pub(crate) fn words(command: &Command) -> String {
+pub fn words(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
 /// Builds everything that is dropped on a node or into an image; the directory.
 /// Whoever sets `HAWSER_BIN_DIR` has built it there.
-pub(crate) fn products() -> Result<PathBuf> {
+pub fn products() -> Result<PathBuf> {
     let dir = binaries::dir();
     if std::env::var_os("HAWSER_BIN_DIR").is_none() {
         build_products()?;
@@ -51,7 +51,7 @@ fn expect_all(packages: &[(&str, &str)], dir: &Path) -> Result<()> {
 }
 
 /// Builds the CNI plugins only; the directory.
-pub(crate) fn plugins() -> Result<PathBuf> {
+pub fn plugins() -> Result<PathBuf> {
     if std::env::var_os("HAWSER_BIN_DIR").is_some() {
         let dir = binaries::dir();
         return expect_all(&binaries::CNI_PLUGINS, &dir).map(|()| dir);
@@ -65,12 +65,12 @@ pub(crate) fn plugins() -> Result<PathBuf> {
 }
 
 /// `cargo build` as plugins are built; what to build is the caller's.
-pub(crate) fn build_of_plugins() -> Command {
+pub fn build_of_plugins() -> Command {
     static_build("plugin", plugin_target())
 }
 
 /// Where it puts what it built.
-pub(crate) fn plugin_dir() -> PathBuf {
+pub fn plugin_dir() -> PathBuf {
     binaries::target_dir().join(plugin_target()).join("plugin")
 }
 
@@ -147,7 +147,7 @@ fn static_build(profile: &str, target: &str) -> Command {
 }
 
 /// One clear line for whoever is not root.
-pub(crate) fn require_root(task: &str) -> Result<()> {
+pub fn require_root(task: &str) -> Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),
         "cargo xtask {task} needs root (uid 0): it makes namespaces, mounts and cgroups"

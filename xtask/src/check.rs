@@ -1,9 +1,8 @@
 //! `check`: what a reviewer should not have to say.
 
 use anyhow::Result;
-
-use crate::build::{self, cargo};
-use crate::progress::part;
+use xtask::build::{self, cargo};
+use xtask::progress::part;
 
 const PARTS: [(&str, &[&str]); 3] = [
     ("rustfmt", &["fmt", "--all", "--check"]),

@@ -13,10 +13,10 @@ use ::tests::{Allowed, Launcher, LeakCheck, Network, Node, NodeOptions, Sandbox,
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use trace::monotonic_ns;
+use xtask::build::{products, require_root};
+use xtask::progress::{part, say, step};
+use xtask::timeline::{self, Phase};
 
-use crate::build::{products, require_root};
-use crate::progress::{part, say, step};
-use crate::timeline::{self, Phase};
 use crate::{DemoArguments, LauncherName};
 
 /// Where the two pods serve their volume.

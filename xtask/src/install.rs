@@ -21,9 +21,8 @@ use std::process::{Command, Stdio};
 use ::tests::binaries;
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
-
-use crate::build::plugins;
-use crate::progress::{part, say};
+use xtask::build::plugins;
+use xtask::progress::{part, say};
 
 const RECORD: &str = ".hawser-installed";
 

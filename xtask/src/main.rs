@@ -1,26 +1,24 @@
-//! `cargo xtask`: the one entry for whoever works on Hawser, and for CI.
+//! `cargo xtask`: the one entry for developers of Hawser and for CI. Short tasks
+//! are modules of this program; the others are programs that it starts.
 //!
 //! Invariant: a command exits 0 only if everything it says it does was done and
 //! verified; what is missing on the machine is an error that names it.
 
 mod bench;
-mod build;
 mod check;
-mod conformance;
 mod demo;
 mod install;
-mod lab;
-mod lone_driver;
-mod progress;
+mod launch;
 mod test;
-mod timeline;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use xtask::progress::{exit_code, say};
 
-use crate::progress::say;
+use self::launch::launch;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -45,20 +43,11 @@ enum Task {
         filter: Option<String>,
     },
     /// Against other people's software; installs it or says what is missing
-    Conformance {
-        /// Default: all but lab
-        name: Option<conformance::Suite>,
-        /// Of suites `cni` and `csi`: only scenarios or specs whose name contains this
-        scenario: Option<String>,
-    },
+    #[command(disable_help_flag = true)]
+    Conformance(Passed),
     /// On kernels of distributions, booted under QEMU with cgroup v2 alone (docs/LAB.md)
-    Lab {
-        /// debian-12, debian-13, a kernel's package, or a directory with boot/ and lib/modules/ [default: both of Debian]
-        #[arg(long, value_name = "KERNEL")]
-        kernel: Option<String>,
-        /// Default: all
-        suites: Vec<lab::Suite>,
-    },
+    #[command(disable_help_flag = true)]
+    Lab(Passed),
     /// Measure
     Bench {
         what: Bench,
@@ -77,6 +66,13 @@ enum Task {
         #[arg(long)]
         put_back: bool,
     },
+}
+
+/// What the program that does the task parses, `--help` among it.
+#[derive(Debug, clap::Args)]
+struct Passed {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -127,8 +123,8 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Check => check::run(),
         Task::Test { filter } => test::run(filter.as_deref()),
-        Task::Conformance { name, scenario } => conformance::run(name, scenario.as_deref()),
-        Task::Lab { kernel, suites } => lab::run(kernel.as_deref(), &suites),
+        Task::Conformance(passed) => launch("conformance", "conformance", &passed.arguments),
+        Task::Lab(passed) => launch("conformance", "lab", &passed.arguments),
         Task::Bench { what: Bench::PodStart, runs, only: None } => bench::pod_start::run(runs),
         Task::Bench { what: Bench::Cni, runs, only } => bench::cni::run(runs, only.as_deref()),
         Task::Bench { what: Bench::Csi, runs, only: None } => bench::csi::run(runs),
@@ -137,11 +133,5 @@ fn main() -> ExitCode {
         }
         Task::Install { cni_bin_dir, put_back } => install::run(&cni_bin_dir, put_back),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            progress::complain(&format!("error: {error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(done)
 }

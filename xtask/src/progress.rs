@@ -2,24 +2,36 @@
 //! when it ends.
 
 use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 /// One line to stdout.
-pub(crate) fn say(text: &str) {
+pub fn say(text: &str) {
     let mut stdout = io::stdout().lock();
     // A reader that closed its end (`| head`) has seen enough.
     let _closed = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 /// One line to stderr.
-pub(crate) fn complain(text: &str) {
+pub fn complain(text: &str) {
     let _closed = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// The exit code of a program; an error goes to stderr.
+pub fn exit_code(done: Result<()>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Runs one step, names it before, and says how long it took.
-pub(crate) fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let on_terminal = io::stdout().is_terminal();
     if on_terminal {
         let mut stdout = io::stdout().lock();
@@ -33,7 +45,7 @@ pub(crate) fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> 
 }
 
 /// Announces a part that has output of its own, and says how long it took.
-pub(crate) fn part<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn part<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     say(&format!("==> {name}"));
     let started = Instant::now();
     let done = run();

@@ -21,10 +21,10 @@ const SHORTEST_SHOWN_MS: f64 = 0.5;
 
 /// An interval of the demo, under which its spans are shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Phase {
-    pub(crate) name: String,
-    pub(crate) start_ns: u64,
-    pub(crate) end_ns: u64,
+pub struct Phase {
+    pub name: String,
+    pub start_ns: u64,
+    pub end_ns: u64,
 }
 
 /// Everything about one run, as it is written to the JSON file.
@@ -56,7 +56,7 @@ struct Bar<'a> {
 }
 
 /// The spans of a trace file, by start.
-pub(crate) fn read(trace_file: &Path) -> Result<Vec<SpanLine>> {
+pub fn read(trace_file: &Path) -> Result<Vec<SpanLine>> {
     let text = fs::read_to_string(trace_file).with_context(|| trace_file.display().to_string())?;
     let parse = |(number, line)| {
         serde_json::from_str(line).with_context(|| format!("{}:{}: {line}", trace_file.display(), number + 1))
@@ -67,7 +67,7 @@ pub(crate) fn read(trace_file: &Path) -> Result<Vec<SpanLine>> {
 }
 
 /// The bars for a person.
-pub(crate) fn render(phases: &[Phase], spans: &[SpanLine]) -> String {
+pub fn render(phases: &[Phase], spans: &[SpanLine]) -> String {
     let mut text = String::new();
     for phase in document(phases, spans).phases {
         writeln!(text, "\n{} ({:.0} ms)", phase.name, phase.length_ms).expect("a String takes any text");
@@ -98,7 +98,7 @@ pub(crate) fn render(phases: &[Phase], spans: &[SpanLine]) -> String {
 }
 
 /// The same for a program.
-pub(crate) fn json(phases: &[Phase], spans: &[SpanLine]) -> Result<String> {
+pub fn json(phases: &[Phase], spans: &[SpanLine]) -> Result<String> {
     serde_json::to_string_pretty(&document(phases, spans)).context("write the timeline")
 }
 

@@ -44,11 +44,12 @@ const REPLACED: [&str; 30] = [
 ];
 
 /// Packages whose errors and help users see.
-const PRODUCTS: [&str; 15] = [
+const PRODUCTS: [&str; 16] = [
     "cni-bridge",
     "cni-loopback",
     "cni-plugin",
     "cni-portmap",
+    "conformance",
     "csi-driver",
     "ipam-host-local",
     "kubelet",

@@ -17,12 +17,12 @@ use anyhow::{Context, Result, ensure};
 use linux::mount::MountFlags;
 use linux::netns::{self, NetNs};
 use serde_json::{Value, json};
+use xtask::build::{self, plugins, require_root};
+use xtask::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
+use xtask::progress::{part, say, step};
 
 use super::observe::{Observed, observe};
 use super::statistics::median;
-use crate::build::{self, plugins, require_root};
-use crate::conformance::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
-use crate::progress::{part, say, step};
 
 /// Fewer say nothing about a median.
 const RUNS_MIN: usize = 20;

@@ -13,18 +13,18 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ::tests::lone_driver::{self, TRACE};
 use ::tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use ::tests::{Daemon, Network, Node, NodeOptions, Sandbox};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
+use xtask::build::{products, require_root};
+use xtask::foreign::debian_program;
+use xtask::progress::{complain, part, say, step};
+use xtask::timeline;
 
 use self::client::{Client, Volume};
 use super::statistics::median;
-use crate::build::{products, require_root};
-use crate::conformance::foreign::debian_program;
-use crate::lone_driver::{self, TRACE};
-use crate::progress::{complain, part, say, step};
-use crate::timeline;
 
 const VOLUMES: usize = 200;
 const AT_ONCE: usize = 20;

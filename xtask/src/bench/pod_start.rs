@@ -5,10 +5,10 @@ use ::tests::manifests::{self, Pod};
 use ::tests::{Network, Node, NodeOptions, Sandbox};
 use anyhow::{Context, Result, ensure};
 use trace::monotonic_ns;
+use xtask::build::{products, require_root};
+use xtask::progress::{part, say, step};
 
 use super::statistics::median;
-use crate::build::{products, require_root};
-use crate::progress::{part, say, step};
 
 /// What a pod waits for before it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,11 +9,10 @@ use ::tests::binaries::{TARGET, target_dir, workspace_root};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde_json::Value;
-
-use crate::build::{cargo, words};
+use xtask::build::{cargo, words};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Suite {
+pub(super) enum Suite {
     /// The kernel interfaces that everything else rests on: the tests of crate `linux`
     Kernel,
     /// The four CNI plugins: their own tests

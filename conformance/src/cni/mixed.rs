@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use xtask::progress::{say, step};
 
 use super::attach::{self, Answer, Results};
 use super::names::Names;
@@ -18,7 +19,6 @@ use super::observe::{Observation, observe};
 use super::scenario::{Call, PrevResult, Verb};
 use super::world::{BIN_DIR, World};
 use super::{Node, Side, crew, scenarios};
-use crate::progress::{say, step};
 
 /// A network that both sides serve.
 #[derive(Debug, Clone)]

@@ -13,10 +13,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use xtask::foreign::{debian_program, find_program};
+use xtask::progress::say;
 
 use super::kernel::Kernel;
-use crate::conformance::foreign::{debian_program, find_program};
-use crate::progress::say;
 
 /// In emulation a boot takes 6 to 20 s; a guest under KVM that works answers within one.
 const PROBE_DEADLINE: Duration = Duration::from_secs(20);

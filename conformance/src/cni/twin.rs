@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use xtask::progress::{say, step};
 
 use super::attach::{self, Answer, Results};
 use super::differences::{self, Difference};
@@ -15,7 +16,6 @@ use super::observe::{flatten, observe, plain, whole_of};
 use super::scenario::{Scenario, Step, Verb};
 use super::world::{self, BIN_DIR, World};
 use super::{Node, Side, crew, scenarios};
-use crate::progress::{say, step};
 
 /// What one side did, by place; what it wrote to stderr beside it.
 #[derive(Debug, Default)]

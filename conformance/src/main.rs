@@ -1,24 +1,32 @@
-//! `conformance`: our programs beside other people's. What a suite needs is
+//! `cargo xtask conformance`: our programs beside other people's. What a suite needs is
 //! installed from Debian's packages and the Go module proxy, into `target/`
 //! where it can be, or named as missing.
 
 mod cni;
 mod csi;
-pub(crate) mod foreign;
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use ::tests::binaries::{self, target_dir, workspace_root};
-use anyhow::{Context, Result};
-use clap::ValueEnum;
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use xtask::build::{self, cargo, require_root};
+use xtask::foreign::{REFERENCE_PLUGINS, debian_program, go, reference_plugins};
+use xtask::progress::{exit_code, part};
 
-use self::foreign::{REFERENCE_PLUGINS, debian_program, go, reference_plugins};
-use crate::build::{self, require_root};
-use crate::progress::part;
+/// Against other people's software; installs it or says what is missing
+#[derive(Debug, Parser)]
+#[command(bin_name = "xtask conformance")]
+struct Arguments {
+    /// Default: all but lab
+    name: Option<Suite>,
+    /// Of suites `cni` and `csi`: only scenarios or specs whose name contains this
+    scenario: Option<String>,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Suite {
+enum Suite {
     /// The demo with the reference CNI plugins, and with runc
     Demo,
     /// A Go program registers the driver as kubelet's plugin manager does
@@ -31,8 +39,12 @@ pub(crate) enum Suite {
     Lab,
 }
 
-/// `scenario`: of suites `cni` and `csi`, only what has this in its name.
-pub(crate) fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
+fn main() -> ExitCode {
+    let Arguments { name, scenario } = Arguments::parse();
+    exit_code(run(name, scenario.as_deref()))
+}
+
+fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
     require_root("conformance")?;
     let is_asked = |suite: &Suite| only.map_or(*suite != Suite::Lab, |only| only == *suite);
     let suites = Suite::value_variants().iter().filter(|suite| is_asked(suite));
@@ -42,7 +54,7 @@ pub(crate) fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
             Suite::Registration => part("registration by a Go client", registration)?,
             Suite::Cni => cni::run(scenario)?,
             Suite::Csi => csi::run(scenario)?,
-            Suite::Lab => crate::lab::run(None, &[])?,
+            Suite::Lab => build::run(cargo().args(["xtask", "lab"]))?,
         }
     }
     Ok(())
@@ -58,8 +70,8 @@ fn demo() -> Result<()> {
 /// A process of its own: a demo moves its process into namespaces.
 fn demo_with(option: &str, value: &Path) -> Result<()> {
     let bin_dir = build::products()?;
-    let this = std::env::current_exe().context("find this program")?;
-    build::run(Command::new(this).arg("demo").arg(option).arg(value).env("HAWSER_BIN_DIR", bin_dir))
+    let mut demo = cargo();
+    build::run(demo.args(["xtask", "demo", option]).arg(value).env("HAWSER_BIN_DIR", bin_dir))
 }
 
 fn registration() -> Result<()> {

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use ::tests::lone_driver::{self, LOG, TRACE};
 use ::tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use ::tests::{Allowed, Daemon, LeakCheck, Network, Sandbox};
 use anyhow::{Context, Result, anyhow, ensure};
+use xtask::build::words;
+use xtask::progress::{complain, say, step};
 
 use super::report::{Counts, Report};
-use crate::build::words;
-use crate::lone_driver::{self, LOG, TRACE};
-use crate::progress::{complain, say, step};
 
 /// Everything that may be opted in to; more may be claimed than the pool has, and
 /// four volumes a node are soon reached.

@@ -229,7 +229,7 @@ pub(super) fn run_in(netns: &NetNs, command: Command, stdin: &[u8]) -> Result<Ou
 /// Runs the command where the calling thread is and gives it `stdin`.
 pub(super) fn finish(mut command: Command, stdin: &[u8]) -> Result<Output> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("start {}", crate::build::words(&command)))?;
+    let mut child = command.spawn().with_context(|| format!("start {}", xtask::build::words(&command)))?;
     match child.stdin.take().context("a pipe to the program")?.write_all(stdin) {
         // It did not care to read.
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => return Err(e.into()),

@@ -1,4 +1,4 @@
-//! `lab`: our binaries and tests on the kernels that users have, each booted
+//! `cargo xtask lab`: our binaries and tests on the kernels that users have, each booted
 //! under QEMU with cgroup v2 alone. docs/LAB.md tells how to use it.
 
 mod disk;
@@ -9,26 +9,42 @@ mod suite;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use ::tests::binaries::{self, target_dir, workspace_root};
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
+use xtask::build::{self, cargo, products, require_root};
+use xtask::libtest::{Counts, failed_test};
+use xtask::progress::{exit_code, part, say};
 
 use self::disk::Staging;
 use self::guest::{Disk, Guest, Writes};
 use self::kernel::{Kernel, RELEASES};
-pub(crate) use self::suite::Suite;
-use self::suite::TestBinaries;
-use crate::build::{self, cargo, products, require_root};
-use crate::progress::{part, say};
-use crate::test::{Counts, failed_test};
+use self::suite::{Suite, TestBinaries};
 
 /// A suite that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
+/// On kernels of distributions, booted under QEMU with cgroup v2 alone (docs/LAB.md)
+#[derive(Debug, Parser)]
+#[command(bin_name = "xtask lab")]
+struct Arguments {
+    /// debian-12, debian-13, a kernel's package, or a directory with boot/ and lib/modules/ [default: both of Debian]
+    #[arg(long, value_name = "KERNEL")]
+    kernel: Option<String>,
+    /// Default: all
+    suites: Vec<Suite>,
+}
+
+fn main() -> ExitCode {
+    let Arguments { kernel, suites } = Arguments::parse();
+    exit_code(run(kernel.as_deref(), &suites))
+}
+
 /// `kernel`: as [`Kernel::fetch`] takes it; without one, all of [`RELEASES`].
-pub(crate) fn run(kernel: Option<&str>, suites: &[Suite]) -> Result<()> {
+fn run(kernel: Option<&str>, suites: &[Suite]) -> Result<()> {
     require_root("lab")?;
     let kernels = kernel.map_or_else(|| RELEASES.map(|(name, _)| name).to_vec(), |one| vec![one]);
     let suites = if suites.is_empty() { Suite::value_variants() } else { suites };

@@ -5,11 +5,11 @@ mod report;
 mod sanity;
 
 use anyhow::{Result, ensure};
+use xtask::build;
+use xtask::foreign::{CSI_SANITY, csi_sanity, debian_program};
+use xtask::progress::{complain, part, say};
 
 use self::report::Counts;
-use super::foreign::{CSI_SANITY, csi_sanity, debian_program};
-use crate::build;
-use crate::progress::{complain, part, say};
 
 /// In place of a spec's text: the part that is not csi-sanity's.
 const FOREIGN_DRIVER: &str = "foreign-driver";

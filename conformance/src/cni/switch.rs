@@ -11,12 +11,12 @@ use ::tests::binaries::workspace_root;
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
+use xtask::progress::step;
 
 use super::attach::{self, Results};
 use super::scenario::{Call, Verb, add, check, del, list};
 use super::world::{self, Filters, OWN, World};
 use super::{Node, PLUGINS, Side};
-use crate::progress::step;
 
 const DOCUMENT: &str = "docs/CNI.md";
 const HEADING: &str = "## Switch a node in place, and back";

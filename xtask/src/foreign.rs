@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::build;
 
 /// The release of the reference plugins that ours must be replaceable by.
-pub(crate) const REFERENCE_PLUGINS: &str = "v1.9.1";
+pub const REFERENCE_PLUGINS: &str = "v1.9.1";
 /// The release of csi-test whose csi-sanity the driver must pass.
-pub(super) const CSI_SANITY: &str = "v5.6.0";
+pub const CSI_SANITY: &str = "v5.6.0";
 const GO_NEEDED: (u32, u32) = (1, 25);
 
 /// bridge, host-local, loopback and portmap as Go modules; built once.
-pub(crate) fn reference_plugins() -> Result<PathBuf> {
+pub fn reference_plugins() -> Result<PathBuf> {
     let dir = target_dir().join("conformance").join(format!("cni-plugins-{REFERENCE_PLUGINS}"));
     for module in ["main/bridge", "main/loopback", "ipam/host-local", "meta/portmap"] {
         let package = format!("github.com/containernetworking/plugins/plugins/{module}");
@@ -25,7 +25,7 @@ pub(crate) fn reference_plugins() -> Result<PathBuf> {
 }
 
 /// csi-sanity as a Go module; built once.
-pub(super) fn csi_sanity() -> Result<PathBuf> {
+pub fn csi_sanity() -> Result<PathBuf> {
     let dir = target_dir().join("conformance").join(format!("csi-sanity-{CSI_SANITY}"));
     go_install("github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", CSI_SANITY, &dir)
 }
@@ -43,7 +43,7 @@ fn go_install(package: &str, version: &str, dir: &Path) -> Result<PathBuf> {
 }
 
 /// Go of the release that is needed, from PATH or from where its archive unpacks.
-pub(super) fn go() -> Result<PathBuf> {
+pub fn go() -> Result<PathBuf> {
     let found =
         find_program("go").or_else(|| Some(PathBuf::from("/usr/local/go/bin/go")).filter(|go| go.is_file()));
     let Some(go) = found else { bail!("missing: go {}.{} or newer (go.dev/dl)", GO_NEEDED.0, GO_NEEDED.1) };
@@ -67,7 +67,7 @@ fn go_release(version: &str) -> Option<(u32, u32)> {
 }
 
 /// A program of a Debian package, which is installed when it is not there.
-pub(crate) fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
+pub fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
     if let Some(found) = find_program(program) {
         return Ok(found);
     }
@@ -83,7 +83,7 @@ pub(crate) fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
     find_program(program).with_context(|| format!("package {package} brought no {program}"))
 }
 
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let standard =
         ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);

@@ -11,11 +11,11 @@ use ::tests::manifests::{self, Pod};
 use ::tests::node::PATIENCE;
 use ::tests::{Daemon, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually};
 use anyhow::{Context, Result, anyhow, ensure};
+use xtask::build;
+use xtask::foreign::go;
+use xtask::progress::step;
 
-use super::super::foreign::go;
 use super::report::Counts;
-use crate::build;
-use crate::progress::step;
 
 const DRIVER: &str = "mock.csi.k8s.io";
 const CLASS: &str = "mock";

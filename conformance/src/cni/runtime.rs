@@ -15,12 +15,12 @@ use std::time::Duration;
 use ::tests::network_state::{Places, State};
 use ::tests::{Network, Sandbox, eventually};
 use anyhow::{Context, Result, anyhow, ensure};
+use xtask::foreign::debian_program;
+use xtask::progress::step;
 
 use self::containerd::Containerd;
 use self::cri::{Cri, Pod};
 use super::Side;
-use crate::conformance::foreign::debian_program;
-use crate::progress::step;
 
 const BRIDGE: &str = "cni0";
 const GATEWAYS: [&str; 2] = ["10.99.0.1", "[fd00:99::1]"];

@@ -5,18 +5,19 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::tests::node::DRIVER;
-use ::tests::{Daemon, Sandbox, binaries, eventually};
 use anyhow::{Context, Result, ensure};
+
+use crate::node::DRIVER;
+use crate::{Daemon, Sandbox, binaries, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the driver appends its log and its spans to, in the sandbox.
-pub(crate) const LOG: &str = "driver.log";
-pub(crate) const TRACE: &str = "trace.jsonl";
+pub const LOG: &str = "driver.log";
+pub const TRACE: &str = "trace.jsonl";
 
 /// Starts the driver over the sandbox's directory `pool`, and waits until it serves.
-pub(crate) fn start(sandbox: &Sandbox, flags: &[&str]) -> Result<Daemon> {
+pub fn start(sandbox: &Sandbox, flags: &[&str]) -> Result<Daemon> {
     let kubelet_dir = sandbox.make_dir("k")?;
     linux::mount::make_shared(Path::new("/")).context("make / shared")?;
     linux::mount::bind(&kubelet_dir, &kubelet_dir).context("bind the kubelet's directory")?;
@@ -47,6 +48,6 @@ pub(crate) fn start(sandbox: &Sandbox, flags: &[&str]) -> Result<Daemon> {
 }
 
 /// Where a driver serves CSI below this kubelet directory.
-pub(crate) fn csi_socket(kubelet_dir: &Path) -> PathBuf {
+pub fn csi_socket(kubelet_dir: &Path) -> PathBuf {
     kubelet_dir.join("plugins").join(DRIVER).join("csi.sock")
 }

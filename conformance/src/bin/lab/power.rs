@@ -9,12 +9,12 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use xtask::build;
+use xtask::foreign::debian_program;
+use xtask::progress::say;
 
 use super::guest::{Crashed, Disk, Guest, Writes};
 use super::{Laboratory, PATIENCE, Report, suite};
-use crate::build;
-use crate::conformance::foreign::debian_program;
-use crate::progress::say;
 
 const CUTS: usize = 20;
 const DISK_BYTES: u64 = 4 << 30;

@@ -17,10 +17,9 @@ mod world;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-
-use super::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
-use crate::build;
-use crate::progress::{complain, part, say};
+use xtask::build;
+use xtask::foreign::{REFERENCE_PLUGINS, debian_program, reference_plugins};
+use xtask::progress::{complain, part, say};
 
 pub(super) const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "portmap"];
 

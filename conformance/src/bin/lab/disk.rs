@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use ::tests::binaries::workspace_root;
 use anyhow::{Context, Result, ensure};
+use xtask::build;
+use xtask::foreign::{debian_program, find_program};
 
 use super::kernel::Kernel;
-use crate::build;
-use crate::conformance::foreign::{debian_program, find_program};
 
 /// Free space on the root: a claim of the examples is 1 GiB.
 const FREE: u64 = 4 << 30;

@@ -8,9 +8,8 @@ use std::process::Command;
 
 use ::tests::binaries::target_dir;
 use anyhow::{Context, Result, bail, ensure};
-
-use crate::build;
-use crate::conformance::foreign::debian_program;
+use xtask::build;
+use xtask::foreign::debian_program;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Names of `--kernel` and the suites of Debian's archive that they stand for.
