@@ -4,7 +4,6 @@
 //! Invariant: a command exits 0 only if everything it says it does was done and
 //! verified; what is missing on the machine is an error that names it.
 
-mod bench;
 mod check;
 mod demo;
 mod install;
@@ -49,15 +48,8 @@ enum Task {
     #[command(disable_help_flag = true)]
     Lab(Passed),
     /// Measure
-    Bench {
-        what: Bench,
-        /// Runs of each kind
-        #[arg(long, default_value_t = 20)]
-        runs: usize,
-        /// Of `cni`: only cases whose title contains this
-        #[arg(long, value_name = "WORD")]
-        only: Option<String>,
-    },
+    #[command(disable_help_flag = true)]
+    Bench(Passed),
     /// Put the CNI plugins into a node's plugin directory; those that are there are kept beside them
     Install {
         #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
@@ -102,16 +94,6 @@ enum LauncherName {
     Process,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Bench {
-    /// From the manifest's rename to the business program's first statement
-    PodStart,
-    /// Our CNI plugins and the reference's in turn, and what the kernel itself needs
-    Cni,
-    /// The driver's calls, two hundred volumes at once, and memory
-    Csi,
-}
-
 fn main() -> ExitCode {
     // `cargo xtask demo -- --keep` and `cargo xtask demo --keep` are the same to whoever types them.
     let words = std::env::args_os().enumerate().filter(|(at, word)| *at != 2 || word != "--");
@@ -125,12 +107,7 @@ fn main() -> ExitCode {
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Conformance(passed) => launch("conformance", "conformance", &passed.arguments),
         Task::Lab(passed) => launch("conformance", "lab", &passed.arguments),
-        Task::Bench { what: Bench::PodStart, runs, only: None } => bench::pod_start::run(runs),
-        Task::Bench { what: Bench::Cni, runs, only } => bench::cni::run(runs, only.as_deref()),
-        Task::Bench { what: Bench::Csi, runs, only: None } => bench::csi::run(runs),
-        Task::Bench { only: Some(word), .. } => {
-            Err(anyhow::anyhow!("--only {word}: only `bench cni` has cases to choose from"))
-        }
+        Task::Bench(passed) => launch("bench", "bench", &passed.arguments),
         Task::Install { cni_bin_dir, put_back } => install::run(&cni_bin_dir, put_back),
     };
     exit_code(done)

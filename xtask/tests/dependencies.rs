@@ -31,7 +31,8 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("demo-app", &[], &["tonic", "tokio"]),
     ("tests", &["linux", "proto", "trace"], &[]),
     // A launcher: of what it starts it knows the command line only.
-    ("xtask", &["linux", "proto", "tests", "trace"], &[]),
+    ("xtask", &["tests", "trace"], &["tokio", "tonic"]),
+    ("bench", &["linux", "proto", "tests", "trace", "xtask"], &[]),
     ("conformance", &["linux", "proto", "tests", "xtask"], &[]),
 ];
 
@@ -71,7 +72,7 @@ fn packages_use_only_those_they_may() {
 #[test]
 fn the_test_kit_is_linked_into_no_product() {
     for package in packages() {
-        if !["tests", "conformance", "xtask"].contains(&package.name.as_str()) {
+        if !["tests", "bench", "conformance", "xtask"].contains(&package.name.as_str()) {
             assert!(!linked(&package).contains("tests"), "{} links the test kit", package.name);
         }
     }

@@ -44,7 +44,8 @@ const REPLACED: [&str; 30] = [
 ];
 
 /// Packages whose errors and help users see.
-const PRODUCTS: [&str; 16] = [
+const PRODUCTS: [&str; 17] = [
+    "bench",
     "cni-bridge",
     "cni-loopback",
     "cni-plugin",

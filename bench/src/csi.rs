@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often each call is made at the least: fewer say nothing about a median.
 const RUNS_MIN: usize = 20;
 
-pub(crate) fn run(runs: usize) -> Result<()> {
+pub(super) fn run(runs: usize) -> Result<()> {
     require_root("bench")?;
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
     part("build the static binaries", products)?;

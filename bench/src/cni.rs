@@ -31,7 +31,7 @@ const STARTS: &str = "VERSION: nothing but the start";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// `only`: of cases whose title contains it.
-pub(crate) fn run(runs: usize, only: Option<&str>) -> Result<()> {
+pub(super) fn run(runs: usize, only: Option<&str>) -> Result<()> {
     require_root("bench")?;
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} pairs are needed");
     let is_wanted = |title: &str| only.is_none_or(|word| title.contains(word));

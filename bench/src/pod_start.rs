@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-pub(crate) fn run(runs: usize) -> Result<()> {
+pub(super) fn run(runs: usize) -> Result<()> {
     require_root("bench")?;
     ensure!(runs > 0, "--runs 0 measures nothing");
     part("build the static binaries", products)?;

@@ -1,0 +1,49 @@
+//! `cargo xtask bench`: figures, never judged by a test.
+
+mod cni;
+mod csi;
+mod observe;
+mod pod_start;
+mod statistics;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Parser, ValueEnum};
+use xtask::progress::exit_code;
+
+/// Measure
+#[derive(Debug, Parser)]
+#[command(bin_name = "xtask bench")]
+struct Arguments {
+    what: Bench,
+    /// Runs of each kind
+    #[arg(long, default_value_t = 20)]
+    runs: usize,
+    /// Of `cni`: only cases whose title contains this
+    #[arg(long, value_name = "WORD")]
+    only: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Bench {
+    /// From the manifest's rename to the business program's first statement
+    PodStart,
+    /// Our CNI plugins and the reference's in turn, and what the kernel itself needs
+    Cni,
+    /// The driver's calls, two hundred volumes at once, and memory
+    Csi,
+}
+
+fn main() -> ExitCode {
+    exit_code(run(&Arguments::parse()))
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    match (arguments.what, arguments.only.as_deref()) {
+        (Bench::Cni, only) => cni::run(arguments.runs, only),
+        (_, Some(word)) => bail!("--only {word}: only `bench cni` has cases to choose from"),
+        (Bench::PodStart, None) => pod_start::run(arguments.runs),
+        (Bench::Csi, None) => csi::run(arguments.runs),
+    }
+}
