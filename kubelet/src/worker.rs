@@ -1,6 +1,6 @@
 //! One pod's worker: a task that brings its pod to what its object wants, and
 //! in the end takes it down. It is woken by changes of the object and by the
-//! runtime's events, looks at what is there, and does the next thing.
+//! runtime's events, looks at what is there, and carries out the plan of `plan`.
 //!
 //! Invariant: a worker ends only after its pod is forgotten, or when its object
 //! is. Workers never wait for each other: a mount pod starts while the worker
@@ -24,7 +24,7 @@ use crate::backoff::Backoff;
 use crate::keyed_backoff::KeyedBackoff;
 use crate::objects::{EventType, Object, Pod, PodCondition, Time};
 use crate::observed::Observed;
-use crate::plan::{self, Plan};
+use crate::plan::{self, Target};
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
 use messages::Messages;
@@ -116,14 +116,8 @@ impl Worker {
         if self.has_ended_before(&observed) {
             return Next::Finished;
         }
-        match plan::decide(&self.pod, &observed, &self.restarts, Time::now()) {
-            Plan::Finished => {
-                self.waiting.clear();
-                self.publish_status(&observed).await;
-                Next::Finished
-            }
-            Plan::Run(steps) => self.carry_out(steps, observed).await,
-        }
+        let plan = plan::run(&self.pod, &observed, &self.restarts, Time::now());
+        self.carry_out(plan, &observed).await
     }
 
     fn uid(&self) -> &str {
@@ -169,6 +163,13 @@ impl Worker {
         }
         self.pod.status = status.clone();
         self.tools.store.set_pod_status(self.uid(), status);
+    }
+
+    /// Records the event of each kill.
+    fn announce(&self, targets: &[Target]) {
+        for target in targets {
+            self.record(EventType::Normal, "Killing", &format!("Stopping container {}", target.name));
+        }
     }
 
     fn record(&self, event_type: EventType, reason: &str, message: &str) {

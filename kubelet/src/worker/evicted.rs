@@ -10,7 +10,8 @@ use super::Worker;
 use super::termination::{stop_all, stop_sandboxes};
 use crate::backoff::Backoff;
 use crate::objects::{EventType, Object, PodPhase};
-use crate::observed::{Observed, name_of};
+use crate::observed::Observed;
+use crate::plan::{self, Action};
 use crate::store::EVICTED;
 
 /// kubelet's, for pods that are over their limits.
@@ -61,15 +62,10 @@ impl Worker {
                 self.waiting.clear();
                 self.publish_status(&observed).await;
             }
-            let running: Vec<_> = observed.running().cloned().collect();
-            if running.is_empty() {
-                return Ok(());
-            }
-            for container in &running {
-                let message = format!("Stopping container {}", name_of(container));
-                self.record(EventType::Normal, "Killing", &message);
-            }
-            stop_all(&self.tools, &self.pod.reference(), &running, GRACE)
+            let plan = plan::end(&observed, GRACE);
+            let [Action::Kill { targets, grace }] = plan.as_slice() else { return Ok(()) };
+            self.announce(targets);
+            stop_all(&self.tools, &self.pod.reference(), targets, *grace)
                 .await
                 .map_err(|error| error.to_string())?;
         }

@@ -1,5 +1,5 @@
-//! From the plan to running containers: cgroup and directories, volumes,
-//! sandbox, containers. Each step finds what an earlier try left.
+//! Carries a plan out, action by action: cgroup and directories, volumes,
+//! sandbox, containers. Each action finds what an earlier try left.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,17 +8,61 @@ use proto::cri;
 use tracing::{Instrument, info_span};
 
 use super::images::NotYet;
+use super::termination::stop_all;
 use super::{Next, Worker};
 use crate::container_config::{self, Instance};
 use crate::environment::PodFacts;
 use crate::etc_hosts::{self, Hosts};
-use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
-use crate::observed::{Observed, instance_of, pod_ips};
-use crate::plan::{Sandbox, Start, Steps, Wait, restart_key};
+use crate::objects::{Container, ContainerStateWaiting, EventType, Object, Time};
+use crate::observed::{Observed, pod_ips};
+use crate::plan::{self, Action, Start, Target, restart_key};
 
-/// A step failed; its event is recorded.
+/// An action of the pod failed; its event is recorded.
 #[derive(Debug)]
-struct Failed;
+pub(super) struct Failed;
+
+/// Why a round does not go on as planned.
+#[derive(Debug)]
+enum Stop {
+    /// The object was marked deleted meanwhile.
+    Deleted,
+    Finished,
+    Pod(Failed),
+    /// Only this container does not start.
+    Container(NotYet),
+}
+
+impl From<Failed> for Stop {
+    fn from(failed: Failed) -> Self {
+        Self::Pod(failed)
+    }
+}
+
+impl From<NotYet> for Stop {
+    fn from(why: NotYet) -> Self {
+        Self::Container(why)
+    }
+}
+
+/// What earlier actions of a plan made for later ones.
+#[derive(Debug, Default)]
+struct Round {
+    sandbox: Option<ReadySandbox>,
+    /// Of the container whose turn it is.
+    image: Option<cri::Image>,
+    /// Containers whose turn has come.
+    begun: usize,
+    /// Does not start in this round.
+    failed: Option<plan::Container>,
+    /// The soonest of the next tries.
+    retry: Option<Duration>,
+}
+
+impl Round {
+    fn sandbox(&self) -> &ReadySandbox {
+        self.sandbox.as_ref().expect("a plan has its sandbox before its containers")
+    }
+}
 
 /// The sandbox to start containers in.
 #[derive(Debug)]
@@ -29,19 +73,26 @@ struct ReadySandbox {
 }
 
 impl Worker {
-    pub(super) async fn carry_out(&mut self, steps: Steps, observed: Observed) -> Next {
-        let soonest = steps.wait.iter().map(|w| w.remaining).min();
-        for wait in &steps.wait {
-            self.note_crash_loop(wait);
+    /// Of a pod that is to run.
+    pub(super) async fn carry_out(&mut self, plan: Vec<Action>, observed: &Observed) -> Next {
+        let mut soonest: Option<Duration> = None;
+        let mut actions = plan.as_slice();
+        while let [Action::BackOff { container, remaining }, rest @ ..] = actions {
+            self.note_crash_loop(*container);
+            soonest = Some(soonest.map_or(*remaining, |s| s.min(*remaining)));
+            actions = rest;
         }
-        self.publish_status(&observed).await;
-        if steps.start.is_empty() {
+        if actions == [Action::Finish] {
+            self.waiting.clear();
+        }
+        self.publish_status(observed).await;
+        if actions.is_empty() {
             return Next::Within(soonest);
         }
         let span =
             info_span!("sync_pod", pod = self.pod.metadata.name, namespace = self.pod.metadata.namespace);
-        let next = self.start(&steps, &observed).instrument(span).await;
-        if !matches!(next, Next::Deleted) {
+        let next = self.act(actions).instrument(span).await;
+        if matches!(next, Next::Within(_)) {
             self.publish_now().await;
         }
         match (next, soonest) {
@@ -50,44 +101,80 @@ impl Worker {
         }
     }
 
-    async fn start(&mut self, steps: &Steps, observed: &Observed) -> Next {
-        if self.prepare().is_err() {
-            return Next::Within(Some(self.retries.step()));
+    async fn act(&mut self, actions: &[Action]) -> Next {
+        let mut round = Round::default();
+        for action in actions {
+            if self.is_deleted() {
+                return Next::Deleted;
+            }
+            let container = action.container();
+            if container.is_some() && container == round.failed {
+                continue;
+            }
+            match self.carry_out_one(action, &mut round).await {
+                Ok(()) => {}
+                Err(Stop::Deleted) => return Next::Deleted,
+                Err(Stop::Finished) => return Next::Finished,
+                Err(Stop::Pod(Failed)) => return Next::Within(Some(self.retries.step())),
+                Err(Stop::Container(NotYet { why, retry })) => {
+                    let retry = retry.unwrap_or_else(|| self.retries.step());
+                    round.retry = Some(round.retry.map_or(retry, |r| r.min(retry)));
+                    round.failed = container;
+                    if let Some(container) = container {
+                        self.waiting.insert(self.pod.spec.containers[container].name.clone(), why);
+                    }
+                }
+            }
         }
+        if round.retry.is_none() {
+            self.retries.reset();
+        }
+        Next::Within(round.retry)
+    }
+
+    async fn carry_out_one(&mut self, action: &Action, round: &mut Round) -> Result<(), Stop> {
+        match action {
+            Action::BackOff { container, .. } => self.note_crash_loop(*container),
+            Action::Prepare => self.prepare()?,
+            Action::MountVolumes => self.mount_volumes().await?,
+            Action::StopSandbox { id } => self.stop_old_sandbox(id).await?,
+            Action::CreateSandbox { attempt } => round.sandbox = Some(self.create_sandbox(*attempt).await?),
+            Action::EnterSandbox { id, attempt } => {
+                let config = self.sandbox_config(*attempt)?;
+                round.sandbox = Some(self.ready_sandbox(id.clone(), config).await?);
+            }
+            Action::PullImage { container } => {
+                if round.begun > 0 {
+                    // This image may take its time: show what runs already.
+                    self.publish_now().await;
+                }
+                round.begun += 1;
+                let container = self.pod.spec.containers[*container].clone();
+                round.image = Some(self.ensure_image(&container, &round.sandbox().config).await?);
+            }
+            Action::Remove { container, id, number } => self.remove_instance(*container, id, *number).await,
+            Action::Start(start) => {
+                let container = self.pod.spec.containers[start.container].clone();
+                let image = round.image.take().expect("a plan has an image before its container");
+                self.start_container(&container, start, &image, round.sandbox()).await?;
+                self.waiting.remove(&container.name);
+            }
+            Action::Kill { targets, grace } => self.kill(targets, *grace).await?,
+            Action::Finish => return Err(Stop::Finished),
+        }
+        Ok(())
+    }
+
+    async fn mount_volumes(&mut self) -> Result<(), Stop> {
         if self.mounted.is_none() {
             let pod = Arc::new(self.pod.clone());
             let mounted = tokio::select! {
                 mounted = self.tools.volumes.mount_pod(&pod) => mounted,
-                () = self.until_deleted() => return Next::Deleted,
+                () = self.until_deleted() => return Err(Stop::Deleted),
             };
             self.mounted = Some(mounted);
         }
-        let Ok(sandbox) = self.ensure_sandbox(&steps.sandbox, observed).await else {
-            return Next::Within(Some(self.retries.step()));
-        };
-        let mut retry: Option<Duration> = None;
-        for (position, start) in steps.start.iter().enumerate() {
-            if self.is_deleted() {
-                return Next::Deleted;
-            }
-            if position > 0 {
-                // The next one's image may take its time: show what runs already.
-                self.publish_now().await;
-            }
-            let container = self.pod.spec.containers[start.container].clone();
-            match self.start_container(&container, start, &sandbox, observed).await {
-                Ok(()) => drop(self.waiting.remove(&container.name)),
-                Err(NotYet { why, retry: after }) => {
-                    let after = after.unwrap_or_else(|| self.retries.step());
-                    retry = Some(retry.map_or(after, |r| r.min(after)));
-                    self.waiting.insert(container.name, why);
-                }
-            }
-        }
-        if retry.is_none() {
-            self.retries.reset();
-        }
-        Next::Within(retry)
+        Ok(())
     }
 
     async fn publish_now(&mut self) {
@@ -96,9 +183,9 @@ impl Worker {
         }
     }
 
-    fn note_crash_loop(&mut self, wait: &Wait) {
+    fn note_crash_loop(&mut self, container: plan::Container) {
         let metadata = &self.pod.metadata;
-        let name = &self.pod.spec.containers[wait.container].name;
+        let name = &self.pod.spec.containers[container].name;
         let pause = self.restarts.pause(&restart_key(name)).as_secs();
         let of = format!("{}_{}({})", metadata.name, metadata.namespace, metadata.uid);
         let why = ContainerStateWaiting {
@@ -127,24 +214,23 @@ impl Worker {
         Ok(())
     }
 
-    async fn ensure_sandbox(&self, wanted: &Sandbox, observed: &Observed) -> Result<ReadySandbox, Failed> {
-        let attempt = match wanted {
-            Sandbox::Create { attempt } => *attempt,
-            Sandbox::Keep { .. } => observed.sandboxes.first().map_or(0, crate::observed::attempt_of),
-        };
-        let config = container_config::sandbox(&self.pod, attempt, self.tools.node())
-            .map_err(|e| self.failed("FailedCreatePodSandBox", &trace::error_chain(&e)))?;
-        let id = match wanted {
-            Sandbox::Keep { id } => id.clone(),
-            Sandbox::Create { .. } => {
-                self.remove_old_sandboxes(observed).await?;
-                let _turn = self.tools.starts.turn(&self.pod, &self.is_slow).await;
-                self.tools.cri.run_pod_sandbox(config.clone()).await.map_err(|e| {
-                    let message = format!("Failed to create pod sandbox: {e}");
-                    self.failed("FailedCreatePodSandBox", &message)
-                })?
-            }
-        };
+    async fn create_sandbox(&self, attempt: u32) -> Result<ReadySandbox, Failed> {
+        let config = self.sandbox_config(attempt)?;
+        let turn = self.tools.starts.turn(&self.pod, &self.is_slow).await;
+        let created = self.tools.cri.run_pod_sandbox(config.clone()).await;
+        drop(turn);
+        let id = created.map_err(|e| {
+            self.failed("FailedCreatePodSandBox", &format!("Failed to create pod sandbox: {e}"))
+        })?;
+        self.ready_sandbox(id, config).await
+    }
+
+    fn sandbox_config(&self, attempt: u32) -> Result<cri::PodSandboxConfig, Failed> {
+        container_config::sandbox(&self.pod, attempt, self.tools.node())
+            .map_err(|e| self.failed("FailedCreatePodSandBox", &trace::error_chain(&e)))
+    }
+
+    async fn ready_sandbox(&self, id: String, config: cri::PodSandboxConfig) -> Result<ReadySandbox, Failed> {
         let status = self.tools.cri.pod_sandbox_status(&id).await;
         let status = status.map_err(|e| self.failed("FailedPodSandBoxStatus", &e.to_string()))?;
         let own_ips = status.as_ref().map(pod_ips).unwrap_or_default();
@@ -154,30 +240,21 @@ impl Worker {
         Ok(ReadySandbox { id, config, facts })
     }
 
-    /// Their containers stay: they are the record of what has run.
-    async fn remove_old_sandboxes(&self, observed: &Observed) -> Result<(), Failed> {
-        for sandbox in &observed.sandboxes {
-            self.record(
-                EventType::Normal,
-                "SandboxChanged",
-                "Pod sandbox changed, it will be killed and re-created.",
-            );
-            let stopped = self.tools.cri.stop_pod_sandbox(&sandbox.id, &self.full_name()).await;
-            stopped.map_err(|e| self.failed("FailedKillPod", &e.to_string()))?;
-        }
-        Ok(())
+    async fn stop_old_sandbox(&self, id: &str) -> Result<(), Failed> {
+        let message = "Pod sandbox changed, it will be killed and re-created.";
+        self.record(EventType::Normal, "SandboxChanged", message);
+        let stopped = self.tools.cri.stop_pod_sandbox(id, &self.full_name()).await;
+        stopped.map_err(|e| self.failed("FailedKillPod", &e.to_string()))
     }
 
     async fn start_container(
         &mut self,
         container: &Container,
         start: &Start,
+        image: &cri::Image,
         sandbox: &ReadySandbox,
-        observed: &Observed,
     ) -> Result<(), NotYet> {
-        let image = self.ensure_image(container, &sandbox.config).await?;
-        self.remove_old_instances(container, observed).await;
-        let config = self.configure(container, start, &image, &sandbox.facts).map_err(|message| {
+        let config = self.configure(container, start, image, &sandbox.facts).map_err(|message| {
             self.record(EventType::Warning, "Failed", &format!("Error: {message}"));
             NotYet::new("CreateContainerConfigError", message)
         })?;
@@ -230,20 +307,17 @@ impl Worker {
         .managed()
     }
 
-    /// All but the newest that ended; and what was created and never started.
-    async fn remove_old_instances(&self, container: &Container, observed: &Observed) {
-        let mut keep = 1;
-        for instance in observed.instances(&container.name) {
-            let ended = instance.state() == cri::ContainerState::ContainerExited;
-            if ended && keep > 0 {
-                keep -= 1;
-                continue;
-            }
-            let which = (container.name.as_str(), instance_of(instance));
-            if let Err(error) = self.tools.remove_instance(&self.pod.metadata, &instance.id, which).await {
-                tracing::warn!(%error, "an old instance of a container stays");
-            }
+    async fn remove_instance(&self, container: plan::Container, id: &str, number: u32) {
+        let which = (self.pod.spec.containers[container].name.as_str(), number);
+        if let Err(error) = self.tools.remove_instance(&self.pod.metadata, id, which).await {
+            tracing::warn!(%error, "an old instance of a container stays");
         }
+    }
+
+    pub(super) async fn kill(&self, targets: &[Target], grace: Duration) -> Result<(), Failed> {
+        let pod = self.pod.reference();
+        let stopped = stop_all(&self.tools, &pod, targets, grace).await;
+        stopped.map_err(|e| self.failed("FailedKillPod", &e.to_string()))
     }
 
     fn container_failed(&self, reason: &str, message: String) -> NotYet {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::cri::{self, ContainerState};
 use proto::mount_pod::VOLUME_ID_ANNOTATION;
 use tokio::task::JoinSet;
 use tracing::warn;
@@ -17,7 +16,8 @@ use crate::container_config::log_directory;
 use crate::cri::Cri;
 use crate::critical::is_mount_pod;
 use crate::objects::{EventType, Object, ObjectRef};
-use crate::observed::{Observed, full_name_of, name_of};
+use crate::observed::Observed;
+use crate::plan::{self, Action, Target};
 
 /// Of a pod that no object describes.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -59,34 +59,27 @@ impl Worker {
     /// All at once, each with the whole grace; a shorter grace given meanwhile
     /// counts from then.
     async fn stop_containers(&mut self) {
-        let pod = self.pod.reference();
         let mut backoff = Backoff::operation();
         let mut announced = false;
         loop {
-            let running = match Observed::of(&self.tools.cri, self.uid()).await {
-                Ok(observed) => observed.running().cloned().collect::<Vec<_>>(),
+            let observed = match Observed::of(&self.tools.cri, self.uid()).await {
+                Ok(observed) => observed,
                 Err(error) => {
                     self.record(EventType::Warning, "FailedKillPod", &error.to_string());
                     tokio::time::sleep(backoff.step()).await;
                     continue;
                 }
             };
-            if running.is_empty() {
-                return;
-            }
+            let plan = plan::end(&observed, self.grace());
+            let [Action::Kill { targets, grace }] = plan.as_slice() else { return };
             if !std::mem::replace(&mut announced, true) {
-                for container in &running {
-                    let message = format!("Stopping container {}", name_of(container));
-                    self.record(EventType::Normal, "Killing", &message);
-                }
+                self.announce(targets);
             }
-            let grace = self.grace();
-            let failed = tokio::select! {
-                outcome = stop_all(&self.tools, &pod, &running, grace) => outcome.err(),
-                () = self.until_grace_below(grace) => None,
+            let killed = tokio::select! {
+                killed = self.kill(targets, *grace) => killed,
+                () = self.until_grace_below(*grace) => Ok(()),
             };
-            if let Some(error) = failed {
-                self.record(EventType::Warning, "FailedKillPod", &error.to_string());
+            if killed.is_err() {
                 tokio::time::sleep(backoff.step()).await;
             }
         }
@@ -127,10 +120,10 @@ pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
     let mut backoff = Backoff::operation();
     loop {
         let stopped = match Observed::of(&tools.cri, &pod.uid).await {
-            Ok(observed) => {
-                let running: Vec<_> = observed.running().cloned().collect();
-                stop_all(&tools, &pod, &running, ORPHAN_GRACE).await
-            }
+            Ok(observed) => match plan::end(&observed, ORPHAN_GRACE).as_slice() {
+                [Action::Kill { targets, grace }] => stop_all(&tools, &pod, targets, *grace).await,
+                _ => Ok(()),
+            },
             Err(error) => Err(error),
         };
         match stopped {
@@ -198,13 +191,13 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
 pub(super) async fn stop_all(
     tools: &Tools,
     pod: &ObjectRef,
-    running: &[cri::ContainerStatus],
+    targets: &[Target],
     grace: Duration,
 ) -> crate::cri::Result<()> {
     let mut stops = JoinSet::new();
-    for container in running.iter().filter(|c| c.state() == ContainerState::ContainerRunning) {
-        let (cri, id, name) = (tools.cri.clone(), container.id.clone(), full_name_of(container));
-        stops.spawn(async move { cri.stop_container(&id, &name, grace).await });
+    for target in targets.iter().cloned() {
+        let cri = tools.cri.clone();
+        stops.spawn(async move { cri.stop_container(&target.id, &target.full_name, grace).await });
     }
     let mut outcome = Ok(());
     let mut has_survivors = false;
