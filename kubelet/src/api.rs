@@ -26,6 +26,7 @@ use crate::engine::{Handle, LogPathError};
 use crate::manifest::FILE_BYTES;
 use crate::objects::{Kind, UnknownKind};
 use crate::sockets;
+use crate::source::{ObjectSource, Task};
 use crate::store::{self, Store};
 
 /// What a request carries beside the documents.
@@ -42,8 +43,6 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
-    #[error("serve clients")]
-    Transport(#[source] tonic::transport::Error),
     #[error("{}", mistakes.join("\n"))]
     Invalid { mistakes: Vec<String> },
     #[error("{plural} \"{name}\" not found")]
@@ -94,9 +93,7 @@ impl From<Error> for Status {
                 | LogPathError::NotStarted { .. }
                 | LogPathError::NoPrevious { .. } => Self::invalid_argument(text),
             },
-            Error::Serve { .. } | Error::Transport(_) | Error::ReadLog { .. } | Error::Stop(_) => {
-                Self::internal(text)
-            }
+            Error::Serve { .. } | Error::ReadLog { .. } | Error::Stop(_) => Self::internal(text),
         }
     }
 }
@@ -125,18 +122,36 @@ pub fn listen(socket: &Path) -> Result<(UnixListener, PathBuf), Error> {
     sockets::bind(socket).map_err(|cause| Error::Serve { socket: socket.to_owned(), cause })
 }
 
-/// Answers clients until `shutdown`, then ends once the last answer is out.
-pub async fn serve(
+/// The clients' socket: the source of what `hawser-kubelet apply` describes.
+#[derive(Debug)]
+pub struct ClientSocket {
     api: Api,
     listener: UnixListener,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), Error> {
-    let service = KubeletServer::new(api).max_decoding_message_size(FILE_BYTES + AROUND_DOCUMENTS);
-    tonic::transport::Server::builder()
-        .add_service(service)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown)
-        .await
-        .map_err(Error::Transport)
+}
+
+impl ClientSocket {
+    pub fn new(api: Api, listener: UnixListener) -> Self {
+        Self { api, listener }
+    }
+}
+
+impl ObjectSource for ClientSocket {
+    /// What clients have applied is in the store already.
+    fn report_all(&mut self) -> Task<'_> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Answers clients until `ended`, then ends once the last answer is out.
+    fn follow(self: Box<Self>, ended: Task<'static>) -> Task<'static> {
+        let service = KubeletServer::new(self.api).max_decoding_message_size(FILE_BYTES + AROUND_DOCUMENTS);
+        let incoming = UnixListenerStream::new(self.listener);
+        Box::pin(async move {
+            let server = tonic::transport::Server::builder().add_service(service);
+            if let Err(error) = server.serve_with_incoming_shutdown(incoming, ended).await {
+                tracing::error!(error = trace::error_chain(&error), "clients get no more answers");
+            }
+        })
+    }
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

@@ -31,6 +31,7 @@ use crate::objects::{EventType, ObjectRef};
 use crate::plugins::Plugins;
 use crate::pod_cgroup::Hierarchies;
 use crate::provisioner::Provisioner;
+use crate::sink::Sinks;
 use crate::store::{Store, UNREADABLE_RECORD};
 use crate::volumes::Volumes;
 use crate::worker::{FileTurns, Starts, Tools, host_ip};
@@ -89,19 +90,20 @@ pub struct Config {
 pub struct Engine {
     config: Config,
     store: Store,
+    sinks: Sinks,
     plugins: Plugins,
     volumes: Volumes,
     tasks: mpsc::Receiver<handle::Request>,
     handle: Handle,
 }
 
-/// An engine, and the handle by which the client API reaches it.
-pub fn new(config: Config, store: Store) -> (Engine, Handle) {
+/// An engine that follows `store` and reports to `sinks`, and the handle by which the client API reaches it.
+pub fn new(config: Config, store: Store, sinks: Sinks) -> (Engine, Handle) {
     let plugins = Plugins::new();
-    let volumes = Volumes::new(config.node.root(), store.clone(), plugins.clone());
+    let volumes = Volumes::new(config.node.root(), store.clone(), sinks.clone(), plugins.clone());
     let (requests, tasks) = mpsc::channel(8);
-    let handle = Handle::new(store.clone(), volumes.clone(), config.log_dir.clone(), requests);
-    let engine = Engine { config, store, plugins, volumes, tasks, handle: handle.clone() };
+    let handle = Handle::new(store.clone(), sinks.clone(), volumes.clone(), config.log_dir.clone(), requests);
+    let engine = Engine { config, store, sinks, plugins, volumes, tasks, handle: handle.clone() };
     (engine, handle)
 }
 
@@ -177,6 +179,7 @@ impl Engine {
             },
             host_ip: host_ip(),
             store: self.store.clone(),
+            sinks: self.sinks.clone(),
             volumes: self.volumes.clone(),
             hierarchies: Hierarchies::mounted()?,
             node_name: self.config.node_name.clone(),
@@ -196,7 +199,7 @@ impl Engine {
         match cri.unreadable_records().await {
             Ok(records) => records
                 .iter()
-                .for_each(|record| self.store.record(&node, EventType::Warning, UNREADABLE_RECORD, record)),
+                .for_each(|record| self.sinks.record(&node, EventType::Warning, UNREADABLE_RECORD, record)),
             Err(error) => warn!(%error, "cannot ask the runtime for its status"),
         }
     }

@@ -83,18 +83,18 @@ async fn look_at(tools: &Arc<Tools>, pod: &Arc<Pod>) {
         Ok(usage) => usage,
         Err(error) => {
             let message = format!("the pod's limits on the disk: {}", trace::error_chain(&error));
-            tools.store.record(&pod.reference(), EventType::Warning, "DiskUsageUnknown", &message);
+            tools.sinks.record(&pod.reference(), EventType::Warning, "DiskUsageUnknown", &message);
             return;
         }
     };
     if let Some(message) = limits::exceeded(pod, &usage) {
         if tools.store.evict_pod(&pod.metadata.uid, &message) {
-            tools.store.record(&pod.reference(), EventType::Warning, "Evicted", &message);
+            tools.sinks.record(&pod.reference(), EventType::Warning, "Evicted", &message);
         }
     } else if !usage.is_complete {
         let message = "the pod's files change too fast, or are too many, to be counted in full: \
                        its limits on the disk count what was seen";
-        tools.store.record(&pod.reference(), EventType::Warning, "DiskUsageIncomplete", message);
+        tools.sinks.record(&pod.reference(), EventType::Warning, "DiskUsageIncomplete", message);
     }
 }
 

@@ -31,6 +31,7 @@ mod pod_cgroup;
 mod provisioner;
 mod resources;
 pub mod run;
+pub mod sink;
 mod sockets;
 pub mod source;
 mod status;

@@ -8,15 +8,17 @@ use proto::kubelet::GetRequest;
 use proto::kubelet::kubelet_client::KubeletClient;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
-use crate::api::{self, Api, Stopping};
+use crate::api::{self, Api, ClientSocket, Stopping};
 use crate::config::{RootDir, RunArgs, socket_in};
 use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
 use crate::eviction::ImageGc;
 use crate::logs;
 use crate::node::{self, Node};
 use crate::objects::Kind;
-use crate::source::{self, DirectorySource};
+use crate::sink::Sinks;
+use crate::source::{self, DirectorySource, ObjectSource};
 use crate::store::{self, Store};
 use crate::unix_channel;
 
@@ -50,8 +52,6 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] store::Error),
     #[error(transparent)]
-    Source(#[from] source::Error),
-    #[error(transparent)]
     Api(#[from] api::Error),
     #[error(transparent)]
     Engine(#[from] engine::Error),
@@ -84,23 +84,31 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     let store = Store::open(&root, &node_name)?;
     let manifests = absolute("manifests", &args.manifests)?;
     let state_file = root.join("hawser").join("manifests.json");
-    let source = tokio::select! {
-        source = DirectorySource::open(source::Config { dir: manifests, state_file }, store.clone()) => source?,
-        // A directory that does not answer must not keep the process.
-        () = ended.clone().wait() => return Ok(()),
-    };
-    let (engine, handle) = engine::new(engine_config(&args, node, node_name)?, store.clone());
+    let directory = DirectorySource::new(source::Config { dir: manifests, state_file }, store.clone());
+    let mut sources: Vec<Box<dyn ObjectSource>> = vec![Box::new(directory)];
+    for source in &mut sources {
+        tokio::select! {
+            () = source.report_all() => {}
+            // A directory that does not answer must not keep the process.
+            () = ended.clone().wait() => return Ok(()),
+        }
+    }
+    let sinks = Sinks::new(store.clone(), Vec::new());
+    let (engine, handle) = engine::new(engine_config(&args, node, node_name)?, store.clone(), sinks);
 
+    // This source has nothing to report at first, and is there as soon as there are answers.
     let (listener, socket) = api::listen(&socket_in(&root))?;
     let clients = Api { store, engine: handle, stopping: stopping.clone() };
-    let following = tokio::spawn(source.run());
-    let mut serving = tokio::spawn(api::serve(clients, listener, ended.clone().wait()));
+    sources.push(Box::new(ClientSocket::new(clients, listener)));
+    let mut following = JoinSet::new();
+    for source in sources {
+        following.spawn(source.follow(Box::pin(ended.clone().wait())));
+    }
     let result = engine.run(ended.wait()).await;
     stopping.send_replace(Stopping::Now);
-    following.abort();
-    if tokio::time::timeout(LAST_ANSWERS, &mut serving).await.is_err() {
-        serving.abort();
-    }
+    let all_end = async { while following.join_next().await.is_some() {} };
+    // A source that is still at work ends with its task.
+    drop(tokio::time::timeout(LAST_ANSWERS, all_end).await);
     // Whoever looks for us finds nobody, instead of a socket that refuses.
     drop(std::fs::remove_file(&socket));
     Ok(result?)

@@ -42,6 +42,7 @@ use crate::critical::is_mount_pod;
 use crate::csi::Driver;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
+use crate::sink::Sinks;
 use crate::store::Store;
 use csi_mount::CsiMount;
 use device::{Device, DeviceKey, Devices, Stage};
@@ -75,6 +76,7 @@ pub(crate) struct Volumes {
 struct Shared {
     layout: Layout,
     store: Store,
+    sinks: Sinks,
     plugins: Plugins,
     devices: Devices,
     /// The volumes that an earlier kubelet left are among `devices`.
@@ -91,10 +93,11 @@ struct Shared {
 }
 
 impl Volumes {
-    pub(crate) fn new(root: &Path, store: Store, plugins: Plugins) -> Self {
+    pub(crate) fn new(root: &Path, store: Store, sinks: Sinks, plugins: Plugins) -> Self {
         let shared = Shared {
             layout: Layout::new(root),
             store,
+            sinks,
             plugins,
             devices: Devices::default(),
             reconstructed: SetOnce::new(),
@@ -261,13 +264,13 @@ impl Volumes {
     fn warn_users(&self, device: &Device, reason: &str, message: &str) {
         let users = device.users();
         for pod in self.shared.store.pods().iter().filter(|p| users.contains(&p.metadata.uid)) {
-            self.shared.store.record(&pod.reference(), EventType::Warning, reason, message);
+            self.shared.sinks.record(&pod.reference(), EventType::Warning, reason, message);
         }
     }
 
     fn report(&self, pod: &Pod, reason: &str, volume: &Volume, error: &Error) {
         let message = format!("volume \"{}\": {}", volume.name, error.text());
-        self.shared.store.record(&pod.reference(), EventType::Warning, reason, &message);
+        self.shared.sinks.record(&pod.reference(), EventType::Warning, reason, &message);
     }
 }
 

@@ -161,8 +161,8 @@ impl Worker {
         {
             self.record(EventType::Warning, DEVICE_CONTROL_MISSING, &message);
         }
-        self.pod.status = status.clone();
-        self.tools.store.set_pod_status(self.uid(), status);
+        self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
+        self.pod.status = status;
     }
 
     /// Records the event of each kill.
@@ -173,7 +173,7 @@ impl Worker {
     }
 
     fn record(&self, event_type: EventType, reason: &str, message: &str) {
-        self.tools.store.record(&self.pod.reference(), event_type, reason, message);
+        self.tools.sinks.record(&self.pod.reference(), event_type, reason, message);
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kubelet::source::{Config, DirectorySource};
+use kubelet::source::{Config, DirectorySource, ObjectSource};
 use kubelet::store::Store;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,8 +43,9 @@ impl Node {
     async fn start_in(root: tempfile::TempDir, dir: PathBuf) -> Self {
         let store = Store::open(root.path(), "node").unwrap();
         let config = Config { dir: dir.clone(), state_file: root.path().join("hawser/manifests.json") };
-        let source = DirectorySource::open(config, store.clone()).await.unwrap();
-        let run = tokio::spawn(source.run());
+        let mut source: Box<dyn ObjectSource> = Box::new(DirectorySource::new(config, store.clone()));
+        source.report_all().await;
+        let run = tokio::spawn(source.follow(Box::pin(std::future::pending())));
         Self { root, dir, store, run }
     }
 
@@ -103,7 +104,7 @@ async fn files_of_any_name_count_and_hidden_ones_do_not() {
         fs::write(dir.join("sub/c.yaml"), pod("c", "demo:1")).unwrap();
     })
     .await;
-    assert!(node.runs("a"), "known when open() returns");
+    assert!(node.runs("a"), "known when report_all() returns");
     assert_eq!(node.store.pods().len(), 1);
 }
 

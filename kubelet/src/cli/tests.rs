@@ -8,7 +8,7 @@ use clap::Parser;
 use tokio::sync::watch;
 
 use super::{ask, describe_error};
-use crate::api::{self, Api, Stopping};
+use crate::api::{self, Api, ClientSocket, Stopping};
 use crate::config::{Cli, Command, socket_in};
 use crate::engine::{self, RuntimeEndpoint};
 use crate::node::Node;
@@ -16,6 +16,8 @@ use crate::objects::{
     ClaimPhase, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, EventType, Object, PodIp, PodPhase, PodStatus, now,
 };
+use crate::sink::Sinks;
+use crate::source::ObjectSource;
 use crate::store::{Source, Store};
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - name: c\n    \
@@ -51,10 +53,11 @@ impl Fixture {
                 min_age: std::time::Duration::ZERO,
             },
         };
-        let (engine, handle) = engine::new(config, store.clone());
+        let (engine, handle) = engine::new(config, store.clone(), Sinks::new(store.clone(), Vec::new()));
         let (listener, _socket) = api::listen(&socket_in(&root)).unwrap();
         let api = Api { store: store.clone(), engine: handle, stopping: watch::Sender::new(Stopping::No) };
-        tokio::spawn(api::serve(api, listener, std::future::pending()));
+        let clients = Box::new(ClientSocket::new(api, listener));
+        tokio::spawn(clients.follow(Box::pin(std::future::pending())));
         Self { dir, store, engine: Some(engine) }
     }
 

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Config, Error};
 use crate::critical::is_mount_pod;
 use crate::objects::{EventType, Object, Pod, now};
+use crate::sink::Sinks;
 use crate::store::{self, Store};
 use crate::volumes::Volumes;
 use crate::worker::Tools;
@@ -17,6 +18,7 @@ use crate::worker::Tools;
 #[derive(Debug, Clone)]
 pub struct Handle {
     store: Store,
+    sinks: Sinks,
     volumes: Volumes,
     log_dir: PathBuf,
     requests: mpsc::Sender<Request>,
@@ -47,11 +49,12 @@ pub enum LogPathError {
 impl Handle {
     pub(super) fn new(
         store: Store,
+        sinks: Sinks,
         volumes: Volumes,
         log_dir: PathBuf,
         requests: mpsc::Sender<Request>,
     ) -> Self {
-        Self { store, volumes, log_dir, requests }
+        Self { store, sinks, volumes, log_dir, requests }
     }
 
     /// Takes every pod down and returns when nothing of them is left: first the
@@ -165,7 +168,7 @@ impl Handle {
 
     /// Puts down an event on the pod, as the engine does.
     pub fn warn(&self, pod: &Pod, reason: &str, message: &str) {
-        self.store.record(&pod.reference(), EventType::Warning, reason, message);
+        self.sinks.record(&pod.reference(), EventType::Warning, reason, message);
     }
 }
 

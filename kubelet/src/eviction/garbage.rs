@@ -95,7 +95,7 @@ async fn collect_images(
                 wanted.saturating_sub(missing)
             );
             let node = ObjectRef::node(tools.store.node_name());
-            tools.store.record(&node, EventType::Warning, "FreeDiskSpaceFailed", &message);
+            tools.sinks.record(&node, EventType::Warning, "FreeDiskSpaceFailed", &message);
         }
     }
     Ok(())

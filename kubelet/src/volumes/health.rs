@@ -85,7 +85,7 @@ impl Volumes {
     fn tell(&self, uid: &str, event_type: EventType, reason: &str, message: &str) {
         let pods = self.shared.store.pods();
         if let Some(pod) = pods.iter().find(|p| p.metadata.uid == uid) {
-            self.shared.store.record(&pod.reference(), event_type, reason, message);
+            self.shared.sinks.record(&pod.reference(), event_type, reason, message);
         }
     }
 }

@@ -172,7 +172,7 @@ impl Volumes {
                         (EventType::Warning, "FailedMount", message)
                     }
                 };
-                self.shared.store.record(&pod.reference(), event_type, reason, &message);
+                self.shared.sinks.record(&pod.reference(), event_type, reason, &message);
             }
         }
         all

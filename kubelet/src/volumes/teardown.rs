@@ -27,7 +27,7 @@ impl Volumes {
         loop {
             drivers.mark_unchanged();
             let Err(error) = self.try_unmount_pod(&pod.uid).await else { break };
-            self.shared.store.record(pod, EventType::Warning, "FailedUnmount", &error.text());
+            self.shared.sinks.record(pod, EventType::Warning, "FailedUnmount", &error.text());
             tokio::select! {
                 () = tokio::time::sleep(backoff.step()) => {}
                 Ok(()) = drivers.changed() => backoff.reset(),
@@ -50,7 +50,7 @@ impl Volumes {
         let (volumes, uid, pod) = (self.clone(), pod.uid.clone(), pod.clone());
         let attempt = async move {
             if let Err(error) = volumes.try_unmount_pod(&pod.uid).await {
-                volumes.shared.store.record(&pod, EventType::Warning, "FailedUnmount", &error.text());
+                volumes.shared.sinks.record(&pod, EventType::Warning, "FailedUnmount", &error.text());
             }
         };
         taking.insert(uid, tokio::spawn(attempt));

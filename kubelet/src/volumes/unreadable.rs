@@ -68,6 +68,6 @@ impl Shared {
         let message = format!("{}: {outcome}", error.text());
         tracing::warn!(message);
         let node = ObjectRef::node(self.store.node_name());
-        self.store.record(&node, EventType::Warning, UNREADABLE_RECORD, &message);
+        self.sinks.record(&node, EventType::Warning, UNREADABLE_RECORD, &message);
     }
 }

@@ -27,6 +27,7 @@ impl Worker {
     /// Stops the pod and gives back what it took of the disk. Its logs stay.
     pub(super) async fn end_evicted(&mut self) {
         if let Some(status) = self.tools.store.pod_status(self.uid()) {
+            self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
             self.pod.status = status;
         }
         let pod = self.pod.reference();

@@ -152,7 +152,7 @@ async fn tear_down(tools: &Tools, pod: &ObjectRef) {
     tools.volumes.unmount_pod(pod).await;
     let mut backoff = Backoff::operation();
     while let Err(message) = remove_all(tools, pod).await {
-        tools.store.record(pod, EventType::Warning, "FailedKillPod", &message);
+        tools.sinks.record(pod, EventType::Warning, "FailedKillPod", &message);
         tokio::time::sleep(backoff.step()).await;
     }
 }
@@ -160,7 +160,7 @@ async fn tear_down(tools: &Tools, pod: &ObjectRef) {
 pub(super) async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
     let mut backoff = Backoff::operation();
     while let Err(error) = try_stop_sandboxes(&tools.cri, pod).await {
-        tools.store.record(pod, EventType::Warning, "FailedKillPod", &error.to_string());
+        tools.sinks.record(pod, EventType::Warning, "FailedKillPod", &error.to_string());
         tokio::time::sleep(backoff.step()).await;
     }
 }

@@ -16,6 +16,7 @@ use crate::cri::Cri;
 use crate::objects::{ObjectMeta, Pod, QosClass};
 use crate::pod_cgroup::{self, Hierarchies, Limits, shares};
 use crate::resources;
+use crate::sink::Sinks;
 use crate::store::Store;
 use crate::volumes::Volumes;
 
@@ -27,6 +28,7 @@ pub(crate) struct Tools {
     /// Of the embedded runtime.
     pub(crate) images: Option<(PathBuf, runtime::ImageLimits)>,
     pub(crate) store: Store,
+    pub(crate) sinks: Sinks,
     pub(crate) volumes: Volumes,
     pub(crate) hierarchies: Hierarchies,
     pub(crate) node_name: String,
