@@ -9,6 +9,7 @@
 mod defaults;
 mod document;
 mod fields;
+mod json;
 mod limits;
 mod path;
 mod read;
@@ -20,9 +21,9 @@ use std::fmt;
 
 use serde::de::DeserializeOwned;
 
-use crate::objects::Kind;
-use crate::store::AnyObject;
-use document::{Document, Section};
+use crate::objects::{Document, Kind};
+use crate::store::{AnyObject, Described};
+use document::Section;
 pub use fields::{FIELD_TABLE, FieldRule, Verdict};
 use limits::{DOCUMENTS, Deadline};
 pub use limits::{FILE_BYTES, TIME};
@@ -46,10 +47,18 @@ pub struct Parsed {
 #[derive(Debug)]
 pub struct Manifest {
     pub object: AnyObject,
+    /// Every field, also those that the object does not have.
+    pub document: Document,
     /// Where its document begins, from 1.
     pub line: usize,
     /// Fields that do nothing here, each as a sentence with file, line and column.
     pub warnings: Vec<String>,
+}
+
+impl Manifest {
+    pub fn described(&self) -> Described {
+        Described { object: self.object.clone(), document: self.document.clone() }
+    }
 }
 
 /// One mistake. Shown as `pod.yaml:7:14: spec.containers[0].image: Required value`.
@@ -152,7 +161,7 @@ fn read_document(
     file: &str,
     deadline: Deadline,
 ) -> Result<Manifest, Vec<ManifestError>> {
-    let document = &Document::read(section, file, deadline).map_err(|error| vec![error])?;
+    let document = &document::Document::read(section, file, deadline).map_err(|error| vec![error])?;
     match kind_of(document).map_err(|(field, message)| vec![document.error_at(&field, None, &message)])? {
         Kind::Pod => read_object(document, |pod| AnyObject::Pod(Box::new(pod))),
         Kind::PersistentVolume => read_object(document, |volume| AnyObject::Volume(Box::new(volume))),
@@ -167,7 +176,7 @@ fn read_document(
 }
 
 /// The two fields that decide how to read the rest.
-fn kind_of(document: &Document<'_>) -> Result<Kind, (FieldPath, String)> {
+fn kind_of(document: &document::Document<'_>) -> Result<Kind, (FieldPath, String)> {
     let at = |name: &str| FieldPath::root().key(name);
     if !matches!(document.root().value, Value::Mapping(_)) {
         let message = "Invalid value: a manifest is a mapping of fields".to_owned();
@@ -192,7 +201,7 @@ fn kind_of(document: &Document<'_>) -> Result<Kind, (FieldPath, String)> {
 }
 
 fn read_object<T: DeserializeOwned>(
-    document: &Document<'_>,
+    document: &document::Document<'_>,
     wrap: fn(T) -> AnyObject,
 ) -> Result<Manifest, Vec<ManifestError>> {
     let (object, unknown) = document.object::<T>().map_err(|error| vec![error])?;
@@ -226,5 +235,9 @@ fn read_object<T: DeserializeOwned>(
         let shown = invalid.iter().take(SHOWN);
         errors.extend(shown.map(|bad| document.error_at(&bad.field, Some(&title), &bad.message)));
     }
-    if errors.is_empty() { Ok(Manifest { object, line: document.line(), warnings }) } else { Err(errors) }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let whole = Document::new(&json::value(document.root()));
+    Ok(Manifest { object, document: whole, line: document.line(), warnings })
 }

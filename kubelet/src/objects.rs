@@ -1,11 +1,12 @@
 //! The Kubernetes objects that the kubelet knows, with exactly the fields it
-//! acts on: whatever else stands in a manifest is found by its absence here
-//! (`manifest`) and is named to the user, never dropped in silence.
+//! acts on. `manifest` reports every other field of a manifest to the user;
+//! [`Document`] keeps all of them.
 //!
 //! Field names and shapes are those of the Kubernetes API (JSON: camelCase).
 
 mod class;
 mod container;
+mod document;
 mod event;
 mod meta;
 mod pod;
@@ -27,6 +28,7 @@ pub use container::{
     Container, ContainerPort, EnvVar, EnvVarSource, MountPropagation, ObjectFieldSelector, PullPolicy,
     ResourceRequirements, TerminationMessagePolicy, VolumeMount,
 };
+pub use document::Document;
 pub use event::{Event, EventSource, EventType};
 pub use meta::{ObjectMeta, Time, new_uid, now};
 pub use pod::{

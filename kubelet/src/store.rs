@@ -25,14 +25,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use crate::objects::{
-    CsiDriver, Event, EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod,
-    PodStatus, StorageClass, VolumePhase, now,
+    CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim,
+    Pod, PodStatus, StorageClass, VolumePhase, now,
 };
 use disk::{Disk, Durability};
 use events::EventLog;
 use shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
 
-pub use desired::{AnyObject, Declared, Outcome};
+pub use desired::{AnyObject, Declared, Described, Outcome};
 pub(crate) use outcome::EVICTED;
 
 /// So many changes may wait for a slow reader; a reader that lags beyond gets
@@ -285,6 +285,20 @@ impl Store {
         self.state().csi_drivers.object("", name)
     }
 
+    /// The document that describes an object; `None` where there is no such object, or none was applied.
+    pub fn document(&self, kind: Kind, namespace: &str, name: &str) -> Option<Document> {
+        let state = self.state();
+        let key = Key::new(namespace, name);
+        match kind {
+            Kind::Pod => state.pods.get(&key)?.current.document.clone(),
+            Kind::PersistentVolumeClaim => state.claims.get(&key)?.document.clone(),
+            Kind::PersistentVolume => state.volumes.get(&key)?.document.clone(),
+            Kind::StorageClass => state.classes.get(&key)?.document.clone(),
+            Kind::CsiDriver => state.csi_drivers.get(&key)?.document.clone(),
+            Kind::Event | Kind::Node => None,
+        }
+    }
+
     /// Keeps a claim (new binding, status, deletion mark); on disk once this
     /// returns, so it may block for some milliseconds.
     pub fn put_claim(&self, claim: PersistentVolumeClaim) -> Result<(), Error> {
@@ -417,10 +431,13 @@ impl Store {
         let _writing = self.writing();
         let key = Key::of(&object);
         let entry = match T::shelf(&self.state()).get(&key) {
-            Some(known) => {
-                Entry { object: Arc::new(object), source: known.source.clone(), digest: known.digest.clone() }
-            }
-            None => Entry { object: Arc::new(object), source: Source::Kubelet, digest: String::new() },
+            Some(known) => Entry { object: Arc::new(object), ..known.clone() },
+            None => Entry {
+                object: Arc::new(object),
+                source: Source::Kubelet,
+                digest: String::new(),
+                document: None,
+            },
         };
         self.keep(key, entry, durability)
     }

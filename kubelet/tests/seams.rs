@@ -35,7 +35,7 @@ struct Server {
 impl Server {
     fn apply(store: &Store, manifest: &str) {
         for manifest in manifest::parse(manifest.as_bytes(), "server").manifests {
-            store.apply(manifest.object, Source::Api).unwrap();
+            store.apply(manifest.described(), Source::Api).unwrap();
         }
     }
 }

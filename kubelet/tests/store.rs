@@ -4,18 +4,18 @@
 
 use kubelet::manifest;
 use kubelet::objects::{ClaimPhase, EventType, Kind, Object, PodPhase, PodStatus};
-use kubelet::store::{AnyObject, Outcome, Source, Store};
+use kubelet::store::{Described, Outcome, Source, Store};
 
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
                      accessModes: [ReadWriteMany]\n  resources: {requests: {storage: 1Gi}}\n";
 
-fn object(text: &str) -> AnyObject {
+fn object(text: &str) -> Described {
     let parsed = manifest::parse(text.as_bytes(), "test.yaml");
     assert_eq!(parsed.errors, []);
-    parsed.manifests.into_iter().next().unwrap().object
+    parsed.manifests.into_iter().next().unwrap().described()
 }
 
-fn pod(image: &str) -> AnyObject {
+fn pod(image: &str) -> Described {
     object(&format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - {{name: c, image: {image}}}\n"
     ))
@@ -216,4 +216,96 @@ fn an_events_message_is_cut() {
     fixture.store.record(&web, EventType::Warning, "Failed", &"x".repeat(3 << 20));
     let message = fixture.store.events().pop().unwrap().message.clone();
     assert!(message.len() <= 1027 && message.ends_with("x..."), "{}", message.len());
+}
+
+/// A pod with a field on which the kubelet does not act, and one that Kubernetes does not have.
+fn probed(port: u16) -> Described {
+    object(&format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - name: c\n    image: demo:1\n    \
+         livenessProbe: {{tcpSocket: {{port: {port}}}}}\n    tyop: [1, null]\n"
+    ))
+}
+
+fn document(store: &Store) -> serde_json::Value {
+    store.document(Kind::Pod, "default", "web").unwrap().value()
+}
+
+#[test]
+fn a_document_is_kept_whole_and_survives() {
+    let fixture = Fixture::new();
+    fixture.store.apply(probed(80), file("p.yaml")).unwrap();
+    let whole = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+        "spec": {"containers": [{
+            "name": "c", "image": "demo:1", "livenessProbe": {"tcpSocket": {"port": 80}}, "tyop": [1, null],
+        }]},
+    });
+    assert_eq!(document(&fixture.store), whole);
+    assert_eq!(document(&fixture.reopen().store), whole);
+}
+
+#[test]
+fn a_change_of_a_field_without_effect_is_kept_and_the_pod_runs_on() {
+    let fixture = Fixture::new();
+    fixture.store.apply(probed(80), file("p.yaml")).unwrap();
+    let uid = fixture.store.pod("default", "web").unwrap().metadata.uid.clone();
+    assert_eq!(fixture.store.apply(probed(81), file("p.yaml")).unwrap(), Outcome::Configured);
+    assert_eq!(fixture.store.apply(probed(81), file("p.yaml")).unwrap(), Outcome::Unchanged);
+    let fixture = fixture.reopen();
+    let pod = fixture.store.pod("default", "web").unwrap();
+    assert!(pod.metadata.uid == uid && !pod.metadata.is_deleted());
+    assert_eq!(document(&fixture.store)["spec"]["containers"][0]["livenessProbe"]["tcpSocket"]["port"], 81);
+}
+
+/// As builds without documents wrote it, from the same manifest.
+const OLD_POD: &str = r#"{
+  "current": {
+    "source": {"file": "/manifests/p.yaml"},
+    "digest": "DIGEST",
+    "object": {
+      "apiVersion": "v1",
+      "kind": "Pod",
+      "metadata": {
+        "name": "web", "namespace": "default", "uid": "of-the-older-build",
+        "creationTimestamp": "2026-11-20T17:53:02Z"
+      },
+      "spec": {
+        "containers": [{"name": "c", "image": "demo:1", "imagePullPolicy": "IfNotPresent"}],
+        "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
+        "securityContext": {}, "nodeName": "node"
+      },
+      "status": {"phase": "Pending", "conditions": []}
+    }
+  }
+}"#;
+
+#[test]
+fn records_of_builds_without_documents_are_read_and_completed() {
+    let fixture = Fixture::new();
+    fixture.store.apply(probed(80), file("p.yaml")).unwrap();
+    let path = fixture.root.path().join("hawser/objects/Pod/default_web.json");
+    let record: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let digest = record["current"]["digest"].as_str().unwrap();
+    std::fs::write(&path, OLD_POD.replace("DIGEST", digest)).unwrap();
+
+    let fixture = fixture.reopen();
+    assert!(fixture.store.events().is_empty(), "nothing is set aside");
+    assert!(fixture.store.document(Kind::Pod, "default", "web").is_none());
+    assert_eq!(fixture.store.apply(probed(80), file("p.yaml")).unwrap(), Outcome::Unchanged);
+    let pod = fixture.store.pod("default", "web").unwrap();
+    assert_eq!(pod.metadata.uid, "of-the-older-build");
+    assert!(!pod.metadata.is_deleted(), "it runs on");
+    assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["tyop"][0], 1);
+}
+
+#[test]
+fn what_the_kubelet_writes_of_a_claim_leaves_its_document() {
+    let fixture = Fixture::new();
+    fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap();
+    let mut claim = (*fixture.store.claim("default", "data").unwrap()).clone();
+    claim.spec.volume_name = "pvc-1".to_owned();
+    fixture.store.put_claim(claim).unwrap();
+    let document = fixture.store.document(Kind::PersistentVolumeClaim, "default", "data").unwrap().value();
+    assert_eq!(document["spec"]["resources"]["requests"]["storage"], "1Gi");
+    assert!(document["spec"].get("volumeName").is_none());
 }

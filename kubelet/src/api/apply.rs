@@ -46,7 +46,7 @@ fn shown(errors: &[ManifestError]) -> Vec<String> {
 
 fn apply_one(store: &Store, manifest: Manifest) -> Result<apply_response::Result, Error> {
     let reference = manifest.object.reference();
-    let outcome = store.apply(manifest.object, Source::Api)?;
+    let outcome = store.apply(manifest.described(), Source::Api)?;
     for warning in &manifest.warnings {
         store.record(&reference, EventType::Warning, "UnsupportedField", warning);
     }

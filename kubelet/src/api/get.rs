@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proto::kubelet::{GetRequest, GetResponse};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Error;
 use crate::objects::{Kind, Object};
@@ -12,12 +12,12 @@ use crate::store::Store;
 pub(super) fn get(store: &Store, request: &GetRequest) -> Result<GetResponse, Error> {
     let kind: Kind = request.kind.parse()?;
     let objects = match kind {
-        Kind::Pod => select(store.pods(), request),
-        Kind::PersistentVolumeClaim => select(store.claims(), request),
-        Kind::PersistentVolume => select(store.volumes(), request),
-        Kind::StorageClass => select(store.classes(), request),
-        Kind::CsiDriver => select(store.csi_drivers(), request),
-        Kind::Event => select(store.events(), request),
+        Kind::Pod => select(store, store.pods(), request),
+        Kind::PersistentVolumeClaim => select(store, store.claims(), request),
+        Kind::PersistentVolume => select(store, store.volumes(), request),
+        Kind::StorageClass => select(store, store.classes(), request),
+        Kind::CsiDriver => select(store, store.csi_drivers(), request),
+        Kind::Event => select(store, store.events(), request),
         Kind::Node => node(store.node_name(), request),
     };
     if objects.is_empty() && !request.name.is_empty() {
@@ -38,14 +38,27 @@ pub(super) fn plural(kind: Kind) -> String {
     }
 }
 
-fn select<T: Object>(objects: Vec<Arc<T>>, request: &GetRequest) -> Vec<Vec<u8>> {
+fn select<T: Object>(store: &Store, objects: Vec<Arc<T>>, request: &GetRequest) -> Vec<Vec<u8>> {
     let wanted = objects.into_iter().filter(|object| {
         let meta = object.metadata();
         let in_namespace =
             !T::KIND.is_namespaced() || request.namespace.is_empty() || request.namespace == meta.namespace;
         in_namespace && (request.name.is_empty() || request.name == meta.name)
     });
+    if request.whole {
+        return wanted.map(|object| to_json(&whole(store, &*object))).collect();
+    }
     wanted.map(|object| to_json(&*object)).collect()
+}
+
+/// The object with the fields on which the kubelet does not act.
+fn whole<T: Object>(store: &Store, object: &T) -> Value {
+    let mut value = serde_json::to_value(object).expect("objects have string keys only");
+    let meta = object.metadata();
+    if let Some(document) = store.document(T::KIND, &meta.namespace, &meta.name) {
+        document.complete(&mut value, T::KIND);
+    }
+    value
 }
 
 /// There is one node, and it answers.

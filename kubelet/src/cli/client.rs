@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use proto::kubelet::kubelet_client::KubeletClient;
 use proto::kubelet::{GetRequest, ObjectKey};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tonic::transport::Channel;
 
 use super::Error;
@@ -32,8 +33,25 @@ pub(super) async fn get<T: DeserializeOwned>(
     namespace: &str,
     name: &str,
 ) -> Result<Vec<T>, Error> {
-    let request =
-        GetRequest { kind: kind.to_string(), namespace: namespace.to_owned(), name: name.to_owned() };
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    ask(client, GetRequest { kind: kind.to_string(), namespace, name, whole: false }).await
+}
+
+/// [`get`], with the fields of the manifests on which the kubelet does not act.
+pub(super) async fn get_whole(
+    client: &mut KubeletClient<Channel>,
+    kind: Kind,
+    namespace: &str,
+    name: &str,
+) -> Result<Vec<Value>, Error> {
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    ask(client, GetRequest { kind: kind.to_string(), namespace, name, whole: true }).await
+}
+
+async fn ask<T: DeserializeOwned>(
+    client: &mut KubeletClient<Channel>,
+    request: GetRequest,
+) -> Result<Vec<T>, Error> {
     let objects = client.get(request).await?.into_inner().objects;
     objects.iter().map(|object| serde_json::from_slice(object).map_err(Error::Answer)).collect()
 }

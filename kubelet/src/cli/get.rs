@@ -49,15 +49,20 @@ async fn fetch(
     names: &[String],
 ) -> Result<Vec<Value>, Error> {
     let namespace = if args.scope.all_namespaces { "" } else { &args.scope.namespace };
-    if names.is_empty() {
-        return client::get(kubelet, kind, namespace, "").await;
-    }
-    if args.scope.all_namespaces {
+    if args.scope.all_namespaces && !names.is_empty() {
         return Err(Error::Usage("a resource cannot be retrieved by name across all namespaces"));
     }
+    let every = [String::new()];
     let mut objects = Vec::new();
-    for name in names {
-        objects.extend(client::get::<Value>(kubelet, kind, namespace, name).await?);
+    for name in if names.is_empty() { &every } else { names } {
+        objects.extend(match args.output {
+            Some(OutputFormat::Yaml | OutputFormat::Json) => {
+                client::get_whole(kubelet, kind, namespace, name).await?
+            }
+            None | Some(OutputFormat::Wide | OutputFormat::Name) => {
+                client::get::<Value>(kubelet, kind, namespace, name).await?
+            }
+        });
     }
     Ok(objects)
 }

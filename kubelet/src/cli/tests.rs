@@ -316,7 +316,7 @@ async fn what_a_container_wrote_reaches_no_terminal_as_control_characters() {
 async fn what_a_file_describes_is_not_deleted_behind_its_back() {
     let fixture = Fixture::new();
     let file = fixture.file("claim.yaml", CLAIM);
-    let claim = crate::manifest::parse(CLAIM.as_bytes(), "claim.yaml").manifests.remove(0).object;
+    let claim = crate::manifest::parse(CLAIM.as_bytes(), "claim.yaml").manifests.remove(0).described();
     fixture.store.apply(claim, Source::File(PathBuf::from(&file))).unwrap();
     assert_eq!(
         fixture.run("delete pvc data").await.unwrap_err(),
@@ -361,4 +361,68 @@ fn append(path: &Path, text: &str) {
     use std::io::Write;
     let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
     file.unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+const EVERY_FIELD: &str = r#"apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  generateName: web-
+  creationTimestamp: null
+  uid: of-another-cluster
+  deletionTimestamp: "2020-01-01T00:00:00Z"
+spec:
+  hostNetwork: false
+  nodeSelector: {disk: ssd}
+  tyop: {list: [1, 0.5, true, null, yes], big: 18446744073709551615, odd: .inf}
+  containers:
+  - name: c
+    image: demo:1
+    livenessProbe: {tcpSocket: {port: 80}}
+    securityContext: {windowsOptions: {runAsUserName: u}}
+    volumeMounts: []
+  - name: d
+    image: demo:1
+    stdin: true
+status: {phase: Running, podIP: 192.0.2.7}
+"#;
+
+#[tokio::test]
+async fn get_gives_back_every_field_that_was_applied() {
+    let fixture = Fixture::new();
+    let file = fixture.file("pod.yaml", EVERY_FIELD);
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    let pod: serde_json::Value =
+        serde_json::from_str(&fixture.run("get pod web -o json").await.unwrap()).unwrap();
+    let containers = &pod["spec"]["containers"];
+    for (given, expected) in [
+        (&pod["metadata"]["generateName"], serde_json::json!("web-")),
+        (&pod["spec"]["hostNetwork"], false.into()),
+        (&pod["spec"]["nodeSelector"], serde_json::json!({"disk": "ssd"})),
+        (
+            &pod["spec"]["tyop"],
+            serde_json::json!({"list": [1, 0.5, true, null, true], "big": u64::MAX, "odd": "inf"}),
+        ),
+        (&containers[0]["livenessProbe"], serde_json::json!({"tcpSocket": {"port": 80}})),
+        (&containers[0]["securityContext"]["windowsOptions"]["runAsUserName"], "u".into()),
+        (&containers[0]["volumeMounts"], serde_json::json!([])),
+        (&containers[1]["stdin"], true.into()),
+        // These are the kubelet's, as before.
+        (&pod["spec"]["terminationGracePeriodSeconds"], 30.into()),
+        (&pod["status"]["phase"], "Pending".into()),
+        (&pod["metadata"]["deletionTimestamp"], serde_json::Value::Null),
+    ] {
+        assert_eq!(*given, expected, "{pod:#}");
+    }
+    assert_ne!(pod["metadata"]["uid"], "of-another-cluster");
+    assert!(pod["status"].get("podIP").is_none());
+
+    let yaml = fixture.run("get pod web -o yaml").await.unwrap();
+    assert!(yaml.contains("    livenessProbe:\n      tcpSocket:\n        port: 80\n"), "{yaml}");
+    assert!(yaml.contains("  nodeSelector:\n    disk: ssd\n"), "{yaml}");
+    assert!(fixture.run("get pod").await.unwrap().contains("web"));
+    assert_eq!(fixture.run(&format!("apply -f {file}")).await.unwrap(), "pod/web unchanged\n");
+    let edited = fixture.file("edited.yaml", &EVERY_FIELD.replace("ssd", "nvme"));
+    assert_eq!(fixture.run(&format!("apply -f {edited}")).await.unwrap(), "pod/web configured\n");
+    assert!(fixture.run("get pod web -o yaml").await.unwrap().contains("disk: nvme"));
 }

@@ -190,7 +190,7 @@ impl Sight {
             }
             let source = Source::File(wanted.path.to_owned());
             let reference = wanted.manifest.object.reference();
-            let result = self.store.apply(wanted.manifest.object.clone(), source);
+            let result = self.store.apply(wanted.manifest.described(), source);
             if wanted.is_new {
                 for warning in &wanted.manifest.warnings {
                     self.store.record(&reference, EventType::Warning, "UnsupportedField", warning);

@@ -11,8 +11,8 @@ use super::disk::Durability;
 use super::shelf::{Entry, Key, PodEntry};
 use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Shelved, Source, Store};
 use crate::objects::{
-    CsiDriver, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod,
-    StorageClass, new_uid, now,
+    CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
+    PersistentVolumeClaim, Pod, StorageClass, new_uid, now,
 };
 
 /// Any object that a manifest can describe.
@@ -57,6 +57,15 @@ impl AnyObject {
     }
 }
 
+/// An object as a source describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// The fields that the kubelet acts on, checked.
+    pub object: AnyObject,
+    /// Every field.
+    pub document: Document,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Created,
@@ -75,13 +84,14 @@ pub struct Declared {
 
 impl Store {
     /// Takes a valid object as `source` describes it now.
-    pub fn apply(&self, object: AnyObject, source: Source) -> Result<Outcome, Error> {
+    pub fn apply(&self, described: Described, source: Source) -> Result<Outcome, Error> {
+        let Described { object, document } = described;
         match object {
-            AnyObject::Pod(pod) => self.apply_pod(*pod, source),
-            AnyObject::Volume(volume) => self.apply_plain(*volume, source),
-            AnyObject::Claim(claim) => self.apply_plain(*claim, source),
-            AnyObject::Class(class) => self.apply_plain(*class, source),
-            AnyObject::CsiDriver(driver) => self.apply_plain(*driver, source),
+            AnyObject::Pod(pod) => self.apply_pod(*pod, document, source),
+            AnyObject::Volume(volume) => self.apply_plain(*volume, document, source),
+            AnyObject::Claim(claim) => self.apply_plain(*claim, document, source),
+            AnyObject::Class(class) => self.apply_plain(*class, document, source),
+            AnyObject::CsiDriver(driver) => self.apply_plain(*driver, document, source),
         }
     }
 
@@ -136,7 +146,7 @@ impl Store {
         Some(meta.uid.clone())
     }
 
-    fn apply_pod(&self, mut pod: Pod, source: Source) -> Result<Outcome, Error> {
+    fn apply_pod(&self, mut pod: Pod, document: Document, source: Source) -> Result<Outcome, Error> {
         let _writing = self.writing();
         if self.inner.takes_no_more_pods.load(Ordering::Relaxed) {
             return Ok(Outcome::Unchanged);
@@ -144,14 +154,16 @@ impl Store {
         let key = Key::of(&pod);
         let digest = digest(&pod);
         let known = self.state().pods.get(&key).cloned();
-        if let Some(wanted) = known.as_ref().and_then(PodEntry::wanted) {
+        if let Some(known) = &known
+            && let Some(wanted) = known.wanted()
+        {
             refuse_other_source(Kind::Pod, &key, &wanted.source, &source)?;
             if wanted.digest == digest && wanted.source == source {
-                return Ok(Outcome::Unchanged);
+                return self.keep_pod_document(key, known, document);
             }
         }
         self.identify(&mut pod, &source, &digest)?;
-        let wanted = Entry { source, digest, object: Arc::new(pod) };
+        let wanted = Entry { source, digest, object: Arc::new(pod), document: Some(document) };
         match known {
             None => {
                 self.keep_pod(key, PodEntry { current: wanted, successor: None })?;
@@ -165,6 +177,39 @@ impl Store {
                 Ok(outcome)
             }
         }
+    }
+
+    /// The fields that the kubelet acts on are as they were: the pod runs on.
+    fn keep_pod_document(&self, key: Key, known: &PodEntry, document: Document) -> Result<Outcome, Error> {
+        let mut entry = known.clone();
+        let Some(outcome) = replace_document(entry.wanted_mut(), document) else {
+            return Ok(Outcome::Unchanged);
+        };
+        match self.keep_pod(key.clone(), entry.clone()) {
+            // The next start reads the file again: memory is enough until then.
+            Err(error) if error.is_full_disk() && is_of_a_file(entry.wanted_mut()) => {
+                self.state().pods.replace(&key, entry);
+            }
+            kept => kept?,
+        }
+        Ok(outcome)
+    }
+
+    /// As [`Store::keep_pod_document`].
+    fn keep_document<T: Shelved>(
+        &self,
+        key: Key,
+        mut entry: Entry<T>,
+        document: Document,
+    ) -> Result<Outcome, Error> {
+        let Some(outcome) = replace_document(&mut entry, document) else { return Ok(Outcome::Unchanged) };
+        match self.keep(key.clone(), entry.clone(), Durability::PowerLoss) {
+            Err(error) if error.is_full_disk() && is_of_a_file(&entry) => {
+                drop(T::shelf_mut(&mut self.state()).insert(key, entry));
+            }
+            kept => kept?,
+        }
+        Ok(outcome)
     }
 
     /// The uid of a pod of a file follows from what it says, where and for
@@ -183,7 +228,12 @@ impl Store {
         Ok(())
     }
 
-    fn apply_plain<T: Shelved + Mergeable>(&self, mut object: T, source: Source) -> Result<Outcome, Error> {
+    fn apply_plain<T: Shelved + Mergeable>(
+        &self,
+        mut object: T,
+        document: Document,
+        source: Source,
+    ) -> Result<Outcome, Error> {
         let _writing = self.writing();
         let key = Key::of(&object);
         let digest = digest(&object);
@@ -191,7 +241,11 @@ impl Store {
         let Some(known) = known else {
             object.metadata_mut().uid = new_uid().map_err(Error::Uid)?;
             object.metadata_mut().creation_timestamp.get_or_insert_with(now);
-            self.keep(key, Entry { source, digest, object: Arc::new(object) }, Durability::PowerLoss)?;
+            self.keep(
+                key,
+                Entry { source, digest, object: Arc::new(object), document: Some(document) },
+                Durability::PowerLoss,
+            )?;
             return Ok(Outcome::Created);
         };
         let is_missing = is_marked_missing(&*known.object);
@@ -199,7 +253,10 @@ impl Store {
             refuse_other_source(T::KIND, &key, &known.source, &source)?;
         }
         if known.digest == digest && known.source == source && !is_missing {
-            return Ok(Outcome::Unchanged);
+            return match known.object.metadata().is_deleted() {
+                true => Ok(Outcome::Unchanged),
+                false => self.keep_document(key, known, document),
+            };
         }
         if known.object.metadata().is_deleted() {
             return Err(Error::Terminating { kind: T::KIND, name: key.name });
@@ -213,7 +270,11 @@ impl Store {
         let meta = object.metadata_mut();
         meta.uid.clone_from(&known.object.metadata().uid);
         meta.creation_timestamp = known.object.metadata().creation_timestamp;
-        self.keep(key, Entry { source, digest, object: Arc::new(object) }, Durability::PowerLoss)?;
+        self.keep(
+            key,
+            Entry { source, digest, object: Arc::new(object), document: Some(document) },
+            Durability::PowerLoss,
+        )?;
         Ok(outcome)
     }
 
@@ -289,6 +350,20 @@ fn refuse_other_source(kind: Kind, key: &Key, holder: &Source, asking: &Source) 
         return Ok(());
     }
     Err(Error::OtherSource { kind, name: key.name.clone(), holder: holder.clone() })
+}
+
+/// `None`: the entry has it already. A record of an older build has none, which is no change of the object.
+fn replace_document<T>(entry: &mut Entry<T>, document: Document) -> Option<Outcome> {
+    match &entry.document {
+        Some(known) if *known == document => return None,
+        _ => {}
+    }
+    let is_known = entry.document.replace(document).is_some();
+    Some(if is_known { Outcome::Configured } else { Outcome::Unchanged })
+}
+
+fn is_of_a_file<T>(entry: &Entry<T>) -> bool {
+    matches!(entry.source, Source::File(_))
 }
 
 fn is_marked_missing(object: &impl Object) -> bool {

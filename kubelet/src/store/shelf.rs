@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Source;
-use crate::objects::{Object, Pod, Time};
+use crate::objects::{Document, Object, Pod, Time};
 
 /// A name within a kind; ordered as tables show it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,6 +36,10 @@ pub(super) struct Entry<T> {
     pub(super) digest: String,
     #[serde(with = "shared")]
     pub(super) object: Arc<T>,
+    /// That `object` was read from. Absent for what the kubelet made, and in records of
+    /// older builds until the object is applied again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) document: Option<Document>,
 }
 
 /// An `Arc` on disk is what it points to.
@@ -110,6 +114,11 @@ impl PodEntry {
             None if self.current.object.metadata.is_deleted() => None,
             None => Some(&self.current),
         }
+    }
+
+    /// [`PodEntry::wanted`] of a pod that is wanted.
+    pub(super) fn wanted_mut(&mut self) -> &mut Entry<Pod> {
+        self.successor.as_deref_mut().unwrap_or(&mut self.current)
     }
 
     pub(super) fn is_of_a_file(&self) -> bool {
