@@ -2,7 +2,7 @@
 //!
 //! A record of a volume's state can be held too, as a memfd.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,18 +17,26 @@ pub(crate) enum Role {
     ParkedMount,
 }
 
+/// A call fails if the keeper is another process and does not answer.
 pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
     /// Holds the descriptor, and replaces one with the same role. Returns false, and closes the
     /// descriptor, if the keeper does not hold this role or is closed.
-    fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> bool;
+    fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> linux::Result<bool>;
 
     /// Returns the descriptor and no longer holds it.
-    fn take(&self, volume_id: &VolumeId, role: Role) -> Option<OwnedFd>;
+    fn take(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>>;
 
     /// The roles that are held for the volume.
-    fn list(&self, volume_id: &VolumeId) -> Vec<Role>;
+    fn list(&self, volume_id: &VolumeId) -> linux::Result<Vec<Role>>;
 
-    /// Closes all descriptors. The keeper holds none from then on.
+    /// Closes the descriptor. No error if it is not held.
+    fn forget(&self, volume_id: &VolumeId, role: Role) -> linux::Result<()>;
+
+    /// The volumes for which something is held.
+    fn volumes(&self) -> linux::Result<BTreeSet<VolumeId>>;
+
+    /// Called when the driver stops. A keeper in this process closes all descriptors, and holds
+    /// none from then on.
     fn close(&self);
 }
 
@@ -56,24 +64,33 @@ impl InProcess {
 }
 
 impl Keeper for InProcess {
-    fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> bool {
+    fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> linux::Result<bool> {
         let mut state = self.locked();
         if state.is_closed || role == Role::Connection {
-            return false;
+            return Ok(false);
         }
         let replaced = state.held.insert((volume_id.clone(), role), descriptor);
         // Closing may be the last close of a file system: not under the lock.
         drop(state);
         drop(replaced);
-        true
+        Ok(true)
     }
 
-    fn take(&self, volume_id: &VolumeId, role: Role) -> Option<OwnedFd> {
-        self.locked().held.remove(&(volume_id.clone(), role))
+    fn take(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>> {
+        Ok(self.locked().held.remove(&(volume_id.clone(), role)))
     }
 
-    fn list(&self, volume_id: &VolumeId) -> Vec<Role> {
-        self.locked().held.keys().filter(|(id, _)| id == volume_id).map(|(_, role)| *role).collect()
+    fn list(&self, volume_id: &VolumeId) -> linux::Result<Vec<Role>> {
+        let state = self.locked();
+        Ok(state.held.keys().filter(|(id, _)| id == volume_id).map(|(_, role)| *role).collect())
+    }
+
+    fn forget(&self, volume_id: &VolumeId, role: Role) -> linux::Result<()> {
+        self.take(volume_id, role).map(drop)
+    }
+
+    fn volumes(&self) -> linux::Result<BTreeSet<VolumeId>> {
+        Ok(self.locked().held.keys().map(|(id, _)| id.clone()).collect())
     }
 
     fn close(&self) {
@@ -83,5 +100,33 @@ impl Keeper for InProcess {
             std::mem::take(&mut state.held)
         };
         drop(held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn what_is_put_is_listed_until_it_is_taken_or_forgotten() {
+        let keeper = InProcess::default();
+        let [a, b] = ["a", "b"].map(|digit| VolumeId::from_key(&digit.repeat(32)).unwrap());
+        for id in [&a, &b] {
+            assert!(keeper.put(id, Role::ParkedMount, descriptor()).unwrap());
+        }
+        assert!(!keeper.put(&a, Role::Connection, descriptor()).unwrap());
+        assert_eq!(keeper.list(&a).unwrap(), [Role::ParkedMount]);
+        assert_eq!(keeper.volumes().unwrap(), [a.clone(), b.clone()].into());
+        assert!(keeper.take(&a, Role::ParkedMount).unwrap().is_some());
+        assert!(keeper.take(&a, Role::ParkedMount).unwrap().is_none());
+        keeper.forget(&b, Role::ParkedMount).unwrap();
+        keeper.forget(&b, Role::ParkedMount).unwrap();
+        assert!(keeper.volumes().unwrap().is_empty());
+        keeper.close();
+        assert!(!keeper.put(&a, Role::ParkedMount, descriptor()).unwrap());
     }
 }

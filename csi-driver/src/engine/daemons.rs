@@ -87,7 +87,9 @@ impl Daemons {
         // From here on only the daemon holds its listeners and the connection.
         drop(sockets);
         self.hangs.found(volume_id, None);
-        self.keeper.put(volume_id, keeper::Role::Connection, fuse_device);
+        if let Err(error) = self.keeper.put(volume_id, keeper::Role::Connection, fuse_device) {
+            tracing::warn!(%volume_id, %error, "the keeper does not hold the connection");
+        }
         Ok(served)
     }
 

@@ -50,6 +50,7 @@ impl Reconciler {
         let volumes = self.journal.list();
         // First, so that no kubelet starts the pod of an unknown launch.
         self.remove_unknown_launches(&volumes, deadline)?;
+        self.forget_unknown_descriptors();
         // Asked once: otherwise every volume would wait for a pool that does not answer.
         let is_pool_there = self.backend.check_present().is_ok();
         let mut unsettled = Vec::new();
@@ -75,6 +76,25 @@ impl Reconciler {
                 Ok(())
             }
             swept => swept,
+        }
+    }
+
+    /// What a keeper in another process holds for volumes that the journal does not know.
+    fn forget_unknown_descriptors(&self) {
+        let keeper = &self.daemons.keeper;
+        let forget = |volume_id: &VolumeId| {
+            keeper.list(volume_id)?.into_iter().try_for_each(|role| keeper.forget(volume_id, role))
+        };
+        match keeper.volumes() {
+            // A volume whose entry cannot be read may be served.
+            Ok(held) => {
+                for volume_id in held.iter().filter(|id| matches!(self.journal.find(id), Ok(None))) {
+                    if let Err(error) = forget(volume_id) {
+                        tracing::error!(%volume_id, %error, "the keeper still holds its descriptors");
+                    }
+                }
+            }
+            Err(error) => tracing::error!(%error, "the keeper does not list what it holds"),
         }
     }
 
