@@ -123,7 +123,7 @@ pub enum Error {
     DataOfNobody { what: String, path: PathBuf },
     #[error("volume {volume_id} is being deleted")]
     BeingDeleted { volume_id: VolumeId },
-    #[error("starting_token: unknown token {value:?}: restart the listing")]
+    #[error("starting_token: {value:?} is unknown: list again from the start")]
     BadToken { value: String },
     #[error("{what} is being copied: {}", progress(*done_bytes, *total_bytes))]
     Copying { what: String, done_bytes: u64, total_bytes: u64 },

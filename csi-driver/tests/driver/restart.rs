@@ -181,7 +181,7 @@ fn a_volume_that_the_journal_does_not_know_goes_on_until_it_is_staged() {
         scene.start_driver();
         assert_eq!(scene.daemons(), daemons);
         assert!(scene.dial_dir(&id).exists());
-        assert!(scene.log().contains("the journal does not know who serves this volume"));
+        assert!(scene.log().contains("the volume is served without a journal entry"));
         open.write_all(b"x").unwrap();
         scene.kill_driver();
         for (entry, text) in [scene.journal_path(&id), boot::journal_path(&scene, &id)].iter().zip(&kept) {
