@@ -69,6 +69,10 @@ impl DaemonLogs {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(linux::Error::at("open", &fifo, e)),
         };
+        // If the daemon has ended before the open, no writer was ever seen, and the kernel reports
+        // no end (pipe_poll()). A writer that comes and goes changes that.
+        let writer = OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&fifo);
+        drop(writer.map_err(|e| linux::Error::at("open", &fifo, e))?);
         let files = Files { log: dial.log(), older: dial.older_log(), limit_bytes: MAX_LOG_BYTES };
         let (volume_id, followed) = (volume_id.clone(), Arc::clone(&self.followed));
         lock(&followed.volumes).insert(volume_id.clone());
@@ -226,5 +230,22 @@ mod tests {
             assert!(written < 2 << 20, "a pipe has no such size");
         };
         assert_eq!(refused.kind(), ErrorKind::WouldBlock);
+    }
+
+    #[tokio::test]
+    async fn the_log_of_a_daemon_that_ended_before_is_not_followed_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let dial = DialDir::of(dir.path(), &volume_id);
+        std::fs::create_dir(dial.path()).unwrap();
+        nix::unistd::mkfifo(&dial.log_fifo(), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        let logs = DaemonLogs::new(dir.path());
+        logs.follow(&volume_id).unwrap();
+        let ended = async {
+            while lock(&logs.followed.volumes).contains(&volume_id) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), ended).await.unwrap();
     }
 }
