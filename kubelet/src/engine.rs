@@ -30,9 +30,8 @@ use crate::node::Node;
 use crate::objects::{EventType, ObjectRef};
 use crate::plugins::Plugins;
 use crate::pod_cgroup::Hierarchies;
-use crate::provisioner::Provisioner;
 use crate::sink::Sinks;
-use crate::store::{Store, UNREADABLE_RECORD};
+use crate::standalone::store::{Store, UNREADABLE_RECORD};
 use crate::volumes::Volumes;
 use crate::worker::{FileTurns, Starts, Tools, host_ip};
 use workers::Workers;
@@ -109,7 +108,17 @@ pub fn new(config: Config, store: Store, sinks: Sinks) -> (Engine, Handle) {
 
 impl Engine {
     /// Runs until `shutdown`; pods stay as they are then.
-    pub async fn run(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+    ///
+    /// `controller` does the work of a cluster's controllers. It begins once the volumes that an
+    /// earlier kubelet mounted are known: before that, a volume that is in use looks unused.
+    pub(crate) async fn run<F>(
+        mut self,
+        controller: impl FnOnce(Plugins, Volumes) -> F,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), Error>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let mut background = JoinSet::new();
         let socket = self.config.runtime.start(&mut background)?;
         let cri = Cri::new(&socket);
@@ -119,8 +128,7 @@ impl Engine {
 
         let registry = self.config.node.root().join("plugins_registry");
         background.spawn(never_ends(self.plugins.clone().watch(registry)));
-        let provisioner = Provisioner::new(self.store.clone(), self.plugins.clone(), self.volumes.clone());
-        background.spawn(never_ends(provisioner.run()));
+        background.spawn(never_ends(controller(self.plugins.clone(), self.volumes.clone())));
         background.spawn(never_ends(self.volumes.clone().watch_health()));
         background.spawn(never_ends(self.volumes.clone().republish()));
 

@@ -3,8 +3,19 @@
 //!
 //! Objects come from the manifest directory and from `apply`, and meet in the
 //! store; the engine makes the machine follow the store.
+//!
+//! Layers, each of which uses only those below it:
+//!
+//! - `cli` (client commands) and `run` (the daemon) know everything; `run` chooses sources and sinks.
+//! - `standalone::api` and `standalone::provisioner`: the client API, and the work of a cluster's controllers.
+//! - `engine`, and what it runs: `worker`, `volumes`, `eviction`, `logs`, `plugins`. They do not know who
+//!   describes objects or who reads status.
+//! - `source` (where objects come from) and `sink` (where status and events go).
+//! - `manifest`: from text to objects.
+//! - `standalone::store`: the objects, in memory and on disk.
+//! - `plan` and `status`: decisions without I/O, from an object and from what the runtime has of it.
+//! - `objects`: the types of the Kubernetes API. They use no other module.
 
-pub mod api;
 mod backoff;
 pub mod cli;
 pub mod config;
@@ -26,16 +37,14 @@ pub mod objects;
 mod observed;
 mod plan;
 mod plugins;
-
 mod pod_cgroup;
-mod provisioner;
 mod resources;
 pub mod run;
 pub mod sink;
 mod sockets;
 pub mod source;
+pub mod standalone;
 mod status;
-pub mod store;
 mod unix_channel;
 mod volumes;
 mod worker;

@@ -22,7 +22,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 
 use crate::objects::{Document, Kind};
-use crate::store::{AnyObject, Described};
+use crate::standalone::store::{AnyObject, Described};
 use document::Section;
 pub use fields::{FIELD_TABLE, FieldRule, Verdict};
 use limits::{DOCUMENTS, Deadline};

@@ -10,7 +10,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::api::{self, Api, ClientSocket, Stopping};
 use crate::config::{RootDir, RunArgs, socket_in};
 use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
 use crate::eviction::ImageGc;
@@ -19,7 +18,9 @@ use crate::node::{self, Node};
 use crate::objects::Kind;
 use crate::sink::Sinks;
 use crate::source::{self, DirectorySource, ObjectSource};
-use crate::store::{self, Store};
+use crate::standalone::api::{self, Api, ClientSocket, Stopping};
+use crate::standalone::provisioner::Provisioner;
+use crate::standalone::store::{self, Store};
 use crate::unix_channel;
 
 /// A client that still reads its answer is not waited for any longer.
@@ -98,13 +99,14 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
 
     // This source has nothing to report at first, and is there as soon as there are answers.
     let (listener, socket) = api::listen(&socket_in(&root))?;
-    let clients = Api { store, engine: handle, stopping: stopping.clone() };
+    let clients = Api { store: store.clone(), engine: handle, stopping: stopping.clone() };
     sources.push(Box::new(ClientSocket::new(clients, listener)));
     let mut following = JoinSet::new();
     for source in sources {
         following.spawn(source.follow(Box::pin(ended.clone().wait())));
     }
-    let result = engine.run(ended.wait()).await;
+    let provision = |plugins, volumes| Provisioner::new(store, plugins, volumes).run();
+    let result = engine.run(provision, ended.wait()).await;
     stopping.send_replace(Stopping::Now);
     let all_end = async { while following.join_next().await.is_some() {} };
     // A source that is still at work ends with its task.

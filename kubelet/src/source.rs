@@ -4,8 +4,8 @@
 //! describes it, [`Store::vanish`] one that the source no longer describes. The
 //! engine knows no source, it follows the store; `run` chooses the sources.
 //!
-//! [`Store::apply`]: crate::store::Store::apply
-//! [`Store::vanish`]: crate::store::Store::vanish
+//! [`Store::apply`]: crate::standalone::store::Store::apply
+//! [`Store::vanish`]: crate::standalone::store::Store::vanish
 
 mod manifests;
 

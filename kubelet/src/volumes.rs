@@ -43,7 +43,7 @@ use crate::csi::Driver;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
 use crate::sink::Sinks;
-use crate::store::Store;
+use crate::standalone::store::Store;
 use csi_mount::CsiMount;
 use device::{Device, DeviceKey, Devices, Stage};
 use empty_dirs::EmptyDirs;

@@ -8,7 +8,6 @@ use clap::Parser;
 use tokio::sync::watch;
 
 use super::{ask, describe_error};
-use crate::api::{self, Api, ClientSocket, Stopping};
 use crate::config::{Cli, Command, socket_in};
 use crate::engine::{self, RuntimeEndpoint};
 use crate::node::Node;
@@ -18,7 +17,8 @@ use crate::objects::{
 };
 use crate::sink::Sinks;
 use crate::source::ObjectSource;
-use crate::store::{Source, Store};
+use crate::standalone::api::{self, Api, ClientSocket, Stopping};
+use crate::standalone::store::{Source, Store};
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - name: c\n    \
                    image: demo:1\n    livenessProbe: {tcpSocket: {port: 80}}\n";

@@ -10,7 +10,7 @@ use super::{Config, Error};
 use crate::critical::is_mount_pod;
 use crate::objects::{EventType, Object, Pod, now};
 use crate::sink::Sinks;
-use crate::store::{self, Store};
+use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
 use crate::worker::Tools;
 
@@ -131,11 +131,8 @@ impl Handle {
         Ok(true)
     }
 
-    /// The pods that keep a claim from going, as `namespace/name`.
-    pub fn users_of_claim(&self, namespace: &str, name: &str) -> Vec<String> {
-        let Some(claim) = self.store.claim(namespace, name) else { return Vec::new() };
-        let users = crate::provisioner::users_of_claim(&self.store, &self.volumes, &claim);
-        users.into_iter().map(|pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name)).collect()
+    pub(crate) fn volumes(&self) -> &Volumes {
+        &self.volumes
     }
 
     /// The file of a container's newest instance (or the one before it). The

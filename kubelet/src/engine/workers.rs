@@ -9,7 +9,7 @@ use tracing::{error, info};
 
 use super::events::ContainerEvent;
 use crate::objects::{Kind, ObjectRef, Pod};
-use crate::store::{Change, Store};
+use crate::standalone::store::{Change, Store};
 use crate::worker::{Tools, Worker, tear_down_orphan};
 
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! What Kubernetes' API server fills in, and what a manifest may not decide.
 
 use crate::objects::{Container, DEFAULT_NAMESPACE, Object, Pod};
-use crate::store::AnyObject;
+use crate::standalone::store::AnyObject;
 
 pub(super) fn fill(object: &mut AnyObject) {
     match object {

@@ -7,7 +7,7 @@ mod storage;
 
 use super::path::FieldPath;
 use crate::objects::{ObjectMeta, Resources};
-use crate::store::AnyObject;
+use crate::standalone::store::AnyObject;
 
 /// Keys and values of one object's labels or annotations together (apimachinery, `TotalAnnotationSizeLimitB`).
 const MAX_MAP_BYTES: usize = 256 * 1024;

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::{ObjectSource, Task};
 use crate::manifest::TIME;
 use crate::objects::{EventType, ObjectRef};
-use crate::store::{self, Source, Store};
+use crate::standalone::store::{self, Source, Store};
 use directory::{Directory, Files};
 use plan::{Doubt, Plan};
 use seen::Fingerprint;

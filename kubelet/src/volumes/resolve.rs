@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::device::DeviceKey;
 use super::error::Error;
 use crate::objects::{ClaimPhase, PersistentVolume, PersistentVolumeClaim, Pod};
-use crate::store::Store;
+use crate::standalone::store::Store;
 
 /// A bound, mountable volume.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::backoff::Backoff;
 use crate::objects::{EventType, Object, PodPhase};
 use crate::observed::Observed;
 use crate::plan::{self, Action};
-use crate::store::EVICTED;
+use crate::standalone::store::EVICTED;
 
 /// kubelet's, for pods that are over their limits.
 const GRACE: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::directory::Files;
 use crate::manifest::Manifest;
 use crate::objects::Kind;
-use crate::store::{AnyObject, Declared};
+use crate::standalone::store::{AnyObject, Declared};
 
 /// What one look leads to.
 #[derive(Debug)]

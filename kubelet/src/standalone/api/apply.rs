@@ -6,7 +6,7 @@ use proto::kubelet::{ApplyRequest, ApplyResponse, ObjectKey, apply_response};
 use super::Error;
 use crate::manifest::{self, Manifest, ManifestError};
 use crate::objects::EventType;
-use crate::store::{Outcome, Source, Store};
+use crate::standalone::store::{Outcome, Source, Store};
 
 /// An error travels in an HTTP header, where 16 KiB is the client's limit for
 /// all of them and some characters take three bytes.

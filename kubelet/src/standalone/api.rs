@@ -27,7 +27,7 @@ use crate::manifest::FILE_BYTES;
 use crate::objects::{Kind, UnknownKind};
 use crate::sockets;
 use crate::source::{ObjectSource, Task};
-use crate::store::{self, Store};
+use crate::standalone::store::{self, Store};
 
 /// What a request carries beside the documents.
 const AROUND_DOCUMENTS: usize = 64 << 10;

@@ -9,7 +9,7 @@ use crate::objects::{
     ClaimPhase, CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeSpec, Quantity, StorageClass, VolumePhase, new_uid, now,
 };
-use crate::store::{self, Store};
+use crate::standalone::store::{self, Store};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";

@@ -8,7 +8,7 @@ use crate::objects::{
     ClaimPhase, EventType, ObjectRef, PersistentVolume, PersistentVolumeClaim, Quantity, StorageClass,
     VolumeBindingMode, VolumePhase,
 };
-use crate::store::Store;
+use crate::standalone::store::Store;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {

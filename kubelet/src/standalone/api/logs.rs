@@ -18,7 +18,7 @@ use tokio_stream::StreamExt;
 use super::Error;
 use crate::engine::Handle;
 use crate::objects::ContainerState;
-use crate::store::Store;
+use crate::standalone::store::Store;
 use rotated::FileId;
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::Error;
 use crate::objects::{Kind, Object};
-use crate::store::Store;
+use crate::standalone::store::Store;
 
 pub(super) fn get(store: &Store, request: &GetRequest) -> Result<GetResponse, Error> {
     let kind: Kind = request.kind.parse()?;

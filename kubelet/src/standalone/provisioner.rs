@@ -22,7 +22,7 @@ use crate::objects::{
     EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod, PodPhase, VolumeSource,
 };
 use crate::plugins::Plugins;
-use crate::store::{Change, Store};
+use crate::standalone::store::{Change, Store};
 use crate::volumes::Volumes;
 use binding::Decision;
 

@@ -12,7 +12,7 @@ use crate::objects::{
     EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy, VolumePhase,
 };
 use crate::plugins::Plugins;
-use crate::store::{self, Store};
+use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
 
 /// The pods that want the claim, and those that have its volume mounted.

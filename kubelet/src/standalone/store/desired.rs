@@ -253,10 +253,10 @@ impl Store {
             refuse_other_source(T::KIND, &key, &known.source, &source)?;
         }
         if known.digest == digest && known.source == source && !is_missing {
-            return match known.object.metadata().is_deleted() {
-                true => Ok(Outcome::Unchanged),
-                false => self.keep_document(key, known, document),
-            };
+            if known.object.metadata().is_deleted() {
+                return Ok(Outcome::Unchanged);
+            }
+            return self.keep_document(key, known, document);
         }
         if known.object.metadata().is_deleted() {
             return Err(Error::Terminating { kind: T::KIND, name: key.name });

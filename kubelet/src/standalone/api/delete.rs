@@ -10,7 +10,8 @@ use super::Error;
 use super::get::plural;
 use crate::engine::Handle;
 use crate::objects::Kind;
-use crate::store::{Change, Store};
+use crate::standalone::provisioner::users_of_claim;
+use crate::standalone::store::{Change, Store};
 
 type Answers = mpsc::Sender<Result<DeleteProgress, Error>>;
 
@@ -56,7 +57,7 @@ impl Deletion {
         let mut told = Vec::new();
         while self.wait && self.current_uid().as_ref() == Some(&self.uid) {
             let users = match self.kind {
-                Kind::PersistentVolumeClaim => self.engine.users_of_claim(&self.namespace, &self.name),
+                Kind::PersistentVolumeClaim => self.users_of_claim(),
                 _ => Vec::new(),
             };
             if !users.is_empty() && users != told {
@@ -72,6 +73,13 @@ impl Deletion {
                 () = answers.closed() => return,
             }
         }
+    }
+
+    /// The pods that keep a claim from going, as `namespace/name`.
+    fn users_of_claim(&self) -> Vec<String> {
+        let Some(claim) = self.store.claim(&self.namespace, &self.name) else { return Vec::new() };
+        let users = users_of_claim(&self.store, self.engine.volumes(), &claim);
+        users.into_iter().map(|pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name)).collect()
     }
 
     fn refuse_described(&self) -> Result<(), Error> {
