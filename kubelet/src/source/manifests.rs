@@ -1,11 +1,11 @@
 //! The manifest directory as a source of objects.
 //!
-//! Every event in the directory leads to a full re-list; events only say when
-//! to look. What is new or changed is applied at once. What is gone, and what
-//! is broken, is believed only when a second look `CONFIRM_AFTER` finds it
+//! Every event in the directory leads to a full re-list; an event is only the
+//! reason to look. What is new or changed is applied at once. What is gone, and
+//! what is broken, counts only when a second look `CONFIRM_AFTER` finds it
 //! the same: editors save by renaming, and writers need more than one write.
-//! And a directory that is missing, renamed, or replaced by an empty one says
-//! nothing at all about the objects: it is no empty set.
+//! A directory that is missing, renamed, or replaced by an empty one is not an
+//! empty directory: every object stays as it is.
 
 mod directory;
 mod plan;
@@ -24,7 +24,7 @@ use crate::manifest::TIME;
 use crate::objects::{EventType, ObjectRef};
 use crate::standalone::store::{self, Source, Store};
 use directory::{Directory, Files};
-use plan::{Doubt, Plan};
+use plan::{Finding, Plan};
 use seen::Fingerprint;
 use watch::Watch;
 
@@ -33,7 +33,7 @@ const UNREAD_AGAIN: Duration = Duration::from_millis(50);
 /// How long something must be gone or broken to count. Renames of editors are
 /// done within a millisecond or two.
 const CONFIRM_AFTER: Duration = Duration::from_millis(50);
-/// As kubelet's fileCheckFrequency: finds what inotify does not tell (a mount
+/// As kubelet's fileCheckFrequency: finds what inotify does not report (a mount
 /// on top, a renamed ancestor, a network file system).
 const LOOK_ANYWAY: Duration = Duration::from_secs(20);
 
@@ -91,7 +91,7 @@ impl DirectorySource {
 
     /// One look: files are read off the async threads.
     async fn look(&mut self, scope: Scope) {
-        // Watch first, then list: what comes in between is told by an event.
+        // Watch first, then list: an event follows for what comes in between.
         self.watch.renew();
         let mut sight = self.sight.take().unwrap_or_else(|| Sight::new(&self.config, self.store.clone()));
         let looked = tokio::task::spawn_blocking(move || {
@@ -111,8 +111,8 @@ impl DirectorySource {
 
     fn confirm_at(&self) -> Option<Instant> {
         let sight = self.sight.as_ref()?;
-        let doubt = sight.doubts.values().min().map(|since| *since + CONFIRM_AFTER);
-        doubt.into_iter().chain(sight.look_again).min()
+        let finding = sight.findings.values().min().map(|since| *since + CONFIRM_AFTER);
+        finding.into_iter().chain(sight.look_again).min()
     }
 }
 
@@ -145,8 +145,8 @@ struct Sight {
     directory: Directory,
     store: Store,
     /// What looked gone or broken, and since when.
-    doubts: HashMap<Doubt, Instant>,
-    /// Files whose mistakes have been told, as they were then.
+    findings: HashMap<Finding, Instant>,
+    /// Files whose mistakes have been reported, as they were then.
     reported: HashMap<PathBuf, Fingerprint>,
     /// Why the last look saw nothing.
     unreadable: Option<String>,
@@ -159,7 +159,7 @@ impl Sight {
         Self {
             directory: Directory::open(config.dir.clone(), config.state_file.clone()),
             store,
-            doubts: HashMap::new(),
+            findings: HashMap::new(),
             reported: HashMap::new(),
             unreadable: None,
             look_again: None,
@@ -177,7 +177,7 @@ impl Sight {
                 let plan = Plan::new(&files, &declared);
                 self.apply(&plan, scope);
                 self.report_duplicates(&plan);
-                self.weigh(plan.doubts, &files);
+                self.weigh(plan.findings, &files);
                 self.directory.remember(files);
             }
         }
@@ -216,19 +216,19 @@ impl Sight {
         }
     }
 
-    /// Acts on doubts that have lasted; forgets those that are no more.
-    fn weigh(&mut self, doubts: Vec<Doubt>, files: &Files) {
+    /// Acts on findings that have lasted; forgets the others.
+    fn weigh(&mut self, findings: Vec<Finding>, files: &Files) {
         let now = Instant::now();
-        let before = std::mem::take(&mut self.doubts);
-        for doubt in doubts {
-            if self.is_told(&doubt, files) {
+        let before = std::mem::take(&mut self.findings);
+        for finding in findings {
+            if self.is_reported(&finding, files) {
                 continue;
             }
-            let since = before.get(&doubt).copied().unwrap_or(now);
+            let since = before.get(&finding).copied().unwrap_or(now);
             if now.duration_since(since) < CONFIRM_AFTER {
-                self.doubts.insert(doubt, since);
+                self.findings.insert(finding, since);
             } else {
-                self.believe(doubt, files);
+                self.confirm(finding, files);
             }
         }
         let healed: Vec<PathBuf> = self.reported.keys().filter(|path| files.is_good(path)).cloned().collect();
@@ -239,25 +239,25 @@ impl Sight {
         }
     }
 
-    fn is_told(&self, doubt: &Doubt, files: &Files) -> bool {
-        match doubt {
-            Doubt::Gone(_) => false,
-            Doubt::Broken(path) => {
-                let told = self.reported.get(path);
-                told.is_some() && told == files.fingerprint(path).as_ref()
+    fn is_reported(&self, finding: &Finding, files: &Files) -> bool {
+        match finding {
+            Finding::Gone(_) => false,
+            Finding::Broken(path) => {
+                let reported = self.reported.get(path);
+                reported.is_some() && reported == files.fingerprint(path).as_ref()
             }
         }
     }
 
-    fn believe(&mut self, doubt: Doubt, files: &Files) {
-        match doubt {
-            Doubt::Gone(declared) => {
+    fn confirm(&mut self, finding: Finding, files: &Files) {
+        match finding {
+            Finding::Gone(declared) => {
                 if let Err(error) = self.store.vanish(&declared) {
                     // Still declared in the store: the next look finds it gone again.
                     tracing::error!(error = %trace::error_chain(&error), "cannot remove {}, which the manifests declare no more", declared.name);
                 }
             }
-            Doubt::Broken(path) => {
+            Finding::Broken(path) => {
                 for mistake in files.mistakes(&path) {
                     self.store.record(
                         &file_reference(&path),
@@ -274,7 +274,7 @@ impl Sight {
     }
 
     fn report_unreadable(&mut self, reason: String) {
-        self.doubts.clear();
+        self.findings.clear();
         if self.unreadable.as_ref() == Some(&reason) {
             return;
         }

@@ -15,7 +15,7 @@ pub(super) struct Plan<'a> {
     /// Second descriptions of a wanted object, in files that have changed, each
     /// with the file that has it.
     pub(super) duplicates: Vec<(Wanted<'a>, &'a Path)>,
-    pub(super) doubts: Vec<Doubt>,
+    pub(super) findings: Vec<Finding>,
 }
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Wanted<'a> {
 
 /// To be looked at once more before anybody acts on it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Doubt {
+pub(super) enum Finding {
     /// No file describes it any more.
     Gone(Declared),
     /// The file has mistakes.
@@ -42,20 +42,20 @@ impl<'a> Plan<'a> {
         let holders: HashMap<Name<'_>, &Path> =
             declared.iter().map(|known| (declared_name(known), known.path.as_path())).collect();
         let wanted = wanted(files, &holders);
-        let mut doubts = Vec::new();
+        let mut findings = Vec::new();
         for known in declared {
             // A file with mistakes, or one that is still being read, may describe anything.
             let is_wanted = wanted.contains_key(&declared_name(known));
             if !is_wanted && !files.is_incomplete(&known.path) {
-                doubts.push(Doubt::Gone(known.clone()));
+                findings.push(Finding::Gone(known.clone()));
             }
         }
         let broken = files.iter().filter(|(_, file)| !file.mistakes.is_empty());
-        doubts.extend(broken.map(|(path, _)| Doubt::Broken(path.to_owned())));
+        findings.extend(broken.map(|(path, _)| Finding::Broken(path.to_owned())));
         let duplicates = duplicates(files, &wanted);
         let mut wanted: Vec<Wanted<'_>> = wanted.into_values().collect();
         wanted.sort_by_key(|wanted| (wanted.path, wanted.manifest.line));
-        Self { wanted, duplicates, doubts }
+        Self { wanted, duplicates, findings }
     }
 }
 
