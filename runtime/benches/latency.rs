@@ -2,19 +2,14 @@
 //! `cargo bench -p runtime`. Needs root, and the static release builds of
 //! demo-app, bridge, host-local and loopback.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a report for a person")]
-#![allow(dead_code, reason = "the tests' kit, of which a part is used")]
-
-#[path = "../tests/cri/kit.rs"]
-mod kit;
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a report for a person")]
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proto::cri::{StopContainerRequest, StopPodSandboxRequest};
-
-use kit::{Cri, Host, IMAGE, container};
+use tests::binaries;
+use tests::cri::{Cri, Host, IMAGE, container};
 
 const RUNS: usize = 20;
 const PLUGINS: &[&str] = &["bridge", "host-local", "loopback"];
@@ -25,9 +20,8 @@ fn main() {
 
 async fn measure() {
     let mut host = Host::new();
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/x86_64-unknown-linux-gnu/release");
     for plugin in PLUGINS {
-        std::fs::copy(built.join(plugin), host.path("bin").join(plugin)).unwrap();
+        std::fs::copy(binaries::find(plugin).unwrap(), host.path("bin").join(plugin)).unwrap();
     }
     let ipam = format!(
         r#"{{"type":"host-local","subnet":"10.77.0.0/16","routes":[{{"dst":"0.0.0.0/0"}}],"dataDir":"{}"}}"#,

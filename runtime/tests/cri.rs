@@ -1,11 +1,7 @@
 //! The real `hawser-runtime` through its CRI socket, on the real kernel, in
 //! namespaces of each test's own.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test ends at its first surprise and says so"
-)]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise and says so")]
 
 #[path = "cri/containers.rs"]
 mod containers;
@@ -23,8 +19,6 @@ mod image_limits;
 mod image_store;
 #[path = "cri/keyrings.rs"]
 mod keyrings;
-#[path = "cri/kit.rs"]
-mod kit;
 #[path = "cri/network.rs"]
 mod network;
 #[path = "cri/restart.rs"]

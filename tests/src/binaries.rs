@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// The target that makes static binaries without breaking procedural macros:
 /// named explicitly, so that `crt-static` is not applied to what runs at build time.
@@ -43,6 +43,22 @@ pub fn dir() -> PathBuf {
         Some(dir) => PathBuf::from(dir),
         None => target_dir().join(TARGET).join("release"),
     }
+}
+
+/// The binary `name` of the package whose test or bench runs, which cargo built with it.
+pub fn under_test(name: &str) -> Result<PathBuf> {
+    // Where cargo does not start the test, such as in the laboratory, the binary
+    // lies above the directory of the test's own.
+    let path = match std::env::var_os(format!("CARGO_BIN_EXE_{name}")) {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let own = std::env::current_exe().context("the path of the test")?;
+            let built = own.ancestors().nth(2).context("the directory of the test")?;
+            built.join(name)
+        }
+    };
+    ensure!(path.is_file(), "{}: not built with the tests of its package", path.display());
+    Ok(path)
 }
 
 /// The binary `name`, which must be there.

@@ -10,6 +10,10 @@ pub mod binaries;
 pub mod cgroups;
 pub mod cni;
 pub mod cni_keys;
+#[cfg(feature = "cri")]
+pub mod cri;
+#[cfg(feature = "csi")]
+pub mod csi;
 mod eventually;
 pub mod examples;
 mod fuse_guard;

@@ -8,10 +8,10 @@ use proto::csi::{
     ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, ListVolumesRequest,
     NodePublishVolumeRequest, NodeStageVolumeRequest,
 };
+use tests::csi::scene::{Caller, Flags, NODE, Scene, capability, text};
 use tonic::{Code, Status};
 
 use crate::assert_refused;
-use crate::scene::{Caller, Flags, NODE, Scene, capability, text};
 
 type Context = HashMap<String, String>;
 const PEER: &str = "node-2";

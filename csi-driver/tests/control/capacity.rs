@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{CapacityRange, GetCapacityRequest, GetCapacityResponse, Topology, Volume};
+use tests::csi::scene::{Caller, Flags, GI, Scene, capability, create_request};
 use tonic::{Code, Status};
 
 use crate::assert_refused;
-use crate::scene::{Caller, Flags, GI, Scene, capability, create_request};
 
 fn measure(caller: &Caller, change: impl FnOnce(&mut GetCapacityRequest)) -> GetCapacityResponse {
     let mut request = GetCapacityRequest {

@@ -3,10 +3,10 @@
 use proto::csi::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, VolumeCapability,
 };
+use tests::csi::scene::{Caller, Flags, GI, Scene, create_request};
 use tonic::{Code, Status};
 
 use crate::assert_refused;
-use crate::scene::{Caller, Flags, GI, Scene, create_request};
 
 fn expand(caller: &Caller, volume_id: &str, range: Option<(i64, i64)>) -> Result<i64, Status> {
     expand_with(caller, volume_id, range, None).map(|reply| {

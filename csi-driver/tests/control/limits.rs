@@ -2,10 +2,10 @@
 
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{ControllerGetVolumeRequest, CreateVolumeRequest, ValidateVolumeCapabilitiesRequest};
+use tests::csi::scene::{Flags, Scene, capability, create_request};
 use tonic::Code;
 
 use crate::assert_refused;
-use crate::scene::{Flags, Scene, capability, create_request};
 
 #[test]
 fn ids_with_dots_never_leave_the_pool() {

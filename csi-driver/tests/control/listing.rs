@@ -8,10 +8,10 @@ use proto::csi::{
     CapacityRange, ControllerGetVolumeRequest, ControllerGetVolumeResponse, ListVolumesRequest,
     ListVolumesResponse, VolumeCondition,
 };
+use tests::csi::scene::{Caller, Flags, Scene, create_request};
 use tonic::{Code, Status};
 
 use crate::assert_refused;
-use crate::scene::{Caller, Flags, Scene, create_request};
 
 const MI: i64 = 1 << 20;
 

@@ -9,9 +9,6 @@ mod documents;
 mod expansion;
 mod limits;
 mod listing;
-#[path = "../driver/scene.rs"]
-#[allow(dead_code, reason = "each suite uses a part")]
-mod scene;
 mod settings;
 
 use tonic::{Code, Status};

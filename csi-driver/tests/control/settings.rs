@@ -9,11 +9,11 @@ use anyhow::Context;
 use proto::csi::volume_capability::AccessType;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, capability, create_request, text};
 use tests::eventually;
 use tonic::{Code, Status};
 
 use crate::assert_refused;
-use crate::scene::{Caller, Flags, PATIENCE, Scene, capability, create_request, text};
 
 fn with_flags(flags: &[&str]) -> VolumeCapability {
     let mut wanted = capability(Mode::MultiNodeMultiWriter);

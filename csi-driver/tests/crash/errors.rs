@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
+use tests::csi::scene::is_uncertain;
 use tests::trace_steps::{Fault, Kind, Step, Strike};
 use tonic::Code;
 
-use crate::scene::is_uncertain;
 use crate::strikes::{go_on, strike_everywhere};
 use crate::world::{ENDING, Rpc, World};
 

@@ -11,13 +11,7 @@
 mod errors;
 mod give_up;
 mod kills;
-#[path = "../snapshots/kit.rs"]
-#[allow(dead_code, reason = "each suite uses a part")]
-mod kit;
 mod repairs;
-#[path = "../driver/scene.rs"]
-#[allow(dead_code, reason = "each suite uses a part")]
-mod scene;
 mod strikes;
 mod tree;
 mod world;

@@ -15,17 +15,17 @@ use proto::csi::{
     ListSnapshotsRequest, ListVolumesRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
     NodeStageVolumeRequest, VolumeCapability,
 };
+use tests::csi::scene::{
+    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, is_uncertain, mounted, text,
+};
+use tests::csi::snapshots::{
+    self, BLOCKING_COPY, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, list_snapshots,
+};
 use tests::loop_device::FileSystem;
 use tests::trace_steps::{Places, Strike, Trace, Tracing};
 use tests::{Daemon, LeakCheck, eventually};
 use tonic::Status;
 
-use crate::kit::{
-    self, BLOCKING_COPY, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, list_snapshots,
-};
-use crate::scene::{
-    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, is_uncertain, mounted, text,
-};
 use crate::tree;
 
 const POD: &str = "one";
@@ -153,7 +153,7 @@ impl World {
         if rpc.attaches() {
             flags.0.push("--attach".to_owned());
         }
-        let scene = rpc.copies_on().map_or_else(|| Scene::start(flags), kit::scene_on);
+        let scene = rpc.copies_on().map_or_else(|| Scene::start(flags), snapshots::scene_on);
         let none = String::new;
         Self { rpc, scene, volume: none(), source: none(), snapshot: none(), context: HashMap::new() }
     }
@@ -284,7 +284,7 @@ impl World {
     fn make_snapshot(&mut self, caller: &Caller) -> Result<(), Status> {
         let parameters =
             if self.rpc.copies_on() == Some(FileSystem::Ext4) { &[BLOCKING_COPY][..] } else { &[] };
-        let made = kit::snapshot_with(caller, SNAPSHOT, &self.source, parameters)?;
+        let made = snapshots::snapshot_with(caller, SNAPSHOT, &self.source, parameters)?;
         self.snapshot = made.snapshot_id;
         let ready =
             eventually("the snapshot is ready", PATIENCE, || match get_snapshot(caller, &self.snapshot) {
@@ -381,14 +381,14 @@ impl World {
             Rpc::CreateSnapshot | Rpc::CopySnapshot => {
                 let snapshot = get_snapshot(&caller, &self.snapshot)?;
                 ensure!(snapshot.ready_to_use, "{snapshot:?}");
-                let listed = kit::ids(&list_snapshots(&caller, ListSnapshotsRequest::default())?);
+                let listed = snapshots::ids(&list_snapshots(&caller, ListSnapshotsRequest::default())?);
                 ensure!(listed == [self.snapshot.clone()], "listed: {listed:?}");
                 tree::ensure_whole(&data_of(&self.snapshot))?;
                 // Its writers go on.
                 self.ensure_written(&caller)
             }
             Rpc::DeleteSnapshot => {
-                let listed = kit::ids(&list_snapshots(&caller, ListSnapshotsRequest::default())?);
+                let listed = snapshots::ids(&list_snapshots(&caller, ListSnapshotsRequest::default())?);
                 ensure!(listed.is_empty(), "listed: {listed:?}");
                 Ok(())
             }

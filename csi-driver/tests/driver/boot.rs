@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::scene::Scene;
+use tests::csi::scene::Scene;
 
 /// The directory of this boot.
 pub(crate) fn dir(scene: &Scene) -> PathBuf {

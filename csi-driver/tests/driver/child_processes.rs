@@ -10,9 +10,8 @@ use anyhow::ensure;
 use linux::cgroup::Hierarchies;
 use linux::fd_passing::PacketListener;
 use nix::fcntl::OFlag;
+use tests::csi::scene::{Flags, PATIENCE, Scene, create_request, volume_binary};
 use tests::eventually;
-
-use crate::scene::{Flags, PATIENCE, Scene, create_request, volume_binary};
 
 /// Two files of 1 MiB.
 const MAX_LOG_BYTES: u64 = 2 << 20;

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use linux::mount::{FuseMountOptions, MountFlags};
 use serde_json::Value;
+use tests::csi::scene::{Flags, NODE, Scene, mounted, retried};
 
 use crate::boot;
-use crate::scene::{Flags, NODE, Scene, mounted};
 
 const NOBODYS: &str = "0123456789abcdef0123456789abcdef";
 
@@ -215,7 +215,7 @@ fn a_target_of_a_daemon_that_died_is_told_when_another_pod_is_served_again() {
     let caller = scene.caller();
     let volume = caller.bring_up("pvc-1", &["one"]).unwrap();
     scene.kill_daemon();
-    crate::scene::retried(&scene, "publish", || caller.publish(&volume, "two"));
+    retried(&scene, "publish", || caller.publish(&volume, "two"));
     assert_eq!(found(&scene, &[]), (1, expected(&[("target of a daemon that died", &volume)])));
     caller.unpublish(&volume, "one").unwrap();
     assert_eq!(found(&scene, &[]), (0, vec![]));

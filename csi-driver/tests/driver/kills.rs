@@ -5,10 +5,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use tests::as_soon_as;
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, mounted, retried};
 use tonic::Status;
 
 use crate::boot;
-use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted, retried};
 
 const POD: &str = "one";
 

@@ -5,8 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeGetInfoRequest, ProbeRequest};
-
-use crate::scene::{Flags, GI, NODE, PATIENCE, Scene, create_request, mounted};
+use tests::csi::scene::{Flags, GI, NODE, PATIENCE, Scene, capability, create_request, mounted};
 
 #[test]
 fn two_pods_share_a_volume_and_nothing_is_left_of_it() {
@@ -106,7 +105,7 @@ fn a_stage_for_readers_only_is_read_only_for_everybody() {
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     caller.stage_as(&id, Mode::MultiNodeReaderOnly).unwrap();
-    let mode = Some(crate::scene::capability(Mode::MultiNodeReaderOnly));
+    let mode = Some(capability(Mode::MultiNodeReaderOnly));
     caller.publish_with(&id, "one", |request| request.volume_capability = mode).unwrap();
     let refused = fs::write(caller.target_path("one").join("file"), "y").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);

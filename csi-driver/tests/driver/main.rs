@@ -13,7 +13,6 @@ mod mode;
 mod refusals;
 mod registration;
 mod restart;
-mod scene;
 mod silent;
 mod sockets;
 mod start;

@@ -6,10 +6,12 @@ use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
+use tests::csi::scene::{
+    Caller, Flags, GI, PATIENCE, Scene, create_request, mounted, retried, volume_binary,
+};
 use tests::{as_soon_as, eventually};
 use tonic::{Code, Status};
 
-use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted, retried, volume_binary};
 use crate::silent::{SIGSTOP, signal_daemons};
 
 fn flags(start_timeout: &str) -> Flags {
@@ -245,7 +247,7 @@ fn the_manifest_asks_for_six_capabilities_and_nothing_else() {
 fn a_parked_pod_keeps_its_manifest_and_one_that_was_taken_back_is_not_taken() {
     let scene = Scene::start(flags("30"));
     let caller = scene.caller();
-    let mut request = crate::scene::create_request("pvc-1");
+    let mut request = create_request("pvc-1");
     request.parameters = [("mountPodDeleteDelaySeconds".to_owned(), "3600".to_owned())].into();
     let id = caller.create(request).unwrap().volume_id;
     let path = manifest(&scene, &id);
@@ -276,7 +278,7 @@ fn a_start_takes_all_manifests_of_parked_pods_away_before_the_first_has_ended() 
     let caller = scene.caller();
     let parameters = [("mountPodDeleteDelaySeconds", "3600"), ("mountPodGracePeriodSeconds", "60")];
     let mut parked = ["a", "b"].map(|name| {
-        let mut request = crate::scene::create_request(name);
+        let mut request = create_request(name);
         request.parameters = parameters.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let id = caller.create(request).unwrap().volume_id;
         let pod = stage_with_pod(&scene, &id);
@@ -309,7 +311,7 @@ fn a_daemon_in_a_pod_hears_the_driver() {
     let id = caller.create_named("pvc-1").unwrap();
     let mut pod = stage_with_pod(&scene, &id);
     caller.publish(&id, "one").unwrap();
-    let wanted = 2 * crate::scene::GI;
+    let wanted = 2 * GI;
     let request = proto::csi::ControllerExpandVolumeRequest {
         volume_id: id.clone(),
         capacity_range: Some(proto::csi::CapacityRange { required_bytes: wanted, limit_bytes: 0 }),

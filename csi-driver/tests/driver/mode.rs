@@ -2,9 +2,8 @@
 
 use proto::csi::plugin_capability::{Service, Type, service};
 use proto::csi::{ControllerGetCapabilitiesRequest, GetPluginCapabilitiesRequest};
+use tests::csi::scene::{Flags, Scene};
 use tonic::Code;
-
-use crate::scene::{Flags, Scene};
 
 fn offers_a_controller(scene: &Scene) -> bool {
     let request = GetPluginCapabilitiesRequest {};

@@ -12,9 +12,10 @@ use proto::csi::{
     VolumeCapability,
 };
 use tests::Sandbox;
+use tests::csi::scene::{
+    Caller, Flags, GI, PATIENCE, Scene, capability, create_request, mounted, text, volume_binary,
+};
 use tonic::{Code, Status};
-
-use crate::scene::{Flags, GI, PATIENCE, Scene, capability, create_request, mounted, text};
 
 const UNKNOWN: &str = "vol-00000000000000000000000000000000";
 
@@ -109,12 +110,12 @@ fn unknown_volumes_cannot_be_used_and_need_not_be_undone() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
     for id in [UNKNOWN, "not-one-of-ours", "../../../etc"] {
-        assert_refused(caller.stage_with_paths_of("x", id), Code::NotFound, id);
+        assert_refused(stage_with_paths_of(&caller, "x", id), Code::NotFound, id);
         assert_refused(caller.publish_with("x", "pod", |r| r.volume_id = id.into()), Code::NotFound, id);
         assert_refused(caller.stats(id, "some/path".as_ref()), Code::NotFound, id);
         let undo = |r: Result<(), Status>| r.unwrap();
-        undo(caller.node_unpublish_raw(id, "/nonexistent/target"));
-        undo(caller.node_unstage_raw(id, "/nonexistent/staging"));
+        undo(node_unpublish_raw(&caller, id, "/nonexistent/target"));
+        undo(node_unstage_raw(&caller, id, "/nonexistent/staging"));
         undo(caller.delete(id));
     }
 }
@@ -130,7 +131,7 @@ fn a_missing_field_wins_over_an_unknown_volume() {
     assert_refused(publish(|r| r.target_path = "a/b".into()), Code::InvalidArgument, "\"a/b\"");
     assert_refused(publish(|r| r.target_path = "/a/../b".into()), Code::InvalidArgument, "`..`");
     assert_refused(caller.delete(""), Code::InvalidArgument, "volume_id is required");
-    assert_refused(caller.node_unpublish_raw("x", ""), Code::InvalidArgument, "target_path is required");
+    assert_refused(node_unpublish_raw(&caller, "x", ""), Code::InvalidArgument, "target_path is required");
 }
 
 #[test]
@@ -214,9 +215,9 @@ fn paths_that_are_something_else_are_left_alone() {
     let staging = caller.staging_path(&id);
     fs::create_dir_all(staging.parent().unwrap()).unwrap();
     std::os::unix::fs::symlink("/tmp", &staging).unwrap();
-    assert_refused(caller.stage_with_paths_of(&id, &id), Code::FailedPrecondition, "not a directory");
+    assert_refused(stage_with_paths_of(&caller, &id, &id), Code::FailedPrecondition, "not a directory");
     fs::remove_file(&staging).unwrap();
-    assert_refused(caller.stage_with_paths_of(&id, &id), Code::FailedPrecondition, "No such file");
+    assert_refused(stage_with_paths_of(&caller, &id, &id), Code::FailedPrecondition, "No such file");
 
     caller.stage(&id).unwrap();
     let target = caller.target_path("one");
@@ -347,7 +348,7 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
     flags.0[3] = "hawser-volume".to_owned();
     let sandbox = Sandbox::new();
     let binary = sandbox.path("hawser-volume");
-    fs::copy(crate::scene::volume_binary(), &binary).unwrap();
+    fs::copy(volume_binary(), &binary).unwrap();
     let scene = Scene::start_in(sandbox, flags);
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
@@ -409,31 +410,29 @@ fn a_second_driver_is_refused_with_one_line() {
     scene.caller().create_named("pvc-1").unwrap();
 }
 
-impl crate::scene::Caller {
-    /// NodeStageVolume without making the staging path.
-    fn stage_with_paths_of(&self, path_id: &str, volume_id: &str) -> Result<(), Status> {
-        let request = NodeStageVolumeRequest {
-            volume_id: volume_id.into(),
-            staging_target_path: text(&self.staging_path(path_id)),
-            volume_capability: Some(capability(Mode::MultiNodeMultiWriter)),
-            ..Default::default()
-        };
-        self.node(async |mut n| n.node_stage_volume(request).await).map(drop)
-    }
+/// NodeStageVolume without making the staging path.
+fn stage_with_paths_of(caller: &Caller, path_id: &str, volume_id: &str) -> Result<(), Status> {
+    let request = NodeStageVolumeRequest {
+        volume_id: volume_id.into(),
+        staging_target_path: text(&caller.staging_path(path_id)),
+        volume_capability: Some(capability(Mode::MultiNodeMultiWriter)),
+        ..Default::default()
+    };
+    caller.node(async |mut n| n.node_stage_volume(request).await).map(drop)
+}
 
-    fn node_unpublish_raw(&self, volume_id: &str, target_path: &str) -> Result<(), Status> {
-        let request = proto::csi::NodeUnpublishVolumeRequest {
-            volume_id: volume_id.into(),
-            target_path: target_path.into(),
-        };
-        self.node(async |mut n| n.node_unpublish_volume(request).await).map(drop)
-    }
+fn node_unpublish_raw(caller: &Caller, volume_id: &str, target_path: &str) -> Result<(), Status> {
+    let request = proto::csi::NodeUnpublishVolumeRequest {
+        volume_id: volume_id.into(),
+        target_path: target_path.into(),
+    };
+    caller.node(async |mut n| n.node_unpublish_volume(request).await).map(drop)
+}
 
-    fn node_unstage_raw(&self, volume_id: &str, staging_target_path: &str) -> Result<(), Status> {
-        let request = proto::csi::NodeUnstageVolumeRequest {
-            volume_id: volume_id.into(),
-            staging_target_path: staging_target_path.into(),
-        };
-        self.node(async |mut n| n.node_unstage_volume(request).await).map(drop)
-    }
+fn node_unstage_raw(caller: &Caller, volume_id: &str, staging_target_path: &str) -> Result<(), Status> {
+    let request = proto::csi::NodeUnstageVolumeRequest {
+        volume_id: volume_id.into(),
+        staging_target_path: staging_target_path.into(),
+    };
+    caller.node(async |mut n| n.node_unstage_volume(request).await).map(drop)
 }

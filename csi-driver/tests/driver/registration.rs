@@ -14,9 +14,8 @@ use proto::csi::{
     GetPluginInfoResponse, NodeGetInfoRequest, NodeGetInfoResponse,
 };
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use tests::csi::scene::{Flags, GI, NODE, PATIENCE, Scene, create_request};
 use tests::eventually;
-
-use crate::scene::{Flags, GI, NODE, PATIENCE, Scene, create_request};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;

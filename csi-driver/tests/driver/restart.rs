@@ -6,9 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use linux::fd_passing::PacketListener;
+use tests::csi::scene::{Flags, PATIENCE, Scene, volume_binary};
 
 use crate::boot;
-use crate::scene::{Flags, PATIENCE, Scene, volume_binary};
 
 #[test]
 fn a_restart_disturbs_nothing_and_adopts_everything() {

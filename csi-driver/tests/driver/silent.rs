@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene};
 
 use crate::doctor::found;
-use crate::scene::{Caller, Flags, PATIENCE, Scene};
 
 const COUNT: usize = 8;
 /// A good deal less than one look after the other would take.

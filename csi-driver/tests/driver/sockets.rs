@@ -8,9 +8,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tests::csi::scene::{Flags, PATIENCE, Scene};
 use tests::eventually;
-
-use crate::scene::{Flags, PATIENCE, Scene};
 
 fn metrics(scene: &Scene) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(scene.sandbox.path("run/prom.sock"))?;

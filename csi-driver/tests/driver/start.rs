@@ -5,9 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use tests::csi::scene::{Flags, NODE, PATIENCE, Scene};
 use tests::{Daemon, eventually};
-
-use crate::scene::{Flags, NODE, PATIENCE, Scene};
 
 const OTHER: &str = "node-2";
 

@@ -5,8 +5,7 @@ use std::path::Path;
 
 use proto::csi::CreateSnapshotRequest;
 use serde_json::Value;
-
-use crate::scene::{Flags, PATIENCE, Scene, retried};
+use tests::csi::scene::{Flags, PATIENCE, Scene, retried};
 
 /// What the command prints, which must succeed.
 fn shown(scene: &Scene, view: &str, output: &str) -> String {

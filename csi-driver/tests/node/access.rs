@@ -8,9 +8,8 @@ use nix::errno::Errno;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
+use tests::csi::scene::{Caller, Flags, Scene, capability, mounted, text};
 use tonic::{Code, Status};
-
-use crate::scene::{Caller, Flags, Scene, capability, mounted, text};
 
 pub(crate) fn capability_of(mount: MountVolume) -> VolumeCapability {
     VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(Mode::MultiNodeMultiWriter) }

@@ -5,9 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use proto::csi::{ControllerGetVolumeRequest, VolumeCondition};
+use tests::csi::scene::{Caller, Flags, Scene};
 use tonic::Code;
-
-use crate::scene::{Caller, Flags, Scene};
 
 const WORDS: &str = "serves another directory";
 

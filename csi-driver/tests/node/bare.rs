@@ -6,8 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use linux::mount::{UnmountMode, unmount};
-
-use crate::scene::{Flags, Scene, mounted};
+use tests::csi::scene::{Flags, Scene, mounted};
 
 const SOMEBODY: u32 = 1000;
 

@@ -5,11 +5,11 @@ use std::fs;
 use std::io::Write;
 
 use linux::mount::{FuseConnections, MountFlags, UnmountMode};
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, mounted};
 use tests::eventually;
 use tonic::Code;
 
 use crate::hung::{BOUND, connection_of, within};
-use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted};
 use crate::size::{MI, bytes_of, create, expand};
 
 /// Staged, published to "one", and unmounted where it is staged; a file that the pod has open.

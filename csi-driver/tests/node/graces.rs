@@ -4,9 +4,8 @@
 use linux::mount::UnmountMode;
 use nix::sys::signal::Signal;
 use proto::csi::CreateVolumeRequest;
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, create_request, retried};
 use tonic::Code;
-
-use crate::scene::{Caller, Flags, PATIENCE, Scene, create_request, retried};
 
 /// Twice [`PATIENCE`], within which a driver has to end, or to serve.
 const GRACE: &str = "60";

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use proto::csi::VolumeCapability;
 use proto::csi::volume_capability::MountVolume;
+use tests::csi::scene::{Flags, Scene};
 use tonic::Code;
 
 use crate::access::{capability_of, flags, publish, stage};
-use crate::scene::{Flags, Scene};
 
 fn group(gid: &str) -> VolumeCapability {
     capability_of(MountVolume { volume_mount_group: gid.to_owned(), ..Default::default() })

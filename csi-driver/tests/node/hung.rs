@@ -8,39 +8,15 @@ use std::time::{Duration, Instant};
 
 use linux::mount::{FuseConnections, FuseMountOptions, MountFlags};
 use nix::sys::signal::Signal;
-use tests::{Daemon, eventually, wait_until_stopped};
+use tests::csi::scene::{Flags, PATIENCE, Scene, mounted};
+use tests::{Daemon, eventually};
 use tonic::Code;
 
 use crate::astray::condition;
-use crate::scene::{Flags, PATIENCE, Scene, mounted};
 
 /// How long a call on a volume whose daemon is stopped may take: the driver's own
 /// limits for a busy mount, a silent daemon and its end, and a slow machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(40);
-
-impl Scene {
-    /// Signals the one daemon.
-    pub(crate) fn signal_daemon(&self, signal: Signal) {
-        let [_] = self.daemons()[..] else { panic!("one daemon: {:?}", self.daemons()) };
-        self.signal_daemons(signal);
-    }
-
-    pub(crate) fn signal_daemons(&self, signal: Signal) {
-        for daemon in self.daemons() {
-            let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
-            assert!(linux::process::signal_pidfd(&pidfd, signal as i32).unwrap());
-            if signal == Signal::SIGSTOP {
-                wait_until_stopped(daemon, PATIENCE).unwrap();
-            }
-        }
-    }
-
-    /// Stopped, as by a frozen cgroup, and with nobody to help the driver.
-    pub(crate) fn stop_daemon(&self) {
-        self.sandbox.switch_fuse_guard_off();
-        self.signal_daemon(Signal::SIGSTOP);
-    }
-}
 
 pub(crate) fn within<T>(limit: Duration, call: impl FnOnce() -> T) -> T {
     let begun = Instant::now();

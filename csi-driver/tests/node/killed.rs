@@ -9,10 +9,11 @@ use std::time::Duration;
 use linux::fd_passing::PacketSocket;
 use prost::Message;
 use proto::control::{Quiesce, Reply, Request, reply, request};
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, mounted};
 use tests::{eventually, wait_for_a_change};
 use tonic::Code;
 
-use crate::scene::{Caller, Flags, PATIENCE, Scene, mounted};
+use crate::metrics::metrics;
 
 const LONGEST_LEASE_MS: u32 = 60_000;
 
@@ -61,7 +62,7 @@ fn assert_stays_busy(scene: &Scene, id: &str) {
 #[track_caller]
 fn assert_freed(scene: &Scene, mut user: Child, id: &str) {
     eventually("the daemon is given up", PATIENCE, || {
-        let page = scene.metrics();
+        let page = metrics(scene);
         let log = scene.log();
         anyhow::ensure!(page.contains("\nhawser_csi_hung_daemons_total 1\n"), "{log}");
         anyhow::ensure!(log.contains("killed processes of the volume's pods waited"), "{log}");

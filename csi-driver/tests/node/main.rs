@@ -14,9 +14,6 @@ mod killed;
 mod metrics;
 mod parking;
 mod paths;
-#[path = "../driver/scene.rs"]
-#[allow(dead_code, reason = "each suite uses a part")]
-mod scene;
 mod size;
 mod succession;
 mod swapped;

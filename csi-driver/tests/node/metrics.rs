@@ -6,24 +6,22 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use crate::scene::{Flags, Scene};
+use tests::csi::scene::{Flags, PATIENCE, Scene, retried};
 
-impl Scene {
-    fn ask_for_metrics(&self, request: &str) -> String {
-        let mut stream = UnixStream::connect(self.sandbox.path("run/prom.sock")).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
+fn ask_for_metrics(scene: &Scene, request: &str) -> String {
+    let mut stream = UnixStream::connect(scene.sandbox.path("run/prom.sock")).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
 
-    pub(crate) fn metrics(&self) -> String {
-        let answer = self.ask_for_metrics("GET /metrics HTTP/1.0\r\n\r\n");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
-        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
-        body.to_owned()
-    }
+pub(crate) fn metrics(scene: &Scene) -> String {
+    let answer = ask_for_metrics(scene, "GET /metrics HTTP/1.0\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+    body.to_owned()
 }
 
 #[track_caller]
@@ -44,7 +42,7 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
     caller.publish(&ids[0], "two").expect_err("not staged");
     caller.stage("vol-unknown").expect_err("unknown");
     assert_shows(
-        &scene.metrics(),
+        &metrics(&scene),
         &[
             "hawser_csi_calls_total{method=\"CreateVolume\",code=\"OK\"} 3",
             "hawser_csi_calls_total{method=\"NodeStageVolume\",code=\"NOT_FOUND\"} 1",
@@ -67,12 +65,12 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
     );
     caller.unstage(&ids[1]).unwrap();
     scene.kill_daemon();
-    tests::eventually("the death is counted", crate::scene::PATIENCE, || {
-        anyhow::ensure!(scene.metrics().contains("\nhawser_csi_daemon_deaths_total 1\n"));
+    tests::eventually("the death is counted", PATIENCE, || {
+        anyhow::ensure!(metrics(&scene).contains("\nhawser_csi_daemon_deaths_total 1\n"));
         Ok(())
     })
     .unwrap();
-    assert_shows(&scene.metrics(), &["hawser_csi_volumes{state=\"dead\"} 1"]);
+    assert_shows(&metrics(&scene), &["hawser_csi_volumes{state=\"dead\"} 1"]);
 
     // A driver that was killed leaves its socket, and the next takes its place.
     let torn = ["volumes/vol", "snapshots/snap"]
@@ -80,7 +78,7 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
     torn.iter().for_each(|path| std::fs::write(path, "{").unwrap());
     scene.restart_driver();
     assert_shows(
-        &scene.metrics(),
+        &metrics(&scene),
         &[
             "hawser_csi_volumes{state=\"dead\"} 1",
             "hawser_csi_volumes{state=\"unreadable\"} 1",
@@ -88,7 +86,7 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
         ],
     );
     torn.iter().for_each(|path| std::fs::remove_file(path).unwrap());
-    assert!(scene.ask_for_metrics("POST / HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 405 "));
+    assert!(ask_for_metrics(&scene, "POST / HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 405 "));
     let mode = std::fs::metadata(scene.sandbox.path("run/prom.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o077, 0, "root's alone");
 
@@ -108,7 +106,7 @@ fn every_metric_is_documented_and_every_documented_metric_exists() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let id = caller.create_named("a").unwrap();
-    let page = scene.metrics();
+    let page = metrics(&scene);
     let kinds = |line: &str| line.strip_prefix("# TYPE ").map(str::to_owned);
     let shown: BTreeSet<String> = page.lines().filter_map(kinds).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/METRICS.md");
@@ -141,8 +139,8 @@ fn copies_and_the_pauses_for_them_are_counted() {
         ..Default::default()
     };
     let made = caller.controller(async |mut c| c.create_snapshot(request).await).unwrap().into_inner();
-    tests::eventually("it is counted", crate::scene::PATIENCE, || {
-        let page = scene.metrics();
+    tests::eventually("it is counted", PATIENCE, || {
+        let page = metrics(&scene);
         for line in [
             "hawser_csi_copied_bytes_total 300000",
             "hawser_csi_pauses_total 1",
@@ -159,7 +157,7 @@ fn copies_and_the_pauses_for_them_are_counted() {
     let snapshot_id = made.snapshot.unwrap().snapshot_id;
     let request = proto::csi::DeleteSnapshotRequest { snapshot_id, ..Default::default() };
     caller.controller(async |mut c| c.delete_snapshot(request).await).unwrap();
-    crate::scene::retried(&scene, "unstage", || caller.unstage(&id));
+    retried(&scene, "unstage", || caller.unstage(&id));
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }

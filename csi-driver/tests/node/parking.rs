@@ -12,13 +12,13 @@ use proto::csi::{
     ControllerUnpublishVolumeRequest, CreateSnapshotRequest, CreateVolumeRequest, NodeStageVolumeRequest,
 };
 use serde_json::Value;
+use tests::csi::scene::{
+    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, mounted, retried, text,
+};
 use tests::{as_soon_as, eventually};
 use tonic::Status;
 
 use crate::access::{flags, stage};
-use crate::scene::{
-    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, mounted, retried, text,
-};
 
 /// Longer than any test.
 const LONG: &str = "3600";

@@ -11,11 +11,11 @@ use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{
     NodeGetVolumeStatsRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, capability, mounted, text};
 use tests::{Daemon, eventually};
 use tonic::{Code, Request, Status};
 
 use crate::hung::within;
-use crate::scene::{Caller, Flags, PATIENCE, Scene, capability, mounted, text};
 
 pub(crate) fn stage_at(caller: &Caller, id: &str, path: &Path) -> Result<(), Status> {
     let request = NodeStageVolumeRequest {

@@ -11,9 +11,8 @@ use proto::csi::volume_usage::Unit;
 use proto::csi::{
     CapacityRange, ControllerExpandVolumeRequest, CreateVolumeRequest, NodeExpandVolumeRequest,
 };
+use tests::csi::scene::{Caller, Flags, Scene, create_request, text};
 use tonic::{Code, Status};
-
-use crate::scene::{Caller, Flags, Scene, create_request, text};
 
 pub(crate) const MI: i64 = 1 << 20;
 

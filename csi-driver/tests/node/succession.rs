@@ -6,11 +6,11 @@ use std::thread;
 use linux::process::{is_killed, open_pidfd, signal_pidfd};
 use nix::sys::signal::Signal;
 use proto::csi::volume_capability::MountVolume;
+use tests::csi::scene::{Flags, PATIENCE, Scene, mounted};
 use tests::wait_for_a_change;
 
 use crate::access::{capability_of, publish};
 use crate::killed::hold_changes_back;
-use crate::scene::{Flags, PATIENCE, Scene, mounted};
 
 #[test]
 fn a_killed_driver_that_waits_for_a_daemon_keeps_no_successor_from_serving() {

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use linux::mountinfo::MountEntry;
 use rustix::fs::{CWD, RenameFlags};
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, is_uncertain, retried};
 use tonic::{Code, Status};
 
 use crate::paths::{publish_at, stage_at, unpublish_at, unstage_at};
-use crate::scene::{Caller, Flags, PATIENCE, Scene, is_uncertain, retried};
 
 /// Names that the sentinel has, and one that it does not have.
 const NAMES: [&str; 3] = ["stage", "target", "fresh"];

@@ -13,11 +13,12 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
+use tests::csi::scene::{Flags, PATIENCE, Scene};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
 
 use crate::hung::within;
-use crate::scene::{Flags, PATIENCE, Scene};
+use crate::metrics::metrics;
 
 /// Three deadlines of a second, and a busy machine.
 const BOUND: Duration = Duration::from_secs(20);
@@ -46,20 +47,18 @@ fn assert_disconnected(user: &Receiver<io::Result<()>>) {
     assert!(matches!(errno, nix::errno::Errno::ENOTCONN | nix::errno::Errno::ECONNABORTED), "{errno}");
 }
 
-impl Scene {
-    /// `hawser-csi volumes`, which asks the daemons by their control sockets.
-    fn volumes(&self) -> String {
-        let mut command = self.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
-        command.args(["volumes", "--state-dir"]).arg(self.sandbox.path("state"));
-        let done = command.arg("--run-dir").arg(self.sandbox.path("run")).output().unwrap();
-        String::from_utf8(done.stdout).unwrap()
-    }
+/// `hawser-csi volumes`, which asks the daemons by their control sockets.
+fn volumes(scene: &Scene) -> String {
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    command.args(["volumes", "--state-dir"]).arg(scene.sandbox.path("state"));
+    let done = command.arg("--run-dir").arg(scene.sandbox.path("run")).output().unwrap();
+    String::from_utf8(done.stdout).unwrap()
+}
 
-    fn count(&self, metric: &str) -> u64 {
-        let page = self.metrics();
-        let value = page.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("{metric} in\n{page}")).parse().unwrap()
-    }
+fn count(scene: &Scene, metric: &str) -> u64 {
+    let page = metrics(scene);
+    let value = page.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("{metric} in\n{page}")).parse().unwrap()
 }
 
 /// Ended by the driver, its pod told why, and another one with the next publish.
@@ -69,8 +68,8 @@ fn assert_ended_and_healed(scene: &Scene, id: &str) {
     let target = caller.target_path("one");
     let condition = caller.stats(id, &target).unwrap().volume_condition.unwrap();
     assert!(condition.abnormal && condition.message.contains("answered no request"), "{condition:?}");
-    assert_eq!(scene.count("hawser_csi_hung_daemons_total"), 1);
-    assert_eq!(scene.count("hawser_csi_daemon_deaths_total"), 0, "it was told to end");
+    assert_eq!(count(scene, "hawser_csi_hung_daemons_total"), 1);
+    assert_eq!(count(scene, "hawser_csi_daemon_deaths_total"), 0, "the driver ended it");
     assert!(scene.log().contains("answered no request for three deadlines"), "{}", scene.log());
     // ABORTED until the driver is through with the daemon that it ends.
     eventually("it is published anew", PATIENCE, || Ok(caller.publish(id, "one")?)).unwrap();
@@ -123,7 +122,7 @@ fn a_daemon_that_answers_pings_and_no_file_request_is_ended() {
     scene.sandbox.switch_fuse_guard_off();
     let [daemon] = scene.daemons()[..] else { panic!("{:?}", scene.daemons()) };
     let holder = stop_all_but_control(daemon);
-    assert!(scene.volumes().contains("published"), "it answers pings: {}", scene.volumes());
+    assert!(volumes(&scene).contains("published"), "it answers pings: {}", volumes(&scene));
     let waiting = user(caller.target_path("one").join("file"));
     assert_disconnected(&waiting);
     holder.join().unwrap();
@@ -155,7 +154,7 @@ fn requests_of_the_driver_itself_are_no_users() {
     .unwrap();
     within(Duration::from_secs(5), || caller.unpublish(&idle, "idle")).unwrap();
     assert_eq!(scene.daemons(), [idle_daemon], "its connection was not aborted for it");
-    assert_eq!(scene.count("hawser_csi_hung_daemons_total"), 1);
+    assert_eq!(count(&scene, "hawser_csi_hung_daemons_total"), 1);
     caller.take_down(&idle, &[]).unwrap();
     caller.take_down(&used, &["one"]).unwrap();
     scene.assert_nothing_left();
@@ -218,7 +217,7 @@ fn a_daemon_whose_disk_stalls_for_longer_survives_and_its_pods_are_told() {
     freezer.freeze();
     writers.iter_mut().for_each(|writer| drop(writer.stdin.take()));
     eventually("the stall is told", PATIENCE, || {
-        anyhow::ensure!(scene.count("hawser_csi_disk_stalls_total") == 1, "{}", scene.log());
+        anyhow::ensure!(count(&scene, "hawser_csi_disk_stalls_total") == 1, "{}", scene.log());
         let condition = caller.stats(&id, &target)?.volume_condition.unwrap();
         anyhow::ensure!(condition.abnormal && condition.message.contains("disk stalls"), "{condition:?}");
         Ok(())
@@ -237,7 +236,7 @@ fn a_daemon_whose_disk_stalls_for_longer_survives_and_its_pods_are_told() {
     })
     .unwrap();
     fs::File::create(target.join("last")).and_then(|mut file| file.write_all(b"x")).unwrap();
-    assert_eq!((scene.daemons(), scene.count("hawser_csi_hung_daemons_total")), (daemons, 0));
+    assert_eq!((scene.daemons(), count(&scene, "hawser_csi_hung_daemons_total")), (daemons, 0));
     caller.take_down(&id, &["one"]).unwrap();
     drop(scene);
     drop(pool);

@@ -4,8 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proto::csi::{NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest};
-
-use crate::scene::{Caller, Flags, Scene, mounted, text};
+use tests::csi::scene::{Caller, Flags, Scene, mounted, text};
 
 fn unpublish_at(caller: &Caller, volume_id: &str, path: &Path) {
     let request = NodeUnpublishVolumeRequest { volume_id: volume_id.into(), target_path: text(path) };

@@ -9,13 +9,12 @@ use std::thread::{self, JoinHandle};
 use linux::fd_passing::{PacketListener, PacketSocket};
 use prost::Message;
 use proto::control::{Done, Pong, Quiesced, Reply, Request, Resumed, Usage, reply, request};
-use tests::loop_device::FileSystem;
-
-use crate::kit::{
+use tests::csi::scene::{GI, Scene, create_request};
+use tests::csi::snapshots::{
     BLOCKING_COPY, REFLINKING, data, delete_snapshot, from_snapshot, of_size, scene_on, snapshot,
     snapshot_with, wait_until_ready,
 };
-use crate::scene::{GI, Scene, create_request};
+use tests::loop_device::FileSystem;
 
 /// In the place of a control socket; reports the largest numbers until it is dropped.
 struct Boasting {
@@ -80,7 +79,7 @@ fn a_daemon_that_reports_a_huge_use_takes_nothing_from_other_claims() {
 }
 
 const MI: i64 = 1 << 20;
-/// Of the pool of [`crate::scene::Flags::process`], beside the volume under test.
+/// Of the pool of [`tests::csi::scene::Flags::process`], beside the volume under test.
 const REST: i64 = 10 * GI - 64 * MI;
 
 /// Makes a tree that counts 20 times what it takes of the disk: files that share their blocks.

@@ -4,14 +4,13 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use proto::csi::ListSnapshotsRequest;
-use tests::loop_device::FileSystem;
-use tonic::Code;
-
-use crate::kit::{
+use tests::csi::scene::{Flags, Scene, create_request, retried};
+use tests::csi::snapshots::{
     BLOCKING_COPY, assert_refused, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, ids,
     list_snapshots, scene_on, snapshot, snapshot_with, wait_until_ready, with,
 };
-use crate::scene::{Flags, Scene, create_request, retried};
+use tests::loop_device::FileSystem;
+use tonic::Code;
 
 /// So much that its copy is seen under way.
 const LARGE: usize = 300 << 20;
@@ -90,7 +89,7 @@ fn assert_progress(rows: &serde_json::Value, snapshot: &str) {
 
 #[test]
 fn a_copy_reports_progress_and_becomes_ready() {
-    let scene = Scene::start(crate::scene::Flags::process());
+    let scene = Scene::start(Flags::process());
     // The copy may be over before all was asked: then another one.
     let met = (0..20).any(|_| is_met_under_way(&scene));
     assert!(met, "no copy was under way long enough");
@@ -192,7 +191,7 @@ fn pods_come_and_go_while_their_volume_is_copied() {
 
 #[test]
 fn a_snapshot_is_deleted_while_it_is_copied() {
-    let scene = Scene::start(crate::scene::Flags::process());
+    let scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let volume = caller.create_named("pvc-1").unwrap();
     write_large(&scene, &volume);
@@ -207,7 +206,7 @@ fn a_snapshot_is_deleted_while_it_is_copied() {
 
 #[test]
 fn a_driver_killed_during_a_copy_leaves_a_failed_snapshot_and_running_writers() {
-    let mut scene = Scene::start(crate::scene::Flags::process());
+    let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let volume = caller.create_named("pvc-1").unwrap();
     write_large(&scene, &volume);

@@ -7,14 +7,14 @@ use std::path::Path;
 
 use proto::csi::ListSnapshotsRequest;
 use tests::Sandbox;
-use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
-
-use crate::copies::write_large;
-use crate::kit::{
+use tests::csi::scene::{Flags, PATIENCE, Scene, create_request};
+use tests::csi::snapshots::{
     BLOCKING_COPY, data, delete_snapshot, get_snapshot, list_snapshots, of_size, snapshot_with,
     wait_until_ready, with,
 };
-use crate::scene::{Flags, PATIENCE, Scene, create_request};
+use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
+
+use crate::copies::write_large;
 
 const MI: i64 = 1 << 20;
 /// More than the small files that the rest of a disk takes once no large one fits.

@@ -6,11 +6,10 @@ use std::path::Path;
 
 use proto::csi::ListSnapshotsRequest;
 use tests::as_soon_as;
-
-use crate::kit::{
+use tests::csi::scene::{PATIENCE, Scene, retried};
+use tests::csi::snapshots::{
     REFLINKING, content, data, delete_snapshot, fill, from_snapshot, list_snapshots, scene_on, snapshot,
 };
-use crate::scene::{PATIENCE, Scene, retried};
 
 const FILES: usize = 300;
 

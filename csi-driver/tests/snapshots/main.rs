@@ -7,11 +7,7 @@ mod claims;
 mod copies;
 mod full_disk;
 mod kills;
-mod kit;
 mod pool;
 mod refusals;
-#[path = "../driver/scene.rs"]
-#[allow(dead_code, reason = "each suite uses a part")]
-mod scene;
 mod served;
 mod unserved;

@@ -6,12 +6,11 @@ use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
 use proto::csi::{GetCapacityRequest, ListVolumesRequest, ProbeRequest};
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene};
+use tests::csi::snapshots::{assert_refused, data, delete_snapshot, from_volume, snapshot};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
 use tonic::Code;
-
-use crate::kit::{assert_refused, data, delete_snapshot, from_volume, snapshot};
-use crate::scene::{Caller, Flags, PATIENCE, Scene};
 
 const AWAY: &str = "is away: no .hawser-pool says that it is pool ";
 

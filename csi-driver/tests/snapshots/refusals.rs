@@ -3,13 +3,12 @@
 use std::fs;
 
 use proto::csi::{CreateSnapshotRequest, ListSnapshotsRequest};
-use tonic::Code;
-
-use crate::kit::{
-    REFLINKING, assert_refused, delete_snapshot, from_snapshot, from_volume, get_snapshot, list_snapshots,
-    of_size, scene_on, snapshot, snapshot_request, snapshot_with,
+use tests::csi::scene::{GI, create_request};
+use tests::csi::snapshots::{
+    REFLINKING, assert_refused, data, delete_snapshot, from_snapshot, from_volume, get_snapshot,
+    list_snapshots, of_size, scene_on, snapshot, snapshot_request, snapshot_with,
 };
-use crate::scene::{GI, create_request};
+use tonic::Code;
 
 const NOBODYS: &str = "0123456789abcdef0123456789abcdef";
 
@@ -97,7 +96,7 @@ fn what_snapshots_hold_is_taken_from_the_pool() {
     let scene = scene_on(REFLINKING[1]);
     let caller = scene.caller();
     let volume = caller.create(of_size(create_request("pvc-1"), 9 * GI, 0)).unwrap().volume_id;
-    fs::write(crate::kit::data(&scene, &volume).join("file"), vec![1; 8 << 20]).unwrap();
+    fs::write(data(&scene, &volume).join("file"), vec![1; 8 << 20]).unwrap();
     let made = snapshot(&caller, "s", &volume).unwrap().snapshot_id;
     // 10 Gi, 9 Gi of them the volume's: what is left beside the snapshot is less than 1 Gi.
     let refused = caller.create(create_request("pvc-2"));

@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::kit::{REFLINKING, data, delete_snapshot, fill, from_volume, scene_on, snapshot};
-use crate::scene::{Caller, Scene, retried};
+use tests::csi::scene::{Caller, Scene, retried};
+use tests::csi::snapshots::{
+    REFLINKING, data, delete_snapshot, fill, from_snapshot, from_volume, scene_on, snapshot,
+};
 
 const POD: &str = "one";
 const RECORD: usize = 8;
@@ -131,7 +133,7 @@ fn a_restored_volume_is_served_with_what_the_snapshot_held() {
     fs::write(caller.target_path(POD).join("file"), "at the cut").unwrap();
     let made = retried(&scene, "snapshot", || snapshot(&caller, "snap-1", &volume));
     fs::write(caller.target_path(POD).join("file"), "after it").unwrap();
-    let restored = caller.create(crate::kit::from_snapshot("pvc-2", &made.snapshot_id)).unwrap().volume_id;
+    let restored = caller.create(from_snapshot("pvc-2", &made.snapshot_id)).unwrap().volume_id;
     caller.stage(&restored).unwrap();
     caller.publish(&restored, "two").unwrap();
     assert_eq!(fs::read(caller.target_path("two").join("file")).unwrap(), b"at the cut");

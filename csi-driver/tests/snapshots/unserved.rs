@@ -5,13 +5,12 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;
 
 use proto::csi::ListSnapshotsRequest;
-use tests::loop_device::FileSystem;
-
-use crate::kit::{
+use tests::csi::scene::{GI, create_request};
+use tests::csi::snapshots::{
     REFLINKING, data, delete_snapshot, fill, from_snapshot, from_volume, get_snapshot, ids, list_snapshots,
     of_size, scene_on, snapshot, volume_data,
 };
-use crate::scene::{GI, create_request};
+use tests::loop_device::FileSystem;
 
 #[test]
 fn a_snapshot_outlives_its_volume_and_what_is_made_of_it_outlives_the_snapshot() {

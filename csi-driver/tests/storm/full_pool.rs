@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use proto::csi::{CapacityRange, CreateVolumeRequest};
+use tests::csi::scene::{Flags, PATIENCE, Scene, create_request};
 use tests::loop_device::{FileSystem, LoopMount};
 use tests::{Sandbox, eventually};
 use tonic::Code;
 
 use crate::all;
-use crate::scene::{Flags, PATIENCE, Scene, create_request};
 
 /// Each may have 1 Gi; the disk has 64 Mi for all four.
 const VOLUMES: usize = 4;

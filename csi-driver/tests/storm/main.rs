@@ -4,9 +4,6 @@
 
 mod full_pool;
 mod many;
-#[path = "../driver/scene.rs"]
-#[allow(dead_code, reason = "each suite uses a part")]
-mod scene;
 mod slow_pods;
 
 use std::sync::Mutex;

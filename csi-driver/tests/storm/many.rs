@@ -2,8 +2,9 @@
 
 use std::fs;
 
+use tests::csi::scene::{Caller, Flags, Scene, volume_binary};
+
 use crate::all;
-use crate::scene::{Caller, Flags, Scene, volume_binary};
 
 const VOLUMES: usize = 200;
 const AT_ONCE: usize = 20;

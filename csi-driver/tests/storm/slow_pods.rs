@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use proto::csi::{NodeGetInfoRequest, ProbeRequest};
 use serde_json::Value;
 use tests::as_soon_as;
+use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, volume_binary};
 use tonic::{Code, Status};
 
 use crate::all;
-use crate::scene::{Caller, Flags, PATIENCE, Scene, volume_binary};
 
 const NEVER_RUN: usize = 20;
 const RUN: usize = 5;

@@ -10,9 +10,8 @@ use proto::cri::{
     LinuxContainerSecurityContext, Mount, MountPropagation, ReopenContainerLogRequest, SecurityProfile,
     StopContainerRequest,
 };
+use tests::cri::{Host, IMAGE, container, eventually, image_spec};
 use tonic::Code;
-
-use crate::kit::{Host, IMAGE, container, eventually, image_spec};
 
 /// The same container with a changed security context.
 pub(crate) fn with_context(

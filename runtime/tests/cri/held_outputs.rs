@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use proto::cri::{ContainerState, StopContainerRequest};
 use rustix::process::{Pid, Signal, kill_process};
-
-use crate::kit::{Cri, Host, IMAGE, container, eventually};
+use tests::cri::{Cri, Host, IMAGE, container, eventually};
 
 /// For calls that must not wait for the shim.
 const DEADLINE: Duration = Duration::from_secs(30);

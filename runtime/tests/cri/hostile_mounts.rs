@@ -4,10 +4,10 @@
 use std::os::unix::fs::symlink;
 
 use proto::cri::{ContainerConfig, Device, Mount};
+use tests::cri::{Cri, Host, IMAGE, container, demo_program, image_spec, layer_with_links, write_layout};
 use tonic::Code;
 
 use crate::containers::with_context;
-use crate::kit::{Cri, Host, IMAGE, container, demo_program, image_spec, layer_with_links, write_layout};
 
 fn native() -> bool {
     std::env::var_os("HAWSER_TEST_OCI_RUNTIME").is_none()

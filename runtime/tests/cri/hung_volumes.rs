@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use linux::mount::{MountFlags, UnmountMode, mount_fs, unmount};
 use proto::cri::{ContainerConfig, Mount};
-
-use crate::kit::{Host, IMAGE, container};
+use tests::cri::{Host, IMAGE, container};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 

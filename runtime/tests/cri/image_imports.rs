@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use linux::cgroup::Hierarchies;
 use linux::mount::{MountFlags, UnmountMode};
 use rustix::process::{Pid, Signal, kill_process};
+use tests::cri::{Cri, Host, IMAGE, eventually, image_spec, layer, write_layout};
 
 use crate::image_limits::assert_nothing_is_left;
-use crate::kit::{Cri, Host, IMAGE, eventually, layer, write_layout};
 
 /// Pulls `image` in the background.
 pub(crate) fn pull(cri: &Cri, image: &'static str) -> tokio::task::JoinHandle<Result<String, tonic::Status>> {
     let mut images = cri.images.clone();
-    let image = Some(crate::kit::image_spec(image));
+    let image = Some(image_spec(image));
     let request = proto::cri::PullImageRequest { image, ..Default::default() };
     tokio::spawn(async move { images.pull_image(request).await.map(|answer| answer.into_inner().image_ref) })
 }

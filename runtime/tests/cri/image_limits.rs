@@ -3,10 +3,12 @@
 
 use std::path::Path;
 
+use tests::cri::{
+    Cri, Host, PRELOAD, digest_of, eventually, image_spec, layer, write_layout, write_layout_with_history,
+};
 use tonic::Code;
 
 use crate::image_imports::pull;
-use crate::kit::{Cri, Host, digest_of, eventually, layer, write_layout, write_layout_with_history};
 
 /// The refusal of `image`; the flags are limits small enough for a test.
 async fn refusal(host: &mut Host, image: &str, flags: &[&str]) -> String {
@@ -228,7 +230,7 @@ async fn a_fifo_in_place_of_a_blob_is_refused() {
 async fn images_of_the_directory_are_listed_before_they_are_pulled() {
     use proto::cri::{ImageStatusRequest, ListImagesRequest};
     let mut host = Host::new();
-    let mut cri = host.start_with(&[crate::kit::PRELOAD]).await;
+    let mut cri = host.start_with(&[PRELOAD]).await;
     eventually("the image", || host.log().contains("image imported").then_some(())).await;
     let listed = cri.images.list_images(ListImagesRequest { filter: None }).await.unwrap().into_inner();
     let names: Vec<String> = listed.images.into_iter().flat_map(|image| image.repo_tags).collect();
@@ -236,7 +238,7 @@ async fn images_of_the_directory_are_listed_before_they_are_pulled() {
     write_layout(&host.path("later"), "later:1", &layer(&[("file", 0o644, b"x")]));
     std::fs::rename(host.path("later"), host.path("images/later")).unwrap();
     eventually("the later image", || (host.log().matches("image imported").count() == 2).then_some(())).await;
-    let image = Some(crate::kit::image_spec("later:1"));
+    let image = Some(image_spec("later:1"));
     let status = ImageStatusRequest { image, verbose: false };
     assert!(cri.images.image_status(status).await.unwrap().into_inner().image.is_some());
 }

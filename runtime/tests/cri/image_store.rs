@@ -4,9 +4,8 @@ use std::path::Path;
 
 use proto::cri::{ImageStatusRequest, RemoveImageRequest};
 use serde_json::{Value, json};
+use tests::cri::{Cri, Host, IMAGE, digest_of, image_spec, layer, write_layout};
 use tonic::Code;
-
-use crate::kit::{Cri, Host, IMAGE, digest_of, image_spec, layer, write_layout};
 
 #[tokio::test]
 async fn an_image_is_present_only_after_it_was_pulled_and_gone_after_it_was_removed() {

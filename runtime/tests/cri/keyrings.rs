@@ -5,8 +5,8 @@
 
 use nix::errno::Errno;
 use proto::cri::ContainerConfig;
+use tests::cri::{Host, container, image_spec, layer, write_layout};
 
-use crate::kit::{Host, container, image_spec, layer, write_layout};
 use crate::seccomp::probe;
 
 const KEYCTL: u32 = 250;

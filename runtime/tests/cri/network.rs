@@ -8,8 +8,7 @@ use proto::cri::{
     ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, PortMapping, StatusRequest,
 };
 use serde_json::{Value, json};
-
-use crate::kit::{Host, IMAGE, eventually};
+use tests::cri::{Host, IMAGE, eventually};
 
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
 
@@ -197,7 +196,7 @@ async fn a_plugin_that_hangs_does_not_keep_the_next_runtime_from_serving() {
     running.await.unwrap().unwrap_err();
     kill(adding);
 
-    let mut cri = host.start().await; // fails after the kit's deadline
+    let mut cri = host.start().await; // fails after the deadline of `connect`
     cri.pull(IMAGE).await.unwrap();
     let other = cri.run_pod(&host.pod("other")).await.unwrap();
     cri.remove_pod(&other).await;

@@ -3,8 +3,7 @@
 use proto::cri::{
     ContainerState, ListContainersRequest, PodSandboxState, PodSandboxStatusRequest, StopContainerRequest,
 };
-
-use crate::kit::{Host, IMAGE, container, eventually};
+use tests::cri::{Host, IMAGE, container, eventually};
 
 #[tokio::test]
 async fn a_new_runtime_adopts_what_runs_learns_what_ended_and_the_log_has_no_gap() {

@@ -4,9 +4,8 @@ use proto::cri::{
     ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, RemoveContainerRequest,
     RemovePodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
 };
+use tests::cri::{Host, IMAGE, container};
 use tonic::Code;
-
-use crate::kit::{Host, IMAGE, container};
 
 #[tokio::test]
 async fn a_sandbox_is_ready_then_stopped_then_gone() {

@@ -13,9 +13,9 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use proto::cri::security_profile::ProfileType;
 use proto::cri::{Capability, ContainerConfig, Int64Value, SecurityProfile};
+use tests::cri::{Host, IMAGE, container, demo_program, image_spec, layer, write_layout};
 
 use crate::containers::{field, with_context};
-use crate::kit::{Host, IMAGE, container, demo_program, image_spec, layer, write_layout};
 
 const EPERM: i32 = 1;
 const ENOSYS: i32 = 38;

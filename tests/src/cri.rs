@@ -1,6 +1,12 @@
 //! A host for one test: private mount and network namespaces, directories of its
 //! own, and the real `hawser-runtime` on a CRI socket.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "what fails here fails the test that uses it, which shows the log"
+)]
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -8,6 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sched::CloneFlags;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
 use proto::cri::image_service_client::ImageServiceClient;
 use proto::cri::runtime_service_client::RuntimeServiceClient;
 use proto::cri::{
@@ -22,28 +30,32 @@ use sha2::{Digest, Sha256};
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-const DEADLINE: Duration = Duration::from_secs(20);
-pub(crate) const IMAGE: &str = "demo:latest";
-/// A flag of `start_with`, not of the runtime, which preloads by itself.
-pub(crate) const PRELOAD: &str = "preload";
+use crate::binaries;
 
-pub(crate) struct Host {
-    pub(crate) dir: tempfile::TempDir,
-    pub(crate) cgroup: String,
-    pub(crate) runtime: Option<Child>,
+const DEADLINE: Duration = Duration::from_secs(20);
+pub const IMAGE: &str = "demo:latest";
+/// A flag of `start_with`, not of the runtime, which preloads by itself.
+pub const PRELOAD: &str = "preload";
+
+#[derive(Debug)]
+pub struct Host {
+    pub dir: tempfile::TempDir,
+    pub cgroup: String,
+    pub runtime: Option<Child>,
 }
 
-pub(crate) struct Cri {
-    pub(crate) runtime: RuntimeServiceClient<Channel>,
-    pub(crate) images: ImageServiceClient<Channel>,
+#[derive(Debug)]
+pub struct Cri {
+    pub runtime: RuntimeServiceClient<Channel>,
+    pub images: ImageServiceClient<Channel>,
     events: Streaming<ContainerEventResponse>,
 }
 
 impl Host {
     /// With the demo image to pull and no network configuration.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        assert!(rustix::process::geteuid().is_root(), "these tests make namespaces: run them as root");
+        assert!(geteuid().is_root(), "these tests make namespaces: run them as root");
         // This thread only; what it starts inherits them.
         linux::process::unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).unwrap();
         linux::mount::make_private(Path::new("/")).unwrap();
@@ -57,17 +69,17 @@ impl Host {
         host
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub(crate) async fn start(&mut self) -> Cri {
+    pub async fn start(&mut self) -> Cri {
         self.start_with(&[]).await
     }
 
     /// With more flags.
-    pub(crate) async fn start_with(&mut self, flags: &[&str]) -> Cri {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hawser-runtime"));
+    pub async fn start_with(&mut self, flags: &[&str]) -> Cri {
+        let mut command = Command::new(binaries::under_test("hawser-runtime").unwrap());
         let options = [
             ("--root-dir", "root"),
             ("--socket", "cri.sock"),
@@ -95,7 +107,7 @@ impl Host {
         self.connect().await
     }
 
-    pub(crate) async fn connect(&self) -> Cri {
+    pub async fn connect(&self) -> Cri {
         let endpoint = Endpoint::from_shared(format!("unix:{}", self.path("cri.sock").display())).unwrap();
         let started = Instant::now();
         let channel = loop {
@@ -111,7 +123,7 @@ impl Host {
     }
 
     /// kill -9: nothing can be tidied up.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         let mut child = self.runtime.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -119,12 +131,12 @@ impl Host {
         std::fs::remove_file(self.path("cri.sock")).unwrap();
     }
 
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("runtime.log")).unwrap_or_default()
     }
 
     /// The pod with this name: annotation `hawser.dev/network: none`.
-    pub(crate) fn pod(&self, name: &str) -> PodSandboxConfig {
+    pub fn pod(&self, name: &str) -> PodSandboxConfig {
         PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: name.to_owned(),
@@ -148,14 +160,14 @@ impl Host {
     }
 
     /// Lines of a container's log without their times: `stdout F text`.
-    pub(crate) fn container_log(&self, container: &str) -> Vec<String> {
+    pub fn container_log(&self, container: &str) -> Vec<String> {
         let path = self.path("logs").join(format!("{container}.log"));
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         text.lines().map(|l| l.split_once(' ').expect("time and rest").1.to_owned()).collect()
     }
 
     /// Nothing of any pod is left, anywhere.
-    pub(crate) fn assert_clean(&self) {
+    pub fn assert_clean(&self) {
         let below = |path: &Path| path.starts_with(self.dir.path());
         let mounts: Vec<_> = linux::mountinfo::read()
             .unwrap()
@@ -179,7 +191,7 @@ impl Host {
     }
 
     /// Pids of this host's shims.
-    pub(crate) fn shims(&self) -> Vec<i32> {
+    pub fn shims(&self) -> Vec<i32> {
         let own = self.dir.path().as_os_str().as_encoded_bytes();
         std::fs::read_dir("/proc")
             .unwrap()
@@ -190,6 +202,12 @@ impl Host {
                 cmdline.starts_with(b"hawser-shim\0") && cmdline.windows(own.len()).any(|w| w == own)
             })
             .collect()
+    }
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -222,28 +240,22 @@ impl Drop for Host {
 }
 
 fn kill_process(pid: i32) {
-    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-        // It may have ended by itself.
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
-    }
+    // It may have ended by itself.
+    kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
 }
 
 impl Cri {
-    pub(crate) async fn pull(&mut self, image: &str) -> Result<String, tonic::Status> {
+    pub async fn pull(&mut self, image: &str) -> Result<String, tonic::Status> {
         let request = PullImageRequest { image: Some(image_spec(image)), ..Default::default() };
         self.images.pull_image(request).await.map(|r| r.into_inner().image_ref)
     }
 
-    pub(crate) async fn run_pod(&mut self, config: &PodSandboxConfig) -> Result<String, tonic::Status> {
+    pub async fn run_pod(&mut self, config: &PodSandboxConfig) -> Result<String, tonic::Status> {
         let request = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
         self.runtime.run_pod_sandbox(request).await.map(|r| r.into_inner().pod_sandbox_id)
     }
 
-    pub(crate) async fn create(
-        &mut self,
-        pod: &str,
-        config: ContainerConfig,
-    ) -> Result<String, tonic::Status> {
+    pub async fn create(&mut self, pod: &str, config: ContainerConfig) -> Result<String, tonic::Status> {
         let request = CreateContainerRequest {
             pod_sandbox_id: pod.to_owned(),
             config: Some(config),
@@ -252,29 +264,25 @@ impl Cri {
         self.runtime.create_container(request).await.map(|r| r.into_inner().container_id)
     }
 
-    pub(crate) async fn start(&mut self, container: &str) -> Result<(), tonic::Status> {
+    pub async fn start(&mut self, container: &str) -> Result<(), tonic::Status> {
         let request = StartContainerRequest { container_id: container.to_owned() };
         self.runtime.start_container(request).await.map(drop)
     }
 
     /// Creates, starts, waits for the end.
-    pub(crate) async fn run(&mut self, pod: &str, config: ContainerConfig) -> ContainerStatus {
+    pub async fn run(&mut self, pod: &str, config: ContainerConfig) -> ContainerStatus {
         let id = self.create(pod, config).await.unwrap();
         self.start(&id).await.unwrap();
         self.ended(&id).await
     }
 
     /// Waits for the event that says so; what a container's status is then.
-    pub(crate) async fn ended(&mut self, container: &str) -> ContainerStatus {
+    pub async fn ended(&mut self, container: &str) -> ContainerStatus {
         self.event(container, ContainerEventType::ContainerStoppedEvent).await;
         self.status(container).await
     }
 
-    pub(crate) async fn event(
-        &mut self,
-        container: &str,
-        kind: ContainerEventType,
-    ) -> ContainerEventResponse {
+    pub async fn event(&mut self, container: &str, kind: ContainerEventType) -> ContainerEventResponse {
         let wanted = async {
             loop {
                 let event = self.events.message().await.unwrap().expect("the stream does not end");
@@ -286,28 +294,28 @@ impl Cri {
         tokio::time::timeout(DEADLINE, wanted).await.unwrap_or_else(|_| panic!("no {kind:?} for {container}"))
     }
 
-    pub(crate) async fn status(&mut self, container: &str) -> ContainerStatus {
+    pub async fn status(&mut self, container: &str) -> ContainerStatus {
         let request = ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
         self.runtime.container_status(request).await.unwrap().into_inner().status.unwrap()
     }
 
-    pub(crate) async fn remove_pod(&mut self, pod: &str) {
+    pub async fn remove_pod(&mut self, pod: &str) {
         let request = RemovePodSandboxRequest { pod_sandbox_id: pod.to_owned() };
         self.runtime.remove_pod_sandbox(request).await.unwrap();
     }
 }
 
-pub(crate) fn image_spec(image: &str) -> ImageSpec {
+pub fn image_spec(image: &str) -> ImageSpec {
     ImageSpec { image: image.to_owned(), ..Default::default() }
 }
 
 /// As the kubelet asks: a pid namespace for each container.
-pub(crate) fn namespaces() -> NamespaceOption {
+pub fn namespaces() -> NamespaceOption {
     NamespaceOption { pid: NamespaceMode::Container.into(), ..Default::default() }
 }
 
 /// A container of the demo image; its log is `<name>.log`.
-pub(crate) fn container(name: &str, command: &[&str]) -> ContainerConfig {
+pub fn container(name: &str, command: &[&str]) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: name.to_owned(), attempt: 0 }),
         image: Some(image_spec(IMAGE)),
@@ -325,7 +333,7 @@ pub(crate) fn container(name: &str, command: &[&str]) -> ContainerConfig {
 }
 
 /// Waits for something that has no event of its own.
-pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
         if let Some(found) = look() {
@@ -337,20 +345,12 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T
 }
 
 /// The static demo program.
-pub(crate) fn demo_program() -> Vec<u8> {
-    let products = std::env::var_os("HAWSER_BIN_DIR").map(PathBuf::from).unwrap_or_else(|| {
-        std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from)
-            .join("x86_64-unknown-linux-gnu/release")
-    });
-    let program = products.join("demo-app");
-    std::fs::read(&program).unwrap_or_else(|e| {
-        panic!("{}: {e}; build it: cargo build --release --target x86_64-unknown-linux-gnu -p demo-app with crt-static", program.display())
-    })
+pub fn demo_program() -> Vec<u8> {
+    std::fs::read(binaries::find("demo-app").unwrap()).unwrap()
 }
 
 /// One layer: the static demo program, and what /etc a program expects.
-pub(crate) fn demo_layer() -> Vec<u8> {
+pub fn demo_layer() -> Vec<u8> {
     layer(&[
         ("demo-app", 0o755, &demo_program()),
         ("etc/passwd", 0o644, b"root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n"),
@@ -359,12 +359,12 @@ pub(crate) fn demo_layer() -> Vec<u8> {
     ])
 }
 
-pub(crate) fn layer(files: &[(&str, u32, &[u8])]) -> Vec<u8> {
+pub fn layer(files: &[(&str, u32, &[u8])]) -> Vec<u8> {
     layer_with_links(files, &[])
 }
 
 /// `links`: name and where it leads.
-pub(crate) fn layer_with_links(files: &[(&str, u32, &[u8])], links: &[(&str, &str)]) -> Vec<u8> {
+pub fn layer_with_links(files: &[(&str, u32, &[u8])], links: &[(&str, &str)]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     let header = |mode, size| {
         let mut header = tar::Header::new_gnu();
@@ -385,7 +385,7 @@ pub(crate) fn layer_with_links(files: &[(&str, u32, &[u8])], links: &[(&str, &st
     tar.into_inner().unwrap()
 }
 
-pub(crate) fn digest_of(bytes: &[u8]) -> String {
+pub fn digest_of(bytes: &[u8]) -> String {
     let hash: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
     format!("sha256:{hash}")
 }
@@ -398,12 +398,12 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// An OCI image layout with one image of one gzipped layer. Returns the layer's blob.
-pub(crate) fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
+pub fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
     write_layout_with_history(dir, name, layer, "[]")
 }
 
 /// `history`: of the configuration, as JSON.
-pub(crate) fn write_layout_with_history(dir: &Path, name: &str, layer: &[u8], history: &str) -> PathBuf {
+pub fn write_layout_with_history(dir: &Path, name: &str, layer: &[u8], history: &str) -> PathBuf {
     let blobs = dir.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).unwrap();
     let put = |bytes: &[u8]| {

@@ -1,5 +1,7 @@
 //! Pools of each kind, and the calls about snapshots.
 
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test that uses it")]
+
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,27 +11,27 @@ use proto::csi::{
     CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, GetSnapshotRequest,
     ListSnapshotsRequest, ListSnapshotsResponse, Snapshot, Volume, VolumeContentSource,
 };
-use tests::Sandbox;
-use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tonic::{Code, Status};
 
-use crate::scene::{Caller, Flags, PATIENCE, Scene, create_request};
+use super::scene::{Caller, Flags, PATIENCE, Scene, create_request};
+use crate::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
+use crate::{Sandbox, eventually};
 
-pub(crate) const REFLINKING: [FileSystem; 2] = [FileSystem::Btrfs, FileSystem::Xfs];
-pub(crate) const BLOCKING_COPY: (&str, &str) = ("snapshotMode", "blocking-copy");
+pub const REFLINKING: [FileSystem; 2] = [FileSystem::Btrfs, FileSystem::Xfs];
+pub const BLOCKING_COPY: (&str, &str) = ("snapshotMode", "blocking-copy");
 
 /// A driver whose pool is a new file system of this kind.
-pub(crate) fn scene_on(kind: FileSystem) -> Scene {
+pub fn scene_on(kind: FileSystem) -> Scene {
     let sandbox = Sandbox::new();
     LoopMount::new(&sandbox, "pool", kind, IMAGE_BYTES).unwrap();
     Scene::start_in(sandbox, Flags::process())
 }
 
-pub(crate) fn snapshot_request(name: &str, source: &str) -> CreateSnapshotRequest {
+pub fn snapshot_request(name: &str, source: &str) -> CreateSnapshotRequest {
     CreateSnapshotRequest { name: name.into(), source_volume_id: source.into(), ..Default::default() }
 }
 
-pub(crate) fn snapshot_with(
+pub fn snapshot_with(
     caller: &Caller,
     name: &str,
     source: &str,
@@ -41,22 +43,22 @@ pub(crate) fn snapshot_with(
     Ok(reply.into_inner().snapshot.expect("a snapshot in the reply"))
 }
 
-pub(crate) fn snapshot(caller: &Caller, name: &str, source: &str) -> Result<Snapshot, Status> {
+pub fn snapshot(caller: &Caller, name: &str, source: &str) -> Result<Snapshot, Status> {
     snapshot_with(caller, name, source, &[])
 }
 
-pub(crate) fn delete_snapshot(caller: &Caller, id: &str) -> Result<(), Status> {
+pub fn delete_snapshot(caller: &Caller, id: &str) -> Result<(), Status> {
     let request = DeleteSnapshotRequest { snapshot_id: id.into(), ..Default::default() };
     caller.controller(async |mut c| c.delete_snapshot(request).await).map(drop)
 }
 
-pub(crate) fn get_snapshot(caller: &Caller, id: &str) -> Result<Snapshot, Status> {
+pub fn get_snapshot(caller: &Caller, id: &str) -> Result<Snapshot, Status> {
     let request = GetSnapshotRequest { snapshot_id: id.into(), ..Default::default() };
     let reply = caller.controller(async |mut c| c.get_snapshot(request).await)?;
     Ok(reply.into_inner().snapshot.expect("a snapshot in the reply"))
 }
 
-pub(crate) fn list_snapshots(
+pub fn list_snapshots(
     caller: &Caller,
     request: ListSnapshotsRequest,
 ) -> Result<ListSnapshotsResponse, Status> {
@@ -64,15 +66,15 @@ pub(crate) fn list_snapshots(
 }
 
 /// Ids of what a list holds.
-pub(crate) fn ids(list: &ListSnapshotsResponse) -> Vec<String> {
+pub fn ids(list: &ListSnapshotsResponse) -> Vec<String> {
     list.entries.iter().map(|entry| entry.snapshot.as_ref().unwrap().snapshot_id.clone()).collect()
 }
 
-pub(crate) fn from_snapshot(name: &str, id: &str) -> CreateVolumeRequest {
+pub fn from_snapshot(name: &str, id: &str) -> CreateVolumeRequest {
     from(name, Type::Snapshot(SnapshotSource { snapshot_id: id.into() }))
 }
 
-pub(crate) fn from_volume(name: &str, id: &str) -> CreateVolumeRequest {
+pub fn from_volume(name: &str, id: &str) -> CreateVolumeRequest {
     from(name, Type::Volume(VolumeSource { volume_id: id.into() }))
 }
 
@@ -81,12 +83,12 @@ fn from(name: &str, source: Type) -> CreateVolumeRequest {
     CreateVolumeRequest { volume_content_source: Some(source), ..create_request(name) }
 }
 
-pub(crate) fn of_size(mut request: CreateVolumeRequest, required: i64, limit: i64) -> CreateVolumeRequest {
+pub fn of_size(mut request: CreateVolumeRequest, required: i64, limit: i64) -> CreateVolumeRequest {
     request.capacity_range = Some(CapacityRange { required_bytes: required, limit_bytes: limit });
     request
 }
 
-pub(crate) fn with(mut request: CreateVolumeRequest, parameters: &[(&str, &str)]) -> CreateVolumeRequest {
+pub fn with(mut request: CreateVolumeRequest, parameters: &[(&str, &str)]) -> CreateVolumeRequest {
     request.parameters = map(parameters);
     request
 }
@@ -95,27 +97,27 @@ fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-pub(crate) fn volume_data(scene: &Scene, volume: &Volume) -> PathBuf {
+pub fn volume_data(scene: &Scene, volume: &Volume) -> PathBuf {
     data(scene, &volume.volume_id)
 }
 
 /// The tree of a volume or snapshot in the pool.
-pub(crate) fn data(scene: &Scene, id: &str) -> PathBuf {
+pub fn data(scene: &Scene, id: &str) -> PathBuf {
     let parent = if id.starts_with("vol-") { "pool/volumes" } else { "pool/snapshots" };
     scene.sandbox.path(parent).join(id).join("data")
 }
 
-pub(crate) fn wait_until_ready(caller: &Caller, id: &str) -> Snapshot {
+pub fn wait_until_ready(caller: &Caller, id: &str) -> Snapshot {
     let look = || {
         let snapshot = get_snapshot(caller, id)?;
         anyhow::ensure!(snapshot.ready_to_use, "{snapshot:?}");
         Ok(snapshot)
     };
-    tests::eventually("the snapshot is ready", PATIENCE, look).unwrap()
+    eventually("the snapshot is ready", PATIENCE, look).unwrap()
 }
 
 /// Fills a directory so that a copy of it takes a while: `files` of 4 KiB.
-pub(crate) fn fill(dir: &Path, files: usize) {
+pub fn fill(dir: &Path, files: usize) {
     for n in 0..files {
         let dir = dir.join(format!("d{}", n % 20));
         fs::create_dir_all(&dir).unwrap();
@@ -124,12 +126,12 @@ pub(crate) fn fill(dir: &Path, files: usize) {
 }
 
 /// Of file number `n`.
-pub(crate) fn content(n: usize) -> [u8; 4096] {
+pub fn content(n: usize) -> [u8; 4096] {
     [n.to_le_bytes()[0]; 4096]
 }
 
 #[track_caller]
-pub(crate) fn assert_refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
+pub fn assert_refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
     let status = result.unwrap_err();
     assert_eq!(status.code(), code, "{status:?}");
     assert!(status.message().contains(words), "{words:?} in {:?}", status.message());

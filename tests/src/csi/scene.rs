@@ -1,17 +1,19 @@
 //! One driver in a sandbox of its own, a caller with kubelet's habits, and the
 //! proof that nothing is left.
 
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test that uses it")]
+
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use std::os::fd::AsFd;
-
 use hyper_util::rt::TokioIo;
 use linux::mountinfo::MountEntry;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::Signal;
 use proto::csi::controller_client::ControllerClient;
 use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
@@ -22,31 +24,36 @@ use proto::csi::{
     NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
     NodeUnstageVolumeRequest, Volume, VolumeCapability,
 };
-use tests::{Allowed, Daemon, LeakCheck, Sandbox, eventually};
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
-pub(crate) const NODE: &str = "node-1";
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-pub(crate) const GI: i64 = 1 << 30;
+use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, wait_until_stopped};
+
+pub const NODE: &str = "node-1";
+pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const GI: i64 = 1 << 30;
+
+/// The driver under test.
+fn driver_binary() -> PathBuf {
+    binaries::under_test("hawser-csi").unwrap()
+}
 
 /// `hawser-volume` lies where the driver under test was built to.
-pub(crate) fn volume_binary() -> PathBuf {
-    let driver = Path::new(env!("CARGO_BIN_EXE_hawser-csi"));
-    let path = driver.with_file_name("hawser-volume");
+pub fn volume_binary() -> PathBuf {
+    let path = driver_binary().with_file_name("hawser-volume");
     assert!(path.is_file(), "{} is missing: run `cargo build -p volume-local` first", path.display());
     path
 }
 
 /// How the driver is started.
 #[derive(Debug, Clone)]
-pub(crate) struct Flags(pub(crate) Vec<String>);
+pub struct Flags(pub Vec<String>);
 
 impl Flags {
     /// Daemons as child processes, a pool of 10 Gi.
-    pub(crate) fn process() -> Self {
+    pub fn process() -> Self {
         let volume_binary = volume_binary().display().to_string();
         Self(
             ["--launcher", "process", "--volume-binary", &volume_binary, "--pool-capacity", "10Gi"]
@@ -57,22 +64,23 @@ impl Flags {
 }
 
 /// Fields are dropped in order: the driver before its sandbox.
-pub(crate) struct Scene {
-    pub(crate) driver: Option<Daemon>,
+#[derive(Debug)]
+pub struct Scene {
+    pub driver: Option<Daemon>,
     /// Of the next start.
-    pub(crate) flags: Flags,
+    pub flags: Flags,
     ground: Option<LeakCheck>,
-    pub(crate) sandbox: Sandbox,
+    pub sandbox: Sandbox,
 }
 
 impl Scene {
     /// A driver that serves, on a kubelet directory that is rshared as kubelet makes it.
-    pub(crate) fn start(flags: Flags) -> Self {
+    pub fn start(flags: Flags) -> Self {
         Self::start_in(Sandbox::new(), flags)
     }
 
     /// In a sandbox in which something was made ready: a pool on a file system of its own.
-    pub(crate) fn start_in(sandbox: Sandbox, flags: Flags) -> Self {
+    pub fn start_in(sandbox: Sandbox, flags: Flags) -> Self {
         for dir in ["k", "m", "pool"] {
             sandbox.make_dir(dir).unwrap();
         }
@@ -89,7 +97,7 @@ impl Scene {
         scene
     }
 
-    pub(crate) fn start_driver(&mut self) {
+    pub fn start_driver(&mut self) {
         let said_before = self.log().len();
         self.driver = Some(self.spawn_driver());
         let (csi, registration) = (self.csi_socket(), self.registration_socket());
@@ -110,12 +118,12 @@ impl Scene {
     }
 
     /// Started, and not waited for.
-    pub(crate) fn spawn_driver(&self) -> Daemon {
+    pub fn spawn_driver(&self) -> Daemon {
         Daemon::start("hawser-csi", self.driver_command(), &self.sandbox.path("driver.log")).unwrap()
     }
 
-    pub(crate) fn driver_command(&self) -> Command {
-        let mut command = self.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    pub fn driver_command(&self) -> Command {
+        let mut command = self.sandbox.command(&driver_binary());
         let path = |name: &str| self.sandbox.path(name);
         command.args(["--node-id", NODE, "--log", "debug"]);
         command
@@ -132,68 +140,68 @@ impl Scene {
     }
 
     /// kill -9, and dead.
-    pub(crate) fn kill_driver(&mut self) {
+    pub fn kill_driver(&mut self) {
         self.driver.take().unwrap().kill().unwrap();
     }
 
-    pub(crate) fn restart_driver(&mut self) {
+    pub fn restart_driver(&mut self) {
         self.kill_driver();
         self.start_driver();
     }
 
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.sandbox.path("driver.log")).unwrap_or_default()
     }
 
     /// Everything is as it was before the first volume. The driver must run.
     #[track_caller]
-    pub(crate) fn assert_nothing_left(&self) {
+    pub fn assert_nothing_left(&self) {
         self.ensure_nothing_left(PATIENCE)
             .unwrap_or_else(|error| panic!("{error:#}\n--- driver:\n{}", self.log()));
     }
 
-    pub(crate) fn ensure_nothing_left(&self, patience: Duration) -> anyhow::Result<()> {
+    pub fn ensure_nothing_left(&self, patience: Duration) -> anyhow::Result<()> {
         self.ground.as_ref().unwrap().verify(&self.sandbox, patience)
     }
 
     /// What is there now, and is to be there later; `standing` may come.
-    pub(crate) fn ground(&self, standing: Vec<PathBuf>) -> LeakCheck {
+    pub fn ground(&self, standing: Vec<PathBuf>) -> LeakCheck {
         // fusectl shows the whole machine's connections, other tests' among them.
         let changing = ["driver.log", "fusectl"].map(|name| self.sandbox.path(name)).to_vec();
         LeakCheck::start(&self.sandbox, Allowed { changing, standing, ..Default::default() }).unwrap()
     }
 
-    pub(crate) fn kubelet_dir(&self) -> PathBuf {
+    pub fn kubelet_dir(&self) -> PathBuf {
         self.sandbox.path("k")
     }
 
-    pub(crate) fn csi_socket(&self) -> PathBuf {
+    pub fn csi_socket(&self) -> PathBuf {
         self.kubelet_dir().join("plugins/csi.hawser.dev/csi.sock")
     }
 
-    pub(crate) fn registration_socket(&self) -> PathBuf {
+    pub fn registration_socket(&self) -> PathBuf {
         self.kubelet_dir().join("plugins_registry/csi.hawser.dev-reg.sock")
     }
 
-    pub(crate) fn caller(&self) -> Caller {
+    pub fn caller(&self) -> Caller {
         Caller { socket: self.csi_socket(), kubelet_dir: self.kubelet_dir(), gives_up: None }
     }
 
     /// The journal's text about a volume; empty when there is none.
-    pub(crate) fn journal(&self, volume_id: &str) -> String {
+    pub fn journal(&self, volume_id: &str) -> String {
         fs::read_to_string(self.journal_path(volume_id)).unwrap_or_default()
     }
 
-    pub(crate) fn journal_path(&self, volume_id: &str) -> PathBuf {
+    pub fn journal_path(&self, volume_id: &str) -> PathBuf {
         self.sandbox.path("state/volumes").join(format!("{volume_id}.json"))
     }
 
-    pub(crate) fn dial_dir(&self, volume_id: &str) -> PathBuf {
+    pub fn dial_dir(&self, volume_id: &str) -> PathBuf {
         self.sandbox.path("run").join(volume_id.trim_start_matches("vol-"))
     }
 
     /// Pids of the daemons that run in this sandbox.
-    pub(crate) fn daemons(&self) -> Vec<i32> {
+    pub fn daemons(&self) -> Vec<i32> {
         let processes = self.sandbox.tag().processes().unwrap();
         processes
             .into_iter()
@@ -202,7 +210,7 @@ impl Scene {
             .collect()
     }
 
-    pub(crate) fn kill_daemon(&self) {
+    pub fn kill_daemon(&self) {
         let [daemon] = self.daemons()[..] else { panic!("one daemon: {:?}", self.daemons()) };
         let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
         assert!(linux::process::signal_pidfd(&pidfd, 9).unwrap());
@@ -210,21 +218,43 @@ impl Scene {
         let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
         assert_eq!(nix::poll::poll(&mut fds, PollTimeout::from(30_000u16)), Ok(1));
     }
+
+    /// Signals the one daemon.
+    pub fn signal_daemon(&self, signal: Signal) {
+        let [_] = self.daemons()[..] else { panic!("one daemon: {:?}", self.daemons()) };
+        self.signal_daemons(signal);
+    }
+
+    pub fn signal_daemons(&self, signal: Signal) {
+        for daemon in self.daemons() {
+            let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
+            assert!(linux::process::signal_pidfd(&pidfd, signal as i32).unwrap());
+            if signal == Signal::SIGSTOP {
+                wait_until_stopped(daemon, PATIENCE).unwrap();
+            }
+        }
+    }
+
+    /// Stops the one daemon, as a frozen cgroup does. The sandbox no longer aborts its connection.
+    pub fn stop_daemon(&self) {
+        self.sandbox.switch_fuse_guard_off();
+        self.signal_daemon(Signal::SIGSTOP);
+    }
 }
 
 /// What is mounted at `path`, as the calling thread sees it.
-pub(crate) fn mounted(path: &Path) -> Option<MountEntry> {
+pub fn mounted(path: &Path) -> Option<MountEntry> {
     linux::mountinfo::at(path).unwrap()
 }
 
 /// Calls as kubelet does: a connection of its own for every call, directories
 /// made and removed as kubelet makes and removes them.
 #[derive(Debug, Clone)]
-pub(crate) struct Caller {
-    pub(crate) socket: PathBuf,
+pub struct Caller {
+    pub socket: PathBuf,
     kubelet_dir: PathBuf,
     /// Once notified, the next call, or the one that is waiting, is CANCELLED and its connection closed.
-    pub(crate) gives_up: Option<Arc<Notify>>,
+    pub gives_up: Option<Arc<Notify>>,
 }
 
 impl Caller {
@@ -249,55 +279,55 @@ impl Caller {
         })
     }
 
-    pub(crate) fn controller<T>(
+    pub fn controller<T>(
         &self,
         call: impl AsyncFnOnce(ControllerClient<Channel>) -> Result<T, Status>,
     ) -> Result<T, Status> {
         self.call(async |channel| call(ControllerClient::new(channel)).await)
     }
 
-    pub(crate) fn node<T>(
+    pub fn node<T>(
         &self,
         call: impl AsyncFnOnce(NodeClient<Channel>) -> Result<T, Status>,
     ) -> Result<T, Status> {
         self.call(async |channel| call(NodeClient::new(channel)).await)
     }
 
-    pub(crate) fn identity<T>(
+    pub fn identity<T>(
         &self,
         call: impl AsyncFnOnce(IdentityClient<Channel>) -> Result<T, Status>,
     ) -> Result<T, Status> {
         self.call(async |channel| call(IdentityClient::new(channel)).await)
     }
 
-    pub(crate) fn create(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
+    pub fn create(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
         let reply = self.controller(async |mut c| c.create_volume(request).await)?;
         Ok(reply.into_inner().volume.expect("a volume in the reply"))
     }
 
     /// A volume of 1 Gi, by its id.
-    pub(crate) fn create_named(&self, name: &str) -> Result<String, Status> {
+    pub fn create_named(&self, name: &str) -> Result<String, Status> {
         self.create(create_request(name)).map(|volume| volume.volume_id)
     }
 
-    pub(crate) fn delete(&self, volume_id: &str) -> Result<(), Status> {
+    pub fn delete(&self, volume_id: &str) -> Result<(), Status> {
         let request = DeleteVolumeRequest { volume_id: volume_id.into(), ..Default::default() };
         self.controller(async |mut c| c.delete_volume(request).await).map(drop)
     }
 
-    pub(crate) fn staging_path(&self, volume_id: &str) -> PathBuf {
+    pub fn staging_path(&self, volume_id: &str) -> PathBuf {
         self.kubelet_dir.join("plugins/kubernetes.io/csi/csi.hawser.dev").join(volume_id).join("globalmount")
     }
 
-    pub(crate) fn target_path(&self, pod: &str) -> PathBuf {
+    pub fn target_path(&self, pod: &str) -> PathBuf {
         self.kubelet_dir.join("pods").join(pod).join("volumes/kubernetes.io~csi/pv/mount")
     }
 
-    pub(crate) fn stage(&self, volume_id: &str) -> Result<(), Status> {
+    pub fn stage(&self, volume_id: &str) -> Result<(), Status> {
         self.stage_as(volume_id, Mode::MultiNodeMultiWriter)
     }
 
-    pub(crate) fn stage_as(&self, volume_id: &str, mode: Mode) -> Result<(), Status> {
+    pub fn stage_as(&self, volume_id: &str, mode: Mode) -> Result<(), Status> {
         let path = self.staging_path(volume_id);
         // On a mount whose daemon is dead there is no stat: kubelet too asks mountinfo.
         if mounted(&path).is_none() {
@@ -312,11 +342,11 @@ impl Caller {
         self.node(async |mut n| n.node_stage_volume(request).await).map(drop)
     }
 
-    pub(crate) fn publish(&self, volume_id: &str, pod: &str) -> Result<(), Status> {
+    pub fn publish(&self, volume_id: &str, pod: &str) -> Result<(), Status> {
         self.publish_with(volume_id, pod, |_| {})
     }
 
-    pub(crate) fn publish_with(
+    pub fn publish_with(
         &self,
         volume_id: &str,
         pod: &str,
@@ -336,7 +366,7 @@ impl Caller {
     }
 
     /// And removes the pod's directory, as kubelet does: with rmdir.
-    pub(crate) fn unpublish(&self, volume_id: &str, pod: &str) -> Result<(), Status> {
+    pub fn unpublish(&self, volume_id: &str, pod: &str) -> Result<(), Status> {
         let target = self.target_path(pod);
         let request = NodeUnpublishVolumeRequest { volume_id: volume_id.into(), target_path: text(&target) };
         self.node(async |mut n| n.node_unpublish_volume(request).await)?;
@@ -345,7 +375,7 @@ impl Caller {
     }
 
     /// A volume of that name, which these pods use. Its id.
-    pub(crate) fn bring_up(&self, name: &str, pods: &[&str]) -> Result<String, Status> {
+    pub fn bring_up(&self, name: &str, pods: &[&str]) -> Result<String, Status> {
         let id = self.create_named(name)?;
         self.stage(&id)?;
         pods.iter().try_for_each(|pod| self.publish(&id, pod))?;
@@ -353,13 +383,13 @@ impl Caller {
     }
 
     /// Everything of a volume that these pods use, and the volume.
-    pub(crate) fn take_down(&self, volume_id: &str, pods: &[&str]) -> Result<(), Status> {
+    pub fn take_down(&self, volume_id: &str, pods: &[&str]) -> Result<(), Status> {
         pods.iter().try_for_each(|pod| self.unpublish(volume_id, pod))?;
         self.unstage(volume_id)?;
         self.delete(volume_id)
     }
 
-    pub(crate) fn unstage(&self, volume_id: &str) -> Result<(), Status> {
+    pub fn unstage(&self, volume_id: &str) -> Result<(), Status> {
         let path = self.staging_path(volume_id);
         let request =
             NodeUnstageVolumeRequest { volume_id: volume_id.into(), staging_target_path: text(&path) };
@@ -368,7 +398,7 @@ impl Caller {
         Ok(())
     }
 
-    pub(crate) fn stats(&self, volume_id: &str, path: &Path) -> Result<NodeGetVolumeStatsResponse, Status> {
+    pub fn stats(&self, volume_id: &str, path: &Path) -> Result<NodeGetVolumeStatsResponse, Status> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: volume_id.into(),
             volume_path: text(path),
@@ -380,7 +410,7 @@ impl Caller {
 
 /// Calls again on what kubelet takes for "not final", as kubelet does.
 #[track_caller]
-pub(crate) fn retried<T>(scene: &Scene, what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
+pub fn retried<T>(scene: &Scene, what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
     let result = eventually(what, PATIENCE, || match call() {
         Ok(value) => Ok(Ok(value)),
         Err(status) if is_uncertain(&status) => anyhow::bail!("{status:?}"),
@@ -391,7 +421,7 @@ pub(crate) fn retried<T>(scene: &Scene, what: &str, mut call: impl FnMut() -> Re
     result.unwrap_or_else(|error| failed(&error)).unwrap_or_else(|status| failed(&status))
 }
 
-pub(crate) fn is_uncertain(status: &Status) -> bool {
+pub fn is_uncertain(status: &Status) -> bool {
     matches!(
         status.code(),
         Code::Cancelled
@@ -402,14 +432,14 @@ pub(crate) fn is_uncertain(status: &Status) -> bool {
     )
 }
 
-pub(crate) fn capability(mode: Mode) -> VolumeCapability {
+pub fn capability(mode: Mode) -> VolumeCapability {
     VolumeCapability {
         access_type: Some(AccessType::Mount(MountVolume::default())),
         access_mode: Some(AccessMode { mode: mode.into() }),
     }
 }
 
-pub(crate) fn create_request(name: &str) -> CreateVolumeRequest {
+pub fn create_request(name: &str) -> CreateVolumeRequest {
     CreateVolumeRequest {
         name: name.into(),
         capacity_range: Some(CapacityRange { required_bytes: GI, limit_bytes: 0 }),
@@ -418,7 +448,7 @@ pub(crate) fn create_request(name: &str) -> CreateVolumeRequest {
     }
 }
 
-pub(crate) fn text(path: &Path) -> String {
+pub fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 

@@ -1,0 +1,4 @@
+//! Test support for suites of the CSI driver: the driver in a sandbox, and its callers.
+
+pub mod scene;
+pub mod snapshots;
