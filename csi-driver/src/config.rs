@@ -266,7 +266,7 @@ impl Config {
         self.kubelet_dir.join("plugins").join(&self.driver_name).join("csi.sock")
     }
 
-    /// Shorter than a volume's sockets, for which `--run-dir` is checked.
+    /// No longer than a volume's sockets, for which `--run-dir` is checked.
     pub fn metrics_socket(&self) -> PathBuf {
         metrics_socket(&self.run_dir)
     }

@@ -338,7 +338,7 @@ mod tests {
         let file = dir.path().join(format!("volumes/{id}.json"));
         journal.put(&id, &record("a", 7).1).unwrap();
         assert!(!journal.boot_path(&id).exists());
-        // Whoever writes the entry again does not see this.
+        // A later write of the entry replaces this content.
         std::fs::write(&file, "untouched").unwrap();
         journal.put(&id, &staged).unwrap();
         assert_eq!(journal.get(&id).unwrap(), staged);

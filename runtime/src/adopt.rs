@@ -97,7 +97,7 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
         Shim::Silent(connecting) => {
             tracing::warn!(
                 sandbox = id,
-                "the pod's shim does not answer: its containers are taken over as recorded"
+                "the pod's shim does not answer: adopting its containers from their records"
             );
             adopt_containers(runtime, &sandbox, None).await?;
             tokio::spawn(await_shim(Arc::clone(runtime), Arc::clone(&sandbox), connecting));

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        #[expect(clippy::print_stderr, reason = "the one place where a person is told why it ended")]
+        #[expect(clippy::print_stderr, reason = "the only place that reports why it ended")]
         Err(error) => {
             eprintln!("hawser-runtime: {}", trace::escaped(&format!("{error:#}")));
             ExitCode::FAILURE

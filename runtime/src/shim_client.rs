@@ -232,7 +232,7 @@ async fn listen(
     while let Some(line) = next_line(&mut reader).await {
         let Ok(message) = serde_json::from_slice::<Message>(&line) else {
             let line = String::from_utf8_lossy(&line[..line.len().min(MAX_SHOWN_BYTES)]);
-            tracing::warn!(sandbox, %line, "a shim's message is not understood");
+            tracing::warn!(sandbox, %line, "cannot parse a shim's message");
             continue;
         };
         // Before the caller continues: later messages on this connection must come after the

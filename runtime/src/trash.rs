@@ -34,7 +34,7 @@ impl Trash {
     }
 }
 
-/// Removes trees that [`Self::take`] returned.
+/// Removes trees that [`Trash::take`] returned.
 pub(crate) fn remove_in_background(trees: Vec<PathBuf>) {
     linux::tree::remove_in_background(trees, |error| {
         tracing::warn!(error = %chain(&error), "a tree stays in the trash until the next start");

@@ -123,8 +123,7 @@ impl HangWatch {
         volume_id: &VolumeId,
         serving: Serving,
     ) -> Result<bool> {
-        // In this order: if a request of the driver ends in between, the count of users is too low,
-        // not too high.
+        // In this order: a request of the driver that begins in between is not taken for a user's.
         let waiting = connections.waiting(serving.connection_minor).step("look at connection")?;
         Ok(waiting.unwrap_or_default() > self.daemons.hangs.own_requests(volume_id))
     }

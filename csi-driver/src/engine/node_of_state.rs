@@ -69,7 +69,7 @@ fn recorded(state_dir: &Path) -> Result<Option<String>> {
             let id = line.and_then(|line| line.strip_suffix('\n').map(str::to_owned));
             let id = id.filter(|id| !id.is_empty() && !id.contains(char::is_control));
             if id.is_none() {
-                tracing::warn!(path = %path.display(), "unreadable: the node is taken for the one of --node-id");
+                tracing::warn!(path = %path.display(), "unreadable: assuming that --node-id is unchanged");
             }
             Ok(id)
         }
@@ -97,7 +97,7 @@ mod tests {
         }
         let journal = Journal::open(dir.path()).unwrap();
         let find = |node_id: &str| find_other(dir.path(), node_id, &journal).unwrap();
-        assert_eq!(find("a"), None, "of nobody yet");
+        assert_eq!(find("a"), None, "it belongs to no node yet");
         record(dir.path(), "a").unwrap();
         assert_eq!(find("b"), None, "with nothing in it");
         record(dir.path(), "b").unwrap();

@@ -190,7 +190,7 @@ impl Stages {
         match stage.serving {
             Some(serving) if seen.minor == serving.connection_minor => {
                 self.daemons.watch(volume_id, serving)?;
-                tracing::info!(pid = serving.daemon.pid, "served by the daemon that was parked");
+                tracing::info!(pid = serving.daemon.pid, "served by the parked daemon");
                 Ok(seen)
             }
             Some(_) | None => {

@@ -302,7 +302,7 @@ impl Targets {
             && !daemon.end(Duration::ZERO).step("end daemon")?
         {
             // In a frozen cgroup or an uninterruptible wait: it ends when that is over.
-            tracing::warn!(%volume_id, "the daemon that does not answer does not end either");
+            tracing::warn!(%volume_id, "the hung daemon does not end");
         }
         Ok(())
     }

@@ -143,7 +143,7 @@ impl Reconciler {
             tracing::error!(%volume_id, launch = ?id, "the volume is served without a journal entry: leaving it alone");
             return Ok(None);
         }
-        tracing::info!(%volume_id, launch = ?id, "removing a launch that the journal does not know");
+        tracing::info!(%volume_id, launch = ?id, "removing a launch without a journal entry");
         self.daemons.launcher.remove(&id).step("remove launch")?;
         match id.process() {
             Some(process) => process.kill().map(|()| Some(process)).step("end daemon"),

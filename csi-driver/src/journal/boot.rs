@@ -135,7 +135,7 @@ fn add(path: &Path, line: &[u8]) -> Result<()> {
     linux::atomic_file::replace(path, line, FILE_MODE).step("write journal entry")?;
     if let Err(error) = linux::atomic_file::reserve(path, MOST_BYTES) {
         let (path, error) = (path.display(), crate::error::chain(&error));
-        tracing::debug!(%path, error, "no room is kept for later lines");
+        tracing::debug!(%path, error, "could not reserve space for later lines");
     }
     Ok(())
 }

@@ -278,8 +278,7 @@ impl<I: Key, R: Record> Store<I, R> {
         Ok(())
     }
 
-    /// [`Self::put`] of a record that differs from the one on disk only in fields that are not
-    /// stored.
+    /// Changes the entry in memory only.
     pub(super) fn remember(&self, id: &I, record: &R) {
         self.locked().insert(id.clone(), Entry::Readable(Box::new(record.clone())));
     }

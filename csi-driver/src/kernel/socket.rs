@@ -227,7 +227,7 @@ async fn lost(path: &Path, file: (u64, u64)) {
         Ok(events) => Some(events),
         Err(error) => {
             let path = path.display();
-            tracing::warn!(%path, %error, "watch the socket: it is only looked at now and then");
+            tracing::warn!(%path, %error, "cannot watch the socket: checking it regularly instead");
             None
         }
     };

@@ -79,7 +79,7 @@ fn describe(root: &Path) -> BTreeMap<String, String> {
         }
         if stat.is_file() {
             if stat.nlink() == 1 {
-                // Of what else has been looked into by now, the looking changed it.
+                // Only here: reading one name of a file changes the access time seen by the others.
                 text += &format!(" atime {}.{:09}", stat.atime(), stat.atime_nsec());
             }
             let content = fs::read(path).unwrap();
