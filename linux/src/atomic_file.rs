@@ -1,5 +1,5 @@
-//! Files that are there whole or not at all: [`write()`], [`write_whole`] and [`remove`] also after
-//! a power cut, [`replace`], [`append`] and [`discard`] as long as the machine runs.
+//! Files that exist completely or not at all. [`write()`], [`write_whole`] and [`remove`] guarantee
+//! it also after a power cut; [`replace`], [`append`] and [`discard`] while the machine runs.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -9,39 +9,38 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// No file of ours comes near it.
+/// Far more than any file of ours has.
 pub const MOST_READ: u64 = 64 << 20;
 
-/// Replaces `path` by a file with `content` and `mode` (permission bits), and
-/// returns once both the file and its name are on disk. Readers see the old
-/// content or the new one. The temporary name starts with a dot, which kubelet
-/// and its like ignore in the directories they watch.
+/// Replaces `path` by a file with `content` and `mode` (permission bits), and returns once both the
+/// file and its name are on disk. Readers see the old content or the new one. The temporary name
+/// starts with a dot: kubelet and similar programs ignore such names in the directories they watch.
 pub fn write(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     write_whole(path, content, mode)?;
     sync_dir(&parent(path))
 }
 
-/// [`write()`] that waits for the content and not for the name: after a power cut there may be
-/// the old content, the new one, or no file where there was none, but no part of one.
+/// [`write()`] that waits for the content, but not for the name. After a power cut there may be the
+/// old content, the new one, or no file if there was none before, but never a part of one.
 pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     put(path, content, mode, true)
 }
 
-/// [`write()`] without waiting for the disk: readers, and whoever comes after a kill
-/// of the writer, see the old content or the new one. After a power cut there may
-/// be either, an empty file, a part of one, or none.
+/// [`write()`] without waiting for the disk. Readers, also after a kill of the writer, see the old
+/// content or the new one. After a power cut there may be either, an empty file, a part of one, or
+/// none.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     put(path, content, mode, false)
 }
 
-/// The content of a file of at most [`MOST_READ`] bytes. What is no regular file is an error, and
-/// not waited for.
+/// The content of a file of at most [`MOST_READ`] bytes. A file that is not regular is an error;
+/// opening it does not block.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
     content_of(options.read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
 }
 
-/// [`read`] of a file that was opened without waiting.
+/// [`read`] for a file that was opened without blocking.
 pub fn content_of(file: File) -> std::io::Result<Vec<u8>> {
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::other("not a regular file"));
@@ -54,16 +53,15 @@ pub fn content_of(file: File) -> std::io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// [`read`] of UTF-8.
+/// [`read`] for UTF-8.
 pub fn read_text(path: &Path) -> std::io::Result<String> {
     String::from_utf8(read(path)?).map_err(std::io::Error::other)
 }
 
-/// Adds `line`, which ends with a newline, to a file of such lines, a hundred times
-/// cheaper than a file that is replaced; waits for no disk. After a kill the line may
-/// be there in part, without its newline: whoever writes next must [`replace`] the
-/// file first. False, and nothing done, where there is no file or the line would make
-/// it longer than `most_bytes`.
+/// Appends `line`, which ends with a newline, to a file of such lines. It does not wait for the
+/// disk, and is a hundred times cheaper than replacing the file. After a kill, a part of the line
+/// without its newline may remain: the next writer must [`replace`] the file first. Returns false
+/// and does nothing if there is no file, or if the line would make it longer than `most_bytes`.
 pub fn append(path: &Path, line: &[u8], most_bytes: u64) -> Result<bool> {
     let file = match OpenOptions::new().append(true).open(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -74,14 +72,14 @@ pub fn append(path: &Path, line: &[u8], most_bytes: u64) -> Result<bool> {
         return Ok(false);
     }
     (&file).write_all(line).map(|()| true).map_err(|e| {
-        // As it was, or the next line would stand in one with a part of this.
+        // Truncated again, so that the next line does not follow a partial one.
         let _reported_below = file.set_len(before);
         Error::at("append to", path, e)
     })
 }
 
-/// Room on the disk for a file that grows to `bytes`, where the file system keeps any:
-/// on a full disk what is appended up to there succeeds.
+/// Reserves disk space for a file that grows to `bytes`, if the file system supports that: then
+/// appends up to that size succeed on a full disk.
 pub fn reserve(path: &Path, bytes: u64) -> Result<()> {
     let file = OpenOptions::new().write(true).open(path).map_err(|e| Error::at("open", path, e))?;
     match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, bytes) {
@@ -90,9 +88,9 @@ pub fn reserve(path: &Path, bytes: u64) -> Result<()> {
     }
 }
 
-/// Writes `content` over what stands at `offset` of a file that is longer, and returns once it
-/// is on disk. Takes no room, unless the file system copies on write. A power cut leaves the
-/// old content or the new one where both lie in one sector of the disk.
+/// Overwrites the bytes at `offset` of a longer file with `content`, and returns once they are on
+/// disk. Takes no space, unless the file system copies on write. After a power cut there is the old
+/// content or the new one, if it lies within one disk sector.
 pub fn overwrite(path: &Path, offset: u64, content: &[u8]) -> Result<()> {
     let file = OpenOptions::new().write(true).open(path).map_err(|e| Error::at("open", path, e))?;
     file.write_all_at(content, offset).map_err(|e| Error::at("overwrite", path, e))?;
@@ -104,22 +102,22 @@ fn put(path: &Path, content: &[u8], mode: u32, synced: bool) -> Result<()> {
     write_temp(&temp, content, mode, synced)
         .and_then(|()| std::fs::rename(&temp, path).map_err(|e| Error::at("rename to", path, e)))
         .inspect_err(|_| {
-            // Best effort: what is left is a dot-file that the next write replaces.
+            // Best effort: the next write replaces the remaining dot-file.
             drop(std::fs::remove_file(&temp));
         })
 }
 
-/// Removes `path`; its absence is a success. Returns once the removal is on disk.
+/// Removes `path`; a missing file is a success. Returns once the removal is on disk.
 pub fn remove(path: &Path) -> Result<()> {
     if unlink(path)? { sync_dir(&parent(path)) } else { Ok(()) }
 }
 
-/// [`remove`] without waiting for the disk: after a power cut it may be there again.
+/// [`remove`] without waiting for the disk: after a power cut the file may be there again.
 pub fn discard(path: &Path) -> Result<()> {
     unlink(path).map(drop)
 }
 
-/// Whether there was one.
+/// Returns whether there was a file.
 fn unlink(path: &Path) -> Result<bool> {
     match std::fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -144,8 +142,8 @@ fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::at("fsync", dir, e))
 }
 
-/// Removes what killed writers of `path` left beside it; no one may be writing it. A directory that
-/// is missing has nothing.
+/// Removes temporary files that killed writers of `path` left beside it. No process may be writing
+/// it. A missing directory is a success.
 pub fn remove_leftovers(path: &Path) -> Result<()> {
     let dir = parent(path);
     let listed = |e| Error::at("list", &dir, e);

@@ -1,8 +1,8 @@
 //! Device programs of cgroup v2: loading and attaching them by bpf(2).
 //!
-//! Invariant: a program is attached with BPF_F_ALLOW_MULTI, so those of the
-//! groups above stay in force: an access needs the consent of all of them, as it
-//! does with cgroup v1. The kernel frees a program with its group.
+//! Invariant: a program is attached with BPF_F_ALLOW_MULTI, so the programs of the groups above
+//! stay in force: an access needs the consent of all, as on cgroup v1. The kernel frees a program
+//! with its group.
 
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
@@ -22,8 +22,8 @@ const PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const CGROUP_DEVICE: u32 = 6;
 const F_ALLOW_MULTI: u32 = 1 << 1;
 
-/// The members of union bpf_attr for BPF_PROG_LOAD, up to the last one that is
-/// set here; the kernel takes those behind it as zero.
+/// The members of union bpf_attr for BPF_PROG_LOAD, up to the last one that is set here; the kernel
+/// reads the following ones as zero.
 #[repr(C)]
 struct LoadAttr {
     prog_type: u32,
@@ -40,7 +40,7 @@ struct LoadAttr {
     expected_attach_type: u32,
 }
 
-/// Those for BPF_PROG_ATTACH.
+/// The members for BPF_PROG_ATTACH.
 #[repr(C)]
 struct AttachAttr {
     target_fd: u32,
@@ -49,7 +49,7 @@ struct AttachAttr {
     attach_flags: u32,
 }
 
-/// A device program in the kernel, in force nowhere yet.
+/// A device program in the kernel, not attached yet.
 #[derive(Debug)]
 pub struct DeviceProgram(OwnedFd);
 
@@ -84,7 +84,7 @@ impl DeviceProgram {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Puts it in force for the processes of the group `dir` and of those below.
+    /// Enforces it for the processes of the group `dir` and of the groups below.
     pub fn attach(&self, dir: &Path) -> Result<()> {
         const OP: &str = "attach BPF device program to cgroup";
         let group = File::open(dir).map_err(|e| Error::at(OP, dir, e))?;

@@ -1,10 +1,10 @@
-//! Btrfs, where it differs from other file systems for root code.
+//! Properties of Btrfs that matter to root's code.
 //!
-//! *Subvolumes.* Who owns a directory may make one in it, and may make it read-only;
-//! removing what is in it fails with `EROFS` then, for root too.
+//! *Subvolumes.* The owner of a directory may make a subvolume in it, and may make it read-only.
+//! Then removing its contents fails with `EROFS`, for root too.
 //!
-//! *Names.* They stand in the metadata trees, and `st_blocks` of a directory is 0: a file
-//! of thousands of names takes as many kilobytes that no count of blocks finds.
+//! *Names.* They are stored in the metadata trees, and `st_blocks` of a directory is 0: the names
+//! of a file with thousands of links take kilobytes that no count of blocks shows.
 
 #![expect(
     unsafe_code,
@@ -31,20 +31,20 @@ pub fn is_btrfs(file: impl AsFd) -> rustix::io::Result<bool> {
     Ok(u32::try_from(rustix::fs::fstatfs(file)?.f_type) == Ok(BTRFS_SUPER_MAGIC))
 }
 
-/// What a name of `length` bytes takes of the metadata, about: three items (two of the
-/// directory, one of the inode) of some 60 bytes and the name each, all of it twice, as
-/// metadata is unless mkfs.btrfs was told otherwise.
+/// The approximate metadata of a name of `length` bytes: three items (two of the directory, one of
+/// the inode) of about 60 bytes plus the name each, stored twice (mkfs.btrfs' default for
+/// metadata).
 pub fn bytes_of_name(length: usize) -> u64 {
     6 * (u64::try_from(length).unwrap_or(u64::MAX / 8) + 60)
 }
 
-/// What an empty subvolume takes: a tree of one node, twice.
+/// The size of an empty subvolume: a tree of one node, stored twice.
 pub const BYTES_OF_SUBVOLUME: u64 = 32 << 10;
 /// The inode number of a subvolume's root (BTRFS_FIRST_FREE_OBJECTID).
 pub const INODE_OF_SUBVOLUME: u64 = 256;
 
-/// Makes the subvolume writable whose root `directory` is, open for reading. Returns
-/// whether it was read-only; false on another file system, and for any other directory.
+/// Makes the subvolume with the root `directory`, open for reading, writable. Returns whether it
+/// was read-only; false on other file systems and for any other directory.
 pub(crate) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
     let directory = directory.as_fd();
     if !is_btrfs(directory)? {
@@ -52,7 +52,7 @@ pub(crate) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
     }
     let mut flags = 0;
     match BTRFS_IOC_SUBVOL_GETFLAGS.send(directory, &mut flags) {
-        // No subvolume's root.
+        // Not the root of a subvolume.
         Err(Errno::INVAL) => return Ok(false),
         asked => asked?,
     }

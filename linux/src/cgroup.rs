@@ -1,9 +1,9 @@
-//! Control groups of containers on v1, v2 and hybrid machines: every controller
-//! is looked for where it is mounted (mountinfo), none is assumed.
+//! Control groups of containers on v1, v2 and hybrid machines. mountinfo shows where each
+//! controller is mounted; none is assumed.
 //!
-//! Invariant: a container's group is in every hierarchy. That of a program which can
-//! make no namespace is only in those that have an effect on it (limits, device
-//! rules, accounting), since each join takes time.
+//! Invariant: a container's group exists in every hierarchy. The group of a program that cannot
+//! make namespaces exists only in hierarchies that affect it (limits, device rules, accounting),
+//! since each join takes time.
 
 mod end;
 mod limits;
@@ -30,7 +30,7 @@ pub use end::remove_tree;
 use limits::Files;
 pub use limits::Limits;
 
-/// Controllers that a container group is put under, where the machine has them.
+/// Controllers for a container's group, if the machine has them.
 const WANTED: &[&str] = &["cpu", "cpuacct", "memory", "pids", "devices"];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
@@ -38,7 +38,7 @@ pub enum Version {
     V2,
 }
 
-/// Where each controller lives.
+/// Where each controller is mounted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hierarchies {
     controllers: BTreeMap<String, (Version, PathBuf)>,
@@ -48,12 +48,12 @@ pub struct Hierarchies {
     v1: Vec<PathBuf>,
 }
 
-/// What restricts the devices of a group, and where.
+/// The mechanism that restricts a group's devices, and its hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceControl {
     /// The v1 hierarchy with the controller `devices`.
     V1(PathBuf),
-    /// No such hierarchy: a BPF program in the v2 one.
+    /// No such hierarchy: a BPF program in the v2 hierarchy.
     V2(PathBuf),
     /// Neither is mounted.
     Missing,
@@ -64,28 +64,28 @@ pub enum DeviceControl {
 struct Place<'a> {
     version: Version,
     root: &'a Path,
-    /// What the groups above hand down on v2.
+    /// The controllers that v2 groups must enable for their children.
     controllers: Vec<&'a str>,
     depth: Depth,
 }
 
-/// How much of a group's path there is in a hierarchy.
+/// How much of a group's path exists in a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
     Full,
-    /// The group is directly below the first one of its path (`/pods/burstable/a` is
-    /// `/pods/a`): where nothing is limited, groups between them only cost time.
+    /// The group is directly below the first one of its path (`/pods/burstable/a` becomes
+    /// `/pods/a`): without limits, the groups in between only cost time.
     Short,
 }
 
 impl Place<'_> {
-    /// `path` as it is in this hierarchy.
+    /// `path` in this hierarchy.
     fn path(&self, path: &Path) -> PathBuf {
         if self.depth == Depth::Short { shortened(path) } else { path.to_owned() }
     }
 }
 
-/// One group, as the directories it has in the hierarchies it takes part in.
+/// One group: its directories in the hierarchies that it is part of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
     dirs: Vec<(Version, PathBuf)>,
@@ -99,7 +99,7 @@ impl Hierarchies {
         Self::of(&mountinfo::read()?)
     }
 
-    /// Those of one mount table, with the controllers that the v2 tree has now.
+    /// The hierarchies of one mount table, with the controllers that the v2 tree has now.
     pub fn of(mounts: &[MountEntry]) -> Result<Self> {
         let mut found = Self::from_mounts(mounts);
         if let Some(unified) = found.unified.clone() {
@@ -113,7 +113,7 @@ impl Hierarchies {
 
     fn from_mounts(mounts: &[MountEntry]) -> Self {
         let mut found = Self::default();
-        // Only whole hierarchies: a bind mount of one group is not the place to make others.
+        // Only whole hierarchies: groups cannot be made in a bind mount of one group.
         for mount in mounts.iter().filter(|m| m.root == Path::new("/")) {
             match mount.fs_type.as_str() {
                 "cgroup2" => found.unified = found.unified.or_else(|| Some(mount.mount_point.clone())),
@@ -134,13 +134,13 @@ impl Hierarchies {
         self.controllers.contains_key(controller)
     }
 
-    /// Whether `controller` is one of the v2 tree.
+    /// Whether `controller` belongs to the v2 tree.
     pub fn has_in_v2(&self, controller: &str) -> bool {
         self.controllers.get(controller).is_some_and(|(version, _)| *version == Version::V2)
     }
 
-    /// Where devices are restricted: on v1 wherever it has the controller, since
-    /// programs in a v2 tree beside it would be a second opinion.
+    /// Where devices are restricted: on v1 if it has the controller, so that there is no second
+    /// mechanism in a v2 tree beside it.
     pub fn device_control(&self) -> DeviceControl {
         match (self.controllers.get("devices"), &self.unified) {
             (Some((_, root)), _) => DeviceControl::V1(root.clone()),
@@ -154,13 +154,13 @@ impl Hierarchies {
         self.controllers.get(controller).map(|(_, root)| under(root, path))
     }
 
-    /// Makes `path` wherever a group of [`Self::create`] below it will need it. Returns
-    /// what was not there before, in the order of creation, for [`remove_dirs`].
+    /// Makes `path` in each hierarchy in which a group of [`Self::create`] below needs it. Returns
+    /// the new directories in order of creation, for [`remove_dirs`].
     pub fn ensure_parent(&self, path: &Path) -> Result<Vec<PathBuf>> {
         ensure_all(&self.places(WANTED), |_| path.to_owned())
     }
 
-    /// The same for groups of [`Self::create_everywhere`].
+    /// [`Self::ensure_parent`] for groups of [`Self::create_everywhere`].
     pub fn ensure_parent_of_containers(&self, path: &Path) -> Result<Vec<PathBuf>> {
         ensure_all(&self.all_places(WANTED), |depth| match depth {
             Depth::Full => path.to_owned(),
@@ -168,12 +168,13 @@ impl Hierarchies {
         })
     }
 
-    /// The same for launchers that use the whole path in every hierarchy (OCI runtimes).
+    /// [`Self::ensure_parent`] for launchers that use the whole path in every hierarchy (OCI
+    /// runtimes).
     pub fn ensure_parent_everywhere(&self, path: &Path) -> Result<Vec<PathBuf>> {
         ensure_all(&self.all_places(WANTED), |_| path.to_owned())
     }
 
-    /// [`Self::places`], and every other hierarchy, without a controller and with short paths.
+    /// [`Self::places`], and every other hierarchy without a controller and with short paths.
     fn all_places<'a>(&'a self, wanted: &[&'a str]) -> Vec<Place<'a>> {
         let mut places = self.places(wanted);
         let others = self.v1.iter().map(|root| (Version::V1, root.as_path()));
@@ -185,15 +186,15 @@ impl Hierarchies {
         places
     }
 
-    /// Makes the group `path` with `limits`. Fails without leaving the leaf
-    /// behind. A limit whose controller the machine lacks is named in the second value.
+    /// Makes the group `path` with `limits`. After a failure, the group itself does not exist. The
+    /// second value lists limits whose controller the machine lacks.
     pub fn create(&self, path: &Path, limits: &Limits) -> Result<(Cgroup, Vec<String>)> {
         self.create_in(self.places(&self.wanted(limits)), path, limits)
     }
 
-    /// The same in every hierarchy, for processes that may make namespaces: where a process
-    /// has no group of its own, a cgroup namespace that it makes shows the group of the
-    /// process that started it, which may be the host's root, and lets root change it.
+    /// [`Self::create`] in every hierarchy, for processes that may make namespaces. If a process
+    /// has no group of its own, its new cgroup namespace shows the group of the process that
+    /// started it, possibly the host's root, and root could change that group.
     pub fn create_everywhere(&self, path: &Path, limits: &Limits) -> Result<(Cgroup, Vec<String>)> {
         let wanted = self.wanted(limits);
         self.create_in(self.all_places(&wanted), path, limits)
@@ -233,15 +234,15 @@ impl Hierarchies {
         match result {
             Ok(unmet) => Ok((group, unmet)),
             Err(error) => {
-                // The cause is what the caller needs; an empty group is all that may stay.
+                // The caller gets the original error; at most an empty group stays.
                 drop(group.remove());
                 Err(error)
             }
         }
     }
 
-    /// Hierarchies with any of `wanted`, each once, with the ones it has; and the
-    /// one where devices are restricted.
+    /// The hierarchies with any of `wanted`, each with the controllers that it has, and the one in
+    /// which devices are restricted.
     fn places<'a>(&'a self, wanted: &[&'a str]) -> Vec<Place<'a>> {
         let mut places: Vec<Place<'a>> = Vec::new();
         for &name in wanted {
@@ -286,7 +287,7 @@ impl Hierarchies {
 }
 
 impl Cgroup {
-    /// Puts the calling process in, which must have one thread only.
+    /// Moves the calling process, which must be single-threaded, into the group.
     pub fn join(&self) -> Result<()> {
         self.dirs.iter().try_for_each(|(version, dir)| match version {
             Version::V1 => v1::join_as_thread(dir),
@@ -298,27 +299,26 @@ impl Cgroup {
         self.dirs.iter().filter(move |(found, _)| *found == version).map(|(_, dir)| dir)
     }
 
-    /// Its v2 directory, if it has one, to start a process in
-    /// ([`crate::process::clone_child`]).
+    /// Its v2 directory, if any, to start a process in ([`crate::process::clone_child`]).
     pub fn open_v2(&self) -> Result<Option<OwnedFd>> {
         let Some(dir) = self.dirs_of(Version::V2).next() else { return Ok(None) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::open(dir, flags, Mode::empty()).map(Some).map_err(|e| Error::at("open cgroup", dir, e))
     }
 
-    /// Puts the calling thread into its v1 directories, and with it every process that the
-    /// thread starts. [`Self::admit`] does the rest: on v2 a process goes as a whole.
+    /// Moves the calling thread into its v1 directories; processes that the thread starts are in
+    /// them too. On v2, [`Self::admit`] moves whole processes.
     pub fn join_as_thread(&self) -> Result<()> {
         self.dirs_of(Version::V1).try_for_each(|dir| v1::join_as_thread(dir))
     }
 
-    /// Puts process `pid` into its v2 directory, if it has one.
+    /// Moves process `pid` into its v2 directory, if any.
     pub fn admit(&self, pid: i32) -> Result<()> {
         self.dirs_of(Version::V2).try_for_each(|dir| v2::admit(dir, pid))
     }
 
-    /// Restricts its processes to the devices that `policy` allows. Comes before
-    /// the first process joins. A failure leaves them unrestricted.
+    /// Restricts its processes to the devices that `policy` allows. Must come before the first
+    /// process joins. After a failure they are unrestricted.
     pub fn restrict_devices(&self, policy: &Policy) -> Result<()> {
         match &self.devices {
             DeviceControl::V1(dir) => v1::restrict_devices(dir, policy),
@@ -331,7 +331,7 @@ impl Cgroup {
         }
     }
 
-    /// How often the kernel killed one of its processes for lack of memory.
+    /// How often the kernel has killed one of its processes for lack of memory.
     pub fn oom_kills(&self) -> u64 {
         let Some((version, dir)) = &self.memory else { return 0 };
         let file = match version {
@@ -342,7 +342,7 @@ impl Cgroup {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
     }
 
-    /// The group `path` wherever it exists, whoever made it.
+    /// The existing directories of group `path`, whichever program made them.
     pub fn find(hierarchies: &Hierarchies, path: &Path) -> Self {
         let v1 = hierarchies.v1.iter().map(|root| (Version::V1, root));
         let roots = v1.chain(hierarchies.unified.iter().map(|root| (Version::V2, root)));
@@ -350,7 +350,7 @@ impl Cgroup {
         let dirs =
             roots.flat_map(|(version, root)| paths.iter().map(move |path| (version, under(root, path))));
         let mut dirs: Vec<(Version, PathBuf)> = dirs.filter(|(_, dir)| dir.is_dir()).collect();
-        // One mount may stand in the table twice.
+        // The mount table may list a mount twice.
         dirs.sort_by(|a, b| a.1.cmp(&b.1));
         dirs.dedup();
         let memory = hierarchies.controllers.get("memory").map(|(v, root)| (*v, under(root, path)));
@@ -358,8 +358,8 @@ impl Cgroup {
     }
 }
 
-/// Removes groups from the last to the first; those still in use (by somebody
-/// else) and those already gone stay as they are. Returns the ones still there.
+/// Removes groups, the last one first. Groups still in use and missing ones are skipped. Returns
+/// those that still exist.
 pub fn remove_dirs(dirs: &[PathBuf]) -> Vec<PathBuf> {
     let mut left: Vec<PathBuf> = dirs
         .iter()
@@ -378,7 +378,7 @@ fn ensure_all(places: &[Place<'_>], path: impl Fn(Depth) -> PathBuf) -> Result<V
             Ok(made) => created.extend(made),
             Err((error, made)) => {
                 created.extend(made);
-                // Best effort: the error is what matters, the rest is empty groups.
+                // Best effort: the caller gets the error, and only empty groups remain.
                 drop(remove_dirs(&created));
                 return Err(error);
             }
@@ -391,7 +391,7 @@ fn under(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The first group of `path`.
+/// The first group in `path`.
 fn first_of(path: &Path) -> PathBuf {
     path.strip_prefix("/").unwrap_or(path).iter().take(1).collect()
 }
@@ -405,16 +405,16 @@ fn shortened(path: &Path) -> PathBuf {
     }
 }
 
-/// mkdir -p; on v2 hands the controllers down. Also on failure says what was made.
+/// mkdir -p; on v2 also enables the controllers. A failure also lists the new directories.
 fn ensure_dirs(place: &Place<'_>, path: &Path) -> std::result::Result<Vec<PathBuf>, (Error, Vec<PathBuf>)> {
-    // v1 has nothing to hand down.
+    // v1 has no controllers to enable.
     if place.version == Version::V1 || place.controllers.is_empty() {
         return make_dirs(place.root, path);
     }
     v2::ensure_dirs(place.root, path, &place.controllers)
 }
 
-/// mkdir -p that tries the last directory first: as a rule only that one is missing.
+/// mkdir -p that tries the last directory first: usually only that one is missing.
 fn make_dirs(root: &Path, path: &Path) -> std::result::Result<Vec<PathBuf>, (Error, Vec<PathBuf>)> {
     let (mut made, mut below) = (Vec::new(), Vec::new());
     let mut dir = under(root, path);
@@ -440,7 +440,7 @@ fn write_all(dir: &Path, values: &[(String, String)]) -> Result<()> {
     values.iter().try_for_each(|(file, value)| write(&dir.join(file), value))
 }
 
-/// Writes `files` into `dir`. Returns those that this kernel does not have.
+/// Writes `files` into `dir`. Returns those that this kernel lacks.
 fn write_present(dir: &Path, files: &[(String, String)]) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     for (file, value) in files {
@@ -452,7 +452,7 @@ fn write_present(dir: &Path, files: &[(String, String)]) -> Result<Vec<String>> 
             ));
         }
         match write(&dir.join(file), value) {
-            // A group's directory takes no new files.
+            // Files cannot be created in a group's directory.
             Err(e)
                 if matches!(e.errno(), Errno::ENOENT | Errno::EACCES | Errno::EPERM)
                     && !dir.join(file).exists() =>
@@ -465,7 +465,7 @@ fn write_present(dir: &Path, files: &[(String, String)]) -> Result<Vec<String>> 
     Ok(missing)
 }
 
-/// `memory.high`, but neither a path nor a file of the group itself (`cgroup.procs`).
+/// Accepts `memory.high`, but no path and no file of the group itself (`cgroup.procs`).
 fn is_limit(file: &str) -> bool {
     let controller = file.split_once('.').map(|(controller, _)| controller);
     controller.is_some_and(|c| !c.is_empty() && c != "cgroup") && !file.contains('/')

@@ -1,8 +1,8 @@
-//! Who a thread acts as and what it may do: capabilities, file system uid and
-//! gid, umask; and what a process must not keep of what it was started with.
+//! Capabilities, file system uid and gid, and umask of a thread; and removal of what a process must
+//! not keep from its start.
 //!
-//! Invariant: capabilities, fsuid and fsgid belong to a thread, not to the
-//! process; what limits the process is called before it has a second thread.
+//! Invariant: capabilities, fsuid and fsgid belong to a thread, not to the process. Functions that
+//! limit the process must be called before it has a second thread.
 
 #![expect(
     unsafe_code,
@@ -19,17 +19,18 @@ use rustix::thread::CapabilitySets;
 
 use crate::{Error, Result};
 
-/// By whose rights this process acts; 0 is root.
+/// This process's effective user; 0 is root.
 pub fn effective_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Gives the calling thread an empty session keyring (keyctl(2), KEYCTL_JOIN_SESSION_KEYRING).
-/// The one that it inherits holds the keys of the process that started it. A kernel without
-/// keyrings is fine. The thread's effective and saved user must be root.
+/// Gives the calling thread an empty session keyring (keyctl(2), KEYCTL_JOIN_SESSION_KEYRING). The
+/// inherited one holds the keys of the process that started it. A kernel without keyrings is a
+/// success. The thread's effective and saved user must be root.
 ///
-/// A thread that has a session keyring already pays for the new one from the quota of its real
-/// user (security/keys/process_keys.c, `install_session_keyring_to_cred`), and any container of
+/// If the thread has a session keyring already, the new one counts against the quota of its real
+/// user (security/keys/process_keys.c, `install_session_keyring_to_cred`). Any container of that
+/// user may have used up that quota. Then the keyring is made for a user without keys.
 /// that user may have used that up. Then the keyring is made for a user of whom there are no keys.
 pub fn join_new_session_keyring() -> Result<()> {
     let mut joined = try_join_new_session_keyring();
@@ -45,7 +46,7 @@ pub fn join_new_session_keyring() -> Result<()> {
     }
 }
 
-/// The quota of one that was picked at random may be used up too; that of many is not.
+/// A randomly chosen user's quota may be used up too, but not those of several.
 const MOST_KEYRING_OWNERS: usize = 8;
 
 fn try_join_new_session_keyring() -> std::result::Result<(), Errno> {
@@ -56,8 +57,8 @@ fn try_join_new_session_keyring() -> std::result::Result<(), Errno> {
     Errno::result(joined).map(drop)
 }
 
-/// Runs `work` with another real user, who is all that the quota of keys asks for. Effective
-/// and saved user, and with them all capabilities, stay.
+/// Runs `work` with another real user, which is the one that the key quota depends on. Effective
+/// and saved user, and so all capabilities, stay.
 fn as_real_user<T>(uid: rustix::process::Uid, work: impl FnOnce() -> T) -> Result<T> {
     let change = |uid| {
         rustix::thread::set_thread_res_uid(uid, None, None)
@@ -70,9 +71,9 @@ fn as_real_user<T>(uid: rustix::process::Uid, work: impl FnOnce() -> T) -> Resul
     Ok(done)
 }
 
-/// At random, among the uids above 2^31.
+/// A random uid above 2^31.
 fn any_high_uid() -> Result<rustix::process::Uid> {
-    // Not the last one, (uid_t)-1.
+    // Not (uid_t)-1.
     let uid = (u32::from_ne_bytes(crate::random::bytes()?) | 1 << 31) & !1;
     Ok(rustix::process::Uid::from_raw(uid))
 }
@@ -82,14 +83,13 @@ pub fn capabilities() -> Result<CapabilitySets> {
     rustix::thread::capabilities(None).map_err(|e| Error::new("read capabilities of", "this thread", e))
 }
 
-/// Makes effective, permitted and bounding set exactly `wanted`, and empties
-/// the inheritable and the ambient set. Must already hold `wanted`; to take
-/// something from the bounding set needs CAP_SETPCAP.
+/// Makes effective, permitted and bounding set exactly `wanted`, and empties the inheritable and
+/// the ambient set. The thread must hold `wanted`. Shrinking the bounding set needs CAP_SETPCAP.
 pub fn limit_capabilities(wanted: CapabilitySet) -> Result<()> {
     limit_capabilities_but(CapabilitySet::empty(), wanted)
 }
 
-/// [`limit_capabilities`], but that `for_now`, as far as it is held, stays effective until
+/// [`limit_capabilities`], but the capabilities in `for_now` that are held stay effective until
 /// [`keep_capabilities`] is called.
 pub fn limit_capabilities_but(for_now: CapabilitySet, wanted: CapabilitySet) -> Result<()> {
     let held = capabilities()?.permitted;
@@ -117,11 +117,11 @@ pub fn keep_capabilities(wanted: CapabilitySet) -> Result<()> {
     .map_err(|e| Error::new("set capabilities", names(wanted), e))
 }
 
-/// Every capability of the bounding set that this kernel knows, one by one.
+/// The capabilities in the bounding set that this kernel knows, one by one.
 fn bounding_set() -> Vec<CapabilitySet> {
     (0..u64::BITS)
         .map(|number| CapabilitySet::from_bits_retain(1 << number))
-        // EINVAL above the kernel's last one.
+        // EINVAL above the kernel's last capability.
         .filter(|one| rustix::thread::capability_is_in_bounding_set(*one).unwrap_or(false))
         .collect()
 }
@@ -131,26 +131,24 @@ fn names(set: CapabilitySet) -> String {
     if known.is_empty() { format!("{:#x}", set.bits()) } else { known.join(" ") }
 }
 
-/// What execve(2) starts can never gain privileges (prctl(2), PR_SET_NO_NEW_PRIVS).
+/// Programs started by execve(2) can never gain privileges (prctl(2), PR_SET_NO_NEW_PRIVS).
 pub fn set_no_new_privs() -> Result<()> {
     rustix::thread::set_no_new_privs(true).map_err(|e| Error::new("set", "no_new_privs", e))
 }
 
-/// On whose behalf a file is created.
+/// The user on whose behalf a file is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,
 }
 
-/// Runs `body` with the fsuid and fsgid of `caller` on this thread alone, so
-/// that the file system gives what `body` creates to that user, by the rules
-/// of setgid directories.
+/// Runs `body` on this thread with the fsuid and fsgid of `caller`, so that the file system gives
+/// new files to that user, by the rules of setgid directories.
 ///
-/// setfsuid(2) away from 0 takes the file capabilities from the effective set
-/// (capabilities(7)); those in `keep` are put back: whoever calls this has
-/// checked permissions with the caller's supplementary groups, which this
-/// thread does not have.
+/// setfsuid(2) away from 0 drops the file capabilities from the effective set (capabilities(7)).
+/// Those in `keep` are restored: the caller must have checked permissions with the user's
+/// supplementary groups, which this thread does not have.
 pub fn as_caller<T>(
     caller: Caller,
     keep: CapabilitySet,
@@ -181,8 +179,8 @@ pub fn without_capability<T>(
     Ok(result)
 }
 
-/// The ids to go back to. Returning to fsuid 0 restores the file capabilities
-/// by itself (capabilities(7)).
+/// The ids to return to. Returning to fsuid 0 restores the file capabilities automatically
+/// (capabilities(7)).
 struct FsIds {
     uid: Uid,
     gid: Gid,
@@ -191,11 +189,11 @@ struct FsIds {
 impl FsIds {
     fn set(uid: u32, gid: u32) -> std::result::Result<Self, Errno> {
         let before = Self { gid: setfsgid(Gid::from_raw(gid)), uid: setfsuid(Uid::from_raw(uid)) };
-        // Neither call reports a failure; an impossible id changes nothing and
-        // returns the present one.
+        // Neither call reports a failure; an impossible id changes nothing and returns the current
+        // one.
         let refused = setfsgid(Gid::from_raw(u32::MAX)).as_raw() != gid
             || setfsuid(Uid::from_raw(u32::MAX)).as_raw() != uid;
-        // `before` goes back on drop in either case.
+        // `before` is restored on drop in either case.
         if refused { Err(Errno::EPERM) } else { Ok(before) }
     }
 }
@@ -211,10 +209,9 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-/// Closes every descriptor but stdin, stdout and stderr: whoever started this
-/// process may have leaked its own into it. Belongs at the very start of
-/// `main`, before this process opens any: those would be closed under their
-/// owners. `EBUSY` once it has a second thread, which could be opening one.
+/// Closes every descriptor except stdin, stdout and stderr: the parent process may have leaked its
+/// own. Must be called at the very start of `main`, before this process opens any, since those
+/// would be closed while in use. `EBUSY` with a second thread, which could be opening one.
 pub fn close_inherited_descriptors() -> Result<()> {
     let object = "inherited descriptors";
     require_single_thread("close", object)?;
@@ -229,10 +226,9 @@ fn require_single_thread(op: &'static str, object: &str) -> Result<()> {
     if tasks.count() == 1 { Ok(()) } else { Err(Error::new(op, object, Errno::EBUSY)) }
 }
 
-/// Takes the environment variable `name` out of the environment for good: its
-/// value is also overwritten where /proc/PID/environ shows it. `None` if it is
-/// not set. `EBUSY` once the process has a second thread, which could be
-/// reading the environment.
+/// Removes the environment variable `name`, and overwrites its value, which /proc/PID/environ would
+/// show. `None` if it is not set. `EBUSY` with a second thread, which could be reading the
+/// environment.
 pub fn take_secret(name: &CStr) -> Result<Option<OsString>> {
     let object = name.to_string_lossy();
     require_single_thread("take from the environment", &object)?;

@@ -1,16 +1,15 @@
 //! Device rules of a cgroup, as cgroup v1 understands them, and the BPF program
 //! that enforces the same rules on cgroup v2. Pure: no I/O.
 //!
-//! Invariant: v1 and v2 are given the same normal form ([`Policy`]), so that they
-//! answer alike. Its meaning is the kernel's (security/device_cgroup.c):
-//! a default, and exceptions to it. An access that is denied by default needs one
-//! exception that grants all of it; an access that is allowed by default must
-//! touch no exception.
+//! Invariant: v1 and v2 get the same normal form ([`Policy`]), so that they decide alike. Its
+//! meaning is the kernel's (security/device_cgroup.c): a default, and exceptions to it. An access
+//! that is denied by default needs one exception that grants all of it. An access that is allowed
+//! by default must match no exception.
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Not};
 
-/// What a process wants to do with a device: read, write, make its node.
+/// A kind of access to a device: read, write, make its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access(u8);
 
@@ -21,7 +20,7 @@ impl Access {
     pub const WRITE: Self = Self(4);
     pub const ALL: Self = Self(7);
 
-    /// Any of `r`, `w` and `m`, once or more; `None` for other letters and for no letter.
+    /// Parses `r`, `w` and `m` in any combination; `None` for other letters and for an empty text.
     pub fn parse(text: &str) -> Option<Self> {
         let bits = text.chars().try_fold(0, |bits, letter| match letter {
             'm' => Some(bits | Self::MKNOD.0),
@@ -75,15 +74,14 @@ pub enum DeviceKind {
     Character,
 }
 
-/// Which devices a rule is about; a number that is `None` stands for all.
+/// The devices of a rule; `None` means all numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Devices {
     All,
     Some { kind: DeviceKind, major: Option<u32>, minor: Option<u32> },
 }
 
-/// One step of a rule list. A rule for all devices is about every access: it
-/// replaces all the rules before it.
+/// One rule of a list. A rule for all devices covers every access and replaces all rules before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceRule {
     pub allow: bool,
@@ -107,7 +105,7 @@ struct Exception {
 }
 
 impl Policy {
-    /// Applies `rules` in order, starting with everything denied.
+    /// Applies `rules` in order; initially everything is denied.
     pub fn of(rules: &[DeviceRule]) -> Self {
         let mut policy = Self { allow_by_default: false, exceptions: Vec::new() };
         for rule in rules {
@@ -144,12 +142,12 @@ impl Policy {
         }
     }
 
-    /// Whether no access to any device is denied.
+    /// Whether every access to every device is allowed.
     pub fn allows_everything(&self) -> bool {
         self.allow_by_default && self.exceptions.is_empty()
     }
 
-    /// What v1 answers to a process that wants `access` to one device.
+    /// v1's decision on `access` to one device.
     pub fn allows(&self, kind: DeviceKind, (major, minor): (u32, u32), access: Access) -> bool {
         let matches = |e: &Exception| {
             e.kind == kind && e.major.is_none_or(|m| m == major) && e.minor.is_none_or(|m| m == minor)
@@ -162,7 +160,7 @@ impl Policy {
         }
     }
 
-    /// The writes to a new v1 group that establish this policy: file, content.
+    /// The writes to a new v1 group that set this policy: file, content.
     pub fn v1_writes(&self) -> Vec<(&'static str, String)> {
         let file = |allow| if allow { "devices.allow" } else { "devices.deny" };
         let number = |n: Option<u32>| n.map_or_else(|| "*".to_owned(), |n| n.to_string());
@@ -194,7 +192,7 @@ impl Policy {
         program
     }
 
-    /// Ends the program if `exception` applies; otherwise goes on behind it.
+    /// Ends the program if `exception` applies; otherwise continues after it.
     fn exception(&self, exception: &Exception) -> Vec<Instruction> {
         let kind = match exception.kind {
             DeviceKind::Block => 1,     // BPF_DEVCG_DEV_BLOCK
@@ -210,10 +208,10 @@ impl Policy {
         }
         let mask = |access: Access| Instruction::and(RESULT, access.0.into());
         if self.allow_by_default {
-            // Applies to an access that shares a bit with it.
+            // Applies to an access that shares a bit with the exception.
             tests.push(Test { before: Some(mask(exception.access)), jump: Jump::If(RESULT, 0) });
         } else if exception.access != Access::ALL {
-            // Applies to an access without any bit beside its own.
+            // Applies to an access without any other bit.
             tests.push(Test { before: Some(mask(!exception.access)), jump: Jump::IfNot(RESULT, 0) });
         }
         let end = [Instruction::set(RESULT, (!self.allow_by_default).into()), Instruction::exit()];
@@ -235,7 +233,7 @@ impl Policy {
     }
 }
 
-/// A condition of an exception: jumps behind the exception where it does not hold.
+/// A condition of an exception: jumps past the exception if it is false.
 struct Test {
     /// Computes the value to test from a copy of the access.
     before: Option<Instruction>,

@@ -1,8 +1,8 @@
-//! How much of the disk a tree takes, while others may be filling it.
+//! Measures a tree's disk space while other processes may be filling it.
 //!
-//! Root counts what a running container may change under it, so the way is that of
-//! [`tree::walk`]. Number of entries and time are bounded; what a bound or a change
-//! cuts off is reported as not [`DiskUsage::is_complete`].
+//! A running container may change the tree while root counts it, so this uses [`tree::walk`]. The
+//! number of entries and the time are limited. If a limit or a change cuts the count short, it is
+//! not [`DiskUsage::is_complete`].
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -19,10 +19,10 @@ use crate::{Error, Result, btrfs};
 
 /// Size of the units of `stx_blocks`.
 const BLOCK_BYTES: u64 = 512;
-/// The clock is looked at once in so many steps.
+/// The clock is read once in this many steps.
 const STEPS_A_LOOK: u64 = 256;
 
-/// Where a count stops.
+/// The limits of a count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     pub entries: u64,
@@ -31,16 +31,16 @@ pub struct Bounds {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Allocated, not apparent: holes are free. A file with several names counts once. On
-    /// Btrfs names and subvolumes count too, which are in no file's blocks.
+    /// Allocated, not apparent size: holes are free. A file with several names counts once. On
+    /// Btrfs, names and subvolumes count too, since no file's blocks include them.
     pub bytes: u64,
-    /// Files, directories and all else.
+    /// Files, directories and all others.
     pub inodes: u64,
-    /// Whether everything was seen; otherwise there is at least this much.
+    /// Whether everything was counted; otherwise the values are lower bounds.
     pub is_complete: bool,
 }
 
-/// Time for several counts, of which none takes that of those after it.
+/// Divides time among several counts, so that none uses the time of later ones.
 #[derive(Debug)]
 pub struct TimeShares {
     deadline: Instant,
@@ -52,7 +52,7 @@ impl TimeShares {
         Self { deadline: Instant::now() + time, counts: u32::try_from(counts).unwrap_or(u32::MAX) }
     }
 
-    /// The next count's part: what is left, by the counts that are left.
+    /// The next count's share: the remaining time divided by the remaining counts.
     pub fn next_share(&mut self) -> Duration {
         let share = self.deadline.saturating_duration_since(Instant::now()) / self.counts.max(1);
         self.counts = self.counts.saturating_sub(1);
@@ -60,7 +60,7 @@ impl TimeShares {
     }
 }
 
-/// What `root` and all below it take; nothing where there is no such directory.
+/// The usage of `root` and everything below; zero if there is no such directory.
 pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
     let mut count = Count::new(bounds);
     let directory = match tree::open_dir(CWD, root, ResolveFlags::NO_SYMLINKS) {
@@ -70,7 +70,7 @@ pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
     count.names_take_room = btrfs::is_btrfs(&directory).map_err(|e| Error::at("statfs", root, e))?;
     match tree::walk(directory.as_fd(), Changes::Tolerated, &AtomicBool::new(false), &mut count) {
         Ok(()) => {}
-        // Moved or removed while the walk was in it, or a bound is reached.
+        // Moved or removed during the walk, or a limit was reached.
         Err(e)
             if matches!(
                 e.errno(),
@@ -84,7 +84,7 @@ pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
     Ok(count.usage)
 }
 
-/// What one file takes, in bytes; nothing where there is none. A link is not followed.
+/// The bytes of one file; zero if it does not exist. A link is not followed.
 pub fn of_file(path: &Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
     match std::fs::symlink_metadata(path) {
@@ -96,12 +96,12 @@ pub fn of_file(path: &Path) -> Result<u64> {
 
 struct Count {
     usage: DiskUsage,
-    /// Files with more than one name, by device and inode: subvolumes have the same inodes.
+    /// Files with several names, by device and inode: subvolumes reuse inode numbers.
     linked: HashSet<(u32, u32, u64)>,
-    /// On Btrfs.
+    /// True on Btrfs.
     names_take_room: bool,
     entries_left: u64,
-    /// Entries and directories that were entered.
+    /// Entries, and directories entered.
     steps: u64,
     deadline: Instant,
 }
@@ -134,7 +134,7 @@ impl Count {
         }
     }
 
-    /// `ECANCELED` once a bound is reached.
+    /// `ECANCELED` once a limit is reached.
     fn add(&mut self, stat: &Statx) -> Result<()> {
         self.step()?;
         if self.entries_left == 0 {

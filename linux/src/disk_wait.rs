@@ -1,16 +1,16 @@
-//! Whether a process waits for a disk: a thread in uninterruptible sleep (state D,
+//! Whether a process waits for a disk: a thread is in uninterruptible sleep (state D,
 //! proc_pid_stat(5)) in a system call on a file, or in a page fault.
 //!
-//! Invariant: nothing here opens or stats a file of the process, so that a look never
-//! waits for the same disk.
+//! Invariant: no function here opens or stats a file of the process, so that the check never waits
+//! for the same disk.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result, procfs};
 
-/// False for a process that is gone. What D sleeps for is told by the descriptor that
-/// is the first argument of its system call: vfork(2), which also sleeps so, has none.
+/// False for a process that is gone. The descriptor in the first argument of the system call shows
+/// what a thread in state D waits for. vfork(2), which also sleeps like this, has none.
 pub fn waits_for_disk(pid: i32) -> Result<bool> {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let tasks = process.join("task");
@@ -44,13 +44,13 @@ fn is_gone(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// `stat`: the state follows the name, which may hold anything but its last bracket.
+/// `stat`: the state follows the last bracket of the name, which may contain any other characters.
 fn is_uninterruptible(stat: &str) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
 }
 
-/// `call`, as /proc/PID/task/TID/syscall has it: `running`, `-1 SP PC` outside of a
-/// system call (a page fault), or its number and arguments.
+/// `call`, as in /proc/PID/task/TID/syscall: `running`, `-1 SP PC` outside of a system call (a page
+/// fault), or its number and arguments.
 fn is_on_a_file(process: &Path, call: &str) -> bool {
     let mut fields = call.split_whitespace();
     if fields.next() == Some("-1") {
@@ -58,7 +58,7 @@ fn is_on_a_file(process: &Path, call: &str) -> bool {
     }
     let first = fields.next().and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
     let Some(fd) = first.and_then(|value| u32::try_from(value).ok()) else { return false };
-    // The link's text alone: `socket:[1]`, `anon_inode:...`, or a path.
+    // Only the link's text: `socket:[1]`, `anon_inode:...`, or a path.
     let target = std::fs::read_link(process.join("fd").join(fd.to_string()));
     target.is_ok_and(|path| path.is_absolute() && !path.starts_with("/dev"))
 }

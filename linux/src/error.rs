@@ -1,4 +1,4 @@
-//! One error for everything the kernel refuses: which operation, on what, why.
+//! The error of every refused system call: which operation, on what, why.
 
 use std::fmt::Display;
 use std::io;
@@ -13,9 +13,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[error("{op} {object}")]
 pub struct Error {
-    /// What was tried, in words: `bind mount`.
+    /// The operation: `bind mount`.
     pub op: &'static str,
-    /// On what: a path, a name, `source -> target`.
+    /// Its object: a path, a name, `source -> target`.
     pub object: String,
     #[source]
     pub source: io::Error,
@@ -26,25 +26,24 @@ impl Error {
         Self { op, object: object.to_string(), source: source.into() }
     }
 
-    /// The same for the commonest object, a path.
+    /// [`Self::new`] for the most common object, a path.
     pub fn at(op: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::new(op, path.display(), source)
     }
 
-    /// Why, without what was tried: see [`reason`].
+    /// The cause without the operation: see [`reason`].
     pub fn reason(&self) -> String {
         reason(&self.source)
     }
 
-    /// The errno behind it; `EIO` where the cause is no system call's.
+    /// The errno of the cause; `EIO` if it is not from a system call.
     pub fn errno(&self) -> Errno {
         self.source.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
     }
 }
 
-/// Why a system call was refused, in the words of Go's runtime, which are
-/// glibc's in small letters, whatever C library this program is linked with. An
-/// error that is no system call's says it itself.
+/// Why a system call was refused, in the words of Go's runtime: glibc's messages in lower case,
+/// whatever C library this program uses. Another error describes itself.
 pub fn reason(error: &io::Error) -> String {
     let Some(number) = error.raw_os_error() else { return error.to_string() };
     let errno = Errno::from_raw(number);
@@ -55,7 +54,7 @@ pub fn reason(error: &io::Error) -> String {
     listed.map_or_else(|| uncapitalized(errno.desc()), |(_, words)| (*words).to_owned())
 }
 
-/// Where they are not those of [`Errno::desc`].
+/// The messages that differ from [`Errno::desc`].
 const OTHER_WORDS: &[(Errno, &str)] = &[
     (Errno::EIO, "input/output error"),
     (Errno::EBADF, "bad file descriptor"),
@@ -86,7 +85,7 @@ const OTHER_WORDS: &[(Errno, &str)] = &[
     (Errno::EOWNERDEAD, "owner died"),
 ];
 
-/// But for acronyms: `RFS specific error`.
+/// Keeps acronyms: `RFS specific error`.
 fn uncapitalized(words: &str) -> String {
     let mut letters = words.chars();
     match (letters.next(), words.chars().nth(1)) {

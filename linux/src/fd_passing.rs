@@ -1,8 +1,8 @@
 //! Packets with file descriptors between processes: SOCK_SEQPACKET unix
 //! sockets (unix(7)), one message a packet, SCM_RIGHTS beside it.
 //!
-//! Invariant: a sender that is not trusted leaves no descriptor open here. A caller that
-//! expects none receives without a control buffer; one that expects some says how many at most.
+//! Invariant: an untrusted sender cannot leave a descriptor open here. A caller that expects none
+//! receives without a control buffer; a caller that expects some gives the maximum.
 
 #![expect(unsafe_code, reason = "raw descriptors from the kernel become owned ones")]
 
@@ -19,11 +19,11 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 use crate::{Error, Result};
 
-/// Largest packet that is received.
+/// Largest packet that can be received.
 const MAX_PACKET_BYTES: usize = 64 * 1024;
 
-/// Who is at the other end, as of its connect(2) or listen(2) (SO_PEERCRED).
-/// `pid` is in the reader's pid namespace, 0 when it has none there.
+/// The peer's credentials at the time of its connect(2) or listen(2) (SO_PEERCRED). `pid` is in the
+/// reader's pid namespace, 0 if it has none there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCredentials {
     pub pid: i32,
@@ -43,8 +43,8 @@ pub struct PacketSocket {
 }
 
 impl PacketListener {
-    /// Binds `path`, which must be free and at most 107 bytes long. The socket
-    /// is close-on-exec; its file is left to the caller to remove.
+    /// Binds `path`, which must be free and have at most 107 bytes. The socket is close-on-exec;
+    /// the caller must remove its file.
     pub fn bind(path: &Path) -> Result<Self> {
         let fd = new_socket(path)?;
         let address = UnixAddr::new(path).map_err(|e| Error::at("bind", path, e))?;
@@ -54,7 +54,7 @@ impl PacketListener {
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// Blocks until somebody dials.
+    /// Blocks until a process connects.
     pub fn accept(&self) -> Result<PacketSocket> {
         loop {
             match socket::accept4(self.fd.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
@@ -71,7 +71,7 @@ impl PacketListener {
     }
 }
 
-/// The descriptor alone, for another process to accept on.
+/// The descriptor alone, so that another process can accept on it.
 impl From<PacketListener> for OwnedFd {
     fn from(listener: PacketListener) -> Self {
         listener.fd
@@ -92,8 +92,8 @@ impl PacketSocket {
         Ok(Self { fd })
     }
 
-    /// [`Self::connect`] that gives up with `EAGAIN` when the listener's queue stays
-    /// full for `limit`; afterwards as after [`Self::set_timeout`].
+    /// [`Self::connect`] that fails with `EAGAIN` if the listener's queue stays full for `limit`.
+    /// Afterwards the socket has that timeout, as after [`Self::set_timeout`].
     pub fn connect_within(path: &Path, limit: std::time::Duration) -> Result<Self> {
         let socket = Self { fd: new_socket(path)? };
         let address = UnixAddr::new(path).map_err(|e| Error::at("connect", path, e))?;
@@ -103,7 +103,8 @@ impl PacketSocket {
             socket.set_timeout(left)?;
             match socket::connect(socket.fd.as_raw_fd(), &address) {
                 Ok(()) => break,
-                // A signal, while it waited: it waits for the rest. (No time at all would be no limit.)
+                // After a signal it waits for the rest of the time. (A limit of zero would mean
+                // none.)
                 Err(Errno::EINTR) => {
                     left = deadline.saturating_duration_since(std::time::Instant::now());
                     left = left.max(std::time::Duration::from_millis(1));
@@ -115,7 +116,7 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// Both ends of a private connection.
+    /// Both sockets of a private connection.
     pub fn pair() -> Result<(Self, Self)> {
         socket::socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
             .map(|(a, b)| (Self { fd: a }, Self { fd: b }))
@@ -135,7 +136,7 @@ impl PacketSocket {
                 None,
             );
             match sent {
-                // A packet goes whole or not at all.
+                // A packet is sent completely or not at all.
                 Ok(_) => return Ok(()),
                 Err(Errno::EINTR) => {}
                 Err(e) => return Err(Error::new("send packet", format!("{} bytes", packet.len()), e)),
@@ -143,9 +144,9 @@ impl PacketSocket {
         }
     }
 
-    /// One packet, or `None` at the end of the connection. No control buffer is given
-    /// to the kernel, so it never installs a descriptor here: a packet that carries
-    /// some is an error (EBADMSG), and the kernel has closed them.
+    /// Receives one packet, or `None` at the end of the connection. The kernel gets no control
+    /// buffer, so it never installs a descriptor here: a packet with descriptors is an error
+    /// (EBADMSG), and the kernel closes them.
     pub fn receive(&self) -> Result<Option<Vec<u8>>> {
         let mut none = RecvAncillaryBuffer::new(&mut []);
         let (packet, flags) = self.receive_message(&mut none)?;
@@ -155,11 +156,11 @@ impl PacketSocket {
         Ok((!packet.is_empty()).then_some(packet))
     }
 
-    /// One packet with at most `most` descriptors (close-on-exec), or `None` at the end of
+    /// Receives one packet with at most `most` descriptors (close-on-exec), or `None` at the end of
     /// the connection. More are an error (EBADMSG), and all are closed.
     pub fn receive_with_fds(&self, most: usize) -> Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(most))];
-        // Its drop closes whatever is still in it, on every way out of here.
+        // Its drop closes the remaining descriptors, on every return path.
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (packet, flags) = self.receive_message(&mut control)?;
         let mut fds = Vec::new();
@@ -168,7 +169,7 @@ impl PacketSocket {
                 fds.extend(rights);
             }
         }
-        // The kernel rounds the room up.
+        // The kernel rounds the buffer's size up.
         if flags.contains(ReturnFlags::CTRUNC) || fds.len() > most {
             return Err(refused(format!("more than {most} descriptors in a packet")));
         }
@@ -283,7 +284,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_closed_where_fewer_are_expected() {
-        // Rounding makes room for more than the one, so that it takes the count to tell.
+        // The rounded buffer holds more than one, so only the count detects the excess.
         for count in [2, 250] {
             let error = assert_all_closed(b"x", count, |s| s.receive_with_fds(1).unwrap_err());
             assert_eq!(error, "receive packet more than 1 descriptors in a packet");

@@ -1,8 +1,7 @@
-//! Files by descriptor, never by path: how an O_PATH descriptor is used where
-//! the kernel wants a name, and which life of an inode number it stands for.
+//! Files by descriptor, never by path: uses an O_PATH descriptor where the kernel needs a name, and
+//! distinguishes successive files with the same inode number.
 //!
-//! Errors of single files are bare errnos: they go to an application that
-//! knows what it asked for.
+//! Errors of single files are plain errnos: they go to an application that knows its request.
 
 #![expect(unsafe_code, reason = "no crate wraps name_to_handle_at(2)")]
 
@@ -18,20 +17,18 @@ use crate::{Error, Result, mount};
 
 const PROC_SELF_FD: &str = "/proc/self/fd";
 
-/// The process's own /proc/self/fd: there, the name of descriptor N is `N`,
-/// and to follow that name is to open the file anew (proc(5)), even a symbolic
-/// link or a file that has no other name left.
+/// The process's own /proc/self/fd. There, descriptor N has the name `N`; following that name opens
+/// the file anew (proc(5)), even a symbolic link or a file without any other name.
 ///
-/// It is also the working directory of the process from its making on: the
-/// xattr calls have no *at form before Linux 6.13, so they use the relative
-/// name. Nobody else may chdir.
+/// It also becomes the process's working directory: the xattr calls have no *at form before Linux
+/// 6.13, so they use the relative name. No other code may call chdir(2).
 #[derive(Debug)]
 pub struct DescriptorDir {
     fd: OwnedFd,
 }
 
 impl DescriptorDir {
-    /// The directory as it stands in this mount namespace.
+    /// Opens the directory in this mount namespace.
     pub fn open() -> Result<Self> {
         let path = Path::new(PROC_SELF_FD);
         rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -39,8 +36,8 @@ impl DescriptorDir {
             .and_then(Self::enter)
     }
 
-    /// A detached mount of this directory alone (CAP_SYS_ADMIN): no mount
-    /// namespace shows it, and `..` does not lead to the rest of /proc.
+    /// Opens a detached mount of this directory only (CAP_SYS_ADMIN): it is in no mount namespace,
+    /// and `..` does not lead to the rest of /proc.
     pub fn open_detached() -> Result<Self> {
         mount::open_tree_clone(Path::new(PROC_SELF_FD)).and_then(Self::enter)
     }
@@ -51,12 +48,12 @@ impl DescriptorDir {
         Ok(directory)
     }
 
-    /// To be repeated after pivot_root(2), which moves working directories.
+    /// Must be repeated after pivot_root(2), which changes working directories.
     pub fn make_working_directory(&self) -> Result<()> {
         rustix::process::fchdir(&self.fd).map_err(|e| Error::new("change directory to", PROC_SELF_FD, e))
     }
 
-    /// The same file, opened anew with `flags` (its mode is checked again).
+    /// Opens the same file again with `flags` (its mode is checked again).
     pub fn reopen(&self, file: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         // The name is a link: O_NOFOLLOW would open the link.
         let flags = (flags - OFlags::NOFOLLOW) | OFlags::CLOEXEC;
@@ -68,7 +65,7 @@ impl DescriptorDir {
         rustix::fs::chmodat(&self.fd, DecInt::from_fd(file), mode, AtFlags::empty())
     }
 
-    /// A further hard link to `file`.
+    /// Makes a further hard link to `file`.
     pub fn link(
         &self,
         file: BorrowedFd<'_>,
@@ -125,10 +122,10 @@ impl AsFd for DescriptorDir {
 
 /// MAX_HANDLE_SZ of linux/fs.h.
 const MAX_HANDLE_BYTES: u32 = 128;
-/// A handle that only identifies, from file systems that cannot open by handle (Linux 6.5).
+/// A handle that only identifies a file, for file systems that cannot open by handle (Linux 6.5).
 const AT_HANDLE_FID: libc::c_int = 0x200;
 
-/// `struct file_handle` with room for any file system's.
+/// `struct file_handle`, large enough for any file system.
 #[repr(C)]
 struct FileHandle {
     handle_bytes: u32,
@@ -136,17 +133,16 @@ struct FileHandle {
     handle: [u8; MAX_HANDLE_BYTES as usize],
 }
 
-/// A number that differs between two files of one file system that had the
-/// same inode number one after the other: a digest of the file handle, which
-/// holds the inode's generation. The same in every process and after every
-/// restart. `name` empty: `file` itself; otherwise that entry of the directory
-/// `file`, a symbolic link not followed. `EOPNOTSUPP` where the file system
-/// gives no handles.
+/// A number that differs between two files of one file system that had the same inode number one
+/// after the other: a digest of the file handle, which contains the inode's generation. It is the
+/// same in every process and after every restart. An empty `name` means `file` itself; otherwise
+/// that entry of the directory `file`; a symbolic link is not followed. `EOPNOTSUPP` if the file
+/// system has no handles.
 pub fn generation(file: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<u64> {
     let own = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
     match name_to_handle(file, name, own) {
         Err(Errno::OPNOTSUPP) => match name_to_handle(file, name, own | AT_HANDLE_FID) {
-            // An older kernel does not know the flag.
+            // An older kernel, which lacks the flag.
             Err(Errno::INVAL) => Err(Errno::OPNOTSUPP),
             other => other,
         },
@@ -159,7 +155,7 @@ fn name_to_handle(file: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> rust
         FileHandle { handle_bytes: MAX_HANDLE_BYTES, handle_type: 0, handle: [0; MAX_HANDLE_BYTES as usize] };
     let mut mount_id: libc::c_int = 0;
     // SAFETY: `name` ends with NUL, `handle` is a file_handle whose length field
-    // tells the room behind it, and both out-pointers outlive the call.
+    // has the size of the space behind it, and both out-pointers outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -177,7 +173,7 @@ fn name_to_handle(file: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> rust
     Ok(fnv1a(handle.handle_type, &handle.handle[..length]))
 }
 
-/// FNV-1a, 64 bits: the number has to be the same in the next process too.
+/// FNV-1a, 64 bits: the number must be the same in another process.
 fn fnv1a(kind: i32, bytes: &[u8]) -> u64 {
     kind.to_le_bytes()
         .iter()

@@ -1,5 +1,5 @@
-//! Attributes of files that XFS and ext4 keep beside the mode: `struct fsxattr`
-//! of linux/fs.h, read and written as a whole by ioctl(2).
+//! File attributes that XFS and ext4 keep beside the mode: `struct fsxattr` of linux/fs.h, read and
+//! written as a whole by ioctl(2).
 
 #![expect(unsafe_code, reason = "names the structure of FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR")]
 

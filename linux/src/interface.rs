@@ -1,6 +1,5 @@
-//! Small questions about network interfaces, by ioctl: netlink answers each
-//! with a link's whole description, which costs a short-lived program more to
-//! read than all the rest of what it does.
+//! Small queries about network interfaces by ioctl. netlink answers each with the link's whole
+//! description, whose parsing costs a short-lived program more than all its other work.
 
 #![expect(unsafe_code, reason = "ioctl has no safe wrapper for interface requests")]
 
@@ -20,7 +19,7 @@ pub struct Interfaces {
 }
 
 impl Interfaces {
-    /// Of the calling thread's namespace, whatever thread asks later.
+    /// Always queries the namespace of the thread that called this.
     pub fn open() -> Result<Self> {
         let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
         Ok(Self { socket: socket.map_err(|e| Error::new("open socket", "for interface requests", e))? })
@@ -34,7 +33,7 @@ impl Interfaces {
         }
     }
 
-    /// Whether it is administratively up. `ENODEV` when there is none.
+    /// Whether it is administratively up. `ENODEV` if it does not exist.
     pub fn is_up(&self, name: &str) -> Result<bool> {
         let answer = self.ask(libc::SIOCGIFFLAGS, name);
         let answer = answer.map_err(|e| Error::new("read flags of interface", name, e))?;
@@ -43,7 +42,7 @@ impl Interfaces {
         Ok(i32::from(flags) & libc::IFF_UP != 0)
     }
 
-    /// Of an Ethernet interface. `ENODEV` when there is none.
+    /// The MAC of an Ethernet interface. `ENODEV` if it does not exist.
     pub fn mac(&self, name: &str) -> Result<[u8; 6]> {
         let answer = self.ask(libc::SIOCGIFHWADDR, name);
         let answer = answer.map_err(|e| Error::new("read address of interface", name, e))?;

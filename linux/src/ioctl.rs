@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
 
-/// A request's number, and the structure that goes with it.
+/// A request's number and the type of its argument.
 #[derive(Debug)]
 pub(crate) struct Request<T> {
     number: libc::c_ulong,

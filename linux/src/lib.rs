@@ -1,9 +1,8 @@
 //! The kernel as safe Rust: mounts, mountinfo, fd passing, namespaces, cgroups,
 //! netlink, atomic files and locks.
 //!
-//! Invariant: this is the only crate with `unsafe`, and each module that needs
-//! it says so with its own `#![expect(unsafe_code)]`. Nothing here knows CNI,
-//! CSI or Kubernetes.
+//! Invariant: this is the only crate with `unsafe`, and each module that needs it has its own
+//! `#![expect(unsafe_code)]`. No module knows CNI, CSI or Kubernetes.
 
 pub mod atomic_file;
 pub mod bare_start;

@@ -24,23 +24,23 @@ pub struct FileLock {
 }
 
 impl FileLock {
-    /// Waits for the lock; creates the file with `mode` when it is missing.
+    /// Waits for the lock; creates a missing file with `mode`.
     pub fn exclusive(path: &Path, mode: u32) -> Result<Self> {
         Self::of(open(path, mode)?).map_err(|e| Error::at("lock", path, e))
     }
 
-    /// `None` when another process (or another open of the file) holds it.
+    /// `None` if another process (or another open of the file) holds it.
     pub fn try_exclusive(path: &Path, mode: u32) -> Result<Option<Self>> {
         Self::try_of(open(path, mode)?).map_err(|e| Error::at("lock", path, e))
     }
 
-    /// The same, but a holder that was killed counts as gone. It may live on in threads
-    /// that wait in the kernel for a file system that does not answer, and keep the lock, but
-    /// runs no instruction of its program again.
+    /// [`Self::try_exclusive`], but a holder that was killed counts as gone. Such a process never
+    /// runs its program again, but its threads may still wait in the kernel for a file system that
+    /// does not answer, and keep the lock.
     ///
-    /// Such a holder keeps the lock of its file, and another file takes its place: all who
-    /// take this lock must take it this way. The other file is made with the first lock, since
-    /// the disk may be full when it is needed.
+    /// The killed holder keeps the lock of its file, and another file replaces that one: all users
+    /// of this lock must take it through this function. The replacement is made together with the
+    /// first lock, since the disk may be full later.
     pub fn try_exclusive_after_kill(path: &Path, mode: u32) -> Result<Option<Self>> {
         let next = path.with_extension("next");
         let lock = match Self::try_in_place(path, mode)? {
@@ -53,16 +53,16 @@ impl FileLock {
         Ok(lock)
     }
 
-    /// `None` also when another file took the place of this one while it was opened.
+    /// Also `None` if another file replaced this one while it was opened.
     fn try_in_place(path: &Path, mode: u32) -> Result<Option<Self>> {
         let lock = Self::try_exclusive(path, mode)?;
         let inode = |found: io::Result<Metadata>| found.map(|found| found.ino()).ok();
         Ok(lock.filter(|lock| inode(lock.file.metadata()) == inode(std::fs::metadata(path))))
     }
 
-    /// Puts `next` in the place of `path`, whose holder was killed.
+    /// Replaces `path`, whose holder was killed, by `next`.
     fn try_succeed(path: &Path, next: &Path, mode: u32) -> Result<Option<Self>> {
-        // Two successors are told apart by the lock of the directory.
+        // The lock of the directory allows only one successor.
         let dir = path.parent().unwrap_or(Path::new("/"));
         let dir = File::open(dir).map_err(|e| Error::at("open directory of lock", path, e))?;
         let alone = Self::try_of(dir).map_err(|e| Error::at("lock directory of", path, e))?;
@@ -75,7 +75,7 @@ impl FileLock {
         Ok(Some(lock))
     }
 
-    /// The lock of an open file; `None` when another open of it holds the lock.
+    /// The lock of an open file; `None` if another open of it holds the lock.
     pub fn try_of(file: File) -> io::Result<Option<Self>> {
         match lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self { file })),
@@ -98,7 +98,7 @@ impl FileLock {
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // Now, even if a child that has not yet called exec holds the file, too.
+        // At once, even if a child that has not yet called exec holds the file too.
         let _closing_releases_it = lock(&self.file, FlockOperation::Unlock);
     }
 }

@@ -1,4 +1,4 @@
-//! How this process's memory grows.
+//! Limits the growth of this process's memory.
 
 #![cfg_attr(
     target_env = "gnu",
@@ -10,12 +10,11 @@ use nix::errno::Errno;
 
 use crate::{Error, Result};
 
-/// What is allocated in one piece of this size or more is mapped by itself: what is
-/// never touched of it takes no memory, and it is given back when it is freed.
-/// The C library begins with 128 KiB, but raises that to the largest piece that
-/// was ever freed, and then takes even those from its heap and clears them.
+/// Allocations of this size or more are mapped separately: untouched pages take no memory, and
+/// freeing returns all of them. The C library starts with 128 KiB, but raises that to the largest
+/// allocation ever freed, and then takes such allocations from its heap and clears them.
 ///
-/// To be called before there are threads. Does nothing with musl's C library.
+/// Must be called before there are threads. Does nothing with musl's C library.
 pub fn map_allocations_from(bytes: u32) -> Result<()> {
     #[cfg(target_env = "gnu")]
     {
@@ -27,10 +26,10 @@ pub fn map_allocations_from(bytes: u32) -> Result<()> {
     Ok(())
 }
 
-/// Lets all threads allocate from `count` heaps at most. Each keeps what was ever in use at
-/// once; the C library makes up to eight for each processor. More threads wait for each other.
+/// Limits the heaps of all threads to `count`. Each heap keeps the most memory that it ever used;
+/// the C library makes up to eight for each processor. With few heaps, threads wait for each other.
 ///
-/// To be called before there are threads. Does nothing with musl's C library.
+/// Must be called before there are threads. Does nothing with musl's C library.
 pub fn limit_heaps(count: u32) -> Result<()> {
     #[cfg(target_env = "gnu")]
     set(libc::M_ARENA_MAX, "M_ARENA_MAX", count)?;
@@ -47,8 +46,8 @@ fn set(parameter: libc::c_int, name: &str, value: u32) -> Result<()> {
     if unsafe { libc::mallopt(parameter, number) } == 0 { Err(refused()) } else { Ok(()) }
 }
 
-/// Gives freed memory back to the kernel, from the middle of the heap too. It
-/// takes time, and who allocates meanwhile waits. Does nothing with musl's C library.
+/// Returns freed memory to the kernel, also from the middle of the heap. It takes time, and
+/// allocations wait meanwhile. Does nothing with musl's C library.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes a number, and returns pages that nothing is allocated in.
@@ -57,8 +56,8 @@ pub fn give_back() {
     }
 }
 
-/// No huge pages where the machine gives them unasked (transparent_hugepage=always):
-/// there the first byte of a large buffer takes 2 MiB.
+/// Disables huge pages on machines that use them by default (transparent_hugepage=always): there,
+/// the first byte of a large buffer takes 2 MiB.
 pub fn refuse_huge_pages() -> Result<()> {
     nix::sys::prctl::set_thp_disable(true).map_err(|e| Error::new("prctl", "PR_SET_THP_DISABLE", e))
 }

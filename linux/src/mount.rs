@@ -1,5 +1,5 @@
-//! Mounting and unmounting: mount(2), umount2(2), open_tree(2), move_mount(2)
-//! and the abort of a FUSE connection.
+//! Mounting and unmounting: mount(2), umount2(2), open_tree(2), move_mount(2), and aborting a FUSE
+//! connection.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFl
 
 use crate::{Error, Result};
 
-/// What a mount refuses, on top of what its file system does.
+/// Restrictions of a mount, in addition to those of its file system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MountFlags {
     pub read_only: bool,
@@ -26,18 +26,18 @@ pub struct MountFlags {
     pub noexec: bool,
     pub access_times: AccessTimes,
     pub nodiratime: bool,
-    /// Writes wait for the storage. Of the file system: [`remount_bind`] does not set it.
+    /// Writes wait for the storage. Belongs to the file system: [`remount_bind`] does not set it.
     pub sync: bool,
 }
 
 /// When a read updates the file's access time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AccessTimes {
-    /// The kernel's default, relatime; of a remount, what the mount has.
+    /// The kernel's default, relatime; on a remount, unchanged.
     #[default]
     Kernels,
     Never,
-    /// When the file was changed since, or once a day.
+    /// If the file was changed since, or once a day.
     Relative,
 }
 
@@ -58,7 +58,7 @@ impl MountFlags {
         .collect()
     }
 
-    /// The same for fsmount(2), which has relatime as its default. `sync` is the file system's.
+    /// The flags for fsmount(2), whose default is relatime. `sync` belongs to the file system.
     fn attributes(self) -> MountAttrFlags {
         [
             (self.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
@@ -76,10 +76,10 @@ impl MountFlags {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmountMode {
-    /// `EBUSY` while somebody uses it.
+    /// `EBUSY` while it is in use.
     Plain,
-    /// MNT_DETACH: gone from the tree at once, from memory when unused. On a
-    /// FUSE mount the connection outlives it: abort first.
+    /// MNT_DETACH: leaves the tree at once and is freed when unused. On a FUSE mount the connection
+    /// outlives it: abort it first.
     Detach,
     /// MNT_FORCE: for FUSE, aborts the connection, then unmounts.
     Force,
@@ -89,7 +89,7 @@ pub enum UnmountMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FuseMountOptions {
     pub flags: MountFlags,
-    /// Users other than the mounter may look in.
+    /// Users other than the mounter have access.
     pub allow_other: bool,
     /// The kernel checks modes and owners, not the daemon.
     pub default_permissions: bool,
@@ -110,7 +110,7 @@ fn bind_with(source: &Path, target: &Path, more: MsFlags) -> Result<()> {
         .map_err(|e| Error::new("bind mount", format!("{} -> {}", source.display(), target.display()), e))
 }
 
-/// Gives this one mount (not its file system) `flags`, and takes away those not named.
+/// Sets exactly `flags` on this mount (not on its file system), and clears all others.
 pub fn remount_bind(target: &Path, flags: MountFlags) -> Result<()> {
     let ms_flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags.ms_flags();
     nix::mount::mount(NONE, target, NONE, ms_flags, NONE).map_err(|e| Error::at("remount", target, e))
@@ -131,7 +131,7 @@ pub fn unmount(target: &Path, mode: UnmountMode) -> Result<()> {
     nix::mount::umount2(target, flags).map_err(|e| Error::at("unmount", target, e))
 }
 
-/// [`unmount`] with [`UnmountMode::Detach`]; a path that is missing, or on which nothing is mounted, is a success.
+/// [`unmount`] with [`UnmountMode::Detach`]; a missing path, or one without a mount, is a success.
 pub fn unmount_if_mounted(target: &Path) -> Result<()> {
     match unmount(target, UnmountMode::Detach) {
         Err(e) if !matches!(e.errno(), Errno::EINVAL | Errno::ENOENT) => Err(e),
@@ -139,49 +139,48 @@ pub fn unmount_if_mounted(target: &Path) -> Result<()> {
     }
 }
 
-/// [`remount_bind`] of the mount with its root at the descriptor `root`; `shown` is what errors
-/// call it.
+/// [`remount_bind`] for the mount with its root at the descriptor `root`; errors name it `shown`.
 pub fn remount_bind_at(root: impl AsFd, shown: &Path, flags: MountFlags) -> Result<()> {
     let ms_flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags.ms_flags();
     nix::mount::mount(NONE, &by_descriptor(root), NONE, ms_flags, NONE)
         .map_err(|e| Error::at("remount", shown, e))
 }
 
-/// [`unmount`] of what is mounted on `name` in the directory `parent`: the name alone is looked
-/// up. umount2(2) takes no descriptor of a directory, so the path leads through /proc. `shown` is
-/// what errors call it.
+/// [`unmount`] for the mount on `name` in the directory `parent`: only the name is resolved.
+/// umount2(2) takes no directory descriptor, so the path leads through /proc. Errors name it
+/// `shown`.
 pub fn unmount_in(parent: impl AsFd, name: &OsStr, shown: &Path, mode: UnmountMode) -> Result<()> {
     unmount(&by_descriptor(parent).join(name), mode).map_err(|e| Error::at("unmount", shown, e.source))
 }
 
-/// Takes the mount with its root at the descriptor `root` out of the tree at once (MNT_DETACH). A
-/// plain unmount is not possible: the descriptor keeps the mount busy.
+/// Detaches the mount with its root at the descriptor `root` at once (MNT_DETACH). A plain unmount
+/// is not possible: the descriptor keeps the mount busy.
 pub fn detach(root: impl AsFd, shown: &Path) -> Result<()> {
     nix::mount::umount2(&by_descriptor(root), MntFlags::MNT_DETACH).map_err(|e| Error::at("detach", shown, e))
 }
 
-/// The path that leads to what is open now, as mountinfo shows it. No file system is asked.
+/// The path of an open file now, as mountinfo shows it. Sends no request to a file system.
 pub fn path_of(open: impl AsFd) -> Result<PathBuf> {
     let link = by_descriptor(open);
     std::fs::read_link(&link).map_err(|e| Error::at("read link", &link, e))
 }
 
-/// A path to what is open, for calls that take no descriptor.
+/// A path to an open file, for calls that take no descriptor.
 fn by_descriptor(open: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", open.as_fd().as_raw_fd()))
 }
 
-/// Mounts and unmounts below `target` no longer travel in either direction.
+/// Mounts and unmounts below `target` no longer propagate in either direction.
 pub fn make_private(target: &Path) -> Result<()> {
     propagation("make private", target, MsFlags::MS_PRIVATE | MsFlags::MS_REC)
 }
 
-/// Mounts below `target` still arrive from its peers, none goes back.
+/// Mounts below `target` still propagate from its peers, but not to them.
 pub fn make_slave(target: &Path) -> Result<()> {
     propagation("make slave", target, MsFlags::MS_SLAVE | MsFlags::MS_REC)
 }
 
-/// Mounts below `target` travel in both directions.
+/// Mounts below `target` propagate in both directions.
 pub fn make_shared(target: &Path) -> Result<()> {
     propagation("make shared", target, MsFlags::MS_SHARED | MsFlags::MS_REC)
 }
@@ -190,8 +189,8 @@ fn propagation(op: &'static str, target: &Path, flags: MsFlags) -> Result<()> {
     nix::mount::mount(NONE, target, NONE, flags, NONE).map_err(|e| Error::at(op, target, e))
 }
 
-/// A detached copy of the mount at `path`, its root at `path`, without the
-/// mounts below: `..` ends there, and no path of the host leads to it.
+/// A detached copy of the mount at `path`, with its root at `path` and without the mounts below:
+/// `..` ends there, and no path of the host leads to it.
 pub fn open_tree_clone(path: &Path) -> Result<OwnedFd> {
     rustix::mount::open_tree(
         rustix::fs::CWD,
@@ -209,9 +208,9 @@ pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
         .map_err(|e| Error::at("move_mount", target, e))
 }
 
-/// The minor number of the device of a mount's files, as mountinfo shows it. The file
-/// system is not asked (statx(2), `AT_STATX_DONT_SYNC`): a FUSE daemon may be stuck. Where a
-/// daemon has told nonsense of the root, statx(2) is `EIO`, and mountinfo is read.
+/// The minor device number of a mount's files, as in mountinfo. Sends no request to the file system
+/// (statx(2), `AT_STATX_DONT_SYNC`), since a FUSE daemon may be stuck. If a daemon has reported
+/// invalid attributes of the root, statx(2) fails with `EIO`; then mountinfo is read.
 pub fn minor_of(tree: impl AsFd) -> Result<u32> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     match rustix::fs::statx(&tree, "", flags, StatxFlags::empty()) {
@@ -225,11 +224,10 @@ pub fn minor_of(tree: impl AsFd) -> Result<u32> {
     }
 }
 
-/// The id by which mountinfo calls the mount that `tree` is on, also of one that is
-/// detached and will be attached with this id. A FUSE daemon is not asked, nor is a disk or a
-/// server (but that of 9p, GFS2 and OCFS2, which ignore `AT_STATX_DONT_SYNC`). Where statx(2)
-/// fails, as for an inode of which a daemon has told nonsense, or knows no such ids (before
-/// Linux 5.8), the descriptor's entry in /proc is read.
+/// The id in mountinfo of the mount that `tree` is on, also of a detached one that will keep the
+/// id. Sends no request to a FUSE daemon, disk or server (except with 9p, GFS2 and OCFS2, which
+/// ignore `AT_STATX_DONT_SYNC`). If statx(2) fails, as for an inode with invalid attributes from a
+/// daemon, or lacks such ids (before Linux 5.8), the descriptor's entry in /proc is read.
 pub fn id_of(tree: impl AsFd) -> Result<u64> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     match rustix::fs::statx(&tree, c"", flags, StatxFlags::MNT_ID) {
@@ -248,9 +246,9 @@ fn id_in_fdinfo(tree: impl AsFd) -> Result<u64> {
     id.ok_or_else(|| failed(std::io::ErrorKind::InvalidData.into()))
 }
 
-/// The type of the file system that is mounted on the directory `path`; `None` where nothing
-/// is. How many mounts there are does not matter, as it does to mountinfo, but the file
-/// system is asked: not for mounts of daemons.
+/// The type of the file system mounted on the directory `path`; `None` if nothing is mounted there.
+/// Unlike mountinfo, its cost does not depend on the number of mounts, but it sends a request to
+/// the file system: do not use it for daemons' mounts.
 pub fn type_at(path: &Path) -> Result<Option<FsType>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| Error::at("open", path, e))?;
@@ -263,7 +261,7 @@ pub fn type_at(path: &Path) -> Result<Option<FsType>> {
     Ok(Some(found.filesystem_type()))
 }
 
-/// A new, still unmounted FUSE connection.
+/// A new FUSE connection, not mounted yet.
 pub fn open_fuse_device() -> Result<OwnedFd> {
     let path = Path::new("/dev/fuse");
     OpenOptions::new()
@@ -275,9 +273,8 @@ pub fn open_fuse_device() -> Result<OwnedFd> {
         .map_err(|e| Error::at("open", path, e))
 }
 
-/// Mounts the connection behind `fuse_device` on the directory `target`; its
-/// FUSE_INIT waits for whoever reads the descriptor first. `source` and
-/// `subtype` are what mountinfo shows.
+/// Mounts the connection behind `fuse_device` on the directory `target`. The FUSE_INIT request
+/// waits for the first reader of the descriptor. mountinfo shows `source` and `subtype`.
 pub fn mount_fuse(
     fuse_device: impl AsFd,
     (source, subtype): (&str, &str),
@@ -297,7 +294,7 @@ pub fn mount_fuse(
 }
 
 /// [`mount_fuse`] without a target: a detached mount, to be attached with
-/// [`crate::rootfs::attach`]. Closing it before ends the connection.
+/// [`crate::rootfs::attach`]. Closing it before that ends the connection.
 pub fn new_fuse(
     fuse_device: impl AsFd,
     (source, subtype): (&str, &str),
@@ -332,10 +329,9 @@ pub fn new_fuse(
     mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags.attributes()).map_err(failed("fsmount"))
 }
 
-/// Ends every request of the FUSE connection whose files have `st_dev` minor
-/// number `minor`; their callers get `ECONNABORTED`, later ones `ENOTCONN`.
-/// `fusectl` is where the fusectl file system is mounted. A connection that is
-/// gone already is a success.
+/// Ends every request of the FUSE connection whose files have the minor device number `minor`:
+/// waiting callers get `ECONNABORTED`, later ones `ENOTCONN`. `fusectl` is the mount point of the
+/// fusectl file system. A missing connection is a success.
 pub fn abort_fuse(fusectl: &Path, minor: u32) -> Result<()> {
     let path = fusectl.join(minor.to_string()).join("abort");
     let written = OpenOptions::new().write(true).open(&path).and_then(|mut f| f.write_all(b"1"));
@@ -345,8 +341,8 @@ pub fn abort_fuse(fusectl: &Path, minor: u32) -> Result<()> {
     }
 }
 
-/// One connection, and never another that got its number after its end
-/// (fs/fuse/control.c, `fuse_ctl_remove_conn`).
+/// One connection, and never another one that got its number after its end (fs/fuse/control.c,
+/// `fuse_ctl_remove_conn`).
 #[derive(Debug)]
 pub struct FuseConnection {
     minor: u32,
@@ -354,15 +350,15 @@ pub struct FuseConnection {
 }
 
 impl FuseConnection {
-    /// [`abort_fuse`]. One that has ended is a success.
+    /// [`abort_fuse`]. A connection that has ended is a success.
     pub fn abort(mut self) -> Result<()> {
         self.abort.write_all(b"1").map_err(|e| Error::new("abort FUSE connection", self.minor, e))
     }
 }
 
-/// The fusectl file system, mounted nowhere: its root directory, one
-/// subdirectory a FUSE connection (Documentation/filesystems/fuse.rst, "Control
-/// filesystem"). No mount of it on the host is needed and none is left.
+/// The fusectl file system, mounted nowhere: its root directory has one subdirectory for each FUSE
+/// connection (Documentation/filesystems/fuse.rst, "Control filesystem"). It needs no mount on the
+/// host and leaves none.
 #[derive(Debug)]
 pub struct FuseConnections {
     root: OwnedFd,
@@ -379,7 +375,7 @@ impl FuseConnections {
             .map_err(wrong("fsmount"))
     }
 
-    /// The connection that has number `minor` now; `None` when there is none.
+    /// The connection with number `minor` now; `None` if there is none.
     pub fn connection(&self, minor: u32) -> Result<Option<FuseConnection>> {
         match self.open_file(minor, "abort", OFlags::WRONLY) {
             Ok(abort) => Ok(Some(FuseConnection { minor, abort })),
@@ -388,8 +384,8 @@ impl FuseConnections {
         }
     }
 
-    /// Requests of connection `minor` that its server has not answered; `None`
-    /// when there is no such connection.
+    /// Number of requests of connection `minor` without an answer yet; `None` if there is no such
+    /// connection.
     pub fn waiting(&self, minor: u32) -> Result<Option<u64>> {
         let failed = |e: std::io::Error| Error::new("look at FUSE connection", minor, e);
         let mut file = match self.open_file(minor, "waiting", OFlags::RDONLY) {

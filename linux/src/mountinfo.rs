@@ -1,7 +1,7 @@
-//! `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)): what is mounted where.
+//! `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)): all mounts and their places.
 //!
-//! Reading it never touches the mounted file systems, so it is safe where a
-//! stat(2) would hang on a dead FUSE server.
+//! Reading it sends no request to the mounted file systems, so it is safe where stat(2) would hang
+//! on a dead FUSE server.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,13 +15,13 @@ use crate::{Error, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Unique among the mounts of the moment, reused later.
+    /// Unique among the current mounts; reused later.
     pub mount_id: u64,
     pub parent_id: u64,
     /// `st_dev` of files on it, as major and minor.
     pub major: u32,
     pub minor: u32,
-    /// The directory of the file system that is the root of this mount.
+    /// The directory of the file system that is this mount's root.
     pub root: PathBuf,
     pub mount_point: PathBuf,
     pub options: String,
@@ -43,8 +43,8 @@ impl MountEntry {
     }
 }
 
-/// The mounts of this thread's mount namespace, in the kernel's order, which
-/// does not say which of several at one mount point is visible: [`at`] does.
+/// The mounts of this thread's mount namespace, in the kernel's order. The order does not show
+/// which of several mounts at one mount point is visible: [`at`] does.
 pub fn read() -> Result<Vec<MountEntry>> {
     read_from(Path::new(OF_THIS_THREAD))
 }
@@ -54,13 +54,13 @@ pub fn read_of(pid: i32) -> Result<Vec<MountEntry>> {
     read_from(Path::new(&format!("/proc/{pid}/mountinfo")))
 }
 
-/// The table in this file: `/proc/<pid>/task/<tid>/mountinfo`.
+/// The table in a file such as `/proc/<pid>/task/<tid>/mountinfo`.
 pub fn read_at(table: &Path) -> Result<Vec<MountEntry>> {
     read_from(table)
 }
 
-/// Where something is mounted inside the file system with these device numbers:
-/// paths from its root, without a leading slash. `entries` are of one mount namespace.
+/// The mount points inside the file system with these device numbers: paths from its root, without
+/// a leading slash. `entries` are of one mount namespace.
 pub fn mounted_inside(entries: &[MountEntry], (major, minor): (u32, u32)) -> Vec<PathBuf> {
     let is_it = |entry: &&MountEntry| (entry.major, entry.minor) == (major, minor);
     let mounts: HashMap<u64, &MountEntry> =
@@ -68,15 +68,15 @@ pub fn mounted_inside(entries: &[MountEntry], (major, minor): (u32, u32)) -> Vec
     let inside = |entry: &MountEntry| {
         let mount = mounts.get(&entry.parent_id).filter(|mount| mount.mount_id != entry.mount_id)?;
         let below = entry.mount_point.strip_prefix(&mount.mount_point).ok()?;
-        // A mount upon the mount is on the directory that the latter shows.
+        // A stacked mount is on the directory that the mount below shows.
         let path = if below.as_os_str().is_empty() { mount.root.clone() } else { mount.root.join(below) };
         Some(path.strip_prefix("/").map(Path::to_owned).unwrap_or(path))
     };
     entries.iter().filter_map(inside).collect()
 }
 
-/// What is visibly mounted exactly at `path`; `path` must be absolute and free
-/// of symbolic links, as the kernel prints it.
+/// The visible mount exactly at `path`, which must be absolute and without symbolic links, as the
+/// kernel prints it.
 pub fn at(path: &Path) -> Result<Option<MountEntry>> {
     let table = Path::new(OF_THIS_THREAD);
     let bytes = bytes_of(table)?;
@@ -86,7 +86,7 @@ pub fn at(path: &Path) -> Result<Option<MountEntry>> {
     found.map(|entry| entry.ok_or_else(|| misshapen(table))).transpose()
 }
 
-/// The mount with this id, visible or not; `None` where it is not in this mount namespace.
+/// The mount with this id, visible or not; `None` if it is not in this mount namespace.
 pub fn of_id(mount_id: u64) -> Result<Option<MountEntry>> {
     let table = Path::new(OF_THIS_THREAD);
     let bytes = bytes_of(table)?;
@@ -95,7 +95,7 @@ pub fn of_id(mount_id: u64) -> Result<Option<MountEntry>> {
     found.map(|entry| entry.ok_or_else(|| misshapen(table))).transpose()
 }
 
-/// The deepest mount point at or above `path`, by the text of both: no link is followed.
+/// The deepest mount point at or above `path`, by comparing text: no link is followed.
 pub fn point_above(path: &Path) -> Result<PathBuf> {
     let above = read_where(|line| Some(path.starts_with(Place::parse(line)?.mount_point)))?;
     let points = above.into_iter().map(|mount| mount.mount_point);
@@ -107,8 +107,8 @@ pub fn from_source(source: &OsStr) -> Result<Vec<MountEntry>> {
     read_where(|line| Some(unescape(source_of(line)?) == source))
 }
 
-/// The mounts of those lines alone: a node with hundreds of volumes has as many lines
-/// again, and few are wanted. `None` for a line that has not the documented shape.
+/// Parses only the wanted lines: a node with hundreds of volumes has hundreds of lines, and few are
+/// needed. `None` for a line that does not have the documented form.
 fn read_where(is_wanted: impl Fn(&[u8]) -> Option<bool>) -> Result<Vec<MountEntry>> {
     let table = Path::new(OF_THIS_THREAD);
     let bytes = bytes_of(table)?;
@@ -127,8 +127,8 @@ fn source_of(line: &[u8]) -> Option<&[u8]> {
     fields.nth(2)
 }
 
-/// What tells where a mount is: of most lines nothing else is wanted, and a node
-/// with hundreds of volumes has as many lines again.
+/// The fields that locate a mount. Only these are parsed for most lines, since a node with hundreds
+/// of volumes has hundreds of lines.
 struct Place<'a> {
     mount_id: u64,
     parent_id: u64,
@@ -150,17 +150,16 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Which entry is visibly mounted exactly at `path`. Several may stand there:
-/// stacked, or as copies below a shared mount that another one hides (a
-/// directory bound on itself). So this goes the way of a path walk, from a mount
-/// to the one that is on its next directory.
+/// The entry that is visible exactly at `path`. There may be several: stacked, or copies below a
+/// shared mount that another mount covers (a directory bound on itself). So this follows a path
+/// walk, from a mount to the one on its next directory.
 fn visible_at(entries: &[Place<'_>], path: &Path) -> Option<usize> {
     let is_root = |m: &Place<'_>| {
         let hangs_on_another = entries.iter().any(|p| p.mount_id == m.parent_id && p.mount_id != m.mount_id);
         m.mount_point == Path::new("/") && !hangs_on_another
     };
     let mut current = entries.iter().rposition(is_root)?;
-    // Each step goes one mount down: there are no more steps than mounts.
+    // Each step goes one mount down, so there are at most as many steps as mounts.
     for _ in entries {
         let parent_id = entries[current].mount_id;
         let next = entries
@@ -178,7 +177,7 @@ fn visible_at(entries: &[Place<'_>], path: &Path) -> Option<usize> {
 }
 
 const OF_THIS_THREAD: &str = "/proc/thread-self/mountinfo";
-/// The kernel does not say how long the table is; most are shorter.
+/// The kernel does not report the table's length; most tables are shorter.
 const USUAL_BYTES: usize = 64 << 10;
 
 fn read_from(path: &Path) -> Result<Vec<MountEntry>> {
@@ -201,7 +200,7 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|b| *b == b'\n').filter(|line| !line.is_empty())
 }
 
-/// `None` when a line has not the documented shape.
+/// `None` if a line does not have the documented form.
 pub fn parse(bytes: &[u8]) -> Option<Vec<MountEntry>> {
     lines(bytes).map(parse_line).collect()
 }

@@ -1,8 +1,8 @@
 //! Links, addresses and routes by rtnetlink: one blocking socket per network
 //! namespace, no process started, no event loop needed.
 //!
-//! Invariant: a [`Netlink`] speaks to the namespace it was opened in, whatever
-//! thread uses it later.
+//! Invariant: a [`Netlink`] uses the namespace in which it was opened, whichever thread uses it
+//! later.
 
 mod changes;
 mod lookup;
@@ -29,10 +29,9 @@ pub use changes::{Changes, Watch};
 use messages::{address_message, address_of, broadcast, link_of, route_message, route_of, up_message};
 use socket::Socket;
 
-/// A dump during which the tables changed is repeated this often before it is
-/// taken as it is.
+/// A dump during which the tables changed is repeated this often; then the last result is used.
 const DUMP_ATTEMPTS: usize = 5;
-/// Source addresses that a bridge remembers, each about 125 bytes that the kernel charges to no
+/// Limit of a bridge's learned addresses, each about 125 bytes that the kernel charges to no
 /// control group. Frames to further addresses go to all ports.
 pub const MOST_LEARNED_ADDRESSES: u32 = 65_536;
 
@@ -42,7 +41,7 @@ const ONE_QUEUE: [LinkAttribute; 2] = [LinkAttribute::NumTxQueues(1), LinkAttrib
 /// A MAC address as the kernel stores it.
 pub type Mac = [u8; 6];
 
-/// What the kernel says about a link.
+/// The kernel's description of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub index: u32,
@@ -63,7 +62,7 @@ pub struct Link {
     pub alias: Option<String>,
     /// Index of the other end of a veth (`IFLA_LINK`), in that end's namespace.
     pub peer: Option<u32>,
-    /// What it is set to as a port of a bridge.
+    /// Its settings as a port of a bridge.
     pub port: Option<PortFlags>,
     /// Whether it takes routes from IPv6 routers (`accept_ra`, 0: never);
     /// `None` without IPv6.
@@ -79,7 +78,7 @@ pub struct PortFlags {
     pub isolated: bool,
 }
 
-/// Operational state (RFC 2863), printed with the kernel's words.
+/// Operational state (RFC 2863), printed in the kernel's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperState {
     Unknown,
@@ -110,19 +109,19 @@ impl std::fmt::Display for OperState {
 pub struct Address {
     pub ip: IpAddr,
     pub prefix_len: u8,
-    /// Duplicate address detection still runs: not usable yet.
+    /// Duplicate address detection is still running: not usable yet.
     pub tentative: bool,
-    /// Somebody else has this address: never usable.
+    /// Another host has this address: never usable.
     pub dad_failed: bool,
 }
 
-/// A unicast route as the kernel has it.
+/// A unicast route in the kernel's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Destination network.
     pub destination: (IpAddr, u8),
     pub gateway: Option<IpAddr>,
-    /// `None`: a route of several next hops.
+    /// `None`: a route with several next hops.
     pub link: Option<u32>,
     pub table: u32,
 }
@@ -133,18 +132,17 @@ pub struct Route {
 #[derive(Clone, Debug)]
 pub struct BridgeSpec<'a> {
     pub name: &'a str,
-    /// `None`: a random one of the kernel's. A bridge that is given one has no
-    /// carrier until a port is up, and thus no IPv6 link-local address
-    /// (net/bridge/br_netlink.c, `br_dev_newlink`).
+    /// `None`: the kernel chooses a random one. A bridge with a given MAC has no carrier until a
+    /// port is up, and so no IPv6 link-local address (net/bridge/br_netlink.c, `br_dev_newlink`).
     pub mac: Option<Mac>,
     /// `None`: the kernel's default.
     pub mtu: Option<u32>,
 }
 
-/// A veth pair to be created, both ends down: one in the socket's namespace as
-/// a port of `master`, its peer in another namespace. Each end has one queue in
-/// each direction: asked for none, the kernel makes one for each processor,
-/// switches all but the first off, and waits for a grace period of RCU, twice.
+/// A veth pair to be created with both links down: one in the socket's namespace as a port of
+/// `master`, its peer in another namespace. Each link has one queue in each direction. By default,
+/// the kernel makes one for each processor, disables all but the first, and waits for an RCU grace
+/// period, twice.
 #[derive(Clone, Debug)]
 pub struct VethSpec<'a> {
     pub name: &'a str,
@@ -155,7 +153,7 @@ pub struct VethSpec<'a> {
     pub peer_netns: BorrowedFd<'a>,
 }
 
-/// What a bridge port gets when it goes up.
+/// The settings of a bridge port when it goes up.
 #[derive(Clone, Debug)]
 pub struct PortSpec<'a> {
     pub index: u32,
@@ -164,7 +162,7 @@ pub struct PortSpec<'a> {
     pub flags: PortFlags,
 }
 
-/// Whether the kernel checks that nobody else uses an IPv6 address first.
+/// Whether the kernel first checks that no other host uses an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DuplicateDetection {
     Off,
@@ -174,8 +172,7 @@ pub enum DuplicateDetection {
 /// A unicast route through one link.
 #[derive(Clone, Debug)]
 pub struct RouteSpec {
-    /// Destination network; host bits are ignored by the kernel's rules, so
-    /// they must be clear.
+    /// Destination network; the host bits must be clear, as the kernel requires.
     pub destination: (IpAddr, u8),
     pub gateway: Option<IpAddr>,
     pub link: u32,
@@ -242,13 +239,13 @@ impl Netlink {
         let answers = self
             .dump(RouteNetlinkMessage::GetLink(message))
             .map_err(|e| Error::new("list ports of link", master, e))?;
-        // Without strict checking the kernel may send all.
+        // Without strict checking the kernel may send all links.
         let links = answers.into_iter().filter_map(link_of);
         Ok(links.filter(|link| link.master == Some(master)).collect())
     }
 
-    /// `EEXIST` when there is a link of that name. The bridge learns no more than
-    /// [`MOST_LEARNED_ADDRESSES`] (Linux 6.7; earlier kernels know no limit).
+    /// `EEXIST` if a link has that name. The bridge learns at most [`MOST_LEARNED_ADDRESSES`]
+    /// (Linux 6.7; earlier kernels have no limit).
     pub fn create_bridge(&self, want: &BridgeSpec<'_>) -> Result<Link> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(want.name.to_owned()));
@@ -265,8 +262,8 @@ impl Netlink {
         created.map_err(|e| Error::new("create bridge", want.name, e))
     }
 
-    /// The end in the socket's namespace, as it was made: without `master` yet.
-    /// `EEXIST` when either name is taken in its namespace.
+    /// Returns the link in the socket's namespace, as created: without `master`. `EEXIST` if either
+    /// name is in use in its namespace.
     pub fn create_veth(&self, want: &VethSpec<'_>) -> Result<Link> {
         let mut peer = LinkMessage::default();
         peer.attributes.push(LinkAttribute::IfName(want.peer_name.to_owned()));
@@ -308,8 +305,8 @@ impl Netlink {
         self.set_link("set link up", up_message(index))
     }
 
-    /// Sets a link up and its MAC. A bridge whose MAC was set keeps it while ports
-    /// come and go, also when the MAC is the one it has.
+    /// Sets a link up, and sets its MAC. A bridge whose MAC was set explicitly keeps it when ports
+    /// come and go, even if it is the MAC that it had.
     pub fn set_up_with_mac(&self, index: u32, mac: Mac) -> Result<()> {
         let mut message = up_message(index);
         message.attributes.push(LinkAttribute::Address(mac.to_vec()));
@@ -331,8 +328,8 @@ impl Netlink {
         self.set_link("set link promiscuous", message)
     }
 
-    /// The bridge `index` learns no source addresses from frames to 01:80:c2:00:00:00 to 0f. It
-    /// takes these itself before any rule of nf_tables sees them (net/bridge/br_input.c).
+    /// Makes the bridge `index` learn no source addresses from frames to 01:80:c2:00:00:00 to 0f.
+    /// It handles these before any nf_tables rule (net/bridge/br_input.c).
     pub fn ignore_link_local_sources(&self, index: u32) -> Result<()> {
         let option = BridgeBooleanOptionFlags::NoLinkLocalLearn;
         let options = BridgeBooleanOptions { value: option, mask: option };
@@ -342,7 +339,7 @@ impl Netlink {
             LinkInfo::Kind(InfoKind::Bridge),
             LinkInfo::Data(InfoData::Bridge(vec![InfoBridge::MultiBoolOpt(options)])),
         ]));
-        // RTM_NEWLINK on an existing index: RTM_SETLINK ignores what is of its kind.
+        // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the data of its kind.
         self.change(RouteNetlinkMessage::NewLink(message), 0)
             .map_err(|e| Error::new("set no_linklocal_learn of bridge", index, e))
     }
@@ -354,7 +351,7 @@ impl Netlink {
         self.set_link("set link address", message)
     }
 
-    /// `ENODEV` when it is gone already. A veth takes its peer with it.
+    /// `ENODEV` if it is gone already. Deleting a veth deletes its peer too.
     pub fn delete_link(&self, index: u32) -> Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = index;
@@ -368,12 +365,11 @@ impl Netlink {
         let answers = self
             .dump(RouteNetlinkMessage::GetAddress(message))
             .map_err(|e| Error::new("list addresses of link", index, e))?;
-        // Without strict checking the kernel ignores the index and sends all.
+        // Without strict checking the kernel ignores the index and sends all addresses.
         Ok(answers.into_iter().filter_map(|answer| address_of(answer, index)).collect())
     }
 
-    /// `EEXIST` when the link has it. IPv4 networks larger than /31 get their
-    /// broadcast address.
+    /// `EEXIST` if the link has it. IPv4 networks larger than /31 get a broadcast address.
     pub fn add_address(
         &self,
         index: u32,
@@ -394,14 +390,14 @@ impl Netlink {
             .map_err(|e| Error::new("add address", format_args!("{ip}/{prefix_len}"), e))
     }
 
-    /// `EADDRNOTAVAIL` when the link does not have it.
+    /// `EADDRNOTAVAIL` if the link does not have it.
     pub fn delete_address(&self, index: u32, (ip, prefix_len): (IpAddr, u8)) -> Result<()> {
         self.change(RouteNetlinkMessage::DelAddress(address_message(index, ip, prefix_len)), 0)
             .map_err(|e| Error::new("delete address", format_args!("{ip}/{prefix_len}"), e))
     }
 
-    /// Adds a route beside what is there (IPv6 gateways to one destination
-    /// become one multipath route); `EEXIST` for an identical one.
+    /// Adds a route beside existing ones (IPv6 gateways to one destination become one multipath
+    /// route). `EEXIST` for an identical one.
     pub fn add_route(&self, want: &RouteSpec) -> Result<()> {
         self.change(RouteNetlinkMessage::NewRoute(route_message(want)), NLM_F_CREATE).map_err(|e| {
             let (ip, prefix_len) = want.destination;
@@ -409,7 +405,7 @@ impl Netlink {
         })
     }
 
-    /// The unicast routes of one family, of all tables.
+    /// The unicast routes of one family, in all tables.
     pub fn routes(&self, is_v4: bool) -> Result<Vec<Route>> {
         let mut message = RouteMessage::default();
         message.header.address_family = if is_v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -419,8 +415,7 @@ impl Netlink {
         Ok(answers.into_iter().filter_map(route_of).collect())
     }
 
-    /// Creates a link and returns it: the kernel echoes what it made (since
-    /// 6.2), or is asked.
+    /// Creates a link and returns it: the kernel echoes it (since 6.2), otherwise it is queried.
     fn create_link(&self, message: LinkMessage, name: &str) -> io::Result<Link> {
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO;
         let (answers, _) = self.socket.request(RouteNetlinkMessage::NewLink(message), flags)?;

@@ -1,9 +1,9 @@
 //! Network namespaces: opened by path, entered on a thread of their own, kept
 //! alive by a bind-mounted file.
 //!
-//! Invariant: the calling thread is in the same namespace after a call as
-//! before, but for [`NetNs::enter`]. Whoever needs a socket of another namespace
-//! opens it inside [`NetNs::run`] or [`NetNs::visit`]; the socket stays there.
+//! Invariant: after a call, the calling thread is in the same namespace as before, except for
+//! [`NetNs::enter`]. To get a socket in another namespace, open it inside [`NetNs::run`] or
+//! [`NetNs::visit`]; it stays in that namespace.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,12 +29,11 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Opens the namespace behind `path`: a bind-mounted nsfs file or
-    /// `/proc/PID/ns/net`. `ENOENT` when the path is missing, `EINVAL` when it
-    /// is no namespace at all (an unmounted leftover of one, for instance).
+    /// Opens the namespace at `path`: a bind-mounted nsfs file or `/proc/PID/ns/net`. `ENOENT` if
+    /// the path is missing, `EINVAL` if it is not a namespace (for example, after its unmount).
     pub fn open(path: &Path) -> Result<Self> {
         const OP: &str = "open network namespace";
-        // What is no namespace may be a FIFO, which a plain open waits for.
+        // Another kind of file may be a FIFO, on which a plain open blocks.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = file.map_err(|e| Error::at(OP, path, e))?;
         let stat = fstatfs(&file).map_err(|e| Error::at(OP, path, e))?;
@@ -59,13 +58,13 @@ impl NetNs {
         self.same_as(&Self::current()?)
     }
 
-    /// Whether both are one namespace: same inode on the same nsfs.
+    /// Whether both are the same namespace: same inode on the same nsfs.
     pub fn same_as(&self, other: &Self) -> Result<bool> {
         Ok(self.identity()? == other.identity()?)
     }
 
-    /// Runs `work` on a new thread inside this namespace and waits for it.
-    /// A panic of `work` goes on in the caller.
+    /// Runs `work` on a new thread inside this namespace and waits for it. A panic of `work`
+    /// continues in the caller.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         on_new_thread(|| {
             self.enter()?;
@@ -73,19 +72,17 @@ impl NetNs {
         })
     }
 
-    /// Moves the calling thread into this namespace, for good. For programs of
-    /// one thread that have nothing to do outside; whatever else needs a
-    /// namespace uses [`NetNs::run`].
+    /// Moves the calling thread into this namespace permanently. Only for single-threaded programs
+    /// that do nothing outside it; all others use [`NetNs::run`].
     pub fn enter(&self) -> Result<()> {
         setns(&self.file, CloneFlags::CLONE_NEWNET)
             .map_err(|e| Error::at("enter network namespace", &self.path, e))
     }
 
-    /// Runs `work` on the calling thread inside this namespace, and brings the
-    /// thread back to `home`, its own: cheaper than [`NetNs::run`] by a thread,
-    /// for programs of one thread that live about a millisecond. A thread that
-    /// cannot be brought back ends the process: nothing may go on in the wrong
-    /// namespace.
+    /// Runs `work` on the calling thread inside this namespace, then returns the thread to its own,
+    /// `home`. Saves the thread of [`NetNs::run`], for single-threaded programs that live about a
+    /// millisecond. If the thread cannot return, the process ends, since no code may continue in
+    /// the wrong namespace.
     pub fn visit<T>(&self, home: &NetNs, work: impl FnOnce() -> T) -> Result<T> {
         self.enter()?;
         let _back = Return { home };
@@ -104,17 +101,17 @@ impl AsFd for NetNs {
     }
 }
 
-/// Each takes some microseconds.
+/// Each attempt takes some microseconds.
 const RETURN_ATTEMPTS: usize = 1000;
 
-/// Brings the thread home, also from a panic.
+/// Returns the thread to its namespace, also after a panic.
 struct Return<'a> {
     home: &'a NetNs,
 }
 
 impl Drop for Return<'_> {
     fn drop(&mut self) {
-        // setns(2) allocates a little memory: a want of it passes.
+        // setns(2) allocates a little memory; a lack of it passes.
         let is_home = (0..RETURN_ATTEMPTS).any(|_| self.home.enter().is_ok());
         if !is_home {
             std::process::abort();
@@ -122,15 +119,15 @@ impl Drop for Return<'_> {
     }
 }
 
-/// What `path` is instead when [`NetNs::open`] says `EINVAL`: the magic number of
-/// its file system (statfs(2), `f_type`); `None` when it is gone meanwhile.
+/// The magic number of the file system at `path` (statfs(2), `f_type`), to explain an `EINVAL` of
+/// [`NetNs::open`]; `None` if the path is gone.
 pub fn filesystem_magic(path: &Path) -> Option<i64> {
     rustix::fs::statfs(path).ok().map(|stat| stat.f_type)
 }
 
-/// Makes a new network namespace (only `lo`, down) and binds it to `path`, a
-/// file that must not exist yet (`EEXIST`). The namespace then outlives every
-/// process in it, until [`remove_persistent`]. A failure leaves no file.
+/// Makes a new network namespace (only `lo`, down) and binds it to `path`, which must not exist yet
+/// (`EEXIST`). The namespace outlives its processes, until [`remove_persistent`]. After a failure
+/// there is no file.
 pub fn create_persistent(path: &Path) -> Result<NetNs> {
     const OP: &str = "create network namespace";
     OpenOptions::new()
@@ -141,21 +138,19 @@ pub fn create_persistent(path: &Path) -> Result<NetNs> {
         .map_err(|e| Error::at(OP, path, e))?;
     on_new_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|e| Error::at(OP, path, e))?;
-        // The link of this very thread: /proc/self is the whole process, whose
-        // other threads stay where they are.
+        // This thread's own link: /proc/self shows the main thread, which stays in its namespace.
         mount(Some(CURRENT), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
             .map_err(|e| Error::at("bind network namespace", path, e))
     })
     .and_then(|()| NetNs::open(path))
     .inspect_err(|_| {
-        // The cause is what the caller needs; what may remain is what
-        // `remove_persistent` removes.
+        // The caller gets the original error. `remove_persistent` can remove what may remain.
         drop(remove_persistent(path));
     })
 }
 
-/// Takes away what [`create_persistent`] made, also half of it; absence is a
-/// success. Processes still inside keep the namespace alive.
+/// Removes a namespace of [`create_persistent`], also an incomplete one; a missing one is a
+/// success. Processes inside keep the namespace alive.
 pub fn remove_persistent(path: &Path) -> Result<()> {
     loop {
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {

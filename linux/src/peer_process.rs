@@ -1,7 +1,7 @@
-//! The process at the other end of a unix socket, as a pidfd.
+//! A pidfd of the process at the other end of a unix socket.
 //!
-//! Invariant: the pidfd is of the process that dialled, never of another one
-//! that has its pid by now.
+//! Invariant: the pidfd belongs to the process that connected, never to another one that reuses its
+//! pid.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,20 +12,19 @@ use nix::sys::socket::{getsockopt, sockopt};
 use crate::fd_passing::PacketSocket;
 use crate::{Error, Result, process};
 
-/// A pidfd of the process that connected; `None` when it has ended and that can be seen.
+/// A pidfd of the process that connected; `None` if it has detectably ended.
 pub fn peer_pidfd(socket: &PacketSocket) -> Result<Option<OwnedFd>> {
     match getsockopt(socket, sockopt::PeerPidfd) {
         Ok(pidfd) => Ok(Some(pidfd)),
-        // Linux 6.5 brought SO_PEERPIDFD.
+        // SO_PEERPIDFD exists since Linux 6.5.
         Err(Errno::ENOPROTOOPT) => by_credentials(socket),
         Err(e) => Err(Error::new("getsockopt", "SO_PEERPIDFD", e)),
     }
 }
 
-/// By the pid that dialled. The connection is looked at after the pid was
-/// opened: as long as it is open its owner lives, and so the pid was still its.
-/// (A peer that gives its end to another process and ends itself can break
-/// this; it would have to have its pid taken again in the instant between.)
+/// Uses the pid of the connecting process. After opening its pidfd, this checks that the connection
+/// is still open: then its owner is alive, and the pid was still its own. (This fails only if the
+/// peer passes its socket to another process, ends, and its pid is reused in between.)
 fn by_credentials(socket: &PacketSocket) -> Result<Option<OwnedFd>> {
     let pidfd = process::open_pidfd(socket.peer()?.pid)?;
     Ok(pidfd.filter(|_| !hung_up(socket)))
@@ -43,7 +42,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
-    /// What fdinfo of a pidfd says.
+    /// The pid in a pidfd's fdinfo.
     fn pid_of(pidfd: &OwnedFd) -> i32 {
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("Pid:")).unwrap();

@@ -1,20 +1,20 @@
-//! The first process of a PID namespace, for callers that have threads and start
-//! programs with std: [`crate::process::clone_child`] refuses such callers.
+//! Starts the first process of a PID namespace, for callers that have threads and start programs
+//! with std: [`crate::process::clone_child`] refuses such callers.
 
 use nix::sched::CloneFlags;
 
 use crate::cgroup::Cgroup;
 use crate::{Error, Result};
 
-/// Runs `start`, which starts one process, so that this process becomes the first one of a
-/// PID namespace of its own: all others in the namespace end with it. With `group`, it
-/// begins in that group's v1 directories; [`Cgroup::admit`] puts it into those of v2.
+/// Runs `start`, which starts one process: that process becomes the first one of a new PID
+/// namespace, and all others in the namespace end with it. With `group`, it starts in that group's
+/// v1 directories; [`Cgroup::admit`] moves it into the v2 one.
 ///
-/// A second process that `start` starts would be a child of the first (pid_namespaces(7)),
-/// which then must be alive. `start` must start no thread: `EINVAL` (clone(2)).
-/// Needs `CAP_SYS_ADMIN`.
+/// A second process that `start` starts would be a child of the first one (pid_namespaces(7)),
+/// which must still be alive. `start` must not start threads: `EINVAL` (clone(2)). Needs
+/// `CAP_SYS_ADMIN`.
 pub fn start_first<T: Send>(group: Option<&Cgroup>, start: impl FnOnce() -> T + Send) -> Result<T> {
-    // A thread of its own: both changes last as long as the thread that makes them.
+    // On a separate thread: both changes last as long as the thread that makes them.
     std::thread::scope(|scope| {
         let starter = std::thread::Builder::new().name("first-process".to_owned());
         let starter = starter.spawn_scoped(scope, || {

@@ -1,6 +1,5 @@
-//! Several pipes read at once, so that whoever fills one never waits for the
-//! reader of another. (std's own way for a child's two outputs panics when
-//! read(2) fails.)
+//! Reads several pipes at once, so that the writer of one never waits for the reader of another.
+//! (std's function for a child's two outputs panics if read(2) fails.)
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,22 +9,22 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// A new pipe: what is read from, and what is written to; both close-on-exec.
+/// A new pipe: read end and write end, both close-on-exec.
 pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC)?)
 }
 
-/// Lets `bytes` be written at once into a pipe that is empty, as far as the kernel
-/// allows (`/proc/sys/fs/pipe-max-size`); a new pipe takes 64 KiB.
+/// Enlarges an empty pipe so that `bytes` fit into it, as far as the kernel allows
+/// (`/proc/sys/fs/pipe-max-size`); a new pipe has 64 KiB.
 pub fn make_room(pipe: impl AsFd, bytes: usize) {
     const NEW: usize = 64 * 1024;
     if let Some(bytes) = i32::try_from(bytes).ok().filter(|_| bytes > NEW) {
-        // Refused, whoever writes waits for the reader.
+        // If the kernel refuses, the writer waits for the reader.
         let _size = nix::fcntl::fcntl(pipe, nix::fcntl::FcntlArg::F_SETPIPE_SZ(bytes));
     }
 }
 
-/// The reading ends of `N` pipes, and what has come out of each.
+/// The read ends of `N` pipes, and the bytes read from each.
 #[derive(Debug)]
 pub struct Pipes<const N: usize> {
     open: Vec<(usize, File)>,
@@ -38,8 +37,7 @@ impl<const N: usize> Pipes<N> {
         Self { open, texts: [const { Vec::new() }; N] }
     }
 
-    /// Reads until `enough` says so of what came out, or every pipe's last
-    /// writer has closed it.
+    /// Reads until `enough` accepts what was read, or until all writers have closed their pipes.
     pub fn read_until(&mut self, mut enough: impl FnMut(&[Vec<u8>; N]) -> bool) -> io::Result<()> {
         while !self.open.is_empty() && !enough(&self.texts) {
             let mut fds: Vec<PollFd<'_>> =
@@ -59,13 +57,13 @@ impl<const N: usize> Pipes<N> {
         Ok(())
     }
 
-    /// What has come out so far.
+    /// The bytes read so far.
     pub fn texts(&self) -> &[Vec<u8>; N] {
         &self.texts
     }
 }
 
-/// At least one byte, or the end.
+/// Reads at least one byte, or the end.
 fn read_some(pipe: &mut File, text: &mut Vec<u8>) -> io::Result<usize> {
     let mut chunk = [0; 4096];
     loop {

@@ -1,8 +1,8 @@
 //! Processes of a container launcher: clone3(2) into new namespaces, pidfds,
 //! reaping, and every privilege that is given up before execve(2).
 //!
-//! Invariant: [`clone_child`] refuses to run in a process with threads, so that
-//! what its child does needs no async-signal safety.
+//! Invariant: [`clone_child`] refuses to run in a process with threads, so its child need not be
+//! async-signal-safe.
 
 #![expect(unsafe_code, reason = "clone3, prctl, seccomp and close_range have no safe wrapper")]
 
@@ -20,10 +20,10 @@ use nix::unistd::{Gid, Pid, Uid};
 
 use crate::{Error, Result, procfs};
 
-/// include/uapi/linux/sched.h; `libc` has it as an `int`, which it does not fit.
+/// include/uapi/linux/sched.h; in `libc` it is an `int`, which is too small for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// A child that is not reaped yet. `pidfd` becomes readable when it ends.
+/// A child that is not reaped yet. Its `pidfd` becomes readable when it ends.
 #[derive(Debug)]
 pub struct Child {
     pub pid: i32,
@@ -38,7 +38,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// As a shell says it: the code, or 128 + signal.
+    /// The exit code as in a shell: the code, or 128 + signal.
     pub fn shell_code(self) -> i32 {
         match self {
             Self::Code(code) => code,
@@ -47,12 +47,11 @@ impl Exit {
     }
 }
 
-/// fork(2) into the new namespaces of `namespaces` (only `CLONE_NEW*` flags) and into the
-/// cgroup v2 group whose directory is `group` (CLONE_INTO_CGROUP of Linux 5.7). A process
-/// that joins it later waits for an RCU grace period, some 15 ms. The child runs `child` and
-/// ends with the exit code that it returns, without running destructors of the parent's
-/// values. `EBUSY` when this process has
-/// threads: another thread could hold a lock that the child needs.
+/// fork(2) into new namespaces (`namespaces`, only `CLONE_NEW*` flags) and into the cgroup v2
+/// directory `group` (CLONE_INTO_CGROUP, Linux 5.7): joining it later would wait for an RCU grace
+/// period of about 15 ms. The child runs `child` and exits with the code that it returns, without
+/// running destructors of the parent's values. `EBUSY` if this process has threads: another thread
+/// could hold a lock that the child needs.
 pub fn clone_child(
     namespaces: CloneFlags,
     group: Option<BorrowedFd<'_>>,
@@ -85,13 +84,13 @@ pub fn clone_child(
     // SAFETY: without CLONE_VM the child gets a copy of this address space and
     // goes on with the same stack, as after fork(2); `args` and `pidfd` live
     // across the call. No other thread exists (checked above), so no lock of
-    // the allocator or of std can be held by somebody who is not in the child.
+    // the allocator or of std can be held by a thread that is not in the child.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
     match pid {
         -1 => Err(Error::new(OP, format!("{namespaces:?}"), Errno::last())),
         0 => {
             let code = child();
-            // SAFETY: _exit(2) ends this process at once and returns to nobody.
+            // SAFETY: _exit(2) ends this process at once and does not return.
             unsafe { libc::_exit(code) }
         }
         pid => Ok(Child {
@@ -102,7 +101,7 @@ pub fn clone_child(
     }
 }
 
-/// Sends `signal` to the process behind `pidfd`; `false` when it has ended already.
+/// Sends `signal` to the process behind `pidfd`; `false` if it has ended already.
 pub fn signal_pidfd(pidfd: impl AsFd, signal: i32) -> Result<bool> {
     // SAFETY: the descriptor is open for as long as it is borrowed; a null
     // siginfo asks for what kill(2) sends.
@@ -122,7 +121,7 @@ pub fn signal_pidfd(pidfd: impl AsFd, signal: i32) -> Result<bool> {
     }
 }
 
-/// A pidfd for a process that is not our child; `None` when there is none with this pid.
+/// A pidfd of a process that is not our child; `None` if no process has this pid.
 pub fn open_pidfd(pid: i32) -> Result<Option<OwnedFd>> {
     let Some(rustix_pid) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
     match rustix::process::pidfd_open(rustix_pid, rustix::process::PidfdFlags::empty()) {
@@ -132,8 +131,8 @@ pub fn open_pidfd(pid: i32) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// Blocks until the process behind `pidfd` has ended, ours or not; `false` when it
-/// has not within `timeout`.
+/// Blocks until the process behind `pidfd` has ended, child or not; `false` if it has not within
+/// `timeout`.
 pub fn wait_for_end(pidfd: impl AsFd, timeout: Duration) -> Result<bool> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -150,9 +149,9 @@ pub fn wait_for_end(pidfd: impl AsFd, timeout: Duration) -> Result<bool> {
     }
 }
 
-/// Field 22 of /proc/PID/stat: when it started, in clock ticks since boot. With
-/// the pid it names one process for good. `None` when it is gone, and an error when
-/// that cannot be told: a process that cannot be looked at may live.
+/// Field 22 of /proc/PID/stat: the start time in clock ticks since boot. With the pid it identifies
+/// a process uniquely. `None` if the process is gone. An error if that is unknown: a process that
+/// cannot be examined may be alive.
 pub fn start_time(pid: i32) -> Result<Option<u64>> {
     let path = format!("/proc/{pid}/stat");
     let stat = match procfs::read(Path::new(&path)) {
@@ -165,19 +164,19 @@ pub fn start_time(pid: i32) -> Result<Option<u64>> {
     Ok(Some(stat.start_time))
 }
 
-/// Of a thread, by proc_pid_stat(5).
+/// A thread's state, from proc_pid_stat(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// In uninterruptible sleep (D).
     pub is_asleep: bool,
-    /// It ends, and closes its files, or has ended.
+    /// It is exiting and closing its files, or has exited.
     pub is_exiting: bool,
     /// Clock ticks since boot.
     pub start_time: u64,
 }
 
 impl Stat {
-    /// The fields follow the name, which may hold anything but its last bracket.
+    /// The fields follow the last bracket of the name, which may contain any other characters.
     pub fn parse(text: &str) -> Option<Self> {
         const PF_EXITING: u64 = 0x4;
         let fields: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
@@ -190,24 +189,24 @@ impl Stat {
     }
 }
 
-/// Whether a process was killed and has threads left that wait in the kernel: each has
-/// SIGKILL pending, is exiting, or is a zombie (proc_pid_stat(5), proc_pid_status(5)). False for
-/// one that is gone.
+/// Whether a process was killed and still has threads that wait in the kernel: each has SIGKILL
+/// pending, is exiting, or is a zombie (proc_pid_stat(5), proc_pid_status(5)). False for a process
+/// that is gone.
 pub fn is_killed(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let mut states = tasks.flatten().filter_map(|task| is_killed_or_ends(&task.path())).peekable();
     states.peek().is_some() && states.all(|ends| ends)
 }
 
-/// Of one thread; `None` when it is gone.
+/// [`is_killed`] for one thread; `None` if it is gone.
 fn is_killed_or_ends(task: &Path) -> Option<bool> {
     let stat = Stat::parse(&procfs::read(&task.join("stat")).ok()?)?;
     let is_killed = || Some(sigkill_is_pending(&procfs::read(&task.join("status")).ok()?));
     Some(stat.is_exiting || is_killed()?)
 }
 
-/// `status`: of a thread, as proc_pid_status(5) has it. Whether SIGKILL is pending, for the
-/// thread or its process.
+/// `status` is a thread's file of proc_pid_status(5). Whether SIGKILL is pending for the thread or
+/// its process.
 pub fn sigkill_is_pending(status: &str) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
     let pending = |line: &str| {
@@ -217,7 +216,7 @@ pub fn sigkill_is_pending(status: &str) -> bool {
     status.lines().filter_map(pending).any(|mask| mask & SIGKILL != 0)
 }
 
-/// The next ended child, if any has ended.
+/// Reaps the next child that has ended, if any.
 pub fn reap() -> Result<Option<(i32, Exit)>> {
     loop {
         match nix::sys::wait::waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
@@ -232,16 +231,17 @@ pub fn reap() -> Result<Option<(i32, Exit)>> {
     }
 }
 
-/// Orphans among this process's descendants become its children.
+/// Makes orphans among this process's descendants its children.
 pub fn become_subreaper() -> Result<()> {
     prctl("PR_SET_CHILD_SUBREAPER", libc::PR_SET_CHILD_SUBREAPER, 1)
 }
 
-/// Own session, so that no terminal's or caller's process group signals reach us.
+/// Starts a new session, so that signals to a terminal's or the caller's process group do not reach
+/// us.
 pub fn new_session() -> Result<()> {
     match nix::unistd::setsid() {
         Ok(_) => Ok(()),
-        // Already a group leader, and so is whoever was started with setsid(1).
+        // Already a group leader, for example if started with setsid(1).
         Err(Errno::EPERM) => Ok(()),
         Err(e) => Err(Error::new("setsid", "", e)),
     }
@@ -256,8 +256,8 @@ pub fn signal_descriptor(signals: &[Signal]) -> Result<nix::sys::signalfd::Signa
         .map_err(|e| Error::new("signalfd", format!("{signals:?}"), e))
 }
 
-/// Every signal unblocked and at its default, as a program expects to find them:
-/// Rust's runtime ignores SIGPIPE, and ignored signals survive execve(2).
+/// Unblocks every signal and resets it to its default, as programs expect: Rust's runtime ignores
+/// SIGPIPE, and ignored signals survive execve(2).
 pub fn reset_signals() -> Result<()> {
     for signal in Signal::iterator() {
         if matches!(signal, Signal::SIGKILL | Signal::SIGSTOP) {
@@ -277,7 +277,7 @@ pub fn enter_namespace(namespace: impl AsFd, kind: CloneFlags) -> Result<()> {
     nix::sched::setns(namespace, kind).map_err(|e| Error::new("setns", format!("{kind:?}"), e))
 }
 
-/// unshare(2) of this process; only meant for single-threaded ones.
+/// unshare(2) of this process, which must be single-threaded.
 pub fn unshare(kinds: CloneFlags) -> Result<()> {
     nix::sched::unshare(kinds).map_err(|e| Error::new("unshare", format!("{kinds:?}"), e))
 }
@@ -297,7 +297,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// All five sets less the capabilities in `mask`.
+    /// All five sets without the capabilities in `mask`.
     #[must_use]
     pub fn without(self, mask: u64) -> Self {
         Self {
@@ -324,8 +324,8 @@ pub fn bounding_set() -> u64 {
     set
 }
 
-/// First half: shrinks the bounding set. Needs CAP_SETPCAP, so it comes before
-/// the user changes.
+/// First half: shrinks the bounding set. Needs CAP_SETPCAP, so it must come before the change of
+/// user.
 pub fn limit_bounding_set(keep: u64) -> Result<()> {
     let unwanted = bounding_set() & !keep;
     (0..64_u64)
@@ -333,9 +333,8 @@ pub fn limit_bounding_set(keep: u64) -> Result<()> {
         .try_for_each(|number| prctl("PR_CAPBSET_DROP", libc::PR_CAPBSET_DROP, number))
 }
 
-/// Becomes `uid`:`gid` with exactly `groups`, keeping the permitted
-/// capabilities across the change until [`set_capabilities`]. `EINVAL` for 4294967295,
-/// which would leave the user or the group as it is (setresuid(2)).
+/// Changes to `uid`:`gid` with exactly `groups`, and keeps the permitted capabilities until
+/// [`set_capabilities`]. `EINVAL` for 4294967295, which setresuid(2) reads as "unchanged".
 pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> Result<()> {
     if uid == u32::MAX || gid == u32::MAX {
         return Err(Error::new("become user", format!("{uid}:{gid}"), Errno::EINVAL));
@@ -350,7 +349,7 @@ pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> Result<()> {
     prctl("PR_SET_KEEPCAPS", libc::PR_SET_KEEPCAPS, 0)
 }
 
-/// Second half: the other sets, exactly.
+/// Second half: sets the other sets exactly.
 pub fn set_capabilities(wanted: Capabilities) -> Result<()> {
     use rustix::thread::{CapabilitySet, CapabilitySets};
     prctl_ambient(libc::PR_CAP_AMBIENT_CLEAR_ALL, 0)?;
@@ -366,12 +365,12 @@ pub fn set_capabilities(wanted: Capabilities) -> Result<()> {
         .try_for_each(|n| prctl_ambient(libc::PR_CAP_AMBIENT_RAISE, n))
 }
 
-/// Not traceable by, and its /proc/PID not open to, others of the same user.
+/// Keeps other processes of the same user from tracing it and from opening its /proc/PID.
 pub fn set_undumpable() -> Result<()> {
     prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 0)
 }
 
-/// One classic BPF instruction, as seccomp(2) takes them (struct sock_filter).
+/// One classic BPF instruction for seccomp(2) (struct sock_filter).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct BpfInstruction {
@@ -381,8 +380,7 @@ pub struct BpfInstruction {
     pub k: u32,
 }
 
-/// Adds a filter over this thread's system calls, for good. Needs
-/// no_new_privs or CAP_SYS_ADMIN.
+/// Adds a permanent filter on this thread's system calls. Needs no_new_privs or CAP_SYS_ADMIN.
 pub fn install_seccomp(program: &[BpfInstruction]) -> Result<()> {
     #[repr(C)]
     struct SockFprog {
@@ -396,15 +394,15 @@ pub fn install_seccomp(program: &[BpfInstruction]) -> Result<()> {
     // instructions that live across the call; the kernel verifies and copies them.
     let done = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const prog) };
     if done < 0 {
-        // Not by Errno, which does not know the kernel's own ENOTSUPP (524).
+        // Not as an Errno, which lacks the kernel's own ENOTSUPP (524).
         let refused = std::io::Error::last_os_error();
         return Err(Error::new("seccomp", format!("{length} instructions"), refused));
     }
     Ok(())
 }
 
-/// `resource` is the kernel's number (RLIMIT_NOFILE = 7). The hard limit is
-/// clamped to the current one when raising it is not allowed; returns what was set.
+/// `resource` is the kernel's number (RLIMIT_NOFILE = 7). If raising is not allowed, the hard limit
+/// is clamped to the current one. Returns the limits that were set.
 pub fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Result<(u64, u64)> {
     let set = |soft, hard| {
         let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
@@ -425,7 +423,7 @@ pub fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Result<(u64, u64)> {
     }
 }
 
-/// Makes the three the process's stdin, stdout and stderr.
+/// Makes these descriptors the process's stdin, stdout and stderr.
 pub fn set_stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Result<()> {
     for (fd, number) in [(stdin.as_fd(), 0), (stdout.as_fd(), 1), (stderr.as_fd(), 2)] {
         // SAFETY: dup2(2) to a standard descriptor replaces it atomically; std
@@ -436,16 +434,16 @@ pub fn set_stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Resu
     Ok(())
 }
 
-/// Marks every descriptor from `first` on close-on-exec.
+/// Marks every descriptor from `first` on as close-on-exec.
 pub fn close_on_exec_from(first: u32) -> Result<()> {
     let flag = libc::CLOSE_RANGE_CLOEXEC;
-    // SAFETY: no descriptor is closed now, so nobody's OwnedFd loses its file.
+    // SAFETY: no descriptor is closed now, so no OwnedFd loses its file.
     Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flag) })
         .map(drop)
         .map_err(|e| Error::new("close_range", first, e))
 }
 
-/// execve(2); only returns the reason why not.
+/// execve(2); returns only on failure, with the reason.
 pub fn exec(path: &Path, args: &[CString], env: &[CString]) -> Error {
     use std::os::unix::ffi::OsStrExt;
     let Ok(c_path) = CString::new(path.as_os_str().as_bytes()) else {

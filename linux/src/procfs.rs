@@ -1,11 +1,11 @@
-//! Files of /proc. Read: what is said of processes. Written: what changes what a process
-//! may do, as kernel settings and `oom_score_adj`.
+//! Files of /proc. It reads those that describe processes, and writes those that change what a
+//! process may do: kernel settings and `oom_score_adj`.
 //!
-//! A file that lies over /proc would take the value and change nothing
-//! (CVE-2025-52881), or change something else.
+//! A file mounted over /proc would accept the value and change nothing (CVE-2025-52881), or change
+//! something else.
 //!
-//! Invariant: a file to write is opened below a descriptor of proc's own root, on that
-//! one mount, and is verified to be proc's before it is written.
+//! Invariant: a file to write is opened below a descriptor of proc's own root, on the same mount,
+//! and is verified to be proc's before it is written.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,8 +16,8 @@ use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags};
 use crate::rootfs::{KernelFs, open_kernel_fs, verify_magic};
 use crate::{Error, Result};
 
-/// What /proc says of a process or a thread (`stat`, `status`). Its name stands there, which
-/// it may make any bytes (PR_SET_NAME): those that are no UTF-8 are replaced.
+/// Reads a file about a process or thread (`stat`, `status`). Its name may contain any bytes
+/// (PR_SET_NAME); invalid UTF-8 is replaced.
 pub fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
@@ -27,7 +27,7 @@ pub fn write(name: &Path, value: &str) -> Result<()> {
     write_below(Path::new("/"), name, value)
 }
 
-/// `root` is the directory that holds `proc`.
+/// `root` is the directory that contains `proc`.
 fn write_below(root: &Path, name: &Path, value: &str) -> Result<()> {
     const OP: &str = "write to /proc";
     let problem = |e: rustix::io::Errno| Error::at(OP, name, e);

@@ -1,11 +1,10 @@
-//! Starting a program without waiting until it has begun.
+//! Starts a program without waiting until it runs.
 //!
-//! std's way (posix_spawn(3)) suspends the caller until the kernel has opened
-//! the program and thrown the old memory away, which takes as long as all the
-//! rest of the start: a tenth of a short-lived caller's life, and two changes of
-//! processor. Here caller and child run at once. Between clone(2) and execve(2)
-//! the child shares the caller's memory, but neither its stack, nor its
-//! descriptors, nor its signal handlers.
+//! std's function (posix_spawn(3)) suspends the caller until the kernel has opened the program and
+//! released the old memory. That takes as long as all the rest of the start: a tenth of a
+//! short-lived caller's time, and two changes of CPU. Here caller and child run at the same time.
+//! Between clone(2) and execve(2) the child shares the caller's memory, but not its stack,
+//! descriptors or signal handlers.
 
 #![expect(unsafe_code, reason = "a child that shares memory is made by hand")]
 
@@ -22,11 +21,11 @@ use nix::libc::{self, c_int, c_long};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-/// A program that was started. Dropped without [`Program::wait`], it has ended all the same.
+/// A started program. If it is dropped without [`Program::wait`], the drop waits for its end.
 #[derive(Debug)]
 pub struct Program {
     pid: libc::pid_t,
-    /// Used by the child until it is another program; `None`: it has ended.
+    /// Used by the child until execve(2); `None` after its end.
     shared: Option<Box<Shared>>,
 }
 
@@ -39,31 +38,30 @@ pub enum NoStatus {
     NotWaitedFor(io::Error),
 }
 
-/// What the child reads, and the one word that it writes.
+/// The memory that the child reads, and the one word that it writes.
 #[derive(Debug)]
 struct Shared {
     path: CString,
-    /// End with a null; they point into `words`.
+    /// Terminated by null; the pointers lead into `words`.
     arguments: [*const c_char; 2],
     environment: Vec<*const c_char>,
-    /// Kept for the pointers.
+    /// Owns the memory behind the pointers.
     _words: Vec<CString>,
     stdio: [RawFd; 3],
-    /// Why execve(2) failed; 0: it has not.
+    /// The error of execve(2); 0 if there is none.
     errno: AtomicI32,
     stack: Vec<u128>,
 }
 
-/// What the child's few system calls need is some hundred bytes.
+/// The child's few system calls need some hundred bytes.
 const STACK: usize = 16 * 1024;
 
-/// Exit code of a child that became no program, as in a shell.
+/// Exit code of a child whose execve(2) failed, as in a shell.
 const NOT_STARTED: c_int = 127;
 
-/// Starts the program at `path` with no arguments, the environment `KEY=VALUE`
-/// and the three descriptors as its stdin, stdout and stderr. Signals are as a
-/// program expects to find them: SIGPIPE at its default, none blocked. That
-/// there is no such program, or that it cannot be run, is told by [`Program::wait`].
+/// Starts the program at `path` without arguments, with the environment `KEY=VALUE` and the three
+/// descriptors as its stdin, stdout and stderr. Signals are as programs expect: SIGPIPE at its
+/// default, none blocked. [`Program::wait`] reports a program that does not exist or cannot run.
 ///
 /// Other descriptors must be close-on-exec, and the three must not be 0 to 2.
 pub fn start(path: CString, environment: Vec<CString>, stdio: [OwnedFd; 3]) -> io::Result<Program> {
@@ -88,20 +86,20 @@ pub fn start(path: CString, environment: Vec<CString>, stdio: [OwnedFd; 3]) -> i
     // (`Program`'s Drop waits). It makes system calls only, by `call`, which
     // touches no thread-local storage: that is the caller's.
     let pid = unsafe { libc::clone(become_program, top, FLAGS, argument) };
-    // The child has copies of `stdio`; ours are closed now.
+    // The child has its own copies of `stdio`; ours are closed now.
     Ok(Program { pid: Errno::result(pid)?, shared: Some(shared) })
 }
 
 impl Program {
-    /// Waits for its end; a second time, `ECHILD`.
+    /// Waits for its end. A second call returns `ECHILD`.
     pub fn wait(&mut self) -> Result<ExitStatus, NoStatus> {
         let mut status = 0;
         if self.shared.is_none() {
             return Err(NoStatus::NotWaitedFor(Errno::ECHILD.into()));
         }
         loop {
-            // SAFETY: the kernel writes into `status`; nobody else waits for
-            // this child, so its number is still its own.
+            // SAFETY: the kernel writes into `status`; no other code waits for this child, so its
+            // pid is not reused.
             match Errno::result(unsafe { libc::waitpid(self.pid, &raw mut status, 0) }) {
                 Ok(_) => break,
                 Err(Errno::EINTR) => {}
@@ -116,15 +114,15 @@ impl Program {
 }
 
 impl Program {
-    /// Its process id, until it has been waited for.
+    /// Its pid, until [`Self::wait`] returns.
     pub fn id(&self) -> i32 {
         self.pid
     }
 
-    /// Ends it, whatever it does; [`Program::wait`] still tells how.
+    /// Kills it; [`Program::wait`] still returns how it ended.
     pub fn kill(&self) {
         if self.shared.is_some() {
-            // Nobody has waited for it, so the number is its own, and it may be killed.
+            // No code has waited for it, so its pid is not reused.
             let _killed = nix::sys::signal::kill(Pid::from_raw(self.pid), Signal::SIGKILL);
         }
     }
@@ -133,7 +131,8 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if self.shared.is_some() {
-            // Nobody is left to tell. Refused, what the child may still use is left to it.
+            // A drop cannot report an error. If the wait fails, the memory that the child may use
+            // is leaked.
             drop(self.wait());
             std::mem::forget(self.shared.take());
         }
@@ -143,7 +142,7 @@ impl Drop for Program {
 extern "C" fn become_program(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passes its `Shared`, which outlives this process's use of it.
     let shared = unsafe { &*argument.cast::<Shared>() };
-    // SIG_DFL, no flags, an empty mask, in every layout.
+    // SIG_DFL, no flags and an empty mask, in every layout.
     let default = [0_u64; 8];
     // SAFETY: the kernel reads a `struct sigaction` and a set of 8 bytes.
     unsafe {
@@ -184,11 +183,11 @@ fn word(number: c_int) -> usize {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const FLAGS: c_int = libc::CLONE_VM | libc::SIGCHLD;
 
-/// A system call that leaves `errno` alone. Negative: an errno.
+/// A system call that does not touch `errno`. A negative result is an errno.
 ///
 /// # Safety
 ///
-/// As the call itself.
+/// As for the system call itself.
 #[cfg(target_arch = "x86_64")]
 unsafe fn call(number: c_long, [a, b, c, d]: [usize; 4]) -> isize {
     let result;
@@ -216,8 +215,8 @@ unsafe fn call(number: c_long, [a, b, c, d]: [usize; 4]) -> isize {
     result
 }
 
-/// Elsewhere the C library makes the calls and may write `errno`: the caller
-/// is suspended meanwhile.
+/// On other architectures the C library makes the calls and may write `errno`, so the caller is
+/// suspended meanwhile.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const FLAGS: c_int = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
 

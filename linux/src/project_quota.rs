@@ -1,8 +1,7 @@
-//! Project quotas: limits on what lies below a directory, kept by the file
-//! system itself. XFS and ext4 have them, mounted with `prjquota` (ext4: made
-//! with the features `quota` and `project`).
+//! Project quotas: the file system's own limits on everything below a directory. XFS and ext4
+//! support them if mounted with `prjquota` (ext4 also needs the features `quota` and `project`).
 //!
-//! Invariant: project 0 is everyone's and is never limited here.
+//! Invariant: project 0 belongs to all files without a project and is never limited here.
 
 #![expect(unsafe_code, reason = "no crate wraps quotactl_fd(2)")]
 
@@ -13,15 +12,15 @@ use nix::errno::Errno;
 
 use crate::{Error, Result, fsxattr};
 
-/// What a project may take. Beyond it a write fails with EDQUOT (ext4) or ENOSPC (XFS).
+/// Limits of a project. Above them, a write fails with EDQUOT (ext4) or ENOSPC (XFS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Kept in whole KiB, rounded up.
+    /// Stored in whole KiB, rounded up.
     pub bytes: u64,
     pub inodes: u64,
 }
 
-/// What a project has taken.
+/// What a project uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     pub bytes: u64,
@@ -32,7 +31,7 @@ pub struct Usage {
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Record {
-    /// In KiB, as the next.
+    /// In KiB, like the next field.
     bytes_limit: u64,
     bytes_soft_limit: u64,
     bytes: u64,
@@ -48,12 +47,12 @@ const FS_XFLAG_PROJINHERIT: u32 = 0x200;
 /// `QCMD(command, PRJQUOTA)` of linux/quota.h.
 const GET_PROJECT_QUOTA: libc::c_uint = (0x80_0007 << 8) | 2;
 const SET_PROJECT_QUOTA: libc::c_uint = (0x80_0008 << 8) | 2;
-/// Bytes' and inodes' limits are in the record.
+/// The record contains the limits of bytes and inodes.
 const QIF_LIMITS: u32 = 1 | 4;
 const KIB: u64 = 1024;
 
-/// Makes `directory`, which is open for reading, and what is made below it from
-/// now on belong to `project`. What lies below it already is left as it is.
+/// Assigns `directory`, open for reading, to `project`, and everything that is created below it
+/// later. Existing contents do not change.
 pub fn assign(directory: impl AsFd, project: NonZeroU32) -> Result<()> {
     let wrong = |e| Error::new("make a directory belong to project", project, e);
     let mut attributes = fsxattr::get(&directory).map_err(wrong)?;
@@ -62,14 +61,14 @@ pub fn assign(directory: impl AsFd, project: NonZeroU32) -> Result<()> {
     fsxattr::set(&directory, attributes).map_err(wrong)
 }
 
-/// The project of a file or directory that is open for reading; `None` is everyone's.
+/// The project of a file or directory that is open for reading; `None` for project 0.
 pub fn project_of(file: impl AsFd) -> Result<Option<NonZeroU32>> {
     let attributes = fsxattr::get(file).map_err(|e| Error::new("read the project of", "a file", e))?;
     Ok(NonZeroU32::new(attributes.project))
 }
 
-/// Limits `project` on the file system that `mount` is open on. ESRCH: it is
-/// not mounted with `prjquota`; ENOSYS: this kernel has no quotas on it.
+/// Limits `project` on the file system of `mount`. ESRCH: it is not mounted with `prjquota`.
+/// ENOSYS: this kernel has no quotas for it.
 pub fn limit(mount: impl AsFd, project: NonZeroU32, limits: Limits) -> Result<()> {
     let mut record = Record {
         bytes_limit: limits.bytes.div_ceil(KIB),
@@ -81,7 +80,7 @@ pub fn limit(mount: impl AsFd, project: NonZeroU32, limits: Limits) -> Result<()
         .map_err(|e| Error::new("set the quota of project", project, e))
 }
 
-/// What `project` has taken on the file system that `mount` is open on.
+/// The use of `project` on the file system of `mount`.
 pub fn usage(mount: impl AsFd, project: NonZeroU32) -> Result<Usage> {
     let mut record = Record::default();
     quotactl(mount.as_fd().as_raw_fd(), GET_PROJECT_QUOTA, project, &mut record)

@@ -1,9 +1,8 @@
-//! Building a root file system for a container out of detached mounts: made by
-//! fsopen(2) or open_tree(2), given their flags, then attached below a root
-//! directory whose symbolic links cannot lead outside.
+//! Builds a container's root file system from detached mounts: made by fsopen(2) or open_tree(2),
+//! configured, then attached below a root directory whose symbolic links cannot lead outside.
 //!
-//! Invariant: no function here follows a path of the container in the host's
-//! root; targets are found with openat2(RESOLVE_IN_ROOT).
+//! Invariant: no function here resolves a container's path in the host's root; targets are found
+//! with openat2(RESOLVE_IN_ROOT).
 
 #![expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
 
@@ -27,7 +26,7 @@ pub use target::{Target, ensure_target, resolve};
 
 use crate::{Error, Result};
 
-/// How mounts and unmounts travel between a mount and its copies.
+/// How mounts and unmounts propagate between a mount and its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
     Private,
@@ -35,7 +34,7 @@ pub enum Propagation {
     Shared,
 }
 
-/// What is changed on a mount; what is not named stays.
+/// Changes of a mount; unnamed attributes stay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributes {
     pub read_only: bool,
@@ -43,7 +42,7 @@ pub struct Attributes {
     pub nodev: bool,
     pub noexec: bool,
     pub propagation: Option<Propagation>,
-    /// Also on the mounts below.
+    /// Also changes the mounts below.
     pub recursive: bool,
 }
 
@@ -57,15 +56,14 @@ pub struct Overlay<'a> {
 }
 
 impl Overlay<'_> {
-    /// A detached overlayfs mount. Layers are passed one by one (`lowerdir+`,
-    /// Linux 6.5), so neither their number nor their names are limited by the
-    /// page that mount(2) takes; older kernels get the one string.
+    /// Returns a detached overlayfs mount. Layers are passed one by one (`lowerdir+`, Linux 6.5),
+    /// so the page of mount(2) does not limit their number or names. Older kernels get one string.
     pub fn mount(&self) -> Result<OwnedFd> {
         let mut options: Vec<(&str, &Path)> =
             self.lower.iter().map(|dir| ("lowerdir+", dir.as_path())).collect();
         options.extend([("upperdir", self.upper), ("workdir", self.work)]);
         match new_fs_paths("overlay", &options) {
-            // Linux 6.1 looks at options when the file system is created, later ones at each.
+            // Linux 6.1 checks options when the file system is created, later kernels one by one.
             Err(e) if e.errno() == Errno::EINVAL => {
                 let lower = joined(self.lower);
                 new_fs_paths(
@@ -78,7 +76,7 @@ impl Overlay<'_> {
     }
 }
 
-/// As the option `lowerdir` has them: `:` between them, and `\` before one inside a name
+/// The value of the option `lowerdir`: separated by `:`, with `\` before a `:` or `\` inside a name
 /// (fs/overlayfs/super.c, `ovl_split_lowerdirs`).
 fn joined(dirs: &[PathBuf]) -> PathBuf {
     let mut text = Vec::new();
@@ -133,14 +131,14 @@ fn create_fs(config: &OwnedFd, fs_type: &str) -> Result<OwnedFd> {
         .map_err(|e| Error::new("fsmount", fs_type, e))
 }
 
-/// A detached copy of what is mounted at `path`, whose peer groups it joins;
-/// with the mounts below it when `recursive`.
+/// A detached copy of the mount at `path`, in the same peer groups; with the mounts below if
+/// `recursive`.
 pub fn clone_tree(path: &Path, recursive: bool) -> Result<OwnedFd> {
     clone_tree_at(rustix::fs::CWD, path, recursive)
 }
 
-/// [`clone_tree`] of a path that had no link when it was decided on: a link that
-/// has come since then is `ELOOP`.
+/// [`clone_tree`] for a path that had no link when it was checked: a link that was added since is
+/// `ELOOP`.
 pub fn clone_tree_without_links(path: &Path, recursive: bool) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let found = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
@@ -155,7 +153,7 @@ fn clone_tree_at(dir: BorrowedFd<'_>, path: &Path, recursive: bool) -> Result<Ow
     rustix::mount::open_tree(dir, path, flags).map_err(|e| Error::at("open_tree", path, e))
 }
 
-/// Changes a mount, detached or attached, given a descriptor of its root.
+/// Changes a mount, detached or attached, by a descriptor of its root.
 pub fn set_attributes(mount: impl AsFd, wanted: Attributes) -> Result<()> {
     // struct mount_attr of linux/mount.h.
     #[repr(C)]
@@ -204,25 +202,25 @@ pub fn attach(tree: impl AsFd, target: impl AsFd, name: &Path) -> Result<()> {
     rustix::mount::move_mount(tree, "", target, "", flags).map_err(|e| Error::at("move_mount", name, e))
 }
 
-/// Everything in this mount namespace stops telling the host's about its mounts.
+/// Stops propagation of mounts from this mount namespace to the host's.
 pub fn make_all_slaves() -> Result<()> {
     crate::mount::make_slave(Path::new("/"))
 }
 
-/// A directory of the host, as a root to build under.
+/// Opens a directory of the host as the root to build in.
 pub fn open_root(path: &Path) -> Result<OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| Error::at("open", path, e))
 }
 
-/// `path` as a process inside `root` would find it.
+/// Resolves `path` as a process inside `root` would.
 pub fn open_in_root(root: impl AsFd, path: &Path) -> Result<OwnedFd> {
     open_how(root.as_fd(), path, OFlags::PATH)
 }
 
-/// The content of a regular file of at most `max_bytes`. What else may stand
-/// there, in an image that nobody vouches for, is not even opened (`EINVAL`): a
-/// device never ends, a pipe waits. A larger file gives `EFBIG`.
+/// The content of a regular file of at most `max_bytes`. Another kind of file, which an untrusted
+/// image may have there, is not opened (`EINVAL`): reading a device may never end, and a pipe
+/// blocks. A larger file is `EFBIG`.
 pub fn read_in_root(root: impl AsFd, path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     use std::io::Read;
     const OP: &str = "read";
@@ -241,15 +239,15 @@ pub fn read_in_root(root: impl AsFd, path: &Path, max_bytes: u64) -> Result<Vec<
     Ok(content)
 }
 
-/// What a mount at a place wants to find there.
+/// What a mount needs at its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Directory,
     File,
 }
 
-/// Finds `path` inside `root`, making what is missing of it (directories 0755, a
-/// file 0644), without leaving `root` by any link.
+/// Finds `path` inside `root` and makes its missing parts (directories 0755, a file 0644). No link
+/// leads outside of `root`.
 pub fn ensure_in_root(root: impl AsFd, path: &Path, kind: Kind) -> Result<OwnedFd> {
     const OP: &str = "create mount point";
     let root = root.as_fd();
@@ -284,14 +282,14 @@ pub fn ensure_in_root(root: impl AsFd, path: &Path, kind: Kind) -> Result<OwnedF
     Ok(dir)
 }
 
-/// Whether an O_PATH descriptor points to a directory.
+/// Whether an O_PATH descriptor refers to a directory.
 pub fn is_directory(fd: impl AsFd) -> Result<bool> {
     let stat = rustix::fs::fstat(fd).map_err(|e| Error::new("fstat", "mount source", e))?;
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// The type of what an O_PATH descriptor points to, as the kernel knows it: a FUSE daemon, which
-/// may never answer, is not asked.
+/// The file type of an O_PATH descriptor, from the kernel's memory: no request goes to a FUSE
+/// daemon, which may never answer.
 pub fn file_type(fd: impl AsFd) -> Result<FileType> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(fd, "", flags, StatxFlags::TYPE);
@@ -299,8 +297,8 @@ pub fn file_type(fd: impl AsFd) -> Result<FileType> {
     Ok(FileType::from_raw_mode(stat.stx_mode.into()))
 }
 
-/// What is at `path`, a source of a mount, links followed; and its path without links. Asks no
-/// FUSE daemon whose volume is mounted there.
+/// Finds the source of a mount: resolves links, and returns the path and the file type. Sends no
+/// request to a FUSE daemon whose volume is mounted there.
 pub fn find_source(path: &Path) -> Result<(PathBuf, FileType)> {
     const OP: &str = "find mount source";
     let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -309,20 +307,20 @@ pub fn find_source(path: &Path) -> Result<(PathBuf, FileType)> {
     Ok((shown.map_err(|e| Error::at(OP, path, e))?, file_type(&found)?))
 }
 
-/// Makes the mount at `root` this process's root directory; the old root is gone
-/// from its mount namespace afterwards.
+/// Makes the mount at `root` this process's root directory, and removes the old root from its mount
+/// namespace.
 pub fn pivot_into(root: impl AsFd) -> Result<()> {
     const OP: &str = "pivot_root";
     rustix::process::fchdir(root).map_err(|e| Error::new(OP, "fchdir", e))?;
-    // Both "." : the old root is stacked on the new one and taken off at once
-    // (pivot_root(2), "pivot_root(".", ".")").
+    // Both are ".": the old root is stacked on the new one and unmounted at once (pivot_root(2),
+    // "pivot_root(".", ".")").
     rustix::process::pivot_root(".", ".").map_err(|e| Error::new(OP, "new root", e))?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(|e| Error::new(OP, "unmount old root", e))?;
     rustix::process::chdir("/").map_err(|e| Error::new(OP, "chdir /", e))
 }
 
-/// Whether `path` names an ordinary way to a file, not one through /proc's magic
-/// links (which could lead to the host's program that starts the container).
+/// Whether `path` leads to a file without /proc's magic links, which could lead to the host's
+/// program that starts the container.
 pub fn is_plain_path(path: &Path) -> bool {
     let opened = rustix::fs::openat2(
         rustix::fs::CWD,

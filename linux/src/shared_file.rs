@@ -1,10 +1,11 @@
-//! Files that containers have mounted, and others still read: a pod's /etc/hosts, termination logs.
+//! Files that containers have mounted and that other programs read: a pod's /etc/hosts, termination
+//! logs.
 //!
-//! Root in a container may hold a lease on such a file (fcntl(2), F_SETLEASE), also after its end:
-//! a descriptor may be sent to another container. A plain open waits for the holder, up to 45 s
-//! (/proc/sys/fs/lease-break-time), and again with the next lease. No open here waits. What
-//! follows it may: reads (on XFS), writes and removal take the lock of the inode, which a
-//! container can hold for as long as it runs.
+//! A container's root user may hold a lease on such a file (fcntl(2), F_SETLEASE), even after the
+//! container's end: a descriptor can be passed to another container. A plain open then waits for
+//! the holder, up to 45 s (/proc/sys/fs/lease-break-time), and again for the next lease. No open
+//! here waits. Later operations may: reads (on XFS), writes and removal take the inode's lock,
+//! which a container can hold as long as it runs.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -13,13 +14,13 @@ use std::path::Path;
 
 const NO_WAIT: i32 = libc::O_NONBLOCK | libc::O_NOFOLLOW;
 
-/// To be read. `WouldBlock` where a container holds a lease.
+/// Opens the file for reading. `WouldBlock` if a container holds a lease.
 pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(NO_WAIT).open(path)
 }
 
-/// Makes a file for a container that has not started. One that stands there is replaced, and
-/// not written: a container may have it.
+/// Makes a file for a container that has not started. An existing file is replaced, not
+/// overwritten: a container may have it open.
 pub fn create(path: &Path, content: &str, mode: u32) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).custom_flags(NO_WAIT);
@@ -48,7 +49,7 @@ mod tests {
             assert_eq!(done, 0, "{}", io::Error::last_os_error());
         };
         fcntl(libc::F_SETLEASE, kind);
-        // No SIGIO for the holder when the lease is to end.
+        // So that the holder gets no SIGIO when the lease must end.
         fcntl(libc::F_SETOWN, 0);
     }
 

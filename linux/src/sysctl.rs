@@ -1,7 +1,7 @@
-//! Kernel settings under `/proc/sys`.
+//! Kernel settings below `/proc/sys`.
 //!
-//! Invariant: the ones below `net/` belong to the network namespace of the
-//! calling thread. For another namespace, call inside [`crate::netns::NetNs::run`].
+//! Invariant: settings below `net/` belong to the network namespace of the calling thread. For
+//! another namespace, call these functions inside [`crate::netns::NetNs::run`].
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -13,16 +13,16 @@ use crate::{Error, Result};
 
 const ROOT: &str = "/proc/sys";
 
-/// Whether [`ensure`] had to write.
+/// Whether [`ensure`] changed the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ensured {
     Written,
     AlreadyThere,
 }
 
-/// The value of `name`, without the final newline. Names are written with
-/// slashes (`net/ipv4/conf/eth0.5/arp_notify`), since interface names may
-/// contain dots. `ENOENT` when the kernel or the interface has no such setting.
+/// The value of `name`, without the final newline. Names use slashes
+/// (`net/ipv4/conf/eth0.5/arp_notify`), since interface names may contain dots. `ENOENT` if the
+/// kernel or the interface has no such setting.
 pub fn read(name: &str) -> Result<String> {
     let path = path_of("read sysctl", name)?;
     let text = std::fs::read_to_string(&path).map_err(|e| Error::new("read sysctl", name, e))?;
@@ -39,8 +39,7 @@ pub fn write(name: &str, value: &str) -> Result<()> {
         .map_err(|e| Error::new("write sysctl", format_args!("{name}={value}"), e))
 }
 
-/// Sets `name` to `value` unless it is so already: a host may allow reading
-/// `ip_forward` where it does not allow writing it.
+/// Sets `name` to `value` if it differs: a host may allow reading `ip_forward` but not writing it.
 pub fn ensure(name: &str, value: &str) -> Result<Ensured> {
     if read(name)? == value {
         return Ok(Ensured::AlreadyThere);
@@ -48,7 +47,7 @@ pub fn ensure(name: &str, value: &str) -> Result<Ensured> {
     write(name, value).map(|()| Ensured::Written)
 }
 
-/// `EINVAL` for a name that would leave `/proc/sys`.
+/// `EINVAL` for a name that leads out of `/proc/sys`.
 fn path_of(op: &'static str, name: &str) -> Result<PathBuf> {
     let inside = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
     if name.is_empty() || !inside {

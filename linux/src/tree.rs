@@ -1,12 +1,11 @@
-//! Trees that somebody else filled: the way through one ([`walk`]), its removal
-//! ([`remove`]) and its change of group ([`give_group`]).
+//! Trees of untrusted processes: walking one ([`walk`]), removing it ([`remove`]) and changing its
+//! group ([`give_group`]).
 //!
-//! The processes that filled the tree may still be at work in it. So no symbolic link is
-//! followed and no mount is entered (openat2(2)), no name is resolved twice for one
-//! effect, and nothing calls itself: one directory is open at a time however deep
-//! the tree is. The way back is `..`, and what is found there must be where the walk
-//! came from. A FUSE daemon may make up a tree without an end: the names that are
-//! remembered have a bound, and so has the depth.
+//! The processes that filled the tree may still change it. So no symbolic link is followed and no
+//! mount is entered (openat2(2)), no name is resolved twice for one effect, and no function
+//! recurses. One directory is open at a time, however deep the tree is. The walk returns through
+//! `..`, and verifies that this is the directory it came from. A FUSE daemon may present an endless
+//! tree: so the remembered names and the depth are limited.
 
 mod group;
 mod removal;
@@ -27,50 +26,49 @@ pub use trash::{Trash, remove_in_background, set_aside};
 
 use crate::{Error, Result};
 
-/// How a name in such a tree is resolved.
+/// How names in such a tree are resolved.
 pub const WITHIN: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
-/// What a walk remembers at most.
+/// Limits of a walk.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
-    /// Of names of directories, of all levels together. A directory that has more of them
-    /// is listed again for the next ones.
+    /// Limit of the remembered names of directories, on all levels together. A directory with more
+    /// of them is listed again for the next ones.
     name_bytes: i64,
     /// A deeper tree is refused with `ENAMETOOLONG`.
     levels: usize,
 }
 
 const BOUNDS: Bounds = Bounds { name_bytes: 16 << 20, levels: 200_000 };
-/// What a remembered name takes beside its own length: about that of an allocation and
-/// of its place in a set.
+/// The memory of a remembered name in addition to its length: an allocation, and its entry in a
+/// set.
 const NAME_OVERHEAD_BYTES: i64 = 64;
 
-/// What a walk does where the tree is not as it was listed, or not of one piece.
+/// How a walk handles a tree that changed since it was listed, or that contains mounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
-    /// It fails: what it saw would be no picture of any moment.
+    /// The walk fails, since its result would match no moment.
     Refused,
-    /// It passes over what vanished or became something else, and over mounts. It enters
-    /// subvolumes: who owns a directory on Btrfs may make one in it. A directory that was
-    /// moved while the walk was in it is `ESTALE`.
+    /// The walk skips entries that vanished or changed their type, and mounts. It enters
+    /// subvolumes: the owner of a directory on Btrfs may make one in it. A directory that was moved
+    /// during the walk is `ESTALE`.
     Tolerated,
 }
 
-/// What is done at each step of a walk. The root is neither entered nor given
-/// to [`Self::file`]; it is left, last of all.
+/// The steps of a walk. The root gets only [`Self::leave`], last of all.
 pub trait Visitor {
     /// Anything but a directory.
     fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> Result<()>;
-    /// A directory, before what is in it. With [`Changes::Tolerated`] it may turn out
-    /// to have vanished; it is not left then.
+    /// A directory, before its contents. With [`Changes::Tolerated`] it may have vanished; then it
+    /// gets no [`Self::leave`].
     fn enter(&mut self, name: &CStr) -> Result<()>;
-    /// A directory, after all that is in it.
+    /// A directory, after its contents.
     fn leave(&mut self, directory: BorrowedFd<'_>) -> Result<()>;
 }
 
-/// Visits everything below `root`, and `root`. `ECANCELED` once `stop` is set,
-/// `ENAMETOOLONG` below 200,000 levels.
+/// Visits everything below `root`, then `root`. `ECANCELED` once `stop` is set, `ENAMETOOLONG`
+/// below 200,000 levels.
 pub fn walk(
     root: BorrowedFd<'_>,
     changes: Changes,
@@ -100,7 +98,7 @@ fn walk_within(
                 opened => opened.map_err(at("open", &name))?,
             };
             if changes == Changes::Refused && Identity::of(&child)?.device() != device {
-                // A subvolume: its inode numbers are the volume's too.
+                // A subvolume: its inode numbers overlap with the volume's.
                 return Err(at("enter", &name)(Errno::XDEV));
             }
             if above.len() >= bounds.levels {
@@ -118,18 +116,18 @@ fn walk_within(
     }
 }
 
-/// What openat2(2) with [`WITHIN`] says of a name that vanished, became something
-/// else, or is a mount point.
+/// The errors of openat2(2) with [`WITHIN`] for a name that vanished, changed its type, or is a
+/// mount point.
 fn is_change(errno: Errno) -> bool {
     matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV)
 }
 
-/// Directories of one directory that are still to be entered.
+/// The subdirectories of one directory that are still to be entered.
 #[derive(Debug, Default)]
 struct Pending {
-    /// In order, the last one first.
+    /// In reverse order.
     names: Vec<CString>,
-    /// Where there was no place for more names: the last of those that had one.
+    /// The last remembered name, if there was no space for all.
     listed_to: Option<CString>,
 }
 
@@ -137,12 +135,12 @@ struct Lister<'a, V> {
     changes: Changes,
     stop: &'a AtomicBool,
     visitor: &'a mut V,
-    /// Of [`Bounds::name_bytes`]. Negative where many levels remember their one name.
+    /// The rest of [`Bounds::name_bytes`]. Negative if many levels remember their one name.
     free_bytes: i64,
 }
 
 impl<V: Visitor> Lister<'_, V> {
-    /// Visits what is in `directory`, but for the directories, which are to be entered.
+    /// Visits the contents of `directory`, except its subdirectories, and returns those.
     fn list(&mut self, directory: &OwnedFd) -> Result<Pending> {
         self.list_after(directory, None)
     }
@@ -158,8 +156,8 @@ impl<V: Visitor> Lister<'_, V> {
         Ok(name)
     }
 
-    /// The directories whose names follow `last`; half of the free bytes is left to those
-    /// below. What is no directory is visited when the first ones are listed.
+    /// Remembers the subdirectories whose names follow `last`; half of the free bytes is left for
+    /// the levels below. Other entries are visited only in the first listing.
     fn list_after(&mut self, directory: &OwnedFd, last: Option<&CStr>) -> Result<Pending> {
         let mut names = BTreeSet::new();
         let most_bytes = self.free_bytes.max(0) / 2;
@@ -189,7 +187,7 @@ impl<V: Visitor> Lister<'_, V> {
                 continue;
             }
             bytes += bytes_of(name);
-            // One name always has its place, so that the walk goes on.
+            // One name is always kept, so that the walk makes progress.
             while bytes > most_bytes
                 && names.len() > 1
                 && let Some(last) = names.pop_last()
@@ -208,7 +206,7 @@ fn bytes_of(name: &CStr) -> i64 {
     i64::try_from(name.count_bytes()).map_or(i64::MAX, |bytes| bytes + NAME_OVERHEAD_BYTES)
 }
 
-/// Which directory it is, by device and inode.
+/// Identifies a directory by device and inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity(u32, u32, u64);
 
@@ -221,14 +219,16 @@ impl Identity {
         (self.0, self.1)
     }
 
-    /// `..` of `child`, which must be this directory: `ESTALE` if the child was moved meanwhile.
+    /// Opens `..` of `child`, which must be this directory: `ESTALE` if the child was moved
+    /// meanwhile.
     pub fn open_parent(self, child: &OwnedFd) -> Result<OwnedFd> {
         let parent = open_dir(child, c"..", ResolveFlags::NO_XDEV).map_err(at("open", c".."))?;
         if Self::of(&parent)? == self { Ok(parent) } else { Err(at("return to", c"..")(Errno::STALE)) }
     }
 }
 
-/// Of `name` in `parent`, a link not followed; of `parent` itself if the name is empty.
+/// Attributes of `name` in `parent`, without following a link; of `parent` itself if the name is
+/// empty.
 pub fn stat(parent: BorrowedFd<'_>, name: &CStr) -> Result<Statx> {
     let own = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | own;
@@ -253,7 +253,7 @@ pub fn open_dir(
     )
 }
 
-/// Gives an errno its operation and the name, which may be anything, that it is about.
+/// Adds to an errno its operation and the untrusted name.
 pub fn at(op: &'static str, name: &CStr) -> impl FnOnce(Errno) -> Error {
     move |errno| Error::new(op, Shown(name), errno)
 }

@@ -1,5 +1,4 @@
-//! How xfs allocates for a file whose blocks another one shares, and how many inodes
-//! it makes.
+//! xfs: allocation for files with shared blocks, and its limit of inodes.
 
 #![expect(unsafe_code, reason = "names the structure of XFS_IOC_FSGEOMETRY_V1")]
 
@@ -13,12 +12,12 @@ use crate::ioctl::Request;
 const FS_XFLAG_COWEXTSIZE: u32 = 0x0001_0000;
 const XFS_SUPER_MAGIC: u32 = 0x5846_5342;
 
-/// What is made below `directory` from now on, which is open for reading, gets
-/// a block of its own for each shared one that is overwritten: unasked, xfs
-/// allocates 128 KiB ahead of the first and takes back the rest minutes later.
+/// Makes files created below `directory`, open for reading, allocate single blocks when shared ones
+/// are overwritten. By default, xfs allocates 128 KiB ahead of the first block and frees the rest
+/// minutes later.
 ///
-/// Returns whether it is so: not on another file system, nor on one without
-/// shared blocks. A size that somebody has chosen before is left as it is.
+/// Returns whether that is in effect: not on another file system, nor on one without shared blocks.
+/// An existing size setting is not changed.
 pub fn copy_single_blocks_below(directory: impl AsFd) -> rustix::io::Result<bool> {
     let directory = directory.as_fd();
     if !is_xfs(directory)? {
@@ -54,8 +53,8 @@ struct Geometry {
 // SAFETY: `Geometry` is that structure, all numbers.
 const XFS_IOC_FSGEOMETRY_V1: Request<Geometry> = unsafe { Request::new(0x8070_5864) };
 
-/// How many inodes the file system of `directory`, open for reading, makes at most; `None`
-/// where all of its space may become inodes. `ENOTTY` on another file system.
+/// The most inodes that the file system of `directory`, open for reading, can have; `None` if all
+/// of its space may become inodes. `ENOTTY` on another file system.
 pub fn most_inodes(directory: impl AsFd) -> rustix::io::Result<Option<u64>> {
     let mut geometry = Geometry::default();
     XFS_IOC_FSGEOMETRY_V1.send(directory, &mut geometry)?;

@@ -1,7 +1,7 @@
-//! The end of a group: its processes killed, its directories removed, also the
-//! groups that a container made below its own, where it may.
+//! Ends a group: kills its processes and removes its directories, including groups that a container
+//! made below its own.
 //!
-//! Invariant: nothing here recurses, waits without a deadline, or names a group below the
+//! Invariant: no function here recurses, waits without a deadline, or names a group below the
 //! container's own by its path.
 
 use std::ffi::CStr;
@@ -18,11 +18,11 @@ use super::{Cgroup, Version, v1, v2};
 use crate::tree::{self, Changes, Visitor};
 use crate::{Error, Result, process};
 
-/// Time between two rounds of [`Cgroup::kill`]: a process may have frozen the group again.
+/// Interval between rounds of [`Cgroup::kill`]: a process may have frozen the group again.
 const ROUND: Duration = Duration::from_millis(100);
 
 impl Cgroup {
-    /// The processes in it and below, as pids of the reader.
+    /// The processes in it and below, as pids in the reader's namespace.
     pub fn pids(&self) -> Result<Vec<i32>> {
         let mut pids = Vec::new();
         for (_, dir) in &self.dirs {
@@ -37,14 +37,14 @@ impl Cgroup {
         Ok(pids)
     }
 
-    /// Removes its directories; absence is a success. `EBUSY` while it has processes.
+    /// Removes its directories; a missing group is a success. `EBUSY` while it has processes.
     pub fn remove(&self) -> Result<()> {
         self.dirs.iter().try_for_each(|(_, dir)| remove_tree(dir))
     }
 
-    /// Sends SIGKILL to every process in it, then thaws the group: a process that the freezer of v1
-    /// has stopped does not end before (kernel/cgroup/legacy_freezer.c). A process that is forked
-    /// meanwhile survives and may freeze the group again, so repeat this until the group is empty.
+    /// Sends SIGKILL to every process in it, then thaws the group: a process that the v1 freezer
+    /// has stopped ends only then (kernel/cgroup/legacy_freezer.c). A process forked meanwhile
+    /// survives and may freeze the group again, so repeat this until the group is empty.
     pub fn kill(&self) -> Result<()> {
         let killed =
             self.kill_all_at_once().and_then(|()| self.pids()?.into_iter().try_for_each(kill_process));
@@ -57,14 +57,16 @@ impl Cgroup {
             .try_for_each(|dir| each_group(dir, |group| write_in(group, v1::FREEZER, v1::THAWED)))
     }
 
-    /// On v2: how many groups its processes may make below it, and how deep. v1 has no such limit.
+    /// Limits the number and depth of groups that its processes may make on v2. v1 has no such
+    /// limit.
     pub fn limit_groups_below(&self, descendants: u32, depth: u32) -> Result<()> {
         self.dirs_of(Version::V2).try_for_each(|dir| v2::limit_groups_below(dir, descendants, depth))
     }
 
-    /// Kills every process in it and removes it. `EBUSY` if one still lives after `timeout`.
+    /// Kills every process in it and removes it. `EBUSY` if a process is still there after
+    /// `timeout`.
     pub fn end(&self, timeout: Duration) -> Result<()> {
-        // As a rule nothing is left in it, and the kernel refuses what has processes or groups.
+        // Usually it is empty; the kernel refuses to remove a group with processes or groups.
         if self.dirs.iter().all(|(_, dir)| is_removed(dir)) {
             return Ok(());
         }
@@ -85,7 +87,7 @@ impl Cgroup {
         }
     }
 
-    /// Where there is cgroup v2: without a race against fork(2).
+    /// On cgroup v2: without a race against fork(2).
     fn kill_all_at_once(&self) -> Result<()> {
         self.dirs_of(Version::V2).filter(|dir| dir.is_dir()).try_for_each(|dir| v2::kill(dir).map(drop))
     }
@@ -100,15 +102,15 @@ fn kill_process(pid: i32) -> Result<()> {
     process::signal_pidfd(&pidfd, libc::SIGKILL).map(drop)
 }
 
-/// Does `visit` for `dir` and each group below it, which come first. A container may have nested
-/// them deeper than any path; `dir` that is missing has none.
+/// Calls `visit` for each group below `dir`, then for `dir`. A container may have nested them
+/// deeper than any path. A missing `dir` is a success.
 fn each_group(dir: &Path, visit: impl FnMut(BorrowedFd<'_>) -> Result<()>) -> Result<()> {
     let directory = match tree::open_dir(CWD, dir, ResolveFlags::empty()) {
         Err(rustix::io::Errno::NOENT) => return Ok(()),
         opened => opened.map_err(|e| Error::at("open cgroup", dir, e))?,
     };
     let mut groups = Groups(visit);
-    // As the file system has it: each directory in it is a link more.
+    // Each directory in it adds one link.
     if tree::stat(directory.as_fd(), c".")?.stx_nlink <= 2 {
         return groups.leave(directory.as_fd());
     }
@@ -131,7 +133,7 @@ impl<F: FnMut(BorrowedFd<'_>) -> Result<()>> Visitor for Groups<F> {
     }
 }
 
-/// `None` where the group has no such file, or is gone.
+/// `None` if the group has no such file, or is gone.
 fn open_in(group: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<Option<File>> {
     match rustix::fs::openat(group, name, flags | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => Ok(Some(file.into())),
@@ -144,7 +146,7 @@ fn read_in(group: BorrowedFd<'_>, name: &CStr) -> Result<Option<String>> {
     let Some(mut file) = open_in(group, name, OFlags::RDONLY)? else { return Ok(None) };
     let mut text = String::new();
     match file.read_to_string(&mut text) {
-        // A group that is being removed, or one of threads alone.
+        // The group is being removed, or has only threads.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::EOPNOTSUPP)) => Ok(None),
         Err(e) => Err(Error::new("read", name.to_string_lossy(), e)),
         Ok(_) => Ok(Some(text)),
@@ -154,13 +156,14 @@ fn read_in(group: BorrowedFd<'_>, name: &CStr) -> Result<Option<String>> {
 fn write_in(group: BorrowedFd<'_>, name: &CStr, value: &str) -> Result<()> {
     let Some(mut file) = open_in(group, name, OFlags::WRONLY)? else { return Ok(()) };
     match file.write_all(value.as_bytes()) {
-        // Another has removed the group.
+        // Another process has removed the group.
         Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         written => written.map_err(|e| Error::new("write", format!("{value:?} to {name:?}"), e)),
     }
 }
 
-/// Removes `dir` and the groups below it; absence is a success. `EBUSY` while one has processes.
+/// Removes `dir` and the groups below; a missing group is a success. `EBUSY` while one has
+/// processes.
 pub fn remove_tree(dir: &Path) -> Result<()> {
     match fs::remove_dir(dir) {
         Err(e) if e.kind() == ErrorKind::ResourceBusy => {
@@ -171,7 +174,7 @@ pub fn remove_tree(dir: &Path) -> Result<()> {
     }
 }
 
-/// Those directly in `parent`.
+/// The empty groups directly in `parent`.
 fn remove_empty_groups(parent: BorrowedFd<'_>) -> Result<()> {
     for entry in Dir::read_from(parent).map_err(tree::at("list", c"."))? {
         let entry = entry.map_err(tree::at("list", c"."))?;

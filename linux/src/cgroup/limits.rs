@@ -1,4 +1,4 @@
-//! Limits of a group, without the names that the versions give them. Pure.
+//! Limits of a group, independent of the cgroup version. Pure.
 
 use std::fmt::Display;
 
@@ -20,7 +20,7 @@ pub struct Limits {
     pub unified: Vec<(String, String)>,
 }
 
-/// One limit that is set. [`super::v1`] and [`super::v2`] know its files.
+/// One limit with its value. [`super::v1`] and [`super::v2`] translate it to files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limit<'a> {
     Memory { bytes: i64 },
@@ -45,7 +45,7 @@ impl Limit<'_> {
 }
 
 impl Limits {
-    /// Those that are set, but for [`Self::unified`].
+    /// The limits that are set, without [`Self::unified`].
     pub(super) fn set(&self) -> Vec<Limit<'_>> {
         let quota = (self.cpu_quota.is_some() || self.cpu_period.is_some()).then(|| Limit::CpuQuota {
             quota: self.cpu_quota.unwrap_or(-1),
@@ -63,7 +63,7 @@ impl Limits {
         single.into_iter().flatten().chain(huge).collect()
     }
 
-    /// Controllers that only these limits need.
+    /// Additional controllers that only these limits need.
     pub(super) fn more_controllers(&self) -> Vec<&'static str> {
         let mut more = Vec::new();
         if self.cpuset_cpus.is_some() || self.cpuset_mems.is_some() {
@@ -92,7 +92,7 @@ pub(super) fn file(name: &str, content: impl Display) -> (String, String) {
     (name.to_owned(), content.to_string())
 }
 
-/// `max` for a negative value, which is no limit.
+/// `max` for a negative value, which means no limit.
 pub(super) fn or_max(value: i64) -> String {
     if value < 0 { "max".to_owned() } else { value.to_string() }
 }

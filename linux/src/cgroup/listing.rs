@@ -1,4 +1,4 @@
-//! Which groups there are, and which are missing, in all hierarchies together.
+//! Lists existing and missing groups in all hierarchies.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,8 +9,8 @@ use super::{Hierarchies, WANTED, first_of, under};
 use crate::{Error, Result};
 
 impl Hierarchies {
-    /// Names of the groups directly below `path`, each once, from every hierarchy: what was
-    /// killed while it made or removed a group leaves it in some of them only.
+    /// Names of the groups directly below `path` in any hierarchy: if a program was killed while it
+    /// made or removed a group, the group is only in some of them.
     pub fn names_below(&self, path: &Path) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for root in self.v1.iter().chain(&self.unified) {
@@ -31,9 +31,9 @@ impl Hierarchies {
         Ok(names)
     }
 
-    /// What [`Self::ensure_parent`] and its like may make for `path`, each group after the one
-    /// above it: all that is not there now. To be written down first, so that a kill in between
-    /// leaves nothing unknown.
+    /// The missing groups that [`Self::ensure_parent`] and similar functions may make for `path`,
+    /// parents first. The caller records them before, so that a kill in between leaves no unknown
+    /// group.
     pub fn missing_parents(&self, path: &Path) -> Vec<PathBuf> {
         let mut missing = Vec::new();
         for place in self.all_places(WANTED) {

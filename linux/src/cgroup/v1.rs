@@ -1,5 +1,4 @@
-//! What only cgroup v1 has: a hierarchy for each controller, threads as members, files of its
-//! own for each limit.
+//! Cgroup v1: one hierarchy for each controller, threads as members, v1's files for each limit.
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
@@ -11,7 +10,7 @@ use super::{read, under, write, write_all, write_present};
 use crate::device_rules::Policy;
 use crate::{Error, Result};
 
-/// Those that a mount table may name.
+/// The controllers that a mount table may list.
 pub(super) const CONTROLLERS: &[&str] = &[
     "cpu",
     "cpuacct",
@@ -40,8 +39,8 @@ pub(super) fn join_as_thread(dir: &Path) -> Result<()> {
     write(&dir.join("tasks"), "0")
 }
 
-/// Limits the memory of the group `dir`, and TCP's buffers, which count apart. In bytes; negative
-/// for none.
+/// Limits the memory of the group `dir`, and TCP's buffers, which count separately. In bytes;
+/// negative: no limit.
 pub fn limit_memory(dir: &Path, bytes: i64) -> Result<()> {
     set(dir, &Limit::Memory { bytes })
 }
@@ -67,15 +66,16 @@ fn files(limit: &Limit<'_>) -> Files {
 
 fn files_of_some_kernels(limit: &Limit<'_>) -> Files {
     match *limit {
-        // The buffers of TCP, which count towards no other limit: without one, a pod takes those
-        // that all network namespaces share (`net.ipv4.tcp_mem`), and no other pod's TCP goes on.
+        // TCP's buffers count towards no other limit: without this one, a pod can use up the memory
+        // that all network namespaces share (`net.ipv4.tcp_mem`), which stops the TCP of all other
+        // pods.
         Limit::Memory { bytes } => vec![file("memory.kmem.tcp.limit_in_bytes", bytes)],
         _ => Vec::new(),
     }
 }
 
-/// A cpuset group takes no process until it has cpus and mems. A new one is empty, and
-/// gets those of the nearest group above that has some.
+/// A cpuset group accepts no process until it has cpus and mems. A new one is empty, so it gets
+/// those of the nearest group above that has some.
 pub(super) fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let mut dir = under(root, path);
@@ -98,7 +98,7 @@ pub(super) fn restrict_devices(dir: &Path, policy: &Policy) -> Result<()> {
     writes.chunk_by(|a, b| a.0 == b.0).try_for_each(|lines| write_lines(dir, lines))
 }
 
-/// Lines for one file, each with a write(2) of its own.
+/// Writes each line to a file with its own write(2).
 fn write_lines(dir: &Path, lines: &[(&str, String)]) -> Result<()> {
     let Some((name, _)) = lines.first() else { return Ok(()) };
     let path = dir.join(name);

@@ -1,9 +1,8 @@
-//! What only cgroup v2 has: controllers that a group hands down, files of its own for each
-//! limit, one file that kills a whole group.
+//! Cgroup v2: controllers that a group enables for its children, v2's files for each limit, one
+//! file that kills a whole group.
 //!
-//! Invariant: a controller is handed down only where it is not yet. Doing it
-//! again would be refused in a group that has processes (cgroup-v2.rst, "No
-//! Internal Process Constraint").
+//! Invariant: a controller is enabled only where it is not enabled yet. The kernel refuses to
+//! enable it again in a group that has processes (cgroup-v2.rst, "No Internal Process Constraint").
 
 use std::fs;
 use std::io::ErrorKind;
@@ -18,9 +17,8 @@ use crate::{Error, Result};
 /// Has a line `oom_kill N`.
 pub(super) const MEMORY_EVENTS: &str = "memory.events";
 
-/// mkdir -p of `path` below `root`; every group above the last one hands
-/// `controllers` down. Returns the directories that were not there before, also
-/// with an error.
+/// mkdir -p of `path` below `root`; every group above the last one enables `controllers`. Returns
+/// the new directories, also with an error.
 pub fn ensure_dirs(
     root: &Path,
     path: &Path,
@@ -42,7 +40,7 @@ pub fn ensure_dirs(
     Ok(made)
 }
 
-/// Gives the groups below `dir` these controllers.
+/// Enables these controllers for the groups below `dir`.
 fn hand_down(dir: &Path, controllers: &[&str]) -> Result<()> {
     const OP: &str = "hand down cgroup controllers";
     if controllers.is_empty() {
@@ -85,12 +83,12 @@ fn hand_down(dir: &Path, controllers: &[&str]) -> Result<()> {
     Err(Error::new(OP, format!("{wanted} in {}{reason}", dir.display()), problem))
 }
 
-/// Puts process `pid` into `dir` as a whole; 0 is the calling one.
+/// Moves the whole process `pid` into `dir`; 0 is the calling process.
 pub(super) fn admit(dir: &Path, pid: i32) -> Result<()> {
     write(&dir.join("cgroup.procs"), &pid.to_string())
 }
 
-/// How many groups the processes of `dir` may make below it, and how deep.
+/// Limits the number and depth of groups that the processes of `dir` may make below it.
 pub(super) fn limit_groups_below(dir: &Path, descendants: u32, depth: u32) -> Result<()> {
     write(&dir.join("cgroup.max.descendants"), &descendants.to_string())?;
     write(&dir.join("cgroup.max.depth"), &depth.to_string())
@@ -115,21 +113,21 @@ fn files(limit: &Limit<'_>) -> Files {
 
 fn files_of_newer_kernels(limit: &Limit<'_>) -> Files {
     match *limit {
-        // Reservations (Linux 5.7): without them a process dies by SIGBUS when it
-        // touches a page that mmap(2) promised.
+        // Reservations (Linux 5.7): without them a process gets SIGBUS when it touches a page that
+        // mmap(2) promised.
         Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.rsvd.max"), bytes)],
         _ => Vec::new(),
     }
 }
 
-/// cgroup v2's cpu.weight of v1's cpu.shares: the kernel's own bounds, mapped as
-/// runc does, 2..262144 -> 1..10000.
+/// Converts v1's cpu.shares to v2's cpu.weight: the kernel's bounds, mapped as in runc, 2..262144
+/// -> 1..10000.
 fn weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
-/// SIGKILL to every process in `dir` and below, also to those that fork
-/// meanwhile. `false`: the kernel cannot (before Linux 5.14).
+/// Sends SIGKILL to every process in `dir` and below, also to those that fork meanwhile. `false` if
+/// the kernel lacks the file (before Linux 5.14).
 pub(super) fn kill(dir: &Path) -> Result<bool> {
     match write(&dir.join("cgroup.kill"), "1") {
         Ok(()) => Ok(true),

@@ -1,9 +1,8 @@
-//! What a container sees of its cgroups below /sys/fs/cgroup: on v2 its group as
-//! the whole tree, on v1 one directory for each hierarchy, as programs look for
-//! their limits there.
+//! A container's view of its cgroups below /sys/fs/cgroup: on v2 its group as the whole tree, on v1
+//! one directory for each hierarchy. Programs look for their limits there.
 //!
-//! Invariant: an ordinary container sees its own group and those below it, never
-//! the host's or another pod's.
+//! Invariant: an unprivileged container sees its own group and those below it, never the host's or
+//! another pod's.
 
 use std::path::{Path, PathBuf};
 
@@ -12,15 +11,15 @@ use super::{Cgroup, Hierarchies, Version, WANTED};
 /// Directories of the host to be mounted below /sys/fs/cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum View {
-    /// cgroup v2 alone: this directory is all there is.
+    /// Only cgroup v2: this directory is the whole view.
     Unified(PathBuf),
-    /// v1, or both versions: names in a tmpfs, and what is mounted on them.
-    /// `links` are other names of directories (`cpu` of `cpu,cpuacct`).
+    /// v1, or both versions: names in a tmpfs, and the directories mounted on them. `links` are
+    /// other names of directories (`cpu` for `cpu,cpuacct`).
     Hierarchies { dirs: Vec<(String, PathBuf)>, links: Vec<(String, String)> },
 }
 
 impl Default for View {
-    /// Of a machine without cgroups.
+    /// The view of a machine without cgroups.
     fn default() -> Self {
         Self::Hierarchies { dirs: Vec::new(), links: Vec::new() }
     }
@@ -29,7 +28,7 @@ impl Default for View {
 impl Hierarchies {
     /// The view of a container in `group`: the hierarchies in which programs look for limits.
     pub fn view_of(&self, group: &Cgroup) -> View {
-        // A group's directory is its hierarchy's mount point and the group's path.
+        // A group's directory is its hierarchy's mount point plus the group's path.
         let root_of = |version: Version, dir: &Path| match version {
             Version::V1 => self.v1.iter().find(|root| dir.starts_with(root)).cloned(),
             Version::V2 => self.unified.clone(),
@@ -49,7 +48,7 @@ impl Hierarchies {
         self.view(roots.map(|root| (root.clone(), root.clone())).collect())
     }
 
-    /// Of pairs: mount point of a hierarchy, directory to show for it.
+    /// From pairs: mount point of a hierarchy, directory to show for it.
     fn view(&self, mut places: Vec<(PathBuf, PathBuf)>) -> View {
         if self.v1.is_empty()
             && let Some((_, dir)) = places.pop()

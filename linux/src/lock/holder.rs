@@ -1,7 +1,7 @@
-//! Who holds the flock(2) lock of a file, by /proc/locks
-//! (`1: FLOCK  ADVISORY  WRITE 4711 00:1a:567 0 EOF`, the device in hexadecimal). It shows
-//! holders of the reader's pid namespace and those below, by the process that took the lock,
-//! which may have ended since and left it to a child.
+//! Finds the holder of a file's flock(2) lock in /proc/locks (`1: FLOCK  ADVISORY  WRITE 4711
+//! 00:1a:567 0 EOF`, the device in hexadecimal). It lists holders in the reader's pid namespace and
+//! below, by the process that took the lock. That process may have ended and left the lock to a
+//! child.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use crate::{Error, Result, mount, mountinfo};
 
 const LOCKS: &str = "/proc/locks";
 
-/// Several where Btrfs gave files of several subvolumes the same number.
+/// There may be several: Btrfs gives files of several subvolumes the same number.
 pub(super) fn of(file: &File) -> Result<Vec<i32>> {
     let number = number_of(file)?;
     let locks = std::fs::read_to_string(LOCKS).map_err(|e| Error::at("read", Path::new(LOCKS), e))?;
@@ -22,8 +22,8 @@ pub(super) fn of(file: &File) -> Result<Vec<i32>> {
     Ok(holders.collect())
 }
 
-/// The file as /proc/locks writes it. Its device is that of the mount: on Btrfs stat(2) tells
-/// another one. A namespace's file is on no mount that mountinfo lists.
+/// The file's id in /proc/locks. Its device is the mount's; on Btrfs, stat(2) returns another one.
+/// A namespace's file is on no mount that mountinfo lists.
 pub(super) fn number_of(file: &File) -> Result<String> {
     let found = file.metadata().map_err(|e| Error::new("look at", "a lock", e))?;
     let (major, minor) = match mountinfo::of_id(mount::id_of(file)?)? {

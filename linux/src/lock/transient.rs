@@ -1,9 +1,8 @@
-//! A lock whose file is there only as long as somebody needs it.
+//! A lock whose file exists only while the lock is used.
 //!
-//! Invariant: only who holds the lock of the file that is at the path removes
-//! it. Whoever gets the lock of a file that has been removed meanwhile starts
-//! over, so two never hold it at once. A killed holder's file is the next
-//! one's, who removes it.
+//! Invariant: only the holder of the lock of the file at the path removes that file. A process that
+//! gets the lock of a removed file starts over, so two never hold the lock at once. The file of a
+//! killed holder passes to the next holder, which removes it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,22 +18,22 @@ use nix::libc::{self, O_NOFOLLOW};
 use super::{FileLock, holder};
 use crate::{Error, Result};
 
-/// Of root, mode 0755: nobody else opens, makes or replaces a file in it.
+/// Owned by root, mode 0755: no other user opens, makes or replaces a file in it.
 const DIR: &str = "/run";
 /// The calling thread's network namespace.
 const NETWORK_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Where a directory takes no files. A full one takes some again later: who has
-/// the namespace's lock by then is alone only among those who found it full, too.
+/// Errors of a directory in which no file can be made. A full one may accept files later: until
+/// then, the namespace's lock excludes only processes that also found it full.
 const NO_FILES: [Errno; 7] =
     [Errno::EROFS, Errno::EACCES, Errno::EPERM, Errno::ENOENT, Errno::ENOTDIR, Errno::ENOSPC, Errno::EDQUOT];
 
-/// Held until dropped. Free, it is taken and dropped in 40 µs; from one waiter
-/// to the next it goes in 150 µs.
+/// Held until dropped. Taking and dropping a free lock takes 40 µs; passing it from one waiter to
+/// the next 150 µs.
 #[derive(Debug)]
 pub struct TransientLock {
     lock: FileLock,
-    /// What to remove; `None` for a namespace's own file, which stays.
+    /// The file to remove; `None` for a namespace's own file, which stays.
     path: Option<PathBuf>,
 }
 
@@ -44,16 +43,16 @@ impl TransientLock {
         Path::new(DIR).join(format!("hawser-{name}.lock"))
     }
 
-    /// Waits up to `patience`; an error then names the process that holds it.
-    /// `None` where the file cannot be made: /run is read-only, full or missing,
-    /// or the caller is not root.
-    pub fn take(path: &Path, patience: Duration) -> Result<Option<Self>> {
+    /// Waits up to `timeout`; the error then names the process that holds it. `None` if the file
+    /// cannot be made: /run is read-only, full or missing, or the caller is not root.
+    pub fn take(path: &Path, timeout: Duration) -> Result<Option<Self>> {
         let once = || Self::attempt(path, FileLock::try_of);
-        // A want of memory passes; and the file that the first one made goes with the second.
+        // Retried once: a lack of memory may pass, and the second attempt removes a file of the
+        // first one.
         let taken = match once().or_else(|_| once()) {
             Ok(None) => {
                 let path = path.to_owned();
-                wait(patience, move || Self::attempt(&path, announce_and_wait))
+                wait(timeout, move || Self::attempt(&path, announce_and_wait))
             }
             done => Ok(Some(done)),
         };
@@ -61,37 +60,36 @@ impl TransientLock {
             Some(Ok(Some(lock))) => Ok(Some(lock)),
             Some(Err(e)) if NO_FILES.contains(&e.errno()) => Ok(None),
             Some(Err(e)) => Err(e),
-            Some(Ok(None)) | None => Err(held(path, patience)),
+            Some(Ok(None)) | None => Err(held(path, timeout)),
         }
     }
 
-    /// Where the file cannot be made, the lock of the network namespace's own
-    /// file instead. Everybody in the namespace can hold that one up, also who
-    /// is not root.
-    pub fn take_or_of_namespace(path: &Path, patience: Duration) -> Result<Self> {
-        match Self::take(path, patience)? {
+    /// If the file cannot be made, takes the lock of the network namespace's own file instead. Any
+    /// process in the namespace can hold that one, also without root.
+    pub fn take_or_of_namespace(path: &Path, timeout: Duration) -> Result<Self> {
+        match Self::take(path, timeout)? {
             Some(lock) => Ok(lock),
-            None => Self::of_namespace(patience),
+            None => Self::of_namespace(timeout),
         }
     }
 
-    fn of_namespace(patience: Duration) -> Result<Self> {
+    fn of_namespace(timeout: Duration) -> Result<Self> {
         let path = Path::new(NETWORK_NAMESPACE);
         let open = || File::open(path);
         let locked = || match FileLock::try_of(open()?)? {
             Some(lock) => Ok(Some(lock)),
             None => {
                 let file = open()?;
-                wait(patience, move || FileLock::of(file))?.transpose()
+                wait(timeout, move || FileLock::of(file))?.transpose()
             }
         };
         match locked().map_err(|e| Error::at("lock", path, e))? {
             Some(lock) => Ok(Self { lock, path: None }),
-            None => Err(held(path, patience)),
+            None => Err(held(path, timeout)),
         }
     }
 
-    /// `None` when `lock` gives none.
+    /// `None` if `lock` returns none.
     fn attempt(path: &Path, lock: impl Fn(File) -> io::Result<Option<FileLock>>) -> Result<Option<Self>> {
         loop {
             let failed = |e| Error::at("lock", path, e);
@@ -109,12 +107,12 @@ impl Drop for TransientLock {
     fn drop(&mut self) {
         let Some(path) = &self.path else { return };
         let file = self.lock.file();
-        // Removed under waiters, it would be made again by each of them in turn.
-        // One that stays is the next holder's.
+        // If the file were removed while others wait, each waiter would make it again in turn. A
+        // file that stays belongs to the next holder.
         if is_at(file, path).unwrap_or(false) && Mark::Alone.set(file).is_ok() {
             drop(fs::remove_file(path));
         }
-        // Before the next one holds the lock, and asks.
+        // Before the next process holds the lock and queries the marks.
         let _ = Mark::None.set(file);
     }
 }
@@ -137,8 +135,8 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (locked.dev(), locked.ino())))
 }
 
-/// A waiter's mark on the file, or the question for such marks: a record lock,
-/// which goes with the open file.
+/// A waiter's mark on the file, or the query for such marks: a record lock, which is released with
+/// the open file.
 #[derive(Clone, Copy)]
 #[expect(clippy::cast_possible_truncation, reason = "`l_type` is an i16")]
 #[repr(i16)]
@@ -156,25 +154,24 @@ impl Mark {
 }
 
 fn announce_and_wait(file: File) -> io::Result<Option<FileLock>> {
-    // In vain while the holder removes the file: then it is made again.
+    // May fail while the holder removes the file: then the file is made again.
     let _ = Mark::Waiting.set(&file);
     FileLock::of(file).map(Some)
 }
 
-/// flock(2) knows no time limit: another thread waits, and what it gets too
-/// late it gives back.
+/// flock(2) has no timeout: another thread waits, and releases the lock if it gets it too late.
 fn wait<T: Send + 'static>(
-    patience: Duration,
+    timeout: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Option<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::Builder::new().name("lock".to_owned()).spawn(move || drop(sender.send(work())))?;
-    Ok(receiver.recv_timeout(patience).ok())
+    Ok(receiver.recv_timeout(timeout).ok())
 }
 
-fn held(path: &Path, patience: Duration) -> Error {
+fn held(path: &Path, timeout: Duration) -> Error {
     let holder = holder(path).map_or("another process".to_owned(), |pid| format!("process {pid}"));
-    let words = format!("{holder} still holds it after {patience:?}");
+    let words = format!("{holder} still holds it after {timeout:?}");
     Error::at("lock", path, io::Error::new(io::ErrorKind::TimedOut, words))
 }
 
@@ -189,11 +186,11 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     const IMPATIENT: Duration = Duration::from_millis(20);
 
     fn take(path: &Path) -> TransientLock {
-        TransientLock::take(path, PATIENCE).unwrap().unwrap()
+        TransientLock::take(path, TIMEOUT).unwrap().unwrap()
     }
 
     #[test]
@@ -263,7 +260,7 @@ mod tests {
         // Who came too late gets it in the end, and gives it back.
         let before = std::time::Instant::now();
         while path.exists() {
-            assert!(before.elapsed() < PATIENCE);
+            assert!(before.elapsed() < TIMEOUT);
             std::thread::yield_now();
         }
     }
@@ -279,7 +276,7 @@ mod tests {
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert!(refused.is_none(), "the child held it");
-        assert!(path.exists(), "nobody was left to remove it");
+        assert!(path.exists(), "no process was left to remove it");
         drop(take(&path));
         assert!(!path.exists());
     }

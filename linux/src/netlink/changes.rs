@@ -1,4 +1,4 @@
-//! Waiting for a change of links or addresses, by multicast of the kernel.
+//! Waits for a change of links or addresses, reported by kernel multicast.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::socket::Socket;
 use crate::netns::NetNs;
 use crate::{Error, Result};
 
-/// Which changes a watching socket hears of.
+/// The changes that a watching socket receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
     Links,
@@ -27,16 +27,16 @@ impl Watch {
     }
 }
 
-/// Reports that something of the watched sort changed in one namespace, never
-/// what: who waits looks again at the state itself.
+/// Reports that something of the watched kind changed in one namespace, but not what: the waiting
+/// code reads the state itself.
 #[derive(Debug)]
 pub struct Changes {
     socket: Socket,
 }
 
 impl Changes {
-    /// Subscribes in `netns`; `None` means the calling thread's namespace.
-    /// Every change after the return is reported.
+    /// Subscribes in `netns`; `None` means the calling thread's namespace. Reports every change
+    /// after it returns.
     pub fn watch(netns: Option<&NetNs>, what: Watch) -> Result<Self> {
         let open = || {
             let mut socket = Socket::open()?;
@@ -52,8 +52,8 @@ impl Changes {
         Ok(Self { socket })
     }
 
-    /// Evaluates `check` now and after every change, until it gives a value;
-    /// `None` when it has given none in `timeout`.
+    /// Evaluates `check` now and after every change until it returns a value; `None` after
+    /// `timeout`.
     pub fn until<T>(
         &mut self,
         timeout: Duration,
@@ -70,10 +70,10 @@ impl Changes {
         }
     }
 
-    /// Whether something changed in `timeout`.
+    /// Whether something changed within `timeout`.
     fn wait(&self, timeout: Duration) -> Result<bool> {
         let failed = |e: std::io::Error| Error::new("wait for netlink", "event", e);
-        // A started millisecond counts as one: poll(2) with 0 does not wait.
+        // Rounded up: poll(2) with 0 does not wait.
         let millis = timeout.as_nanos().div_ceil(1_000_000);
         let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];

@@ -1,4 +1,4 @@
-//! Questions to the routing tables that are about no link in particular.
+//! Queries to the routing tables that concern no single link.
 
 use std::net::IpAddr;
 
@@ -11,11 +11,11 @@ use super::Netlink;
 use crate::{Error, Result};
 
 impl Netlink {
-    /// The index of the link by which a packet of this host to `destination`
-    /// leaves; `None` when there is no route.
+    /// The index of the link through which this host sends packets to `destination`; `None` without
+    /// a route.
     pub fn link_towards(&self, destination: IpAddr) -> Result<Option<u32>> {
         let mut message = RouteMessage::default();
-        // The kernel's strict checks want the whole address as prefix.
+        // The kernel's strict checks require the full prefix length.
         let (family, prefix_len, address) = match destination {
             IpAddr::V4(ip) => (AddressFamily::Inet, 32, RouteAddress::Inet(ip)),
             IpAddr::V6(ip) => (AddressFamily::Inet6, 128, RouteAddress::Inet6(ip)),
@@ -39,8 +39,8 @@ impl Netlink {
     }
 }
 
-/// What a lookup fails with where the table has nothing, or a route of type
-/// `unreachable`, `prohibit` or `blackhole`.
+/// The error of a lookup without a match, or with a route of type `unreachable`, `prohibit` or
+/// `blackhole`.
 fn is_no_route(error: &std::io::Error) -> bool {
     use nix::libc::{EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH};
     error.raw_os_error().is_some_and(|number| [EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH].contains(&number))
@@ -48,7 +48,7 @@ fn is_no_route(error: &std::io::Error) -> bool {
 
 fn outgoing_link(answer: RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::NewRoute(message) = answer else { return None };
-    // IPv6 answers with such routes where IPv4 fails.
+    // IPv6 answers with such routes; IPv4 fails.
     let refusing = [RouteType::Unreachable, RouteType::Prohibit, RouteType::BlackHole];
     if refusing.contains(&message.header.kind) {
         return None;

@@ -1,4 +1,4 @@
-//! Between rtnetlink's messages and our types. No I/O.
+//! Converts between rtnetlink's messages and our types. No I/O.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -58,7 +58,7 @@ pub(super) fn route_message(want: &RouteSpec) -> RouteMessage {
     message.header.kind = RouteType::Unicast;
     message.header.table = RouteHeader::RT_TABLE_MAIN;
     if let Some(table) = want.table {
-        // The header has eight bits only; the attribute is what counts.
+        // The header has only eight bits; the kernel uses the attribute.
         message.header.table = u8::try_from(table).unwrap_or(0);
         message.attributes.push(RouteAttribute::Table(table));
     }
@@ -185,7 +185,7 @@ pub(super) fn address_of(answer: RouteNetlinkMessage, index: u32) -> Option<Addr
     })
 }
 
-/// `None` for what is no unicast route.
+/// `None` for a route that is not unicast.
 pub(super) fn route_of(answer: RouteNetlinkMessage) -> Option<Route> {
     let RouteNetlinkMessage::NewRoute(message) = answer else { return None };
     let header = &message.header;

@@ -1,4 +1,4 @@
-//! One blocking routing socket: a request, its answers, in order.
+//! One blocking routing socket: a request, then its answers in order.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::io;
@@ -13,24 +13,23 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`).
 const DATAGRAM_MAX: usize = 64 * 1024;
 
-/// Invariant: between requests nothing is left unread, but for what a
-/// multicast group sends.
+/// Invariant: between requests nothing is left unread, except messages of a multicast group.
 #[derive(Debug)]
 pub(super) struct Socket {
     inner: netlink_sys::Socket,
-    /// Of the last request; answers with another one are not ours.
+    /// The last request's number; other answers are ignored.
     sequence: Cell<u32>,
-    /// Where datagrams are received, one at a time.
+    /// The buffer for one datagram.
     buffer: RefCell<Vec<u8>>,
 }
 
 impl Socket {
-    /// In the calling thread's network namespace.
+    /// Opens a socket in the calling thread's network namespace.
     pub(super) fn open() -> io::Result<Self> {
         // Bound by the first message to the kernel (`netlink_autobind`).
         let inner = netlink_sys::Socket::new(NETLINK_ROUTE)?;
-        // Dumps then filter by what the request's header names; kernels before
-        // 4.20 do not know the option and send all.
+        // Dumps are then filtered by the request's header. Kernels before 4.20 lack the option and
+        // send everything.
         drop(inner.set_netlink_get_strict_chk(true));
         Ok(Self { inner, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(DATAGRAM_MAX)) })
     }
@@ -40,7 +39,7 @@ impl Socket {
         self.inner.add_membership(group)
     }
 
-    /// The answers, and whether they are one consistent state.
+    /// Returns the answers, and whether they are one consistent state.
     pub(super) fn request<M>(&self, message: M, flags: u16) -> io::Result<(Vec<M>, bool)>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
@@ -85,7 +84,7 @@ impl Socket {
         }
     }
 
-    /// Reads one datagram and forgets it; for sockets of a multicast group.
+    /// Reads and drops one datagram; for sockets in a multicast group.
     pub(super) fn discard(&self) -> io::Result<()> {
         self.receive().map(drop)
     }

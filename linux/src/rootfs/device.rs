@@ -1,7 +1,7 @@
-//! Device nodes and links of a container's /dev.
+//! Device nodes and links in a container's /dev.
 //!
-//! Invariant: a name that is there already counts only if it is the very same
-//! node, looked at by descriptor and without following a link.
+//! Invariant: an existing name is accepted only if it is the same node, checked by descriptor and
+//! without following a link.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -11,7 +11,7 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
 use crate::{Error, Result};
 
-/// What a device node stands for.
+/// The type and numbers of a device node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
     pub block: bool,
@@ -51,17 +51,17 @@ impl Device {
     }
 }
 
-/// A device node in a directory, with exactly `mode`: the caller's umask must be 0.
+/// Makes a device node in a directory with exactly `mode`: the caller's umask must be 0.
 pub fn make_device(dir: impl AsFd, name: &str, device: Device, mode: u32) -> Result<()> {
     let number = rustix::fs::makedev(device.major, device.minor);
     match rustix::fs::mknodat(&dir, name, device.file_type(), Mode::from(mode), number) {
-        // What an image brings along; it is verified like the others.
+        // The image may have the node; it is verified like the others.
         Ok(()) | Err(rustix::io::Errno::EXIST) => verify_device(dir, Path::new(name), device),
         Err(e) => Err(Error::new("mknod", name, e)),
     }
 }
 
-/// Checks that `path` in `root` is that device, and no link.
+/// Checks that `path` in `root` is that device, and not a link.
 pub fn verify_device(root: impl AsFd, path: &Path, device: Device) -> Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;

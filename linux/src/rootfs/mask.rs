@@ -1,12 +1,11 @@
 //! Paths that a container must not read or write: masks, read-only paths, and
 //! the check that a kernel file system is what its name says.
 //!
-//! The source of a mask comes from a tmpfs that no container ever sees. Taken
-//! from the container's own /dev, it would be what a volume put there
-//! (CVE-2025-31133).
+//! The source of a mask comes from a tmpfs that no container sees. Taken from the container's own
+//! /dev, it could be a file of a volume (CVE-2025-31133).
 //!
-//! Invariant: every mask is verified by descriptor when it is made and again by
-//! [`Masks::verify`], after everything else is mounted.
+//! Invariant: every mask is verified by descriptor when it is made, and again by [`Masks::verify`]
+//! after everything else is mounted.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,7 +29,7 @@ const READ_ONLY: Attributes = Attributes {
     recursive: false,
 };
 
-/// A kernel file system, known by its magic number.
+/// A kernel file system, identified by its magic number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelFs {
     Proc,
@@ -46,13 +45,13 @@ pub struct Masks {
 }
 
 impl Masks {
-    /// Mounts the private tmpfs on the directory `at`, over which the
-    /// container's root is mounted next. The caller's mount namespace must be
-    /// its own, and its umask 0.
+    /// Mounts the private tmpfs on the directory `at`, over which the container's root is mounted
+    /// later. The caller's mount namespace must be its own, and its umask 0.
     pub fn mount(at: impl AsFd, name: &Path) -> Result<Self> {
         let options = ["mode=700", "size=4k", "nr_inodes=2"].map(str::to_owned);
         let tmpfs = new_fs("tmpfs", &options)?;
-        // In a namespace, since only such a mount can be cloned (open_tree(2) before Linux 6.15).
+        // Attached to a namespace, since only such a mount can be cloned (open_tree(2) before Linux
+        // 6.15).
         attach(&tmpfs, at, name)?;
         device::make_device(&tmpfs, "null", NULL, 0o666)?;
         let null = rustix::fs::openat(
@@ -66,9 +65,8 @@ impl Masks {
         Ok(Self { null, masked: Vec::new(), read_only: Vec::new() })
     }
 
-    /// Covers `path` in `root` so that nothing of it can be read: a null device
-    /// over a file, an empty tmpfs over a directory, both read-only. A missing
-    /// path is a success.
+    /// Covers `path` in `root` so that nothing in it can be read: a null device over a file, an
+    /// empty tmpfs over a directory, both read-only. A missing path is a success.
     pub fn mask(&mut self, root: impl AsFd, path: &Path) -> Result<()> {
         let Some(target) = find(&root, path)? else { return Ok(()) };
         let cover = if is_directory(&target)? {
@@ -84,8 +82,7 @@ impl Masks {
         Ok(())
     }
 
-    /// Makes `path` in `root` read-only, with the mounts below. A missing path
-    /// is a success.
+    /// Makes `path` in `root` read-only, with the mounts below. A missing path is a success.
     pub fn make_read_only(&mut self, root: impl AsFd, path: &Path) -> Result<()> {
         let Some(target) = find(&root, path)? else { return Ok(()) };
         let tree = clone_tree_at(target.as_fd(), Path::new(""), true)?;
@@ -95,11 +92,11 @@ impl Masks {
         Ok(())
     }
 
-    /// Looks at every mask and read-only path as a process in `root` would.
+    /// Checks every mask and read-only path as a process in `root` would see it.
     pub fn verify(&self, root: impl AsFd) -> Result<()> {
         const OP: &str = "verify mask";
         for path in &self.masked {
-            // A path below another mask is hidden by that.
+            // A path below another mask is hidden by that mask.
             let Some(found) = find(&root, path)? else { continue };
             if is_directory(&found)? {
                 verify_magic(OP, &found, path, TMPFS_MAGIC)?;
@@ -116,8 +113,8 @@ impl Masks {
     }
 }
 
-/// The directory `path` of `root`, verified to be the root of such a file
-/// system. No link leads to it.
+/// Opens the directory `path` of `root` and verifies that it is the root of such a file system.
+/// Links are not followed.
 pub fn open_kernel_fs(root: impl AsFd, path: &Path, kind: KernelFs) -> Result<OwnedFd> {
     const OP: &str = "verify file system";
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -1,12 +1,10 @@
-//! Finds the place of a mount inside a root directory.
+//! Finds the target of a mount inside a root directory.
 //!
-//! Volumes that are mounted below the root belong to others, who may swap a
-//! directory for a link at any moment. So each component is opened by itself,
-//! relative to the one before, and a link is followed only where it stands on
-//! the root's own mount: the image, which has no other user.
+//! Other processes use the volumes mounted below the root, and may replace a directory by a link at
+//! any time. So each component is opened separately, relative to the previous one. A link is
+//! followed only on the root's own mount: the image, which has no other user.
 //!
-//! Invariant: [`Target::path`] is where the descriptor really is, as seen from
-//! the root: no link is left in it.
+//! Invariant: [`Target::path`] is the descriptor's real path, seen from the root, without links.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -24,7 +22,7 @@ const OP: &str = "find mount point";
 /// The kernel's own limit (path_resolution(7)).
 const MAX_LINKS: usize = 40;
 
-/// A place below a root, held by an `O_PATH` descriptor.
+/// A target below a root, held by an `O_PATH` descriptor.
 #[derive(Debug)]
 pub struct Target {
     pub fd: OwnedFd,
@@ -32,9 +30,8 @@ pub struct Target {
     pub path: PathBuf,
 }
 
-/// The place of `path` in `root`. What is missing of it is made: directories
-/// with mode 0755, a file with 0644. A link inside a volume or a kernel file
-/// system is `ELOOP`.
+/// The target at `path` in `root`. Missing parts are made: directories with mode 0755, a file with
+/// 0644. A link inside a volume or a kernel file system is `ELOOP`.
 pub fn ensure_target(root: impl AsFd, path: &Path, kind: Kind) -> Result<Target> {
     let mut walk = Walk::new(root.as_fd(), path)?;
     while let Some(name) = walk.todo.pop_front() {
@@ -50,13 +47,12 @@ pub fn ensure_target(root: impl AsFd, path: &Path, kind: Kind) -> Result<Target>
     walk.into_target()
 }
 
-/// Where `path` leads in `root` with the links of the image followed, although
-/// parts of it may be missing.
+/// Resolves `path` in `root` with the links of the image; parts of it may be missing.
 pub fn resolve(root: impl AsFd, path: &Path) -> Result<PathBuf> {
     let mut walk = Walk::new(root.as_fd(), path)?;
     while let Some(name) = walk.todo.pop_front() {
         match walk.step(&name) {
-            // Below what is missing, and below a file, there are no links.
+            // Below a missing part or a file, there are no links.
             Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR) => {
                 let mut found = walk.path();
                 for name in std::iter::once(name).chain(walk.todo) {
@@ -78,7 +74,7 @@ struct Walk<'a> {
     wanted: &'a Path,
     root: OwnedFd,
     image_mount: u64,
-    /// From the root down to where the walk is.
+    /// The open directories from the root down to the walk's position.
     open: Vec<(OsString, OwnedFd)>,
     todo: VecDeque<OsString>,
     links: usize,
@@ -116,7 +112,7 @@ impl<'a> Walk<'a> {
 
     fn step(&mut self, name: &OsStr) -> Result<()> {
         if name == ".." {
-            // At the root it stays there.
+            // At the root, `..` stays there.
             self.open.pop();
             return Ok(());
         }
@@ -150,7 +146,7 @@ impl<'a> Walk<'a> {
             Kind::File => rustix::fs::mknodat(self.here(), name, FileType::RegularFile, Mode::from(0o644), 0),
         };
         match made {
-            // Another user of the volume was faster; the next step looks at it.
+            // Another process has created it; the next step checks it.
             Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
             Err(e) => Err(Error::at("create mount point", self.wanted, e)),
         }
@@ -163,7 +159,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// One name in a directory; a link itself, not what it leads to.
+/// Opens one name in a directory; a link itself, not its target.
 fn open_beneath(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let flags = flags | OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS)

@@ -1,10 +1,9 @@
-//! A tree given to a group, which may then write to it: Kubernetes' fsGroup.
+//! Gives a tree to a group with access to it: Kubernetes' fsGroup.
 //!
-//! Others may run in the tree meanwhile. So each file is opened once (O_PATH, which
-//! starts no driver and waits for no writer), and all that is done to it is done to
-//! that descriptor: a name that becomes a link in between changes nothing elsewhere.
-//! Hard links lead no further either: link(2) does not cross mounts, so every other
-//! name of a file is in the tree's own mount.
+//! Other processes may use the tree meanwhile. So each file is opened once (O_PATH, which calls no
+//! driver and waits for no writer), and all changes use that descriptor: a name that becomes a link
+//! in between has no effect elsewhere. Hard links have none either: link(2) does not cross mounts,
+//! so every other name of a file is in the tree's own mount.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,7 +14,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Statx};
 use super::{Changes, Visitor, WITHIN, at, file_type, is_change, stat, walk};
 use crate::Result;
 
-/// What the group may do: kubelet's masks (pkg/volume/volume_linux.go).
+/// The group's access: kubelet's masks (pkg/volume/volume_linux.go).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupAccess {
     /// Files at least 0660, directories 2770.
@@ -38,14 +37,14 @@ impl GroupAccess {
     }
 }
 
-/// How often a walk begins anew because the directory it was in was moved.
+/// How often a walk starts over because its current directory was moved.
 const ATTEMPTS: u32 = 8;
 
-/// Gives everything below `root`, and `root` last of all, to group `gid`, and the
-/// group access to it. Owners stay; no other file is touched, whatever is done to the
-/// tree meanwhile. Mounts in the tree are passed over.
+/// Gives everything below `root`, and finally `root`, to group `gid`, with access for the group.
+/// Owners stay. No file outside is changed, whatever other processes do to the tree meanwhile.
+/// Mounts in the tree are skipped.
 ///
-/// `root` may be O_PATH, and any file.
+/// `root` may be O_PATH and of any file type.
 pub fn give_group(root: impl AsFd, gid: u32, access: GroupAccess, stop: &AtomicBool) -> Result<()> {
     let root = root.as_fd();
     let mut giver = Giver { gid, access };
@@ -62,8 +61,8 @@ pub fn give_group(root: impl AsFd, gid: u32, access: GroupAccess, stop: &AtomicB
     }
 }
 
-/// Whether `root` shows that the tree has been given: it is the last to be.
-/// kubelet's test for `OnRootMismatch`: the group, its permissions, and setgid.
+/// Whether the tree has been given, which its root shows, since it changes last. This is kubelet's
+/// test for `OnRootMismatch`: the group, its permissions, and setgid.
 pub fn has_group(root: impl AsFd, gid: u32, access: GroupAccess) -> Result<bool> {
     let found = stat(root.as_fd(), c"")?;
     Ok(file_type(&found) == FileType::Directory
@@ -88,12 +87,12 @@ impl Giver {
         if kind == FileType::Symlink {
             return Ok(());
         }
-        // Of now: its owner may have changed it since, and so does a change of group.
+        // Read again: its owner may have changed it, and a change of group changes it too.
         let found = stat(file, c"")?;
         let wanted = match kind {
             FileType::Directory => mode_of(&found) | self.access.of_directories(),
-            // chown(2) took these; its owner, who need not be of the group, may not get
-            // a program that runs with it.
+            // chown(2) cleared these bits. Restoring them would give its owner, who need not be in
+            // the group, a program that runs with it.
             _ if changes_group => (mode_of(&found) | self.access.of_files()) - (Mode::SUID | Mode::SGID),
             _ => mode_of(&found) | self.access.of_files(),
         };
@@ -125,14 +124,14 @@ fn mode_of(stat: &Statx) -> Mode {
     Mode::from_raw_mode(u32::from(stat.stx_mode) & 0o7777)
 }
 
-/// The file itself, of whatever kind, a symbolic link not followed.
+/// Opens the file itself, of any type, without following a symbolic link.
 fn open_path(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(parent, name, flags, Mode::empty(), WITHIN)
 }
 
-/// The name by which chmod(2) reaches a descriptor's file (proc(5)): fchmod(2) refuses
-/// O_PATH, and fchmodat2(2) is of Linux 6.6.
+/// The path by which chmod(2) reaches a descriptor's file (proc(5)): fchmod(2) refuses O_PATH, and
+/// fchmodat2(2) exists since Linux 6.6.
 fn by_descriptor(file: BorrowedFd<'_>) -> CString {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     CString::new(path).expect("digits hold no zero byte")

@@ -1,10 +1,10 @@
-//! Removal of a tree that somebody else filled, and may be filling still.
+//! Removes a tree that untrusted processes filled and may still be filling.
 //!
-//! What cannot be removed (an immutable file) is passed over, and named when the rest
-//! is gone. A read-only subvolume of Btrfs is made writable first. A mount ends the removal at once: it was left by mistake, and what is in
-//! it is not the tree's. Nothing is created or renamed, so a full disk is no obstacle.
-//! Writers cannot keep it busy for ever: a directory that fills again is listed
-//! [`MOST_ROUNDS`] times, and the whole ends after [`TIME_LIMIT`].
+//! Entries that cannot be removed (an immutable file) are skipped, and reported at the end. A
+//! read-only Btrfs subvolume is made writable first. A mount stops the removal at once: it was left
+//! by mistake, and its contents do not belong to the tree. Nothing is created or renamed, so a full
+//! disk is no problem. Writers cannot keep the removal busy forever: a directory that fills again
+//! is listed [`MOST_ROUNDS`] times, and the whole removal stops after [`TIME_LIMIT`].
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -19,23 +19,23 @@ use rustix::io::Errno;
 use super::{Identity, WITHIN, open_dir};
 use crate::{Error, Result, btrfs};
 
-/// How often a directory is emptied that is never found empty afterwards.
+/// How often a directory is emptied that always fills again.
 const MOST_ROUNDS: u8 = 8;
-/// How often the walk begins anew because the directory it was in was moved.
+/// How often the walk starts over because its current directory was moved.
 const MOST_STARTS: u8 = 8;
-/// A repetition goes on from there. Far beyond what millions of files take.
+/// A repeated call continues. Far more than millions of files take.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
-/// Directories that are remembered of one that is being emptied: it is listed again
-/// when they are gone. Fewer where many levels remember some.
+/// Subdirectories remembered for a directory that is being emptied: it is listed again after them.
+/// Fewer if many levels remember some.
 const fn batch(depth: usize) -> usize {
     if depth < 64 { 4096 } else { 64 }
 }
-/// Entries of one directory that could not be removed, before it is given up.
+/// After this many failed entries in one directory, the rest is skipped.
 const MOST_FAILED: usize = 1024;
 
-/// Removes `path` and all below; its absence is a success. Killed or failed at any
-/// point, a repetition goes on. `path` may be reached through links, but the last
-/// component is none: `ENOTDIR`.
+/// Removes `path` with its contents; a missing one is a success. After a kill or a failure at any
+/// point, a repeated call continues. `path` may lead through links, but its last component may not
+/// be one: `ENOTDIR`.
 pub fn remove(path: &Path) -> Result<()> {
     let Some(name) = path.file_name() else {
         return Err(Error::at("remove tree", path, Errno::INVAL));
@@ -53,7 +53,7 @@ pub fn remove(path: &Path) -> Result<()> {
     Removal::new(path, TIME_LIMIT).run(parent.as_fd(), &name)
 }
 
-/// [`remove`] of the directory `name` in `parent`, called `shown` in errors.
+/// [`remove`] for the directory `name` in `parent`; errors name it `shown`.
 pub fn remove_in(parent: BorrowedFd<'_>, name: &CStr, shown: &Path) -> Result<()> {
     Removal::new(shown, TIME_LIMIT).run(parent, name)
 }
@@ -68,12 +68,12 @@ struct Removal<'a> {
 /// A directory that is being emptied.
 struct Level {
     name: CString,
-    /// Of the directory that it is in.
+    /// The directory that contains it.
     parent: Identity,
-    /// Directories in it, and how often each was emptied already.
+    /// Its subdirectories, and how often each was emptied.
     pending: Vec<(CString, u8)>,
     rounds: u8,
-    /// Whether the last listing came to its end.
+    /// Whether the last listing was complete.
     listed: bool,
     failed: BTreeSet<CString>,
 }
@@ -110,11 +110,12 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Removes `name` and all below, but for what is recorded as failed.
+    /// Removes `name` and its contents, except entries that are recorded as failed.
     fn empty(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> Result<()> {
         let mut here = open_dir(parent, c".", ResolveFlags::empty())
             .map_err(|e| Error::at("open directory of", self.shown, e))?;
-        // The first level is the directory that holds the tree, of which one entry is removed.
+        // The first level is the directory that contains the tree; only one of its entries is
+        // removed.
         let mut levels = vec![Level {
             name: CString::default(),
             parent: Identity::of(&here)?,
@@ -148,7 +149,7 @@ impl<'a> Removal<'a> {
                         here = child;
                     }
                     Err(Errno::NOENT) => {}
-                    // It became something else; the root of the tree must not have.
+                    // Its type changed; for the root of the tree that is an error.
                     Err(Errno::NOTDIR | Errno::LOOP) if levels.len() > 1 => {
                         self.unlink(&here, &name, &mut levels)?;
                     }
@@ -169,7 +170,7 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// Unlinks what is no directory and notes the directories, until there are many.
+    /// Unlinks everything but directories, and remembers those up to a limit.
     fn list(&mut self, here: &OwnedFd, levels: &mut [Level]) -> Result<()> {
         let failed = |e| Error::new("list", self.path(levels, c""), e);
         let mut entries = Dir::read_from(here).map_err(failed)?;
@@ -203,7 +204,7 @@ impl<'a> Removal<'a> {
     fn unlink(&mut self, here: &OwnedFd, name: &CStr, levels: &mut [Level]) -> Result<()> {
         match rustix::fs::unlinkat(here, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            // Of unknown type where the file system does not say.
+            // The type is unknown if the file system does not report it.
             Err(Errno::ISDIR) => {
                 if let Some(level) = levels.last_mut() {
                     level.pending.push((name.to_owned(), 0));
@@ -215,10 +216,10 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// Removes the directory `done`, which is emptied, from `here`.
+    /// Removes the emptied directory `done` from `here`.
     fn leave(&mut self, here: &OwnedFd, done: Level, levels: &mut [Level]) -> Result<()> {
         if !done.failed.is_empty() {
-            // Named already, by what is in it.
+            // Reported already, with the failed entry in it.
             if let Some(level) = levels.last_mut() {
                 level.failed.insert(done.name);
             }
@@ -259,7 +260,7 @@ impl<'a> Removal<'a> {
         Error::new("remove mount point (unmount it first)", self.path(levels, name), Errno::BUSY)
     }
 
-    /// For errors: the beginning and the end of a path that may have any length.
+    /// For errors: the beginning and the end of a path of any length.
     fn path(&self, levels: &[Level], name: &CStr) -> String {
         const SHOWN: usize = 4;
         let names = levels.iter().map(|level| level.name.as_c_str()).chain([name]);
@@ -321,7 +322,7 @@ mod tests {
     }
 
     /// Deeper than the limits of stacks, of descriptors and of path lengths, and of
-    /// directories that nobody may enter.
+    /// directories without any permission bits.
     #[test]
     fn a_tree_of_thirty_thousand_levels_goes() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -352,7 +353,7 @@ mod tests {
                 std::fs::create_dir_all(root.join("a")).unwrap();
                 std::fs::create_dir_all(&mounted).unwrap();
                 std::fs::create_dir(&source).unwrap();
-                // A bind of the same file system, which st_dev does not tell apart.
+                // A bind of the same file system has the same st_dev.
                 mount::bind(&source, &mounted).unwrap();
                 std::fs::write(source.join("kept"), "").unwrap();
                 let err = remove(&root).unwrap_err();

@@ -1,5 +1,5 @@
-//! A directory for trees that are not used any more: they leave their place at once, by a
-//! rename, and are removed where nothing waits for them. Of millions of files that takes minutes.
+//! A directory for unused trees. A tree is moved here at once, by a rename, and removed in the
+//! background: millions of files take minutes.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ pub struct Trash {
 }
 
 impl Trash {
-    /// Of every name that [`Self::take`] gives.
+    /// The prefix of every name that [`Self::take`] gives.
     pub const PREFIX: &str = "left-";
 
-    /// `dir` is there, and on the file system of all that will be put into it.
+    /// `dir` must exist, on the file system of the trees that will be moved into it.
     pub fn new(dir: PathBuf) -> Self {
         Self { dir, next: AtomicU64::new(0) }
     }
 
-    /// Moves `path` to a name that nothing has had before; where to, or `None` if there is
-    /// nothing (more) to remove, as of [`set_aside`].
+    /// Moves `path` to an unused name, and returns that path. `None` if there is nothing to remove
+    /// (any more), as with [`set_aside`].
     pub fn take(&self, path: &Path) -> Result<Option<PathBuf>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let moment = UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
@@ -33,13 +33,13 @@ impl Trash {
     }
 }
 
-/// Moves `path`, which is to be removed, to `trash`, which does not exist; whether it is
-/// there now. It is not where `path` does not exist, nor on a full Btrfs, whose metadata take
-/// no rename, but removals, which give back: there the tree is removed in its place.
+/// Moves `path` to `trash`, which must not exist. Returns false if there is nothing to move: `path`
+/// does not exist, or was removed in place. The latter happens on a full Btrfs, whose metadata have
+/// no space for a rename, while removals free space.
 pub fn set_aside(path: &Path, trash: &Path) -> Result<bool> {
     match std::fs::rename(path, trash) {
         Ok(()) => Ok(true),
-        // And not the directory of `trash`, without which nothing can be moved.
+        // Unless the directory of `trash` is missing, without which nothing can be moved.
         Err(e) if e.kind() == ErrorKind::NotFound && is_absent(path) => Ok(false),
         Err(e) if e.kind() == ErrorKind::StorageFull => super::remove(path).map(|()| false),
         Err(e) => Err(Error::at("move to trash", path, e)),
@@ -50,8 +50,8 @@ fn is_absent(path: &Path) -> bool {
     matches!(std::fs::symlink_metadata(path), Err(e) if e.kind() == ErrorKind::NotFound)
 }
 
-/// Removes trees that were taken, one after the other, on a thread of its own. `failed` is told
-/// of those that stay, or of all together where no thread can be started.
+/// Removes trees of [`Trash::take`] one after the other on a separate thread. Calls `failed` for
+/// each tree that stays, or once if no thread can be started.
 pub fn remove_in_background(trees: Vec<PathBuf>, failed: fn(Error)) {
     if trees.is_empty() {
         return;
