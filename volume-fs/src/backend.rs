@@ -1,8 +1,8 @@
-//! The one seam to what a volume is kept in: a [`Backend`] gets a call for each FUSE request,
-//! named as FUSE names it, and gives one answer to each.
+//! The interface to a volume's storage: a [`Backend`] gets one call for each FUSE request, with
+//! FUSE's name, and gives one answer to each.
 //!
-//! A backend answers from any thread, when it likes. One that does its work in the call keeps an
-//! event loop busy meanwhile; one with a runtime of its own returns at once, and answers later.
+//! A backend may answer from any thread and at any time. One that works inside the call occupies an
+//! event loop meanwhile; one with its own runtime returns at once and answers later.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -16,71 +16,71 @@ use crate::file::{Attributes, Handle, Known, Listed, Name, NodeId, Statistics};
 use crate::notifications::Kernel;
 use crate::request::{Changes, Data, Permissions, Range, Special, Xattr};
 
-/// Takes the answer to a request. Where it is dropped instead, the application gets `EIO`.
+/// Takes the answer to a request. If it is dropped instead, the application gets `EIO`.
 pub trait Reply<T>: FnOnce(Result<T>) + Send + 'static {}
 
 impl<T, F: FnOnce(Result<T>) + Send + 'static> Reply<T> for F {}
 
-/// Takes an answer of bytes, which it does not keep.
+/// Takes an answer of bytes; it does not keep them.
 pub trait DataReply: FnOnce(Result<&[u8]>) + Send + 'static {}
 
 impl<F: FnOnce(Result<&[u8]>) + Send + 'static> DataReply for F {}
 
-/// What a [`Listing`] says to an entry.
+/// A [`Listing`]'s response to an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
     Yes,
-    /// There was no room: the entry comes again with the next request.
+    /// There was no space: the next request repeats the entry.
     No,
 }
 
-/// Takes the entries of a directory, until it has no room or [`Self::end`].
+/// Takes the entries of a directory until it has no space, or until [`Self::end`].
 pub trait Listing: Send + 'static {
     fn add(&mut self, entry: &Listed<'_>) -> Taken;
     fn end(self, result: Result<()>);
 }
 
-/// Takes entries with their attributes. Each entry that is taken counts as a lookup, but for `.`
-/// and `..`.
+/// Takes entries with their attributes. Each accepted entry counts as a lookup, except `.` and
+/// `..`.
 pub trait KnownListing: Send + 'static {
     fn add(&mut self, entry: &Listed<'_>, known: &Known) -> Taken;
     fn end(self, result: Result<()>);
 }
 
-/// Why a volume cannot be paused: the backend has no means to hold writes back.
+/// Why a volume cannot be paused: the backend cannot hold writes back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CannotPause(pub String);
 
-/// How a snapshot is cut: nothing changes while a volume is paused.
+/// Pauses for snapshots: a paused volume does not change.
 pub trait Pausing: Send + Sync + 'static {
-    /// Calls `paused` once nothing changes and the use is known, from any thread. Until
-    /// [`Self::resume`] nothing changes then. Changes that applications ask for meanwhile wait.
+    /// Calls `paused`, from any thread, once nothing changes and the use is known. After that
+    /// nothing changes until [`Self::resume`]; applications' changes wait.
     fn pause(&self, paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static);
 
-    /// Lets changes go on. A pause that has not begun does not begin any more.
+    /// Ends the pause. A pause that has not begun is cancelled.
     fn resume(&self);
 
-    /// What a pause that has not begun waits for, in words.
+    /// What a pause that has not begun waits for, as text.
     fn pause_waits_for(&self) -> &'static str;
 }
 
-/// One volume, and where it is kept.
+/// One volume and its storage.
 ///
-/// The kernel has checked permissions before a request is sent (FUSE_POSIX_ACL implies
-/// default_permissions). What is created belongs to its caller.
+/// The kernel has checked permissions before it sends a request (FUSE_POSIX_ACL implies
+/// default_permissions). A new file belongs to the caller.
 pub trait Backend: Pausing {
-    /// What is behind a name.
+    /// Finds the file with this name.
     fn lookup(&self, name: Name<'_>, reply: impl Reply<Known>);
-    /// The kernel has forgotten so many lookups. Must never wait.
+    /// The kernel has forgotten this many lookups. Must never wait.
     fn forget(&self, node: NodeId, lookups: u64);
 
     fn getattr(&self, node: NodeId, handle: Option<Handle>, reply: impl Reply<Attributes>);
     fn setattr(&self, node: NodeId, handle: Option<Handle>, changes: Changes, reply: impl Reply<Attributes>);
-    /// `size` 0 asks how many bytes the value has.
+    /// `size` 0 asks for the length of the value.
     fn getxattr(&self, node: NodeId, name: &OsStr, size: usize, reply: impl Reply<Xattr>);
     fn setxattr(&self, node: NodeId, name: &OsStr, value: &[u8], flags: XattrFlags, reply: impl Reply<()>);
-    /// Names, each with a zero behind it. `size` 0 asks how many bytes they have.
+    /// The names, each followed by a zero byte. `size` 0 asks for their length.
     fn listxattr(&self, node: NodeId, size: usize, reply: impl Reply<Xattr>);
     fn removexattr(&self, node: NodeId, name: &OsStr, reply: impl Reply<()>);
 
@@ -110,38 +110,38 @@ pub trait Backend: Pausing {
         reply: impl Reply<(Known, Handle)>,
     );
     fn open(&self, node: NodeId, flags: OFlags, reply: impl Reply<Handle>);
-    /// Fewer bytes than `size` are the end of the file.
+    /// Fewer bytes than `size` mean the end of the file.
     fn read(&self, handle: Handle, offset: u64, size: u32, reply: impl DataReply);
-    /// Answers how many bytes were written.
+    /// Answers the number of bytes written.
     fn write(&self, handle: Handle, data: Data<'_>, reply: impl Reply<usize>);
     fn copy_file_range(&self, from: Range, to: Range, length: u64, reply: impl Reply<usize>);
     /// `range`: offset and length.
     fn fallocate(&self, handle: Handle, range: (u64, u64), mode: FallocateFlags, reply: impl Reply<()>);
-    /// Data and holes alone: other positions are the kernel's affair.
+    /// Only data and holes: the kernel handles other positions.
     fn lseek(&self, handle: Handle, position: SeekFrom, reply: impl Reply<u64>);
-    /// One of the descriptors of this handle is closed.
+    /// One descriptor of this handle was closed.
     fn flush(&self, handle: Handle, reply: impl Reply<()>);
     fn fsync(&self, handle: Handle, data_only: bool, reply: impl Reply<()>);
-    /// Nothing uses the handle any more. Must never wait.
+    /// The handle is no longer used. Must never wait.
     fn release(&self, handle: Handle, reply: impl Reply<()>);
 
     fn opendir(&self, node: NodeId, reply: impl Reply<Handle>);
-    /// The entries from `offset` on: 0, or [`Listed::next`] of one.
+    /// The entries from `offset` on: 0, or an entry's [`Listed::next`].
     fn readdir(&self, handle: Handle, offset: u64, listing: impl Listing);
     fn readdirplus(&self, node: NodeId, handle: Handle, offset: u64, listing: impl KnownListing);
     fn fsyncdir(&self, handle: Handle, data_only: bool, reply: impl Reply<()>);
-    /// Nothing uses the handle any more. Must never wait.
+    /// The handle is no longer used. Must never wait.
     fn releasedir(&self, handle: Handle, reply: impl Reply<()>);
 
     fn statfs(&self, reply: impl Reply<Statistics>);
 
-    /// From now on requests come; the process can do nothing but serve. Starts the threads that
-    /// a backend needs beside the event loops.
+    /// Requests follow after this call, and the process can only serve. Starts the threads that a
+    /// backend needs in addition to the event loops.
     fn start(self: Arc<Self>, kernel: Kernel) -> crate::Result<()>;
-    /// What is shown of the volume. Must never wait.
+    /// The volume's figures. Must never wait.
     fn figures(&self) -> Figures;
-    /// Both limits or none; the same again is no change. Must never wait.
+    /// Sets both limits or none; unchanged limits are a success. Must never wait.
     fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks>;
-    /// The volume is unmounted.
+    /// The volume was unmounted.
     fn end(&self);
 }

@@ -1,4 +1,4 @@
-//! What the command line and the environment say.
+//! The command line and the environment.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use tracing::Level;
 use crate::confine::Isolation;
 use crate::{Error, Result};
 
-/// Where the driver puts the single-use nonce; taken out of the environment at once.
+/// The driver passes the single-use nonce in this variable, which is removed at once.
 const NONCE_VARIABLE: &std::ffi::CStr = c"HAWSER_NONCE";
 
-/// More event loops than this never pay: each keeps a buffer as large as its largest write.
+/// More event loops are never faster: each keeps a buffer as large as its largest write.
 pub const MAX_THREADS: usize = 64;
 
 /// Serves one Hawser volume over FUSE.
@@ -68,7 +68,7 @@ pub(crate) fn take_nonce() -> Result<String> {
 }
 
 pub(crate) fn log_to_stderr(level: Level) {
-    // Fails only where a subscriber exists already: then that one is meant.
+    // Fails only if there is a subscriber already: then that one is used.
     let _already_there =
         tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).try_init();
 }

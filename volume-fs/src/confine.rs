@@ -1,8 +1,7 @@
-//! What the process gives up before it learns which volume it serves.
+//! The privileges that the process drops before it learns which volume it serves.
 //!
-//! A container runtime has made the namespaces of a mount pod and has taken
-//! capabilities away. A child process of the driver has neither: it makes its
-//! own namespaces, and a root that holds nothing.
+//! In a mount pod, a container runtime has made the namespaces and dropped capabilities. A child
+//! process of the driver makes its own namespaces and an empty root.
 
 use std::path::Path;
 
@@ -14,30 +13,29 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::{Error, Result};
 
-/// Below this many descriptors the daemon could not keep the path to a file open.
+/// With fewer descriptors, the daemon could not keep the directories on a path open.
 const LEAST_DESCRIPTORS: u64 = 64;
 
-/// Who separates the process from the host.
+/// The isolation of the process from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Isolation {
     ByTheRuntime,
     Own,
 }
 
-/// Whatever the starter left open is none of ours. Must come first in `main`.
+/// Descriptors that the parent left open are not ours. Must come first in `main`.
 pub(crate) fn close_inherited_descriptors() -> Result<()> {
     credentials::close_inherited_descriptors().map_err(step("inherited descriptors"))
 }
 
-/// In a container: its /proc is what there is.
+/// In a container, whose /proc is used.
 pub(crate) fn in_given_namespaces() -> Result<DescriptorDir> {
     DescriptorDir::open().map_err(step("own descriptors"))
 }
 
-/// Leaves the host: own mount, network, IPC and UTS namespaces, and as root
-/// directory an empty, read-only tmpfs. Every other mount is gone from the new
-/// namespace, the FUSE mount with them: a copy of it here would keep the
-/// session alive after the host's unmount.
+/// Leaves the host: makes own mount, network, IPC and UTS namespaces, and an empty, read-only tmpfs
+/// as root directory. The new namespace has no other mount. In particular, a copy of the FUSE mount
+/// would keep the session alive after the host's unmount.
 pub(crate) fn in_own_namespaces() -> Result<DescriptorDir> {
     let namespaces = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
@@ -54,12 +52,12 @@ pub(crate) fn in_own_namespaces() -> Result<DescriptorDir> {
 }
 
 fn empty_root() -> linux::Result<()> {
-    // /proc is on every host; what it is does not matter, it is detached below.
+    // Every host has /proc; any directory would do, since it is detached below.
     let place = Path::new("/proc");
     let flags = MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() };
     mount::mount_fs("tmpfs", "none", place, flags, "size=4k,nr_inodes=2,mode=0555")?;
     nix::unistd::chdir(place).map_err(|e| linux::Error::at("change directory to", place, e))?;
-    // The old root is stacked on the new one, and taken off again (pivot_root(2), NOTES).
+    // The old root is stacked on the new one, and unmounted (pivot_root(2), NOTES).
     nix::unistd::pivot_root(".", ".").map_err(|e| linux::Error::at("pivot_root to", place, e))?;
     mount::unmount(Path::new("."), UnmountMode::Detach)?;
     let root = Path::new("/");
@@ -67,13 +65,12 @@ fn empty_root() -> linux::Result<()> {
     mount::remount_bind(root, MountFlags { read_only: true, ..flags })
 }
 
-/// Requests bring the umask of their caller; the process's own must take
-/// nothing more away.
+/// Requests contain the umask of their caller; the process's own must not remove further bits.
 pub(crate) fn clear_umask() {
     rustix::process::umask(rustix::fs::Mode::empty());
 }
 
-/// As many descriptors as the hard limit allows. Returns how many.
+/// Raises the limit of descriptors to the hard limit, and returns it.
 pub(crate) fn raise_descriptor_limit() -> Result<u64> {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     if hard < LEAST_DESCRIPTORS {
@@ -85,17 +82,16 @@ pub(crate) fn raise_descriptor_limit() -> Result<u64> {
     Ok(hard)
 }
 
-/// Exactly `kept` in the effective, permitted and bounding sets, and no_new_privs. A child of
-/// the driver keeps CAP_BPF until its filter stands: without it the kernel refuses the system call
-/// filter where filters of other processes take all the memory that there is for them
-/// (net.core.bpf_jit_limit).
+/// Keeps exactly `kept` in the effective, permitted and bounding sets, and sets no_new_privs. A
+/// child of the driver keeps CAP_BPF until its filter is installed: other processes' filters may
+/// use up the kernel's memory for unprivileged filters (net.core.bpf_jit_limit).
 pub(crate) fn drop_privileges(kept: CapabilitySet) -> Result<()> {
     credentials::limit_capabilities_but(CapabilitySet::BPF, kept)
         .and_then(|()| credentials::set_no_new_privs())
         .map_err(step("privileges"))
 }
 
-/// What was for the system call filter alone.
+/// Drops the capability that only the system call filter needed.
 pub(crate) fn drop_the_last(kept: CapabilitySet) -> Result<()> {
     credentials::keep_capabilities(kept).map_err(step("privileges"))
 }

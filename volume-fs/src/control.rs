@@ -1,8 +1,8 @@
-//! What the driver asks of a serving daemon
-//! (proto/proto/hawser/control/v1/control.proto), and what a scraper reads.
+//! Answers the driver's requests to a serving daemon (proto/proto/hawser/control/v1/control.proto),
+//! and scrapers of metrics.
 //!
-//! One thread for both listeners and all connections; it never waits for
-//! anything but poll(2), so that a lease ends when it should.
+//! One thread for both listeners and all connections. It waits only in poll(2), so that leases end
+//! in time.
 
 mod listener;
 mod pauses;
@@ -28,14 +28,14 @@ use crate::figures::{Figures, Limits};
 use crate::metrics::{Gauges, Metrics};
 use crate::notifications::MountPoints;
 
-/// The driver's, and a person's with a tool beside it. For one more the oldest
-/// is closed that has not paused the volume.
+/// The driver's, and an administrator's with a tool. For a further connection, the oldest one that
+/// has not paused the volume is closed.
 const MOST_CONNECTIONS: usize = 8;
-/// All mount points in a volume; of no other request a tenth is needed.
+/// All mount points in a volume; other requests need less than a tenth.
 const MOST_REQUEST_BYTES: usize = 64 << 10;
 const STACK_BYTES: usize = 128 << 10;
 
-/// Listening already.
+/// Sockets that listen already.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     /// SOCK_SEQPACKET.
@@ -44,7 +44,7 @@ pub(crate) struct Listeners {
     pub(crate) metrics: OwnedFd,
 }
 
-/// What is asked about.
+/// The objects of requests.
 #[derive(Debug)]
 pub(crate) struct Subject<B> {
     pub(crate) backend: Arc<B>,
@@ -52,7 +52,7 @@ pub(crate) struct Subject<B> {
     pub(crate) mount_points: Arc<MountPoints>,
 }
 
-/// The listeners, and what is answered there.
+/// The listeners and their connections.
 pub(crate) struct Control<B> {
     listener: Listener,
     scrapes: Scrapes,
@@ -67,11 +67,11 @@ struct Connection {
     fd: OwnedFd,
 }
 
-/// What poll(2) has found.
+/// The result of poll(2).
 #[derive(Default)]
 struct Ready {
-    /// What became of a pause.
-    told: bool,
+    /// A pause has begun or failed.
+    paused: bool,
     dialled: bool,
     connections: Vec<Who>,
     /// In the order of [`Scrapes::fds`].
@@ -90,13 +90,13 @@ impl<B: Backend> Control<B> {
         })
     }
 
-    /// Answers on a thread of its own until the process ends.
+    /// Answers on a separate thread until the process ends.
     pub(crate) fn start(mut self) -> std::io::Result<()> {
         let thread = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK_BYTES);
         let answering = move || {
             loop {
                 if let Err(errno) = self.turn() {
-                    tracing::error!(error = %errno, "control socket: no more is answered");
+                    tracing::error!(error = %errno, "control socket: requests are no longer answered");
                     return;
                 }
             }
@@ -104,12 +104,12 @@ impl<B: Backend> Control<B> {
         thread.spawn(answering).map(drop)
     }
 
-    /// Waits for something to happen, and deals with it.
+    /// Waits for events and handles them.
     fn turn(&mut self) -> rustix::io::Result<()> {
         let ready = self.wait()?;
         let now = Instant::now();
-        if ready.told {
-            let answer = self.pauses.hear(now);
+        if ready.paused {
+            let answer = self.pauses.take_answer(now);
             self.send(answer, now);
         }
         let overdue = self.pauses.lease_ended(now);
@@ -131,12 +131,12 @@ impl<B: Backend> Control<B> {
         let ends =
             [self.pauses.ends(), self.scrapes.ends(), self.listener.ends()].into_iter().flatten().min();
         let timeout = ends.map(|ends| {
-            // Up to the next millisecond: not a moment before the lease is over.
+            // Rounded up: not before the lease is over.
             let left = ends.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 })
         });
-        let told = self.pauses.told();
-        let mut fds = vec![PollFd::new(&told, wanted(self.pauses.is_awaited())), self.listener.poll()];
+        let paused = self.pauses.event();
+        let mut fds = vec![PollFd::new(&paused, wanted(self.pauses.is_awaited())), self.listener.poll()];
         fds.extend(self.connections.iter().map(|one| PollFd::new(&one.fd, PollFlags::IN)));
         fds.extend(self.scrapes.fds());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
@@ -147,7 +147,7 @@ impl<B: Backend> Control<B> {
         let (connections, scrapes) = happened[2..].split_at(self.connections.len());
         let connections = self.connections.iter().zip(connections);
         Ok(Ready {
-            told: happened[0],
+            paused: happened[0],
             dialled: happened[1],
             connections: connections.filter(|(_, ready)| **ready).map(|(one, _)| one.who).collect(),
             scrapes: scrapes.to_vec(),
@@ -155,8 +155,7 @@ impl<B: Backend> Control<B> {
     }
 
     fn let_in(&mut self, fd: OwnedFd, now: Instant) {
-        // Seen from a pod's pid namespace the driver has pid 0, which is nobody's: only
-        // the owner is asked for.
+        // In a pod's pid namespace, the driver's pid shows as 0, so only the user is checked.
         match getsockopt(&fd, PeerCredentials) {
             Ok(peer) if peer.uid() == 0 => {
                 self.make_room(now);
@@ -180,7 +179,7 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// One packet from a connection, which is closed at its end and when it makes no sense.
+    /// Reads one packet from a connection. Closes it at its end and after an invalid packet.
     fn receive(&mut self, who: Who, now: Instant) {
         let Some(connection) = self.connections.iter().find(|one| one.who == who) else { return };
         let mut packet = vec![0_u8; MOST_REQUEST_BYTES];
@@ -251,7 +250,7 @@ impl<B: Backend> Control<B> {
         let Some((who, kind)) = answer else { return };
         let Some(connection) = self.connections.iter().find(|one| one.who == who) else { return };
         let packet = Reply { kind: Some(kind) }.encode_to_vec();
-        // Whoever does not read its answers is not waited for.
+        // A client that does not read its answers is disconnected.
         if rustix::net::send(&connection.fd, &packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
             self.close(who, now);
         }

@@ -1,4 +1,4 @@
-//! The descriptors of an Assignment, each of which is what its role says.
+//! The descriptors of an Assignment, each checked against its role.
 
 use std::os::fd::OwnedFd;
 
@@ -7,20 +7,20 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-/// As many as a packet may carry.
+/// The most that a packet may carry.
 pub(crate) const MOST: usize = 16;
 
 /// Major and minor number of /dev/fuse (Documentation/admin-guide/devices.txt).
 const FUSE_DEVICE: (u32, u32) = (10, 229);
 
-/// Which field of an Assignment is wrong, and how.
+/// The wrong field of an Assignment, and the reason.
 pub type Wrong = (&'static str, String);
 
 #[derive(Debug)]
 pub struct Descriptors(Vec<(Role, OwnedFd)>);
 
 impl Descriptors {
-    /// `roles` as the message has them, `descriptors` as the packet has.
+    /// `roles` from the message, `descriptors` from the packet.
     pub(crate) fn new(roles: &[i32], descriptors: Vec<OwnedFd>) -> Result<Self, Wrong> {
         let wrong = |reason| ("descriptors", reason);
         if roles.len() != descriptors.len() {
@@ -39,7 +39,7 @@ impl Descriptors {
         Ok(Self(found))
     }
 
-    /// The descriptor with that role, if it is what `check` wants.
+    /// Removes the descriptor with that role, if `check` accepts it.
     pub fn take(
         &mut self,
         role: Role,

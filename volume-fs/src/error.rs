@@ -1,5 +1,4 @@
-//! Why a volume cannot be served. What single requests fail with is an errno
-//! ([`crate::errno`]).
+//! Why a volume cannot be served. Single requests fail with an errno ([`crate::errno`]).
 
 use std::error::Error as _;
 use std::fmt::Write as _;
@@ -65,7 +64,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The whole story in one line, cause last.
+    /// The error and all its causes in one line.
     pub fn chain(&self) -> String {
         let mut line = self.to_string();
         let mut cause = self.source();

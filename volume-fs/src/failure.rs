@@ -1,5 +1,5 @@
-//! What a request fails with: an errno for the application, and a reason for the log where
-//! the errno does not say enough.
+//! The failure of a request: an errno for the application, and a reason for the log if the errno is
+//! not enough.
 
 use std::error::Error;
 
@@ -14,7 +14,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure whose `reason` is logged, since the application sees the errno alone.
+    /// A failure whose `reason` is logged, since the application sees only the errno.
     pub fn because(errno: Errno, reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { errno, reason: Some(reason.into()) }
     }

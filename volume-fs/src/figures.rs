@@ -1,13 +1,13 @@
-//! What a backend says of its volume as a whole.
+//! A backend's figures of its whole volume.
 
-/// How much a volume may hold. 0: no limit.
+/// The limits of a volume. 0: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
     pub bytes: u64,
     pub inodes: u64,
 }
 
-/// How much a volume holds, its root directory included.
+/// What a volume holds, with its root directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {
     pub bytes: u64,
@@ -22,17 +22,17 @@ pub struct UsageNow {
     pub counting: bool,
 }
 
-/// How many inodes the kernel knows.
+/// Figures of the inodes that the kernel knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KnownNow {
     pub nodes: usize,
-    /// Beyond it the kernel is asked to forget.
+    /// The limit above which the kernel is asked to forget inodes.
     pub limit: usize,
-    /// Removed files that are still held.
+    /// Removed files that are still open or known to the kernel.
     pub nameless: usize,
-    /// Inodes that the kernel was asked to forget, ever.
+    /// Total of the inodes that the kernel was asked to forget.
     pub asked_to_forget: u64,
-    /// Lookups and creations that were refused, ever.
+    /// Total of the lookups and creations that were refused.
     pub refused: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct Figures {
     pub known: KnownNow,
 }
 
-/// Why limits are not changed.
+/// Why limits cannot be changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {wanted} is less than the {now} of now, and a volume never shrinks (0: no limit)")]
 pub struct Shrinks {
@@ -53,7 +53,7 @@ pub struct Shrinks {
 }
 
 impl Limits {
-    /// Whether a volume of these limits can get the `wanted` ones: both grow, or stay.
+    /// Whether a volume with these limits can get the `wanted` ones: neither may shrink.
     pub fn check_growth(self, wanted: Self) -> Result<(), Shrinks> {
         let unlimited = |limit: u64| if limit == 0 { u64::MAX } else { limit };
         for (field, now, wanted) in

@@ -1,9 +1,9 @@
-//! Files, as the FUSE side and a backend speak of them. No type of FUSE's is among these.
+//! Files, in types that the FUSE side and a backend share. None of them belongs to FUSE.
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-/// The number by which the kernel knows a file of the volume.
+/// The kernel's number for a file of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NodeId(pub u64);
 
@@ -12,11 +12,11 @@ impl NodeId {
     pub const ROOT: Self = Self(1);
 }
 
-/// An open file or directory. Numbers are never used twice.
+/// An open file or directory. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle(pub u64);
 
-/// A name in a directory. The kernel sends one component; a backend checks it all the same.
+/// A name in a directory. The kernel sends one component; a backend checks that too.
 #[derive(Debug, Clone, Copy)]
 pub struct Name<'a> {
     pub directory: NodeId,
@@ -34,7 +34,7 @@ pub enum FileKind {
     BlockDevice,
 }
 
-/// What stat(2) shows of a file.
+/// The attributes of a file, as in stat(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     /// Also `st_ino`.
@@ -46,10 +46,10 @@ pub struct Attributes {
     pub uid: u32,
     pub gid: u32,
     pub bytes: u64,
-    /// Of 512 bytes.
+    /// In units of 512 bytes.
     pub blocks: u64,
     pub block_bytes: u32,
-    /// Of a device node, as the kernel encodes it on the wire.
+    /// The number of a device node, in the kernel's encoding.
     pub device: u32,
     pub accessed: SystemTime,
     pub modified: SystemTime,
@@ -57,11 +57,12 @@ pub struct Attributes {
     pub born: SystemTime,
 }
 
-/// A file of which the kernel is told. Each time counts as a lookup, until it is forgotten.
+/// A file that is reported to the kernel. Each report counts as a lookup, until the kernel forgets
+/// it.
 #[derive(Debug)]
 pub struct Known {
     pub attributes: Attributes,
-    /// Tells two lives of one node id apart.
+    /// Distinguishes successive files with the same node id.
     pub generation: u64,
 }
 
@@ -75,15 +76,15 @@ pub struct Listed<'a> {
     pub next: u64,
 }
 
-/// What statvfs(3) shows of the volume.
+/// The statistics of the volume, as in statvfs(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
     pub block_bytes: u64,
-    /// The unit of the three numbers of blocks.
+    /// The unit of the three block counts.
     pub fragment_bytes: u64,
     pub blocks: u64,
     pub free_blocks: u64,
-    /// For users without privileges.
+    /// Blocks available to unprivileged users.
     pub available_blocks: u64,
     pub inodes: u64,
     pub free_inodes: u64,

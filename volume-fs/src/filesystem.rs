@@ -1,5 +1,5 @@
-//! FUSE requests in, answers out: takes fuser's arguments apart, calls the [`Backend`] and has it
-//! answer into fuser's reply. Decides nothing about files.
+//! Translates FUSE requests: unpacks fuser's arguments, calls the [`Backend`], and passes it
+//! fuser's reply for the answer. Makes no decisions about files.
 
 mod answers;
 mod convert;
@@ -25,18 +25,18 @@ use crate::backend::Backend;
 use crate::metrics::{Call, Metrics, Operation};
 use crate::request::{Changes, Data, Permissions, Range, Special};
 
-/// What the kernel allows by default (fs.fuse.max_pages_limit = 256 pages).
+/// The kernel's default maximum (fs.fuse.max_pages_limit = 256 pages).
 pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
 
-/// Without these the promises of docs/SEMANTICS.md cannot be kept: umask and
-/// default ACLs (DONT_MASK), ACLs enforced (POSIX_ACL), suid and sgid cleared
-/// without a GETXATTR round trip before every write (HANDLE_KILLPRIV_V2,
-/// Linux 5.12; fuser 0.18 hides its flag on truncate, so that a backend has to clear them always).
+/// docs/SEMANTICS.md depends on these: umask and default ACLs (DONT_MASK), enforced ACLs
+/// (POSIX_ACL), and suid and sgid cleared without a GETXATTR round trip before every write
+/// (HANDLE_KILLPRIV_V2, Linux 5.12; fuser 0.18 hides its flag on truncate, so a backend must always
+/// clear them there).
 const NEEDED: InitFlags =
     InitFlags::FUSE_DONT_MASK.union(InitFlags::FUSE_POSIX_ACL).union(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
 
-/// Speed only. Not FUSE_ATOMIC_O_TRUNC: truncation comes as its own request.
-/// Not locks: they are the kernel's, all users are on this node.
+/// Only for speed. Without FUSE_ATOMIC_O_TRUNC: truncation is a separate request. Without locks:
+/// the kernel handles them, since all users are on this node.
 const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
     .union(InitFlags::FUSE_DO_READDIRPLUS)
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
@@ -132,7 +132,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
             libc::S_IFREG | 0 => Special::Regular,
             libc::S_IFIFO => Special::Fifo,
             libc::S_IFSOCK => Special::Socket,
-            // A device node would be a device of the node's own hardware.
+            // A device node would give access to the node's hardware.
             libc::S_IFCHR | libc::S_IFBLK => return reply.error(FuseErrno::EPERM),
             _ => return reply.error(FuseErrno::EINVAL),
         };
@@ -344,8 +344,8 @@ impl<B: Backend> Filesystem for Adapter<B> {
         self.backend.removexattr(node(ino), name, answers::empty(call, reply));
     }
 
-    /// FUSE_POSIX_ACL makes the kernel check permissions itself, so it never
-    /// asks; were it to ask, this tells it to go on checking itself.
+    /// FUSE_POSIX_ACL makes the kernel check permissions itself, so it never sends this request. If
+    /// it did, ENOSYS would make it continue to check by itself.
     fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
         reply.error(FuseErrno::ENOSYS);
     }
@@ -390,7 +390,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        // The others are the kernel's own business.
+        // The kernel handles the others itself.
         let position = match (whence, u64::try_from(offset)) {
             (libc::SEEK_DATA, Ok(offset)) => SeekFrom::Data(offset),
             (libc::SEEK_HOLE, Ok(offset)) => SeekFrom::Hole(offset),

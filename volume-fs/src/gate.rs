@@ -1,18 +1,18 @@
-//! The way of every request that changes something, for backends that can hold changes back.
-//! While it is shut nothing changes: the use is being counted, or a snapshot is being cut.
+//! The gate that every changing request passes, for backends that can hold changes back. While it
+//! is shut, nothing changes: the use is being counted, or a snapshot is being cut.
 //!
-//! A change that comes meanwhile is put aside, so that the event loops go on
-//! answering reads; what would take too much memory waits where it is.
+//! A change that arrives meanwhile is set aside, so that the event loops continue to answer reads.
+//! If it would take too much memory, its event loop waits.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Data of requests put aside; beyond it event loops wait.
+/// Most data of requests set aside; beyond that, event loops wait.
 const MOST_BYTES_ASIDE: usize = 8 << 20;
-/// Requests put aside.
+/// Most requests set aside.
 const MOST_ASIDE: usize = 1024;
 
-/// A request that was put aside. Its size is data that it keeps.
+/// A request that was set aside. Its size is the data that it keeps.
 type Job = Box<dyn FnOnce() + Send>;
 
 pub struct Gate {
@@ -27,17 +27,17 @@ struct State {
     inside: usize,
     aside: VecDeque<Job>,
     bytes_aside: usize,
-    /// To be called when the pause has begun.
+    /// Called when the pause has begun.
     when_still: Option<Job>,
 }
 
-/// A change that is being made.
+/// A change in progress.
 #[derive(Debug)]
 pub struct Pass<'a> {
     gate: &'a Gate,
 }
 
-/// It is shut, and stays as it is while this is held.
+/// The gate is shut, and does not change while this is held.
 pub struct Shut<'a> {
     gate: &'a Gate,
     state: MutexGuard<'a, State>,
@@ -58,57 +58,58 @@ impl Gate {
         Ok(Pass { gate: self })
     }
 
-    /// No change enters from now on; those inside go on. `when_still` is called once they are
-    /// through and the use is counted, from any thread; not at all if [`Self::resume`] comes first.
+    /// Blocks further changes; changes in progress continue. Calls `when_still`, from any thread,
+    /// once they have ended and the use is counted. If [`Self::resume`] comes first, it is not
+    /// called.
     pub fn pause(&self, when_still: impl FnOnce() + Send + 'static) {
         let mut state = self.state();
         state.paused = true;
         state.when_still = Some(Box::new(when_still));
-        let told = state.now_still();
+        let callbacks = state.now_still();
         drop(state);
-        told.into_iter().for_each(|tell| tell());
+        callbacks.into_iter().for_each(|call| call());
     }
 
     /// Ends the pause.
     pub fn resume(self: &Arc<Self>) {
         let mut state = self.state();
         state.paused = false;
-        let never_told = state.when_still.take();
+        let uncalled = state.when_still.take();
         self.open(state);
-        drop(never_told);
+        drop(uncalled);
     }
 
-    /// The count of the use has ended.
+    /// The use has been counted.
     pub fn counted(self: &Arc<Self>) {
         let mut state = self.state();
         state.counting = false;
         self.open(state);
     }
 
-    /// Whether nothing changes, and nothing will until it is opened.
+    /// Whether nothing changes, and nothing will until the gate opens.
     pub fn is_still(&self) -> bool {
         let state = self.state();
         state.is_shut() && state.inside == 0
     }
 
-    /// Where the last reason to shut has ended: what was put aside is done.
+    /// Opens the gate if no reason to shut it is left, and does the requests set aside.
     fn open(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.is_shut() {
-            let told = state.now_still();
+            let callbacks = state.now_still();
             drop(state);
-            told.into_iter().for_each(|tell| tell());
+            callbacks.into_iter().for_each(|call| call());
             return;
         }
         let aside = std::mem::take(&mut state.aside);
         state.bytes_aside = 0;
-        // Inside already: the next pause waits for them.
+        // They count as inside: the next pause waits for them.
         state.inside += aside.len();
         drop(state);
         self.opened.notify_all();
         self.catch_up(aside);
     }
 
-    /// In a thread of its own, or, if there can be none, here.
+    /// Does the jobs in a separate thread or, if none can be started, here.
     fn catch_up(self: &Arc<Self>, aside: VecDeque<Job>) {
         if aside.is_empty() {
             return;
@@ -133,9 +134,9 @@ impl Gate {
     fn leave(&self) {
         let mut state = self.state();
         state.inside -= 1;
-        let told = state.now_still();
+        let callbacks = state.now_still();
         drop(state);
-        told.into_iter().for_each(|tell| tell());
+        callbacks.into_iter().for_each(|call| call());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -148,7 +149,7 @@ impl State {
         self.counting || self.paused
     }
 
-    /// Who waits for the pause, if it begins now.
+    /// The callback of a pause that begins now.
     fn now_still(&mut self) -> Option<Job> {
         let is_still = self.paused && !self.counting && self.inside == 0;
         self.when_still.take_if(|_| is_still)
@@ -156,18 +157,18 @@ impl State {
 }
 
 impl<'a> Shut<'a> {
-    /// Whether a request with so much data may be put aside.
+    /// Whether a request with this much data may be set aside.
     pub fn has_room(&self, bytes: usize) -> bool {
         self.state.aside.len() < MOST_ASIDE && self.state.bytes_aside + bytes <= MOST_BYTES_ASIDE
     }
 
-    /// Puts a request aside, which keeps so much data.
+    /// Sets a request aside that keeps this much data.
     pub fn put_aside(mut self, bytes: usize, job: Job) {
         self.state.bytes_aside += bytes;
         self.state.aside.push_back(job);
     }
 
-    /// Waits until it is open.
+    /// Waits until the gate opens.
     pub fn wait(self) -> Pass<'a> {
         let Self { gate, state } = self;
         let opened = gate.opened.wait_while(state, |state| state.is_shut());
@@ -210,35 +211,35 @@ mod tests {
 
     /// Begins a pause. Returns what hears once that it has begun, or hangs up if it never does.
     fn pause(gate: &Gate) -> Receiver<()> {
-        let (still, told) = channel();
+        let (still, done) = channel();
         gate.pause(move || still.send(()).unwrap());
-        told
+        done
     }
 
     #[test]
     fn a_pause_begins_when_the_last_one_inside_has_left() {
         let gate = gate();
         let (one, two) = (gate.enter().unwrap(), gate.enter().unwrap());
-        let told = pause(&gate);
+        let still = pause(&gate);
         drop(one);
         assert!(!gate.is_still());
-        assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+        assert_eq!(still.try_recv(), Err(TryRecvError::Empty));
         drop(two);
         assert!(gate.is_still());
-        assert_eq!(told.recv(), Ok(()));
+        assert_eq!(still.recv(), Ok(()));
         gate.resume();
         assert!(!gate.is_still());
         gate.enter().unwrap();
     }
 
     #[test]
-    fn a_pause_that_ends_before_it_has_begun_is_never_told() {
+    fn a_pause_that_ends_before_it_has_begun_is_never_reported() {
         let gate = gate();
         let inside = gate.enter().unwrap();
-        let told = pause(&gate);
+        let still = pause(&gate);
         gate.resume();
         drop(inside);
-        assert_eq!(told.try_recv(), Err(TryRecvError::Disconnected));
+        assert_eq!(still.try_recv(), Err(TryRecvError::Disconnected));
     }
 
     #[test]
@@ -247,10 +248,10 @@ mod tests {
         drop(pause(&gate));
         gate.resume();
         assert!(gate.enter().is_err(), "it still counts");
-        let told = pause(&gate);
-        assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+        let still = pause(&gate);
+        assert_eq!(still.try_recv(), Err(TryRecvError::Empty));
         gate.counted();
-        assert_eq!(told.recv(), Ok(()));
+        assert_eq!(still.recv(), Ok(()));
         assert!(gate.is_still());
         gate.resume();
         gate.enter().unwrap();
@@ -260,7 +261,7 @@ mod tests {
     fn what_is_put_aside_is_done_in_order_after_the_opening_and_before_the_next_stillness() {
         let gate = gate();
         gate.pause(|| {});
-        let (done, told) = channel();
+        let (done, still) = channel();
         let (go, wait) = channel::<()>();
         let first = done.clone();
         gate.enter().unwrap_err().put_aside(
@@ -271,13 +272,13 @@ mod tests {
             }),
         );
         gate.enter().unwrap_err().put_aside(1, Box::new(move || done.send(2).unwrap()));
-        told.try_recv().unwrap_err();
+        still.try_recv().unwrap_err();
         gate.resume();
         gate.pause(|| {});
         assert!(!gate.is_still(), "both are inside");
         go.send(()).unwrap();
-        assert_eq!((told.recv(), told.recv()), (Ok(1), Ok(2)));
-        assert!(told.recv().is_err(), "and gone");
+        assert_eq!((still.recv(), still.recv()), (Ok(1), Ok(2)));
+        assert!(still.recv().is_err(), "and gone");
     }
 
     #[test]
@@ -289,14 +290,14 @@ mod tests {
         shut.put_aside(MOST_BYTES_ASIDE, Box::new(|| {}));
         assert!(!gate.enter().unwrap_err().has_room(1));
         std::thread::scope(|scope| {
-            let (found_it_shut, told) = channel();
+            let (found_it_shut, still) = channel();
             let gate = &gate;
             let waiting = scope.spawn(move || {
                 let shut = gate.enter().unwrap_err();
                 found_it_shut.send(()).unwrap();
                 drop(shut.wait());
             });
-            told.recv().unwrap();
+            still.recv().unwrap();
             gate.resume();
             waiting.join().unwrap();
         });

@@ -21,35 +21,35 @@ use crate::error::{Error, Result};
 use crate::figures::Limits;
 use crate::service::Service;
 
-/// The driver waits for us, so it is slow only when the whole node is.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The driver waits for us, so it is slow only if the whole node is.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the driver names no limit: twice as many take about 200 MiB.
+/// Used if the driver gives no limit: twice as many inodes take about 200 MiB.
 const KNOWN_INODE_LIMIT: usize = 500_000;
 
-/// Connected, nothing said.
+/// Connected; nothing is sent yet.
 #[derive(Debug)]
 pub(crate) struct Dialled {
     socket: PacketSocket,
     path: PathBuf,
 }
 
-/// Said Hello, owes an Answer.
+/// Hello is sent, and the Assignment received; the Answer is pending.
 #[derive(Debug)]
 pub(crate) struct Assigned {
     socket: PacketSocket,
 }
 
-/// What the driver wants served, checked; `A` is what it hands over for the backend.
+/// The driver's assignment, checked; `A` is the part for the backend.
 #[derive(Debug)]
 pub(crate) struct Assignment<A> {
     pub(crate) volume_name: String,
-    /// `None`: our default.
+    /// `None`: the default of this program.
     pub(crate) threads: Option<usize>,
     pub(crate) fuse_device: OwnedFd,
     pub(crate) read_only: bool,
     pub(crate) limits: Limits,
-    /// Inodes, beyond which the kernel is asked to forget.
+    /// The limit above which the kernel is asked to forget inodes.
     pub(crate) known_inode_limit: usize,
     pub(crate) listeners: Listeners,
     pub(crate) for_backend: A,
@@ -58,12 +58,11 @@ pub(crate) struct Assignment<A> {
 impl Dialled {
     pub(crate) fn dial(path: &Path) -> Result<Self> {
         let socket = PacketSocket::connect(path).map_err(dial_error)?;
-        socket.set_timeout(PATIENCE).map_err(dial_error)?;
+        socket.set_timeout(TIMEOUT).map_err(dial_error)?;
         Ok(Self { socket, path: path.to_owned() })
     }
 
-    /// Says Hello and waits for the Assignment. One that cannot be served is
-    /// answered with Failed.
+    /// Sends Hello and waits for the Assignment. Answers Failed to one that cannot be served.
     pub(crate) fn receive_assignment<S: Service>(
         self,
         nonce: String,
@@ -112,7 +111,7 @@ impl Dialled {
         Error::Refused { socket: self.path.clone(), versions: VERSIONS }
     }
 
-    /// A driver that closes without reading resets the connection.
+    /// A driver that closes the socket without reading resets the connection.
     fn refused_or(&self, error: linux::Error) -> Error {
         use nix::errno::Errno::{ECONNRESET, EPIPE};
         if matches!(error.errno(), ECONNRESET | EPIPE) { self.refused() } else { dial_error(error) }
@@ -120,18 +119,18 @@ impl Dialled {
 }
 
 impl Assigned {
-    /// The volume is served from now on. Closes the connection.
+    /// Reports that the volume is served. Closes the connection.
     pub(crate) fn ready(self, max_write_bytes: u32) -> Result<()> {
         self.answer(answer::Result::Ready(Ready { max_write_bytes }))
             .map_err(|source| Error::Kernel { step: "hand-over answer", source })
     }
 
-    /// Closes the connection.
+    /// Reports the error. Closes the connection.
     pub(crate) fn failed(self, error: &Error) {
         let failed = answer::Result::Failed(Failed { reason: error.chain() });
         if let Err(unsent) = self.answer(failed) {
-            // The driver sees the connection close instead, and we exit non-zero.
-            tracing::debug!(error = %unsent, "could not tell the driver");
+            // The driver notices the closed connection instead, and we exit with an error.
+            tracing::debug!(error = %unsent, "could not report the failure to the driver");
         }
     }
 

@@ -1,16 +1,16 @@
-//! The FUSE side of a volume's daemon, whatever the volume is kept in: requests in and answers
-//! out, the hand-over of a FUSE connection that is mounted already, confinement, the control socket
-//! and the metrics. What it is kept in is behind one trait, [`backend::Backend`], with types of its
-//! own: a daemon is a [`service::Service`], and its `main` calls [`run`].
+//! The FUSE side of a volume's daemon, independent of the storage: requests and answers, the
+//! hand-over of a FUSE connection that is already mounted, confinement, the control socket and the
+//! metrics. The storage is behind one trait, [`backend::Backend`], with its own types. A daemon is
+//! a [`service::Service`], and its `main` calls [`run`].
 //!
-//! Start to end: `handover` dials the driver, `confine` gives up what the process will not
-//! need, `handover` receives the descriptors, the backend is opened, fuser answers FUSE_INIT,
-//! [`seccomp`] closes the door, the driver is told, its socket is closed, and the event loops run
-//! until the unmount.
+//! The order of a daemon's life: `handover` connects to the driver; `confine` drops unneeded
+//! privileges; `handover` receives the descriptors; the backend is opened; fuser answers FUSE_INIT;
+//! [`seccomp`] restricts the system calls; the driver gets the answer and its socket is closed; the
+//! event loops run until the unmount.
 //!
-//! In the middle: `filesystem` speaks fuser, and calls the backend; `control` answers the driver
-//! and shows the `metrics`; [`notifications`] have the kernel forget, and [`gate`] holds changes
-//! back, each for a backend that wants it.
+//! While it serves: `filesystem` uses fuser and calls the backend; `control` answers the driver and
+//! reports the `metrics`; [`notifications`] make the kernel forget inodes, and [`gate`] holds
+//! changes back, both for backends that want it.
 //!
 //! Invariant: no backend sees a type of FUSE's, and no path of the host is ever used.
 
@@ -51,7 +51,7 @@ use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
 use crate::service::{Service, Terms};
 
-/// Runs the command line to its end: `Ok` once the volume is unmounted.
+/// Runs the command line. `Ok` once the volume is unmounted.
 pub fn run<S: Service>(service: S, arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::Serve(serve) => {
@@ -102,8 +102,8 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     Ok(())
 }
 
-/// Of the buffers for requests, 16 MiB for each event loop, only what is used may
-/// take memory. The largest request and the largest answer come from the heap.
+/// The request buffers have 16 MiB for each event loop, but must take memory only for the used
+/// part. The largest request and the largest answer are allocated on the heap.
 fn keep_small() -> Result<()> {
     const LARGE: u32 = 4 * filesystem::MAX_WRITE_BYTES;
     linux::memory::map_allocations_from(LARGE)
@@ -113,7 +113,7 @@ fn keep_small() -> Result<()> {
 
 type Started<B> = (Session<Adapter<B>>, Arc<B>);
 
-/// Opens the volume, reads and answers FUSE_INIT; afterwards the process can do nothing but serve.
+/// Opens the volume, and reads and answers FUSE_INIT. Afterwards the process can only serve.
 fn start<S: Service>(
     service: S,
     assignment: Assignment<S::Assigned>,
@@ -153,9 +153,9 @@ fn open_session<B: Backend>(
         .map_err(|source| Error::Handshake { source })
 }
 
-/// From the answer on the volume has users: only its unmount ends the process
-/// (or SIGKILL at the end of a grace period), and nothing but serving is left
-/// to it. Both are inherited by the event loops.
+/// Once FUSE_INIT is answered, the volume has users: only its unmount ends the process (or SIGKILL
+/// after a grace period), and the process can only serve. The event loops inherit both
+/// restrictions.
 fn lock_in(capabilities: CapabilitySet, system_calls: &[libc::c_long]) -> Result<()> {
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
     signals.thread_block().map_err(|errno| Error::Signals { source: errno.into() })?;

@@ -1,5 +1,5 @@
-//! What the daemon has done, counted, in the text format of Prometheus
-//! (version 0.0.4). docs/METRICS.md describes every name.
+//! The daemon's metrics in the Prometheus text format (version 0.0.4). docs/METRICS.md describes
+//! every name.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::failure::{Failure, Result};
 use crate::figures::{Figures, KnownNow, UsageNow};
 
-/// Upper bounds in seconds: from a cached attribute to a disk that hardly answers.
+/// Upper bounds in seconds: from a cached attribute to a disk that hardly responds.
 const BUCKETS: [f64; 16] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 100.0];
 
@@ -103,7 +103,7 @@ struct Counts {
     succeeded: AtomicU64,
     failed: AtomicU64,
     nanoseconds: AtomicU64,
-    /// One more than bounds: what took longer than all of them.
+    /// One more than bounds, for slower requests.
     buckets: [AtomicU64; BUCKETS.len() + 1],
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct Call {
     began: Instant,
 }
 
-/// What is not counted but looked at.
+/// Values that are read, not counted.
 #[derive(Debug)]
 pub(crate) struct Gauges {
     pub(crate) figures: Figures,
@@ -127,7 +127,7 @@ impl Call {
         Self { metrics: Arc::clone(metrics), operation, began: Instant::now() }
     }
 
-    /// Counts it, and hands its result on.
+    /// Counts the request, and returns its result.
     pub(crate) fn ended<T>(self, result: Result<T>) -> Result<T> {
         let errno = result.as_ref().err().map(Failure::errno);
         self.metrics.count(self.operation, errno, self.began.elapsed());
@@ -161,7 +161,7 @@ impl Metrics {
         counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Why a request failed, at most once a second: applications try again.
+    /// Logs why a request failed, at most once a second, since applications retry.
     fn log(&self, operation: Operation, reason: &(dyn Error + Send + Sync + 'static)) {
         let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_none_or(|last| last.elapsed() >= BETWEEN_REASONS) {
@@ -171,7 +171,7 @@ impl Metrics {
         }
     }
 
-    /// Operations that were never asked for are left out.
+    /// Omits operations that were never requested.
     pub(crate) fn render(&self, gauges: &Gauges) -> String {
         let mut page = Page::default();
         self.render_operations(&mut page);
@@ -304,7 +304,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
         }
-        assert!(!page.contains("lookup"), "nobody asked for it");
+        assert!(!page.contains("lookup"), "it was not requested");
     }
 
     #[test]

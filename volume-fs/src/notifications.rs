@@ -1,6 +1,6 @@
-//! How a backend has the kernel forget: notifications, written to the FUSE connection
-//! (linux/fuse.h) with a header whose `unique` is zero and whose `error` is the notification's
-//! code; and the question to the driver that one of them needs.
+//! Makes the kernel forget inodes: writes notifications to the FUSE connection (linux/fuse.h), with
+//! a header whose `unique` is zero and whose `error` is the notification's code. One of them first
+//! needs a list from the driver.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -15,23 +15,23 @@ const INVAL_ENTRY: i32 = 3;
 /// FUSE_NOTIFY_PRUNE, Linux 6.18 (7.45). Older kernels answer EINVAL.
 const PRUNE: i32 = 9;
 
-/// Node ids in one notification: as many as the kernel takes at a time.
+/// Node ids in one notification: the kernel's maximum.
 pub const MOST_PRUNED: usize = 512;
 
 const HEADER_BYTES: usize = 16;
 
-/// What a backend may ask of the kernel that its volume is mounted by.
+/// A backend's requests to the kernel that has mounted its volume.
 ///
-/// The thread that asks must serve no request. A notification may wait for pages that are
-/// written back and for directories that are locked, and both may wait for an answer to a request.
+/// The calling thread must not serve requests. A notification may wait for pages under writeback
+/// and for locked directories, and both may wait for an answer to a request.
 #[derive(Debug)]
 pub struct Kernel {
     device: OwnedFd,
     mount_points: Arc<MountPoints>,
 }
 
-/// What the driver is asked where the kernel has no FUSE_NOTIFY_PRUNE: the paths below the
-/// volume's root on which something is mounted, in any mount namespace.
+/// The list that the driver must send if the kernel lacks FUSE_NOTIFY_PRUNE: the mount points below
+/// the volume's root, in all mount namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct MountPoints {
     state: Mutex<Asked>,
@@ -46,12 +46,12 @@ struct Asked {
 }
 
 impl MountPoints {
-    /// The round for which a list is wanted.
+    /// The round for which a list is requested.
     pub(crate) fn wanted_for(&self) -> Option<u32> {
         self.state().round
     }
 
-    /// `false` if no list is wanted, or that of another round.
+    /// `false` if no list was requested, or if it belongs to another round.
     pub(crate) fn answer(&self, round: u32, paths: impl IntoIterator<Item = Vec<u8>>) -> bool {
         let mut state = self.state();
         let is_wanted = state.round == Some(round) && state.list.is_none();
@@ -85,21 +85,21 @@ impl Kernel {
         Self { device, mount_points }
     }
 
-    /// Asks the driver for the paths below the volume's root on which something is mounted, in any
-    /// mount namespace, and waits for the answer. Returns when it came, too. Rounds have numbers
-    /// above zero, each another.
+    /// Requests the mount points below the volume's root, in all mount namespaces, from the driver
+    /// and waits for them. Also returns the time of the answer. Round numbers are above zero and
+    /// never repeat.
     pub fn mount_points(&self, round: u32) -> (HashSet<Vec<u8>>, Instant) {
         self.mount_points.ask(round)
     }
 
-    /// The kernel drops its unused entries of these inodes, at most [`MOST_PRUNED`], and then the
-    /// inodes. `EINVAL`: it does not know FUSE_NOTIFY_PRUNE.
+    /// Makes the kernel drop its unused entries of these inodes, at most [`MOST_PRUNED`], and then
+    /// the inodes. `EINVAL`: it lacks FUSE_NOTIFY_PRUNE.
     pub fn prune(&self, ids: &[u64]) -> Result<(), Errno> {
         self.send(&prune_message(ids))
     }
 
-    /// The kernel drops this entry of the directory, whoever uses it, and every mount on or below
-    /// it in all mount namespaces (FUSE_NOTIFY_INVAL_ENTRY).
+    /// Makes the kernel drop this entry of the directory, even if it is in use, and every mount on
+    /// or below it in all mount namespaces (FUSE_NOTIFY_INVAL_ENTRY).
     pub fn invalidate_entry(&self, directory: u64, name: &CStr) -> Result<(), Errno> {
         self.send(&invalidate_message(directory, name))
     }

@@ -1,18 +1,18 @@
-//! What a request asks for, beside the files that it names. Flags are the kernel's own, in the
-//! types of rustix.
+//! The parameters of requests, in addition to the files that they name. Flags have the kernel's
+//! values, in rustix's types.
 
 use rustix::fs::Timestamps;
 
 use crate::file::Handle;
 
-/// What a file is to be created with, as asked for: the umask is not applied (FUSE_DONT_MASK).
+/// The requested permissions of a new file; the umask is not applied (FUSE_DONT_MASK).
 #[derive(Debug, Clone, Copy)]
 pub struct Permissions {
     pub mode: u32,
     pub umask: u32,
 }
 
-/// What mknod may create. Devices are refused before a backend is asked.
+/// The file types that mknod may create. Devices are refused before the backend is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special {
     Regular,
@@ -20,8 +20,7 @@ pub enum Special {
     Socket,
 }
 
-/// The part of setattr that is asked for. None at all is how FUSE_HANDLE_KILLPRIV_V2 says
-/// "clear suid and sgid".
+/// The requested parts of setattr. FUSE_HANDLE_KILLPRIV_V2 requests none to clear suid and sgid.
 #[derive(Debug, Default)]
 pub struct Changes {
     pub mode: Option<u32>,
@@ -31,7 +30,7 @@ pub struct Changes {
     pub times: Option<Timestamps>,
 }
 
-/// One end of copy_file_range.
+/// The source or the target of copy_file_range.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     pub handle: Handle,
@@ -43,14 +42,14 @@ pub struct Range {
 pub struct Data<'a> {
     pub offset: u64,
     pub bytes: &'a [u8],
-    /// The writer may not keep suid and sgid (FUSE_WRITE_KILL_SUIDGID).
+    /// The write must clear suid and sgid (FUSE_WRITE_KILL_SUIDGID).
     pub clears_setid: bool,
 }
 
 /// The answer to getxattr and listxattr.
 #[derive(Debug)]
 pub enum Xattr {
-    /// The caller asked how large its buffer has to be.
+    /// The required buffer size.
     Size(usize),
     Value(Vec<u8>),
 }

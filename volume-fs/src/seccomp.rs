@@ -1,11 +1,11 @@
-//! The system calls that are left once the volume is handed over: those of the FUSE side, here
-//! (the connection, the driver's listeners, memory, threads of this process), and those that the
-//! backend names.
+//! The system calls that the daemon may use once the volume is handed over: those of the FUSE side,
+//! listed here (the connection, the driver's listeners, memory, threads of this process), and those
+//! of the backend.
 //!
-//! What is refused gets `EPERM`, it does not kill: a call that only an unusual
-//! path of the C library makes then costs one request an error, not every user
-//! of the volume its mount. clone3 alone gets `ENOSYS`, for which the C library
-//! falls back to clone, whose flags a filter can see.
+//! A refused call returns `EPERM` and does not kill the process: a call that only an unusual path
+//! of the C library makes then costs one request an error, and not every user of the volume its
+//! mount. Only clone3 returns `ENOSYS`: then the C library uses clone, whose flags a filter can
+//! check.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use seccompiler::{
 
 use crate::{Error, Result};
 
-/// What the FUSE side makes of every backend, whatever the arguments are.
+/// The system calls of the FUSE side with any backend, with any arguments.
 const ALLOWED: &[c_long] = &[
     // The FUSE connection.
     libc::SYS_read,
@@ -25,13 +25,13 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_readv,
     libc::SYS_writev,
     libc::SYS_close,
-    // The answer to the driver, and its questions later: on the listeners that
-    // it handed over and on what they accept; no other socket can be had.
+    // Answers to the driver on its listeners and on accepted connections; no other socket can be
+    // opened.
     libc::SYS_sendmsg,
     libc::SYS_accept4,
     libc::SYS_recvfrom,
     libc::SYS_ppoll,
-    // The last capability is given up behind the filter.
+    // The last capability is dropped after the filter is installed.
     libc::SYS_capset,
     // Memory.
     libc::SYS_brk,
@@ -60,8 +60,8 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// For every thread that exists and every one that will; `of_backend` are allowed whatever
-/// their arguments are. Needs no_new_privs.
+/// Installs the filter for all existing and future threads. `of_backend` are allowed with any
+/// arguments. Needs no_new_privs.
 pub fn install(of_backend: &[c_long]) -> Result<()> {
     for program in programs(of_backend)? {
         seccompiler::apply_filter_all_threads(&program).map_err(|source| Error::Seccomp { source })?;
@@ -69,7 +69,7 @@ pub fn install(of_backend: &[c_long]) -> Result<()> {
     Ok(())
 }
 
-/// The order matters only in that the last one has to allow its own installation.
+/// The order matters only because the last one must allow its own installation.
 fn programs(of_backend: &[c_long]) -> Result<[BpfProgram; 2]> {
     let clone3 = [(libc::SYS_clone3, vec![])].into_iter().collect();
     Ok([
@@ -81,10 +81,10 @@ fn programs(of_backend: &[c_long]) -> Result<[BpfProgram; 2]> {
 fn allowed(of_backend: &[c_long]) -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
     let calls = ALLOWED.iter().chain(of_backend);
     let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = calls.map(|call| (*call, vec![])).collect();
-    // A thread of this process, never a process.
+    // Only threads of this process, never a process.
     let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
     rules.insert(libc::SYS_clone, vec![rule(0, Width::Qword, SeccompCmpOp::MaskedEq(thread), thread)?]);
-    // Let the filter of clone3 decide.
+    // The filter of clone3 decides.
     rules.insert(libc::SYS_clone3, vec![]);
     rules.insert(
         libc::SYS_prctl,
@@ -95,13 +95,13 @@ fn allowed(of_backend: &[c_long]) -> Result<BTreeMap<c_long, Vec<SeccompRule>>> 
         fcntl.push(rule(1, Width::Dword, SeccompCmpOp::Eq, u64::from(command.unsigned_abs()))?);
     }
     rules.insert(libc::SYS_fcntl, fcntl);
-    // To the other end of the connection, never to an address.
+    // Only to the connected peer, never to an address.
     rules.insert(libc::SYS_sendto, vec![rule(4, Width::Qword, SeccompCmpOp::Eq, 0)?]);
-    // Who dials.
+    // The peer's credentials.
     let level = condition(1, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SOL_SOCKET.unsigned_abs()))?;
     let option = condition(2, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SO_PEERCRED.unsigned_abs()))?;
     rules.insert(libc::SYS_getsockopt, vec![SeccompRule::new(vec![level, option]).map_err(backend)?]);
-    // abort(3) of this process, no signal to another one.
+    // Only abort(3) of this process, no signal to another one.
     let own_pid = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![rule(0, Width::Dword, SeccompCmpOp::Eq, own_pid)?]);
     Ok(rules)

@@ -1,5 +1,5 @@
-//! What differs from one kind of daemon to the next before it serves: which backend it is, what
-//! it is handed, and what the process may do.
+//! The differences between kinds of daemons before they serve: the backend, its part of the
+//! assignment, and the privileges of the process.
 
 use std::sync::Arc;
 
@@ -16,34 +16,34 @@ use crate::figures::Limits;
 /// One kind of daemon.
 pub trait Service: Sized {
     type Backend: Backend;
-    /// What the driver hands over for this backend.
+    /// The backend's part of the assignment.
     type Assigned;
 
-    /// All that the process holds while it serves.
+    /// All capabilities of the process while it serves.
     const CAPABILITIES: CapabilitySet;
-    /// System calls that this backend makes, beside those that the FUSE side makes.
+    /// This backend's system calls, in addition to those of the FUSE side.
     const SYSTEM_CALLS: &'static [c_long];
 
-    /// Takes what the driver assigns to this backend, and checks it.
+    /// Takes and checks the backend's part of the driver's assignment.
     fn check(
         &self,
         assigned: Option<assignment::Backend>,
         descriptors: &mut Descriptors,
     ) -> std::result::Result<Self::Assigned, Wrong>;
 
-    /// Runs once the process has given up its privileges, before it answers FUSE_INIT: the
-    /// system call filter does not stand yet.
+    /// Called after the process has dropped its privileges and before it answers FUSE_INIT. The
+    /// system call filter is not installed yet.
     fn open(self, assigned: Self::Assigned, terms: Terms) -> Result<Arc<Self::Backend>>;
 }
 
-/// How a volume is to be served, whatever its backend.
+/// The conditions for serving a volume, with any backend.
 #[derive(Debug)]
 pub struct Terms {
     pub read_only: bool,
     pub limits: Limits,
-    /// Inodes, beyond which the kernel is to be asked to forget.
+    /// The limit above which the kernel is asked to forget inodes.
     pub known_inode_limit: usize,
-    /// How many requests may be served at once.
+    /// Most requests that are served at the same time.
     pub event_loops: usize,
     /// The process's own descriptors.
     pub descriptors: DescriptorDir,

@@ -1,4 +1,4 @@
-//! What statx(2) says about a backing file, in the words of the FUSE side.
+//! Converts statx(2) of a backing file to the FUSE side's types.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,10 +12,10 @@ use crate::errno::Result;
 /// The node id of the volume's root.
 pub(crate) const ROOT: u64 = NodeId::ROOT.0;
 
-/// Where the volume's inodes come from: one device, and the inode of its root.
+/// The origin of the volume's inodes: one device, and the inode number of its root.
 ///
-/// A node id is the backing inode number (the node id is reported as
-/// st_ino, so both are stable over restarts), except that FUSE wants 1 for the
+/// A node id is the backing inode number. It is also reported as st_ino, so both are stable over
+/// restarts. FUSE requires 1 for the root, so the root's number and 1 are exchanged.
 /// root: the root's number and 1 change places.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
@@ -28,8 +28,8 @@ impl Origin {
         Self { device: (root.stx_dev_major, root.stx_dev_minor), root_inode: root.stx_ino }
     }
 
-    /// `EXDEV` for a file of another file system (or subvolume): two of them
-    /// may have the same inode number.
+    /// `EXDEV` for a file on another file system (or subvolume), which may have the same inode
+    /// numbers.
     pub(crate) fn node_id(self, backing: &Statx) -> Result<u64> {
         if (backing.stx_dev_major, backing.stx_dev_minor) != self.device {
             return Err(Errno::XDEV);
@@ -80,7 +80,7 @@ pub(crate) fn file_kind(backing: BackingType) -> Option<FileKind> {
     }
 }
 
-/// As new_decode_dev() of linux/kdev_t.h reads it.
+/// The encoding that new_decode_dev() of linux/kdev_t.h reads.
 fn kernel_device_number(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
 }

@@ -1,8 +1,8 @@
-//! The [`Backend`]: each request becomes a call of the volume, which does its work in the event
-//! loop that read the request.
+//! The [`Backend`]: each request is a call of the volume, which works in the event loop that read
+//! the request.
 //!
-//! Whatever changes the volume goes through the [`Gate`]. RELEASE and FORGET
-//! do not: they must never wait.
+//! Every change of the volume passes the [`Gate`], except RELEASE and FORGET, which must never
+//! wait.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -27,12 +27,12 @@ use crate::quota::{Quota, Use};
 use crate::usage_file::{BootId, UsageFile};
 use crate::volume::Volume;
 
-/// What the driver hands over, checked.
+/// The driver's assignment, checked.
 #[derive(Debug)]
 pub struct Assigned {
     /// O_PATH descriptor of a detached mount's root.
     pub(crate) directory: OwnedFd,
-    /// Where the use is kept from one daemon to the next.
+    /// Keeps the use for the next daemon.
     pub(crate) usage_file: OwnedFd,
 }
 
@@ -65,13 +65,13 @@ impl Local {
         Ok(Self { volume: Arc::new(volume), gate, quota, usage_file })
     }
 
-    /// What a successor needs of this daemon. Of one moment only while the volume is paused and
-    /// nothing is opened or looked up.
+    /// The state that a successor of this daemon needs. It is consistent only while the volume is
+    /// paused and nothing is opened or looked up.
     pub fn state(&self) -> proto::local::State {
         self.volume.state()
     }
 
-    /// Makes a change, now or when the gate is opened.
+    /// Makes a change, now or when the gate opens.
     fn change(&self, change: impl FnOnce(&Volume) + Send + 'static) {
         match self.gate.enter() {
             Ok(_pass) => change(&self.volume),
@@ -79,7 +79,7 @@ impl Local {
         }
     }
 
-    /// `bytes`: what the change keeps in memory until then.
+    /// `bytes`: the memory that the change keeps until then.
     fn change_later(&self, shut: Shut<'_>, bytes: usize, change: impl FnOnce(&Volume) + Send + 'static) {
         if shut.has_room(bytes) {
             let volume = Arc::clone(&self.volume);
@@ -90,7 +90,7 @@ impl Local {
         }
     }
 
-    /// In a thread of its own: reads are served meanwhile.
+    /// Counts in a separate thread: reads are served meanwhile.
     fn start_counting(&self) -> volume_fs::Result<()> {
         let (volume, quota, gate) =
             (Arc::clone(&self.volume), Arc::clone(&self.quota), Arc::clone(&self.gate));
@@ -98,7 +98,8 @@ impl Local {
             match volume.count() {
                 Ok(found) => quota.set_counted(found),
                 Err(error) => {
-                    // Rather full than without a limit; removing makes no room either.
+                    // The volume counts as full, so that its limit holds; removing files frees no
+                    // space either.
                     tracing::error!(%error, "the volume cannot be counted: it takes no more data");
                     let counted = Counted { bytes: u64::MAX, inodes: u64::MAX };
                     quota.set_counted(Use { counted, unsettled: Vec::new() });
@@ -258,7 +259,7 @@ impl Backend for Local {
     fn write(&self, handle: Handle, data: Data<'_>, reply: impl Reply<usize>) {
         match self.gate.enter() {
             Ok(_pass) => reply(answer(self.volume.write(handle, data))),
-            // Only what waits is copied.
+            // Only a change that waits is copied.
             Err(shut) => {
                 let Data { offset, clears_setid, .. } = data;
                 let bytes = data.bytes.to_vec();
@@ -339,7 +340,7 @@ impl Backend for Local {
         self.quota.set_limits(wanted)
     }
 
-    /// Unless a change is still being made, the next daemon need not count.
+    /// If no change is in progress, the next daemon need not count.
     fn end(&self) {
         self.gate.pause(|| {});
         if self.quota.usage().counting || !self.gate.is_still() {
@@ -366,7 +367,7 @@ fn answer<T>(result: Result<T>) -> volume_fs::failure::Result<T> {
     result.map_err(failure)
 }
 
-/// With a reason where the errno says too little to whoever looks after the node.
+/// Adds a reason if the errno alone does not help an administrator.
 fn failure(errno: Errno) -> Failure {
     match errno {
         Errno::IO => {

@@ -1,8 +1,8 @@
-//! What a tree takes, when the last daemon could not say: it was killed, or
-//! the machine was.
+//! Counts what a tree holds, if the last daemon's count is missing: the daemon was killed, or the
+//! machine crashed.
 //!
-//! Nothing is changed meanwhile, so `..` leads back up, and two descriptors
-//! do for a tree of any depth.
+//! The tree does not change meanwhile, so `..` leads back up, and two descriptors are enough for
+//! any depth.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -19,10 +19,10 @@ use crate::quota::{Charged, Use, charge};
 
 const BUFFER_BYTES: usize = 32 * 1024;
 
-/// Everything below `root`, and `root` itself; a file of many names once, but for its further
-/// names where these take inodes.
-/// What lies on another file system is no part of the volume. `attribute_blocks`
-/// says how many blocks the attributes of a file (an O_PATH descriptor) take at most.
+/// Counts everything below `root`, and `root` itself. A file with several names counts once, plus
+/// its further names if these take inodes. Other file systems are not part of the volume.
+/// `attribute_blocks` returns the most blocks that the attributes of a file (an O_PATH descriptor)
+/// take.
 pub(crate) fn count(
     root: impl AsFd,
     origin: Origin,
@@ -34,13 +34,13 @@ pub(crate) fn count(
     let seen = stat(&root)?;
     walk.take(&seen, charge(&seen, 0));
     let mut here = open_directory(&root, c".")?;
-    // The directories that are still to be seen, level by level.
+    // The directories still to be visited, level by level.
     let mut levels = vec![walk.directory(&here)?];
     while let Some(level) = levels.last_mut() {
         match level.pop() {
             Some(name) => {
                 here = match open_directory(&here, &name) {
-                    // Not what it was: somebody is at work behind the mount.
+                    // Its type changed: another process works behind the mount.
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                     opened => opened?,
                 };
@@ -62,12 +62,12 @@ struct Walk<B> {
     names_take_inodes: bool,
     attribute_blocks: B,
     found: Use,
-    /// Files of several names that were counted.
+    /// Files with several names that were counted.
     linked: HashSet<u64>,
 }
 
 impl<B: Fn(BorrowedFd<'_>) -> Result<u8>> Walk<B> {
-    /// Counts what is in `directory`. Returns the directories in it.
+    /// Counts the contents of `directory`. Returns its subdirectories.
     fn directory(&mut self, directory: &OwnedFd) -> Result<Vec<CString>> {
         let mut below = Vec::new();
         let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
@@ -93,7 +93,7 @@ impl<B: Fn(BorrowedFd<'_>) -> Result<u8>> Walk<B> {
         Ok(below)
     }
 
-    /// Attributes are looked at only where they may hold blocks that are not charged yet.
+    /// Reads attributes only if they may have blocks that are not charged yet.
     fn charged(&self, directory: &OwnedFd, name: &std::ffi::CStr, seen: &Statx) -> Result<Charged> {
         let plain = charge(seen, 0);
         if plain.bytes == seen.stx_blocks.saturating_mul(512) {
@@ -109,7 +109,7 @@ impl<B: Fn(BorrowedFd<'_>) -> Result<u8>> Walk<B> {
         Ok(charge(seen, blocks))
     }
 
-    /// Whether the file is of this volume.
+    /// Whether the file belongs to this volume.
     fn take(&mut self, seen: &Statx, charged: Charged) -> bool {
         let Ok(id) = self.origin.node_id(seen) else { return false };
         let several =

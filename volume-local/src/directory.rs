@@ -1,9 +1,8 @@
-//! An open directory: entries read ahead from the backing directory, and the
-//! cookie at which the next request goes on.
+//! An open directory: entries read ahead from the backing directory, and the cookie at which the
+//! next request continues.
 //!
-//! Invariant: cookies are the backing file system's own (d_off), so a reader
-//! that goes on after others created and removed entries loses none that was
-//! there all the time and sees none twice.
+//! Invariant: cookies are the backing file system's own (d_off). So a reader that continues after
+//! entries were created and removed misses no entry that existed throughout, and sees none twice.
 
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -27,9 +26,9 @@ pub(crate) struct Directory {
 
 #[derive(Debug)]
 struct Stream {
-    /// Read from the kernel, not yet handed out.
+    /// Read from the kernel, not yet returned.
     ahead: VecDeque<Entry>,
-    /// The cookie of the first of them.
+    /// The cookie of the first entry in `ahead`.
     position: u64,
 }
 
@@ -38,20 +37,21 @@ pub(crate) struct Entry {
     pub(crate) inode: u64,
     pub(crate) kind: FileType,
     pub(crate) name: CString,
-    /// Where the entry after this one is.
+    /// The cookie of the entry after this one.
     pub(crate) next: u64,
 }
 
 impl Directory {
-    /// `fd` is open for reading.
+    /// `fd` must be open for reading.
     pub(crate) fn new(id: u64, fd: OwnedFd) -> Self {
         Self { id, fd, stream: Mutex::new(Stream { ahead: VecDeque::new(), position: 0 }) }
     }
 
-    /// Hands out entries from the cookie `offset` on, until `take` has no room or the end.
+    /// Passes entries from the cookie `offset` on to `take`, until it has no space or the directory
+    /// ends.
     pub(crate) fn read(&self, offset: u64, mut take: impl FnMut(&Entry) -> Taken) -> Result<()> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // Zero is also rewinddir(3), which has to show what was created since.
+        // Zero may also mean rewinddir(3), which must show new entries.
         if offset == 0 || offset != stream.position {
             rustix::fs::seek(&self.fd, SeekFrom::Start(offset))?;
             *stream = Stream { ahead: VecDeque::new(), position: offset };
@@ -69,7 +69,7 @@ impl Directory {
         }
     }
 
-    /// What one getdents64(2) gives; nothing at the end.
+    /// The entries of one getdents64(2); none at the end.
     fn read_ahead(&self) -> Result<VecDeque<Entry>> {
         let mut buffer = vec![MaybeUninit::uninit(); READ_AHEAD_BYTES];
         let mut raw = RawDir::new(&self.fd, &mut buffer);

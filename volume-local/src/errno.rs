@@ -1,4 +1,4 @@
-//! What a request fails with: the kernel's errno from the backing file, unchanged, or one of ours.
+//! The errors of requests: the kernel's errno from the backing file, unchanged, or one of ours.
 
 use rustix::io::Errno;
 

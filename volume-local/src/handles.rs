@@ -1,4 +1,4 @@
-//! What is open: file handle numbers for the kernel, the open things for us.
+//! Open files and directories, by the handle numbers that the kernel uses.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use volume_fs::file::Handle;
 
 use crate::errno::Result;
 
-/// Numbers are never used twice, so that a late request cannot meet another file.
+/// Numbers are never reused, so a late request cannot reach another file.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     most: usize,
@@ -18,13 +18,13 @@ pub(crate) struct Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// `most`: beyond it nothing is opened.
+    /// `most`: the limit of open handles.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, next: AtomicU64::new(1), open: RwLock::new(HashMap::new()) }
     }
 
-    /// To be asked before something is opened. Those who ask at the same time
-    /// may all be told yes: an event loop opens one thing at a time.
+    /// Called before an open. Concurrent calls may all succeed: an event loop opens one file at a
+    /// time.
     pub(crate) fn admit(&self) -> Result<()> {
         if self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
@@ -40,13 +40,13 @@ impl<T> Handles<T> {
         open.get(&handle.0).cloned().ok_or(Errno::BADF)
     }
 
-    /// All that is open, with its number.
+    /// All open handles, with their numbers.
     pub(crate) fn all(&self) -> Vec<(u64, Arc<T>)> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         open.iter().map(|(number, item)| (*number, Arc::clone(item))).collect()
     }
 
-    /// Numbers from this one on were never used.
+    /// This number and higher ones are unused.
     pub(crate) fn next(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }
@@ -55,7 +55,7 @@ impl<T> Handles<T> {
         self.open.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// What it was; it closes when the last request that uses it is done.
+    /// Removes and returns the handle; it closes when the last request that uses it ends.
     pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<T>> {
         self.open.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0)
     }

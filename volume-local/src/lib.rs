@@ -1,14 +1,15 @@
-//! The `local` backend: a POSIX file system over a directory of a pool on the node, which arrives
-//! as a descriptor of a detached mount. `volume-fs` has the FUSE side.
+//! The `local` backend: a POSIX file system over a directory of a pool on the node, passed as a
+//! descriptor of a detached mount. `volume-fs` has the FUSE side.
 //!
-//! [`service`] says what the process is handed and may do, `backend` answers requests: it has
-//! every change go through the gate, which is shut for a count and for a snapshot. `volume` is
-//! the file system, `nodes` knows which file a node id is, `pruner` has the kernel forget them,
-//! `directory` and `handles` are what is open. `quota` knows what the volume uses, which `count`
-//! finds out and `usage_file` keeps. `volume/state.rs` writes down what a successor needs of nodes, handles and charges.
+//! [`service`] lists the descriptors and privileges of the process. `backend` answers requests;
+//! every change passes the gate, which is shut for a count and for a snapshot. `volume` is the file
+//! system. `nodes` finds the file of a node id, and `pruner` makes the kernel forget inodes.
+//! `directory` and `handles` hold open files. `quota` knows the volume's use, which `count`
+//! measures and `usage_file` stores. `volume/state.rs` writes the nodes, handles and charges for a
+//! successor.
 //!
-//! Invariant: no path of the host is ever used; every name is one component
-//! below a descriptor inside the volume, and no symbolic link is followed.
+//! Invariant: no path of the host is ever used. Every name is one component below a descriptor
+//! inside the volume, and no symbolic link is followed.
 
 mod attributes;
 mod backend;

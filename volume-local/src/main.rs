@@ -1,5 +1,5 @@
-//! `hawser-volume`: serves one volume on a FUSE connection that the driver
-//! hands over. See the library, and `volume-fs`, for how.
+//! `hawser-volume`: serves one volume on a FUSE connection from the driver. See the library and
+//! `volume-fs`.
 
 use std::process::ExitCode;
 
@@ -17,8 +17,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// One line, cause last.
-#[expect(clippy::print_stderr, reason = "the one line a failed start is told by")]
+/// One line, with all causes.
+#[expect(clippy::print_stderr, reason = "the one line that reports a failed start")]
 fn report(error: &volume_fs::Error) {
     eprintln!("hawser-volume: {}", error.chain());
 }

@@ -1,19 +1,16 @@
-//! Which backing file a node id is.
+//! Finds the backing file of a node id.
 //!
-//! A node keeps an O_PATH descriptor only while it is among the recently used
-//! ones: the kernel may know a million inodes, RLIMIT_NOFILE allows a few
-//! thousand descriptors. The others are found again by their place, directory
-//! and name, and accepted only if the inode number is still theirs; open by
-//! handle would need CAP_DAC_READ_SEARCH. A node without a place, such as an
-//! unlinked file that is still open, keeps its descriptor until it is forgotten;
-//! how many of these one user may have is limited. How many nodes there are is
-//! `bound`'s affair.
+//! A node keeps an O_PATH descriptor only while it is among the recently used ones: the kernel may
+//! know a million inodes, but RLIMIT_NOFILE allows a few thousand descriptors. Other nodes are
+//! found again by their place (directory and name), and accepted only if the inode number matches;
+//! open by handle would need CAP_DAC_READ_SEARCH. A node without a place, such as an unlinked file
+//! that is still open, keeps its descriptor until it is forgotten; the number of these is limited
+//! for each user. `bound` limits the number of nodes.
 //!
-//! Invariants: `open` is the number of nodes with a descriptor, the root
-//! aside. A node is in the table while the kernel has looked it up more often
-//! than it forgot it, or while another node's place names it as directory. It
-//! leaves the table and the quota's books in one step: whoever finds it in
-//! neither may begin both anew.
+//! Invariants: `open` is the number of nodes with a descriptor, except the root. A node is in the
+//! table while the kernel has more lookups than forgets of it, or while another node's place names
+//! it as directory. It leaves the table and the quota's records in one step, so a request that
+//! finds it in neither may create both anew.
 //!
 //! Lock order: the table, then the quota's.
 
@@ -34,19 +31,19 @@ use crate::attributes::{Origin, ROOT};
 use crate::errno::Result;
 use crate::quota::Quota;
 
-/// Descriptors cost kernel memory too, each holds an inode and its dentry.
+/// Descriptors cost kernel memory too: each holds an inode and its dentry.
 const MOST_DESCRIPTORS: usize = 4096;
 
-/// How many removed files may be held: their descriptors cannot be closed.
+/// Most removed files that may be held: their descriptors cannot be closed.
 const MOST_NAMELESS: u64 = 65_536;
 
-/// A concurrent rename may invalidate the place between reading and using it.
+/// A concurrent rename may invalidate the place before it is used.
 const ATTEMPTS: usize = 3;
 
-/// Directories share their [`NamesAsOf`] with others of the same remainder.
+/// Directories with the same remainder share their [`NamesAsOf`].
 const NAME_COUNTERS: usize = 64;
 
-/// Where a file was last seen.
+/// The directory and name at which a file was last seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) directory: u64,
@@ -65,58 +62,58 @@ pub(crate) struct Nodes {
     limit: usize,
     table: Mutex<Table>,
     quota: Arc<Quota>,
-    /// How many names directories have lost; changed under the table's lock.
+    /// Number of names that directories have lost; changed under the table's lock.
     names_lost: [AtomicU64; NAME_COUNTERS],
-    /// Nodes, beyond which the kernel is asked to forget.
+    /// The number of nodes above which the kernel is asked to forget some.
     bound: usize,
-    /// How many event loops may wait for room.
+    /// Most event loops that may wait for space.
     most_waiting: usize,
     most_nameless: usize,
     /// Wakes the pruner.
     pressure: Condvar,
-    /// Wakes who waits for room.
+    /// Wakes requests that wait for space.
     relief: Condvar,
     asked_to_forget: AtomicU64,
     refused: AtomicU64,
 }
 
-/// What there may be of nodes.
+/// The limits of nodes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeLimits {
     /// RLIMIT_NOFILE.
     pub(crate) descriptors: u64,
-    /// Known inodes, beyond which the kernel is asked to forget.
+    /// The number of known inodes above which the kernel is asked to forget some.
     pub(crate) known: usize,
     pub(crate) event_loops: usize,
 }
 
-/// A moment in the life of a directory's names.
+/// A version of a directory's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NamesAsOf(u64);
 
 #[derive(Debug, Default)]
 struct Table {
     nodes: HashMap<u64, Node>,
-    /// Candidates for closing, second chance: whoever was used since its last
-    /// turn goes to the end. May name nodes that are gone or closed.
+    /// Candidates for closing, by second chance: a node used since its last turn goes to the end.
+    /// May name nodes that are gone or closed.
     clock: VecDeque<u64>,
     open: usize,
-    /// All nodes but the root, oldest first. May name nodes that are gone.
+    /// All nodes except the root, oldest first. May name nodes that are gone.
     ring: VecDeque<u64>,
     /// Counts the pruner's rounds.
     round: u32,
-    /// The most nodes there were since memory was last given back.
+    /// The most nodes since memory was last returned.
     peak: usize,
-    /// Who waits for room, or for FORGETs.
+    /// Requests that wait for space or for FORGETs.
     waiting: usize,
-    /// Where the pruner invalidates an entry now.
+    /// The directory in which the pruner invalidates an entry now.
     pruned_directory: Option<u64>,
     pruner_waits: bool,
-    /// Nodes that were dropped, ever.
+    /// Total of dropped nodes.
     dropped: u64,
-    /// The last round has freed nothing worth waiting for.
+    /// The last round freed too few nodes to wait for.
     stuck: bool,
-    /// A lookup was refused, and the bound is still exceeded.
+    /// A lookup was refused, and the limit is still exceeded.
     refusing: bool,
     nameless: Nameless,
 }
@@ -128,25 +125,25 @@ struct Node {
     children: usize,
     place: Option<Place>,
     fd: Option<Arc<OwnedFd>>,
-    /// The round of the pruner in which it was last used.
+    /// The pruner's round in which it was last used.
     touched: u32,
     used: bool,
     in_clock: bool,
 }
 
-/// What left the table. The descriptors are closed outside the lock: that takes time.
+/// Nodes that left the table. Their descriptors are closed outside the lock, since that takes time.
 #[derive(Debug, Default)]
 struct Left {
     descriptors: Vec<Arc<OwnedFd>>,
     forgotten: Vec<u64>,
 }
 
-/// Which node is behind which name, the deepest first.
+/// The nodes and names on a path, the deepest first.
 type WayDown = Vec<(u64, CString)>;
 
 impl Nodes {
-    /// Of the descriptors nodes take a quarter at most, and a sixteenth for
-    /// removed files. `quota` is told which nodes are forgotten.
+    /// Nodes may use a quarter of the descriptors, and a sixteenth for removed files. `quota` is
+    /// notified of forgotten nodes.
     pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, limits: NodeLimits, quota: Arc<Quota>) -> Self {
         let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
@@ -167,8 +164,8 @@ impl Nodes {
         }
     }
 
-    /// The O_PATH descriptor of a node, opened again if it was closed.
-    /// `ESTALE` if the file is no longer where it was: changed behind the mount.
+    /// The O_PATH descriptor of a node, reopened if it was closed. `ESTALE` if the file is no
+    /// longer at its place: it was changed behind the mount.
     pub(crate) fn descriptor(&self, id: u64) -> Result<Arc<OwnedFd>> {
         let mut refused = Errno::STALE;
         for _ in 0..ATTEMPTS {
@@ -195,8 +192,8 @@ impl Nodes {
         Err(refused)
     }
 
-    /// Opens `name` in `directory` with O_PATH. Whatever is found is inside
-    /// the volume: one component, no link followed.
+    /// Opens `name` in `directory` with O_PATH. The result is always inside the volume: one
+    /// component, no link followed.
     pub(crate) fn open_path(&self, directory: &OwnedFd, name: &CStr) -> Result<OwnedFd> {
         self.with_descriptors(|| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -204,21 +201,21 @@ impl Nodes {
         })
     }
 
-    /// Runs `open`; if the process is out of descriptors, closes what can be
-    /// opened again and gives it a second try.
+    /// Runs `open`. If the process has no free descriptor, closes some that can be reopened, and
+    /// tries again.
     pub(crate) fn with_descriptors<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         match open() {
             Err(Errno::MFILE) => {
                 let mut table = self.table();
                 let closed = table.close_until(self.limit / 4);
-                self.let_go(table, closed);
+                self.release(table, closed);
                 open()
             }
             other => other,
         }
     }
 
-    /// The kernel is about to learn of this file once more.
+    /// Records a file that is about to be reported to the kernel again.
     pub(crate) fn remember(&self, id: u64, place: Place, fd: Option<OwnedFd>) {
         self.remember_in(self.table(), (id, place), fd);
     }
@@ -228,8 +225,8 @@ impl Nodes {
         let node = table.nodes.entry(id).or_default();
         node.lookups += 1;
         (node.used, node.touched) = (true, round);
-        // A look-up that overlaps the removal of the last name must not give
-        // the node a place again: it could then not be opened any more.
+        // A lookup that overlaps the removal of the last name must not give the node a place again:
+        // it could not be opened there.
         let nameless = node.place.is_none()
             && node.fd.as_ref().is_some_and(|fd| stat(fd).is_ok_and(|seen| seen.stx_nlink == 0));
         if table.nodes.len() > before {
@@ -240,17 +237,17 @@ impl Nodes {
         if let Some(fd) = fd {
             left.extend(table.keep_open(id, Arc::new(fd), self.limit));
         }
-        self.let_go(table, left);
+        self.release(table, left);
     }
 
-    /// To be asked for before a name is looked up whose directory the kernel has not locked.
+    /// Must be called before the lookup of a name in a directory that the kernel has not locked.
     pub(crate) fn names_now(&self, directory: u64) -> NamesAsOf {
         NamesAsOf(self.names_lost(directory).load(Ordering::Acquire))
     }
 
-    /// [`Self::remember`], unless the directory has lost a name since `seen`:
-    /// that of this file may be another's by now, so it has to be looked up again.
-    /// `ENFILE` if there is no room for one more node.
+    /// [`Self::remember`], unless the directory has lost a name since `seen`: the name may belong
+    /// to another file now, so it must be looked up again. `ENFILE` if there is no space for
+    /// another node.
     pub(crate) fn remember_if_still_there(
         &self,
         (id, place): (u64, &Place),
@@ -268,8 +265,8 @@ impl Nodes {
         Ok(None)
     }
 
-    /// [`Self::remember`] of a file that was not looked up by this name. `ENFILE` if there is
-    /// no room, at once unless it `may_wait`.
+    /// [`Self::remember`] for a file that was not looked up by this name. `ENFILE` if there is no
+    /// space, at once unless it `may_wait`.
     pub(crate) fn remember_if_room(&self, id: u64, place: Place, may_wait: bool) -> Result<()> {
         let mut table = self.table();
         if !table.nodes.contains_key(&id) {
@@ -282,8 +279,8 @@ impl Nodes {
         Ok(())
     }
 
-    /// Before a name is taken from a node that may be held: whether `uid` may
-    /// have one more removed file. `ENOSPC` if not; a FORGET may be on its way.
+    /// Called before a node loses a name: whether `uid` may have another removed file. `ENOSPC` if
+    /// not; a FORGET may be on its way.
     pub(crate) fn admit_nameless(&self, uid: u32) -> Result<()> {
         self.table().nameless.admit(uid, self.most_nameless)
     }
@@ -292,17 +289,17 @@ impl Nodes {
         &self.names_lost[usize::try_from(directory % NAME_COUNTERS as u64).unwrap_or_default()]
     }
 
-    /// How many descriptors of nodes may be open at once.
+    /// Most descriptors of nodes that may be open at the same time.
     pub(crate) fn most_descriptors(&self) -> usize {
         self.limit
     }
 
-    /// How many descriptors removed files may take.
+    /// Most descriptors that removed files may use.
     pub(crate) fn most_nameless(&self) -> usize {
         self.most_nameless
     }
 
-    /// Does the kernel know this node?
+    /// Whether the kernel knows this node.
     pub(crate) fn contains(&self, id: u64) -> bool {
         self.table().nodes.contains_key(&id)
     }
@@ -314,38 +311,38 @@ impl Nodes {
         node.lookups = node.lookups.saturating_sub(count);
         let left = table.drop_unused(id);
         self.went(&mut table);
-        self.let_go(table, left);
+        self.release(table, left);
     }
 
-    /// The file at `place` lost that name; `held` keeps it reachable. Without
-    /// `names_left` it always does: while the kernel knows the node, its inode
-    /// number must not become another file's. `uid` removed the name.
+    /// The file at `place` lost that name; `held` keeps it reachable. Without `names_left` it is
+    /// always kept: while the kernel knows the node, its inode number must not be reused. `uid`
+    /// removed the name.
     pub(crate) fn removed(&self, (id, uid): (u64, u32), place: &Place, held: Arc<OwnedFd>, names_left: bool) {
         let mut table = self.table();
         self.names_lost(place.directory).fetch_add(1, Ordering::Release);
         let Some(node) = table.nodes.get(&id) else { return };
         let mut left = Left::default();
         if !names_left || node.place.as_ref() == Some(place) {
-            // In this order: what has no place is not closed again.
+            // In this order: a node without a place is not closed again.
             left.extend(table.take_place(id));
             left.extend(table.keep_open(id, held, self.limit));
         }
         if !names_left {
             table.nameless.add(id, uid);
         }
-        self.let_go(table, left);
+        self.release(table, left);
     }
 
-    /// The file at `from` is at `to` now. A node known by another of its names keeps that one.
+    /// The file moved from `from` to `to`. A node that is known by another name keeps that one.
     pub(crate) fn moved(&self, id: u64, from: &Place, to: Place) {
         let mut table = self.table();
         self.names_lost(from.directory).fetch_add(1, Ordering::Release);
         let known_by_it = table.nodes.get(&id).is_some_and(|node| node.place.as_ref() == Some(from));
         let left = if known_by_it { table.put(id, to) } else { Left::default() };
-        self.let_go(table, left);
+        self.release(table, left);
     }
 
-    /// What the kernel knows, but for the root.
+    /// The nodes that the kernel knows, except the root.
     pub(crate) fn state(&self) -> Vec<proto::local::Node> {
         let table = self.table();
         let known = table.nodes.iter().filter(|(id, node)| **id != ROOT && node.lookups > 0);
@@ -358,7 +355,7 @@ impl Nodes {
         known.map(node).collect()
     }
 
-    /// Opens what should be the node `id` and keeps it.
+    /// Opens the file that should be node `id`, and keeps its descriptor.
     fn open_known(&self, directory: &OwnedFd, name: &CStr, id: u64) -> Result<Arc<OwnedFd>> {
         let fd = self.open_path(directory, name)?;
         if self.origin.node_id(&stat(&fd)?)? != id {
@@ -367,13 +364,13 @@ impl Nodes {
         let fd = Arc::new(fd);
         let mut table = self.table();
         let left = table.keep_open(id, Arc::clone(&fd), self.limit);
-        self.let_go(table, left);
+        self.release(table, left);
         Ok(fd)
     }
 
-    /// Space counts as free before the files are closed: who waits for it must
-    /// not wait for the backing file system to take a large file apart.
-    fn let_go(&self, table: MutexGuard<'_, Table>, left: Left) {
+    /// Frees the space before it closes the files: a request that waits for space must not wait
+    /// until the backing file system has freed a large file.
+    fn release(&self, table: MutexGuard<'_, Table>, left: Left) {
         for id in left.forgotten {
             self.quota.forget(id);
         }
@@ -382,12 +379,12 @@ impl Nodes {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // No code under the lock panics half-way through a change.
+        // Code under the lock never panics in the middle of a change.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Everything an answer needs, of the file itself (a link is not followed).
+/// All attributes for an answer, of the file itself (a link is not followed).
 pub(crate) fn stat(file: impl AsFd) -> Result<Statx> {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
 }
@@ -400,8 +397,8 @@ impl Left {
 }
 
 impl Table {
-    /// From `id` up to the next directory that is open: its descriptor, and
-    /// the names to go down again, last one first.
+    /// From `id` up to the next open directory: its descriptor, and the names back down, last one
+    /// first.
     fn way_to(&mut self, id: u64) -> Result<(Arc<OwnedFd>, WayDown)> {
         let mut way_down = Vec::new();
         let mut at = id;
@@ -413,7 +410,7 @@ impl Table {
                 return Ok((Arc::clone(fd), way_down));
             }
             let place = node.place.as_ref().ok_or(Errno::STALE)?;
-            // A ring of places could only come from changes behind the mount.
+            // A cycle of places can only come from changes behind the mount.
             if way_down.len() > longest {
                 return Err(Errno::STALE);
             }
@@ -423,7 +420,7 @@ impl Table {
         }
     }
 
-    /// Gives the node its place, which holds on to the directory.
+    /// Gives the node its place, which keeps the directory in the table.
     fn put(&mut self, id: u64, place: Place) -> Left {
         if self.nodes.get(&id).is_none_or(|node| node.place.as_ref() == Some(&place)) {
             return Left::default();
@@ -454,7 +451,7 @@ impl Table {
         self.drop_unused(place.directory)
     }
 
-    /// Removes the node if nobody needs it, and then its directory if that was all it was for.
+    /// Removes the node if it is unused, and then its directory if that is unused too.
     fn drop_unused(&mut self, id: u64) -> Left {
         let mut left = Left::default();
         let mut next = Some(id);
@@ -480,7 +477,7 @@ impl Table {
                 next = Some(place.directory);
             }
         }
-        // A walk over a large tree must not cost its memory for ever.
+        // Memory of a walk over a large tree is returned.
         if self.nodes.capacity() > 4096 && self.nodes.len() < self.nodes.capacity() / 8 {
             self.nodes.shrink_to(self.nodes.len() * 2);
         }
@@ -503,11 +500,11 @@ impl Table {
         self.close_until(limit)
     }
 
-    /// Closes the least recently used descriptors that can be opened again,
-    /// until at most `limit` are left.
+    /// Closes the least recently used descriptors that can be reopened, until at most `limit` are
+    /// left.
     fn close_until(&mut self, limit: usize) -> Left {
         let mut left = Left::default();
-        // Twice round: once to take the second chances, once to close.
+        // Two rounds: the first uses up the second chances, the second closes.
         let mut turns = 2 * self.clock.len();
         while self.open > limit && turns > 0 {
             turns -= 1;
@@ -528,7 +525,7 @@ impl Table {
         left
     }
 
-    /// Forgotten nodes leave their turn behind; not more of those than nodes.
+    /// Removes forgotten nodes from the clock, once there are more of them than nodes.
     fn tidy_clock(&mut self) {
         if self.clock.len() <= 2 * self.open + 1024 {
             return;
@@ -718,7 +715,7 @@ mod tests {
         let place = |name: &CStr| Place { directory: 1, name: name.into() };
         let exchange = rustix::fs::RenameFlags::EXCHANGE;
         rustix::fs::renameat_with(&fixture.root, "a", &fixture.root, "b", exchange).unwrap();
-        // Nobody told the table: no file is better than the wrong file.
+        // The table does not know: no file is better than the wrong file.
         assert_eq!(fixture.nodes.descriptor(a).unwrap_err(), Errno::STALE);
         fixture.nodes.moved(a, &place(c"a"), place(c"b"));
         fixture.nodes.moved(b, &place(c"b"), place(c"a"));

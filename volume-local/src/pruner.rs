@@ -1,8 +1,7 @@
-//! Asks the kernel to forget inodes, when it knows more than the volume's bound.
+//! Asks the kernel to forget inodes if it knows more than the volume's limit.
 //!
-//! Invariant: the thread serves no request. A notification may wait for pages
-//! that are written back and for directories that are locked, and both may
-//! wait for an answer of ours.
+//! Invariant: this thread serves no request. A notification may wait for pages under writeback and
+//! for locked directories, and both may wait for an answer of this daemon.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -18,20 +17,21 @@ use crate::volume::Volume;
 
 const STACK_BYTES: usize = 128 << 10;
 
-/// FORGETs are read in between requests: so long without one, and the rest is in use.
+/// Without a FORGET for this long, the remaining inodes are in use: FORGETs are read between
+/// requests.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// After a round that left too many: as many times what it took, within these.
+/// Pause after a round that left too many: this multiple of the round's time, within these limits.
 const REST_FACTOR: u32 = 10;
 const LEAST_REST: Duration = Duration::from_secs(1);
 const MOST_REST: Duration = Duration::from_secs(30);
 
-/// How old a list of mount points may be. A mount that was made later was made on
-/// an entry that was looked up a second before at most, and that is not forgotten.
+/// The validity of a list of mount points. A later mount was made on an entry that was looked up at
+/// most a second before it, and such an entry is not forgotten.
 const LIST_IS_GOOD: Duration = Duration::from_secs(10);
 
-/// At least between two rounds whose lists are asked for: so every list is
-/// asked for two seconds after the round before it began.
+/// The shortest time between two rounds with lists: so every list is requested two seconds after
+/// the previous round began.
 const BETWEEN_LISTS: Duration = Duration::from_secs(2);
 
 struct Pruner {
@@ -40,7 +40,7 @@ struct Pruner {
     can_prune: bool,
 }
 
-/// On a thread of its own until the process ends.
+/// Runs on a separate thread until the process ends.
 pub(crate) fn start(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<()> {
     let mut pruner = Pruner { volume, kernel, can_prune: true };
     let thread = std::thread::Builder::new().name("pruner".to_owned()).stack_size(STACK_BYTES);
@@ -48,7 +48,7 @@ pub(crate) fn start(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<()> 
         .spawn(move || {
             // It fails when the volume is unmounted or its connection aborted.
             if let Err(errno) = pruner.run() {
-                tracing::debug!(error = %errno, "the kernel is asked to forget no more");
+                tracing::debug!(error = %errno, "stopped asking the kernel to forget inodes");
             }
         })
         .map(drop)
@@ -64,10 +64,10 @@ impl Pruner {
                     let (begun, dropped) = (Instant::now(), self.volume.nodes().dropped());
                     self.round()?;
                     barren = if self.volume.nodes().is_stuck_since(dropped) { barren + 1 } else { 0 };
-                    // Entries are left alone that were used seconds ago: those of a walk
-                    // are for the next round.
+                    // Entries used in the last seconds are left alone: a walk's entries are for the
+                    // next round.
                     if barren >= if self.can_prune { 1 } else { 2 } {
-                        // A round without prunes is mostly a wait.
+                        // A round without prunes mostly waits.
                         let factor = if self.can_prune { REST_FACTOR } else { 1 };
                         let rest = begun.elapsed().saturating_mul(factor);
                         self.volume.nodes().rest(rest.clamp(LEAST_REST, MOST_REST));
@@ -89,9 +89,8 @@ impl Pruner {
     fn prune(&self) -> Result<bool, Errno> {
         let nodes = self.volume.nodes();
         let round = nodes.begin_round();
-        // First what was not used since the round before this one began, last
-        // what is being used: the kernel knows better what is unused.
-        // Directories follow what is in them.
+        // First the nodes that were not used since the previous round began, last those in use:
+        // only the kernel knows which are unused. Directories follow their contents.
         for before in [round.saturating_sub(1), round, round.saturating_add(1)] {
             let mut turn = nodes.turn(before);
             while !turn.is_over() {
@@ -115,12 +114,12 @@ impl Pruner {
         Ok(true)
     }
 
-    /// FUSE_NOTIFY_INVAL_ENTRY takes an entry out of the tree whoever uses it, and with
-    /// it every mount on or below it, in all mount namespaces. So directories stay,
-    /// and entries that carry a mount, are open, or were used lately.
+    /// FUSE_NOTIFY_INVAL_ENTRY removes an entry even if it is in use, and every mount on or below
+    /// it in all mount namespaces. So directories stay, and entries with a mount, open ones, and
+    /// recently used ones.
     fn invalidate(&self) -> Result<(), Errno> {
         let nodes = self.volume.nodes();
-        // Two rounds before the question: what was used since stays.
+        // Two rounds before the request: nodes used since then stay.
         let before = nodes.begin_round();
         let begun = Instant::now();
         while begun.elapsed() < BETWEEN_LISTS {

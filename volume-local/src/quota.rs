@@ -1,18 +1,17 @@
-//! How much of its capacity a volume uses, and whether more fits.
+//! The use of a volume's capacity, and whether more fits.
 //!
-//! A file is charged what its blocks take, as du(1) counts it, but never for
-//! blocks beyond its end, except those that its extended attributes can take:
-//! xfs allocates blocks beyond the end ahead and takes them back.
+//! A file is charged for its blocks, as du(1) counts them, but not for blocks beyond its end,
+//! except those that its extended attributes can take: xfs allocates blocks beyond the end ahead
+//! and frees them later.
 //!
-//! Invariant: `used` is the sum of what every file was last charged and of
-//! what running requests have reserved. A file whose last name is gone stays
-//! charged until the kernel has forgotten it: until then somebody may hold it.
+//! Invariant: `used` is the sum of every file's last charge and of the reservations of running
+//! requests. A file without names stays charged until the kernel has forgotten it: until then it
+//! may be open.
 //!
-//! What a file was charged is remembered as long as measuring it may say
-//! something else: while it is known and was changed, and, since a backing file
-//! system takes and gives back blocks long after a write, until its charge is
-//! [lasting](Charged::lasting) or it is gone. Otherwise a file could be freed
-//! for more than it was charged, again and again.
+//! A file's charge is remembered as long as another measurement may differ: while it is known and
+//! was changed. A backing file system also allocates and frees blocks long after a write, so the
+//! charge is remembered until it is [lasting](Charged::lasting) or the file is gone. Otherwise a
+//! file could be freed for more than it was charged, again and again.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -26,40 +25,40 @@ use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
 
 use crate::errno::Result;
 
-/// Space is charged and handed out in these.
+/// The unit in which space is charged and reserved.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 
-/// More than all event loops together can have in flight (64 writes of 1 MiB):
-/// as long as this much is free, a write may reserve more than it will take.
+/// More than all event loops together can have in flight (64 writes of 1 MiB): while this much is
+/// free, a write may reserve more than it needs.
 const AMPLE_BYTES: u64 = 64 << 20;
 
-/// How long after a removal, or a close of what was removed, its FORGET may
-/// still be on its way. A request for space waits for it instead of failing: on
-/// other file systems, what unlink(2) frees is free when it returns.
+/// How long after a removal, or after the close of a removed file, its FORGET may arrive. A request
+/// for space waits for it instead of failing: on other file systems, space is free when unlink(2)
+/// returns.
 const FORGET_IS_DUE: Duration = Duration::from_secs(1);
 
-/// As long as any removed file is open, its close may have been read by another
-/// event loop before the request that finds no space, and not be known yet.
+/// While a removed file is open, another event loop may have read its close before the request that
+/// finds no space, without having handled it yet.
 const CLOSE_IS_DUE: Duration = Duration::from_millis(100);
 
 const SHARDS: usize = 16;
 
-/// What one file takes.
+/// The space of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charged {
     pub(crate) bytes: u64,
-    /// Only a request can change it: there is nothing that the backing file
-    /// system could still map, trim or merge when it writes the file back.
+    /// Only a request can change the charge: the backing file system has nothing left to map, trim
+    /// or merge during writeback.
     pub(crate) lasting: bool,
-    /// How many blocks its attributes may take; `None`: not looked at yet.
+    /// Most blocks of its attributes; `None` if they were not read yet.
     pub(crate) attribute_blocks: Option<u8>,
 }
 
-/// What a volume uses.
+/// The use of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Use {
     pub(crate) counted: Counted,
-    /// Node ids of files whose charge is not lasting, and the bytes in `counted` that are theirs.
+    /// Node ids of files whose charge is not lasting, and their bytes in `counted`.
     pub(crate) unsettled: Vec<(u64, u64)>,
 }
 
@@ -78,11 +77,11 @@ pub(crate) struct Quota {
     most_waiting: usize,
 }
 
-/// Of a node that was changed since the kernel has known it, or whose charge is not lasting.
+/// A node that was changed since the kernel knows it, or whose charge is not lasting.
 #[derive(Debug, Clone, Copy)]
 struct Charge {
     charged: Charged,
-    /// Its last name is gone.
+    /// It has no name left.
     removed: bool,
 }
 
@@ -95,25 +94,24 @@ struct Removals {
     waiting: usize,
 }
 
-/// Space that no other request can take. What is not settled is given back.
+/// Reserved space. The part that is not settled is released on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     quota: &'a Quota,
     bytes: u64,
 }
 
-/// One inode, given back unless it is kept.
+/// One reserved inode, released on drop unless it is kept.
 #[derive(Debug)]
 pub(crate) struct InodeReservation<'a> {
     quota: &'a Quota,
 }
 
 impl Quota {
-    /// Without `found` the use is unknown until [`Self::set_counted`]: nothing
-    /// may be changed before.
+    /// Without `found`, the use is unknown until [`Self::set_counted`]: nothing may change before.
     ///
-    /// `event_loops`: one that waits for a FORGET reads no request, nor the
-    /// FORGET, so half of them never wait.
+    /// `event_loops`: an event loop that waits for a FORGET reads no requests, and so no FORGET. So
+    /// half of them never wait.
     pub(crate) fn new(limits: Limits, found: Option<Use>, event_loops: usize) -> Self {
         let quota = Self {
             limit_bytes: AtomicU64::new(limits.bytes),
@@ -146,7 +144,7 @@ impl Quota {
     }
 
     pub(crate) fn usage(&self) -> UsageNow {
-        // Before the use itself, which `set_counted` stores before this.
+        // Read before the use: `set_counted` stores the use first.
         let counting = self.counting.load(Ordering::Acquire);
         UsageNow {
             limits: Limits {
@@ -161,7 +159,7 @@ impl Quota {
         }
     }
 
-    /// Both or none; the same again is no change.
+    /// Sets both limits or none; unchanged limits are a success.
     pub(crate) fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
         self.usage().limits.check_growth(wanted)?;
         self.limit_bytes.store(wanted.bytes, Ordering::Release);
@@ -169,18 +167,18 @@ impl Quota {
         Ok(())
     }
 
-    /// `bytes` if they fit.
+    /// Reserves `bytes` if they fit.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>> {
         self.reserve_leaving(bytes, 0)
     }
 
-    /// `bytes` if so much is free that it does not matter when they are too many.
+    /// Reserves `bytes` if enough is free that reserving too much does no harm.
     pub(crate) fn reserve_amply(&self, bytes: u64) -> Result<Reservation<'_>> {
         self.reserve_leaving(bytes, AMPLE_BYTES)
     }
 
     fn reserve_leaving(&self, bytes: u64, left: u64) -> Result<Reservation<'_>> {
-        // What takes nothing is possible in a volume that is more than full too.
+        // A request that needs no space succeeds even in a volume above its limit.
         if bytes == 0 {
             return Ok(Reservation { quota: self, bytes });
         }
@@ -194,9 +192,9 @@ impl Quota {
         limit.saturating_sub(self.used_bytes.load(Ordering::Acquire))
     }
 
-    /// Whether a name may be added to a directory, or an attribute to a file.
-    /// That may need one more block, which nobody knows before: the volume may
-    /// outgrow its limit by that, and takes no further name then.
+    /// Whether a name may be added to a directory, or an attribute to a file. That may need another
+    /// block, which is not known before: the volume may exceed its limit by it, and then accepts no
+    /// further name.
     pub(crate) fn admit_block(&self) -> Result<()> {
         self.retrying(|| {
             let limit = unlimited(self.limit_bytes.load(Ordering::Acquire));
@@ -212,8 +210,8 @@ impl Quota {
         })
     }
 
-    /// Tries again as long as the answer is that nothing is left and space is
-    /// about to come back, but not for ever while others take it.
+    /// Repeats `attempt` while it fails for lack of space and space is about to be freed, but not
+    /// forever if other requests take it.
     pub(crate) fn retrying<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let mut deadline = None;
         loop {
@@ -230,7 +228,7 @@ impl Quota {
         }
     }
 
-    /// Whether there was a FORGET of a removed file since `seen`.
+    /// Whether a removed file was forgotten since `seen`.
     fn wait_for_a_forget(&self, seen: u64, deadline: Instant) -> bool {
         let is_over = |_: &mut Removals| self.forgets.load(Ordering::Acquire) != seen;
         let mut removals = self.removals();
@@ -249,8 +247,8 @@ impl Quota {
         is_over(&mut removals)
     }
 
-    /// Before a file is changed: what it is charged now. `measure` is called
-    /// for a file that is not remembered.
+    /// Called before a change: records the file's current charge. `measure` is called for a file
+    /// that is not remembered.
     pub(crate) fn before_change(
         &self,
         id: u64,
@@ -265,11 +263,11 @@ impl Quota {
         Ok(charged)
     }
 
-    /// After a change, or when the file system has tidied up: `measure` gets
-    /// the charge so far and returns the one from now on. A file whose charge lasts and that
-    /// was not changed, or that cannot be measured, stays charged as it was.
+    /// Called after a change, or after the file system may have changed the blocks: `measure` gets
+    /// the charge so far and returns the new one. The charge stays for an unchanged file with a
+    /// lasting charge, and for a file that cannot be measured.
     ///
-    /// Measured under the lock: of two requests, the later one sees both changes.
+    /// Measures under the lock: of two requests, the later one sees both changes.
     pub(crate) fn settle(
         &self,
         id: u64,
@@ -284,15 +282,15 @@ impl Quota {
         change(&self.used_bytes, now.bytes, before.bytes.saturating_add(reserved));
     }
 
-    /// Whether measuring a file that nobody changes may say something new.
+    /// Whether measuring an unchanged file may give another result.
     pub(crate) fn is_unsettled(&self, id: u64) -> bool {
         self.shard(id).get(&id).is_some_and(|charge| !charge.removed && !charge.charged.lasting)
     }
 
-    /// A new file, which nobody has reserved space for.
+    /// Charges a new file for which no space was reserved.
     pub(crate) fn add(&self, id: u64, charged: Charged) {
         let mut shard = self.shard(id);
-        // One of that number may have been removed behind the mount.
+        // A file with this number may have been removed behind the mount.
         shard.remove(&id);
         if !charged.lasting {
             shard.insert(id, Charge { charged, removed: false });
@@ -301,8 +299,7 @@ impl Quota {
         change(&self.used_bytes, charged.bytes, 0);
     }
 
-    /// The last name of a node is gone, the kernel still knows it. It `takes`
-    /// so much if nobody has changed it.
+    /// A node that the kernel knows lost its last name. It `takes` this much if it was not changed.
     pub(crate) fn removed(&self, id: u64, takes: Charged) {
         let mut shard = self.shard(id);
         let charge = shard.entry(id).or_insert(Charge { charged: takes, removed: false });
@@ -315,21 +312,21 @@ impl Quota {
         removals.last = Some(Instant::now());
     }
 
-    /// Somebody has closed the file: if its last name is gone, so it may be itself.
+    /// A file was closed: if it has no name left, it may be gone.
     pub(crate) fn closed(&self, id: u64) {
         if self.shard(id).get(&id).is_some_and(|charge| charge.removed) {
             self.removals().last = Some(Instant::now());
         }
     }
 
-    /// The last name of a file that the kernel does not know is gone. It
-    /// `takes` so much if nobody has changed it.
+    /// A file that the kernel does not know lost its last name. It `takes` this much if it was not
+    /// changed.
     pub(crate) fn free(&self, id: u64, takes: Charged) {
         let charged = self.shard(id).remove(&id).map_or(takes, |charge| charge.charged);
         self.give_back(charged);
     }
 
-    /// One is gone: a file, or one of several names of a file where these take inodes.
+    /// Releases one inode: of a file, or of one of a file's names if these take inodes.
     pub(crate) fn free_inode(&self) {
         change(&self.used_inodes, 0, 1);
     }
@@ -358,8 +355,7 @@ impl Quota {
         self.forgotten.notify_all();
     }
 
-    /// What is used once nobody holds anything any more: the kernel does not
-    /// say that it forgets what it knew when the volume is unmounted.
+    /// The use after everything is closed: the kernel sends no FORGETs at an unmount.
     pub(crate) fn at_the_end(&self) -> Use {
         let (mut counted, mut unsettled) = (self.usage().used, Vec::new());
         for shard in &self.charges {
@@ -402,7 +398,7 @@ impl Quota {
 }
 
 impl Reservation<'_> {
-    /// Whoever calls gives it back.
+    /// Takes the reserved bytes; the caller must release them.
     fn take(mut self) -> u64 {
         std::mem::take(&mut self.bytes)
     }
@@ -426,36 +422,36 @@ impl Drop for InodeReservation<'_> {
     }
 }
 
-/// What a file takes of its volume, if its attributes take `attribute_blocks` at most.
+/// The space that a file takes in its volume, if its attributes take at most `attribute_blocks`.
 ///
-/// The charge of a file with such blocks is not lasting. So a regular file with
-/// content that is not remembered was charged as if it had none.
+/// The charge of a file with such blocks is not lasting. So a regular file with content that is not
+/// remembered was charged without any.
 pub(crate) fn charge(seen: &Statx, attribute_blocks: u8) -> Charged {
     let allocated = seen.stx_blocks.saturating_mul(512);
     let attributes = Some(attribute_blocks);
     let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
     match whole_blocks(seen.stx_size) {
-        // More are allocated ahead, or map a file of many pieces or hold its
-        // attributes; fewer leave holes, which have to be mapped around.
+        // More blocks: allocated ahead, mapping a fragmented file, or holding attributes. Fewer:
+        // there are holes, which must be mapped around.
         whole if is_file && whole > 0 => Charged {
             bytes: allocated.min(whole.saturating_add(attribute_bytes(attribute_blocks))),
             lasting: allocated == whole && attribute_blocks == 0,
             attribute_blocks: attributes,
         },
-        // No content: its blocks were not allocated ahead, so they hold attributes.
+        // Without content its blocks were not allocated ahead, so they hold attributes.
         _ => Charged { bytes: allocated, lasting: true, attribute_blocks: attributes },
     }
 }
 
-/// What so many blocks of attributes take.
+/// The bytes of this many blocks of attributes.
 pub(crate) fn attribute_bytes(blocks: u8) -> u64 {
     u64::from(blocks) * BLOCK_BYTES
 }
 
-/// What writing `[start, end)` of `file` will add to its charge at most.
+/// The most that writing `[start, end)` of `file` adds to its charge.
 ///
-/// `left`: what can be added before the whole file up to `end` is charged for.
-/// Space that fallocate(2) has reserved looks like a hole, but is paid for.
+/// `left`: what can be added before the whole file up to `end` is charged. Space that fallocate(2)
+/// has reserved looks like a hole, but is charged already.
 pub(crate) fn growth(file: impl AsFd, (start, end): (u64, u64), left: u64) -> Result<u64> {
     let mut sum = 0_u64;
     for hole in (Holes { file, at: floor(start), end: whole_blocks(end) }) {
@@ -481,7 +477,7 @@ pub(crate) fn longest_fitting(file: impl AsFd, (start, end): (u64, u64), mut fre
     Ok(end)
 }
 
-/// Holes between `at` and `end`, both whole blocks, in whole blocks.
+/// The holes between `at` and `end`, both multiples of the block size, in whole blocks.
 struct Holes<F> {
     file: F,
     at: u64,
@@ -496,7 +492,7 @@ impl<F: AsFd> Iterator for Holes<F> {
             let start = self.at;
             let data = match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
                 Ok(data) => floor(data).min(self.end),
-                // No data from here on.
+                // There is no data after this point.
                 Err(Errno::NXIO) => self.end,
                 Err(errno) => {
                     self.at = self.end;
@@ -506,9 +502,9 @@ impl<F: AsFd> Iterator for Holes<F> {
             self.at = self.end;
             if data < self.end {
                 match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {
-                    // At least the block that the data was found in.
+                    // At least the block in which the data was found.
                     Ok(hole) => self.at = whole_blocks(hole).max(data + BLOCK_BYTES),
-                    // Cut off meanwhile.
+                    // Truncated meanwhile.
                     Err(Errno::NXIO) => {}
                     Err(errno) => return Some(Err(errno)),
                 }
@@ -542,8 +538,8 @@ fn add_within(counter: &AtomicU64, more: u64, limit: u64) -> Result<()> {
         .map_err(|_too_much| Errno::NOSPC)
 }
 
-/// Never below zero: a tree that was changed behind the mount must not make
-/// the volume look full for ever.
+/// Never below zero: a tree that was changed behind the mount must not make the volume look full
+/// forever.
 fn change(counter: &AtomicU64, more: u64, less: u64) {
     counter.update(Ordering::AcqRel, Ordering::Acquire, |now| now.saturating_add(more).saturating_sub(less));
 }

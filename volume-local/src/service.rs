@@ -1,4 +1,4 @@
-//! What a daemon of this backend is handed, and what its process may do.
+//! The descriptors of this backend's daemon, and its privileges.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use volume_fs::service::{Service, Terms};
 use crate::backend::{Assigned, Local};
 use crate::usage_file::BootId;
 
-/// Reading and changing files below descriptors, and acting as a caller, whose capabilities are
-/// bounded already. No socket, connect, execve, fork, mount, ptrace, bpf, and no ioctl at all: a
-/// FUSE clone or a backing file cannot be asked for.
+/// To read and change files below descriptors, and to act as a caller with capabilities that are
+/// already limited. No socket, connect, execve, fork, mount, ptrace or bpf, and no ioctl: so FUSE
+/// clones and backing files cannot be requested.
 pub const SYSTEM_CALLS: &[c_long] = &[
     libc::SYS_pread64,
     libc::SYS_pwrite64,
@@ -58,7 +58,7 @@ pub struct LocalService {
 }
 
 impl LocalService {
-    /// To be made while the process sees the node's /proc.
+    /// Must be called while the process sees the node's /proc.
     pub fn new() -> Self {
         Self { boot: BootId::of_this_boot() }
     }
@@ -74,8 +74,8 @@ impl Service for LocalService {
     type Backend = Local;
     type Assigned = Assigned;
 
-    /// What serving files of every owner takes, and no more: no CAP_SYS_ADMIN, no
-    /// CAP_MKNOD, no CAP_DAC_READ_SEARCH, no CAP_SETFCAP.
+    /// Exactly what serving files of every owner needs: no CAP_SYS_ADMIN, CAP_MKNOD,
+    /// CAP_DAC_READ_SEARCH or CAP_SETFCAP.
     const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
         .union(CapabilitySet::DAC_OVERRIDE)
         .union(CapabilitySet::FOWNER)
@@ -104,7 +104,7 @@ impl Service for LocalService {
     }
 }
 
-/// Where `..` leads anywhere but back, the whole host would be in the volume.
+/// If `..` led out of the directory, the whole host would be in the volume.
 fn check_directory(fd: &OwnedFd) -> Result<(), String> {
     let seen = |name: &str| {
         rustix::fs::statx(fd, name, AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)

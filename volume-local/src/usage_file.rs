@@ -10,14 +10,12 @@
 //! | 32 | 16 | boot id of the writer |
 //! | 56 | 8 | FNV-1a of what precedes |
 //!
-//! All others are zero. If there are files whose charge is not lasting, 16
-//! bytes for each follow, its node id and what it is charged, and 8 bytes more,
-//! FNV-1a of these.
+//! All other bytes are zero. If there are files whose charge is not lasting, 16 bytes for each
+//! follow, its node id and its charge, and then 8 bytes, FNV-1a of these.
 //!
-//! While a daemon serves, and when it was killed, the file
-//! is empty. After a reboot the content is not trusted: a power cut
-//! may have taken back changes to the tree and not the one here, or the other
-//! way round. Within a boot the page cache shows everybody the same, so
+//! The file is empty while a daemon serves, and after it was killed. After a reboot the content is
+//! not trusted: a power cut may have lost changes of the tree and not of this file, or the reverse.
+//! Within one boot, all processes see the same page cache, so nothing is flushed.
 //! nothing has to be synchronised.
 
 use std::os::fd::OwnedFd;
@@ -30,7 +28,7 @@ use crate::quota::Use;
 const LENGTH: usize = 64;
 const SUMMED: usize = LENGTH - 8;
 const UNSETTLED_LENGTH: usize = 16;
-/// More is not believed: a million files.
+/// Longer files are not trusted: a million files.
 const MOST_LENGTH: usize = 16 << 20;
 const MAGIC: &[u8; 8] = b"HAWSUSE1";
 
@@ -39,7 +37,7 @@ const MAGIC: &[u8; 8] = b"HAWSUSE1";
 pub(crate) struct BootId([u8; 16]);
 
 impl BootId {
-    /// `None` where there is no such file: then no use is ever trusted.
+    /// `None` if there is no such file: then no stored use is trusted.
     pub(crate) fn of_this_boot() -> Option<Self> {
         Self::parse(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
     }
@@ -57,12 +55,12 @@ pub(crate) struct UsageFile {
 }
 
 impl UsageFile {
-    /// `fd` is open for reading and writing.
+    /// `fd` must be open for reading and writing.
     pub(crate) fn new(fd: OwnedFd, boot: Option<BootId>) -> Self {
         Self { fd, boot }
     }
 
-    /// What the last daemon left, if it still holds.
+    /// The last daemon's use, if it is still valid.
     pub(crate) fn read(&self) -> Option<Use> {
         let length = usize::try_from(rustix::fs::fstat(&self.fd).ok()?.st_size).ok()?;
         let mut bytes = vec![0; Some(length).filter(|length| *length <= MOST_LENGTH)?];
@@ -70,20 +68,19 @@ impl UsageFile {
         decode(&bytes, self.boot?)
     }
 
-    /// Somebody may change the volume from now on. Shortening takes no space,
-    /// so it works on a full pool.
+    /// Called before the volume may change. Truncating takes no space, so it works on a full pool.
     pub(crate) fn forget(&self) -> Result<()> {
         rustix::fs::ftruncate(&self.fd, 0)
     }
 
-    /// Nobody changes the volume any more.
+    /// Called once the volume does not change any more.
     pub(crate) fn keep(&self, used: &Use) -> Result<()> {
         let Some(boot) = self.boot else { return Ok(()) };
         let bytes = encode(used, boot);
         if rustix::io::pwrite(&self.fd, &bytes, 0)? == bytes.len() {
             return Ok(());
         }
-        // The first half alone would be believed.
+        // Otherwise the first half alone could look valid.
         self.forget()?;
         Err(rustix::io::Errno::NOSPC)
     }
@@ -122,7 +119,7 @@ fn decode(bytes: &[u8], boot: BootId) -> Option<Use> {
     for at in (LENGTH..bytes.len().saturating_sub(UNSETTLED_LENGTH)).step_by(UNSETTLED_LENGTH) {
         used.unsettled.push((number(at)?, number(at + 8)?));
     }
-    // Field by field would be the same: every byte has one right value.
+    // Equivalent to checking each field: every byte has one correct value.
     (bytes == encode(&used, boot)).then_some(used)
 }
 

@@ -1,11 +1,10 @@
-//! The file system over the volume's directory: what each request does to the
-//! backing files. Knows nothing of FUSE. What is done to `names`, to
-//! the `data` of files, to `attributes`, and the `listing` of directories are
-//! modules of their own; `state` writes down what a successor needs.
+//! The file system over the volume's directory: the effect of each request on the backing files. It
+//! does not know FUSE. The modules `names`, `data`, `attributes` and `listing` handle names,
+//! content, attributes and directories; `state` writes what a successor needs.
 //!
-//! Permissions are checked by the kernel before a request is sent (FUSE_POSIX_ACL
-//! implies default_permissions); here every file is reached with
-//! CAP_DAC_OVERRIDE, and only what is created is created as its caller.
+//! The kernel checks permissions before it sends a request (FUSE_POSIX_ACL implies
+//! default_permissions). So this module accesses every file with CAP_DAC_OVERRIDE, and acts as the
+//! caller only to create files.
 
 mod attributes;
 mod data;
@@ -36,8 +35,8 @@ use crate::xattrs::{self, AttributeBlocks};
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// Descriptors that no open file takes: directories are listed in half of them,
-/// and the driver and scrapers are answered, whatever a pod has opened.
+/// Descriptors reserved from open files: half of them for listing directories, the others to answer
+/// the driver and scrapers, however many files a pod has opened.
 const MOST_KEPT_FREE: usize = 2048;
 
 #[derive(Debug)]
@@ -50,8 +49,7 @@ pub(crate) struct Volume {
     files: Handles<OpenFile>,
     directories: Handles<Directory>,
     quota: Arc<Quota>,
-    /// On Btrfs, where no count of blocks finds them: each further name of a file counts
-    /// as an inode.
+    /// On Btrfs, whose block counts omit names: each further name of a file counts as an inode.
     names_take_inodes: bool,
     read_only: bool,
 }
@@ -59,7 +57,7 @@ pub(crate) struct Volume {
 #[derive(Debug)]
 struct OpenFile {
     id: u64,
-    /// With which it was opened.
+    /// The flags of its open.
     flags: OFlags,
     fd: OwnedFd,
 }
@@ -105,7 +103,7 @@ impl Volume {
         })
     }
 
-    /// What the whole tree takes. Nothing may change meanwhile.
+    /// Counts the whole tree, which must not change meanwhile.
     pub(crate) fn count(&self) -> Result<Use> {
         let attribute_blocks = |file: BorrowedFd<'_>| self.attribute_blocks_of(file);
         count::count(&*self.root, self.origin, self.names_take_inodes, attribute_blocks)
@@ -119,12 +117,12 @@ impl Volume {
         &self.nodes
     }
 
-    /// The nodes that have an open file.
+    /// The nodes with an open file.
     pub(crate) fn open_nodes(&self) -> HashSet<u64> {
         self.files.all().iter().map(|(_handle, file)| file.id).collect()
     }
 
-    /// Whether there is something at `place` that is not a directory.
+    /// Whether there is a file at `place` that is not a directory.
     pub(crate) fn is_no_directory(&self, place: &Place) -> bool {
         let seen = self.nodes.descriptor(place.directory).and_then(|directory| {
             rustix::fs::statx(directory, &place.name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)
@@ -132,7 +130,7 @@ impl Volume {
         seen.is_ok_and(|seen| FileType::from_raw_mode(seen.stx_mode.into()) != FileType::Directory)
     }
 
-    /// Makes a change to a file, and charges it for what that took or gave back.
+    /// Makes a change to a file, and updates its charge.
     fn settling<T>(&self, id: u64, file: &OwnedFd, change: impl FnOnce() -> Result<T>) -> Result<T> {
         self.quota.before_change(id, || self.measure_first(file))?;
         let changed = change();
@@ -140,16 +138,16 @@ impl Volume {
         changed
     }
 
-    /// What a file is charged now, of which no charge is remembered: that of a
-    /// file without attribute blocks, see [`charge`].
+    /// The charge of a file without a remembered charge: that of a file without attribute blocks,
+    /// see [`charge`].
     fn measure_first(&self, file: &OwnedFd) -> Result<Charged> {
         let seen = stat(file)?;
         let attribute_blocks = Some(self.attribute_blocks_seen(file, &seen)?);
         Ok(Charged { attribute_blocks, ..charge(&seen, 0) })
     }
 
-    /// What a file is charged now. Only setxattr and removexattr change how
-    /// many blocks its attributes may take, so these are not counted again.
+    /// The charge of a file now. Only setxattr and removexattr change the blocks of its attributes,
+    /// so these are not counted again.
     fn measure(&self, file: &OwnedFd, before: Charged) -> Result<Charged> {
         let seen = stat(file)?;
         let attribute_blocks = match before.attribute_blocks {
@@ -159,7 +157,7 @@ impl Volume {
         Ok(charge(&seen, attribute_blocks))
     }
 
-    /// Matters for regular files alone, and not while they have no block at all.
+    /// Matters only for regular files with at least one block.
     fn attribute_blocks_seen(&self, file: &OwnedFd, seen: &Statx) -> Result<u8> {
         let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
         if is_file && seen.stx_blocks > 0 { self.attribute_blocks_of(file.as_fd()) } else { Ok(0) }
@@ -170,8 +168,8 @@ impl Volume {
     }
 
     fn reopen(&self, node: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
-        // Only regular files and directories are opened through FUSE; a FIFO
-        // that slipped in must not block an event loop.
+        // Only regular files and directories are opened through FUSE; a FIFO made behind the mount
+        // must not block an event loop.
         let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
         self.nodes.with_descriptors(|| self.descriptors.reopen(node.as_fd(), flags))
     }
@@ -179,8 +177,8 @@ impl Volume {
     fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<Known> {
         let attributes = self.origin.attributes(seen)?;
         let generation = match fs_at::generation(file, name) {
-            // No handles here, or a container's own filter refuses the call:
-            // the birth time tells two lives of a number apart nearly as well.
+            // Without handles, or if a container's own filter refuses the call, the birth time
+            // distinguishes successive files nearly as well.
             Err(Errno::OPNOTSUPP | Errno::PERM | Errno::NOSYS) => {
                 seen.stx_btime.tv_sec.cast_unsigned().rotate_left(30) ^ u64::from(seen.stx_btime.tv_nsec)
             }
@@ -194,8 +192,8 @@ impl Volume {
     }
 }
 
-/// Overwriting what a snapshot shares reserves nothing, so it must not take
-/// more than is written. Files and directories inherit this when they are made.
+/// Overwriting blocks shared with a snapshot reserves no space, so it must not take more than is
+/// written. New files and directories inherit this.
 fn copy_single_blocks(descriptors: &DescriptorDir, root: &OwnedFd) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let chosen = descriptors.reopen(root.as_fd(), flags).and_then(linux::xfs::copy_single_blocks_below);
@@ -204,7 +202,7 @@ fn copy_single_blocks(descriptors: &DescriptorDir, root: &OwnedFd) {
     }
 }
 
-/// Changes a file the way a process without CAP_FSETID would: suid and sgid go.
+/// Changes a file as a process without CAP_FSETID would: suid and sgid are cleared.
 fn clearing_setid<T>(change: impl FnOnce() -> Result<T>) -> Result<T> {
     credentials::without_capability(CapabilitySet::FSETID, change).map_err(errno::from_nix)?
 }
@@ -217,7 +215,7 @@ fn mode_bits(mode: u32) -> Mode {
     Mode::from_raw_mode(mode) & Mode::from_raw_mode(0o7777)
 }
 
-/// A name in a directory: never a way out of it.
+/// A name in a directory, which cannot lead out of it.
 fn component(name: &OsStr) -> Result<CString> {
     match name.as_bytes() {
         b"" => Err(Errno::NOENT),

@@ -1,9 +1,8 @@
-//! How much space the extended attributes of a file take. statx(2) counts
-//! their blocks together with those of the content and those allocated ahead,
-//! so the attributes themselves are added up.
+//! The space of a file's extended attributes. statx(2) reports their blocks together with those of
+//! the content and those allocated ahead, so the attributes themselves are added up.
 //!
-//! Invariant: attributes of which [`AttributeBlocks::most`] is zero fit the
-//! inode, where ext4 and xfs have inodes of the default size.
+//! Invariant: attributes for which [`AttributeBlocks::most`] is zero fit into the inode, if ext4
+//! and xfs have inodes of the default size.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,17 +14,17 @@ use crate::errno::Result;
 
 const EXT4_SUPER_MAGIC: u64 = 0xef53;
 
-/// At most, beside name and value: ext4 has 16 bytes for an entry, and rounds
-/// name (without a prefix of 5 bytes or more) and value up to four bytes.
+/// Most bytes in addition to name and value: ext4 uses 16 bytes for an entry, and rounds name
+/// (without a prefix of 5 bytes or more) and value up to four bytes.
 const ENTRY_BYTES: usize = 17;
-/// What an ext4 inode of 256 bytes has room for, less its two headers. An xfs inode has more.
+/// The space in an ext4 inode of 256 bytes, without its two headers. An xfs inode has more.
 const INODE_BYTES: usize = 88;
-/// What an xfs leaf surely has room for. A larger value gets blocks of its own.
+/// Fits into an xfs leaf in any case. A larger value gets its own blocks.
 const LEAF_BYTES: usize = 3000;
-/// More than any inode has room for: ext4 and xfs make them of 2 KiB at most.
+/// More than any inode has: ext4 and xfs have inodes of 2 KiB at most.
 const BEYOND_INODES: usize = 2048;
 
-/// Attributes of one file, added up.
+/// The attributes of one file, added up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Total {
     /// Names and values.
@@ -36,10 +35,10 @@ pub(crate) struct Total {
 /// How many blocks attributes take on this file system.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum AttributeBlocks {
-    /// ext4: one, whatever is in it.
+    /// ext4: one for all.
     One,
-    /// xfs: up to three. Any other file system is taken for it; what it does
-    /// not allocate is not charged.
+    /// xfs: up to three. Other file systems are treated like it; blocks that they do not allocate
+    /// are not charged.
     Several,
 }
 
@@ -65,7 +64,7 @@ impl AttributeBlocks {
         }
     }
 
-    /// How many blocks these attributes take at most.
+    /// Most blocks that these attributes take.
     pub(crate) fn most(self, total: Total) -> u8 {
         match (self, total.in_inode()) {
             (_, 0..=INODE_BYTES) => 0,
@@ -74,7 +73,7 @@ impl AttributeBlocks {
         }
     }
 
-    /// How many more blocks are taken at most when `from` becomes `to`.
+    /// Most further blocks needed when `from` becomes `to`.
     pub(crate) fn growth(self, from: Total, to: Total) -> u8 {
         if to.in_inode() <= from.in_inode() {
             return 0;
@@ -84,8 +83,8 @@ impl AttributeBlocks {
     }
 }
 
-/// The attributes of `file` but for `except`. The kernel lets nobody change
-/// them while a request does.
+/// The attributes of `file`, without `except`. The kernel allows no change of them during a request
+/// that changes them.
 pub(crate) fn total(
     descriptors: &DescriptorDir,
     file: BorrowedFd<'_>,

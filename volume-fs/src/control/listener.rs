@@ -1,4 +1,4 @@
-//! A listening socket that is left alone for a while when nobody can be let in.
+//! A listening socket that is ignored for a while after a failed accept.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-/// Out of descriptors or memory, poll(2) would say at once that somebody waits.
+/// Without descriptors or memory, poll(2) would report the waiting connection again at once.
 const REST: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -21,18 +21,18 @@ impl Listener {
         Self { fd, rests_until: None }
     }
 
-    /// What to wait for.
+    /// The event to wait for.
     pub(super) fn poll(&self) -> PollFd<'_> {
         let wanted = if self.rests_until.is_none() { PollFlags::IN } else { PollFlags::empty() };
         PollFd::new(&self.fd, wanted)
     }
 
-    /// When to wait no longer.
+    /// The end of the pause, if there is one.
     pub(super) fn ends(&self) -> Option<Instant> {
         self.rests_until
     }
 
-    /// Whoever dials, if `dialled`.
+    /// Accepts a connection, if `dialled`.
     pub(super) fn turn(&mut self, dialled: bool, now: Instant) -> Option<OwnedFd> {
         self.rests_until = self.rests_until.filter(|until| *until > now);
         if !dialled {
@@ -40,7 +40,7 @@ impl Listener {
         }
         match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
             Ok(fd) => Some(fd),
-            // Gone again.
+            // The peer has disconnected.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
             Err(_) => {
                 self.rests_until = Some(now + REST);

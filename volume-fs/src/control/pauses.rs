@@ -1,5 +1,5 @@
-//! Quiesce and Resume: at most one pause at a time, which belongs to the
-//! connection that asked for it and ends with it, with its lease, or when told.
+//! Quiesce and Resume: at most one pause at a time. It belongs to the connection that requested it,
+//! and ends with that connection, with its lease, or with Resume.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,20 +11,20 @@ use rustix::event::EventfdFlags;
 use crate::backend::{CannotPause, Pausing};
 use crate::figures::Counted;
 
-/// Applications stand still meanwhile: whoever needs longer renews.
+/// Applications wait meanwhile: a caller that needs longer renews the lease.
 const LONGEST_LEASE: Duration = Duration::from_secs(60);
 
-/// A connection, by a number that is never used twice.
+/// A connection's number, which is never reused.
 pub(crate) type Who = u64;
 
 #[derive(Debug)]
 pub(crate) struct Pauses<B> {
     backend: Arc<B>,
-    begun: Arc<Begun>,
-    /// Of the last pause that was asked for.
+    begun: Arc<Outcome>,
+    /// The number of the last requested pause.
     number: u64,
     now: Option<Pause>,
-    /// Whose lease has ended, and how long that pause was.
+    /// The connection whose lease has ended, and the length of that pause.
     ended: Option<(Who, Duration)>,
     total: Duration,
 }
@@ -33,47 +33,47 @@ pub(crate) struct Pauses<B> {
 struct Pause {
     who: Who,
     began: Instant,
-    /// Since when nothing changes, and the use then; before that the question is not answered.
+    /// When changes stopped, and the use at that time. Until then the request is not answered.
     still: Option<(Instant, Counted)>,
     ends: Instant,
 }
 
-/// How a backend tells the control thread that a pause has begun, or cannot.
+/// Passes the outcome of a pause, begun or failed, from a backend to the control thread.
 #[derive(Debug)]
-struct Begun {
-    /// Readable when something was told.
-    told: OwnedFd,
-    /// The number of the pause, and what became of it.
+struct Outcome {
+    /// An eventfd, readable when there is an outcome.
+    event: OwnedFd,
+    /// The number of the pause, and its outcome.
     outcome: Mutex<Option<(u64, Result<Counted, CannotPause>)>>,
 }
 
-impl Begun {
-    fn tell(&self, number: u64, outcome: Result<Counted, CannotPause>) {
+impl Outcome {
+    fn report(&self, number: u64, outcome: Result<Counted, CannotPause>) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, outcome));
-        // EAGAIN: it has been told very often.
-        rustix::io::write(&self.told, &1_u64.to_ne_bytes()).unwrap_or_default();
+        // EAGAIN: the counter is full, so the descriptor is readable.
+        rustix::io::write(&self.event, &1_u64.to_ne_bytes()).unwrap_or_default();
     }
 
     fn take(&self) -> Option<(u64, Result<Counted, CannotPause>)> {
-        // EAGAIN: nothing was told.
-        rustix::io::read(&self.told, &mut [0_u8; 8]).unwrap_or_default();
+        // EAGAIN: there is no outcome.
+        rustix::io::read(&self.event, &mut [0_u8; 8]).unwrap_or_default();
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl<B: Pausing> Pauses<B> {
     pub(crate) fn new(backend: Arc<B>) -> rustix::io::Result<Self> {
-        let told = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let begun = Arc::new(Begun { told, outcome: Mutex::new(None) });
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let begun = Arc::new(Outcome { event, outcome: Mutex::new(None) });
         Ok(Self { backend, begun, number: 0, now: None, ended: None, total: Duration::ZERO })
     }
 
-    /// Readable when [`Self::hear`] may have an answer.
-    pub(crate) fn told(&self) -> BorrowedFd<'_> {
-        self.begun.told.as_fd()
+    /// Readable when [`Self::take_answer`] may have an answer.
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.begun.event.as_fd()
     }
 
-    /// `None`: the answer comes with [`Self::hear`] or [`Self::lease_ended`].
+    /// `None`: the answer comes with [`Self::take_answer`] or [`Self::lease_ended`].
     pub(crate) fn quiesce(&mut self, who: Who, lease_ms: u32, now: Instant) -> Option<reply::Kind> {
         let lease = Duration::from_millis(lease_ms.into());
         if lease.is_zero() || lease > LONGEST_LEASE {
@@ -96,16 +96,16 @@ impl<B: Pausing> Pauses<B> {
                 self.number += 1;
                 self.now = Some(Pause { who, began: now, still: None, ends: now + lease });
                 let (begun, number) = (Arc::clone(&self.begun), self.number);
-                self.backend.pause(move |outcome| begun.tell(number, outcome));
+                self.backend.pause(move |outcome| begun.report(number, outcome));
             }
         }
-        self.hear(now).map(|(_who, answer)| answer)
+        self.take_answer(now).map(|(_who, answer)| answer)
     }
 
-    /// The answer that is owed, if the backend has told what became of the pause.
-    pub(crate) fn hear(&mut self, now: Instant) -> Option<(Who, reply::Kind)> {
+    /// The pending answer, if the backend has reported the outcome of the pause.
+    pub(crate) fn take_answer(&mut self, now: Instant) -> Option<(Who, reply::Kind)> {
         let (number, outcome) = self.begun.take()?;
-        // Of an earlier pause, whose lease has ended.
+        // An earlier pause, whose lease has ended.
         let pause = self.now.as_mut().filter(|_| number == self.number)?;
         let who = pause.who;
         match outcome {
@@ -125,7 +125,7 @@ impl<B: Pausing> Pauses<B> {
         self.now.as_ref().is_some_and(|pause| pause.still.is_none())
     }
 
-    /// Whether the pause of now belongs to this connection.
+    /// Whether the current pause belongs to this connection.
     pub(crate) fn is_of(&self, who: Who) -> bool {
         self.now.as_ref().is_some_and(|pause| pause.who == who)
     }
@@ -134,12 +134,12 @@ impl<B: Pausing> Pauses<B> {
         self.now.as_ref().map(|pause| pause.ends)
     }
 
-    /// Ends a pause whose lease is over. Returns the answer that is still owed.
+    /// Ends a pause whose lease is over. Returns its answer, if that is still pending.
     pub(crate) fn lease_ended(&mut self, now: Instant) -> Option<(Who, reply::Kind)> {
         let pause = self.now.take_if(|pause| pause.ends <= now)?;
         let paused = self.go_on(&pause, now);
         self.ended = Some((pause.who, paused));
-        tracing::warn!(?paused, "the lease of a pause has ended: going on");
+        tracing::warn!(?paused, "the lease of a pause has ended: changes continue");
         let late = || format!("{} did not end within the lease", self.backend.pause_waits_for());
         pause.still.is_none().then(|| (pause.who, refused(late())))
     }
@@ -159,7 +159,7 @@ impl<B: Pausing> Pauses<B> {
         reply::Kind::Resumed(resumed)
     }
 
-    /// The connection is gone.
+    /// The connection was closed.
     pub(crate) fn left(&mut self, who: Who, now: Instant) {
         if let Some(pause) = self.now.take_if(|pause| pause.who == who) {
             let paused = self.go_on(&pause, now);
@@ -167,7 +167,7 @@ impl<B: Pausing> Pauses<B> {
         }
     }
 
-    /// Of all pauses that have ended.
+    /// The length of all pauses that have ended.
     pub(crate) fn total(&self) -> Duration {
         self.total
     }
@@ -181,7 +181,7 @@ impl<B: Pausing> Pauses<B> {
 }
 
 impl Pause {
-    /// Once it has begun.
+    /// The answer, once the pause has begun.
     fn answer(&self) -> Option<reply::Kind> {
         let (since, used) = self.still?;
         Some(reply::Kind::Quiesced(Quiesced {
@@ -228,7 +228,7 @@ mod tests {
         }
     }
 
-    /// Has no means to hold writes back.
+    /// A backend that cannot hold writes back.
     struct Writing;
 
     impl Pausing for Writing {
@@ -267,11 +267,11 @@ mod tests {
         let inside = gate.enter().unwrap();
         assert_eq!(pauses.quiesce(1, 2000, start), None);
         assert!(pauses.is_awaited());
-        assert_eq!(pauses.hear(start), None);
+        assert_eq!(pauses.take_answer(start), None);
         drop(inside);
         let quiesced = Quiesced { waited_us: 1_000_000, used_bytes: 5, used_inodes: 6 };
         let answer = reply::Kind::Quiesced(quiesced);
-        assert_eq!(pauses.hear(start + SECOND), Some((1, answer.clone())));
+        assert_eq!(pauses.take_answer(start + SECOND), Some((1, answer.clone())));
         assert_eq!(pauses.quiesce(1, 2000, start + SECOND), Some(answer));
         assert_eq!(pauses.ends(), Some(start + 3 * SECOND));
         assert_eq!(pauses.resume(1, start + 2 * SECOND), resumed(true, 2_000_000));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_lease_goes_on_and_is_told_by_resume() {
+    fn the_end_of_the_lease_reopens_and_resume_reports_it() {
         let (gate, mut pauses) = scene();
         let start = Instant::now();
         pauses.quiesce(1, 1000, start).unwrap();
@@ -319,18 +319,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_pause_whose_lease_has_ended_begins_no_other() {
+    fn the_outcome_of_a_pause_whose_lease_has_ended_begins_no_other() {
         let (gate, mut pauses) = scene();
         let start = Instant::now();
         let inside = gate.enter().unwrap();
         assert_eq!(pauses.quiesce(1, 1000, start), None);
         // The backend has begun the pause just before it is resumed.
-        pauses.begun.tell(pauses.number, Ok(Counted::default()));
+        pauses.begun.report(pauses.number, Ok(Counted::default()));
         pauses.lease_ended(start + SECOND).unwrap();
         assert_eq!(pauses.quiesce(2, 1000, start + SECOND), None);
         assert!(pauses.is_awaited());
         drop(inside);
-        let (who, _quiesced) = pauses.hear(start + SECOND).unwrap();
+        let (who, _quiesced) = pauses.take_answer(start + SECOND).unwrap();
         assert_eq!(who, 2);
     }
 

@@ -1,7 +1,6 @@
-//! The metrics listener: HTTP/1.0, every GET is answered with the metrics.
+//! The metrics listener: HTTP/1.0; every GET is answered with the metrics.
 //!
-//! One request and one answer a connection, which ends after a second whatever
-//! has come by then.
+//! Each connection has one request and one answer, and is closed after a second in any case.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::listener::Listener;
 
 const MOST_CONNECTIONS: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_REQUEST_BYTES: usize = 4096;
 
 #[derive(Debug)]
@@ -29,7 +28,7 @@ struct Connection {
     asked: Vec<u8>,
 }
 
-/// What is to be done with a connection.
+/// What to do with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
     NotYet,
@@ -42,18 +41,18 @@ impl Scrapes {
         Self { listener: Listener::new(listener), connections: Vec::new() }
     }
 
-    /// What to wait for.
+    /// The events to wait for.
     pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let connections = self.connections.iter().map(|one| PollFd::new(&one.fd, PollFlags::IN));
         std::iter::once(self.listener.poll()).chain(connections)
     }
 
-    /// When the next connection has lasted long enough, or there may be another one.
+    /// The time at which the next connection must be closed, or the listener's pause ends.
     pub(super) fn ends(&self) -> Option<Instant> {
         self.connections.iter().map(|one| one.ends).chain(self.listener.ends()).min()
     }
 
-    /// `ready`: which of [`Self::fds`] are.
+    /// `ready`: which of [`Self::fds`] are ready.
     pub(super) fn turn(&mut self, ready: &[bool], now: Instant, metrics: impl Fn() -> String) {
         let Some((dialled, ready)) = ready.split_first() else { return };
         let mut ready = ready.iter();
@@ -65,13 +64,13 @@ impl Scrapes {
             if self.connections.len() == MOST_CONNECTIONS {
                 self.connections.remove(0);
             }
-            self.connections.push(Connection { fd, ends: now + PATIENCE, asked: Vec::new() });
+            self.connections.push(Connection { fd, ends: now + TIMEOUT, asked: Vec::new() });
         }
     }
 }
 
 impl Connection {
-    /// Reads, and answers when the request is complete.
+    /// Reads, and answers a complete request. Returns whether the connection stays open.
     fn goes_on(&mut self, metrics: impl Fn() -> String) -> bool {
         let mut buffer = [0_u8; MOST_REQUEST_BYTES];
         match rustix::net::recv(&self.fd, &mut buffer, RecvFlags::DONTWAIT) {
@@ -84,7 +83,7 @@ impl Connection {
             Asked::Get => answer("200 OK", &metrics()),
             Asked::SomethingElse => answer("400 Bad Request", "GET alone is answered\n"),
         };
-        // It fits into the socket, or whoever does not read gets a part of it.
+        // The answer fits into the socket's buffer; otherwise the reader gets a part of it.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if let Err(error) = rustix::net::send(&self.fd, answer.as_bytes(), flags) {
             tracing::debug!(%error, "a scraper has gone");

@@ -1,4 +1,4 @@
-//! What a backend's answers become: a request is counted, and fuser's reply sent.
+//! Sends a backend's answers as fuser's replies, and counts the requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,8 @@ use crate::file::{Attributes, Handle, Known, Listed, Statistics};
 use crate::metrics::{Call, Metrics};
 use crate::request::Xattr;
 
-/// How long the kernel may trust a name or an attribute without asking. This
-/// daemon alone serves the volume, so only changes made behind the mount are
-/// seen this late.
+/// How long the kernel may cache a name or an attribute. Only this daemon serves the volume, so the
+/// delay affects only changes made behind the mount.
 const TRUSTED_FOR: Duration = Duration::from_secs(1);
 
 pub(super) fn empty(call: Call, reply: ReplyEmpty) -> impl Reply<()> {
@@ -81,7 +80,7 @@ pub(super) fn read(call: Call, metrics: Arc<Metrics>, reply: ReplyData) -> impl 
     }
 }
 
-/// `metrics` count the bytes that users wrote.
+/// `metrics` counts the bytes that users wrote.
 pub(super) fn written(call: Call, metrics: Option<Arc<Metrics>>, reply: ReplyWrite) -> impl Reply<usize> {
     move |result| match call.ended(result) {
         Ok(length) => {

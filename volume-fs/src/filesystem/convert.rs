@@ -1,4 +1,4 @@
-//! From fuser's types to those of a backend, and back.
+//! Converts between fuser's types and the backend's.
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
@@ -66,8 +66,8 @@ pub(super) fn timespec(time: Option<TimeOrNow>) -> Timespec {
                 tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: after.subsec_nanos().into(),
             },
-            // fuser 0.18 turns (-2 s, 800 ms) into 2.8 s before the epoch, not
-            // 1.2 s: taken apart the same way, the kernel's numbers are back.
+            // fuser 0.18 turns (-2 s, 800 ms) into 2.8 s before the epoch, not 1.2 s: splitting it
+            // the same way restores the kernel's numbers.
             Err(before) => Timespec {
                 tv_sec: i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |seconds| -seconds),
                 tv_nsec: before.duration().subsec_nanos().into(),

@@ -1,11 +1,10 @@
-//! How many inodes the kernel may know. Each known inode takes memory here, and
-//! a pod that walks a large tree makes the kernel know all of it. Beyond the
-//! bound [`crate::pruner`] asks the kernel to forget; an inode that is in use
-//! cannot be forgotten, so beyond twice the bound lookups are refused (`ENFILE`).
+//! Limits the inodes that the kernel may know. Each known inode takes memory here, and a pod that
+//! walks a large tree makes the kernel know all of it. Above the limit, [`crate::pruner`] asks the
+//! kernel to forget inodes. An inode in use cannot be forgotten, so above twice the limit lookups
+//! are refused (`ENFILE`).
 //!
-//! Invariant: the table has at most twice the bound of nodes, one more for each
-//! event loop that creates a file, and [`Nodes::beyond`] more for requests that the
-//! pruner waits for.
+//! Invariant: the table has at most twice the limit of nodes, one more for each event loop that
+//! creates a file, and [`Nodes::beyond`] more for requests that the pruner waits for.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -21,24 +20,24 @@ use super::{Nodes, Place, Table};
 use crate::attributes::ROOT;
 use crate::errno::Result;
 
-/// A lookup that finds no room waits this long for the kernel to forget: where
-/// the driver has to name mount points first, a round takes some seconds, and two may be needed.
+/// A lookup without space waits this long for the kernel to forget inodes: if the driver must list
+/// mount points first, a round takes some seconds, and two may be needed.
 const FORGETS_ARE_DUE: Duration = Duration::from_secs(15);
 
-/// For FORGETs that the kernel has sent already.
+/// Wait for FORGETs that the kernel has already sent.
 const FORGETS_ARE_READ: Duration = Duration::from_millis(200);
 
-/// If the table had so many nodes and has lost three quarters of them, the memory is given back.
+/// If the table had this many nodes and has lost three quarters of them, its memory is returned.
 const WORTH_GIVING_BACK: usize = 16_384;
 
-/// How many ring entries are looked at while the table is locked.
+/// Ring entries that are examined under one lock of the table.
 const AT_ONCE: usize = 512;
 
 /// Whether a new node may be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     IfRoom,
-    /// Room was asked for before the file was made.
+    /// Space was reserved before the file was made.
     Admitted,
 }
 
@@ -53,7 +52,7 @@ pub(crate) enum Pressure {
 #[derive(Debug)]
 pub(crate) struct Turn {
     left: usize,
-    /// Nodes that were used in this round or a later one stay.
+    /// Nodes used in this round or later stay.
     before: u32,
 }
 
@@ -75,16 +74,17 @@ impl Nodes {
         }
     }
 
-    /// Before a file is made in `directory`: whether the kernel may know one more.
+    /// Called before a file is made in `directory`: whether the kernel may know one more.
     pub(crate) fn admit(&self, directory: u64) -> Result<()> {
         self.room_for_one(self.table(), directory).map(drop)
     }
 
-    /// Waits for room, unless the last round has found all in use. Half of the
-    /// event loops never wait, so that FORGETs are read.
+    /// Waits for space, unless the last round has found all nodes in use. Half of the event loops
+    /// never wait, so that FORGETs are read.
     ///
-    /// The kernel has locked `directory` for the request. Where the pruner waits for the same
-    /// lock, nothing is forgotten before the request is answered: it is let in, or refused.
+    /// The kernel has locked `directory` for the request. If the pruner waits for the same lock,
+    /// nothing is forgotten until the request is answered: so the request is admitted or refused at
+    /// once.
     pub(super) fn room_for_one<'a>(
         &self,
         mut table: MutexGuard<'a, Table>,
@@ -117,7 +117,7 @@ impl Nodes {
         Err(Errno::NFILE)
     }
 
-    /// While `goes_on`, and not longer than `limit`; not at all if too many wait already.
+    /// Waits while `goes_on`, at most `limit`; not at all if too many wait already.
     fn wait_for_relief<'a>(
         &self,
         mut table: MutexGuard<'a, Table>,
@@ -134,7 +134,7 @@ impl Nodes {
         table
     }
 
-    /// After nodes were added.
+    /// Called after nodes were added.
     pub(super) fn came(&self, table: &mut Table) {
         table.peak = table.peak.max(table.nodes.len());
         if table.nodes.len() > self.bound && std::mem::take(&mut table.pruner_waits) {
@@ -142,7 +142,7 @@ impl Nodes {
         }
     }
 
-    /// After nodes were dropped.
+    /// Called after nodes were dropped.
     pub(super) fn went(&self, table: &mut Table) {
         if table.much_freed() && std::mem::take(&mut table.pruner_waits) {
             self.pressure.notify_one();
@@ -153,14 +153,15 @@ impl Nodes {
         }
         if table.nodes.len() <= self.bound {
             table.refusing = false;
-            // What was in use is not any more: the pruner's rest ends.
+            // Some nodes are no longer in use: the pruner's rest ends.
             if std::mem::take(&mut table.stuck) {
                 self.pressure.notify_one();
             }
         }
     }
 
-    /// Nodes beyond twice the bound, for requests in the directory that the pruner waits for.
+    /// Nodes allowed above twice the limit, for requests in the directory that the pruner waits
+    /// for.
     fn beyond(&self) -> usize {
         self.bound / 64 + 1
     }
@@ -178,7 +179,7 @@ impl Nodes {
         pruned
     }
 
-    /// For the pruner, as long as there is nothing to be done.
+    /// Called by the pruner: waits until there is something to do.
     pub(crate) fn wait_for_pressure(&self) -> Pressure {
         let mut table = self.table();
         loop {
@@ -196,19 +197,19 @@ impl Nodes {
         }
     }
 
-    /// Begins a round, and returns its number. Rounds tell when a node was last used.
+    /// Begins a round and returns its number. Rounds measure when a node was last used.
     pub(crate) fn begin_round(&self) -> u32 {
         let mut table = self.table();
         table.round = table.round.saturating_add(1);
         table.round
     }
 
-    /// How many nodes were dropped, ever.
+    /// Total of dropped nodes.
     pub(crate) fn dropped(&self) -> u64 {
         self.table().dropped
     }
 
-    /// Whether a round that began at `dropped` freed too little to go on with another at once.
+    /// Whether a round that began at `dropped` freed too little to start another one at once.
     pub(crate) fn is_stuck_since(&self, dropped: u64) -> bool {
         let table = self.table();
         table.nodes.len() > self.bound && (table.dropped - dropped) < (table.nodes.len() / 64) as u64
@@ -219,7 +220,7 @@ impl Nodes {
         Turn { left: self.table().ring.len(), before }
     }
 
-    /// How many nodes there are beyond what a round leaves.
+    /// Number of nodes above the number that a round leaves.
     pub(crate) fn excess(&self) -> usize {
         self.table().nodes.len().saturating_sub(self.round_leaves())
     }
@@ -228,8 +229,8 @@ impl Nodes {
         self.bound - self.bound / 10
     }
 
-    /// The next of the turn, at most `most`, of those that no other node and no missing name
-    /// holds. Whether they are in use the kernel alone knows.
+    /// The turn's next nodes, at most `most`, that no other node and no removed file refers to.
+    /// Only the kernel knows whether they are in use.
     pub(crate) fn candidates<T>(
         &self,
         turn: &mut Turn,
@@ -259,11 +260,11 @@ impl Nodes {
         found
     }
 
-    /// Waits until the round's aim is reached, or until nothing was forgotten for `quiet`.
+    /// Waits until the round's goal is reached, or until nothing was forgotten for `quiet`.
     pub(crate) fn wait_for_forgets(&self, quiet: Duration) {
         let mut seen = (self.excess(), Instant::now());
         while seen.0 > 0 && seen.1.elapsed() < quiet {
-            // A wake-up for each FORGET would cost more than it is worth.
+            // Waking up for each FORGET would cost too much.
             std::thread::park_timeout(quiet / 10);
             let excess = self.excess();
             if excess < seen.0 {
@@ -276,8 +277,8 @@ impl Nodes {
         self.asked_to_forget.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// A round has freed next to nothing: what is known is in use. Nobody waits
-    /// for room until `pause` is over.
+    /// A round has freed almost nothing: the known inodes are in use. No request waits for space
+    /// until `pause` is over.
     pub(crate) fn rest(&self, pause: Duration) {
         let mut table = self.table();
         table.stuck = true;
@@ -288,7 +289,7 @@ impl Nodes {
         table.stuck = false;
     }
 
-    /// Names from the root to a node; `None` if it is gone, or nowhere.
+    /// The names from the root to a node; `None` if it is gone or has no place.
     pub(crate) fn path(&self, place: &Place) -> Option<Vec<CString>> {
         let table = self.table();
         let mut names = vec![place.name.clone()];
@@ -307,7 +308,7 @@ impl Nodes {
 }
 
 impl Table {
-    /// Of a node that was just added. Nodes that came and went have left their ids behind.
+    /// Adds a new node to the ring, which may contain ids of nodes that are gone.
     pub(super) fn ring_add(&mut self, id: u64) {
         self.ring.push_back(id);
         if self.ring.len() > 2 * self.nodes.len() + 1024 {
@@ -321,7 +322,7 @@ impl Table {
     }
 }
 
-/// Removed files that are still held, each with the uid of who removed it.
+/// Removed files that are still held, each with the uid of the user that removed it.
 #[derive(Debug, Default)]
 pub(super) struct Nameless {
     owners: HashMap<u64, u32>,
@@ -333,10 +334,10 @@ impl Nameless {
         self.owners.len()
     }
 
-    /// `Err` if there is no room for one more.
+    /// `Err` if there is no space for another one.
     pub(super) fn admit(&self, uid: u32, most: usize) -> Result<()> {
         let of_uid = self.by_owner.get(&uid).copied().unwrap_or_default();
-        // One user leaves three quarters to the others.
+        // One user may take a quarter.
         if self.owners.len() >= most || of_uid >= (most / 4).max(1) { Err(Errno::NOSPC) } else { Ok(()) }
     }
 

@@ -64,7 +64,7 @@ fn a_removed_node_is_charged_until_it_is_forgotten_and_freed_once() {
     quota.before_change(8, || Ok(lasting(4096))).unwrap();
     quota.forget(8);
     assert_eq!(quota.usage().used, Counted { bytes: 4096, inodes: 1 });
-    // Let go after that: no news.
+    // It was forgotten before: no change.
     quota.settle(8, None, |_before| Ok(lasting(99)));
     assert_eq!(used(&quota), 4096);
 }

@@ -1,5 +1,5 @@
-//! Attributes of files and of the volume. trusted.* and security.capability are
-//! refused by the kernel: the process lacks CAP_SYS_ADMIN and CAP_SETFCAP.
+//! Attributes of files and of the volume. The kernel refuses trusted.* and security.capability: the
+//! process lacks CAP_SYS_ADMIN and CAP_SETFCAP.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,13 +17,13 @@ use crate::nodes::stat;
 use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 use crate::xattrs;
 
-/// Extended attributes of one file, names and values together: what ext4 has
-/// room for beside the inode. xfs would keep any number.
+/// Extended attributes of one file, names and values together: the space that ext4 has besides the
+/// inode. xfs would store any number.
 const MOST_XATTR_BYTES: usize = 4096;
 
 impl Volume {
     pub(crate) fn attributes(&self, NodeId(id): NodeId, handle: Option<Handle>) -> Result<Attributes> {
-        // An open file answers for itself: no descriptor has to be opened again.
+        // An open file has a descriptor: none must be reopened.
         if let Some(file) = handle.and_then(|handle| self.files.get(handle).ok()) {
             return self.origin.attributes(&stat(&file.fd)?);
         }
@@ -45,8 +45,8 @@ impl Volume {
             && changes.size.is_none()
             && changes.times.is_none();
         if changes.uid.is_some() || changes.gid.is_some() || asked_for_nothing {
-            // A request for nothing is how FUSE_HANDLE_KILLPRIV_V2 says "clear
-            // suid and sgid" (and chown(-1, -1), which does the same).
+            // FUSE_HANDLE_KILLPRIV_V2 clears suid and sgid by an empty request (as chown(-1, -1)
+            // does).
             let (uid, gid) = (changes.uid.map(Uid::from_raw), changes.gid.map(Gid::from_raw));
             rustix::fs::chownat(&*fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
         }
@@ -60,8 +60,8 @@ impl Volume {
         self.origin.attributes(&stat(&*fd)?)
     }
 
-    /// Always clears suid and sgid: the request says whether the caller may
-    /// keep them, but fuser 0.18 does not say it on. POSIX leaves it open.
+    /// Always clears suid and sgid: the request has a flag that lets the caller keep them, but
+    /// fuser 0.18 does not pass it on. POSIX allows both.
     fn truncate(&self, (id, node): (u64, &OwnedFd), handle: Option<Handle>, size: u64) -> Result<()> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open,
@@ -73,9 +73,8 @@ impl Volume {
         self.settling(id, &file.fd, || clearing_setid(|| rustix::fs::ftruncate(&file.fd, size)))
     }
 
-    /// Of a volume with a limit its own numbers: size less free is what it
-    /// uses. Available is never more than the backing file system has; of
-    /// inodes FUSE has no such number.
+    /// A volume with a limit has its own figures: size minus free is its use. Available is never
+    /// more than the backing file system has; FUSE has no such figure for inodes.
     pub(crate) fn statistics(&self) -> Result<Statistics> {
         let backing = rustix::fs::fstatvfs(&*self.root)?;
         let mut statistics = Statistics {
@@ -131,7 +130,8 @@ impl Volume {
         set
     }
 
-    /// After a change of attributes. The kernel lets no two requests change those of one file.
+    /// Called after a change of attributes. The kernel serializes requests that change one file's
+    /// attributes.
     fn settle_attributes(&self, id: u64, fd: &OwnedFd, reserved: Option<Reservation<'_>>) {
         self.quota
             .settle(id, reserved, |before| self.measure(fd, Charged { attribute_blocks: None, ..before }));
@@ -144,8 +144,8 @@ impl Volume {
             _ => self.descriptors.xattr(fd.as_fd(), &name, size).map(Xattr::Value),
         };
         match answer {
-            // A backing file system without ACLs: to the kernel above, which
-            // has them switched on, that is a file without one.
+            // A backing file system without ACLs: the kernel above, which has ACLs enabled, sees a
+            // file without one.
             Err(Errno::OPNOTSUPP) if name.to_bytes().starts_with(b"system.posix_acl_") => Err(Errno::NODATA),
             other => other,
         }

@@ -1,4 +1,4 @@
-//! The content of files, and the space that it takes.
+//! The content of files, and its space.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,9 +12,9 @@ use crate::errno::{self, Result};
 use crate::nodes::stat;
 use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
 
-/// open(2) flags that reach the backing file. Not O_APPEND (pwrite(2) would
-/// ignore the offset, which the kernel has computed) nor O_DIRECT (our buffers
-/// are not aligned; the request itself already went past the page cache above).
+/// The open(2) flags passed to the backing file. Not O_APPEND (pwrite(2) would ignore the offset,
+/// which the kernel has computed), nor O_DIRECT (our buffers are not aligned; the request has
+/// already bypassed the page cache above).
 pub(super) const PASSED_ON: OFlags =
     OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
 
@@ -32,7 +32,7 @@ impl Volume {
 
     pub(crate) fn release_file(&self, handle: Handle) {
         if let Some(file) = self.files.remove(handle) {
-            // What was written late may have taken or given back a block.
+            // Writeback may have added or freed a block.
             self.quota.settle(file.id, None, |before| self.measure(&file.fd, before));
             self.quota.closed(file.id);
         }
@@ -42,7 +42,7 @@ impl Volume {
         let file = self.files.get(handle)?;
         let size = usize::try_from(size).map_err(|_| Errno::INVAL)?;
         let mut data = Vec::with_capacity(size);
-        // FUSE takes a short answer for the end of the file.
+        // A short answer means the end of the file to FUSE.
         while data.len() < size {
             let at = offset + data.len() as u64;
             match rustix::io::pread(&file.fd, rustix::buffer::spare_capacity(&mut data), at) {
@@ -56,20 +56,20 @@ impl Volume {
         Ok(data)
     }
 
-    /// How many bytes of `data` were written: as many as fit.
+    /// The number of bytes of `data` that were written: as many as fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
         let Data { offset, bytes: data, clears_setid } = data;
         let file = self.files.get(handle)?;
         let (fitting, reserved) = self.make_room(&file, offset, data.len() as u64)?;
         let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
         let write = || write_all(&file.fd, offset, data);
-        // With CAP_FSETID, which we have, the backing file would keep the bits.
+        // With our CAP_FSETID, the backing file would keep the bits.
         let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
         self.quota.settle(file.id, Some(reserved), |before| self.measure(&file.fd, before));
         written
     }
 
-    /// What close(2) of the backing file would report.
+    /// The errors that close(2) of the backing file would report.
     pub(crate) fn flush(&self, handle: Handle) -> Result<()> {
         let file = self.files.get(handle)?;
         let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&file.fd, 0))?;
@@ -95,7 +95,7 @@ impl Volume {
             return self.settling(file.id, &file.fd, allocate);
         }
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
-        // Blocks beyond the end of a file are not charged for, so nobody gets any.
+        // Blocks beyond the end of a file are not charged, so none are allocated.
         if mode.contains(FallocateFlags::KEEP_SIZE) && end > quota::whole_blocks(stat(&file.fd)?.stx_size) {
             return Err(Errno::OPNOTSUPP);
         }
@@ -126,7 +126,7 @@ impl Volume {
         copied
     }
 
-    /// Space for as much of `length` bytes at `offset` as fits, at least one.
+    /// Reserves space for as much of `length` bytes at `offset` as fits, at least one.
     fn make_room(&self, file: &OpenFile, offset: u64, length: u64) -> Result<(u64, Reservation<'_>)> {
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         let before = self.quota.before_change(file.id, || self.measure_first(&file.fd))?;
@@ -145,7 +145,7 @@ impl Volume {
         self.reserve(&file.fd, (offset, fitting), before).map(|reserved| (fitting - offset, reserved))
     }
 
-    /// Space for exactly what writing the range adds to the charge `before`.
+    /// Reserves exactly what writing the range adds to the charge `before`.
     fn reserve(&self, file: &OwnedFd, (start, end): (u64, u64), before: Charged) -> Result<Reservation<'_>> {
         let attributes = quota::attribute_bytes(before.attribute_blocks.unwrap_or(0));
         let most = quota::whole_blocks(stat(file)?.stx_size.max(end)).saturating_add(attributes);
@@ -165,7 +165,7 @@ fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<usize> {
             Ok(0) => break,
             Ok(more) => written += more,
             Err(Errno::INTR) => {}
-            // What is written is written: the next write meets the error.
+            // The written part stays written: the next write gets the error.
             Err(_) if written > 0 => break,
             Err(errno) => return Err(errno),
         }

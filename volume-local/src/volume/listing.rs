@@ -1,4 +1,4 @@
-//! What is in a directory.
+//! Lists directories.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -30,7 +30,7 @@ impl Volume {
         synchronise(self.directories.get(handle)?.as_fd(), data_only)
     }
 
-    /// Names and kinds from the cookie `offset` on.
+    /// Names and types from the cookie `offset` on.
     pub(crate) fn list(
         &self,
         handle: Handle,
@@ -40,7 +40,7 @@ impl Volume {
         self.directories.get(handle)?.read(offset, |entry| take(self.listed(entry)))
     }
 
-    /// The same with attributes; each entry taken counts as a lookup, but for `.` and `..`.
+    /// [`Self::list`] with attributes; each accepted entry counts as a lookup, except `.` and `..`.
     pub(crate) fn list_known(
         &self,
         node: NodeId,
@@ -54,19 +54,18 @@ impl Volume {
         directory.read(offset, |entry| {
             let listed = self.listed(entry);
             if matches!(entry.name.as_bytes(), b"." | b"..") {
-                // Only number and kind of these are looked at; the root's
-                // parent is the root.
+                // Only their number and type are used; the root's parent is the root.
                 let is_own = entry.name.as_bytes() == b"." || node == NodeId::ROOT;
                 let id = if is_own { node } else { listed.id };
                 return take(listed, &Known { attributes: Attributes { id, ..own }, generation: 0 });
             }
             let seen = rustix::fs::statx(&*directory, &entry.name, AtFlags::SYMLINK_NOFOLLOW, WANTED);
             let known = seen.and_then(|seen| self.known(&seen, directory.as_fd(), &entry.name));
-            // Removed since it was read, or not of this volume: not there.
+            // Removed since it was read, or not part of this volume: skipped.
             let Ok(known) = known else { return Taken::Yes };
-            // Remembered first: an answer that was sent may be used at once.
+            // Remembered first: the kernel may use the answer at once.
             let place = Place { directory: node.0, name: entry.name.clone() };
-            // One entry is an answer.
+            // One entry is enough for an answer.
             let may_wait = !taken_before;
             if let Err(errno) = self.nodes.remember_if_room(known.attributes.id.0, place, may_wait) {
                 refused = Some(errno);
@@ -79,7 +78,7 @@ impl Volume {
             taken_before = true;
             taken
         })?;
-        // An empty answer would be the end of the directory.
+        // An empty answer would mean the end of the directory.
         refused.filter(|_| !taken_before).map_or(Ok(()), Err)
     }
 

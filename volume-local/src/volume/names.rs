@@ -1,4 +1,4 @@
-//! Names: what is behind one, and what is made, linked, moved and removed under one.
+//! Names: looking up, creating, linking, moving and removing files.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,8 +16,8 @@ use crate::errno::{self, Result};
 use crate::nodes::{Admission, Place, stat};
 use crate::quota::charge;
 
-/// While acting as a caller: the kernel has checked the directory's mode with
-/// all the caller's groups, and has taken setgid off a mode that may not have it.
+/// Capabilities kept while acting as a caller: the kernel has checked the directory's mode with all
+/// of the caller's groups, and has cleared a setgid bit that the new mode may not have.
 const KEPT_AS_CALLER: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FSETID);
 
 impl Volume {
@@ -33,7 +33,7 @@ impl Volume {
             let seen = stat(&fd)?;
             let known = self.known(&seen, fd.as_fd(), c"")?;
             let NodeId(id) = known.attributes.id;
-            // Whenever it has to be looked up again, a rename or a removal has been made.
+            // It must be looked up again only after a rename or a removal.
             if self.nodes.remember_if_still_there((id, &place), fd, (names, admission))?.is_none() {
                 return Ok((known, seen));
             }
@@ -41,7 +41,7 @@ impl Volume {
     }
 
     pub(crate) fn forget(&self, NodeId(id): NodeId, lookups: u64) {
-        // Written back since it was last measured, most likely.
+        // Probably written back since the last measurement.
         if self.quota.is_unsettled(id)
             && let Ok(file) = self.nodes.descriptor(id)
         {
@@ -95,8 +95,8 @@ impl Volume {
         let place = place(name)?;
         let directory = place.directory;
         let parent = self.nodes.descriptor(directory)?;
-        // Always exclusive: opening what somebody else created meanwhile would
-        // go past the permission check.
+        // Always exclusive: opening a file that another process created meanwhile would bypass the
+        // permission check.
         let passed_on = flags & PASSED_ON;
         let open = passed_on | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = self.granted(&parent, permissions)?;
@@ -110,7 +110,7 @@ impl Volume {
             })
         });
         let file = match created {
-            // The kernel looks again, and opens what it finds.
+            // The kernel looks the name up again and opens the file it finds.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
             other => other?,
         };
@@ -219,8 +219,8 @@ impl Volume {
         Ok(known)
     }
 
-    /// The umask takes bits away, but not where a default ACL says what a new
-    /// file may have (acl(5)): the backing file system applies that one.
+    /// Applies the umask, unless a default ACL defines the permissions of new files (acl(5)): the
+    /// backing file system applies that.
     fn granted(&self, parent: &OwnedFd, permissions: Permissions) -> Result<Mode> {
         let Permissions { mode, umask } = permissions;
         if mode & umask & 0o777 == 0 {
@@ -244,7 +244,7 @@ impl Volume {
         Ok(Some(Found { id, seen, held }))
     }
 
-    /// A descriptor of a node that has just been seen at `place`.
+    /// A descriptor of a node that was just seen at `place`.
     fn held_at(&self, id: u64, parent: &OwnedFd, place: &Place) -> Result<Arc<OwnedFd>> {
         match self.nodes.descriptor(id) {
             // Changed behind the mount: it was known by another name.
@@ -256,9 +256,8 @@ impl Volume {
         }
     }
 
-    /// Before a file loses a name: if it is the last one, and the kernel knows the
-    /// file, its descriptor is kept until the kernel forgets it. `EMFILE` if `uid`
-    /// has too many of these.
+    /// Called before a file loses a name. If it is the last one and the kernel knows the file, its
+    /// descriptor is kept until the kernel forgets it. `EMFILE` if `uid` has too many of these.
     fn admit_loss(&self, found: Option<&Found>, uid: u32) -> Result<()> {
         let is_last = |found: &Found| {
             let kind = BackingType::from_raw_mode(found.seen.stx_mode.into());
@@ -273,8 +272,8 @@ impl Volume {
         }
     }
 
-    /// The file that was found at `place` is not there any more; `uid` removed it. The kernel
-    /// lets no two requests take names from one file at a time.
+    /// The file at `place` was removed by `uid`. The kernel serializes requests that remove names
+    /// of one file.
     fn lost(&self, found: Found, uid: u32, place: &Place) {
         let Found { id, seen, held } = found;
         let is_directory = BackingType::from_raw_mode(seen.stx_mode.into()) == BackingType::Directory;
@@ -299,16 +298,16 @@ impl Volume {
     }
 }
 
-/// Where the file of a name is: never outside its directory.
+/// The directory and name of a file: never outside its directory.
 fn place(name: Name<'_>) -> Result<Place> {
     Ok(Place { directory: name.directory.0, name: component(name.name)? })
 }
 
-/// What is behind a name.
+/// The file with a given name.
 struct Found {
     id: u64,
     seen: Statx,
-    /// If the kernel knows it.
+    /// Set if the kernel knows it.
     held: Option<Arc<OwnedFd>>,
 }
 

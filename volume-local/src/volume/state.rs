@@ -1,5 +1,5 @@
-//! Nodes, handles and charges, written down in one place: what a daemon that goes on with this
-//! one's connection needs to know.
+//! Writes nodes, handles and charges as one message: what a daemon needs to continue with this
+//! one's connection.
 
 use proto::local::{OpenDirectory, OpenFile, State};
 
