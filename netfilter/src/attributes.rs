@@ -1,15 +1,15 @@
-//! Netlink attributes: length, type, value, padded to four bytes; nested ones
-//! are attributes in a value (`include/uapi/linux/netlink.h`). Numbers of
-//! netfilter are in network order.
+//! Netlink attributes: length, type, value, padded to four bytes. The value of a nested one
+//! consists of attributes (`include/uapi/linux/netlink.h`). netfilter's numbers are in network
+//! order.
 
 const HEADER: usize = 4;
 /// Marks an attribute whose value is attributes.
 const NESTED: u16 = 0x8000;
-/// Without it and the byte-order mark.
+/// The type without this flag and the byte-order flag.
 const TYPE_MASK: u16 = 0x3fff;
 
-/// Appends one. A value of 64 KiB or more does not fit into the length: it is
-/// cut, and the kernel refuses what is in it.
+/// Appends an attribute. A value of 64 KiB or more exceeds the length field: it is truncated, and
+/// the kernel refuses it.
 pub(crate) fn put(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     nest_as(bytes, kind, |bytes| {
         bytes.extend_from_slice(value.get(..usize::from(u16::MAX) - HEADER).unwrap_or(value));
@@ -24,7 +24,7 @@ pub(crate) fn put_u64(bytes: &mut Vec<u8>, kind: u16, value: u64) {
     put(bytes, kind, &value.to_be_bytes());
 }
 
-/// With its final zero.
+/// Appends a text with a final zero.
 pub(crate) fn put_text(bytes: &mut Vec<u8>, kind: u16, text: &str) {
     nest_as(bytes, kind, |bytes| {
         bytes.extend_from_slice(text.as_bytes());
@@ -32,7 +32,7 @@ pub(crate) fn put_text(bytes: &mut Vec<u8>, kind: u16, text: &str) {
     });
 }
 
-/// Appends one that holds what `inner` appends.
+/// Appends an attribute that contains the attributes of `inner`.
 pub(crate) fn nest(bytes: &mut Vec<u8>, kind: u16, inner: impl FnOnce(&mut Vec<u8>)) {
     nest_as(bytes, kind | NESTED, inner);
 }
@@ -47,7 +47,7 @@ fn nest_as(bytes: &mut Vec<u8>, kind: u16, inner: impl FnOnce(&mut Vec<u8>)) {
     bytes.resize(start + (bytes.len() - start).next_multiple_of(4), 0);
 }
 
-/// Types and values, in their order; what is torn is the end.
+/// Types and values in their order; stops at a torn attribute.
 pub(crate) fn each(mut attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (header, _) = attributes.split_first_chunk::<HEADER>()?;

@@ -17,7 +17,7 @@ const GET: u16 = 0x101;
 const DELETE: u16 = 0x102;
 const GET_STATS: u16 = 0x105;
 
-/// How many entries there are; in the numbering of `GET_STATS`.
+/// The number of entries, in the numbering of `GET_STATS`.
 const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
 
 const CTA_TUPLE_ORIG: u16 = 1;
@@ -32,7 +32,7 @@ const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_DST_PORT: u16 = 3;
 
-/// Which parts of a tuple a filter compares (`CTA_FILTER_F_*`, `nf_internals.h`).
+/// The parts of a tuple that a filter compares (`CTA_FILTER_F_*`, `nf_internals.h`).
 const FILTER_SOURCE: u32 = 1 << 0;
 const FILTER_DESTINATION: u32 = 1 << 1;
 const FILTER_PROTOCOL: u32 = 1 << 3;
@@ -43,26 +43,26 @@ const NFPROTO_UNSPEC: u8 = 0;
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
 
-/// Which flows are meant: all conditions together. Without a condition, all flows.
+/// Selects flows that satisfy all conditions; without conditions, all flows.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Flows {
-    /// UDP, and the port that the first packet was sent to, before any translation.
+    /// UDP flows whose first packet was sent to this port, before any translation.
     pub udp_port: Option<u16>,
-    /// Where the first packet came from, and where it was sent to, before any translation.
+    /// The source and destination of the first packet, before any translation.
     pub source: Option<IpAddr>,
     pub destination: Option<IpAddr>,
-    /// Where answers come from: behind a DNAT, the container's address.
+    /// The source of answers: behind a DNAT, the container's address.
     pub reply_source: Option<IpAddr>,
 }
 
-/// Deletes the entries of all flows that any of `flows` means, IPv4 and IPv6
-/// (without an address: both), and says how many these were. The next packet of
-/// such a flow is translated by the rules of its time.
+/// Deletes the entries of all flows that match one of `flows`, IPv4 and IPv6 (without an address:
+/// both), and returns their number. The next packet of such a flow is translated by the rules at
+/// that time.
 ///
-/// A dump takes the kernel a look at each bucket of its table (5 to 10 ms for 262,144 of
-/// them). There is none where there are no entries, one where there are few, and otherwise
-/// one for each address family, however many `flows` there are; the kernel leaves out what
-/// all of them exclude (since 5.8, otherwise it is done here).
+/// For a dump, the kernel visits each bucket of its table (5 to 10 ms for 262,144 buckets). Without
+/// entries there is no dump, with few entries one, and otherwise one for each address family, for
+/// any number of `flows`. The kernel filters what all of them exclude (since 5.8; before, it is
+/// done here).
 pub fn delete(flows: &[Flows]) -> Result<usize> {
     const OP: &str = "open netlink socket";
     let is_wanted = |family: &u8| flows.iter().any(|flow| flow.may_be(*family));
@@ -86,10 +86,10 @@ pub fn delete(flows: &[Flows]) -> Result<usize> {
     Ok(deleted)
 }
 
-/// So many entries are shown faster than the table is looked through twice.
+/// Listing this many entries is faster than visiting the table twice.
 const FEW: u32 = 4096;
 
-/// How many there are in the namespace, of both families.
+/// The number of entries in the namespace, of both families.
 fn entries(socket: &Socket) -> Result<u32> {
     let mut count = None;
     socket
@@ -107,18 +107,18 @@ fn entries(socket: &Socket) -> Result<u32> {
         .map_err(|refused| Error::new("count", "connections", refused.error))
 }
 
-/// An entry's family, and what names it: its tuple and id, as attributes.
+/// An entry's family and its identity: its tuple and id, as attributes.
 type Name = (u8, Vec<u8>);
 
 fn list(socket: &Socket, family: u8, flows: &[Flows]) -> Result<Vec<Name>> {
     let filter = |bytes: &mut Vec<u8>| {
-        // Without a family the kernel compares nothing.
+        // Without a family, the kernel does not filter.
         if family != NFPROTO_UNSPEC {
             filter(bytes, family, flows);
         }
     };
     match list_by(socket, family, flows, filter) {
-        // Kernels before 5.8 pass over a filter; some may refuse this one.
+        // Kernels before 5.8 ignore a filter; some may refuse this one.
         Err(refused) if matches!(refused.errno(), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) => {
             list_by(socket, family, flows, |_| {})
         }
@@ -127,8 +127,8 @@ fn list(socket: &Socket, family: u8, flows: &[Flows]) -> Result<Vec<Name>> {
     .map_err(|refused| Error::new("list connections", family_name(family), refused.error))
 }
 
-/// A dump that was disturbed may show an entry twice, or miss one that came
-/// meanwhile: either is as if asked a moment earlier or later.
+/// A dump during changes may list an entry twice, or miss a new one: both are as if it ran a moment
+/// earlier or later.
 fn list_by(
     socket: &Socket,
     family: u8,
@@ -145,8 +145,8 @@ fn list_by(
     Ok(found)
 }
 
-/// Whether it was still there. Never sent without a tuple: that would delete
-/// every entry there is.
+/// Deletes an entry, and returns whether it still existed. Never sent without a tuple: that would
+/// delete all entries.
 fn delete_entry(socket: &Socket, family: u8, name: &[u8]) -> Result<bool> {
     match socket.request(DELETE, ONE, family, |bytes| bytes.extend(name), |_, _| Ok(())) {
         Ok(_) => Ok(true),
@@ -167,7 +167,7 @@ fn name(entry: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl Flows {
-    /// Of any protocol, begun by `source`.
+    /// Flows of any protocol that `source` started.
     pub fn begun_by(source: IpAddr) -> Self {
         Self { source: Some(source), ..Self::default() }
     }
@@ -196,9 +196,8 @@ impl Flows {
     }
 }
 
-/// What all `flows` have in common, for the kernel to compare. Of IPv6 no
-/// addresses: it takes those for a match that differ
-/// (`ctnetlink_filter_match_tuple`, seen on 6.18).
+/// The conditions that all `flows` share, for the kernel to compare. Without IPv6 addresses: the
+/// kernel accepts different ones as equal (`ctnetlink_filter_match_tuple`, seen on 6.18).
 fn filter(bytes: &mut Vec<u8>, family: u8, flows: &[Flows]) {
     let address = |part: fn(&Flows) -> Option<IpAddr>| common(flows, part).filter(|_| family == NFPROTO_IPV4);
     let (source, destination) = (address(|flow| flow.source), address(|flow| flow.destination));
@@ -231,7 +230,7 @@ fn filter(bytes: &mut Vec<u8>, family: u8, flows: &[Flows]) {
             nest(bytes, CTA_TUPLE_IP, |bytes| put(bytes, source_kind(ip), &octets(ip)));
         });
     }
-    // The flags are in the machine's own order, unlike all else.
+    // The flags are in host byte order, unlike everything else.
     nest(bytes, CTA_FILTER, |bytes| {
         put(bytes, CTA_FILTER_ORIG_FLAGS, &original.to_ne_bytes());
         if reply_source.is_some() {

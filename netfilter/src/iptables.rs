@@ -1,13 +1,13 @@
-//! The host's iptables program, where a configuration asks for it by name.
+//! The host's iptables program, for configurations that request it by name.
 //!
-//! It is looked for, asked for its variant, and given a whole change at once.
-//! Programs run in the calling thread's network namespace.
+//! This module finds it, detects its variant, and passes it whole changes. Programs run in the
+//! calling thread's network namespace.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 
-/// Where it is on the usual distributions; PATH of a runtime may be empty.
+/// Its places in common distributions; a runtime's PATH may be empty.
 const USUAL_PLACES: [&str; 6] =
     ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
 
@@ -34,12 +34,12 @@ impl IpVersion {
     }
 }
 
-/// What the program changes in the kernel.
+/// The kernel tables that the program changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
     /// Rules of nf_tables, with xtables matches in them: [`crate::nftables`] sees them.
     NfTables,
-    /// Tables of their own.
+    /// Its own tables.
     Legacy,
 }
 
@@ -53,7 +53,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// It ran, and said no.
+    /// It ran and failed.
     #[error("{command}: {status}: {stderr}")]
     Refused { command: String, status: ExitStatus, stderr: String },
 }
@@ -69,14 +69,14 @@ pub struct IpTables {
 }
 
 impl IpTables {
-    /// Looks in PATH, then in the usual places, and asks `--version`: one
-    /// process, which touches no table.
+    /// Searches PATH, then the usual places, and runs `--version`: one process, which reads no
+    /// table.
     pub fn find(version: IpVersion) -> Result<Self> {
         Self::find_in(version, places())
     }
 
-    /// The program for the legacy tables: the usual one where it is of that
-    /// variant, the one with `-legacy` in its name otherwise.
+    /// The program for the legacy tables: the usual one if it is of that variant, otherwise the one
+    /// with `-legacy` in its name.
     pub fn find_legacy(version: IpVersion) -> Result<Self> {
         match Self::find(version) {
             Ok(usual) if usual.variant == Variant::Legacy => Ok(usual),
@@ -114,30 +114,28 @@ impl IpTables {
         self.variant
     }
 
-    /// The table's chains and rules as `-S` prints them (`-P`, `-N`, `-A`
-    /// lines). With the legacy variant this makes the table if it is missing:
-    /// ask [`legacy_tables`] first.
+    /// The table's chains and rules as printed by `-S` (`-P`, `-N`, `-A` lines). The legacy variant
+    /// creates a missing table: check [`legacy_tables`] first.
     pub fn rules(&self, table: &str) -> Result<Vec<String>> {
         let output = self.run(&["-t", table, "-S"])?;
         Ok(output.lines().map(str::to_owned).collect())
     }
 
-    /// Runs the program with `--wait` and `arguments`; what it printed.
+    /// Runs the program with `--wait` and `arguments`, and returns its output.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
         run(Command::new(&self.program).arg("--wait").args(arguments), None)
     }
 
-    /// Takes all `commands` on one table or none: `-A`, `-I`, `-D`, `-F`, `-X`
-    /// as on the command line, without `-t`, an argument that has blanks in
-    /// double quotes ([`quote`]); `:CHAIN - [0:0]` makes a chain, or empties
-    /// the one that is there; `-N` refuses when it is there. One process; no
-    /// commands, no process.
+    /// Applies all `commands` to one table, or none: `-A`, `-I`, `-D`, `-F`, `-X` as on the command
+    /// line, without `-t`, with arguments that contain blanks in double quotes ([`quote`]).
+    /// `:CHAIN - [0:0]` creates a chain or empties an existing one; `-N` refuses an existing one. Runs
+    /// one process; without commands, none.
     pub fn apply<S: AsRef<str>>(&self, table: &str, commands: &[S]) -> Result<()> {
         self.apply_each(&[(table, commands)])
     }
 
-    /// The same for several tables, still in one process, which stops at the
-    /// first table that refuses: those before it are changed then.
+    /// [`Self::apply`] for several tables in one process. It stops at the first table that fails;
+    /// earlier tables are changed then.
     pub fn apply_each<S: AsRef<str>>(&self, changes: &[(&str, &[S])]) -> Result<()> {
         let mut script = String::new();
         for (table, commands) in changes.iter().filter(|(_, commands)| !commands.is_empty()) {
@@ -157,7 +155,7 @@ impl IpTables {
     }
 }
 
-/// One argument of a restore command, quoted where it must be.
+/// Quotes one argument of a restore command if necessary.
 pub fn quote(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_graphic() && !['"', '\\', '\'', '#'].contains(&c);
     if !argument.is_empty() && argument.chars().all(plain) {
@@ -174,9 +172,8 @@ pub fn quote(argument: &str) -> String {
     quoted
 }
 
-/// The tables that the legacy variant has in this namespace; none where its
-/// module is not loaded. Reading the list makes no table and loads no module
-/// (`xt_proto_init`); every look with the legacy program itself does.
+/// The legacy variant's tables in this namespace; none if its module is not loaded. Reading the
+/// list creates no table and loads no module (`xt_proto_init`), unlike the legacy program itself.
 pub fn legacy_tables(version: IpVersion) -> io::Result<Vec<String>> {
     let list = match version {
         IpVersion::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -189,8 +186,8 @@ pub fn legacy_tables(version: IpVersion) -> io::Result<Vec<String>> {
     }
 }
 
-/// `iptables v1.8.9 (nf_tables)`; before 1.8 there was but one variant, and no
-/// word for it.
+/// Parses `iptables v1.8.9 (nf_tables)`. Versions before 1.8 had only one variant and do not name
+/// it.
 fn variant(answer: &str) -> Variant {
     if answer.contains("(nf_tables)") { Variant::NfTables } else { Variant::Legacy }
 }
@@ -219,8 +216,8 @@ fn output(command: &mut Command, input: Option<&str>) -> io::Result<Output> {
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
-        // Restore reads all before it prints anything but errors. Who died
-        // early (EPIPE) says why on stderr.
+        // iptables-restore reads everything before it prints, except errors. If it ended early
+        // (EPIPE), stderr has the reason.
         match stdin.write_all(input.as_bytes()) {
             Err(e) if e.kind() != io::ErrorKind::BrokenPipe => return Err(e),
             _ => {}

@@ -1,8 +1,8 @@
-//! The packet filter of a network namespace: nf_tables and connection tracking by netlink,
-//! without any process, and which iptables the host has.
+//! The packet filter of a network namespace: nf_tables and connection tracking by netlink, without
+//! any process; and the host's iptables programs.
 //!
-//! Invariant: nothing here knows CNI, and there is no `unsafe`. `nftables` and `conntrack`
-//! stand beside each other on `socket` and `attributes`.
+//! Invariant: this crate does not know CNI and has no `unsafe`. `nftables` and `conntrack` both use
+//! `socket` and `attributes`, but not each other.
 
 mod attributes;
 pub mod conntrack;

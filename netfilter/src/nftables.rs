@@ -1,24 +1,21 @@
-//! nf_tables of the calling thread's network namespace, by netlink, without
-//! any process.
+//! nf_tables of the calling thread's network namespace, by netlink, without any process.
 //!
-//! Reads and changes go together: [`NfTables::update`] reads, makes a [`Batch`]
-//! and commits it against the generation that was read, and starts over when
-//! somebody else committed in between. A batch is taken whole or not at all.
+//! Reads and changes go together: [`NfTables::update`] reads, fills a [`Batch`] and commits it for
+//! the generation that it has read. If another program has committed in between, it starts over. A
+//! batch is applied completely or not at all.
 //!
-//! What it costs, on Linux 6.18: a read of few rules and a commit 60 µs; the
-//! kernel frees what was deleted 5 to 16 ms later, which closing any netfilter
-//! socket of the namespace waits for, and other commits behind that. Dropping a
-//! [`NfTables`] does not wait (the kernel closes it: `socket.rs` says how);
-//! adding what is there already is a change to be freed too, so that chains
-//! which exist are not sent. A dump of 20 000 rules takes 230 ms, most of it in
-//! the kernel, which walks the chain anew for every 32 KiB.
+//! Costs on Linux 6.18: reading few rules and a commit take 60 µs. The kernel frees deleted objects
+//! 5 to 16 ms later; closing any netfilter socket of the namespace waits for that, and other
+//! commits wait behind it. Dropping an [`NfTables`] does not wait (the kernel closes it; see
+//! `socket.rs`). Adding an existing chain is also a change to be freed, so existing chains are not
+//! sent. A dump of 20 000 rules takes 230 ms, mostly in the kernel, which walks the chain again for
+//! every 32 KiB.
 //!
-//! Attributes are read and written here, without `netlink-bindings` and
-//! `netlink-socket2` 0.3.5: these know no `masq` expression, number the userdata
-//! of chains and the ids of rules wrongly (both tables leave out the padding
-//! attribute), read dumps through 8 KiB, pass over `NLM_F_DUMP_INTR`, ask for an
-//! answer to every message of a batch, and cannot raise the send buffer that a
-//! batch of 2 000 rules needs.
+//! Attributes are read and written here, without `netlink-bindings` and `netlink-socket2` 0.3.5.
+//! These lack the `masq` expression and number the userdata of chains and the ids of rules wrongly
+//! (both tables omit the padding attribute). They read dumps through 8 KiB, ignore
+//! `NLM_F_DUMP_INTR`, request an answer to every message of a batch, and cannot raise the send
+//! buffer, which a batch of 2 000 rules needs.
 
 use std::fmt;
 use std::io;
@@ -45,7 +42,7 @@ pub use batch::Batch;
 pub use body::{Is, Protocol, RuleBody};
 pub use expression::{CmpOp, Expression, MetaKey, NatKind, PayloadBase, Verdict};
 pub use lock::NamespaceLock;
-use lock::PATIENCE;
+use lock::TIMEOUT as LOCK_TIMEOUT;
 pub use refusal::{Unreached, WrongHook, is_unsupported, is_wrong_hook};
 
 use crate::attributes::{self, each, find, find_text, find_u32, find_u64, put_text};
@@ -82,12 +79,11 @@ const RULE_USERDATA: u16 = 7;
 /// `NFT_TABLE_F_DORMANT`.
 const DORMANT: u32 = 1;
 
-/// How often a read is read again.
+/// How often an inconsistent read is repeated.
 const ATTEMPTS: usize = 50;
 
-/// How often [`NfTables::update`] starts over. Of n writers at once one wins a
-/// round, and on a loaded node others keep coming: the unlucky one needs many
-/// times n.
+/// How often [`NfTables::update`] starts over. Of n concurrent writers one succeeds in each round,
+/// and on a loaded node others keep coming: one may need many times n rounds.
 const UPDATE_ATTEMPTS: usize = 2000;
 
 /// `NFT_NAME_MAXLEN`, without the final zero.
@@ -108,12 +104,12 @@ pub struct Chain {
     pub name: String,
     pub handle: u64,
     pub base: Option<BaseChain>,
-    /// How many rules it has, and rules and sets that go to it.
+    /// Number of its rules, and of rules and sets that lead to it.
     pub uses: u32,
     pub comment: Option<String>,
 }
 
-/// Where a chain hooks into the kernel's packet path.
+/// The hook of a chain in the kernel's packet path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BaseChain {
     pub kind: ChainKind,
@@ -162,17 +158,16 @@ pub enum Policy {
 pub struct Rule {
     pub chain: String,
     pub handle: u64,
-    /// nft's comment; where there is none, that of an xtables `comment` match,
-    /// as iptables-nft writes it.
+    /// nft's comment or, without one, that of an xtables `comment` match, as written by
+    /// iptables-nft.
     pub comment: Option<String>,
-    /// What its maker kept with it beside the comment, invisible to nft.
+    /// Further data that the rule's creator stored with the comment; nft does not show it.
     pub tag: Option<Vec<u8>>,
     pub expressions: Vec<Expression>,
 }
 
 impl Rule {
-    /// Reads the attributes of one rule as the kernel sends them (`NFTA_RULE_*`).
-    /// What is in it and not understood becomes [`Expression::Unknown`].
+    /// Decodes one rule's attributes (`NFTA_RULE_*`). Unknown parts become [`Expression::Unknown`].
     pub fn decode(attributes: &[u8]) -> io::Result<Self> {
         decode_rule(attributes)
     }
@@ -182,45 +177,45 @@ impl Rule {
         self.expressions.iter().find_map(Expression::target_chain)
     }
 
-    /// Where it sends packets, when it is a DNAT to one address and port: nft's,
-    /// or the xtables target `DNAT` of iptables-nft.
+    /// The destination, if it is a DNAT to one address and port: nft's, or the xtables target
+    /// `DNAT` of iptables-nft.
     pub fn dnat_target(&self) -> Option<SocketAddr> {
         let native = || expression::dnat_target(&self.expressions);
         native().or_else(|| self.expressions.iter().find_map(xt::dnat_target))
     }
 
-    /// Whether it does what `expressions` do; counters do not matter.
+    /// Whether its effect is that of `expressions`; counters are ignored.
     pub fn does(&self, expressions: &[Expression]) -> bool {
         do_the_same(&self.expressions, expressions)
     }
 }
 
-/// Whether two rules' bodies are the same; counters do not matter.
+/// Whether two rules' bodies are the same; counters are ignored.
 pub fn do_the_same(one: &[Expression], other: &[Expression]) -> bool {
     let counts = |e: &&Expression| !matches!(e, Expression::Counter { .. });
     one.iter().filter(counts).eq(other.iter().filter(counts))
 }
 
-/// Whether [`NfTables::open_if_available`] would open anything.
+/// Whether [`NfTables::open_if_available`] can open nf_tables.
 pub fn is_available() -> Result<bool> {
     Ok(NfTables::open_if_available()?.is_some())
 }
 
-/// One socket. `ENOENT` never comes of reading: what is missing is empty, and so
-/// is what cannot exist because of a name longer than 255 bytes.
+/// One socket. Reading never fails with `ENOENT`: a missing object is empty, and so is one whose
+/// name exceeds 255 bytes.
 #[derive(Debug)]
 pub struct NfTables {
     socket: Socket,
-    /// The lock of the namespace; `None` where there is no /proc.
+    /// The namespace's lock; `None` without /proc.
     lock: Option<PathBuf>,
     /// How long to wait for the lock, and how often to start over.
-    patience: Duration,
+    lock_timeout: Duration,
     attempts: usize,
 }
 
 impl NfTables {
-    /// `None` where the kernel has no nf_tables. Changes nothing (where it is a
-    /// module, the kernel loads it).
+    /// `None` if the kernel lacks nf_tables. Changes nothing (except that the kernel may load the
+    /// module).
     pub fn open_if_available() -> Result<Option<Self>> {
         const ABSENT: [Errno; 3] = [
             // No netfilter in netlink; no nf_tables in netfilter.
@@ -239,13 +234,13 @@ impl NfTables {
         }
     }
 
-    /// In the calling thread's network namespace, for good.
+    /// Stays in the calling thread's network namespace.
     pub fn open() -> Result<Self> {
         let socket = Socket::open().map_err(|e| Error::new("open netlink socket", "netfilter", e))?;
-        Ok(Self { socket, lock: lock::path(), patience: PATIENCE, attempts: UPDATE_ATTEMPTS })
+        Ok(Self { socket, lock: lock::path(), lock_timeout: LOCK_TIMEOUT, attempts: UPDATE_ATTEMPTS })
     }
 
-    /// Of the four families.
+    /// The tables of the four families.
     pub fn tables(&mut self) -> Result<Vec<(Family, String)>> {
         let query = Query { op: "list nf_tables tables", object: "", kind: GETTABLE, flags: DUMP, family: 0 };
         self.read(&query, &[], |family, table| {
@@ -257,12 +252,12 @@ impl NfTables {
         Ok(self.table_flags(family, table)?.is_some())
     }
 
-    /// Whether the table is there and none of its chains does anything.
+    /// Whether the table exists and is dormant, so that its chains have no effect.
     fn is_dormant(&mut self, family: Family, table: &str) -> Result<bool> {
         Ok(self.table_flags(family, table)?.is_some_and(|flags| flags & DORMANT != 0))
     }
 
-    /// `NFT_TABLE_F_*`; `None`: there is no such table.
+    /// `NFT_TABLE_F_*`; `None` if the table does not exist.
     fn table_flags(&mut self, family: Family, table: &str) -> Result<Option<u32>> {
         let query = Query {
             op: "look up nf_tables table",
@@ -277,8 +272,8 @@ impl NfTables {
         Ok(found.into_iter().next())
     }
 
-    /// All chains of a table. (The kernel lists those of every table of the
-    /// family; [`NfTables::chain`] asks for one.)
+    /// All chains of a table. (The kernel lists those of all tables of the family;
+    /// [`NfTables::chain`] requests one.)
     pub fn chains(&mut self, family: Family, table: &str) -> Result<Vec<Chain>> {
         let query = Query {
             op: "list nf_tables chains",
@@ -306,9 +301,8 @@ impl NfTables {
         Ok(found.into_iter().next())
     }
 
-    /// Why packets do not come by a chain, if they do not; `None` also where it
-    /// is missing from a table that is awake. What a base chain does with packets
-    /// at its end (its policy) is not looked at.
+    /// Why packets do not reach a chain; `None` if they do, or if it is missing in an active table.
+    /// The policy of a base chain is not checked.
     pub fn unreached(
         &mut self,
         family: Family,
@@ -328,8 +322,7 @@ impl NfTables {
         self.rules_where(family, table, chain, |_| true)
     }
 
-    /// Those of them that `keep` wants: of a long chain never more than these
-    /// are in memory.
+    /// [`Self::rules`] filtered by `keep`: of a long chain, only the selected rules are in memory.
     pub fn rules_where(
         &mut self,
         family: Family,
@@ -349,19 +342,17 @@ impl NfTables {
         self.read(&query, which, |_, rule| Ok(Some(decode_rule(rule)?).filter(&mut keep)))
     }
 
-    /// Reads with `plan`, commits its batch against the generation that was
-    /// read, and starts over when somebody else committed in between: at most
-    /// 2000 times (`ERESTART`). An empty batch commits nothing; then too,
-    /// what was read is one state.
+    /// Reads with `plan`, and commits its batch for the generation that was read. Starts over, at
+    /// most 2000 times (`ERESTART`), if another program has committed in between. An empty batch
+    /// commits nothing; even then, the reads saw one state.
     ///
-    /// Under the namespace's lock from the start: of fifty plugins that try
-    /// without it, each loses most of its rounds, and all take ten times as long.
-    /// `plan` should do nothing but read and decide.
+    /// Takes the namespace's lock first: without it, fifty concurrent plugins lose most of their
+    /// rounds and take ten times as long. `plan` should only read and decide.
     pub fn update<T, E: From<Error>>(
         &mut self,
         mut plan: impl FnMut(&mut Self) -> std::result::Result<(Batch, T), E>,
     ) -> std::result::Result<T, E> {
-        let lock = self.lock.as_ref().and_then(|path| NamespaceLock::at(path, self.patience));
+        let lock = self.lock.as_ref().and_then(|path| NamespaceLock::at(path, self.lock_timeout));
         let done = (0..self.attempts).find_map(|_| self.attempt(&mut plan).transpose());
         drop(lock);
         done.unwrap_or_else(|| {
@@ -370,7 +361,7 @@ impl NfTables {
         })
     }
 
-    /// `None`: somebody else came first.
+    /// `None`: another program has committed first.
     fn attempt<T, E: From<Error>>(
         &mut self,
         plan: &mut impl FnMut(&mut Self) -> std::result::Result<(Batch, T), E>,
@@ -391,8 +382,7 @@ impl NfTables {
         }
     }
 
-    /// Without the chains that are there already, each where it has to be, in
-    /// tables that are awake.
+    /// The batch without the chains that exist already, each at its hook and in an active table.
     fn needed(&mut self, batch: Batch) -> Result<Messages> {
         let (mut known, mut awake) = (Vec::new(), Vec::new());
         if !batch.deletes_chains {
@@ -434,7 +424,7 @@ impl NfTables {
         generation.ok_or_else(|| Error::new("read generation", "nf_tables", io::ErrorKind::InvalidData))
     }
 
-    /// All that `make` made of the answers; read again when they were not one state.
+    /// Everything that `make` returned for the answers; repeated if they were not one state.
     fn read<T>(
         &self,
         query: &Query<'_>,
@@ -442,7 +432,7 @@ impl NfTables {
         mut make: impl FnMut(u8, &[u8]) -> io::Result<Option<T>>,
     ) -> Result<Vec<T>> {
         let Query { op, object, kind, flags, family } = *query;
-        // The kernel says ERANGE, but nothing can have such a name.
+        // The kernel returns ERANGE, but no object can have such a name.
         if which.iter().any(|(_, name)| name.len() > NAME_MAX) {
             return Ok(Vec::new());
         }
@@ -466,7 +456,7 @@ impl NfTables {
     }
 }
 
-/// A read: what for, of what, and the kernel's numbers for it.
+/// A read: its purpose, its object, and the kernel's numbers for it.
 struct Query<'a> {
     op: &'static str,
     object: &'a str,
@@ -483,7 +473,7 @@ fn refused_read(op: &'static str, object: &str, refused: Refusal) -> Error {
     }
 }
 
-/// Before anything is sent.
+/// The error before anything is sent.
 fn refused_for(unreached: Unreached) -> Error {
     let source = io::Error::new(io::ErrorKind::AlreadyExists, unreached);
     Error::new("commit nf_tables batch", "as a whole", source)

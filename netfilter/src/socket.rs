@@ -1,17 +1,16 @@
-//! One blocking netfilter socket: a request with its answers, or a batch that
-//! the kernel takes as a whole.
+//! One blocking netfilter socket: a request with its answers, or a batch that the kernel applies as
+//! a whole.
 //!
-//! Closing such a socket waits until nf_tables has freed whatever anybody
-//! deleted in the namespace, which takes a grace period of RCU or two
-//! (`nft_rcv_nl_event`, `synchronize_rcu`). Measured on Linux 6.18, two
-//! processors: 5 to 16 ms after a deletion, 7 to 11 ms after adding a chain that
-//! was there already (the kernel frees its note of the change in the same way),
-//! 9 µs otherwise; waiting 5 ms before closing left 7 to 11. No flag avoids it.
-//! So the last reference is left to the kernel: the socket is put into a queue
-//! that only itself refers to, and the collector of such garbage
-//! (`net/unix/garbage.c`, a worker since 6.8) closes it. That takes 15 to 50 µs.
-//! Before 6.8 the collector is the closing process, which waits as ever. The
-//! rules themselves are out of the packets' way when the commit returns.
+//! Closing such a socket waits until nf_tables has freed everything deleted in the namespace, by
+//! any program, which takes one or two RCU grace periods (`nft_rcv_nl_event`, `synchronize_rcu`).
+//! Measured on Linux 6.18 with two CPUs: 5 to 16 ms after a deletion, 7 to 11 ms after adding an
+//! existing chain (the kernel frees its record of the change in the same way), 9 µs otherwise.
+//! Waiting 5 ms before the close left 7 to 11 ms. No flag avoids it.
+//!
+//! So the last reference is left to the kernel: the socket is put into a queue that only refers to
+//! itself, and the kernel's garbage collector for sockets (`net/unix/garbage.c`, a worker since
+//! 6.8) closes it. That takes 15 to 50 µs. Before 6.8, the closing process runs the collector and
+//! waits as before. The rules are out of the packets' path when the commit returns.
 
 use std::cell::Cell;
 use std::io::{self, IoSlice};
@@ -25,11 +24,11 @@ use nix::sys::socket::{
 
 use crate::attributes::{find_text, put_u32};
 
-/// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`),
-/// and as much as it has seen a reader offer.
+/// The kernel fills at most 32 KiB of each datagram of a dump (`netlink_dump`), and no more than a
+/// reader has offered before.
 const DATAGRAM_MAX: usize = 64 * 1024;
-/// What a socket may send at once without being asked (`wmem_default` is 208
-/// KiB, and the kernel counts its own overhead).
+/// Batch size that needs no larger send buffer (`wmem_default` is 208 KiB, which includes the
+/// kernel's overhead).
 const BATCH_UNASKED: usize = 100 * 1024;
 
 const NLMSG_HEADER: usize = 16;
@@ -49,19 +48,19 @@ const BATCH_END: u16 = 0x11;
 /// `NFNL_BATCH_GENID`.
 const BATCH_GENERATION: u16 = 1;
 
-/// Of a request that wants one answer.
+/// A request with one answer.
 pub(crate) const ONE: u16 = 0;
-/// Of a request that wants all there is.
+/// A request for all objects.
 pub(crate) const DUMP: u16 = NLM_F_DUMP;
 
-/// What the kernel said no to.
+/// An error from the kernel.
 #[derive(Debug)]
 pub(crate) struct Refusal {
-    /// Of a batch: which of its messages, counted from 0; `None` when it is
-    /// the batch as a whole (another generation, no memory).
+    /// For a batch, the index of its failed message; `None` for the batch as a whole (another
+    /// generation, no memory).
     pub(crate) message: Option<usize>,
     pub(crate) error: io::Error,
-    /// The kernel's own words (extended ack), where it has any.
+    /// The kernel's error text (extended ack), if any.
     pub(crate) words: Option<String>,
 }
 
@@ -77,12 +76,12 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Messages one after another, each with its header, as the kernel takes them.
-/// Sequence numbers are written when they are sent.
+/// Consecutive messages with their headers, in the kernel's format. Sequence numbers are set when
+/// they are sent.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Messages {
     bytes: Vec<u8>,
-    /// Where each begins.
+    /// The offset of each message.
     starts: Vec<usize>,
 }
 
@@ -91,12 +90,12 @@ impl Messages {
         self.starts.is_empty()
     }
 
-    /// Appends one; `attributes` writes behind the headers.
+    /// Appends a message; `attributes` writes its content.
     pub(crate) fn push(&mut self, kind: u16, flags: u16, family: u8, attributes: impl FnOnce(&mut Vec<u8>)) {
         self.push_for(kind, flags, family, 0, attributes);
     }
 
-    /// The `index`th: its type, family and attributes.
+    /// The type, family and attributes of message `index`.
     pub(crate) fn get(&self, index: usize) -> Option<(u16, u8, &[u8])> {
         let start = *self.starts.get(index)?;
         let end = self.starts.get(index + 1).copied().unwrap_or(self.bytes.len());
@@ -148,7 +147,7 @@ impl Messages {
         self.starts.len()
     }
 
-    /// All but the `left_out`th.
+    /// All messages except `left_out`.
     pub(crate) fn without(&self, left_out: &[usize]) -> Self {
         let mut kept = Self::default();
         for (index, start) in self.starts.iter().enumerate() {
@@ -168,29 +167,29 @@ impl Messages {
     }
 }
 
-/// Invariant: between calls nothing is left unread.
+/// Invariant: between calls no answer is left unread.
 #[derive(Debug)]
 pub(crate) struct Socket {
     inner: netlink_sys::Socket,
-    /// Of the last message sent; answers to earlier ones are not ours.
+    /// The last message's number; answers to earlier ones are ignored.
     sequence: Cell<u32>,
-    /// Closed after `inner`: then nobody but the kernel has it.
-    grave: Option<OwnedFd>,
+    /// Closed after `inner`: then only the kernel holds `inner`'s socket.
+    collector: Option<OwnedFd>,
 }
 
 impl Socket {
-    /// In the calling thread's network namespace.
+    /// Opens a socket in the calling thread's network namespace.
     pub(crate) fn open() -> io::Result<Self> {
         let mut inner = netlink_sys::Socket::new(NETLINK_NETFILTER)?;
         inner.bind_auto()?;
-        // Comfort only: without, errors come without words, and longer.
+        // Optional: without it, errors have no text, and are longer.
         drop(inner.set_ext_ack(true));
         drop(inner.set_cap_ack(true));
-        Ok(Self { inner, sequence: Cell::new(0), grave: None })
+        Ok(Self { inner, sequence: Cell::new(0), collector: None })
     }
 
-    /// Sends one request, gives the attributes of every answer to `each` (with
-    /// the family it is of), and says whether the answers are one state.
+    /// Sends one request, passes the attributes and family of every answer to `each`, and returns
+    /// whether the answers are one state.
     pub(crate) fn request(
         &self,
         kind: u16,
@@ -206,7 +205,7 @@ impl Socket {
         self.send(&request.bytes)?;
 
         let (mut consistent, mut datagram) = (true, Vec::new());
-        // An answer that cannot be understood must not leave the rest unread.
+        // After an answer that cannot be parsed, the others must still be read.
         let mut misread = None;
         loop {
             self.receive(&mut datagram, 0)?;
@@ -221,7 +220,7 @@ impl Socket {
                         return misread.map_or(Ok(consistent), |e: io::Error| Err(e.into()));
                     }
                     NLMSG_DONE => {
-                        // A dump that broke off says so here (netlink_dump_done).
+                        // An interrupted dump reports that here (netlink_dump_done).
                         if let Some(refused) = refusal(&answer, None) {
                             return Err(refused);
                         }
@@ -237,13 +236,12 @@ impl Socket {
         }
     }
 
-    /// Sends all of `messages` to `subsystem` in one call; the kernel takes
-    /// all or nothing, and nothing when somebody changed the rule set since
-    /// `generation` (`ERESTART`).
+    /// Sends all of `messages` to `subsystem` in one call. The kernel applies all or nothing;
+    /// nothing if the rule set has changed since `generation` (`ERESTART`).
     ///
-    /// A batch is dealt with before the call that sends it returns, so every
-    /// answer is there to read without waiting. Only the last message asks for
-    /// one (errors come unasked): thousands of answers would not fit.
+    /// A batch is processed before the sending call returns, so all answers can be read without
+    /// waiting. Only the last message requests one (errors are always sent), since thousands of
+    /// answers would not fit.
     pub(crate) fn transact(
         &self,
         subsystem: u16,
@@ -269,7 +267,7 @@ impl Socket {
             match self.receive(&mut datagram, libc::MSG_DONTWAIT) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                // More errors than fit: the first ones are there.
+                // There were more errors than fit; the first ones are available.
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => continue,
                 Err(e) => return Err(e.into()),
             }
@@ -278,7 +276,7 @@ impl Socket {
                 if index >= count || answer.kind != NLMSG_ERROR {
                     continue;
                 }
-                // Begin and end stand for the batch as a whole.
+                // Begin and end messages stand for the batch as a whole.
                 let message = (1..=last).contains(&index).then(|| index as usize - 1);
                 match refusal(&answer, message) {
                     Some(error) => refused = refused.or(Some(error)),
@@ -299,12 +297,12 @@ impl Socket {
         first
     }
 
-    /// Refused sizes show up when sending (`EMSGSIZE`).
+    /// A send reports sizes that are refused (`EMSGSIZE`).
     fn make_room_for(&self, length: usize) -> io::Result<()> {
         if length <= BATCH_UNASKED {
             return Ok(());
         }
-        // The kernel doubles what it is asked for; the limit is per message.
+        // The kernel doubles the value; the limit applies to each message.
         if setsockopt(&self.inner, sockopt::SndBufForce, &length).is_err() {
             setsockopt(&self.inner, sockopt::SndBuf, &length)?;
         }
@@ -334,16 +332,16 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Where it cannot be buried it is closed as any other.
-        self.grave = bury(self.inner.as_fd()).ok();
+        // If the collector cannot be used, the socket is closed as any other.
+        self.collector = leave_to_collector(self.inner.as_fd()).ok();
     }
 }
 
-/// Puts `fd` and one end of a pair into the queue of that end. When `fd` and
-/// the other end, which is returned, are closed, all that is garbage.
-fn bury(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
-    let (open, buried) = socketpair(AddressFamily::Unix, SockType::Datagram, None, SockFlag::SOCK_CLOEXEC)?;
-    let fds = [fd.as_raw_fd(), buried.as_raw_fd()];
+/// Puts `fd` and one socket of a pair into that socket's queue. Once `fd` and the other socket,
+/// which is returned, are closed, all of it is garbage for the kernel's collector.
+fn leave_to_collector(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+    let (open, queued) = socketpair(AddressFamily::Unix, SockType::Datagram, None, SockFlag::SOCK_CLOEXEC)?;
+    let fds = [fd.as_raw_fd(), queued.as_raw_fd()];
     let rights = [ControlMessage::ScmRights(&fds)];
     sendmsg::<()>(open.as_raw_fd(), &[IoSlice::new(&[0])], &rights, MsgFlags::MSG_DONTWAIT, None)?;
     Ok(open)
@@ -356,7 +354,7 @@ struct Answer<'a> {
     body: &'a [u8],
 }
 
-/// The messages of one datagram; what is torn is the end.
+/// The messages of one datagram; stops at a torn one.
 struct Answers<'a>(&'a [u8]);
 
 impl<'a> Iterator for Answers<'a> {
@@ -376,8 +374,7 @@ impl<'a> Iterator for Answers<'a> {
     }
 }
 
-/// What an error message or the end of a dump refuses; `None` when its code is
-/// 0, a success.
+/// The error in an error message or at the end of a dump; `None` for code 0, a success.
 fn refusal(answer: &Answer<'_>, message: Option<usize>) -> Option<Refusal> {
     let code = answer.body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
     if code >= 0 {
@@ -390,8 +387,7 @@ fn refusal(answer: &Answer<'_>, message: Option<usize>) -> Option<Refusal> {
     })
 }
 
-/// Behind the code stands the request (its header only, when capped), then the
-/// attributes.
+/// After the code comes the request (only its header, if capped), then the attributes.
 fn words(answer: &Answer<'_>) -> Option<String> {
     if answer.flags & NLM_F_ACK_TLVS == 0 {
         return None;

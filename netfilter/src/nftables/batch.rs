@@ -1,4 +1,4 @@
-//! Changes that the kernel takes all together or not at all.
+//! Changes that the kernel applies together or not at all.
 
 use super::expression::{self, Expression};
 use super::refusal::Needs;
@@ -23,25 +23,25 @@ const NLM_F_APPEND: u16 = 0x800;
 /// `NFTA_TABLE_USERDATA`.
 const TABLE_USERDATA: u16 = 6;
 
-/// Changes in their order; committed by [`NfTables::update`](super::NfTables::update).
+/// Changes in their order, committed by [`NfTables::update`](super::NfTables::update).
 ///
-/// Names are at most 255 bytes, comments 254 (nft itself writes 128 at most);
-/// longer ones are refused by the commit (`ENAMETOOLONG`).
+/// Names have at most 255 bytes, comments 254 (nft writes at most 128). The commit refuses longer
+/// ones (`ENAMETOOLONG`).
 #[derive(Debug, Default, Clone)]
 pub struct Batch {
     pub(super) messages: Messages,
-    /// The first text that is too long, and what it is of.
+    /// The first text that is too long, with its object.
     pub(super) too_long: Option<String>,
-    /// Chains to add or to rely on, and whether any is deleted: then they may be
-    /// the same.
+    /// Chains that are added or required.
     pub(super) wanted: Vec<WantedChain>,
+    /// One of them may be in `wanted`.
     pub(super) deletes_chains: bool,
 }
 
-/// What [`Batch::add_chain`] or [`Batch::expect_base`] was asked for.
+/// The chain of [`Batch::add_chain`] or [`Batch::expect_base`].
 #[derive(Debug, Clone)]
 pub(super) struct WantedChain {
-    /// Which one adds it, if any.
+    /// The message that adds it, if any.
     pub(super) message: Option<usize>,
     pub(super) family: Family,
     pub(super) table: String,
@@ -58,7 +58,7 @@ impl Batch {
         self.messages.is_empty()
     }
 
-    /// Makes the table if it is missing; an existing one keeps its comment.
+    /// Creates the table if it is missing; an existing one keeps its comment.
     pub fn add_table(&mut self, family: Family, name: &str, comment: Option<&str>) -> &mut Self {
         self.check(&[name], comment);
         self.messages.push(NEWTABLE, NLM_F_CREATE, family.number(), |bytes| {
@@ -69,12 +69,10 @@ impl Batch {
         self
     }
 
-    /// Makes the chain if it is missing. An existing one keeps its comment and
-    /// its policy; it must hook in as `base` says, in no hook if that is `None`,
-    /// and the table of a base chain must be awake
-    /// ([`Unreached`](super::Unreached)). That it is there is found out by the commit, which
-    /// does not send what it need not: to the kernel adding a chain that exists
-    /// is a change, as slow as a deletion.
+    /// Creates the chain if it is missing. An existing one keeps its comment and its policy. It
+    /// must have the hook `base`, or none if that is `None`, and the table of a base chain must be
+    /// active ([`Unreached`](super::Unreached)). The commit looks for existing chains and does not
+    /// send them: for the kernel, adding one is a change as slow as a deletion.
     pub fn add_chain(
         &mut self,
         family: Family,
@@ -101,10 +99,9 @@ impl Batch {
         self
     }
 
-    /// The table must be awake, and the chain, if it is there, hook in as `base`
-    /// says, or the commit changes nothing ([`Unreached`](super::Unreached)): its
-    /// rules alone do not tell. Two questions to the kernel; not asked where the
-    /// batch deletes chains.
+    /// The table must be active and the chain, if it exists, must have the hook `base`; otherwise
+    /// the commit changes nothing ([`Unreached`](super::Unreached)). The rules alone do not show
+    /// that. Takes two requests to the kernel, except in a batch that deletes chains.
     pub fn expect_base(&mut self, family: Family, table: &str, name: &str, base: &BaseChain) -> &mut Self {
         self.want(None, family, table, name, Some(base));
         self
@@ -122,7 +119,7 @@ impl Batch {
         self.wanted.push(WantedChain { message, family, table, name, base: base.copied() });
     }
 
-    /// At the end of the chain.
+    /// Appends a rule to the chain.
     pub fn append_rule(
         &mut self,
         family: Family,
@@ -134,8 +131,8 @@ impl Batch {
         self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, (comment, &[]))
     }
 
-    /// The same with a [`Rule::tag`](super::Rule::tag). It and the comment
-    /// together are at most 251 bytes (`NFT_USERDATA_MAXLEN`).
+    /// [`Self::append_rule`] with a [`Rule::tag`](super::Rule::tag). Tag and comment together have
+    /// at most 251 bytes (`NFT_USERDATA_MAXLEN`).
     pub fn append_tagged_rule(
         &mut self,
         family: Family,
@@ -148,7 +145,7 @@ impl Batch {
         self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, (comment, tag))
     }
 
-    /// At the head of the chain.
+    /// Inserts a rule at the head of the chain.
     pub fn insert_rule(
         &mut self,
         family: Family,
@@ -160,7 +157,7 @@ impl Batch {
         self.rule(NLM_F_CREATE, family, table, chain, expressions, (comment, &[]))
     }
 
-    /// `ENOENT` when there is none of this handle.
+    /// Deletes a rule; `ENOENT` if no rule has this handle.
     pub fn delete_rule(&mut self, family: Family, table: &str, chain: &str, handle: u64) -> &mut Self {
         self.check(&[table, chain], None);
         self.messages.push(DELRULE, 0, family.number(), |bytes| {
@@ -171,7 +168,7 @@ impl Batch {
         self
     }
 
-    /// Deletes all rules of the chain; `ENOENT` when it is missing.
+    /// Deletes all rules of the chain; `ENOENT` if it is missing.
     pub fn flush_chain(&mut self, family: Family, table: &str, chain: &str) -> &mut Self {
         self.check(&[table, chain], None);
         self.messages.push(DELRULE, 0, family.number(), |bytes| {
@@ -181,8 +178,8 @@ impl Batch {
         self
     }
 
-    /// `EBUSY` while it has rules or is the target of one (the state counts
-    /// that the batch has reached here), `ENOENT` when it is missing.
+    /// Deletes a chain. `EBUSY` if it has rules or is the target of one, at this point of the
+    /// batch; `ENOENT` if it is missing.
     pub fn delete_chain(&mut self, family: Family, table: &str, name: &str) -> &mut Self {
         self.check(&[table, name], None);
         self.deletes_chains = true;
@@ -193,7 +190,7 @@ impl Batch {
         self
     }
 
-    /// With all that is in it; `ENOENT` when it is missing.
+    /// Deletes a table with its contents; `ENOENT` if it is missing.
     pub fn delete_table(&mut self, family: Family, name: &str) -> &mut Self {
         self.check(&[name], None);
         self.deletes_chains = true;
@@ -238,7 +235,7 @@ impl Batch {
     }
 }
 
-/// What the `index`th message is to do, on what.
+/// The operation and the object of message `index`.
 pub(super) fn describe(messages: &Messages, index: usize) -> (&'static str, String) {
     let Some((kind, family, attributes)) = messages.get(index) else {
         return ("commit nf_tables batch", String::new());
@@ -271,7 +268,7 @@ pub(super) fn describe(messages: &Messages, index: usize) -> (&'static str, Stri
     }
 }
 
-/// What of the kernel's optional parts the `index`th message needs.
+/// The optional parts of the kernel that message `index` needs.
 pub(super) fn needs(messages: &Messages, index: usize) -> Option<Needs> {
     let (kind, family, attributes) = messages.get(index)?;
     let family = Family::from_number(family)?;

@@ -1,5 +1,5 @@
-//! Rules as one reads them in nft, compiled to the bytecode that nft makes of
-//! them, so that `nft list ruleset` shows them as if nft had written them.
+//! Compiles rules in the notation of nft to the same bytecode as nft, so that `nft list ruleset`
+//! shows them like its own.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +21,7 @@ const LOCAL: u32 = 2;
 /// The kernel's `IFNAMSIZ`.
 const INTERFACE_NAME: usize = 16;
 
-/// Which side of a match counts as one.
+/// Whether equality or inequality matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Is {
     Equal,
@@ -47,8 +47,8 @@ impl Protocol {
     }
 }
 
-/// A rule under construction: each method appends what its nft statement
-/// compiles to, in a table of `family`.
+/// A rule under construction: each method appends the expressions of its nft statement, for a table
+/// of `family`.
 ///
 /// ```text
 /// RuleBody::new(Family::Inet)
@@ -58,14 +58,14 @@ impl Protocol {
 ///     .build()
 /// ```
 ///
-/// Addresses of a family that the table does not have make rules that the
-/// kernel refuses or that never match: choosing is the caller's.
+/// The caller must choose addresses of the table's family: others make rules that the kernel
+/// refuses or that never match.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RuleBody {
     family: Family,
-    /// Which network protocol the rule is limited to already, and which
-    /// transport: nft says so once per rule.
+    /// The network and the transport protocol that the rule is already limited to: nft writes these
+    /// once for each rule.
     network: Option<u8>,
     transport: Option<u8>,
     expressions: Vec<Expression>,
@@ -80,8 +80,8 @@ impl RuleBody {
         self.expressions
     }
 
-    /// `ip saddr` or `ip6 saddr`: an address with the prefix length 32 or 128,
-    /// a network with less. Host bits are cut off.
+    /// `ip saddr` or `ip6 saddr`: a single address with prefix length 32 or 128, otherwise a
+    /// network. Host bits are cleared.
     pub fn saddr(self, is: Is, address: IpAddr, prefix: u8) -> Self {
         let offset = if address.is_ipv4() { 12 } else { 8 };
         self.address(offset, is, address, prefix)
@@ -109,7 +109,7 @@ impl RuleBody {
         self.compare(is, vec![number])
     }
 
-    /// `iifname "eth0"`; a final `*` stands for any rest.
+    /// `iifname "eth0"`; a final `*` matches any suffix.
     pub fn iifname(mut self, is: Is, name: &str) -> Self {
         self.expressions.push(Expression::Meta { register: 1, key: MetaKey::IifName });
         self.compare(is, interface_name(name))
@@ -137,8 +137,8 @@ impl RuleBody {
         self.fib_type_local(Is::Equal, FIB_DADDR)
     }
 
-    /// `fib daddr . iif type local`: the destination is an address of the link
-    /// that the packet came in by.
+    /// `fib daddr . iif type local`: the destination is an address of the link through which the
+    /// packet arrived.
     pub fn fib_daddr_iif_type_local(self, is: Is) -> Self {
         self.fib_type_local(is, FIB_DADDR | FIB_IIF)
     }
@@ -234,8 +234,8 @@ impl RuleBody {
         self.then(Expression::Bitwise { source: 1, register: 1, mask, xor })
     }
 
-    /// Whole bytes of a prefix are loaded and compared as such; a prefix that
-    /// ends within a byte (and the empty one) is masked.
+    /// A prefix of whole bytes is loaded and compared as such; another one (and the empty one) is
+    /// masked.
     fn address(mut self, offset: u32, is: Is, address: IpAddr, prefix: u8) -> Self {
         let octets = match address {
             IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -274,8 +274,7 @@ impl RuleBody {
         self.compare(is, port.to_be_bytes().to_vec())
     }
 
-    /// What nft puts before a match on an address where the table holds more
-    /// than that protocol.
+    /// The match that nft puts before an address if the table has more than one protocol.
     fn depend_on_network(&mut self, v4: bool) {
         let protocol = if v4 { NFPROTO_IPV4 } else { NFPROTO_IPV6 };
         if self.network.replace(protocol) == Some(protocol) {
@@ -292,8 +291,7 @@ impl RuleBody {
     }
 }
 
-/// Padded with zeroes, so that no longer name is meant; without, for a name
-/// that ends with `*`.
+/// Padded with zeros to match only this name; not padded for a name that ends with `*`.
 fn interface_name(name: &str) -> Vec<u8> {
     if let Some(beginning) = name.strip_suffix('*') {
         return beginning.as_bytes().iter().copied().take(INTERFACE_NAME).collect();

@@ -20,22 +20,20 @@ const VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 
-/// `NFT_BITWISE_MASK_XOR`, the only operation spoken here.
+/// `NFT_BITWISE_MASK_XOR`, the only operation supported here.
 const MASK_XOR: u32 = 0;
 
-/// Where verdicts go.
+/// The register of verdicts.
 const VERDICT_REGISTER: u32 = 0;
 
-/// Part of nf_tables itself (`nft_basic_types`), and so of every kernel with it.
+/// Built into nf_tables (`nft_basic_types`), and so into every kernel with it.
 const BASIC: [&str; 5] = ["bitwise", "cmp", "immediate", "meta", "payload"];
 
-/// The two flags of `nat` that only repeat which registers are given; the
-/// kernel sets them itself.
+/// Two flags of `nat` that only repeat which registers are set; the kernel sets them itself.
 const NAT_DERIVED: u32 = 0x1 | 0x2;
 
-/// One instruction. Registers are numbered as the kernel shows them: 1 to 4
-/// hold 16 bytes each. Values are as they stand in a packet (ports and
-/// addresses in network order) or in the host's order where the kernel has no
+/// One instruction. Registers have the kernel's numbers: 1 to 4 hold 16 bytes each. Values are as
+/// in a packet (ports and addresses in network order), or in host byte order if they are not from a
 /// packet (marks, address types).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expression {
@@ -46,17 +44,17 @@ pub enum Expression {
         offset: u32,
         length: u32,
     },
-    /// Loads what the kernel knows about the packet.
+    /// Loads metadata of the packet.
     Meta {
         register: u32,
         key: MetaKey,
     },
-    /// Stores it: the mark.
+    /// Sets metadata: the mark.
     SetMeta {
         register: u32,
         key: MetaKey,
     },
-    /// The rule goes on only if the register compares so with the value.
+    /// Continues with the rule only if the comparison is true.
     Cmp {
         register: u32,
         op: CmpOp,
@@ -69,13 +67,13 @@ pub enum Expression {
         mask: Vec<u8>,
         xor: Vec<u8>,
     },
-    /// Asks the routing table.
+    /// Queries the routing table.
     Fib {
         register: u32,
         result: u32,
         flags: u32,
     },
-    /// Loads what connection tracking knows.
+    /// Loads metadata of connection tracking.
     Ct {
         register: u32,
         key: u32,
@@ -91,8 +89,8 @@ pub enum Expression {
         flags: u32,
         ports: Option<(u32, u32)>,
     },
-    /// Registers of first and last address and port; `flags` without the two
-    /// that say which of them are given. `family` is an `NFPROTO_*`.
+    /// Registers of first and last address and port; `flags` without the two that tell which are
+    /// set. `family` is an `NFPROTO_*`.
     Nat {
         kind: NatKind,
         family: u32,
@@ -116,7 +114,7 @@ pub enum Expression {
         revision: u32,
         info: Vec<u8>,
     },
-    /// Any other. It cannot be written.
+    /// Any other one, which cannot be encoded.
     Unknown {
         name: String,
     },
@@ -173,12 +171,12 @@ pub enum Verdict {
     Continue,
     Jump(String),
     Goto(String),
-    /// `NF_QUEUE` and the like: the kernel's number.
+    /// The kernel's number of another verdict, such as `NF_QUEUE`.
     Other(u32),
 }
 
 impl Expression {
-    /// The chain that this expression goes to: a jump or goto.
+    /// The target chain of a jump or goto.
     pub fn target_chain(&self) -> Option<&str> {
         match self {
             Self::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(chain),
@@ -298,7 +296,7 @@ fn put_value(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     nest(bytes, kind, |bytes| put(bytes, VALUE, value));
 }
 
-/// First and last register; the last one only where it is another.
+/// First and last register; the last one only if it differs.
 fn put_range(bytes: &mut Vec<u8>, kind: u16, range: Option<(u32, u32)>) {
     let Some((first, last)) = range else { return };
     put_u32(bytes, kind, first);
@@ -307,8 +305,8 @@ fn put_range(bytes: &mut Vec<u8>, kind: u16, range: Option<(u32, u32)>) {
     }
 }
 
-/// Reads the elements of `NFTA_RULE_EXPRESSIONS`. What is not understood, or
-/// is torn, becomes [`Expression::Unknown`].
+/// Decodes the elements of `NFTA_RULE_EXPRESSIONS`. Unknown or torn ones become
+/// [`Expression::Unknown`].
 pub(super) fn decode(list: &[u8]) -> Vec<Expression> {
     each(list)
         .filter(|(kind, _)| *kind == ELEMENT)
@@ -320,13 +318,13 @@ pub(super) fn decode(list: &[u8]) -> Vec<Expression> {
         .collect()
 }
 
-/// The names of those in a list that a kernel with nf_tables may lack.
+/// The names of the expressions in a list that a kernel with nf_tables may lack.
 pub(super) fn optional(list: &[u8]) -> Vec<String> {
     let names = each(list).filter_map(|(_, element)| find_text(element, NAME));
     names.filter(|name| !BASIC.contains(&name.as_str())).collect()
 }
 
-/// Of nft's `dnat to address:port`: both are constants, in registers.
+/// The destination of nft's `dnat to address:port`, whose registers hold constants.
 pub(super) fn dnat_target(expressions: &[Expression]) -> Option<SocketAddr> {
     let constant = |(first, last): (u32, u32)| {
         expressions.iter().find_map(|expression| match expression {
@@ -492,7 +490,7 @@ impl PayloadBase {
     }
 }
 
-/// Both directions of one table.
+/// Used for encoding and decoding.
 const META_KEYS: [(MetaKey, u32); 8] = [
     (MetaKey::Protocol, 1),
     (MetaKey::Mark, 3),

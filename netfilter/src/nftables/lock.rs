@@ -1,9 +1,8 @@
-//! One writer of rules at a time, among those who ask.
+//! Serializes the writers of rules that use this lock.
 //!
-//! The lock is root's own file, named after the network namespace: who is not
-//! root cannot hold it up. A writer who holds it too long holds nobody up for
-//! good: it keeps commits from conflicting, the generation decides what is
-//! right.
+//! The lock is a file of root, named after the network namespace, so only root can hold it. A
+//! writer that holds it too long does not block others permanently: the lock avoids conflicts of
+//! commits, and the generation ensures correctness.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,8 +11,8 @@ use std::time::Duration;
 
 use linux::lock::TransientLock;
 
-/// Two hundred others may be before us, with some milliseconds each.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// Two hundred other writers may come first, each with some milliseconds.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Held until dropped.
 #[derive(Debug)]
@@ -22,22 +21,21 @@ pub struct NamespaceLock {
 }
 
 impl NamespaceLock {
-    /// Of the calling thread's network namespace, which
-    /// [`NfTables::update`](super::NfTables::update) locks too. Where /run takes
-    /// no files, a lock among those who call this only. `None` where there is
-    /// no /proc, and after five seconds.
+    /// Locks the calling thread's network namespace, as
+    /// [`NfTables::update`](super::NfTables::update) does. If /run accepts no files, the lock only
+    /// excludes other callers of this function. `None` without /proc, and after five seconds.
     pub fn take() -> Option<Self> {
-        Some(Self { _lock: TransientLock::take_or_of_namespace(&path()?, PATIENCE).ok()? })
+        Some(Self { _lock: TransientLock::take_or_of_namespace(&path()?, TIMEOUT).ok()? })
     }
 
-    /// `None` also where /run takes no files.
-    pub(super) fn at(path: &Path, patience: Duration) -> Option<Self> {
-        Some(Self { _lock: TransientLock::take(path, patience).ok()?? })
+    /// Also `None` if /run accepts no files.
+    pub(super) fn at(path: &Path, timeout: Duration) -> Option<Self> {
+        Some(Self { _lock: TransientLock::take(path, timeout).ok()?? })
     }
 }
 
-/// Of the calling thread's network namespace: no two that exist at once have
-/// the same inode number.
+/// The lock file of the calling thread's network namespace: no two existing namespaces have the
+/// same inode number.
 pub(super) fn path() -> Option<PathBuf> {
     let namespace = fs::metadata("/proc/thread-self/ns/net").ok()?;
     Some(TransientLock::path(&format!("nftables-{}", namespace.ino())))
@@ -50,7 +48,7 @@ mod tests {
     use linux::lock::FileLock;
     use linux::netns;
 
-    const IMPATIENT: Duration = Duration::from_millis(50);
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
     /// A namespace of its own.
     fn run(test: impl FnOnce() + Send) {
@@ -70,7 +68,7 @@ mod tests {
             let mut nf = NfTables::open().unwrap();
             let before = std::time::Instant::now();
             nf.update(|_| linux::Result::Ok((Batch::new(), ()))).unwrap();
-            assert!(before.elapsed() < PATIENCE / 2, "{:?}", before.elapsed());
+            assert!(before.elapsed() < TIMEOUT / 2, "{:?}", before.elapsed());
         });
     }
 
@@ -91,10 +89,10 @@ mod tests {
     fn who_keeps_it_keeps_nobody_from_working() {
         run(|| {
             let held = NamespaceLock::take().unwrap();
-            assert!(NamespaceLock::at(&path().unwrap(), IMPATIENT).is_none());
+            assert!(NamespaceLock::at(&path().unwrap(), SHORT_TIMEOUT).is_none());
             let (mut late, mut others) = (NfTables::open().unwrap(), NfTables::open().unwrap());
-            late.patience = IMPATIENT;
-            others.patience = IMPATIENT;
+            late.lock_timeout = SHORT_TIMEOUT;
+            others.lock_timeout = SHORT_TIMEOUT;
             let mut rounds = 0;
             let table = |name: &str| {
                 let mut batch = Batch::new();

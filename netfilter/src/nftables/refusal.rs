@@ -1,5 +1,5 @@
-//! Refusals that say what to do about them: a chain that hooks in elsewhere, a
-//! dormant table, and a kernel that lacks a part of nf_tables.
+//! Errors with a remedy: a chain with another hook, a dormant table, and a kernel that lacks a part
+//! of nf_tables.
 
 use std::fmt;
 use std::io;
@@ -9,27 +9,27 @@ use nix::errno::Errno;
 use super::{BaseChain, Family};
 use linux::Error;
 
-/// Why rules do nothing though they are there.
+/// Why existing rules have no effect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreached {
     #[error(transparent)]
     Elsewhere(#[from] WrongHook),
-    /// Its base chains hook in nowhere until the flag is taken from it; the
-    /// kernel adds none to it meanwhile (`EINVAL`).
+    /// Its base chains have no hook until the flag is removed. Meanwhile the kernel refuses to add
+    /// one (`EINVAL`).
     #[error("table {} {table} is dormant, its chains do nothing: wake it with `nft add table {} {table}`", family.name(), family.name())]
     Dormant { family: Family, table: String },
 }
 
-/// A chain that is there but not where packets would come by, or in a hook where
-/// others are to lead to it. The kernel lets nobody move it.
+/// A chain without the required hook, so that packets do not reach it; or with a hook although
+/// other chains must lead to it. The kernel cannot move a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongHook {
     pub(super) family: Family,
     pub(super) table: String,
     pub(super) name: String,
-    /// `None`: in no hook.
+    /// `None`: no hook.
     pub(super) found: Option<BaseChain>,
-    /// `None`: in no hook.
+    /// `None`: no hook.
     pub(super) needed: Option<BaseChain>,
 }
 
@@ -47,35 +47,35 @@ impl fmt::Display for WrongHook {
 
 impl std::error::Error for WrongHook {}
 
-/// What the kernel was built without, or is too old for.
+/// A part of nf_tables that the kernel was built without, or is too old for.
 #[derive(Debug, thiserror::Error)]
 #[error("this kernel's nf_tables lacks {what}")]
 struct Unsupported {
     what: String,
 }
 
-/// Whether a commit failed because the kernel lacks a table's family, a type of
-/// chain or an expression. It has changed nothing then, and will not another time.
+/// Whether a commit failed because the kernel lacks a table's family, a chain type or an
+/// expression. Then it has changed nothing, and a retry fails too.
 pub fn is_unsupported(error: &Error) -> bool {
     error.source.get_ref().is_some_and(|source| source.is::<Unsupported>())
 }
 
-/// Whether a commit failed, without a change, because of a [`WrongHook`].
+/// Whether a commit failed because of a [`WrongHook`]. Then it has changed nothing.
 pub fn is_wrong_hook(error: &Error) -> bool {
     let unreached = error.source.get_ref().and_then(|source| source.downcast_ref());
     matches!(unreached, Some(Unreached::Elsewhere(_)))
 }
 
-/// Of a message: what it cannot do without.
+/// The optional parts that a message needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Needs {
     Family(Family),
     ChainType(Family, String),
-    /// Beside those that every kernel with nf_tables has.
+    /// Expressions besides those that every kernel with nf_tables has.
     Expressions(Family, Vec<String>),
 }
 
-/// The refusal, understood where the kernel only gives an errno for it.
+/// Explains the error if the kernel returns only an errno.
 pub(super) fn explain(error: io::Error, needs: Option<Needs>) -> io::Error {
     let what = match (needs, error.raw_os_error().map(Errno::from_raw)) {
         // EAFNOSUPPORT before Linux 4.16.

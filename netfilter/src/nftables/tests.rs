@@ -1,5 +1,4 @@
-//! What only the inside can show: commits that ignore the lock, as everybody
-//! else's do.
+//! Tests of the internals: commits that ignore the lock, like those of other programs.
 
 use std::cell::Cell;
 

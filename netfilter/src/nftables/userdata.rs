@@ -1,16 +1,15 @@
-//! What user space keeps with a table, chain or rule: type, length, value, a
-//! byte each for the first two. The comment is type 0 in all three, and ends
-//! with a zero byte (libnftnl `udata.h`).
+//! The data that user space stores with a table, chain or rule: type, length and value; type and
+//! length have one byte each. The comment has type 0 in all three, and ends with a zero byte
+//! (libnftnl `udata.h`).
 
 const COMMENT: u8 = 0;
-/// Of our own, far from those that libnftnl numbers upwards: nft passes over
-/// types that it does not know.
+/// Our own type, far above libnftnl's numbers: nft ignores unknown types.
 const TAG: u8 = 0xca;
 
 /// The length is one byte, and counts the final zero.
 pub(super) const COMMENT_MAX: usize = 254;
 
-/// Of everything together (`NFT_USERDATA_MAXLEN`).
+/// Limit of all data together (`NFT_USERDATA_MAXLEN`).
 pub(super) const MAX: usize = 256;
 
 pub(super) fn comment(text: &str) -> Vec<u8> {

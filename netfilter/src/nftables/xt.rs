@@ -1,5 +1,5 @@
-//! Inside xtables matches and targets, as iptables-nft writes them: C
-//! structures in the machine's own byte order (`include/uapi/linux/netfilter/`).
+//! Decodes xtables matches and targets as written by iptables-nft: C structures in host byte order
+//! (`include/uapi/linux/netfilter/`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,11 +17,11 @@ pub(super) fn comment(expression: &Expression) -> Option<String> {
     }
 }
 
-/// Of a `DNAT` target to one address and port. Since revision 2 the structure
-/// is one for both families (`struct nf_nat_range2`): flags, first and last
-/// address with 16 bytes each, first and last port. Before, IPv6 had the same
-/// without its end (revision 1), and IPv4 its own (revision 0, `struct
-/// nf_nat_ipv4_multi_range_compat`): a count, flags, addresses of 4 bytes.
+/// The destination of a `DNAT` target with one address and port. Since revision 2, both families
+/// share one structure (`struct nf_nat_range2`): flags, first and last address with 16 bytes each,
+/// first and last port. Before, IPv6 had the same without the last fields (revision 1), and IPv4
+/// its own (revision 0, `struct nf_nat_ipv4_multi_range_compat`): a count, flags, addresses of 4
+/// bytes.
 pub(super) fn dnat_target(expression: &Expression) -> Option<SocketAddr> {
     let Expression::XtTarget { name, revision, info } = expression else { return None };
     if name != "DNAT" {
@@ -43,8 +43,8 @@ pub(super) fn dnat_target(expression: &Expression) -> Option<SocketAddr> {
     Some(SocketAddr::new(address(first)?, u16::from_be_bytes(port.try_into().ok()?)))
 }
 
-/// 16 bytes hold an IPv4 address where all behind its 4 are zero: no container
-/// has the IPv6 address that is written so.
+/// 16 bytes are an IPv4 address if all after the first 4 are zero: no container has the
+/// corresponding IPv6 address.
 fn address(octets: &[u8]) -> Option<IpAddr> {
     let (first, rest) = octets.split_first_chunk::<4>()?;
     if rest.iter().all(|octet| *octet == 0) {
