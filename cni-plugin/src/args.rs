@@ -2,22 +2,22 @@
 
 use crate::CniError;
 
-/// What the reference calls that part of its arguments which `IgnoreUnknown` is
-/// in: a key that it knows, and that takes no value.
+/// The reference's name for the part of its arguments with `IgnoreUnknown`: a known key that takes
+/// no value.
 const HOLDER: &str = "CommonArgs";
 
-/// The values of `known` keys, in their order; `None` for absent ones. A key
-/// outside `known` is an error unless `IgnoreUnknown` is `1` or `true`.
+/// The values of `known` keys, in their order; `None` for absent ones. Other keys are an error
+/// unless `IgnoreUnknown` is `1` or `true`.
 pub fn parse<const N: usize>(text: &str, known: [&str; N]) -> Result<[Option<String>; N], CniError> {
-    parse_judging(text, known, |_| Ok(()))
+    parse_validating(text, known, |_| Ok(()))
 }
 
-/// The same; `judge` says what is wrong with a value of a known key, and that is
-/// an error even if the key comes again later.
-pub fn parse_judging<const N: usize>(
+/// [`parse`] with validation: `validate` returns the error of a known key's value. It is an error
+/// even if the key comes again later.
+pub fn parse_validating<const N: usize>(
     text: &str,
     known: [&str; N],
-    judge: impl Fn(&str) -> Result<(), String>,
+    validate: impl Fn(&str) -> Result<(), String>,
 ) -> Result<[Option<String>; N], CniError> {
     let mut values = [const { None }; N];
     let (mut unknown, mut ignore_unknown) = (Vec::new(), false);
@@ -38,7 +38,7 @@ pub fn parse_judging<const N: usize>(
                 "ARGS: cannot unmarshal into field '{HOLDER}' - type '*types.{HOLDER}' does not implement encoding.TextUnmarshaler"
             )));
         } else if let Some(at) = known.iter().position(|name| *name == key) {
-            judge(value).map_err(wrong)?;
+            validate(value).map_err(wrong)?;
             values[at] = Some(value.to_owned());
         } else {
             unknown.push(format!("{pair:?}"));
@@ -84,10 +84,10 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_judged_one_after_the_other() {
+    fn pairs_are_validated_one_after_the_other() {
         let msg = |text: &str| {
-            let judge = |value: &str| if value == "no" { Err("a no".to_owned()) } else { Ok(()) };
-            parse_judging(text, ["IP"], judge).map_err(|e| e.msg)
+            let validate = |value: &str| if value == "no" { Err("a no".to_owned()) } else { Ok(()) };
+            parse_validating(text, ["IP"], validate).map_err(|e| e.msg)
         };
         let refused = r#"ARGS: error parsing value of pair "IP=no": a no"#;
         for text in ["IP=no", "IP=no;IP=yes", "IP=no;nonsense", "FOO=x;IP=no"] {

@@ -1,9 +1,8 @@
-//! Reading the configuration the way the reference does: keys match without
-//! regard to case, `null` is absent, unknown keys are tolerated. A value of the
-//! wrong type is an error that names the key and the value; its code is the
-//! reference's, 999.
+//! Reads the configuration as the reference does: keys match case-insensitively, `null` means
+//! absent, unknown keys are accepted. A value of the wrong type is an error that names the key and
+//! the value; its code is the reference's, 999.
 //!
-//! A parser sees only the keys of its [`Keys`], a table that docs/CNI.md is compared with.
+//! A parser sees only the keys of its [`Keys`], a table that a test compares with docs/CNI.md.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -13,11 +12,11 @@ use serde_json::{Map, Value};
 
 use crate::{CniError, Version, code, json};
 
-/// All keys that a parser reads, each as a path: `ipam.ranges[][].subnet`, `[]` is an element of
-/// a list.
+/// All keys that a parser reads, each as a path: `ipam.ranges[][].subnet`; `[]` is an element of a
+/// list.
 pub type Keys = &'static [&'static str];
 
-/// The keys of every configuration, with `prevResult` in its newest shape.
+/// The keys of every configuration, with `prevResult` in its newest form.
 pub const COMMON_KEYS: Keys = &[
     "name",
     "cniVersion",
@@ -48,7 +47,7 @@ pub const COMMON_KEYS: Keys = &[
     "cni.dev/attachments[].ifname",
 ];
 
-/// An object within the configuration; knows where it stands (`ipam.ranges[0]`).
+/// An object in the configuration, with its path (`ipam.ranges[0]`).
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
     /// `None`: `null`, which Go reads as an object without keys.
@@ -59,7 +58,7 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// All of an object. `path` is empty for the whole document.
+    /// All keys of an object. `path` is empty for the whole document.
     pub fn of(value: &'a Value, path: impl Into<String>) -> Result<Self, CniError> {
         let path = path.into();
         match value {
@@ -69,12 +68,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Where `key` of this object stands in the document.
+    /// The path of `key` of this object in the document.
     pub fn path_of(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// The value of `key` unless absent or `null`, or no key that may be read.
+    /// The value of `key`, unless it is absent, `null`, or may not be read.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         if !self.keys.is_none_or(|keys| is_among(keys, &self.path_of(key))) {
             return None;
@@ -83,7 +82,7 @@ impl<'a> Fields<'a> {
         same.map(|(_, value)| value).rfind(|value| !value.is_null())
     }
 
-    /// Whether the key stands there, be it with `null`.
+    /// Whether the key is present, also with `null`.
     pub fn has(&self, key: &str) -> bool {
         self.map.is_some_and(|map| map.keys().any(|written| json::same_key(written, key)))
     }
@@ -92,7 +91,7 @@ impl<'a> Fields<'a> {
         self.typed(key, "a string", |v| v.as_str().map(str::to_owned))
     }
 
-    /// Absent counts as `false`.
+    /// An absent key is `false`.
     pub fn bool(&self, key: &str) -> Result<bool, CniError> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(false))
     }
@@ -103,12 +102,12 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Go's `int`: `1.0` and `1e3` are none.
+    /// Go's `int`, which excludes `1.0` and `1e3`.
     pub fn i64(&self, key: &str) -> Result<Option<i64>, CniError> {
         self.typed(key, "a whole number", Value::as_i64)
     }
 
-    /// An empty string counts as absent; an IPv4 address in IPv6 form is the IPv4 address.
+    /// An empty string means absent; an IPv4 address in IPv6 notation is that IPv4 address.
     pub fn ip(&self, key: &str) -> Result<Option<IpAddr>, CniError> {
         let Some(text) = self.string(key)?.filter(|text| !text.is_empty()) else { return Ok(None) };
         match text.parse::<IpAddr>() {
@@ -117,8 +116,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An address with its prefix length (`10.1.0.2/16`); unlike an address, it
-    /// cannot be empty.
+    /// An address with its prefix length (`10.1.0.2/16`); unlike an address, it may not be empty.
     pub fn cidr(&self, key: &str) -> Result<Option<IpNetwork>, CniError> {
         let Some(text) = self.string(key)? else { return Ok(None) };
         let malformed = || self.malformed(key, format_args!("invalid CIDR address: {text}"));
@@ -129,7 +127,7 @@ impl<'a> Fields<'a> {
         self.get(key).map(|value| self.part(value, self.path_of(key))).transpose()
     }
 
-    /// The elements with their places; absent counts as empty.
+    /// The elements with their paths; an absent list is empty.
     pub fn array(&self, key: &str) -> Result<Vec<(String, &'a Value)>, CniError> {
         match self.get(key) {
             None => Ok(Vec::new()),
@@ -150,7 +148,7 @@ impl<'a> Fields<'a> {
         self.array(key)?.into_iter().map(list).collect()
     }
 
-    /// A `null` among them is an empty string.
+    /// A `null` element is an empty string.
     pub fn strings(&self, key: &str) -> Result<Vec<String>, CniError> {
         let text = |(path, value): (String, &Value)| match value {
             Value::String(text) => Ok(text.clone()),
@@ -174,7 +172,7 @@ impl<'a> Fields<'a> {
         read(value).map(Some).ok_or_else(|| wrong(&self.path_of(key), wanted, value))
     }
 
-    /// The reference's words; where it was found goes into the details.
+    /// The reference's message; the details have the path.
     fn malformed(&self, key: &str, msg: std::fmt::Arguments<'_>) -> CniError {
         CniError::internal(msg).with_details(self.path_of(key))
     }
@@ -197,7 +195,7 @@ fn is_among(keys: Keys, path: &str) -> bool {
     })
 }
 
-/// The elements of an array with their places (`ranges[1]`); `null` has none.
+/// The elements of an array with their paths (`ranges[1]`); `null` has none.
 fn elements<'a>(value: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, CniError> {
     match value {
         Value::Array(items) => {
@@ -220,7 +218,7 @@ fn wrong(path: &str, wanted: &str, found: &Value) -> CniError {
     CniError::internal(format_args!("{what}: expected {wanted}, found {}", shown(found)))
 }
 
-/// Enough of a value to recognise it by.
+/// The beginning of a value, enough to recognize it.
 fn shown(value: &Value) -> String {
     const MOST: usize = 100;
     let text = value.to_string();
@@ -230,11 +228,10 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The part of the configuration that is the same for all plugins, and the
-/// whole of it as it came.
+/// The part of the configuration that all plugins share, and the whole original text.
 #[derive(Clone, Debug)]
 pub struct NetConf {
-    /// Non-empty, starts with a letter or digit, goes on with `_`, `.`, `-` too.
+    /// Not empty; starts with a letter or digit, which may be followed by `_`, `.` and `-` too.
     pub name: String,
     pub cni_version: Version,
     /// As received: delegates get the same bytes.
@@ -243,8 +240,8 @@ pub struct NetConf {
 }
 
 impl NetConf {
-    /// Parses and checks what the protocol itself needs. The version comes
-    /// last: it is the only thing wrong with a configuration of a newer one.
+    /// Parses and validates what the protocol itself needs. Checks the version last: in a newer
+    /// configuration, only the version is wrong.
     pub fn parse(stdin: Vec<u8>) -> Result<Self, CniError> {
         let undecodable = |why: &dyn std::fmt::Display| {
             CniError::new(code::DECODING_FAILURE, format_args!("error unmarshall network config: {why}"))
@@ -278,24 +275,23 @@ impl NetConf {
         Ok(Self { name, cni_version, stdin, document })
     }
 
-    /// The whole configuration, of which a parser reads these keys.
+    /// The whole configuration; a parser reads only these keys.
     pub fn fields(&self, keys: Keys) -> Fields<'_> {
         Fields { keys: Some(keys), ..self.all_fields() }
     }
 
-    /// The whole configuration, for who has no table.
+    /// The whole configuration, for callers without a table.
     pub fn all_fields(&self) -> Fields<'_> {
         Fields { map: self.document.as_object(), path: String::new(), keys: None }
     }
 
-    /// `ipam.type`; `None` when there is none, which means layer 2 only.
+    /// `ipam.type`; `None` if it is absent, which means layer 2 only.
     pub fn ipam_type(&self) -> Result<Option<String>, CniError> {
         let Some(ipam) = self.all_fields().object("ipam")? else { return Ok(None) };
         Ok(ipam.string("type")?.filter(|kind| !kind.is_empty()))
     }
 
-    /// The result of the plugins before this one in the chain. It has the shape
-    /// that belongs to the configuration's version.
+    /// The result of the previous plugins in the chain, in the form of the configuration's version.
     pub fn prev_result(&self) -> Result<Option<crate::CniResult>, CniError> {
         let unreadable =
             |e: CniError| CniError { msg: format!("could not parse prevResult: {}", e.msg), ..e };

@@ -1,5 +1,5 @@
-//! Calling another plugin (an IPAM plugin, mostly) by the exec protocol: same
-//! configuration bytes, same environment, another `CNI_COMMAND`.
+//! Calls another plugin (usually an IPAM plugin) by the exec protocol: same configuration bytes,
+//! same environment, different `CNI_COMMAND`.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -22,7 +22,7 @@ pub struct Delegate {
 }
 
 impl Delegate {
-    /// The first directory of the path that has a regular file called `plugin`.
+    /// Finds the first directory of the path with a regular file named `plugin`.
     pub fn find(plugin: &str, path: &[PathBuf]) -> Result<Self, CniError> {
         if plugin.is_empty() {
             return Err(CniError::internal("no plugin name provided"));
@@ -40,29 +40,29 @@ impl Delegate {
         })
     }
 
-    /// Starts the program of an ADD, which can do nothing before it gets its
-    /// configuration, and returns at once.
+    /// Starts the program of an ADD and returns at once. The program can do nothing before it gets
+    /// its configuration.
     pub fn prepare_add(&self) -> Result<PreparedAdd, CniError> {
         let (running, stdin) = self.launch(Command::Add)?;
         Ok(PreparedAdd { running, stdin })
     }
 
-    /// Runs DEL to its end.
+    /// Calls DEL and waits for its end.
     pub fn del(&self, call: &Invocation) -> Result<(), CniError> {
         self.start(Command::Del, call)?.end()
     }
 
-    /// Runs CHECK to its end.
+    /// Calls CHECK and waits for its end.
     pub fn check(&self, call: &Invocation) -> Result<(), CniError> {
         self.start(Command::Check, call)?.end()
     }
 
-    /// Runs STATUS to its end.
+    /// Calls STATUS and waits for its end.
     pub fn status(&self, call: &Invocation) -> Result<(), CniError> {
         self.start(Command::Status, call)?.end()
     }
 
-    /// Runs GC to its end.
+    /// Calls GC and waits for its end.
     pub fn gc(&self, call: &Invocation) -> Result<(), CniError> {
         self.start(Command::Gc, call)?.end()
     }
@@ -72,14 +72,14 @@ impl Delegate {
         running.configure(stdin, call)
     }
 
-    /// And what writes to its stdin.
+    /// Returns the program, and the pipe to its stdin.
     fn launch(&self, command: Command) -> Result<(Running, OwnedFd), CniError> {
         Running::start(&self.binary, command).map_err(|e| failed(&self.binary, "start", &e))
     }
 }
 
-/// An ADD that waits for its configuration: while it does, another processor
-/// wakes up for it. Dropped, it is killed and has done nothing.
+/// An ADD that waits for its configuration, while another CPU wakes up for it. If it is dropped, it
+/// is killed and has done nothing.
 #[derive(Debug)]
 #[must_use]
 pub struct PreparedAdd {
@@ -88,14 +88,14 @@ pub struct PreparedAdd {
 }
 
 impl PreparedAdd {
-    /// Lets it begin, and returns at once, so that the caller can work meanwhile.
+    /// Starts it and returns at once, so that the caller can work meanwhile.
     pub fn start(self, call: &Invocation) -> Result<PendingAdd, CniError> {
         Ok(PendingAdd { running: self.running.configure(self.stdin, call)? })
     }
 }
 
-/// An ADD under way. Dropped without [`PendingAdd::confirm`], it has ended all
-/// the same: its output is closed, and it is waited for.
+/// An ADD in progress. If it is dropped without [`PendingAdd::confirm`], its output is closed and
+/// the drop waits for its end.
 #[derive(Debug)]
 #[must_use]
 pub struct PendingAdd {
@@ -103,9 +103,8 @@ pub struct PendingAdd {
 }
 
 impl PendingAdd {
-    /// The result as soon as it is there; whether the plugin succeeds is known
-    /// only from [`PendingAdd::confirm`]. A failed plugin's error comes back
-    /// unchanged.
+    /// The result as soon as it is written; only [`PendingAdd::confirm`] shows whether the plugin
+    /// succeeds. The error of a failed plugin is returned unchanged.
     pub fn result(&mut self, call: &Invocation) -> Result<CniResult, CniError> {
         self.running.read_until(is_result)?;
         if !is_result(self.running.stdout()) {
@@ -115,18 +114,17 @@ impl PendingAdd {
             CniError::internal(format_args!("failed to unmarshal raw result: {e}"))
                 .with_details(self.running.binary.display())
         })?;
-        // The reference takes "null" as an empty result.
+        // The reference accepts "null" as an empty result.
         let value = if value.is_null() { Value::Object(serde_json::Map::new()) } else { value };
         CniResult::from_json(&value, call.conf.cni_version)
     }
 
-    /// Whether it has ended and said itself, with an error object, that it failed:
-    /// then it has nothing of this call's.
+    /// Whether it has failed with an error object: then it holds nothing for this call.
     pub fn has_refused(&self) -> bool {
         self.running.refused
     }
 
-    /// Waits for the end, which must be a success and add nothing to the result.
+    /// Waits for its end. It must succeed, and add nothing to the result.
     pub fn confirm(mut self) -> Result<(), CniError> {
         let length = self.running.stdout().len();
         self.running.end()?;
@@ -140,7 +138,7 @@ impl PendingAdd {
     }
 }
 
-/// Whether it is a whole document and no error object.
+/// Whether it is a complete document and not an error object.
 fn is_result(stdout: &[u8]) -> bool {
     let document = serde_json::from_slice::<Value>(stdout);
     document.is_ok_and(|value| value.as_object().is_some_and(|object| !object.contains_key("code")))
@@ -149,11 +147,11 @@ fn is_result(stdout: &[u8]) -> bool {
 #[derive(Debug)]
 struct Running {
     program: Program,
-    /// It has no configuration yet, and so has done nothing.
+    /// It has no configuration yet, so it has done nothing.
     waiting: bool,
-    /// stdout and stderr; `None` when the child has been waited for.
+    /// stdout and stderr; `None` after waiting for the child.
     outputs: Option<Pipes<2>>,
-    /// What they were.
+    /// The complete output.
     texts: [Vec<u8>; 2],
     /// It has failed with an error object.
     refused: bool,
@@ -161,7 +159,7 @@ struct Running {
 }
 
 impl Running {
-    /// And what writes to its stdin.
+    /// Returns the process, and the pipe to its stdin.
     fn start(binary: &Path, command: Command) -> io::Result<(Self, OwnedFd)> {
         let path = CString::new(binary.as_os_str().as_bytes())?;
         let (stdin, to_stdin) = pipes::pipe()?;
@@ -174,12 +172,12 @@ impl Running {
         Ok((Self { program, waiting: true, outputs, texts, refused: false, binary }, to_stdin))
     }
 
-    /// Writes the configuration; the plugin begins when it has read all of it.
+    /// Writes the configuration; the plugin begins once it has read all of it.
     fn configure(mut self, stdin: OwnedFd, call: &Invocation) -> Result<Self, CniError> {
         self.waiting = false;
-        // A plugin reads its whole stdin before it writes anything, or nearly: what
-        // fits into the pipe does not wait for it. One that does not read it ends,
-        // and how it ended says more than EPIPE.
+        // A plugin reads its whole stdin before it writes (almost) anything, so a configuration
+        // that fits into the pipe needs no wait. If a plugin ends without reading it, its exit
+        // status says more than EPIPE.
         pipes::make_room(&stdin, call.conf.stdin.len());
         match File::from(stdin).write_all(&call.conf.stdin) {
             Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
@@ -200,12 +198,12 @@ impl Running {
         read.map_err(|e| failed(&self.binary, "read output of", &e))
     }
 
-    /// Waits for the end; what a success wrote to stderr goes to ours.
+    /// Waits for its end. After a success, its stderr is copied to ours.
     fn end(&mut self) -> Result<(), CniError> {
         let Some(mut outputs) = self.outputs.take() else { return Ok(()) };
         let read = outputs.read_until(|_| false);
         self.texts = outputs.texts().clone();
-        // It ends, whether it was read to the end or its pipes are closed now.
+        // It ends: its output was read to the end, or the pipes are closed now.
         drop(outputs);
         let status = self.program.wait().map_err(|e| match e {
             NoStatus::NotStarted(cause) => failed(&self.binary, "start", &cause),
@@ -214,7 +212,7 @@ impl Running {
         read.map_err(|e| failed(&self.binary, "read output of", &e))?;
         let [stdout, stderr] = &self.texts;
         if status.success() {
-            // Information only: a closed stderr is no reason to fail.
+            // Only information: a closed stderr is no failure.
             drop(std::io::stderr().write_all(stderr));
             return Ok(());
         }
@@ -230,12 +228,12 @@ impl Drop for Running {
         if self.waiting {
             self.program.kill();
         }
-        // The program is waited for next, and must not wait for a reader.
+        // Closed before the wait, so that the program does not wait for a reader.
         drop(self.outputs.take());
     }
 }
 
-/// Ours, with another command.
+/// Our own environment with another command.
 fn environment(command: Command) -> Vec<CString> {
     const COMMAND: &str = "CNI_COMMAND";
     let ours = std::env::vars_os().filter(|(name, _)| name != COMMAND);
@@ -245,12 +243,12 @@ fn environment(command: Command) -> Vec<CString> {
         word.into_vec()
     });
     let words = words.chain([format!("{COMMAND}={}", command.as_str()).into_bytes()]);
-    // None of them has a zero inside: they came, and go, as C strings.
+    // None has a zero byte: they are C strings.
     words.filter_map(|word| CString::new(word).ok()).collect()
 }
 
-/// The error object of a plugin that failed; `None` where it wrote a result, or
-/// nothing. An error says why its output is neither.
+/// The error object of a plugin that failed; `None` if it wrote a result or nothing. The `Err`
+/// explains any other output.
 fn error_object(output: &Output) -> Result<Option<CniError>, String> {
     if output.stdout.is_empty() {
         return Ok(None);

@@ -1,7 +1,7 @@
 //! The error object of the CNI protocol, and its codes.
 //!
-//! Convention: `msg` is the reference plugins' wording, since callers match
-//! it; what else helps goes into `details`.
+//! Convention: `msg` is the reference's message, since callers match it. Further help goes into
+//! `details`.
 
 use std::fmt::Display;
 
@@ -17,7 +17,7 @@ pub mod code {
     pub const IO_FAILURE: u32 = 5;
     pub const DECODING_FAILURE: u32 = 6;
     pub const INVALID_NETWORK_CONFIG: u32 = 7;
-    /// The reference's: the plugin's own namespace was given as the container's.
+    /// The reference's code: the plugin's own namespace was given as the container's.
     pub const INVALID_NETNS: u32 = 8;
     pub const TRY_AGAIN_LATER: u32 = 11;
     /// STATUS: the plugin cannot serve ADD.
@@ -26,7 +26,7 @@ pub mod code {
     pub const INTERNAL: u32 = 999;
 }
 
-/// What a plugin prints on stdout when it fails.
+/// The error object that a plugin prints on stdout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{msg}{}{details}", if details.is_empty() { "" } else { "; " })]
 pub struct CniError {
@@ -41,13 +41,13 @@ impl CniError {
         Self { code, msg: msg.to_string(), details: String::new() }
     }
 
-    /// An error without a code of its own (999).
+    /// An error without its own code (999).
     pub fn internal(msg: impl Display) -> Self {
         Self::new(code::INTERNAL, msg)
     }
 
-    /// The same with all causes, outermost first, as the reference prints them:
-    /// refused system calls by [`linux::reason`].
+    /// [`Self::internal`] with all causes, outermost first, in the reference's format; system call
+    /// errors by [`linux::reason`].
     pub fn chain(error: &dyn std::error::Error) -> Self {
         let mut msg = error.to_string();
         let mut cause = error.source();
@@ -61,7 +61,7 @@ impl CniError {
         Self::internal(msg)
     }
 
-    /// A wrong value in the network configuration (7).
+    /// An invalid value in the network configuration (7).
     pub fn config(msg: impl Display) -> Self {
         Self::new(code::INVALID_NETWORK_CONFIG, msg)
     }
@@ -88,8 +88,7 @@ impl CniError {
         Value::Object(object)
     }
 
-    /// Reads the error object that another plugin printed; absent fields are
-    /// zero or empty.
+    /// Reads another plugin's error object; absent fields are zero or empty.
     pub fn from_json(value: &Value) -> Result<Self, CniError> {
         let fields = Fields::of(value, "error")?;
         Ok(Self {

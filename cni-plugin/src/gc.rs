@@ -1,5 +1,5 @@
-//! What GC is told: the attachments that are still in use (CNI specification
-//! 1.1.0, "GC", `cni.dev/valid-attachments`).
+//! The input of GC: the attachments that are still in use (CNI specification 1.1.0, "GC",
+//! `cni.dev/valid-attachments`).
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,12 @@ use crate::conf::COMMON_KEYS;
 use crate::{CniError, NetConf};
 
 const KEY: &str = "cni.dev/valid-attachments";
-/// What libcni before 1.2 called it; it sends both.
+/// The key in libcni before 1.2, which sends both.
 const OLD_KEY: &str = "cni.dev/attachments";
 const MISSING: &str = "missing; GC removes nothing: pass the attachments in use as a list of \
                        {\"containerID\", \"ifname\"}, [] if there are none";
 
-/// The attachments of one network that GC must not touch. Everything else of
-/// that network is stale.
+/// The attachments of one network that are in use. GC treats all others of that network as stale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ValidAttachments {
     /// Container id and interface name.
@@ -21,13 +20,12 @@ pub struct ValidAttachments {
 }
 
 impl ValidAttachments {
-    /// A list that is present and null is empty: libcni sends a nil slice so, when
-    /// nothing is in use. An error without a list: that says nothing about what
-    /// is in use (`cnitool gc` sends none).
+    /// A list that is `null` is empty: libcni sends a nil slice if nothing is in use. A missing
+    /// list is an error, since it says nothing about what is in use (`cnitool gc` sends none).
     pub fn read(conf: &NetConf) -> Result<Self, CniError> {
         let fields = conf.fields(COMMON_KEYS);
         let keys = [KEY, OLD_KEY];
-        // A list says more than a null under the other name.
+        // A list under one key takes precedence over a `null` under the other.
         let listed = keys.into_iter().find(|key| fields.get(key).is_some());
         let key = listed.or_else(|| keys.into_iter().find(|key| fields.has(key)));
         let key = key.ok_or_else(|| CniError::config(format_args!("{KEY}: {MISSING}")))?;

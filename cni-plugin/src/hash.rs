@@ -1,4 +1,4 @@
-//! The digest that the reference names chains and comments by.
+//! The digest in the reference's names of chains and comments.
 
 use sha2::{Digest, Sha512};
 

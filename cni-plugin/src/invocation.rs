@@ -1,11 +1,10 @@
-//! One call of a plugin: the environment variables of the protocol, checked,
-//! and the configuration.
+//! One call of a plugin: the protocol's environment variables, validated, and the configuration.
 
 use std::path::PathBuf;
 
 use crate::{CniError, NetConf, code};
 
-/// What the plugin is asked to do.
+/// The CNI command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     Add,
@@ -30,13 +29,13 @@ impl Command {
 
     const ALL: [Self; 6] = [Self::Add, Self::Check, Self::Del, Self::Gc, Self::Status, Self::Version];
 
-    /// Whether the attachment's variables (container id, interface name) count.
+    /// Whether it uses the attachment's variables (container id, interface name).
     fn is_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Check | Self::Del)
     }
 }
 
-/// The variables of the protocol; an unset one is empty, as in the reference.
+/// The protocol's variables; an unset one is empty, as in the reference.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(Vec<(&'static str, String)>);
 
@@ -63,13 +62,13 @@ impl Environment {
         self.0.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
-    /// Whether the program was called by a person rather than by a runtime.
+    /// Whether a user called the program instead of a runtime.
     pub(crate) fn has_no_command(&self) -> bool {
         self.get("CNI_COMMAND").is_empty()
     }
 
-    /// Checks the variables that the command needs. Values are judged before
-    /// absences are counted, as in the reference.
+    /// Validates the variables that the command needs. As in the reference, invalid values are
+    /// reported before missing ones.
     pub(crate) fn check(&self) -> Result<Attachment, CniError> {
         let asked = self.get("CNI_COMMAND");
         let command = Command::ALL.into_iter().find(|command| command.as_str() == asked);
@@ -82,7 +81,7 @@ impl Environment {
                 (true, value) if name == "CNI_CONTAINERID" => check_container_id(value)?,
                 (true, value) if name == "CNI_IFNAME" => {
                     check_interface_name(value)?;
-                    // DEL is still to remove what others made in its name.
+                    // DEL must still remove what other versions made under this name.
                     if command == Some(Command::Add) {
                         check_template(value)?;
                     }
@@ -122,7 +121,7 @@ fn split_path(path: &str) -> Vec<PathBuf> {
     path.split(':').filter(|dir| !dir.is_empty()).map(PathBuf::from).collect()
 }
 
-/// The variables after the check.
+/// The validated variables.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachment {
     pub(crate) command: Command,
@@ -134,20 +133,20 @@ pub(crate) struct Attachment {
     pub(crate) own_netns_allowed: bool,
 }
 
-/// One call, checked: what a verb's function gets.
+/// One validated call: the argument of a verb's function.
 #[derive(Clone, Debug)]
 pub struct Invocation {
     pub command: Command,
     /// For ADD, CHECK and DEL: non-empty, safe as a file name.
     pub container_id: String,
-    /// `CNI_NETNS` as passed. Set for ADD and CHECK; `None` is legal for DEL:
-    /// the namespace may be gone.
+    /// `CNI_NETNS` as passed. Set for ADD and CHECK. `None` is legal for DEL, since the namespace
+    /// may be gone.
     pub netns: Option<PathBuf>,
     /// For ADD, CHECK and DEL: a valid interface name.
     pub ifname: String,
     /// `CNI_ARGS`; see [`crate::args::parse`].
     pub args: String,
-    /// `CNI_PATH`: where delegates are looked for.
+    /// `CNI_PATH`: the directories of delegates.
     pub path: Vec<PathBuf>,
     pub conf: NetConf,
 }
@@ -189,8 +188,8 @@ fn check_interface_name(name: &str) -> Result<(), CniError> {
     }
 }
 
-/// Of `eth%d` the kernel makes `eth0`, `eth1` and so on, whichever is free, so
-/// that nobody would find it again; any other `%` it refuses (`dev_alloc_name`).
+/// The kernel turns `eth%d` into the first free of `eth0`, `eth1` and so on, so later calls could
+/// not find it. It refuses any other `%` (`dev_alloc_name`).
 fn check_template(name: &str) -> Result<(), CniError> {
     if name.contains('%') {
         return Err(invalid("interface name contains %").with_details(format_args!(
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_judged_before_absences() {
+    fn invalid_values_are_reported_before_missing_ones() {
         let msg = |id: &str, ifname: &str| {
             let pairs = [("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", id), ("CNI_IFNAME", ifname)];
             let err = check(&pairs).unwrap_err();

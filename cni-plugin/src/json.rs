@@ -1,10 +1,8 @@
-//! JSON text as the reference reads it (Go's `encoding/json` into structures):
-//! bytes that are no UTF-8 become U+FFFD, and of two keys that differ in case
-//! only, the later one counts, except that `null` takes nothing back and two
-//! objects become one.
+//! Reads JSON text as the reference does (Go's `encoding/json` into structures): invalid UTF-8
+//! becomes U+FFFD. Of two keys that differ only in case, the later one is used, except that `null`
+//! does not reset a value and two objects are merged.
 //!
-//! What is narrower than Go: nesting to 127 levels, numbers within a double, no
-//! unpaired surrogates.
+//! Stricter than Go: nesting to 127 levels, numbers within a double, no unpaired surrogates.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,14 +10,14 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The one value that `text` holds.
+/// The only value in `text`.
 pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
     let text = String::from_utf8_lossy(text);
     serde_json::from_str::<Folded>(&text).map(|folded| folded.0)
 }
 
-/// Whether Go takes `written` for the key `wanted`, which is ASCII: the letters
-/// K and S have a third form each, the Kelvin sign and the long s.
+/// Whether Go accepts `written` as the key `wanted`, which is ASCII: K and S each have a third
+/// form, the Kelvin sign and the long s.
 pub(crate) fn same_key(written: &str, wanted: &str) -> bool {
     written.chars().map(fold).eq(wanted.chars().map(fold))
 }
@@ -66,7 +64,7 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        // "-0" comes as a double, and is a whole number.
+        // "-0" is parsed as a double, but is an integer.
         let whole = value == 0.0 && value.is_sign_negative();
         Ok(if whole { 0.into() } else { Number::from_f64(value).map_or(Value::Null, Value::Number) })
     }

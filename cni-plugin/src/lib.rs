@@ -1,10 +1,8 @@
-//! The CNI contract that every plugin executable shares: the invocation
-//! (environment and configuration), the verbs, result versions, errors, and
-//! delegation to other plugins by exec.
+//! The parts of CNI that every plugin executable shares: the invocation (environment and
+//! configuration), the verbs, result versions, errors, and delegation to other plugins by exec.
 //!
-//! Invariant: nothing here touches the kernel's network; a plugin is a
-//! [`Plugin`] value with one function per verb, and [`run`] does the protocol:
-//!
+//! Invariant: this crate does not touch the kernel's network. A plugin is a [`Plugin`] value with
+//! one function for each verb, and [`run`] implements the protocol:
 //! ```no_run
 //! fn main() -> std::process::ExitCode {
 //!     cni_plugin::run(&cni_plugin::Plugin {

@@ -1,8 +1,8 @@
-//! The result of ADD in the shapes of all versions of the specification.
+//! The result of ADD in the forms of all versions of the specification.
 //!
-//! Invariant: one type inside, that of 1.1.0; a version only matters where JSON
-//! is read or written. What an older shape cannot say is left out (0.2.0 has
-//! one address per family and no interfaces).
+//! Invariant: there is one type, that of 1.1.0; the version matters only when JSON is read or
+//! written. Fields that an older form lacks are omitted (0.2.0 has one address for each family and
+//! no interfaces).
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use crate::conf::Fields;
 use crate::{CniError, Version};
 
-/// What ADD gives back.
+/// The result of ADD.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CniResult {
     pub interfaces: Vec<Interface>,
@@ -68,7 +68,7 @@ pub struct Dns {
     pub options: Vec<String>,
 }
 
-/// The three shapes a result has had.
+/// The three forms that results have had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// 0.1.0, 0.2.0: one address per family.
@@ -88,7 +88,7 @@ impl Shape {
         }
     }
 
-    /// The texts in `cniVersion` that say it, as the reference lists them.
+    /// The `cniVersion` texts of this form, in the reference's order.
     fn versions(self) -> Vec<&'static str> {
         let unversioned = (self == Self::PerFamily).then_some("");
         let of_shape = Version::ALL.into_iter().filter(|version| Self::of(*version) == self);
@@ -97,8 +97,8 @@ impl Shape {
 }
 
 impl CniResult {
-    /// The shape of `version`, keys in the reference's order. Fails when an old
-    /// shape needs an address and there is none.
+    /// The JSON for `version`, with keys in the reference's order. Fails if an old form needs an
+    /// address and there is none.
     pub fn to_json(&self, version: Version) -> Result<Value, CniError> {
         match Shape::of(version) {
             Shape::PerFamily => self.per_family(version),
@@ -107,7 +107,7 @@ impl CniResult {
         }
     }
 
-    /// The error that [`CniResult::to_json`] would give.
+    /// Returns the error of [`CniResult::to_json`], if any.
     pub fn ensure_fits(&self, version: Version) -> Result<(), CniError> {
         match Shape::of(version) {
             Shape::PerFamily => self.per_family(version).map(drop),
@@ -115,13 +115,13 @@ impl CniResult {
         }
     }
 
-    /// Reads a result in the shape that its `cniVersion` says; a result without
-    /// one has the version of the configuration, `asked`.
+    /// Reads a result in the form of its `cniVersion`, or of the configuration's version `asked` if
+    /// it has none.
     pub fn from_json(value: &Value, asked: Version) -> Result<Self, CniError> {
         Self::from_fields(&Fields::of(value, "result")?, asked)
     }
 
-    /// The same of a `prevResult`, which has to have the shape of `asked`.
+    /// [`Self::from_json`] for a `prevResult`, which must have the form of `asked`.
     pub(crate) fn from_prev_result(fields: &Fields<'_>, asked: Version) -> Result<Self, CniError> {
         let shape = Shape::of(asked);
         let known = shape.versions();
@@ -243,7 +243,7 @@ impl IpConfig {
 }
 
 impl Route {
-    /// A route with nothing but its two ends.
+    /// A route with only its destination and gateway.
     pub fn new(dst: IpNetwork, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: 0, adv_mss: 0, priority: 0, table: None, scope: None }
     }
@@ -347,7 +347,7 @@ fn required(fields: &Fields<'_>, key: &str) -> Result<IpNetwork, CniError> {
     fields.cidr(key)?.ok_or_else(|| CniError::internal(format_args!("{}: missing", fields.path_of(key))))
 }
 
-/// Go's `omitempty`, for each sort of value.
+/// Go's `omitempty`, for each type of value.
 fn insert_text(object: &mut Map<String, Value>, key: &str, text: &str) {
     if !text.is_empty() {
         object.insert(key.into(), text.into());

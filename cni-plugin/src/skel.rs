@@ -1,5 +1,5 @@
-//! From the process's environment and stdin to the verb's function and back to
-//! stdout: the only place that reads one and writes the other.
+//! Runs a verb's function with the process's environment and stdin, and writes to stdout: the only
+//! module that uses these streams.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -16,8 +16,7 @@ use crate::{CniError, CniResult, Command, Environment, Invocation, NetConf, Vers
 /// A verb that prints nothing on success.
 pub type Verb = fn(&Invocation) -> Result<(), CniError>;
 
-/// A plugin: its verbs. A verb without function succeeds silently, as in the
-/// reference.
+/// A plugin and its verbs. A verb without a function succeeds silently, as in the reference.
 #[derive(Debug)]
 pub struct Plugin {
     pub name: &'static str,
@@ -29,10 +28,9 @@ pub struct Plugin {
     pub gc: Option<Verb>,
 }
 
-/// Serves the one call that this process was started for. Success is exit code
-/// 0, with the result of ADD on stdout; failure is exit code 1 with the error
-/// object on stdout. An ADD whose result nobody can read is undone by the
-/// plugin's own DEL.
+/// Serves the single call of this process. A success exits with 0, with ADD's result on stdout. A
+/// failure exits with 1, with the error object on stdout. If ADD's result cannot be written, the
+/// plugin's own DEL undoes the ADD.
 pub fn run(plugin: &Plugin) -> ExitCode {
     let environment = Environment::from_process();
     if environment.has_no_command() {
@@ -46,17 +44,17 @@ pub fn run(plugin: &Plugin) -> ExitCode {
     let Err(e) = write_stdout(&text) else { return exit };
     warn(plugin.name, format_args!("write stdout: {}", linux::reason(&e)));
     if let Some(Err(e)) = added.map(|call| (plugin.del)(&call)) {
-        warn(plugin.name, format_args!("DEL of what the lost result described: {}", e.msg));
+        warn(plugin.name, format_args!("undo the ADD whose result was lost: {}", e.msg));
     }
     ExitCode::FAILURE
 }
 
-/// Where the kernel did not permit something to a process that is not root: that.
+/// Adds a hint if the kernel refused something and the process is not root.
 fn with_user(error: CniError) -> CniError {
     let ends = ["operation not permitted", "permission denied"];
     let is_refused = ends.iter().any(|end| error.msg.ends_with(end));
     match linux::credentials::effective_user() {
-        // A delegate has said it.
+        // The delegate has added it already.
         user if user == 0 || !is_refused || error.details.contains(MUST_BE_ROOT) => error,
         user => error.with_details(format_args!("{MUST_BE_ROOT}: this process is user {user}'s")),
     }
@@ -64,10 +62,10 @@ fn with_user(error: CniError) -> CniError {
 
 const MUST_BE_ROOT: &str = "CNI plugins must be started by root";
 
-/// What a call that succeeded says.
+/// The output of a successful call.
 struct Answer {
     text: String,
-    /// The ADD that stays to be undone unless the text reaches its reader.
+    /// The ADD to undo if its output cannot be written.
     added: Option<Invocation>,
 }
 
@@ -100,7 +98,7 @@ fn add(plugin: &Plugin, call: Invocation) -> Result<Answer, CniError> {
     let result = (plugin.add)(&call)?;
     match result.to_json(call.conf.cni_version) {
         Ok(result) => Ok(Answer { text: pretty(&result), added: Some(call) }),
-        // What the asked version cannot express has been made all the same.
+        // The requested version cannot express the result, but the attachment was made.
         Err(cause) => Err(match (plugin.del)(&call) {
             Ok(()) => cause,
             Err(undo) => cause.with_details(format_args!("not rolled back: {}", undo.msg)),
@@ -113,7 +111,7 @@ fn silent(verb: Option<Verb>, call: &Invocation) -> Result<Answer, CniError> {
 }
 
 fn read(mut stdin: impl Read) -> Result<Vec<u8>, CniError> {
-    // Most configurations come by one read(2).
+    // Most configurations are read by one read(2).
     let mut bytes = Vec::with_capacity(8 * 1024);
     stdin.read_to_end(&mut bytes).map_err(|e| {
         let reason = linux::reason(&e);
@@ -122,7 +120,7 @@ fn read(mut stdin: impl Read) -> Result<Vec<u8>, CniError> {
     Ok(bytes)
 }
 
-/// CHECK came with 0.4.0, GC and STATUS with 1.1.0.
+/// CHECK exists since 0.4.0, GC and STATUS since 1.1.0.
 fn check_version(command: Command, asked: Version) -> Result<(), CniError> {
     let since = match command {
         Command::Check => Version::V0_4_0,
@@ -136,14 +134,14 @@ fn check_version(command: Command, asked: Version) -> Result<(), CniError> {
     Err(CniError::new(code::INCOMPATIBLE_CNI_VERSION, msg))
 }
 
-/// The host's own namespace as the container's is a mistake of the caller, and
-/// is refused before anything is done to it. (The reference notices after.)
+/// Refuses the host's own namespace as the container's, before anything is changed. (The reference
+/// notices it only afterwards.)
 fn check_netns(attachment: &Attachment) -> Result<(), CniError> {
     let concerned = matches!(attachment.command, Command::Add | Command::Del);
     if !concerned || attachment.own_netns_allowed || attachment.netns.is_empty() {
         return Ok(());
     }
-    // A path that cannot be looked at is for the plugin to judge: gone is fine for DEL.
+    // The plugin handles a path that cannot be read: for DEL, a missing one is fine.
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
     let theirs = identity(Path::new(&attachment.netns));
     if theirs.is_some() && theirs == identity(Path::new("/proc/thread-self/ns/net")) {
@@ -155,16 +153,16 @@ fn check_netns(attachment: &Attachment) -> Result<(), CniError> {
     Ok(())
 }
 
-/// One compact line, whatever version was asked with, as the reference.
+/// One compact line for any requested version, as in the reference.
 fn version_info() -> String {
     let supported: Vec<Value> = Version::ALL.iter().map(|version| version.as_str().into()).collect();
     let info = serde_json::json!({ "cniVersion": Version::LATEST.as_str(), "supportedVersions": supported });
     format!("{info}\n")
 }
 
-/// Indented by four spaces, without a final newline, as the reference.
+/// Indented by four spaces, without a final newline, as in the reference.
 fn pretty(value: &Value) -> String {
-    // Its text breaks lines between values only, and indents them by two.
+    // serde's text has line breaks only between values, and indents by two spaces.
     let narrow = format!("{value:#}");
     let mut text = String::with_capacity(2 * narrow.len());
     for line in narrow.split_inclusive('\n') {
@@ -175,7 +173,7 @@ fn pretty(value: &Value) -> String {
     text
 }
 
-/// By one write(2): a reader never sees half a document because of a kill.
+/// With one write(2): after a kill, a reader never sees half a document.
 fn write_stdout(text: &str) -> std::io::Result<()> {
     if text.is_empty() {
         return Ok(());
@@ -183,9 +181,9 @@ fn write_stdout(text: &str) -> std::io::Result<()> {
     File::from(std::io::stdout().as_fd().try_clone_to_owned()?).write_all(text.as_bytes())
 }
 
-/// Says on stderr what did not make the call fail. stdout is the protocol's.
+/// Writes a non-fatal problem to stderr, since stdout belongs to the protocol.
 pub fn warn(plugin: &str, what: impl std::fmt::Display) {
-    // A closed stderr is no reason to fail.
+    // A closed stderr is no failure.
     drop(writeln!(std::io::stderr(), "{plugin}: {what}"));
 }
 

@@ -15,13 +15,13 @@ pub enum Version {
 }
 
 impl Version {
-    /// Every version; [`crate::CniResult`] has a shape for each.
+    /// Every version, each with a form of [`crate::CniResult`].
     pub const ALL: [Self; 7] =
         [Self::V0_1_0, Self::V0_2_0, Self::V0_3_0, Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
 
     pub const LATEST: Self = Self::V1_1_0;
 
-    /// The version written exactly so; the specification knows no ranges.
+    /// Parses a version's exact text; the specification has no ranges.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }

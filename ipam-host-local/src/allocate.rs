@@ -1,4 +1,4 @@
-//! One address out of each range set, or none at all.
+//! Allocates one address of each range set, or none.
 
 use std::net::IpAddr;
 
@@ -9,9 +9,8 @@ use crate::files::Place;
 use crate::range::Segment;
 use crate::{Error, LockedStore, Owner, Range, RangeSet};
 
-/// Reserves for `owner` one address of each of `sets`, the `requested` ones
-/// where they fit. A failure gives back what this call had reserved, and only
-/// that.
+/// Reserves one address of each of `sets` for `owner`, and the `requested` ones where they fit. A
+/// failure releases the addresses that this call has reserved, and no others.
 pub fn allocate(
     store: &mut LockedStore<'_>,
     sets: &[RangeSet],
@@ -71,7 +70,7 @@ fn reserve_next(
     index: usize,
     owner: &Owner,
 ) -> Result<IpAddr, Error> {
-    // The first in the order of the files' names, as the reference comes across it.
+    // The first by file name, as in the reference.
     let held = store.held_by(owner)?;
     if let Some(ip) = held.all().filter(|ip| set.contains(*ip)).min_by_key(IpAddr::to_string) {
         return Err(Error::Duplicate { ip, container_id: owner.container_id.clone() });
@@ -81,7 +80,7 @@ fn reserve_next(
     reserve(store, &round, &mut place, owner)?.ok_or_else(|| Error::Exhausted { set: set.clone() })
 }
 
-/// The first free one, if need be of those that a reboot left behind.
+/// Reserves the first free address; if there is none, one that is left from before a reboot.
 fn reserve(
     store: &mut LockedStore<'_>,
     segments: &[Segment<'_>],
@@ -93,7 +92,7 @@ fn reserve(
         reserved = store.reserve_first(segments, place, owner)?;
     }
     match (reserved, store.unread()) {
-        // Full for want of what could not be read: that is to be said.
+        // The set is full, but one lease could not be read: that is the error to report.
         (None, Some(unread)) => Err(unread),
         _ => Ok(reserved),
     }

@@ -1,4 +1,4 @@
-//! The `ipam` section and everything else that says which addresses are wanted.
+//! The `ipam` section, and all other sources of requested addresses.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::{Error, RangeSet};
 
 const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
 
-/// What the plugin reads beside those of every configuration.
+/// The keys that the plugin reads, besides the common ones.
 pub const KEYS: Keys = &[
     "ipam.ranges[][].subnet",
     "ipam.ranges[][].rangeStart",
@@ -38,13 +38,13 @@ pub const KEYS: Keys = &[
     "runtimeConfig.ipRanges[][].gateway",
 ];
 
-/// The checked configuration.
+/// The validated configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// At least one; no two overlap.
     pub ranges: Vec<RangeSet>,
-    /// Addresses asked for, without duplicates: `CNI_ARGS`, then `args.cni.ips`,
-    /// then `runtimeConfig.ips`.
+    /// Requested addresses without duplicates: from `CNI_ARGS`, `args.cni.ips` and
+    /// `runtimeConfig.ips`, in this order.
     pub requested: Vec<IpAddr>,
     /// Leases are in `<data_dir>/<network name>`.
     pub data_dir: PathBuf,
@@ -56,7 +56,7 @@ impl Config {
         let document = conf.fields(KEYS);
         let ipam = document.object("ipam")?.ok_or(Error::NoIpam)?;
         let runtime = document.object("runtimeConfig")?;
-        let [from_args] = cni_plugin::args::parse_judging(args, ["IP"], judge_ip)?;
+        let [from_args] = cni_plugin::args::parse_validating(args, ["IP"], validate_ip)?;
 
         let path = |key| -> Result<Option<PathBuf>, CniError> {
             Ok(ipam.string(key)?.filter(|text| !text.is_empty()).map(PathBuf::from))
@@ -70,14 +70,14 @@ impl Config {
     }
 }
 
-/// `ipam.routes`, which only ADD needs: a wrong one keeps no lease from its release.
+/// `ipam.routes`. Only ADD reads it, so an invalid one does not prevent the release of a lease.
 pub fn routes(conf: &NetConf) -> Result<Vec<Route>, CniError> {
     let ipam = conf.fields(KEYS).object("ipam")?.ok_or(Error::NoIpam)?;
     ipam.objects("routes")?.iter().map(Route::read).collect()
 }
 
-/// In the order that gives `last_reserved_ip.N` its number: the runtime's
-/// ranges, the single range of the old style, the list.
+/// In the order that defines the number in `last_reserved_ip.N`: the runtime's ranges, the single
+/// range of the old form, the list.
 fn range_sets(
     ipam: &Fields<'_>,
     runtime: Option<&Fields<'_>>,
@@ -152,13 +152,13 @@ fn requested(
     Ok(unique)
 }
 
-/// The `IP` of `CNI_ARGS`; an empty one asks for nothing.
-fn judge_ip(text: &str) -> Result<(), String> {
+/// Validates `IP` in `CNI_ARGS`; an empty one requests nothing.
+fn validate_ip(text: &str) -> Result<(), String> {
     let is_right = text.is_empty() || parse_ip(text).is_some();
     if is_right { Ok(()) } else { Err(format!("invalid IP address {text}")) }
 }
 
-/// An address, with or without a prefix length (which is not looked at).
+/// An address, with or without a prefix length (which is ignored).
 fn parse_ip(text: &str) -> Option<IpAddr> {
     let ip = text.parse().ok().or_else(|| parse_cidr(text).map(|network| network.ip()));
     ip.map(|ip: IpAddr| ip.to_canonical())

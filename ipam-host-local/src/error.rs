@@ -1,4 +1,4 @@
-//! What can go wrong, in the reference's words; all of but STATUS's own answer has its code 999.
+//! The errors, with the reference's messages. All have its code 999, except that of STATUS.
 
 use std::io;
 use std::net::IpAddr;
@@ -54,14 +54,14 @@ pub enum Error {
     Disk {
         op: &'static str,
         path: PathBuf,
-        /// Shown in the message, in words that callers of the reference know.
+        /// Shown in the message, with text that callers of the reference match.
         cause: io::Error,
     },
     #[error("{cause}; and undoing it: {}", separated(rollback, "; "))]
     Rollback { cause: Box<Error>, rollback: Vec<Error> },
 }
 
-/// Why a range set makes no sense.
+/// Why a range set is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     #[error("empty range set")]

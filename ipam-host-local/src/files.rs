@@ -1,6 +1,6 @@
-//! The lease files of one network, in the reference's format: one file per
-//! address (`lease`), beside them `lock` and `last_reserved_ip.<number of the
-//! range set>`. This is the truth; the index only knows the way to it.
+//! The lease files of one network, in the reference's format: one file for each address (`lease`),
+//! and beside them `lock` and `last_reserved_ip.<number of the range set>`. The files are
+//! authoritative; the index only speeds up lookups.
 //!
 //! Invariant: a lease appears with its whole content or not at all.
 
@@ -22,11 +22,11 @@ use crate::Error;
 use crate::index::format::{Stamp, life};
 use crate::lease::{self, Holder};
 
-/// Bytes. Container ids have 64 characters, an interface's name has up to 15.
+/// In bytes. Container ids have 64 characters, and interface names up to 15.
 const USUAL_LEASE: usize = 1024;
 
-/// Bytes. A container id comes as an environment variable, and Linux passes
-/// none longer than this (execve(2), `MAX_ARG_STRLEN`).
+/// In bytes. A container id is passed in an environment variable, whose length Linux limits to this
+/// (execve(2), `MAX_ARG_STRLEN`).
 const LONGEST_LEASE: u64 = 128 * 1024;
 
 /// The network's directory.
@@ -34,9 +34,9 @@ const LONGEST_LEASE: u64 = 128 * 1024;
 pub(crate) struct LeaseFiles {
     path: PathBuf,
     dir: File,
-    /// For the half-made lease, where the file system has no nameless files.
+    /// For an incomplete lease, if the file system has no unnamed files.
     scratch: PathBuf,
-    /// A lease that could not be read, and why: its address counts as taken.
+    /// A lease that could not be read, and the error: its address counts as taken.
     unread: RefCell<Option<(PathBuf, i32)>>,
 }
 
@@ -44,11 +44,11 @@ pub(crate) struct LeaseFiles {
 #[derive(Debug)]
 pub(crate) struct Place {
     name: String,
-    /// `None`: not there yet.
+    /// `None` if it does not exist yet.
     file: Option<File>,
     /// Bytes.
     length: usize,
-    /// The address that was given last, if that is known.
+    /// The address that was reserved last, if known.
     last: Option<IpAddr>,
 }
 
@@ -71,8 +71,8 @@ pub(crate) struct Found {
 }
 
 impl LeaseFiles {
-    /// `path`, made when missing. `scratch` is a directory on the same file
-    /// system that need not exist.
+    /// Opens `path`, and creates it if it is missing. `scratch` is a directory on the same file
+    /// system, which need not exist.
     pub(crate) fn create(path: PathBuf, scratch: PathBuf) -> Result<Self, Error> {
         if let Ok(dir) = open_dir(&path) {
             return Ok(Self::of(path, dir, scratch));
@@ -86,7 +86,7 @@ impl LeaseFiles {
         Ok(Self::of(path, dir, scratch))
     }
 
-    /// `None`: there is no such directory.
+    /// `None` if the directory does not exist.
     pub(crate) fn open(path: PathBuf, scratch: PathBuf) -> Result<Option<Self>, Error> {
         match open_dir(&path) {
             Ok(dir) => Ok(Some(Self::of(path, dir, scratch))),
@@ -99,25 +99,25 @@ impl LeaseFiles {
         Self { path, dir, scratch, unread: RefCell::default() }
     }
 
-    /// Why a lease was passed over, if one was.
+    /// The error of a lease that was skipped, if any.
     pub(crate) fn unread(&self) -> Option<Error> {
         let unread = self.unread.borrow();
         unread.as_ref().map(|(path, code)| Error::disk("read", path, io::Error::from_raw_os_error(*code)))
     }
 
-    /// Waits for the lock that the reference takes, too (flock(2)); it is held
-    /// until the file is closed.
+    /// Waits for the lock, which the reference uses too (flock(2)). It is held until the file is
+    /// closed.
     pub(crate) fn lock(&self) -> Result<File, Error> {
         let failed = |op| move |e: io::Error| Error::disk(op, &self.path.join("lock"), e);
         loop {
-            // As the reference opens it: for reading, mode 0750.
+            // With the reference's flags and mode: for reading, 0750.
             let file =
                 self.open_file("lock", OFlag::O_RDONLY | OFlag::O_CREAT, 0o750).map_err(failed("open"))?;
             match file.lock() {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 outcome => outcome.map_err(failed("lock"))?,
             }
-            // A lock file that was removed while we waited keeps nobody out.
+            // A lock file that was removed meanwhile excludes no other process.
             if file.metadata().map_err(failed("stat"))?.nlink() > 0 {
                 return Ok(file);
             }
@@ -137,7 +137,7 @@ impl LeaseFiles {
             let Some((ip, name)) = name.to_str().and_then(|name| Some((lease::address(name)?, name))) else {
                 continue;
             };
-            // Removed by hand meanwhile, perhaps.
+            // May have been removed by hand meanwhile.
             if let Some(found) = self.read_named(name)? {
                 visit(ip, found);
             }
@@ -145,13 +145,13 @@ impl LeaseFiles {
         Ok(())
     }
 
-    /// Gives the lease its name. `None` when the address is taken; otherwise
-    /// the file's life.
+    /// Gives the lease its name. `None` if the address is taken; otherwise the identity of the
+    /// file.
     pub(crate) fn publish(&self, lease: &NewLease, ip: IpAddr) -> Result<Option<u64>, Error> {
         let name = ip.to_string();
         let linked = match lease.link(&self.dir, &name) {
             Err(Errno::EEXIST) => match self.read_named(&name)? {
-                Some(Found { holder: Holder::Nobody, .. }) => {
+                Some(Found { holder: Holder::Empty, .. }) => {
                     self.remove(ip)?;
                     lease.link(&self.dir, &name)
                 }
@@ -160,14 +160,14 @@ impl LeaseFiles {
             other => other,
         };
         match linked {
-            // The lease is made, whatever else fails: 0 is no file's life.
+            // The lease exists, even if this fails: 0 is no file's identity.
             Ok(()) => Ok(Some(lease.metadata().map_or(0, |file| life_of(&file)))),
             Err(Errno::EEXIST) => Ok(None),
             Err(e) => Err(Error::disk("link", &self.path.join(&name), e)),
         }
     }
 
-    /// Removes the lease of `ip`; absence is a success.
+    /// Removes the lease of `ip`; a missing one is a success.
     pub(crate) fn remove(&self, ip: IpAddr) -> Result<(), Error> {
         let name = ip.to_string();
         match unlinkat(&self.dir, name.as_str(), UnlinkatFlags::NoRemoveDir) {
@@ -176,10 +176,10 @@ impl LeaseFiles {
         }
     }
 
-    /// Writes `content` where nobody sees it.
+    /// Writes `content` to a file without a visible name.
     pub(crate) fn new_lease(&self, content: &str) -> Result<NewLease, Error> {
-        // No fsync: after a power failure no container of this lease lives, and
-        // a lease that came back empty counts as free.
+        // No fsync: no container of this lease survives a power failure, and a lease that is empty
+        // afterwards counts as free.
         let nameless = OpenOptions::new()
             .write(true)
             .custom_flags(OFlag::O_TMPFILE.bits())
@@ -188,7 +188,7 @@ impl LeaseFiles {
             .and_then(|mut file| file.write_all(content.as_bytes()).map(|()| file));
         match nameless {
             Ok(file) => Ok(NewLease::Nameless(file)),
-            // EISDIR: a kernel, EOPNOTSUPP: a file system that does not know the flag.
+            // EISDIR: the kernel lacks the flag. EOPNOTSUPP: the file system does.
             Err(e)
                 if matches!(
                     e.raw_os_error().map(Errno::from_raw),
@@ -210,18 +210,18 @@ impl LeaseFiles {
                 _ => {}
             }
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-            // From here on, what fails is cleaned up by Drop.
+            // From here on, Drop removes the file after a failure.
             let lease = NewLease::Named(path.clone());
             file.write_all(content.as_bytes()).map(|()| lease)
         });
         written.map_err(|e| Error::disk("write", &path, e))
     }
 
-    /// What keeps the round robin's place in range set `set`.
+    /// The round-robin position in range set `set`.
     pub(crate) fn place(&self, set: usize) -> Place {
         let name = format!("last_reserved_ip.{set}");
         let mut place = Place { name, file: None, length: 0, last: None };
-        // Whatever is wrong with it only costs the round its place, for now.
+        // A failure only loses the position, for this call.
         let Ok(mut file) = self.open_file(&place.name, OFlag::O_RDWR, 0) else { return place };
         let mut buffer = [0; 64];
         if let Ok(content) = read_some(&mut file, &mut buffer) {
@@ -233,10 +233,9 @@ impl LeaseFiles {
         place
     }
 
-    /// Notes that `ip` was the last one. In place, as the reference does, but
-    /// never emptied first: an address over an address needs no room on a full
-    /// disk. A crash half-way leaves another address, or none: the round goes
-    /// on from elsewhere.
+    /// Records `ip` as the last address. Overwrites in place as the reference does, but without
+    /// truncating first: one address over another needs no space on a full disk. After a crash
+    /// half-way, the file has another address or none, and the next call continues from elsewhere.
     pub(crate) fn note_last(&self, place: &mut Place, ip: IpAddr) -> Result<(), Error> {
         let failed = |e| Error::disk("write", &self.path.join(&place.name), e);
         let text = ip.to_string();
@@ -263,16 +262,15 @@ impl LeaseFiles {
         })
     }
 
-    /// Gives the directory a time of modification that no change of it can give
-    /// it again, and returns how it looks then: different after any change,
-    /// however soon. The kernel's own times do not do that before Linux 6.13:
-    /// they are those of its last tick, up to 10 ms ago, so that two changes in
-    /// a tick look the same. A tick lies never a second back.
+    /// Sets the directory's modification time to a unique value, and returns the directory's stamp:
+    /// it differs after any later change, however soon. Before Linux 6.13, the kernel's own times
+    /// are those of its last tick, up to 10 ms ago, so two changes within a tick look the same. A
+    /// tick is never a second old.
     ///
-    /// `None` where the file system does not keep times to the nanosecond.
+    /// `None` if the file system does not store nanoseconds.
     pub(crate) fn set_stamp(&self) -> Result<Option<Stamp>, Error> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // Odd: what is kept in micro- or milliseconds does not come back like that.
+        // Odd: a file system with micro- or milliseconds does not return this value.
         let time = Duration::new(now.as_secs().saturating_sub(1), now.subsec_nanos() | 1);
         self.dir
             .set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + time))
@@ -297,7 +295,7 @@ impl LeaseFiles {
     }
 
     fn try_read_named(&self, name: &str) -> io::Result<Found> {
-        // Not to wait for a writer, should somebody have put a pipe there.
+        // Non-blocking, in case the name is a FIFO without a writer.
         let mut file = self.open_file(name, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
         let metadata = file.metadata()?;
         let holder = if metadata.is_file() { read_holder(&mut file)? } else { Holder::Other };
@@ -310,8 +308,8 @@ impl LeaseFiles {
     }
 }
 
-/// Whether one file cannot be read, and others can: a bad block, or something put there
-/// by hand. The reference passes over such a file, and its address stays taken.
+/// Whether only this file is unreadable: a bad block, or another file type made by hand. The
+/// reference skips such a file, and its address stays taken.
 fn is_of_the_file(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(
@@ -341,7 +339,7 @@ fn read_holder(file: &mut File) -> io::Result<Holder> {
     Ok(if is_longer { Holder::Other } else { Holder::read(&content) })
 }
 
-/// One read: regular files give all that fits.
+/// One read: a regular file returns everything that fits.
 fn read_some<'b>(file: &mut File, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> {
     loop {
         match file.read(buffer) {
@@ -360,10 +358,10 @@ fn life_of(file: &Metadata) -> u64 {
     life(file.ino(), (file.ctime(), file.ctime_nsec()))
 }
 
-/// A written lease that has no name yet, or only a temporary one.
+/// A complete lease without a name, or with a temporary one.
 #[derive(Debug)]
 pub(crate) enum NewLease {
-    /// `O_TMPFILE`: vanishes with the process unless linked.
+    /// `O_TMPFILE`: disappears with the process unless it is linked.
     Nameless(File),
     /// For file systems without `O_TMPFILE`.
     Named(PathBuf),
@@ -391,7 +389,7 @@ impl NewLease {
 impl Drop for NewLease {
     fn drop(&mut self) {
         if let Self::Named(path) = self {
-            // What stays is replaced by the next lease and read by nobody.
+            // The next lease replaces a file that stays; no reader sees it.
             drop(std::fs::remove_file(path));
         }
     }

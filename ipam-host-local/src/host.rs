@@ -1,4 +1,4 @@
-//! Which boot of which machine this is.
+//! Identifies this boot of this machine.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -10,12 +10,12 @@ use nix::sys::utsname::uname;
 
 use crate::index::format::{boot, machine};
 
-/// What tells.
+/// The ids of the machine and of the boot.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) boot_id: PathBuf,
     pub(crate) machine_id: PathBuf,
-    /// Empty: not known.
+    /// Empty if unknown.
     pub(crate) name: String,
 }
 
@@ -41,15 +41,14 @@ impl Host {
     }
 }
 
-/// More than an id has; empty: it cannot be read.
+/// More bytes than an id has; empty if it cannot be read.
 fn first_bytes(path: &Path) -> String {
     let mut bytes = [0; 64];
     let length = open_regular(path).and_then(|mut file| file.read(&mut bytes)).unwrap_or(0);
     String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
-/// Does not wait for the writer of a FIFO, with which all calls of the network
-/// would wait.
+/// Does not block on a FIFO, which would block all calls of the network.
 fn open_regular(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

@@ -1,13 +1,12 @@
-//! The index: who holds what and which addresses are free, in a few reads at
-//! any number of leases. This file reads and changes its parts in place.
+//! The index: finds holders and free addresses in a few reads, with any number of leases. This file
+//! reads and changes its parts in place.
 //!
-//! It is never the truth. [`Index::describes`] says whether the directory still
-//! looks as it did when the index was sealed; what it names is checked against
-//! the lease files by whoever asks (`store`); and anything odd about it is
-//! [`Unusable`], upon which it is built anew from the lease files.
+//! It is never authoritative. [`Index::describes`] checks that the directory is unchanged since the
+//! index was sealed. The caller (`store`) validates results against the lease files. Any
+//! inconsistency is [`Unusable`]; then the index is built anew from the lease files.
 //!
-//! A process may die between any two writes: the directory changed before the
-//! first of them, so that the index does not describe it any more.
+//! A process may be killed between any two writes. The directory changes before the first of them,
+//! so the index no longer describes it.
 
 pub(crate) mod format;
 
@@ -21,15 +20,15 @@ use format::{
     BLOCK_BYTES, BUCKET_BYTES, BUCKET_ENTRIES, Block, Bucket, Entry, HEADER_BYTES, Header, Origin, Stamp,
 };
 
-/// Entries of a bucket when built: room for as many again, and four times as
-/// many in one of the luckless, before the index is built anew and larger.
+/// Entries in each bucket of a new index: it may double, and single buckets may grow further,
+/// before it must be built anew and larger.
 const ENTRIES_AT_FIRST: u64 = 5;
 const BUCKETS_AT_LEAST: u64 = 8;
 const SLOTS_AT_LEAST: u64 = 16;
-/// How often a build that does not fit is tried with twice the buckets.
+/// How often a build that does not fit is repeated with twice the buckets.
 const BUILDS: u32 = 4;
 
-/// The index cannot be read, is not what it claims to be, or has no room left.
+/// The index is unreadable, invalid or full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unusable;
 
@@ -39,23 +38,23 @@ impl From<io::Error> for Unusable {
     }
 }
 
-/// An index file whose header is right.
+/// An index file with a valid header.
 #[derive(Debug)]
 pub(crate) struct Index {
     file: File,
     header: Header,
 }
 
-/// What an index is built from.
+/// The contents for a new index.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) leases: Vec<Entry>,
-    /// Addresses that are taken by files which name no holder.
+    /// Addresses taken by files that name no holder.
     pub(crate) others: Vec<u128>,
 }
 
 impl Index {
-    /// `None`: there is none, or none to be believed.
+    /// `None` if there is none, or if it is invalid.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
         let mut bytes = [0; HEADER_BYTES];
@@ -64,8 +63,8 @@ impl Index {
         (file.metadata().ok()?.len() == header.file_bytes()).then_some(Self { file, header })
     }
 
-    /// Replaces the index at `path`, making its directory. It describes no
-    /// directory before it is sealed.
+    /// Replaces the index at `path`, and creates its directory. It describes no directory until it
+    /// is sealed.
     pub(crate) fn build(path: &Path, origin: Origin, mut contents: Contents) -> Result<Self, Unusable> {
         let parent = path.parent().ok_or(Unusable)?;
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
@@ -80,25 +79,25 @@ impl Index {
         let mut index = Self { file, header: Header { origin, build: build_number(), ..Header::default() } };
         index.write_all(&mut contents).and_then(|()| Ok(std::fs::rename(&unfinished, path)?)).inspect_err(
             |_| {
-                // Best effort: the next build replaces what is left.
+                // Best effort: the next build replaces a remaining file.
                 drop(std::fs::remove_file(&unfinished));
             },
         )?;
         Ok(index)
     }
 
-    /// Whether the directory is as it was when the index was sealed, in this boot.
+    /// Whether the directory is unchanged since the index was sealed, in this boot.
     pub(crate) fn describes(&self, directory: Stamp, boot: u64) -> bool {
         self.header.stamp == directory && self.header.origin.boot == boot
     }
 
-    /// From here on, the index describes a directory that looks like `directory`.
+    /// From here on, the index describes a directory with the stamp `directory`.
     pub(crate) fn seal(&mut self, directory: Stamp) -> Result<(), Unusable> {
         self.header.stamp = directory;
         self.write_header()
     }
 
-    /// Of the call that built it.
+    /// The origin of the call that built it.
     pub(crate) fn origin(&self) -> Origin {
         self.header.origin
     }
@@ -107,24 +106,23 @@ impl Index {
         self.header.leases
     }
 
-    /// Whether it takes more room than an index of few leases needs.
+    /// Whether it takes more space than an index of few leases needs.
     pub(crate) fn is_large(&self) -> bool {
         self.header.buckets > 8 * BUCKETS_AT_LEAST || self.header.slots > 8 * SLOTS_AT_LEAST
     }
 
-    /// How many leases are known to be of an earlier boot of this machine.
+    /// Number of leases that are known to be from an earlier boot of this machine.
     pub(crate) fn earlier(&self) -> u64 {
         self.header.earlier
     }
 
-    /// What a container holds, whatever the interface. `container` is a [`format::digest`].
+    /// The leases of a container, on any interface. `container` is a [`format::digest`].
     pub(crate) fn entries_of(&self, container: u64) -> Result<Vec<Entry>, Unusable> {
         let bucket = self.bucket(self.header.bucket_of(container))?;
         Ok(bucket.entries.into_iter().filter(|entry| entry.container == container).collect())
     }
 
-    /// The entries whose origin is known, in the order of their addresses, out
-    /// of all buckets that can be believed.
+    /// The entries with a known origin, ordered by address, from all valid buckets.
     pub(crate) fn of_known_origin(&self) -> Vec<Entry> {
         let room = self.header.leases.min(self.header.buckets * BUCKET_ENTRIES as u64);
         let mut known = Vec::with_capacity(usize::try_from(room).unwrap_or_default());
@@ -149,7 +147,7 @@ impl Index {
         Ok(None)
     }
 
-    /// Adds a lease. The directory has it already.
+    /// Adds a lease that the directory has already.
     pub(crate) fn insert(&mut self, entry: Entry) -> Result<(), Unusable> {
         let at = self.header.bucket_of(entry.container);
         let mut bucket = self.bucket(at)?;
@@ -163,8 +161,7 @@ impl Index {
         self.mark(entry.address, true)
     }
 
-    /// Takes out the lease of `address`, which `container` held. The directory
-    /// has it no more.
+    /// Removes the lease of `address`, held by `container`, which the directory no longer has.
     pub(crate) fn remove(&mut self, container: u64, address: u128) -> Result<(), Unusable> {
         let at = self.header.bucket_of(container);
         let mut bucket = self.bucket(at)?;
@@ -176,7 +173,7 @@ impl Index {
         self.mark(address, false)
     }
 
-    /// What an entry adds to [`earlier`](Self::earlier).
+    /// The entry's contribution to [`earlier`](Self::earlier).
     fn earlier_count(&self, entry: &Entry) -> u64 {
         entry.origin.is_past(self.header.origin).into()
     }
@@ -208,7 +205,7 @@ impl Index {
         Ok(self.file.write_all_at(&bytes, self.header.bucket_offset(at))?)
     }
 
-    /// The block and its slot, or the slot where it would be.
+    /// The slot and block, or the slot where the block would be.
     fn find_block(&self, key: u128) -> Result<(u64, Option<Block>), Unusable> {
         let first = self.header.slot_of(key);
         for step in 0..self.header.slots {
@@ -254,11 +251,11 @@ impl Index {
         self.write_header()
     }
 
-    /// `leases` in the order of their buckets.
+    /// `leases` ordered by bucket.
     fn write_parts(&self, mut leases: &[Entry], blocks: &[Block]) -> Result<(), Unusable> {
         let header = &self.header;
         let mut out = BufWriter::with_capacity(1 << 16, &self.file);
-        // The header comes last: without it, there is no index.
+        // The header is written last: without it the index is invalid.
         out.write_all(&[0; HEADER_BYTES])?;
         for at in 0..header.buckets {
             let count = leases.iter().take_while(|entry| header.bucket_of(entry.container) == at).count();
@@ -282,7 +279,7 @@ impl Index {
     }
 }
 
-/// In the order of their addresses.
+/// Ordered by address.
 fn blocks_of(contents: &mut Contents) -> Vec<Block> {
     contents.leases.sort_unstable_by_key(|entry| entry.address);
     contents.others.sort_unstable();

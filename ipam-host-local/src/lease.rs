@@ -1,11 +1,11 @@
-//! What a lease file says. No I/O.
+//! The content of a lease file. No I/O.
 //!
-//! The file's name is the address, its content `<container id>\r\n<ifname>`;
-//! the reference's oldest format has the container id alone.
+//! The file's name is the address, its content `<container id>\r\n<ifname>`. The reference's oldest
+//! format has only the container id.
 
 use std::net::IpAddr;
 
-/// Who holds an address.
+/// The attachment that holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub container_id: String,
@@ -18,27 +18,26 @@ impl Owner {
     }
 }
 
-/// Whom a lease file names.
+/// The holder named in a lease file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     Attachment(Owner),
-    /// The oldest format: whichever interface of this container.
+    /// The oldest format: all interfaces of this container.
     Container(String),
-    /// Nothing was ever written, or the file system lost it in a power failure
-    /// (zeros): under the lock that is what a crash left. The address is free.
+    /// Nothing was written, or a power failure lost the content (zeros): since the lock is held, a
+    /// crash left the file. The address is free.
     ///
-    /// Half a container id, in contrast, looks like the oldest format. It is
-    /// taken as that: GC and the reclaiming after a reboot find it dead.
-    Nobody,
-    /// Something else, by hand perhaps. The address is taken; nobody is asked
-    /// to give it back.
+    /// A truncated container id looks like the oldest format instead. It is treated as that: GC,
+    /// and the reclaiming after a reboot, remove it.
+    Empty,
+    /// Other content, possibly written by hand. The address is taken and never released.
     Other,
 }
 
 impl Holder {
     pub(crate) fn read(content: &[u8]) -> Self {
         if content.iter().all(|byte| *byte == 0) {
-            return Self::Nobody;
+            return Self::Empty;
         }
         let Ok(text) = str::from_utf8(content) else { return Self::Other };
         match text.trim().split_once("\r\n") {
@@ -54,19 +53,19 @@ impl Holder {
         match self {
             Self::Attachment(owner) => Some(&owner.container_id),
             Self::Container(id) => Some(id),
-            Self::Nobody | Self::Other => None,
+            Self::Empty | Self::Other => None,
         }
     }
 }
 
-/// The address that a lease file of this name is for. Only its one spelling
-/// counts: that is the name which a second lease would have to have.
+/// The address of a lease file's name. Only the canonical form counts, since a second lease would
+/// have that name.
 pub(crate) fn address(file_name: &str) -> Option<IpAddr> {
     let ip: IpAddr = file_name.parse().ok()?;
     (ip.to_canonical() == ip && ip.to_string() == file_name).then_some(ip)
 }
 
-/// As the protocol has them (CNI specification, "Parameters").
+/// By the rules of the protocol (CNI specification, "Parameters").
 fn is_container_id(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
@@ -90,8 +89,8 @@ mod tests {
             (b" a-b.c_1\r\neth0\n", Holder::Attachment(attachment.clone())),
             (b"abc\n", Holder::Container("abc".to_owned())),
             (b"abc\r\n", Holder::Container("abc".to_owned())),
-            (b"", Holder::Nobody),
-            (b"\0\0\0", Holder::Nobody),
+            (b"", Holder::Empty),
+            (b"\0\0\0", Holder::Empty),
             (b"\n", Holder::Other),
             (b"kept for the printer", Holder::Other),
             (b"abc\neth0", Holder::Other),
@@ -114,7 +113,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_content(bytes: Vec<u8>) {
             let holder = Holder::read(&bytes);
-            prop_assert_eq!(holder == Holder::Nobody, bytes.iter().all(|byte| *byte == 0));
+            prop_assert_eq!(holder == Holder::Empty, bytes.iter().all(|byte| *byte == 0));
         }
     }
 }

@@ -1,9 +1,8 @@
-//! Addresses from ranges in the configuration; leases as files, one per
-//! address, in the reference host-local's format, so that both can share a
-//! directory.
+//! Allocates addresses from configured ranges. Leases are files, one for each address, in the
+//! format of the reference host-local, so that both can share a directory.
 //!
-//! `config`, `range`, `lease` and `index::format` decide; `files`, `index` and
-//! `store` touch the disk; this file is the verbs.
+//! `config`, `range`, `lease` and `index::format` decide; `files`, `index` and `store` access the
+//! disk; this file has the verbs.
 
 mod allocate;
 mod config;
@@ -30,7 +29,7 @@ pub use store::{Held, LeaseStore, LockedStore};
 
 use lease::Holder;
 
-/// ADD: one address out of each range set.
+/// ADD: one address of each range set.
 pub fn add(call: &Invocation) -> Result<CniResult, CniError> {
     let config = Config::read(&call.conf, &call.args)?;
     let routes = config::routes(&call.conf)?;
@@ -40,21 +39,21 @@ pub fn add(call: &Invocation) -> Result<CniResult, CniError> {
     Ok(CniResult { ips, routes, dns, ..CniResult::default() })
 }
 
-/// DEL: releases what the attachment holds; nothing held is a success.
+/// DEL: releases the attachment's leases; none is a success.
 pub fn del(call: &Invocation) -> Result<(), CniError> {
     let config = Config::read(&call.conf, &call.args)?;
     let Some(store) = LeaseStore::find(&config.data_dir, &call.conf.name)? else { return Ok(()) };
     let mut store = store.lock()?;
-    // The reference goes over the leases once for each range set, and the
-    // second time finds none but those of the oldest format.
+    // The reference goes over the leases once for each range set. The second time, only leases of
+    // the oldest format are left.
     let every_format = config.ranges.len() > 1;
     let released = store.release(&owner(call), every_format, &addresses_before(call));
     store.finish();
     Ok(released.map(drop)?)
 }
 
-/// CHECK: the attachment holds an address, and of those that it was given the
-/// ones that are of these ranges.
+/// CHECK: the attachment must hold an address, and all of its addresses in `prevResult` that are in
+/// these ranges.
 pub fn check(call: &Invocation) -> Result<(), CniError> {
     let config = Config::read(&call.conf, &call.args)?;
     let nothing = || CniError::from(Error::NothingHeld { container_id: call.container_id.clone() });
@@ -93,7 +92,7 @@ pub fn gc(call: &Invocation) -> Result<(), CniError> {
     let removed = store.remove_stale(|holder| match holder {
         Holder::Attachment(owner) => !valid.contains(&owner.container_id, &owner.ifname),
         Holder::Container(id) => !valid.contains_container(id),
-        Holder::Nobody | Holder::Other => false,
+        Holder::Empty | Holder::Other => false,
     });
     store.finish();
     Ok(removed?)
@@ -103,7 +102,7 @@ fn owner(call: &Invocation) -> Owner {
     Owner { container_id: call.container_id.clone(), ifname: call.ifname.clone() }
 }
 
-/// What `prevResult` says, if it can be understood: the leases are the truth.
+/// The addresses in `prevResult`, if it can be parsed: the leases are authoritative.
 fn addresses_before(call: &Invocation) -> Vec<IpAddr> {
     let result = call.conf.prev_result().ok().flatten().unwrap_or_default();
     result.ips.iter().map(|ip| ip.address.ip()).collect()

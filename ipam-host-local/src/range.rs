@@ -1,4 +1,4 @@
-//! Ranges of addresses: which are valid, which address comes next. No I/O.
+//! Ranges of addresses: validation, and the next address. No I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,8 +16,8 @@ pub struct RawRange {
     pub gateway: Option<IpAddr>,
 }
 
-/// Addresses from `start` to `end`, both inclusive, of one subnet with at
-/// least two host bits; the gateway is never given away.
+/// Addresses from `start` to `end`, both inclusive, in one subnet with at least two host bits. The
+/// gateway is never allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     pub subnet: IpNetwork,
@@ -48,8 +48,8 @@ impl Range {
         let start = bound("RangeStart", raw.start, first)?;
         let end = bound("RangeEnd", raw.end, last_host(&subnet))?;
         if number(end) < number(start) {
-            // The reference blames the one that was given, the start first. A
-            // start beyond the default end it accepts, and gives away from there.
+            // The reference's error names the bound that was given, the start first. It accepts a
+            // start beyond the default end, and allocates from there.
             let (bound, ip) = if raw.start.is_some() { ("RangeStart", start) } else { ("RangeEnd", end) };
             return Err(RangeError::Outside { bound, ip, network: subnet });
         }
@@ -64,7 +64,7 @@ impl Range {
         self.between(self.start, self.end)
     }
 
-    /// From `first` to `last`, both inclusive and of this range, but for the gateway.
+    /// The addresses from `first` to `last`, both inclusive and in this range, without the gateway.
     fn between(&self, first: IpAddr, last: IpAddr) -> Vec<Segment<'_>> {
         let mut segments = Vec::with_capacity(2);
         let mut push = |first, last| segments.push(Segment { first, last, range: self });
@@ -93,16 +93,15 @@ impl fmt::Display for Range {
     }
 }
 
-/// One or more ranges of one family that do not overlap; ADD takes one address
-/// out of each set.
+/// One or more ranges of one family that do not overlap; ADD takes one address of each set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: Vec<Range>,
 }
 
 impl RangeSet {
-    /// Checks the ranges and fills in the defaults: everything between the
-    /// network and the broadcast address, the gateway first.
+    /// Validates the ranges and fills in the defaults: all addresses between network and broadcast
+    /// address; the first one is the gateway.
     pub fn new(raw: &[RawRange]) -> Result<Self, RangeError> {
         let ranges = raw.iter().map(Range::new).collect::<Result<Vec<_>, _>>()?;
         let first = ranges.first().ok_or(RangeError::Empty)?;
@@ -133,8 +132,8 @@ impl RangeSet {
         self.ranges.iter().any(|a| other.ranges.iter().any(|b| a.overlaps(b)))
     }
 
-    /// Every address once, gateways excepted: round robin from the one after
-    /// `last`, or from the first when there is no `last` in this set.
+    /// Every address once, without gateways: round robin from the one after `last`, or from the
+    /// first if `last` is not in this set.
     pub fn round(&self, last: Option<IpAddr>) -> Vec<Segment<'_>> {
         let position = last.and_then(|ip| Some((self.ranges.iter().position(|r| r.contains(ip))?, ip)));
         let Some((at, ip)) = position else {
@@ -155,7 +154,7 @@ impl fmt::Display for RangeSet {
     }
 }
 
-/// Neighbouring addresses of one range that may be given away.
+/// Consecutive addresses of one range that may be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment<'a> {
     pub first: IpAddr,
@@ -200,7 +199,7 @@ fn previous(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// The last address: for IPv4 the one before the broadcast address.
+/// The last address; for IPv4, the one before the broadcast address.
 fn last_host(subnet: &IpNetwork) -> IpAddr {
     match subnet {
         IpNetwork::V4(v4) => IpAddr::V4(Ipv4Addr::from(u32::from(v4.broadcast()) - 1)),

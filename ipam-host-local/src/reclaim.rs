@@ -1,32 +1,29 @@
-//! Which leases a reboot left behind. They are given to others when, and only
-//! when, a range set is exhausted (or the one requested address is taken).
+//! Finds leases from before a reboot. They are reused only if a range set is exhausted (or the only
+//! requested address is taken).
 //!
-//! A lease is dead when no kernel can have its container: the index says that
-//! an ADD of ours made this very lease file (same inode, same time of change,
-//! which nobody can set; same content) on this machine (`Host`), in another boot
-//! than this, by the kernel's boot id. No network namespace outlives its kernel,
-//! and a machine has one kernel at a time.
+//! A lease is dead if no kernel can have its container. The index must show that an ADD of ours
+//! made this very lease file (same inode, same change time, which no process can set; same content)
+//! on this machine (`Host`), in another boot, by the kernel's boot id. No network namespace
+//! outlives its kernel, and a machine runs one kernel at a time.
 //!
-//! What does not count, since it proves nothing: the file's times compared with
-//! the time of the boot (clocks are set); that a lease was there in an earlier
-//! boot, when it is not known who made it: the reference here, or another
-//! machine that shares the directory and goes on; a machine that has no id, or
-//! another one than then; an index that was lost. Such a lease stays until its
-//! DEL or GC.
+//! The following proves nothing and does not count. The file's times compared with the time of the
+//! boot: clocks are set. A lease of unknown origin that existed in an earlier boot: the reference
+//! may have made it, or another machine that shares the directory. A machine without an id, or with
+//! a changed one. A lost index. Such a lease stays until its DEL or GC.
 //!
-//! One veto remains, for machines whose boot id is not the kernel's (a container
-//! with one of its own, over leases that it shares): the runtime's record of
-//! the attachment names a network namespace that exists.
+//! There is one veto, for machines whose boot id is not the kernel's (a container with its own boot
+//! id and shared leases): a lease stays if the runtime's record of the attachment names an existing
+//! network namespace.
 
 use std::path::{Path, PathBuf};
 
 use crate::lease::Holder;
 
-/// Where libcni keeps a record of each attachment, named
-/// `<network>-<container id>-<ifname>`; the second in the older kubelets' way.
+/// Directories with libcni's records of attachments, named `<network>-<container id>-<ifname>`;
+/// older kubelets use the second one.
 const RECORDS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
 
-/// Whether a record says that the holder's namespace is there.
+/// Whether a record shows that the holder's namespace exists.
 pub(crate) fn may_live(network: &str, holder: &Holder) -> bool {
     RECORDS.into_iter().any(|dir| is_on_record(Path::new(dir), network, holder))
 }
@@ -46,7 +43,7 @@ fn records(dir: &Path, network: &str, holder: &Holder) -> Vec<PathBuf> {
             let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
             ours.map(|entry| entry.path()).collect()
         }
-        Holder::Nobody | Holder::Other => Vec::new(),
+        Holder::Empty | Holder::Other => Vec::new(),
     }
 }
 

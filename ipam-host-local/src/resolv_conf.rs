@@ -1,4 +1,4 @@
-//! DNS settings out of a `resolv.conf`.
+//! Reads DNS settings from a `resolv.conf`.
 
 use std::fs::File;
 use std::io::Read;

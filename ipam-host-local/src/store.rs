@@ -1,18 +1,15 @@
-//! Leases of one network: the files, and the index that finds the way among
-//! them.
+//! The leases of one network: the files, and the index for lookups.
 //!
-//! Invariants: leases are only made or removed while [`LockedStore`] is held,
-//! and the reference holds the same lock. What the index says is acted upon
-//! only when the directory is as the index knows it and the lease files agree;
-//! otherwise it is built anew from them, and when even that does not help, the
-//! files are asked one by one. So it may be lost, torn or wrong at any time.
+//! Invariants: leases are made and removed only while [`LockedStore`] is held; the reference holds
+//! the same lock. The index is used only if the directory is as the index knows it and the lease
+//! files agree. Otherwise it is built anew from them; if that fails too, the files are read one by
+//! one. So the index may be lost, torn or wrong at any time.
 //!
-//! The index lies in `<data dir>/.hawser/<network>/` (the reference reads every
-//! file beside the leases) and stays, small, when the last lease is gone, like the
-//! reference's own `lock`: rmdir(2) costs milliseconds. A directory's
-//! stamp tells of every name that came or went. What it cannot tell of is a
-//! lease overwritten in place, which neither implementation does; DEL and
-//! CHECK, who are told the addresses, look there too.
+//! The index is in `<data dir>/.hawser/<network>/`, since the reference reads every file beside the
+//! leases. Like the reference's own `lock`, it stays, small, after the last lease: rmdir(2) takes
+//! milliseconds. A directory's stamp shows every added or removed name. It does not show a lease
+//! overwritten in place, which neither implementation does. DEL and CHECK know their addresses, and
+//! read those files too.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -26,8 +23,8 @@ use crate::lease::{Holder, Owner};
 use crate::range::Segment;
 use crate::{Error, reclaim};
 
-/// How often one call builds the index before it does without: it is built a
-/// second time when somebody without the lock changes the leases meanwhile.
+/// Most builds of the index in one call; then the call does without. A second build is needed if a
+/// process without the lock changes the leases meanwhile.
 const BUILDS: u32 = 2;
 
 /// The directory of one network's leases.
@@ -40,13 +37,14 @@ pub struct LeaseStore {
 }
 
 impl LeaseStore {
-    /// `<data_dir>/<network>`, made when missing. `network` is a checked name.
+    /// Opens `<data_dir>/<network>`, and creates it if it is missing. `network` is a validated
+    /// name.
     pub fn create(data_dir: &Path, network: &str) -> Result<Self, Error> {
         let files = LeaseFiles::create(data_dir.join(network), own_dir(data_dir, network))?;
         Ok(Self::of(files, data_dir, network))
     }
 
-    /// `None`: there is no such directory, and so no lease.
+    /// `None` if there is no such directory, and so no lease.
     pub fn find(data_dir: &Path, network: &str) -> Result<Option<Self>, Error> {
         let files = LeaseFiles::open(data_dir.join(network), own_dir(data_dir, network))?;
         Ok(files.map(|files| Self::of(files, data_dir, network)))
@@ -57,7 +55,7 @@ impl LeaseStore {
         Self { files, network: network.to_owned(), index_path, host: Host::default() }
     }
 
-    /// Waits for the lock that the reference takes, too.
+    /// Waits for the lock, which the reference uses too.
     pub fn lock(&self) -> Result<LockedStore<'_>, Error> {
         Ok(LockedStore {
             _lock: self.files.lock()?,
@@ -72,36 +70,35 @@ impl LeaseStore {
         })
     }
 
-    /// Without waiting for the lock: whether one of `segments` has a free
-    /// address. `None`: not known.
+    /// Whether one of `segments` has a free address, without waiting for the lock. `None`: unknown.
     pub(crate) fn glance(&self, segments: &[Segment<'_>]) -> Result<Option<bool>, Error> {
         let stamp = self.files.stamp()?;
         let index = Index::open(&self.index_path).filter(|index| index.describes(stamp, self.host.boot()));
         let Some(index) = index else { return Ok(None) };
         let Ok(free) = first_free(&index, segments) else { return Ok(None) };
-        // Whoever changes the index has changed the directory before.
+        // Every process changes the directory before the index.
         if self.files.stamp()? != stamp {
             return Ok(None);
         }
         Ok(if free.is_some() { Some(true) } else { (index.earlier() == 0).then_some(false) })
     }
 
-    /// Without waiting for the lock: whether nothing stands at `ip`.
+    /// Whether there is no lease of `ip`, without waiting for the lock.
     pub(crate) fn is_free(&self, ip: IpAddr) -> Result<bool, Error> {
-        Ok(self.files.read(ip)?.is_none_or(|found| found.holder == Holder::Nobody))
+        Ok(self.files.read(ip)?.is_none_or(|found| found.holder == Holder::Empty))
     }
 
-    /// What keeps the round robin's place in range set `set`.
+    /// The round-robin position in range set `set`.
     pub(crate) fn place(&self, set: usize) -> Place {
         self.files.place(set)
     }
 }
 
-/// How many addresses STATUS looks at before it asks for the lock.
+/// Addresses that STATUS checks before it takes the lock.
 const LOOKS: usize = 16;
 
-/// Whether one of `segments`, of one range set's round, has a free address, or
-/// one to be reclaimed. Does not wait for the lock unless nearly all are taken.
+/// Whether one of `segments`, of one range set's round, has a free address or one that can be
+/// reclaimed. Waits for the lock only if nearly all are taken.
 pub(crate) fn has_room(store: &LeaseStore, segments: &[Segment<'_>]) -> Result<bool, Error> {
     for ip in segments.iter().flat_map(Segment::addresses).take(LOOKS) {
         if store.is_free(ip)? {
@@ -114,17 +111,17 @@ pub(crate) fn has_room(store: &LeaseStore, segments: &[Segment<'_>]) -> Result<b
     }
 }
 
-/// What is ours beside the reference's directories; no network's name begins with a dot.
+/// Our directory beside the reference's; no network's name begins with a dot.
 fn own_dir(data_dir: &Path, network: &str) -> PathBuf {
     data_dir.join(".hawser").join(network)
 }
 
-/// What an owner holds.
+/// The addresses that an owner holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Leases of the attachment.
     pub attachment: Vec<IpAddr>,
-    /// Leases of the oldest format, which every interface of the container holds.
+    /// Leases of the oldest format, held by all interfaces of the container.
     pub container: Vec<IpAddr>,
 }
 
@@ -141,7 +138,7 @@ impl Held {
         self.attachment.iter().chain(&self.container).copied()
     }
 
-    /// Takes note of a lease; `false` when it is somebody else's.
+    /// Records a lease; `false` if another owner holds it.
     fn note(&mut self, ip: IpAddr, holder: &Holder, owner: &Owner) -> bool {
         let list = match holder {
             Holder::Attachment(found) if found == owner => &mut self.attachment,
@@ -153,22 +150,21 @@ impl Held {
     }
 }
 
-/// The leases while nobody else changes them. What was changed is in force at
-/// once; [`finish`](Self::finish) makes the index keep up.
+/// The leases while this process holds the lock. Changes take effect at once;
+/// [`finish`](Self::finish) updates the index.
 #[derive(Debug)]
 pub struct LockedStore<'a> {
     _lock: File,
     store: &'a LeaseStore,
-    /// Right about a directory that looks like `seen`.
+    /// Valid for a directory with the stamp `seen`.
     index: Option<Index>,
-    /// [`Host::boot`] and [`Host::machine`], once they were needed: DEL and
-    /// CHECK do not ask which machine this is.
+    /// [`Host::boot`] and [`Host::machine`], read on demand: DEL and CHECK do not need them.
     boot: Option<u64>,
     machine: Option<u64>,
-    /// Leases of this call that an index built by it has to know for ours.
+    /// Leases of this call, which a new index must record as ours.
     made: Vec<Entry>,
     seen: Stamp,
-    /// Whether `index` has been built or changed.
+    /// Whether `index` was built or changed.
     to_seal: bool,
     builds: u32,
 }
@@ -182,8 +178,8 @@ impl LockedStore<'_> {
         }
     }
 
-    /// Gives `owner` the first free address of `segments` and notes it in
-    /// `place`. `None` when all are taken.
+    /// Reserves the first free address of `segments` for `owner`, and records it in `place`. `None`
+    /// if all are taken.
     pub(crate) fn reserve_first(
         &mut self,
         segments: &[Segment<'_>],
@@ -197,12 +193,12 @@ impl LockedStore<'_> {
                     if let Some(life) = self.change(|files| files.publish(&lease, ip))? {
                         return self.reserved(ip, life, place, owner).map(Some);
                     }
-                    // Taken, and the index did not know.
-                    self.distrust();
+                    // Taken, but not in the index.
+                    self.invalidate_index();
                 }
                 None if self.builds > 0 => return Ok(None),
-                // "Full" is for the files to say.
-                None => self.distrust(),
+                // Only the files can show that the set is full.
+                None => self.invalidate_index(),
             }
         }
         for ip in segments.iter().flat_map(Segment::addresses) {
@@ -213,15 +209,15 @@ impl LockedStore<'_> {
         Ok(None)
     }
 
-    /// Removes what `owner` holds and returns it. Leases of the oldest format
-    /// are only meant when there is no other, or for `every_format`. `expected`
-    /// are addresses that it should hold: there, the files are asked again.
+    /// Removes the leases of `owner` and returns them. Removes leases of the oldest format only if
+    /// there is no other, or with `every_format`. `expected` are addresses that it should hold:
+    /// their files are read in any case.
     pub fn release(&mut self, owner: &Owner, every_format: bool, expected: &[IpAddr]) -> Result<Held, Error> {
         let mut held = self.held_by(owner)?;
         for ip in expected {
             let found = if held.contains(*ip) { None } else { self.store.files.read(*ip)? };
             if found.is_some_and(|found| held.note(*ip, &found.holder, owner)) {
-                self.distrust();
+                self.invalidate_index();
             }
         }
         if !held.attachment.is_empty() && !every_format {
@@ -233,25 +229,25 @@ impl LockedStore<'_> {
         Ok(held)
     }
 
-    /// Removes the lease of `ip`, which `owner` holds; absence is a success.
+    /// Removes the lease of `ip`, which `owner` holds; a missing one is a success.
     pub fn remove(&mut self, ip: IpAddr, owner: &Owner) -> Result<(), Error> {
         self.remove_of(ip, Some(&owner.container_id))
     }
 
-    /// Removes the leases that `is_stale` says, and what a crash left of one.
+    /// Removes the leases that `is_stale` selects, and incomplete ones from a crash.
     pub(crate) fn remove_stale(&mut self, is_stale: impl Fn(&Holder) -> bool) -> Result<(), Error> {
         let mut stale = Vec::new();
         self.store.files.scan(|ip, found| {
-            if found.holder == Holder::Nobody || is_stale(&found.holder) {
+            if found.holder == Holder::Empty || is_stale(&found.holder) {
                 stale.push((ip, found.holder));
             }
         })?;
-        // Opened before anything changes, so that it can be kept right.
+        // Opened before any change, so that it can be updated.
         self.ask(|_, _| Ok(Ok(())))?;
         stale.into_iter().try_for_each(|(ip, holder)| self.remove_of(ip, holder.container_id()))
     }
 
-    /// Removes leases of `segments` that are provably dead (`reclaim`); how many.
+    /// Removes provably dead leases of `segments` (`reclaim`), and returns their number.
     pub(crate) fn reclaim(&mut self, segments: &[Segment<'_>]) -> Result<usize, Error> {
         let dead = self.dead(segments)?;
         for (ip, holder) in &dead {
@@ -299,22 +295,22 @@ impl LockedStore<'_> {
         Ok(dead)
     }
 
-    /// What keeps the round robin's place in range set `set`.
+    /// The round-robin position in range set `set`.
     pub(crate) fn place(&self, set: usize) -> Place {
         self.store.files.place(set)
     }
 
-    /// Why a lease was passed over, if one was.
+    /// The error of a lease that was skipped, if any.
     pub(crate) fn unread(&self) -> Option<Error> {
         self.store.files.unread()
     }
 
-    /// Lets the index describe the directory as it is now. Not called, or
-    /// without success: the next call builds it anew.
+    /// Seals the index for the current directory. Without it, or after a failure, the next call
+    /// builds the index anew.
     pub fn finish(&mut self) {
         let Some(mut index) = self.index.take_if(|_| self.to_seal) else { return };
         self.to_seal = false;
-        // What could not be read may be readable for the next call.
+        // The next call may be able to read an unreadable lease.
         if self.unread().is_some() {
             return self.discard_index();
         }
@@ -322,7 +318,7 @@ impl LockedStore<'_> {
             self.discard_index();
             return;
         }
-        // Changed by somebody without the lock: not known to the index.
+        // A process without the lock has changed it: unknown to the index.
         if !self.store.files.stamp().is_ok_and(|stamp| stamp == self.seen) {
             return;
         }
@@ -332,7 +328,7 @@ impl LockedStore<'_> {
         }
     }
 
-    /// Ends a reservation: the second file, and the index.
+    /// Completes a reservation: writes the position, and updates the index.
     fn reserved(&mut self, ip: IpAddr, life: u64, place: &mut Place, owner: &Owner) -> Result<IpAddr, Error> {
         let entry = Entry {
             container: format::digest(&owner.container_id),
@@ -343,7 +339,7 @@ impl LockedStore<'_> {
         };
         self.update(|index| index.insert(entry));
         if self.index.is_none() {
-            // Nobody after this call can tell whose lease it is. Best effort.
+            // Best effort: a later call cannot know whose lease it is.
             self.made.push(entry);
             drop(self.open_index());
         }
@@ -369,8 +365,8 @@ impl LockedStore<'_> {
         Ok(())
     }
 
-    /// Asks the index; when it is of no use or the files contradict it, anew
-    /// built. `None`: the files have to be asked.
+    /// Queries the index; builds it anew if it is unusable or contradicts the files. `None`: the
+    /// files must be read.
     fn ask<T>(
         &mut self,
         question: impl Fn(&Index, &LeaseFiles) -> Result<Result<T, Unusable>, Error>,
@@ -382,12 +378,12 @@ impl LockedStore<'_> {
             let Some(index) = &self.index else { return Ok(None) };
             match question(index, &self.store.files)? {
                 Ok(answer) => return Ok(Some(answer)),
-                Err(Unusable) => self.distrust(),
+                Err(Unusable) => self.invalidate_index(),
             }
         }
     }
 
-    /// Opens or builds the index; `false` when there can be none.
+    /// Opens or builds the index; `false` if that is impossible.
     fn open_index(&mut self) -> Result<bool, Error> {
         let (files, boot) = (&self.store.files, self.boot());
         let mut seen = files.stamp()?;
@@ -401,8 +397,7 @@ impl LockedStore<'_> {
                 self.to_seal = true;
                 let (contents, torn) = read_contents(files, &self.known(former.as_ref()))?;
                 if !torn.is_empty() && files.stamp()? == seen {
-                    // To be filled in place is all that could still come of
-                    // them, and that would not show.
+                    // Removed: they could still be filled in place, which the stamp would not show.
                     torn.into_iter().try_for_each(|ip| files.remove(ip))?;
                     seen = files.stamp()?;
                 }
@@ -414,13 +409,13 @@ impl LockedStore<'_> {
         Ok(self.index.is_some())
     }
 
-    /// The index is wrong, or at least in doubt.
-    fn distrust(&mut self) {
+    /// Marks the index as wrong or unconfirmed.
+    fn invalidate_index(&mut self) {
         self.index = None;
         self.to_seal = true;
     }
 
-    /// Changes the directory; nobody else's change may go unnoticed by that.
+    /// Changes the directory. The index becomes invalid if another process has changed it, too.
     fn change<T>(&mut self, change: impl FnOnce(&LeaseFiles) -> Result<T, Error>) -> Result<T, Error> {
         let files = &self.store.files;
         if self.index.is_none() {
@@ -430,7 +425,7 @@ impl LockedStore<'_> {
         let outcome = change(files);
         match files.stamp() {
             Ok(stamp) if undisturbed && outcome.is_ok() => self.seen = stamp,
-            _ => self.distrust(),
+            _ => self.invalidate_index(),
         }
         outcome
     }
@@ -439,7 +434,7 @@ impl LockedStore<'_> {
         let Some(index) = &mut self.index else { return };
         self.to_seal = true;
         if update(index).is_err() {
-            self.distrust();
+            self.invalidate_index();
         }
     }
 
@@ -460,7 +455,7 @@ impl LockedStore<'_> {
         Origin { machine, boot: self.boot() }
     }
 
-    /// Leases whose origin is known, in the order of their addresses.
+    /// Leases with a known origin, ordered by address.
     fn known(&self, former: Option<&Index>) -> Vec<Entry> {
         let mut known = former.map(Index::of_known_origin).unwrap_or_default();
         known.retain(|entry| !self.made.iter().any(|made| made.address == entry.address));
@@ -485,7 +480,7 @@ fn first_free(index: &Index, segments: &[Segment<'_>]) -> Result<Option<IpAddr>,
     Ok(None)
 }
 
-/// `Unusable` when a file does not say what the index says.
+/// `Unusable` if a file contradicts the index.
 fn look_up(index: &Index, files: &LeaseFiles, owner: &Owner) -> Result<Result<Held, Unusable>, Error> {
     let Ok(entries) = index.entries_of(format::digest(&owner.container_id)) else { return Ok(Err(Unusable)) };
     let mut held = Held::default();
@@ -500,7 +495,7 @@ fn look_up(index: &Index, files: &LeaseFiles, owner: &Owner) -> Result<Result<He
     Ok(Ok(held))
 }
 
-/// Of the lease file of this life. `known` is in the order of its addresses.
+/// The origin of the lease file with this identity. `known` is ordered by address.
 fn origin_of(known: &[Entry], ip: IpAddr, container_id: &str, life: u64) -> Origin {
     let address = format::number(ip);
     let Ok(at) = known.binary_search_by_key(&address, |entry| entry.address) else {
@@ -511,8 +506,8 @@ fn origin_of(known: &[Entry], ip: IpAddr, container_id: &str, life: u64) -> Orig
     if is_the_same { entry.origin } else { Origin::default() }
 }
 
-/// Reads every lease; one that is `known` keeps its origin. Beside the contents:
-/// where a crash left a file of nobody.
+/// Reads every lease; those in `known` keep their origin. Also returns the addresses whose files a
+/// crash left empty.
 fn read_contents(files: &LeaseFiles, known: &[Entry]) -> Result<(Contents, Vec<IpAddr>), Error> {
     let mut contents = Contents { leases: Vec::with_capacity(known.len()), others: Vec::new() };
     let mut torn = Vec::new();
@@ -522,7 +517,7 @@ fn read_contents(files: &LeaseFiles, known: &[Entry]) -> Result<(Contents, Vec<I
             Holder::Attachment(owner) => (owner.container_id.as_str(), format::digest(&owner.ifname)),
             Holder::Container(id) => (id.as_str(), 0),
             Holder::Other => return contents.others.push(address),
-            Holder::Nobody => return torn.push(ip),
+            Holder::Empty => return torn.push(ip),
         };
         let origin = origin_of(known, ip, container_id, found.life);
         let container = format::digest(container_id);

@@ -1,10 +1,9 @@
-//! The index file's bytes. No I/O.
+//! The format of the index file. No I/O.
 //!
-//! A header of 16 words, then `buckets` buckets (who holds what), then `slots`
-//! blocks (which addresses are taken). Words are little-endian 64-bit numbers.
-//! Header, buckets and blocks each carry a checksum that also covers where they
-//! stand and which build of the file they belong to, so that nothing is taken
-//! for a part of the index that was not written as just that part.
+//! A header of 16 words, then `buckets` buckets (leases by container), then `slots` blocks (taken
+//! addresses). Words are little-endian 64-bit numbers. Header, buckets and blocks have checksums,
+//! which include their position and the build of the file. So no other data can pass for a part of
+//! the index.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -15,26 +14,26 @@ const HEADER_WORDS: usize = 16;
 pub(crate) const HEADER_BYTES: usize = HEADER_WORDS * 8;
 
 const ENTRY_WORDS: usize = 7;
-/// Room of one bucket.
+/// Capacity of one bucket.
 pub(crate) const BUCKET_ENTRIES: usize = 18;
 const BUCKET_WORDS: usize = 2 + BUCKET_ENTRIES * ENTRY_WORDS;
 pub(crate) const BUCKET_BYTES: usize = BUCKET_WORDS * 8;
 
-/// A block tells of 2 to the power of this many neighbouring addresses.
+/// A block covers 2 to the power of this many consecutive addresses.
 const BLOCK_SHIFT: u32 = 11;
 const BLOCK_ADDRESSES: u32 = 1 << BLOCK_SHIFT;
 const BITS_WORDS: usize = BLOCK_ADDRESSES as usize / 64;
 const BLOCK_WORDS: usize = 4 + BITS_WORDS;
 pub(crate) const BLOCK_BYTES: usize = BLOCK_WORDS * 8;
 
-/// More would be no index of ours; keeps offsets far from overflowing.
+/// A larger index is invalid. Keeps offsets far from overflow.
 const MOST_PARTS: u64 = 1 << 32;
 
-/// Sets apart the checksums of the three sorts of parts.
+/// Distinguishes the checksums of the three kinds of parts.
 const BUCKET_SORT: u64 = 1 << 62;
 const BLOCK_SORT: u64 = 2 << 62;
 
-/// What a directory looks like to stat(2); any change of its entries shows.
+/// A directory's state from stat(2); any change of its entries changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) inode: u64,
@@ -43,8 +42,8 @@ pub(crate) struct Stamp {
     pub(crate) changed: (i64, i64),
 }
 
-/// One boot of one machine: where a lease was made, or an index built. A part
-/// that is zero is not known.
+/// One boot of one machine, where a lease was made or an index built. A part that is zero is
+/// unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// See [`machine`].
@@ -54,31 +53,29 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Whether this is another boot of the machine of which `now` is one. Never,
-    /// when a part of either is not known.
+    /// Whether this is another boot of the same machine as `now`. False if any part is unknown.
     pub(crate) fn is_past(self, now: Self) -> bool {
         let known = ![self.machine, self.boot, now.machine, now.boot].contains(&0);
         known && self.machine == now.machine && self.boot != now.boot
     }
 }
 
-/// Which boot the kernel's id of it, 32 hexadecimal digits and hyphens, stands
-/// for. 0: for none.
+/// A number for the kernel's boot id: 32 hexadecimal digits and hyphens. 0 if it is invalid.
 pub(crate) fn boot(id: &str) -> u64 {
     let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
     id_number(&digits).map_or(0, |number| digest_of_id(4, number))
 }
 
-/// Which machine is meant by its machine-id(5), 32 hexadecimal digits, together
-/// with its host name: copies of a disk image may share the one, and nodes of a
-/// cluster have different names. 0: either is missing.
+/// A number for a machine: its machine-id(5), 32 hexadecimal digits, together with its host name.
+/// Copies of a disk image may share the id, but nodes of a cluster have different names. 0 if
+/// either is missing.
 pub(crate) fn machine(id: &str, host_name: &str) -> u64 {
     let host_name = host_name.trim();
     let number = id_number(id.trim()).filter(|_| !host_name.is_empty());
     number.map_or(0, |number| mix(digest_of_id(5, number), digest(host_name)).max(1))
 }
 
-/// `None`: not 32 hexadecimal digits, or zeros alone.
+/// `None` if it is not 32 hexadecimal digits, or only zeros.
 fn id_number(digits: &str) -> Option<u128> {
     let whole = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     let number = whole.then(|| u128::from_str_radix(digits, 16).ok()).flatten();
@@ -92,11 +89,11 @@ fn digest_of_id(sort: u64, number: u128) -> u64 {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Of the call that built it.
+    /// The origin of the call that built it.
     pub(crate) origin: Origin,
-    /// The directory that the index describes, when it described it last.
+    /// The directory's stamp when the index was last sealed.
     pub(crate) stamp: Stamp,
-    /// Differs from build to build of the file.
+    /// Different for every build of the file.
     pub(crate) build: u64,
     /// At least 1.
     pub(crate) buckets: u64,
@@ -106,7 +103,7 @@ pub(crate) struct Header {
     pub(crate) blocks: u64,
     /// Entries in all buckets.
     pub(crate) leases: u64,
-    /// Those of them that are of an earlier boot of this machine.
+    /// Entries from an earlier boot of this machine.
     pub(crate) earlier: u64,
 }
 
@@ -135,7 +132,7 @@ impl Header {
         to_bytes(&words)
     }
 
-    /// `None`: not written by [`encode`](Self::encode).
+    /// `None` if it was not written by [`encode`](Self::encode).
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let words: [u64; HEADER_WORDS] = to_words(bytes);
         let header = Self {
@@ -159,12 +156,12 @@ impl Header {
         whole.then_some(header)
     }
 
-    /// Where a container's bucket stands among the buckets.
+    /// The number of a container's bucket.
     pub(crate) fn bucket_of(&self, container: u64) -> u64 {
         container % self.buckets
     }
 
-    /// Where the search for a block begins.
+    /// The slot at which the search for a block begins.
     pub(crate) fn slot_of(&self, key: u128) -> u64 {
         mix(mix(0, halves(key)[0]), halves(key)[1]) % self.slots
     }
@@ -183,7 +180,7 @@ impl Header {
     }
 }
 
-/// One lease as the index knows it.
+/// One lease in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// [`digest`] of the container id.
@@ -191,9 +188,9 @@ pub(crate) struct Entry {
     /// [`digest`] of the interface's name; 0 for a lease without one.
     pub(crate) ifname: u64,
     pub(crate) address: u128,
-    /// Tells the lease file from every other that has had its name.
+    /// Distinguishes successive lease files of the same name.
     pub(crate) life: u64,
-    /// Where the lease was made, if one of our own calls made it.
+    /// The origin of the lease, if one of our own calls made it.
     pub(crate) origin: Origin,
 }
 
@@ -205,7 +202,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// Entries beyond the room are not written; the caller counts first.
+    /// Does not write entries above the capacity; the caller must check first.
     pub(crate) fn encode(&self, at: u64, build: u64) -> [u8; BUCKET_BYTES] {
         let mut words = [0; BUCKET_WORDS];
         words[1] = self.entries.len().min(BUCKET_ENTRIES) as u64;
@@ -225,7 +222,7 @@ impl Bucket {
         to_bytes(&words)
     }
 
-    /// `None`: not the bucket number `at` of this build.
+    /// `None` if it is not bucket `at` of this build.
     pub(crate) fn decode(bytes: &[u8; BUCKET_BYTES], at: u64, build: u64) -> Option<Self> {
         let words: [u64; BUCKET_WORDS] = to_words(bytes);
         let count = usize::try_from(words[1]).ok().filter(|count| *count <= BUCKET_ENTRIES)?;
@@ -243,7 +240,7 @@ impl Bucket {
     }
 }
 
-/// Which of [`BLOCK_ADDRESSES`] neighbours are taken.
+/// Which of [`BLOCK_ADDRESSES`] consecutive addresses are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     key: u128,
@@ -251,12 +248,12 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// With every address free.
+    /// With all addresses free.
     pub(crate) fn new(key: u128) -> Self {
         Self { key, bits: [0; BITS_WORDS] }
     }
 
-    /// Which block tells of `address`.
+    /// The key of the block with `address`.
     pub(crate) fn key_of(address: u128) -> u128 {
         address >> BLOCK_SHIFT
     }
@@ -274,15 +271,15 @@ impl Block {
         }
     }
 
-    /// The first free address from `from` to `last`, both inclusive, that is in
-    /// this block. `from` is.
+    /// The first free address from `from`, which is in this block, to `last` or the block's end,
+    /// both inclusive.
     pub(crate) fn first_free(&self, from: u128, last: u128) -> Option<u128> {
         let end = self.last().min(last);
         let mut address = from;
         while address <= end {
             let (word, bit) = place(address);
             if self.bits[word] == u64::MAX {
-                // The first address of the next word; none after the last of all.
+                // The first address of the next word; `None` after the last one.
                 address = (address | 63).checked_add(1)?;
                 continue;
             }
@@ -294,12 +291,12 @@ impl Block {
         None
     }
 
-    /// The last address that it tells of.
+    /// The last address of the block.
     pub(crate) fn last(&self) -> u128 {
         self.key << BLOCK_SHIFT | u128::from(BLOCK_ADDRESSES - 1)
     }
 
-    /// A slot with `block` in it, or an empty one.
+    /// The slot with `block`, or an empty one.
     pub(crate) fn encode_slot(block: Option<&Self>, at: u64, build: u64) -> [u8; BLOCK_BYTES] {
         let mut words = [0; BLOCK_WORDS];
         if let Some(block) = block {
@@ -311,8 +308,8 @@ impl Block {
         to_bytes(&words)
     }
 
-    /// `None`: not the slot number `at` of this build. `Some(None)`: empty.
-    #[expect(clippy::option_option, reason = "whether it can be believed, and then whether it is empty")]
+    /// `None`: not slot `at` of this build. `Some(None)`: empty.
+    #[expect(clippy::option_option, reason = "whether it is valid, and then whether it is empty")]
     pub(crate) fn decode_slot(bytes: &[u8; BLOCK_BYTES], at: u64, build: u64) -> Option<Option<Self>> {
         let words: [u64; BLOCK_WORDS] = to_words(bytes);
         if words[0] != checksum(&words[1..], build ^ BLOCK_SORT ^ at) {
@@ -324,13 +321,13 @@ impl Block {
     }
 }
 
-/// Word and bit of an address within its block.
+/// The word and bit of an address in its block.
 fn place(address: u128) -> (usize, u64) {
     let offset = (address & u128::from(BLOCK_ADDRESSES - 1)) as usize;
     (offset / 64, 1 << (offset % 64))
 }
 
-/// An address of either family as one number; no two are the same.
+/// A unique number for an address of either family.
 pub(crate) fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().into(),
@@ -343,8 +340,8 @@ pub(crate) fn address(number: u128) -> IpAddr {
     Ipv6Addr::from(number).to_canonical()
 }
 
-/// Of a container id or an interface's name; never 0. Two texts with the same
-/// one cost a look at a file that need not have been looked at.
+/// A digest of a container id or an interface name; never 0. Two texts with the same digest only
+/// cost an additional read of a file.
 pub(crate) fn digest(text: &str) -> u64 {
     let words = text.as_bytes().chunks(8).map(|chunk| {
         let mut word = [0; 8];
@@ -354,8 +351,7 @@ pub(crate) fn digest(text: &str) -> u64 {
     words.fold(mix(1, text.len() as u64), mix).max(1)
 }
 
-/// See [`Entry::life`]. `changed` is the lease file's ctime, which nobody can
-/// set to a value of his choice.
+/// See [`Entry::life`]. `changed` is the lease file's ctime, which no process can choose.
 pub(crate) fn life(inode: u64, changed: (i64, i64)) -> u64 {
     mix(mix(mix(2, inode), changed.0.cast_unsigned()), changed.1.cast_unsigned())
 }
@@ -364,8 +360,8 @@ fn checksum(words: &[u64], seed: u64) -> u64 {
     words.iter().copied().fold(mix(3, seed), mix)
 }
 
-/// A multiplication and a fold of its upper half onto its lower: every bit of
-/// both inputs has an effect on about half of the result's.
+/// A multiplication, then the upper half folded onto the lower: every bit of both inputs affects
+/// about half of the result's bits.
 fn mix(state: u64, word: u64) -> u64 {
     let [high, low] = halves(u128::from(state ^ word ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93_u128);
     (high ^ low).rotate_left(23).wrapping_add(word.wrapping_mul(0x2545_f491_4f6c_dd1d))

@@ -8,7 +8,7 @@ use super::*;
 
 const NOW: Origin = Origin { machine: 1, boot: 2 };
 
-/// Of an earlier boot, of this one, of another machine, of nobody knows where.
+/// From an earlier boot, from this one, from another machine, of unknown origin.
 fn entry(owner: u64, address: u128) -> Entry {
     let (machine, boot) = [(1, 1), (1, 2), (2, 1), (0, 0)][(owner % 4) as usize];
     Entry { container: owner, ifname: 7, address, life: 9, origin: Origin { machine, boot } }
@@ -153,7 +153,7 @@ proptest! {
         prop_assert_eq!(Block::decode_slot(&Block::encode_slot(None, 3, 8), 3, 8), Some(None));
     }
 
-    /// One wrong byte, another place or another build: nothing is believed.
+    /// One wrong byte, another place or another build: the part is refused.
     #[test]
     fn a_part_that_is_not_just_that_part_is_refused(
         entries in proptest::collection::vec(any_entry(), 0..=BUCKET_ENTRIES),

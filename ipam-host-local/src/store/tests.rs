@@ -321,7 +321,7 @@ fn what_is_not_proven_dead_is_kept() {
     assert_eq!(net.add("new").unwrap(), "10.0.0.2", "of five, only a is the same as before");
     assert_eq!(net.add("newer").unwrap_err(), FULL);
     assert!(!net.has_room());
-    // One boot later, what was made in this one is dead, and an index of nobody proves nothing.
+    // After another boot, leases of this one are dead, and an index of unknown origin proves nothing.
     net.reboot(3);
     assert!(net.has_room());
     fs::remove_file(net.index()).unwrap();
