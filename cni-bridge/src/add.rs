@@ -1,10 +1,10 @@
-//! ADD: all of it, or nothing.
+//! ADD: makes the whole attachment, or nothing.
 
 use cni_plugin::delegate::{Delegate, PendingAdd, PreparedAdd};
 use cni_plugin::{CniResult, Interface, Invocation};
 use linux::interface::Interfaces;
 
-use crate::attach::{Connection, Ends};
+use crate::attach::{Connection, Sockets};
 use crate::config::{Config, Container};
 use crate::error::Error;
 use crate::names::format_mac;
@@ -16,17 +16,17 @@ use crate::{gateway, random, rules};
 pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
     let config = Config::read(call)?;
     let ipam = Ipam::prepare(&config, call);
-    let ends = Ends::open(call)?;
-    // Before the IPAM plugin begins: a repeated ADD must not cost the first its lease.
-    ends.refuse_existing(call, &random::veth_name()?)?;
+    let sockets = Sockets::open(call)?;
+    // Before the IPAM plugin begins: a repeated ADD must not release the first one's lease.
+    sockets.refuse_existing(call, &random::veth_name()?)?;
     let mut undo = Undo::default();
-    match try_add(&config, call, &ends, ipam?, &mut undo) {
+    match try_add(&config, call, &sockets, ipam?, &mut undo) {
         Ok(result) => Ok(result),
-        Err(cause) => Err(undo.roll_back(&ends.host, call, &config.bridge, cause)),
+        Err(cause) => Err(undo.roll_back(&sockets.host, call, &config.bridge, cause)),
     }
 }
 
-/// The IPAM plugin that waits for its configuration.
+/// The IPAM plugin, waiting for its configuration.
 struct Ipam {
     delegate: Delegate,
     prepared: PreparedAdd,
@@ -41,8 +41,8 @@ impl Ipam {
         Ok(Some(Self { delegate, prepared }))
     }
 
-    /// The specification wants DEL of a delegate also when its ADD fails, and one that
-    /// was killed may have taken addresses: the step is recorded first.
+    /// Records the undo step first: the specification requires DEL of a delegate also after a
+    /// failed ADD, and a killed one may have reserved addresses.
     fn start(self, call: &Invocation, undo: &mut Undo) -> Result<PendingAdd, Error> {
         undo.push(Step::ReleaseAddresses { ipam: self.delegate });
         Ok(self.prepared.start(call)?)
@@ -52,14 +52,14 @@ impl Ipam {
 fn try_add(
     config: &Config,
     call: &Invocation,
-    ends: &Ends,
+    sockets: &Sockets,
     ipam: Option<Ipam>,
     undo: &mut Undo,
 ) -> Result<CniResult, Error> {
-    // The IPAM plugin runs while the links are made, and ends while they get its
-    // addresses; it has ended, one way or the other, before anything is rolled back.
+    // The IPAM plugin runs while the links are made, and ends while they get its addresses. In any
+    // case it has ended before the roll-back.
     let mut pending = ipam.map(|ipam| ipam.start(call, undo)).transpose()?;
-    let connected = connect(config, call, ends, undo);
+    let connected = connect(config, call, sockets, undo);
     let addresses = pending.as_mut().map(|pending| pending.result(call)).transpose();
     if pending.as_ref().is_some_and(PendingAdd::has_refused) {
         undo.keep_addresses();
@@ -69,13 +69,13 @@ fn try_add(
     let result = match addresses {
         Some(addresses) => {
             let plan = Plan::new(config, addresses)?;
-            ends.configure(config, call, &plan, connection.container_veth)?;
-            // Whoever fails now must not have touched what other containers use.
+            sockets.configure(config, call, &plan, connection.container_veth)?;
+            // After a failure at this point, nothing that other containers use was touched.
             pending.map_or(Ok(()), PendingAdd::confirm)?;
-            gateway::ensure(&ends.host, config, &plan, &connection, undo)?;
+            gateway::ensure(&sockets.host, config, &plan, &connection, undo)?;
             plan.result
         }
-        None => layer2(config, call, ends, &connection)?,
+        None => layer2(config, call, sockets, &connection)?,
     };
     let port = Port {
         host_veth: &connection.host_veth.name,
@@ -86,17 +86,22 @@ fn try_add(
         undo.push(Step::RemoveRules { addresses: port.all_addresses() });
         rules::ensure(config, call, port)?;
     }
-    let interfaces = interfaces(config, call, ends, &connection)?;
+    let interfaces = interfaces(config, call, sockets, &connection)?;
     let result = CniResult { interfaces, ..result };
-    // What the asked version cannot express must fail here, where it is undone.
+    // A result that the requested version cannot express must fail here, where ADD is undone.
     result.ensure_fits(call.conf.cni_version)?;
     Ok(result)
 }
 
-fn connect(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> Result<Connection, Error> {
-    let connection = ends.connect(config, call, undo)?;
+fn connect(
+    config: &Config,
+    call: &Invocation,
+    sockets: &Sockets,
+    undo: &mut Undo,
+) -> Result<Connection, Error> {
+    let connection = sockets.connect(config, call, undo)?;
     if config.ipam().is_some() {
-        ends.prepare(config, &call.ifname)?;
+        sockets.prepare(config, &call.ifname)?;
     }
     Ok(connection)
 }
@@ -104,26 +109,26 @@ fn connect(config: &Config, call: &Invocation, ends: &Ends, undo: &mut Undo) -> 
 fn layer2(
     config: &Config,
     call: &Invocation,
-    ends: &Ends,
+    sockets: &Sockets,
     connection: &Connection,
 ) -> Result<CniResult, Error> {
     if config.container != Container::Disabled {
-        ends.set_up(call, connection.container_veth)?;
+        sockets.set_up(call, connection.container_veth)?;
     }
     Ok(CniResult { dns: config.dns.clone().unwrap_or_default(), ..CniResult::default() })
 }
 
-/// Bridge, host veth, container, as they are at the end: udev may have changed
-/// the veth's MAC, the first port the MAC of a bridge that others made.
+/// Bridge, host veth, container, read at the end: udev may have changed the veth's MAC, and the
+/// first port the MAC of a bridge that another program made.
 fn interfaces(
     config: &Config,
     call: &Invocation,
-    ends: &Ends,
+    sockets: &Sockets,
     connection: &Connection,
 ) -> Result<Vec<Interface>, Error> {
     let host_veth = match config.container {
-        Container::Disabled => ends.link(&connection.host_veth)?,
-        Container::Layer2 | Container::Layer3 { .. } => ends.port_when_up(&connection.host_veth)?,
+        Container::Disabled => sockets.link(&connection.host_veth)?,
+        Container::Layer2 | Container::Layer3 { .. } => sockets.port_when_up(&connection.host_veth)?,
     };
     let bridge = &connection.bridge.name;
     let bridge_mac = Interfaces::open()?.mac(bridge)?;

@@ -20,34 +20,34 @@ use crate::names::{alias, veth_name};
 use crate::random;
 use crate::undo::{Step, Undo};
 
-/// As often as the reference tries.
+/// As many attempts as the reference makes.
 const VETH_NAME_ATTEMPTS: usize = 10;
 /// The sum of the reference's sleeps.
 const PORT_UP_TIMEOUT: Duration = Duration::from_millis(2550);
 
-/// The two ends of the work; both sockets are open before anything is changed.
+/// The host's socket and the container's; both are opened before anything is changed.
 #[derive(Debug)]
-pub(crate) struct Ends {
+pub(crate) struct Sockets {
     pub(crate) host: Netlink,
     pub(crate) container: Netlink,
     pub(crate) container_interfaces: Interfaces,
     pub(crate) netns: NetNs,
-    /// The host's: where this process was started.
+    /// The host's namespace, in which this process was started.
     pub(crate) home: NetNs,
 }
 
-/// What [`Ends::connect`] made or found.
+/// What [`Sockets::connect`] made or found.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) bridge: Link,
-    /// Of the bridge, seen when the port had joined it: no failing ADD of
-    /// another container takes one of them away any more.
+    /// The bridge's addresses, read after the port had joined it: from then on no failing ADD of
+    /// another container removes one.
     pub(crate) bridge_addresses: Vec<Address>,
     pub(crate) host_veth: Link,
     pub(crate) container_veth: ContainerVeth,
 }
 
-/// Whose bridge it is.
+/// Who made the bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// Made by this call.
@@ -55,15 +55,15 @@ enum Origin {
     Found,
 }
 
-/// The container's end of the pair.
+/// The veth in the container.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerVeth {
-    /// In the container's namespace.
+    /// Its index in the container's namespace.
     pub(crate) index: u32,
     pub(crate) mac: Mac,
 }
 
-impl Ends {
+impl Sockets {
     pub(crate) fn open(call: &Invocation) -> Result<Self, Error> {
         let path = call.netns.clone().unwrap_or_default();
         let netns = NetNs::open(&path)
@@ -74,8 +74,8 @@ impl Ends {
         Ok(Self { host, container: container?, container_interfaces: interfaces?, netns, home })
     }
 
-    /// The bridge, and a port of it whose other end is the container's
-    /// interface (still down). Steps that make something are recorded.
+    /// Makes the bridge and a port of it whose peer is the container's interface (still down).
+    /// Records each step that makes something.
     pub(crate) fn connect(
         &self,
         config: &Config,
@@ -127,7 +127,8 @@ impl Ends {
         }
         if !bridge.up {
             match bridge.mac {
-                // The kernel's random MAC, set: ports that come and go no longer change it.
+                // Setting the kernel's random MAC keeps it: otherwise it would change with the
+                // ports.
                 Some(mac) if origin == Origin::Made => self.host.set_up_with_mac(bridge.index, mac),
                 _ => self.host.set_up(bridge.index),
             }
@@ -143,14 +144,14 @@ impl Ends {
                 undo.push(Step::DeleteBridge { index: bridge.index });
                 Ok((bridge, Origin::Made))
             }
-            // The reference does not take our lock: it may have been quicker.
+            // The reference does not take our lock and may have been faster.
             Err(e) if e.errno() == Errno::EEXIST => {
                 let found = self.host.link_by_name(&config.bridge)?;
                 let found = found.ok_or_else(|| Error::LinkVanished { name: config.bridge.clone() })?;
                 Ok((found, Origin::Found))
             }
             Err(source) => {
-                // It may have been made, and only the kernel's answer be lost.
+                // It may exist although the kernel's answer was lost.
                 undo.push(Step::DeleteUnfinishedBridge { name: config.bridge.clone() });
                 Err(Error::CreateBridge { name: config.bridge.clone(), mtu: config.mtu, source })
             }
@@ -185,7 +186,7 @@ impl Ends {
                     self.refuse_existing(call, &name)?;
                 }
                 Err(source) => {
-                    // It may have been made, and only the kernel's answer be lost.
+                    // It may exist although the kernel's answer was lost.
                     undo.push(Step::DeleteUnfinishedVeth { name });
                     return Err(Error::CreateVeth { mtu: config.mtu, mac: config.container_mac, source });
                 }
@@ -202,7 +203,7 @@ impl Ends {
         found.map(|link| link.index).ok_or_else(|| Error::LinkVanished { name: call.ifname.clone() })
     }
 
-    /// An error when the container already has an interface of that name.
+    /// An error if the container already has an interface with this name.
     pub(crate) fn refuse_existing(&self, call: &Invocation, peer: &str) -> Result<(), Error> {
         if self.container_interfaces.exists(&call.ifname)? {
             return Err(Error::ContainerLinkExists { ifname: call.ifname.clone(), peer: peer.to_owned() });
@@ -210,8 +211,8 @@ impl Ends {
         Ok(())
     }
 
-    /// The port once it forwards. Asking makes new kernels settle the state at
-    /// once; with older ones the answer is an event away.
+    /// The port once it forwards. On new kernels the query itself updates the state; on older ones
+    /// an event follows.
     pub(crate) fn port_when_up(&self, host_veth: &Link) -> Result<Link, Error> {
         let port = self.link(host_veth)?;
         if port.oper_state == OperState::Up {
@@ -228,29 +229,30 @@ impl Ends {
         }
     }
 
-    /// A link of the host as it is now.
+    /// The current state of a link of the host.
     pub(crate) fn link(&self, link: &Link) -> Result<Link, Error> {
         let found = self.host.link_by_index(link.index)?;
         found.ok_or_else(|| Error::LinkVanished { name: link.name.clone() })
     }
 }
 
-/// Routes of our links are ours to set, not a router's.
+/// This plugin sets the routes of its links; routers must not.
 fn ignore_router_advertisements(link: &Link) {
     if link.accept_ra != Some(0) {
         tolerate(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));
     }
 }
 
-/// The bridge's own link-local address is of its MAC, which is random. A container that claims the
-/// address while the kernel looks for duplicates would take it away for good (`addrconf_dad_failure`),
-/// and with it the source of neighbour solicitations for what comes from outside.
+/// The bridge's link-local address comes from its random MAC. While the kernel checks for
+/// duplicates, a container that claims the address would remove it permanently
+/// (`addrconf_dad_failure`), and with it the source of neighbour solicitations for incoming
+/// traffic.
 fn detect_no_duplicates(bridge: &Link) {
     tolerate(sysctl::write(&format!("net/ipv6/conf/{}/accept_dad", bridge.name), "0"));
 }
 
-/// For settings that the reference sets without looking at the outcome: a host
-/// without IPv6 has none of them.
+/// Ignores failures of settings whose result the reference ignores too: a host without IPv6 has
+/// none of them.
 pub(crate) fn tolerate(outcome: linux::Result<()>) {
     if let Err(e) = outcome
         && e.errno() != Errno::ENOENT

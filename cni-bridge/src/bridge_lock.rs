@@ -1,4 +1,4 @@
-//! One ADD at a time changes a bridge and its ports.
+//! Only one ADD at a time changes a bridge and its ports.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use linux::Error;
 use linux::lock::TransientLock;
 
-/// A call may wait three times: for its links, its gateways, and to roll back.
-/// All of it stays within the two minutes that the kubelet gives a pod's network.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A call may wait three times: for its links, its gateways, and its roll-back. Together that is
+/// within the two minutes that the kubelet allows for a pod's network.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Held until dropped.
 #[derive(Debug)]
@@ -18,15 +18,14 @@ pub(crate) struct BridgeLock {
 }
 
 impl BridgeLock {
-    /// Waits until the bridge called `bridge` (a valid interface name) is ours,
-    /// and no longer than half a minute. Where /run takes no files, all bridges
-    /// of the network namespace have one lock.
+    /// Waits for the lock of the bridge called `bridge` (a valid interface name), at most half a
+    /// minute. If /run accepts no files, all bridges of the network namespace share one lock.
     pub(crate) fn take(bridge: &str) -> Result<Self, Error> {
-        Self::within(PATIENCE, bridge)
+        Self::within(TIMEOUT, bridge)
     }
 
-    fn within(patience: Duration, bridge: &str) -> Result<Self, Error> {
-        let taken = TransientLock::take_or_of_namespace(&path(bridge), patience);
+    fn within(timeout: Duration, bridge: &str) -> Result<Self, Error> {
+        let taken = TransientLock::take_or_of_namespace(&path(bridge), timeout);
         let named = |Error { op, object, source }| {
             let waited = source.kind() == ErrorKind::TimedOut;
             let op = if waited { "wait for other calls that change bridge" } else { op };
@@ -77,7 +76,7 @@ mod tests {
         // Who came too late gets it in the end, and gives it back.
         let before = std::time::Instant::now();
         while path.exists() {
-            assert!(before.elapsed() < PATIENCE);
+            assert!(before.elapsed() < TIMEOUT);
             std::thread::yield_now();
         }
     }

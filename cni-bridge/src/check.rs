@@ -1,11 +1,11 @@
-//! CHECK: whether everything is still as ADD left it. The sentences are the
-//! reference's where it looks, too.
+//! CHECK: whether everything is as ADD left it. Checks that the reference also makes use its error
+//! messages.
 
 use cni_plugin::delegate::Delegate;
 use cni_plugin::{CniResult, Interface, Invocation, IpConfig, Route};
 use linux::netlink::{Address, Link, Mac};
 
-use crate::attach::Ends;
+use crate::attach::Sockets;
 use crate::config::{Config, Container};
 use crate::error::Error;
 use crate::names::format_mac;
@@ -13,31 +13,30 @@ use crate::rules::{self, Port};
 
 pub(crate) fn check(call: &Invocation) -> Result<(), Error> {
     let config = Config::read(call)?;
-    let ends = Ends::open(call)?;
+    let sockets = Sockets::open(call)?;
     if let Some(ipam) = config.ipam() {
         Delegate::find(ipam, &call.path)?.check(call)?;
     }
     let result = call.conf.prev_result()?.ok_or(Error::NoPrevResult)?;
     let expected = Expected::read(&config, call, &result)?;
 
-    let bridge = found(ends.host.link_by_name(&config.bridge)?, &config.bridge)?;
+    let bridge = found(sockets.host.link_by_name(&config.bridge)?, &config.bridge)?;
     check_bridge(&config, expected.bridge, &bridge)?;
-    let inside = found(ends.container.link_by_name(&call.ifname)?, &call.ifname)?;
+    let inside = found(sockets.container.link_by_name(&call.ifname)?, &call.ifname)?;
     let mac = check_container_link(expected.container, &inside)?;
-    let port = check_port(&config, &ends, &expected, &bridge, &inside)?;
-    check_addresses(&call.ifname, &expected.ips, &ends.container.addresses(inside.index)?)?;
-    check_routes(&ends, &expected.ips, &result.routes, &inside)?;
+    let port = check_port(&config, &sockets, &expected, &bridge, &inside)?;
+    check_addresses(&call.ifname, &expected.ips, &sockets.container.addresses(inside.index)?)?;
+    check_routes(&sockets, &expected.ips, &result.routes, &inside)?;
     let ips: Vec<IpConfig> = expected.ips.into_iter().cloned().collect();
     let port = Port { host_veth: &port.name, container_mac: mac, ips: &ips };
     rules::missing(&config, call, port)?.map_or(Ok(()), |sentence| Err(Error::Differs(sentence)))
 }
 
-/// What the result of ADD says of our part; plugins after us may have added
-/// interfaces and addresses of their own.
+/// This plugin's part of ADD's result; later plugins may have added interfaces and addresses.
 struct Expected<'a> {
     bridge: &'a Interface,
     container: &'a Interface,
-    /// Of the host, one of them the port.
+    /// The host's interfaces; one of them is the port.
     others: Vec<&'a Interface>,
     ips: Vec<&'a IpConfig>,
 }
@@ -107,17 +106,17 @@ fn check_container_link(expected: &Interface, inside: &Link) -> Result<Mac, Erro
     Ok(inside.mac.unwrap_or_default())
 }
 
-/// The one interface of the host in the result that is the other end of the
-/// container's, a port of the bridge, up, and set as configured.
+/// The result's one interface on the host that is the peer of the container's: a port of the
+/// bridge, up, with the configured settings.
 fn check_port(
     config: &Config,
-    ends: &Ends,
+    sockets: &Sockets,
     expected: &Expected<'_>,
     bridge: &Link,
     inside: &Link,
 ) -> Result<Link, Error> {
     for interface in &expected.others {
-        let link = found(ends.host.link_by_name(&interface.name)?, &interface.name)?;
+        let link = found(sockets.host.link_by_name(&interface.name)?, &interface.name)?;
         let is_peer = link.peer == Some(inside.index) && inside.peer == Some(link.index);
         if link.kind.as_deref() != Some("veth") || !is_peer || link.master != Some(bridge.index) {
             continue;
@@ -158,17 +157,21 @@ fn check_addresses(ifname: &str, expected: &[&IpConfig], found: &[Address]) -> R
     Ok(())
 }
 
-/// The networks of the addresses and the routes of the result, each through
-/// the container's interface.
-fn check_routes(ends: &Ends, ips: &[&IpConfig], expected: &[Route], inside: &Link) -> Result<(), Error> {
+/// The networks of the result's addresses, and its routes, each through the container's interface.
+fn check_routes(
+    sockets: &Sockets,
+    ips: &[&IpConfig],
+    expected: &[Route],
+    inside: &Link,
+) -> Result<(), Error> {
     for is_v4 in [true, false] {
         let ips: Vec<&&IpConfig> = ips.iter().filter(|ip| ip.address.is_ipv4() == is_v4).collect();
         let expected: Vec<&Route> = expected.iter().filter(|route| route.dst.is_ipv4() == is_v4).collect();
         if ips.is_empty() && expected.is_empty() {
             continue;
         }
-        let mut found = ends.container.routes(is_v4)?;
-        // One with several next hops shows no link.
+        let mut found = sockets.container.routes(is_v4)?;
+        // A route with several next hops has no link.
         found.retain(|route| route.link.is_none_or(|link| link == inside.index));
         for ip in ips {
             if !leads_to_network(ip, &found) {
@@ -185,7 +188,7 @@ fn check_routes(ends: &Ends, ips: &[&IpConfig], expected: &[Route], inside: &Lin
     Ok(())
 }
 
-/// An address that is its whole network has no route to it.
+/// A single-address network needs no route to itself.
 fn leads_to_network(ip: &IpConfig, found: &[linux::netlink::Route]) -> bool {
     let network = (ip.address.network(), ip.address.prefix());
     let whole = if ip.address.is_ipv4() { 32 } else { 128 };
@@ -193,7 +196,7 @@ fn leads_to_network(ip: &IpConfig, found: &[linux::netlink::Route]) -> bool {
 }
 
 fn is_route(expected: &Route, found: &linux::netlink::Route) -> bool {
-    // Of a default route the reference compares no gateway.
+    // The reference does not compare the gateway of a default route.
     let gateway = expected.gw.filter(|_| expected.dst.prefix() > 0);
     found.destination == (expected.dst.network(), expected.dst.prefix())
         && (gateway.is_none() || found.link.is_none() || found.gateway == gateway)
@@ -204,7 +207,7 @@ fn nil() -> String {
     "<nil>".to_owned()
 }
 
-/// As the reference prints it: `{Dst:{IP:10.8.0.0 Mask:ffff0000} GW:<nil> MTU:0 ...}`.
+/// In the reference's notation: `{Dst:{IP:10.8.0.0 Mask:ffff0000} GW:<nil> MTU:0 ...}`.
 fn shown(route: &Route) -> String {
     let mask: String = match route.dst.mask() {
         std::net::IpAddr::V4(mask) => mask.octets().iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -226,7 +229,7 @@ fn found(link: Option<Link>, name: &str) -> Result<Link, Error> {
     link.ok_or_else(|| Error::Differs(format!("Interface name {name} not found")))
 }
 
-/// A result without MAC says nothing about it.
+/// A result without a MAC accepts any.
 fn has_mac(expected: &Interface, found: Option<Mac>) -> bool {
     expected.mac.is_empty() || expected.mac.eq_ignore_ascii_case(&format_mac(found))
 }

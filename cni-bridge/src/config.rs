@@ -1,4 +1,4 @@
-//! The plugin's configuration, checked. No I/O.
+//! The plugin's configuration, validated. No I/O.
 
 use cni_plugin::{CniError, Dns, Invocation};
 use linux::netlink::{DuplicateDetection, Mac, PortFlags};
@@ -8,7 +8,7 @@ use crate::vlan;
 
 const DEFAULT_BRIDGE: &str = "cni0";
 
-/// What ADD is to do.
+/// The settings of ADD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     /// A valid interface name.
@@ -18,31 +18,31 @@ pub(crate) struct Config {
     pub(crate) promiscuous: bool,
     pub(crate) port: PortFlags,
     pub(crate) role: Role,
-    /// Replace an address of the bridge that contradicts the gateway's.
+    /// Replaces an address of the bridge that conflicts with the gateway's.
     pub(crate) force_address: bool,
     pub(crate) duplicate_detection: DuplicateDetection,
     pub(crate) container_mac: Option<Mac>,
-    /// `None`: not asked for, or nothing to masquerade.
+    /// `None`: not requested, or nothing to masquerade.
     pub(crate) masquerade: Option<MasqueradeBackend>,
-    /// Drop frames of the container with another source MAC than its own.
+    /// Drops frames of the container whose source MAC is not its own.
     pub(crate) spoof_check: bool,
     pub(crate) container: Container,
-    /// Wins over the IPAM plugin's.
+    /// Overrides the IPAM plugin's.
     pub(crate) dns: Option<Dns>,
 }
 
-/// What the bridge is to the containers.
+/// The bridge's role for the containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A switch only.
+    /// Only a switch.
     Switch,
     /// It has the gateway address, and the host forwards.
     Gateway,
-    /// And the containers' default route goes there.
+    /// As `Gateway`, and the containers' default route leads there.
     DefaultGateway,
 }
 
-/// What happens to the container's end.
+/// The configuration of the container's interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Container {
     /// Up, with addresses and routes of this IPAM plugin.
@@ -53,7 +53,7 @@ pub(crate) enum Container {
     Disabled,
 }
 
-/// By what source addresses are masqueraded.
+/// The mechanism that masquerades source addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MasqueradeBackend {
     /// nf_tables when the kernel has it, the host's iptables otherwise.
@@ -63,7 +63,7 @@ pub(crate) enum MasqueradeBackend {
 }
 
 impl Config {
-    /// For ADD, CHECK and STATUS.
+    /// Reads and validates it for ADD, CHECK and STATUS.
     pub(crate) fn read(call: &Invocation) -> Result<Self, CniError> {
         let keys = Keys::read(&call.conf)?;
         vlan::check(&keys)?;
@@ -124,7 +124,7 @@ impl Config {
     }
 }
 
-/// Bytes. Like in the reference, what is not positive means the kernel's default.
+/// In bytes. As in the reference, zero and negative values mean the kernel's default.
 fn mtu(written: Option<i64>, keys: &Keys) -> Result<Option<u32>, CniError> {
     let Some(mtu) = written.filter(|mtu| *mtu > 0) else { return Ok(None) };
     u32::try_from(mtu).map(Some).map_err(|_| {
@@ -137,8 +137,8 @@ fn mtu(written: Option<i64>, keys: &Keys) -> Result<Option<u32>, CniError> {
     })
 }
 
-/// Layer 2 has no addresses to masquerade; the backend's name counts only when
-/// it is used, as in the reference.
+/// Layer 2 has no addresses to masquerade. As in the reference, the backend's name is validated
+/// only if it is used.
 fn masquerade(keys: &Keys, container: &Container) -> Result<Option<MasqueradeBackend>, CniError> {
     if !keys.ip_masq || !matches!(container, Container::Layer3 { .. }) {
         return Ok(None);
@@ -153,7 +153,7 @@ fn masquerade(keys: &Keys, container: &Container) -> Result<Option<MasqueradeBac
 
 fn bridge_name(written: Option<String>) -> Result<String, CniError> {
     let name = written.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned());
-    // The kernel's own rules (dev_valid_name); the name goes into paths, too.
+    // The kernel's rules (dev_valid_name); the name is also used in paths.
     let has_other = || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0');
     let mut expected = "bridge: expected an interface name".to_owned();
     let reason = if name.is_empty() {
@@ -163,7 +163,7 @@ fn bridge_name(written: Option<String>) -> Result<String, CniError> {
     } else if name == "." || name == ".." || has_other() {
         "invalid argument"
     } else if name.contains('%') {
-        // Of `br%d` the kernel makes `br0`, `br1`, and any other `%` it refuses (dev_alloc_name).
+        // The kernel turns `br%d` into `br0`, `br1`, and refuses any other `%` (dev_alloc_name).
         expected = format!("{expected} without %, found {name:?}");
         "invalid argument"
     } else {
@@ -172,13 +172,13 @@ fn bridge_name(written: Option<String>) -> Result<String, CniError> {
     Err(refused_bridge(&name, reason, expected))
 }
 
-/// In the words that the reference has when the kernel refuses.
+/// With the reference's message for a refusal by the kernel.
 fn refused_bridge(name: &str, reason: &str, details: impl std::fmt::Display) -> CniError {
     let msg = format!("failed to create bridge {name:?}: could not add {name:?}: {reason}");
     CniError::internal(msg).with_details(details)
 }
 
-/// `CNI_ARGS` is overruled by `args.cni.mac`, that by `runtimeConfig.mac`.
+/// `args.cni.mac` overrides `CNI_ARGS`, and `runtimeConfig.mac` overrides both.
 fn container_mac(keys: &Keys, of_args: Option<String>) -> Result<Option<Mac>, CniError> {
     let places = [
         ("runtimeConfig.mac", keys.runtime_mac.as_ref()),

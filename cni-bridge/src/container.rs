@@ -1,4 +1,4 @@
-//! The container's end: its settings, addresses and routes.
+//! The container's interface: its settings, addresses and routes.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use linux::netlink::{Changes, DuplicateDetection, RouteSpec, Watch};
 use linux::sysctl;
 use nix::errno::Errno;
 
-use crate::attach::{ContainerVeth, Ends, tolerate};
+use crate::attach::{ContainerVeth, Sockets, tolerate};
 use crate::config::Config;
 use crate::error::Error;
 use crate::plan::Plan;
 
-/// The reference's.
+/// The reference's timeout.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Ends {
-    /// What does not depend on the addresses: done while the IPAM plugin runs.
+impl Sockets {
+    /// Settings that do not depend on the addresses, made while the IPAM plugin runs.
     pub(crate) fn prepare(&self, config: &Config, ifname: &str) -> Result<(), Error> {
         Ok(self.netns.visit(&self.home, || {
             let mut accept_dad = "0";
@@ -32,9 +32,9 @@ impl Ends {
         })?)
     }
 
-    /// Addresses, link up, routes, in an order that needs no waiting: IPv4
-    /// addresses first, so that going up announces them (arp_notify); IPv6 ones
-    /// after, since their prefix routes need the link.
+    /// Sets addresses, link up and routes, in an order that needs no waiting: IPv4 addresses first,
+    /// so that the link announces them when it goes up (arp_notify); IPv6 ones later, since their
+    /// prefix routes need the link.
     pub(crate) fn configure(
         &self,
         config: &Config,
@@ -55,7 +55,7 @@ impl Ends {
         self.add_routes(call, plan, veth)
     }
 
-    /// The container's end of a layer-2 attachment.
+    /// Sets the container's interface of a layer-2 attachment up.
     pub(crate) fn set_up(&self, call: &Invocation, veth: ContainerVeth) -> Result<(), Error> {
         let failed = |source| Error::SetUp { ifname: call.ifname.clone(), source };
         self.container.set_up(veth.index).map_err(failed)
@@ -104,17 +104,17 @@ impl Ends {
         Ok(())
     }
 
-    /// Waits until duplicate detection has judged all addresses.
+    /// Waits until duplicate address detection has finished for all addresses.
     fn settle(&self, call: &Invocation, veth: ContainerVeth) -> Result<(), Error> {
         let watch = || Changes::watch(None, Watch::Ipv6Addresses);
         let mut changes = self.netns.visit(&self.home, watch)??;
-        let judged = changes.until(SETTLE_TIMEOUT, || {
+        let settled = changes.until(SETTLE_TIMEOUT, || {
             let addresses = self.container.addresses(veth.index)?;
             let failed: Option<IpAddr> = addresses.iter().find(|a| a.dad_failed).map(|a| a.ip);
             Ok(if failed.is_some() || !addresses.iter().any(|a| a.tentative) { Some(failed) } else { None })
         });
         let ifname = call.ifname.clone();
-        match judged? {
+        match settled? {
             Some(None) => Ok(()),
             Some(Some(address)) => Err(Error::DuplicateAddress { ifname, address }),
             None => Err(Error::AddressesUnsettled { ifname, seconds: SETTLE_TIMEOUT.as_secs() }),
@@ -122,13 +122,13 @@ impl Ends {
     }
 }
 
-/// In the container's namespace.
+/// Must be called in the container's namespace.
 fn allow_ipv6(ifname: &str) -> Result<(), Error> {
     for link in ["lo", ifname] {
         let name = format!("net/ipv6/conf/{link}/disable_ipv6");
         match sysctl::ensure(&name, "0") {
             Ok(_) => {}
-            // A kernel without IPv6: adding the address will say so.
+            // A kernel without IPv6: adding the address reports that.
             Err(e) if e.errno() == Errno::ENOENT => {}
             Err(source) => return Err(Error::EnableIpv6 { ifname: link.to_owned(), source }),
         }

@@ -1,6 +1,5 @@
-//! DEL: removes whatever is left of an attachment, made by us or by the
-//! reference; what is gone already is a success. A part that fails does not
-//! keep the others from being done.
+//! DEL: removes everything that we or the reference made for an attachment. A missing part is a
+//! success. After a failure of one part, the others are still removed.
 
 use std::net::IpAddr;
 
@@ -25,10 +24,10 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     // The rules first: the kernel frees them while it deletes the link.
     let removed = failures.keep(rules::remove(call, &|| addresses(call, inside.as_ref())));
     failures.keep(remove_link(call, inside));
-    // After the link: without one, the container begins no other flow.
+    // After the link: without it, the container cannot start further flows.
     flows::forget(&masqueraded(call, removed.unwrap_or_default()));
-    // Only now: an address may be given to the next container once it is free.
-    // After a failure it stays taken, and the runtime calls DEL again.
+    // Last: once an address is free, another container may get it. After a failure it stays
+    // reserved, and the runtime calls DEL again.
     if let Some(ipam) = ipam
         && failures.is_empty()
     {
@@ -37,14 +36,13 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     failures.into_result()
 }
 
-/// A configuration that no ADD accepts has made nothing, but its IPAM plugin is
-/// still asked.
+/// A configuration that ADD refuses has made nothing, but its IPAM plugin is still called.
 fn find_ipam(call: &Invocation) -> Result<Option<Delegate>, CniError> {
     let Some(ipam) = call.conf.ipam_type()? else { return Ok(None) };
     Delegate::find(&ipam, &call.path).map(Some)
 }
 
-/// The container's interface, as long as there is one.
+/// The container's interface, if it still exists.
 struct Inside {
     container: Netlink,
     link: Link,
@@ -59,8 +57,8 @@ impl Inside {
     }
 }
 
-/// `None` when there is none any more: an unset CNI_NETNS is legal for DEL
-/// (CNI specification, "DEL"), its path may be gone, or only its file be left.
+/// `None` if the namespace is gone: an unset CNI_NETNS is legal for DEL (CNI specification, "DEL"),
+/// its path may be gone, or only the file may be left.
 fn open_netns(call: &Invocation) -> Result<Option<NetNs>, Error> {
     let Some(path) = &call.netns else { return Ok(None) };
     match NetNs::open(path).map_err(|e| NetnsError::of(path, e)) {
@@ -70,8 +68,8 @@ fn open_netns(call: &Invocation) -> Result<Option<NetNs>, Error> {
     }
 }
 
-/// Of this attachment, as far as they can be known: those the interface has,
-/// those the runtime remembers, which are all. They only tell two interfaces apart.
+/// The known addresses of this attachment: those of the interface, and those that the runtime
+/// remembers, which are complete. They only distinguish two interfaces.
 fn addresses(call: &Invocation, inside: Option<&Inside>) -> Addresses {
     let has = inside.and_then(|inside| inside.container.addresses(inside.link.index).ok());
     let of_link = has.into_iter().flatten().map(|address| address.ip);
@@ -87,34 +85,34 @@ fn remembered_addresses(call: &Invocation) -> Option<Vec<IpAddr>> {
     Some(result.ips.iter().map(|ip| ip.address.ip()).collect())
 }
 
-/// The addresses of the removed rules, and those of `prevResult`: iptables may have
-/// masqueraded them, or the rules be gone already. Not those of the interface: a
-/// container may give itself the address of another one.
+/// The addresses of the removed rules and of `prevResult`: iptables may have masqueraded them, or
+/// the rules may be gone already. Not the interface's addresses: a container may give itself the
+/// address of another one.
 fn masqueraded(call: &Invocation, of_rules: Vec<IpAddr>) -> Vec<IpAddr> {
     let asked = call.conf.fields(KEYS).bool("ipMasq").unwrap_or(false);
     let remembered = asked.then(|| remembered_addresses(call)).flatten();
     of_rules.into_iter().chain(remembered.into_iter().flatten()).collect()
 }
 
-/// A container may rename its interface and give the name to another one. So
-/// the host's end is what counts: where the peer of the container's interface
-/// carries our alias, deleting that removes both, whatever they are called.
+/// Removes the link. A container may rename its interface and give the name to another one, so the
+/// host's veth decides: if the peer of the container's interface has our alias, deleting it removes
+/// both, whatever their names.
 fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
     let host = Netlink::open()?;
     let Some(Inside { container, link }) = inside else { return remove_host_end(call, &host) };
     let peer = link.peer.map(|peer| host.link_by_index(peer)).transpose()?.flatten();
     match peer.filter(|peer| peer.alias.as_deref() == Some(&alias(call))) {
         Some(port) => delete(&host, port.index)?,
-        // Made by the reference, by an ADD killed before the alias, or by the container itself.
+        // Made by the reference, by an ADD that was killed before it set the alias, or by the
+        // container itself.
         None => remove_host_end(call, &host)?,
     }
     delete(&container, link.index)
 }
 
-/// Without the namespace the kernel removes the veth, but only once nothing
-/// holds the namespace: the host's end is found by its alias; that of a killed
-/// ADD, which has none yet, by its name; the reference's by what the runtime
-/// remembers of it.
+/// Finds and removes the host's veth without the namespace. The kernel removes it too, but only
+/// once no process holds the namespace. It is found by its alias; that of a killed ADD, which has
+/// none yet, by its name; the reference's by what the runtime remembers.
 fn remove_host_end(call: &Invocation, host: &Netlink) -> Result<(), Error> {
     let (alias, unfinished) = (alias(call), veth_name(call));
     let remembered = remembered_ports(call);
@@ -136,12 +134,12 @@ fn remove_host_end(call: &Invocation, host: &Netlink) -> Result<(), Error> {
 
 /// The index of the configuration's bridge, if there is one.
 fn bridge(call: &Invocation, host: &Netlink) -> Result<Option<u32>, Error> {
-    // A configuration that no ADD accepts has made nothing.
+    // A configuration that ADD refuses has made nothing.
     let Ok(config) = Config::read(call) else { return Ok(None) };
     Ok(host.link_by_name(&config.bridge)?.map(|link| link.index))
 }
 
-/// Name and MAC of the host's interfaces in prevResult: no other link has both.
+/// Name and MAC of the host's interfaces in prevResult: no other link matches both.
 fn remembered_ports(call: &Invocation) -> Vec<(String, String)> {
     let result = call.conf.prev_result().ok().flatten().unwrap_or_default();
     let of_host = result.interfaces.into_iter().filter(|interface| interface.sandbox.is_empty());

@@ -1,4 +1,4 @@
-//! The keys of bridge stand in docs/CNI.md, and are read.
+//! The keys of bridge are listed in docs/CNI.md, and are read.
 
 use serde_json::json;
 use tests::cni_keys::{assert_documented, assert_read};

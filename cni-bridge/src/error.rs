@@ -1,4 +1,4 @@
-//! What can go wrong, in the reference's words, and its CNI codes.
+//! The errors, with the reference's messages and its CNI codes.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -42,7 +42,7 @@ pub(crate) enum Error {
     #[error("failed to make veth pair")]
     CreateVeth {
         mtu: Option<u32>,
-        /// Of the container's end, where the configuration has one.
+        /// The configured MAC of the container's veth, if any.
         mac: Option<Mac>,
         #[source]
         source: linux::Error,
@@ -122,28 +122,28 @@ pub(crate) enum Error {
         #[source]
         source: linux::Error,
     },
-    /// CHECK found another state than ADD left; the reference's sentences,
-    /// or ours where the reference does not look.
+    /// CHECK found another state than ADD left; with the reference's message, or ours for a check
+    /// that the reference does not make.
     #[error("{0}")]
     Differs(String),
     #[error("Required prevResult missing")]
     NoPrevResult,
-    /// What DEL or GC could not remove, or why no backend could be used; the
-    /// first is the answer.
+    /// Several failures: parts that DEL or GC could not remove, or backends that cannot be used.
+    /// The answer is the first one.
     #[error("{}", failures.first().map(ToString::to_string).unwrap_or_default())]
     Several { failures: Vec<Error> },
     #[error(transparent)]
     Iptables(#[from] netfilter::iptables::Error),
     #[error(transparent)]
     Kernel(#[from] linux::Error),
-    /// Of the configuration or of the IPAM plugin: passed on unchanged.
+    /// From the configuration or the IPAM plugin: passed on unchanged.
     #[error(transparent)]
     Protocol(#[from] CniError),
     #[error("{cause}")]
     Rollback { cause: Box<Error>, rollback: Vec<Error> },
 }
 
-/// Why a namespace could not be opened, in the reference's words.
+/// Why a namespace could not be opened, with the reference's message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NetnsError {
     /// Callers match `no such file or directory`.
@@ -168,12 +168,12 @@ impl NetnsError {
     }
 }
 
-/// What went wrong while the rest was still done.
+/// Failures collected while the remaining work was done.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Vec<Error>);
 
 impl Failures {
-    /// The value, or the failure noted.
+    /// Returns the value, or records the failure.
     pub(crate) fn keep<T, E: Into<Error>>(&mut self, outcome: Result<T, E>) -> Option<T> {
         outcome.map_err(|e| self.0.push(e.into())).ok()
     }
@@ -242,10 +242,10 @@ impl From<Error> for CniError {
     }
 }
 
-/// What bridges and veth pairs take (`ETH_MIN_MTU`, `ETH_MAX_MTU`).
+/// The MTU range of bridges and veth pairs (`ETH_MIN_MTU`, `ETH_MAX_MTU`).
 const MTU: RangeInclusive<u32> = 68..=65535;
 
-/// Empty where another reason made the kernel refuse.
+/// Empty if the kernel refused for another reason.
 fn wrong_mtu(mtu: Option<u32>, source: &linux::Error) -> String {
     match mtu.filter(|mtu| source.errno() == Errno::EINVAL && !MTU.contains(mtu)) {
         Some(mtu) => format!(
@@ -257,7 +257,7 @@ fn wrong_mtu(mtu: Option<u32>, source: &linux::Error) -> String {
     }
 }
 
-/// Empty where another reason made the kernel refuse (`is_valid_ether_addr`).
+/// Empty if the kernel refused for another reason (`is_valid_ether_addr`).
 fn wrong_mac(mac: Option<Mac>, source: &linux::Error) -> String {
     match mac.filter(|_| source.errno() == Errno::EADDRNOTAVAIL) {
         Some(mac) => {
@@ -270,8 +270,8 @@ fn wrong_mac(mac: Option<Mac>, source: &linux::Error) -> String {
     }
 }
 
-/// The sentence and the kernel's reason, written as the reference's runtime
-/// writes it; which call it was goes into the details, and what to do.
+/// The message and the kernel's reason, in the format of the reference's runtime. The details name
+/// the call and what to do.
 fn refused(error: &Error, source: &linux::Error) -> CniError {
     let refused = CniError::internal(format_args!("{error}: {}", source.reason())).with_details(source);
     if nftables::is_unsupported(source) {

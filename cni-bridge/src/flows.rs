@@ -1,12 +1,12 @@
-//! Flows of masqueraded containers. Connection tracking keeps them without the rules:
+//! Flows of masqueraded containers. Connection tracking keeps them after the rules are gone:
 //! answers to one container would reach the next one with its address.
 
 use std::net::IpAddr;
 
 use netfilter::conntrack::{self, Flows};
 
-/// Deletes the entries of all flows that `addresses` began. A failure is a warning:
-/// DEL succeeds on a kernel that does not track connections.
+/// Deletes the entries of all flows that `addresses` started. A failure is only a warning: DEL
+/// succeeds on a kernel without connection tracking.
 pub(crate) fn forget(addresses: &[IpAddr]) {
     let flows: Vec<Flows> = addresses.iter().copied().map(Flows::begun_by).collect();
     if let Err(e) = conntrack::delete(&flows) {

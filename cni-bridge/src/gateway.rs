@@ -13,8 +13,8 @@ use crate::error::Error;
 use crate::plan::{GatewayChange, Plan, gateway_change};
 use crate::undo::{AddressChange, Step, Undo};
 
-/// Gives the bridge the plan's gateway addresses and lets the host forward
-/// their families.
+/// Gives the bridge the plan's gateway addresses, and enables the host's forwarding for their
+/// families.
 pub(crate) fn ensure(
     host: &Netlink,
     config: &Config,
@@ -36,7 +36,7 @@ pub(crate) fn ensure(
     if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&plan.result) }
 }
 
-/// Of a bridge that has lost its last port.
+/// The MAC of a bridge that has lost its last port.
 const NO_MAC: Mac = [0; 6];
 
 fn ensure_address(
@@ -58,7 +58,7 @@ fn ensure_address(
         change,
     };
     let added = if replacing.is_empty() { AddressChange::Added } else { AddressChange::AddedInstead };
-    // The last ones first: the kernel may take an address's secondaries along.
+    // The last ones first: deleting an address may delete its secondaries.
     for old in replacing.into_iter().rev() {
         undo.push(step(old, AddressChange::Removed));
         match host.delete_address(bridge.index, (old.ip(), old.prefix())) {
@@ -74,9 +74,9 @@ fn ensure_address(
             return Err(Error::BridgeAddress { bridge: bridge.name.clone(), address: wanted, source });
         }
     }
-    // A bridge made by others may still take its ports' lowest MAC; set once, an
-    // address stays. (Ours were made with one.) It is the one from before our
-    // port joined: a port's dies with its container.
+    // A bridge of another program may still take the lowest MAC of its ports; a MAC that is set
+    // stays. (Ours are made with one.) Uses the MAC from before our port joined: a port's MAC
+    // disappears with its container.
     let before = connection.bridge.mac.filter(|mac| *mac != NO_MAC);
     let mac = match before {
         Some(mac) => Some(mac),

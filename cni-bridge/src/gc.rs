@@ -1,5 +1,5 @@
-//! GC: removes what is left of attachments of this network that nobody uses any
-//! more, ours and, where it can be told whose it is, the reference's.
+//! GC: removes what is left of this network's unused attachments: our own, and the reference's as
+//! far as they can be attributed.
 
 use cni_plugin::delegate::Delegate;
 use cni_plugin::{Invocation, ValidAttachments};
@@ -14,7 +14,7 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     let valid = ValidAttachments::read(&call.conf)?;
     let host = Netlink::open()?;
     let mut failures = Failures::default();
-    // In the order of DEL, and for its reasons.
+    // In the order of DEL, for the same reasons.
     let masqueraded = failures.keep(rules::collect(call, &valid, &host));
     failures.keep(delete_stale_links(&host, &call.conf.name, &valid));
     flows::forget(&masqueraded.unwrap_or_default());
@@ -27,7 +27,7 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     failures.into_result()
 }
 
-/// Ports that carry our alias; the container's end goes with its port.
+/// Deletes ports with our alias; the container's veth is deleted with its port.
 fn delete_stale_links(host: &Netlink, network: &str, valid: &ValidAttachments) -> Result<(), Error> {
     let in_use: Vec<String> = valid.iter().map(|(id, ifname)| alias_of(network, id, ifname)).collect();
     let mut failures = Failures::default();

@@ -1,8 +1,8 @@
-//! What the iptables backend makes for a container, as iptables(8) words and
-//! as nf_tables shows it. No I/O.
+//! The rules of the iptables backend for a container, as iptables(8) arguments and as nf_tables
+//! shows them. No I/O.
 //!
-//! One chain for all interfaces of a container in a network: the reference
-//! names it by these two only.
+//! All interfaces of a container in a network share one chain: the reference's name for it contains
+//! only these two.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use cni_plugin::{ValidAttachments, sha512_hex};
 use ipnetwork::IpNetwork;
 use netfilter::nftables::{Batch, CmpOp, Expression, Family, Rule};
 
-/// Of the tables that iptables and ip6tables call so.
+/// The table, by its name in iptables and ip6tables.
 pub(crate) const TABLE: &str = "nat";
 pub(crate) const POSTROUTING: &str = "POSTROUTING";
 pub(crate) const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
@@ -44,18 +44,17 @@ pub(crate) fn rules_of(address: &IpNetwork, chain: &str, comment: &str) -> [(Str
     ]
 }
 
-/// What is known of an attachment's addresses. None known: all rules are its own.
+/// The known addresses of an attachment. If there are none, all rules count as its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Addresses {
     pub(crate) known: Vec<IpAddr>,
-    /// Whether it never had others: those in the container may have been taken away.
+    /// Whether the list is complete: the container may have removed addresses from its interface.
     pub(crate) complete: bool,
 }
 
-/// Of the jumps from each family's addresses to a container's chain, those of
-/// the attachment with `addresses`; the others are of another interface. Where
-/// its addresses of a family are not known, they are all its own, unless the
-/// other family shows another interface.
+/// The attachment's own jumps among those from each family's addresses to a container's chain; the
+/// others belong to another interface. If its addresses of a family are unknown, all are its own,
+/// unless the other family shows another interface.
 pub(crate) fn own_jumps<'a, J>(
     addresses: &Addresses,
     jumps: [&'a [J]; 2],
@@ -75,9 +74,8 @@ pub(crate) fn own_jumps<'a, J>(
     })
 }
 
-/// Takes away the attachment's jumps to `chain` and, where none is left, the
-/// chain. `found`: of each family that has the chain, the rules in it and the
-/// jumps to it.
+/// Removes the attachment's jumps to `chain` and, if none is left, the chain. `found`: for each
+/// family with the chain, its rules and the jumps to it.
 pub(crate) fn plan_removal(
     chain: &str,
     addresses: &Addresses,
@@ -97,8 +95,7 @@ pub(crate) fn plan_removal(
     }
 }
 
-/// Whether a jump to `chain` for each address of the family is there, and the
-/// chain masquerades.
+/// Whether each address of the family has a jump to `chain`, and the chain masquerades.
 pub(crate) fn is_complete(chain: &str, addresses: &[IpNetwork], rules: &[Rule]) -> bool {
     let jumps = |address: &IpNetwork| {
         let mut to_chain = rules.iter().filter(|rule| rule.target_chain() == Some(chain));
@@ -125,7 +122,7 @@ fn compares_with(rule: &Rule, address: IpAddr) -> bool {
     rule.expressions.iter().any(same)
 }
 
-/// The chains of containers of `network` of which no interface is valid.
+/// The chains of containers of `network` without any valid interface.
 pub(crate) fn stale_chains(network: &str, valid: &ValidAttachments, rules: &[Rule]) -> Vec<String> {
     let prefix = comment_prefix(network);
     let ids = rules.iter().filter_map(|rule| rule.comment.as_ref()?.strip_prefix(&prefix)?.strip_suffix('"'));

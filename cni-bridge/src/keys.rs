@@ -1,11 +1,10 @@
-//! The plugin's keys as they are written: right types, values not judged yet.
-//! No I/O.
+//! The plugin's keys as written: with the right types, but not validated yet. No I/O.
 
 use cni_plugin::conf::{COMMON_KEYS, Fields};
 use cni_plugin::{CniError, Dns, NetConf};
 use serde_json::Value;
 
-/// What the plugin reads beside [`COMMON_KEYS`].
+/// The keys that the plugin reads, besides [`COMMON_KEYS`].
 pub(crate) const KEYS: cni_plugin::conf::Keys = &[
     "bridge",
     "isGateway",
@@ -34,7 +33,7 @@ pub(crate) const KEYS: cni_plugin::conf::Keys = &[
     "runtimeConfig.mac",
 ];
 
-/// Absent switches are off.
+/// Absent booleans are false.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Keys {
     pub(crate) bridge: Option<String>,
@@ -65,7 +64,7 @@ pub(crate) struct Keys {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VlanTrunk {
     pub(crate) entries: Vec<TrunkEntry>,
-    /// To be shown.
+    /// For messages.
     pub(crate) written: Value,
 }
 
@@ -77,16 +76,16 @@ pub(crate) struct TrunkEntry {
 }
 
 impl Keys {
-    /// A value of the wrong type is an error in the reference's words.
+    /// A value of the wrong type is an error with the reference's message.
     pub(crate) fn read(conf: &NetConf) -> Result<Self, CniError> {
         Self::of(conf).map_err(|e| CniError { msg: format!("failed to load netconf: {}", e.msg), ..e })
     }
 
     fn of(conf: &NetConf) -> Result<Self, CniError> {
         let fields = conf.fields(KEYS);
-        // Without bridge VLANs it has nothing to say.
+        // It has no effect without bridge VLANs.
         fields.bool("preserveDefaultVlan")?;
-        // ADD does not read it.
+        // ADD does not use it.
         conf.fields(COMMON_KEYS).object("prevResult")?;
         let args = fields.object("args")?.map(|args| args.object("cni")).transpose()?.flatten();
         Ok(Self {

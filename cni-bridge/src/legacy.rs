@@ -1,5 +1,5 @@
-//! The host's iptables program: run where a configuration asks for it by name,
-//! or where the kernel's old tables hold rules that nf_tables does not show.
+//! The host's iptables program: used if a configuration requests it by name, or if the kernel's
+//! legacy tables have rules that nf_tables does not show.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use crate::keys::KEYS;
 
 const VERSIONS: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 
-/// Adds the rules that are missing: one reading and one writing process for
-/// each IP version among `addresses`.
+/// Adds the missing rules, with one reading and one writing process for each IP version among
+/// `addresses`.
 pub(crate) fn ensure(call: &Invocation, addresses: &[IpNetwork]) -> Result<(), Error> {
     for version in VERSIONS {
         let addresses = of_version(addresses, version);
@@ -30,8 +30,8 @@ pub(crate) fn ensure(call: &Invocation, addresses: &[IpNetwork]) -> Result<(), E
     Ok(())
 }
 
-/// Removes the attachment's jumps to its chain and, where none is left, the
-/// chain from the legacy tables.
+/// Removes the attachment's jumps to its chain from the legacy tables and, if none is left, the
+/// chain.
 pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<(), Error> {
     let chain = chain_name(&call.conf.name, &call.container_id);
     let [v4, v6] = VERSIONS.map(|version| Listed::read(version, call));
@@ -49,7 +49,7 @@ pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Re
     Ok(())
 }
 
-/// A program with what it printed of the table: lines of `-S`.
+/// A program and its output for the table: lines of `-S`.
 struct Listed {
     tool: IpTables,
     lines: Vec<String>,
@@ -63,8 +63,7 @@ impl Listed {
     }
 }
 
-/// Removes the legacy chains of containers of this network of which no
-/// interface is valid.
+/// Removes the legacy chains of this network's containers without any valid interface.
 pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments) -> Result<(), Error> {
     for version in VERSIONS {
         let Some(Listed { tool, lines }) = Listed::read(version, call)? else { continue };
@@ -91,8 +90,8 @@ pub(crate) fn is_complete(call: &Invocation, addresses: &[IpNetwork]) -> Result<
     Ok(true)
 }
 
-/// `None` where the kernel has no legacy table, which no program must make by
-/// looking, and where there is a table but no program for it.
+/// `None` if the kernel has no legacy table, since running the program would create one, or if
+/// there is a table but no program for it.
 fn legacy_tool(version: IpVersion, call: &Invocation) -> Result<Option<IpTables>, Error> {
     let tables = legacy_tables(version)
         .map_err(|source| linux::Error::new("list legacy tables", version.program(), source))?;
@@ -116,7 +115,7 @@ fn of_version(addresses: &[IpNetwork], version: IpVersion) -> Vec<IpNetwork> {
     addresses.iter().filter(|address| address.is_ipv4() == (version == IpVersion::V4)).copied().collect()
 }
 
-/// Restore commands for what `there` (lines of `-S`) lacks.
+/// Restore commands for the rules that `there` (lines of `-S`) lacks.
 fn missing(call: &Invocation, addresses: &[IpNetwork], there: &[String]) -> Vec<String> {
     let chain = chain_name(&call.conf.name, &call.container_id);
     let comment = comment(&call.conf.name, &call.container_id);
@@ -135,17 +134,17 @@ fn missing(call: &Invocation, addresses: &[IpNetwork], there: &[String]) -> Vec<
     commands
 }
 
-/// By the comments of the rules in them, which are quoted in the lines.
+/// Finds chains by the comments of their rules, which are quoted in the lines.
 fn stale_chains(network: &str, valid: &ValidAttachments, there: &[String]) -> BTreeSet<String> {
     let before = quote(&comment(network, ""));
-    // Without the quotes after the id, both of them escaped or escaping.
+    // Without the closing quotes after the id, escaped or not.
     let before = before.strip_suffix("\\\"\"").unwrap_or(&before);
     let ids = there.iter().filter_map(|line| line.split_once(before)?.1.split_once('\\').map(|(id, _)| id));
     let stale = ids.filter(|id| !valid.contains_container(id));
     stale.map(|id| chain_name(network, id)).filter(|chain| there.contains(&format!("-N {chain}"))).collect()
 }
 
-/// Restore commands for each family, whose lines of `-S` are `there`.
+/// Restore commands for each family; `there` has the lines of `-S`.
 fn removal(chain: &str, addresses: &Addresses, there: [&[String]; 2]) -> [Vec<String>; 2] {
     let target = format!("-j {chain}");
     let is_jump = |line: &&String| line.ends_with(&target) && line.starts_with("-A ");

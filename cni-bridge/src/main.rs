@@ -1,8 +1,8 @@
 //! CNI plugin `bridge`: joins a container to a Linux bridge by a veth pair.
 //!
-//! `add`, `del`, `check`, `status` and `gc` are the verbs. `keys` reads; `config`, `vlan`,
-//! `plan`, `masquerade`, `spoof` and `iptables_chain` decide; `attach`,
-//! `container`, `gateway`, `rules`, `legacy` and `undo` touch the kernel.
+//! `add`, `del`, `check`, `status` and `gc` are the verbs. `keys` reads; `config`, `vlan`, `plan`,
+//! `masquerade`, `spoof` and `iptables_chain` decide; `attach`, `container`, `gateway`, `rules`,
+//! `legacy` and `undo` change the kernel's state.
 
 #![cfg_attr(not(test), no_main)]
 

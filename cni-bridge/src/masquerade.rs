@@ -1,9 +1,8 @@
-//! Which nf_tables rules masquerade an attachment, in the table that the
-//! reference's nftables backend keeps. No I/O.
+//! The nf_tables rules that masquerade an attachment, in the table of the reference's nftables
+//! backend. No I/O.
 //!
-//! Two hashes at the head of a rule's comment say whose it is, so that it is
-//! found without knowing any address; what follows is for people, and cut off
-//! at 128 bytes.
+//! A rule's comment starts with two hashes that identify its owner, so it is found without any
+//! address. The rest is for administrators, and truncated at 128 bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -29,7 +28,7 @@ pub(crate) const BASE: BaseChain =
 const COMMENT_MAX: usize = 128;
 const HASH_DIGITS: usize = 16;
 
-/// What all rules of an attachment's comments begin with.
+/// The common start of all comments of an attachment's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     network: String,
@@ -75,20 +74,20 @@ fn comment(call: &Invocation) -> String {
     let Owner { network, interface } = Owner::of(call);
     let (name, ifname, id) = (&call.conf.name, &call.ifname, &call.container_id);
     let mut comment = format!("{network}-{interface}, net: {name}, if: {ifname}, id: {id}");
-    // Interface names may be any bytes but for a few: cut between characters.
+    // Interface names may contain almost any bytes: truncated between characters.
     let end = (0..=COMMENT_MAX.min(comment.len())).rev().find(|at| comment.is_char_boundary(*at));
     comment.truncate(end.unwrap_or(0));
     comment
 }
 
-/// Whether [`plan`] wants to see the rule.
+/// Whether [`plan`] needs the rule.
 pub(crate) fn concerns(call: &Invocation) -> impl Fn(&Rule) -> bool + use<> {
     let owner = Owner::of(call);
     move |rule| rule.chain == POSTROUTING || rule.chain == CHECKS && owner.owns(rule)
 }
 
-/// Adds to `batch` what `found` lacks so that `addresses` (with their networks'
-/// prefix lengths) are masqueraded, and takes away this attachment's other rules.
+/// Adds to `batch` the rules that `found` lacks to masquerade `addresses` (with their networks'
+/// prefix lengths), and removes this attachment's other rules.
 pub(crate) fn plan(call: &Invocation, addresses: &[IpNetwork], found: &[Rule], batch: &mut Batch) {
     plan_base(found, batch);
     let comment = comment(call);
@@ -105,8 +104,8 @@ pub(crate) fn plan(call: &Invocation, addresses: &[IpNetwork], found: &[Rule], b
     }
 }
 
-/// The chains, and the three rules that lead to the per-address ones. Rules of
-/// others in the base chain stay.
+/// The chains, and the three rules that lead to the per-address rules. Other programs' rules in the
+/// base chain stay.
 fn plan_base(found: &[Rule], batch: &mut Batch) {
     let wanted = base_rules();
     let ours: Vec<&Rule> = found
@@ -133,7 +132,7 @@ fn leads_to_checks(ours: &[&Rule], wanted: &[Vec<Expression>]) -> bool {
     ours.len() >= wanted.len() && wanted.iter().zip(ours).all(|(body, rule)| rule.does(body))
 }
 
-/// Whether the rules masquerade all `addresses` of packets that come by.
+/// Whether the rules masquerade packets from all `addresses`.
 pub(crate) fn is_complete(addresses: &[IpNetwork], found: &[Rule]) -> bool {
     let base: Vec<&Rule> = found.iter().filter(|rule| rule.chain == POSTROUTING).collect();
     let wanted = base_rules();
@@ -168,8 +167,8 @@ fn rule_of(address: &IpNetwork) -> Vec<Expression> {
         .build()
 }
 
-/// The address that the rule masquerades: of the values that must be equal, the
-/// only one of this size.
+/// The address that the rule masquerades: among the values compared for equality, the only one of
+/// this size.
 pub(crate) fn source_of(rule: &Rule) -> Option<IpAddr> {
     rule.expressions.iter().find_map(|expression| match expression {
         Expression::Cmp { op: CmpOp::Eq, value, .. } => {

@@ -1,4 +1,4 @@
-//! Names by which the plugin finds its links again, and how results write a MAC.
+//! Names by which the plugin finds its links, and the notation of a MAC in results.
 
 use cni_plugin::{Invocation, sha512_hex};
 use linux::netlink::Mac;
@@ -6,24 +6,24 @@ use linux::netlink::Mac;
 const VETH_NAME_DIGITS: usize = 8;
 /// IFALIASZ without the final zero.
 const ALIAS_MAX: usize = 255;
-/// Of each digest in an alias: 128 bits.
+/// Length of each digest in an alias: 128 bits.
 const ALIAS_DIGITS: usize = 32;
 
-/// What marks the veth of a call as ours and says whose it is.
+/// The alias that marks the veth of a call as ours and names its attachment.
 pub(crate) fn alias(call: &Invocation) -> String {
     alias_of(&call.conf.name, &call.container_id, &call.ifname)
 }
 
-/// What the host's end is called unless another link has the name: `veth` and
-/// eight hexadecimal digits, as the reference has it, but of a digest. An ADD
-/// killed before the alias is set leaves nothing else to know its port by.
+/// The name of the host's veth, unless another link has it: `veth` and eight hexadecimal digits as
+/// in the reference, but from a digest. The port of an ADD that was killed before it set the alias
+/// has no other mark.
 pub(crate) fn veth_name(call: &Invocation) -> String {
     let attachment = format!("{}:{}:{}", call.conf.name, call.container_id, call.ifname);
     format!("veth{}", sha512_hex(&attachment, VETH_NAME_DIGITS))
 }
 
-/// `cni:<network>:<container id>:<ifname>`; where that is longer than an alias
-/// may be, digests in the place of the names, behind a `~` that no name has.
+/// `cni:<network>:<container id>:<ifname>`. If that is too long for an alias, digests replace the
+/// names, after a `~` that no name contains.
 pub(crate) fn alias_of(network: &str, container_id: &str, ifname: &str) -> String {
     let alias = format!("cni:{network}:{container_id}:{ifname}");
     if alias.len() <= ALIAS_MAX {
@@ -33,8 +33,7 @@ pub(crate) fn alias_of(network: &str, container_id: &str, ifname: &str) -> Strin
     format!("{}{attachment}", digest_prefix(network))
 }
 
-/// Whether the alias marks a veth of ours in the network. Neither names nor ids
-/// contain a colon.
+/// Whether the alias marks one of our veths in the network. Names and ids contain no colon.
 pub(crate) fn is_of_network(alias: &str, network: &str) -> bool {
     alias.starts_with(&format!("cni:{network}:")) || alias.starts_with(&digest_prefix(network))
 }
@@ -43,7 +42,7 @@ fn digest_prefix(network: &str) -> String {
     format!("cni:~{}:", sha512_hex(network, ALIAS_DIGITS))
 }
 
-/// Empty where there is none.
+/// Empty for `None`.
 pub(crate) fn format_mac(mac: Option<Mac>) -> String {
     let Some(mac) = mac else { return String::new() };
     mac.map(|byte| format!("{byte:02x}")).join(":")

@@ -1,4 +1,4 @@
-//! From the IPAM plugin's result to what is to be configured. No I/O.
+//! Plans the configuration from the IPAM plugin's result. No I/O.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,14 +10,14 @@ use crate::config::{Config, Role};
 use crate::error::Error;
 use crate::names::format_mac;
 
-/// The container's interface within the result's list: bridge, host veth, container.
+/// The index of the container's interface in the result's list: bridge, host veth, container.
 const CONTAINER_INTERFACE: i64 = 2;
 
-/// Addresses and routes with everything filled in.
+/// Addresses and routes with all defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) result: CniResult,
-    /// Gateway addresses that the bridge is to have.
+    /// Gateway addresses that the bridge must have.
     pub(crate) gateways: Vec<IpNetwork>,
 }
 
@@ -58,18 +58,18 @@ impl Plan {
     }
 }
 
-/// What is to change so that a bridge has a gateway address.
+/// The changes that give a bridge a gateway address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GatewayChange {
     None,
     Add {
-        /// Contradicting addresses that go first.
+        /// Conflicting addresses, removed first.
         replacing: Vec<IpNetwork>,
     },
 }
 
-/// IPv4: the bridge has this address and no other. IPv6: no other in an
-/// overlapping network. `Err` is the address in the way.
+/// IPv4: the bridge may have only this address. IPv6: it may have no other one in an overlapping
+/// network. `Err` has the conflicting address.
 pub(crate) fn gateway_change(
     existing: &[Address],
     wanted: IpNetwork,
@@ -91,7 +91,7 @@ pub(crate) fn gateway_change(
     }
 }
 
-/// A link of the host, as results show it.
+/// A link of the host in a result.
 pub(crate) fn host_interface(name: &str, mac: Option<Mac>) -> Interface {
     Interface { name: name.to_owned(), mac: format_mac(mac), ..Interface::default() }
 }
@@ -101,7 +101,7 @@ fn default_of(is_v4: bool) -> IpNetwork {
     IpNetwork::new(any, 0).expect("prefix length 0 fits both families")
 }
 
-/// The network's address plus one.
+/// The first address after the network's.
 fn first_host(address: &IpNetwork) -> IpAddr {
     match address.network() {
         IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from(u32::from(v4).wrapping_add(1))),

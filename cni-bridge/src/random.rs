@@ -1,8 +1,8 @@
-//! Names and addresses by chance, from the kernel's generator.
+//! Random names and addresses, from the kernel's generator.
 
 use linux::netlink::Mac;
 
-/// As the reference calls the host's end: `veth` and eight hexadecimal digits by chance.
+/// The reference's name for the host's veth: `veth` and eight random hexadecimal digits.
 pub(crate) fn veth_name() -> Result<String, linux::Error> {
     Ok(format!("veth{:08x}", u32::from_be_bytes(linux::random::bytes()?)))
 }

@@ -1,5 +1,5 @@
-//! Masquerading and the spoof check of attachments, read, made and removed:
-//! one nf_tables transaction for all of it.
+//! Masquerading and the spoof check of attachments: reads, makes and removes their rules in one
+//! nf_tables transaction.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::iptables_chain::Addresses;
 use crate::names::is_of_network;
 use crate::{iptables_chain, legacy, masquerade, spoof};
 
-/// What rules are made for.
+/// The port and the addresses that rules are made for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port<'a> {
     pub(crate) host_veth: &'a str,
@@ -24,7 +24,7 @@ pub(crate) struct Port<'a> {
 }
 
 impl Port<'_> {
-    /// Those whose rules [`remove`] removes again.
+    /// The addresses whose rules [`remove`] removes.
     pub(crate) fn all_addresses(&self) -> Addresses {
         Addresses { known: self.ips.iter().map(|ip| ip.address.ip()).collect(), complete: true }
     }
@@ -34,13 +34,12 @@ impl Port<'_> {
     }
 }
 
-/// Whether the configuration asks for any.
+/// Whether the configuration requests any rules.
 pub(crate) fn are_wanted(config: &Config) -> bool {
     config.masquerade.is_some() || config.spoof_check
 }
 
-/// Makes what the configuration asks for; what is there already stays. After a failure
-/// [`remove`] takes back what was made.
+/// Makes the missing rules of the configuration. After a failure, [`remove`] removes the new ones.
 pub(crate) fn ensure(config: &Config, call: &Invocation, port: Port<'_>) -> Result<(), Error> {
     let addresses = port.addresses();
     match config.masquerade {
@@ -58,8 +57,8 @@ pub(crate) fn ensure(config: &Config, call: &Invocation, port: Port<'_>) -> Resu
     }
 }
 
-/// Whether the kernel, by its answer to the attempt, will never masquerade by
-/// nf_tables. Asked only after a failure: that is a question less elsewhere.
+/// Whether the kernel's error shows that it can never masquerade with nf_tables. Queried only after
+/// a failure, to save a request otherwise.
 fn cannot_masquerade(refused: &Error) -> Result<bool, Error> {
     let unsupported = matches!(refused, Error::Rules { source } if nftables::is_unsupported(source));
     Ok(unsupported || !nftables::is_available()?)
@@ -72,7 +71,7 @@ fn ensure_iptables(
     port: Port<'_>,
     addresses: &[IpNetwork],
 ) -> Result<(), Error> {
-    // No iptables knows the frames of a bridge.
+    // iptables does not see a bridge's frames.
     if config.spoof_check {
         ensure_nf_tables(config, call, port, &[])?;
     }
@@ -104,10 +103,9 @@ fn ensure_nf_tables(
     planned.map_err(|source| Error::Rules { source })
 }
 
-/// Removes the attachment's rules, whoever made them: ours, the reference's,
-/// of any backend. `addresses` tells which of a container's are of this
-/// interface, where the rules do not say; none of them known means all.
-/// Returns the addresses that the rules of [`masquerade`] were for.
+/// Removes the attachment's rules: ours and the reference's, with any backend. `addresses`
+/// distinguishes a container's interfaces if the rules do not; if none is known, all rules are
+/// removed. Returns the addresses of the rules of [`masquerade`].
 pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<Vec<IpAddr>, Error> {
     let chain = iptables_chain::chain_name(&call.conf.name, &call.container_id);
     let masqueraded = change(|nf, tables, batch| {
@@ -123,8 +121,8 @@ pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Re
     Ok(masqueraded)
 }
 
-/// Removes the rules of attachments of this network that are not valid. Returns
-/// what [`remove`] does.
+/// Removes the rules of this network's attachments that are not valid. Returns the same as
+/// [`remove`].
 pub(crate) fn collect(
     call: &Invocation,
     valid: &ValidAttachments,
@@ -138,7 +136,7 @@ pub(crate) fn collect(
             for checked in spoof::checked_but_not(valid, &rules) {
                 let mut ours = true;
                 for host_veth in &checked.host_veths {
-                    ours &= is_of_network_or_nobody(host, host_veth, network)?;
+                    ours &= is_of_network_or_gone(host, host_veth, network)?;
                 }
                 if ours {
                     remove_spoof_check(nf, &checked.names, batch)?;
@@ -161,16 +159,16 @@ pub(crate) fn collect(
     Ok(masqueraded)
 }
 
-/// Rules of a port name no network. A port that is gone has no use for them,
-/// whose ever it was; one without our alias may be anybody's.
-fn is_of_network_or_nobody(host: &Netlink, host_veth: &str, network: &str) -> Result<bool, linux::Error> {
-    // Asked after the rules were read: a port is made before its rules.
+/// Whether a port belongs to the network, or is gone. Rules of a port do not name a network. Rules
+/// of a missing port are useless, whoever made them; a port without our alias may belong to any
+/// program.
+fn is_of_network_or_gone(host: &Netlink, host_veth: &str, network: &str) -> Result<bool, linux::Error> {
+    // Checked after the rules were read, since a port is made before its rules.
     let Some(link) = host.link_by_name(host_veth)? else { return Ok(true) };
     Ok(link.alias.is_some_and(|alias| is_of_network(&alias, network)))
 }
 
-/// What of the attachment's rules is missing, as a sentence; `None` when
-/// nothing is.
+/// A message about the attachment's missing rules; `None` if all are there.
 pub(crate) fn missing(config: &Config, call: &Invocation, port: Port<'_>) -> Result<Option<String>, Error> {
     if config.masquerade.is_some()
         && let Some(sentence) = missing_masquerade(call, &port.addresses())?
@@ -196,7 +194,7 @@ fn missing_spoof_check(call: &Invocation, port: Port<'_>) -> Result<Option<Strin
     Ok((!is_complete).then_some(sentence))
 }
 
-/// By any backend: what ADD chose may not be what is configured now.
+/// Checks all backends: ADD may have chosen another one than is configured now.
 fn missing_masquerade(call: &Invocation, addresses: &[IpNetwork]) -> Result<Option<String>, Error> {
     let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let mut sentence = format!("Failed to find masquerade rules for {}", list.join(", "));
@@ -227,8 +225,8 @@ fn missing_masquerade(call: &Invocation, addresses: &[IpNetwork]) -> Result<Opti
     Ok((!legacy::is_complete(call, addresses)?).then_some(sentence))
 }
 
-/// Commits what `plan` puts into the batch, given the tables there are, and returns
-/// what it does. A kernel without nf_tables has no rules.
+/// Commits the batch that `plan` fills for the existing tables, and returns the result of `plan`. A
+/// kernel without nf_tables has no rules.
 fn change<T: Default>(
     mut plan: impl FnMut(&mut NfTables, &[(Family, String)], &mut Batch) -> Result<T, linux::Error>,
 ) -> Result<T, Error> {
@@ -268,7 +266,7 @@ fn remove_spoof_check(
 ) -> Result<(), linux::Error> {
     let rules = nf.rules_where(spoof::FAMILY, spoof::TABLE, None, |rule| names.own(rule))?;
     let mut chains = Vec::new();
-    // The one that leads to the other first.
+    // The chain that leads to the other one is first.
     for name in [&names.interface, &names.mac] {
         if nf.chain(spoof::FAMILY, spoof::TABLE, name)?.is_some() {
             chains.push(name.as_str());
@@ -298,7 +296,7 @@ fn remove_iptables_chain(
     Ok(())
 }
 
-/// Those in it, and those that lead to it.
+/// The rules in the chain, and those that lead to it.
 fn rules_of_chain(nf: &mut NfTables, family: Family, chain: &str) -> Result<Vec<Rule>, linux::Error> {
     let concerns = |rule: &Rule| rule.chain == chain || rule.target_chain() == Some(chain);
     nf.rules_where(family, iptables_chain::TABLE, None, concerns)

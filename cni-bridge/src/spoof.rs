@@ -1,5 +1,5 @@
-//! Which nf_tables rules drop frames of a container with another source MAC
-//! than its own (`macspoofchk`): chains and comments are the reference's. No I/O.
+//! The nf_tables rules that drop frames of a container with a source MAC that is not its own
+//! (`macspoofchk`). Chains and comments are the reference's. No I/O.
 
 use cni_plugin::{Invocation, ValidAttachments};
 use linux::netlink::Mac;
@@ -17,12 +17,12 @@ const COMMENT_PREFIX: &str = "macspoofchk-";
 pub(crate) const BASE: BaseChain =
     BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: -300, policy: Policy::Accept };
 
-/// The names of one attachment's part.
+/// The names that belong to one attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// Of the chain that the port's frames go through.
+    /// Name of the chain for the port's frames.
     pub(crate) interface: String,
-    /// Of the chain that judges their source.
+    /// Name of the chain that checks the source MAC.
     pub(crate) mac: String,
     comment: String,
 }
@@ -37,7 +37,7 @@ impl Names {
         Self { mac: format!("{interface}-mac"), interface, comment: format!("{COMMENT_PREFIX}{attachment}") }
     }
 
-    /// Whether the rule is in these chains, leads to them, or says it is theirs.
+    /// Whether the rule is in these chains, leads to them, or has their comment.
     pub(crate) fn own(&self, rule: &Rule) -> bool {
         rule.chain == self.interface
             || rule.chain == self.mac
@@ -46,9 +46,8 @@ impl Names {
     }
 }
 
-/// Adds to `batch` what `found` (the rules that [`Names::own`]) lacks so that
-/// only `mac` may send through the port `host_veth`, and takes away what else
-/// is there.
+/// Adds to `batch` the rules that `found` (those of [`Names::own`]) lacks so that only `mac` may
+/// send through the port `host_veth`, and removes the others.
 pub(crate) fn plan(names: &Names, host_veth: &str, mac: Mac, found: &[Rule], batch: &mut Batch) {
     let wanted = wanted(names, host_veth, mac);
     if found.len() == wanted.len() && is_complete(names, host_veth, mac, found) {
@@ -68,7 +67,7 @@ pub(crate) fn plan(names: &Names, host_veth: &str, mac: Mac, found: &[Rule], bat
     }
 }
 
-/// Whether the rules are in their chains, in their order.
+/// Whether the rules are in their chains, in the right order.
 pub(crate) fn is_complete(names: &Names, host_veth: &str, mac: Mac, found: &[Rule]) -> bool {
     let wanted = wanted(names, host_veth, mac);
     [PREROUTING, &names.interface, &names.mac].into_iter().all(|chain| {
@@ -90,7 +89,7 @@ fn wanted<'a>(names: &'a Names, host_veth: &str, mac: Mac) -> [(&'a str, Vec<Exp
     ]
 }
 
-/// Takes the attachment's rules and chains away, as far as they are there.
+/// Removes the existing rules and chains of the attachment.
 pub(crate) fn plan_removal(found: &[Rule], chains: &[&str], batch: &mut Batch) {
     for rule in found {
         batch.delete_rule(FAMILY, TABLE, &rule.chain, rule.handle);
@@ -100,17 +99,17 @@ pub(crate) fn plan_removal(found: &[Rule], chains: &[&str], batch: &mut Batch) {
     }
 }
 
-/// An attachment whose spoof check was found.
+/// An attachment with a spoof check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Checked {
     pub(crate) names: Names,
-    /// The ports whose frames are judged: more than one where an attachment was
-    /// made again under the same name.
+    /// The ports whose frames are checked: several if an attachment was made again under the same
+    /// name.
     pub(crate) host_veths: Vec<String>,
 }
 
-/// The attachments of `rules` that are in no list of valid ones. Their network
-/// is not known here: an attachment's name holds container id and interface.
+/// The attachments of `rules` that are not valid. Their network is unknown here: an attachment's
+/// name contains only the container id and the interface.
 pub(crate) fn checked_but_not(valid: &ValidAttachments, rules: &[Rule]) -> Vec<Checked> {
     let in_use: Vec<Names> = valid.iter().map(|(id, ifname)| Names::new(&format!("{id}-{ifname}"))).collect();
     let entries = rules.iter().filter(|rule| rule.chain == PREROUTING);

@@ -1,4 +1,4 @@
-//! STATUS: whether ADD could be served now.
+//! STATUS: whether ADD can be served now.
 
 use cni_plugin::delegate::Delegate;
 use cni_plugin::{CniError, Invocation, code};
@@ -16,10 +16,10 @@ pub(crate) fn status(call: &Invocation) -> Result<(), Error> {
     match config.masquerade {
         None => {}
         Some(MasqueradeBackend::NfTables) => need_nf_tables("ipMasq")?,
-        // Either will do.
+        // Either backend is enough.
         Some(MasqueradeBackend::Unset) if nftables::is_available()? => {}
         Some(MasqueradeBackend::Unset | MasqueradeBackend::Iptables) => {
-            // Which family addresses will have, only the IPAM plugin knows.
+            // Only the IPAM plugin knows the family of the addresses.
             IpTables::find(IpVersion::V4).map_err(|e| unavailable("ipMasq", &e))?;
         }
     }

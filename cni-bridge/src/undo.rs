@@ -1,7 +1,7 @@
-//! What a failed ADD takes back, as data, last step first.
+//! The undo steps of a failed ADD, as data; the last step is undone first.
 //!
-//! A process killed half-way rolls nothing back: the runtime then calls DEL,
-//! which copes with any prefix of these steps.
+//! If the process is killed, nothing is rolled back: the runtime then calls DEL, which handles any
+//! prefix of these steps.
 
 use cni_plugin::Invocation;
 use cni_plugin::delegate::Delegate;
@@ -19,28 +19,28 @@ use crate::rules;
 pub(crate) enum Step {
     /// DEL of the IPAM plugin.
     ReleaseAddresses { ipam: Delegate },
-    /// The bridge, unless others have joined it meanwhile.
+    /// Deletes the bridge, unless other ports have joined it.
     DeleteBridge { index: u32 },
-    /// The same, if it was made at all: one that is up is in use by others.
+    /// [`Self::DeleteBridge`] if it was made at all: a bridge that is up is used by others.
     DeleteUnfinishedBridge { name: String },
-    /// The host's end, and with it the container's.
+    /// Deletes the host's veth, and with it the container's.
     DeleteVeth { name: String },
-    /// The same, if it was made at all: one with an alias is an earlier ADD's.
+    /// [`Self::DeleteVeth`] if it was made at all: a veth with an alias belongs to an earlier ADD.
     DeleteUnfinishedVeth { name: String },
-    /// A bridge of others was brought up or made promiscuous.
+    /// Restores a bridge of another program that was brought up or made promiscuous.
     RestoreBridge { was: Link },
-    /// An address of the bridge, unless containers beside ours may use it.
+    /// Restores an address of the bridge, unless other containers may use it.
     BridgeAddress { bridge: u32, own_port: u32, address: IpNetwork, change: AddressChange },
-    /// Masquerading of these addresses, and the spoof check.
+    /// Removes the masquerading of these addresses, and the spoof check.
     RemoveRules { addresses: Addresses },
 }
 
-/// What ADD did to an address.
+/// How ADD changed an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressChange {
-    /// Containers beside ours may use it by now.
+    /// Other containers may use it meanwhile.
     Added,
-    /// In the place of removed ones, which come back.
+    /// It replaced others, which are restored.
     AddedInstead,
     Removed,
 }
@@ -55,28 +55,27 @@ impl Undo {
         self.steps.push(step);
     }
 
-    /// The IPAM plugin gave this call nothing. Its DEL would release what an earlier
-    /// ADD of the same id and interface got, from another namespace, say.
+    /// The IPAM plugin gave this call nothing. Its DEL would release the addresses of an earlier
+    /// ADD with the same id and interface, for example from another namespace.
     pub(crate) fn keep_addresses(&mut self) {
         self.steps.retain(|step| !matches!(step, Step::ReleaseAddresses { .. }));
     }
 
-    /// Takes all steps back, going on after failures. `cause` comes back alone
-    /// or with what could not be undone.
+    /// Undoes all steps, also after failures. Returns `cause`, alone or with the failures.
     pub(crate) fn roll_back(self, host: &Netlink, call: &Invocation, bridge: &str, cause: Error) -> Error {
         let mut rollback = Vec::new();
-        // Ports and addresses of the bridge stay as they are while we look.
+        // The bridge's ports and addresses must not change while they are read.
         let of_bridge = self.steps.iter().any(|step| !matches!(step, Step::ReleaseAddresses { .. }));
         let taken = of_bridge.then(|| BridgeLock::take(bridge)).transpose();
         let mut lock = taken.map_err(|e| rollback.push(e.into())).ok().flatten();
         for step in self.steps.into_iter().rev() {
             if matches!(step, Step::ReleaseAddresses { .. }) {
-                // The first step of all: nobody waits for a slow IPAM plugin of ours.
+                // This is the first step: other calls need not wait for our slow IPAM plugin.
                 lock = None;
             }
             match take_back(step, host, call) {
                 Ok(()) => {}
-                // An IPAM plugin that fails without a word of its own does so twice.
+                // An IPAM plugin that fails without its own message fails twice in the same way.
                 Err(Error::Protocol(again)) if matches!(&cause, Error::Protocol(first) if *first == again) => {
                 }
                 Err(e) => rollback.push(e),
@@ -134,7 +133,7 @@ fn delete_bridge(host: &Netlink, index: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Our own port is gone by now: it was made later.
+/// Our own port was made later, so it is gone already.
 fn restore_bridge(host: &Netlink, was: &Link) -> Result<(), Error> {
     if !ports_of(host, was.index)?.is_empty() {
         return Ok(());
@@ -148,7 +147,7 @@ fn restore_bridge(host: &Netlink, was: &Link) -> Result<(), Error> {
     Ok(())
 }
 
-/// Deletes a link; absence is a success.
+/// Deletes a link; a missing one is a success.
 pub(crate) fn delete(host: &Netlink, index: u32) -> Result<(), Error> {
     match host.delete_link(index) {
         Err(e) if e.errno() != Errno::ENODEV => Err(e.into()),

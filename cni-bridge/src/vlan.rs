@@ -1,14 +1,14 @@
-//! The VLAN keys (`vlan`, `vlanTrunk`): judged like the reference does, then
-//! refused, since bridge VLANs are not supported yet. No I/O.
+//! The VLAN keys (`vlan`, `vlanTrunk`): validated like the reference does, then refused, since
+//! bridge VLANs are not supported yet. No I/O.
 
 use cni_plugin::{CniError, code};
 
 use crate::keys::{Keys, TrunkEntry};
 
-/// 0 stands for "none", 4095 is reserved (IEEE 802.1Q).
+/// 0 means "none", 4095 is reserved (IEEE 802.1Q).
 const VLAN_MAX: i64 = 4094;
 
-/// Values that no version could accept, in the reference's words.
+/// Refuses invalid values with the reference's messages.
 pub(crate) fn check(keys: &Keys) -> Result<(), CniError> {
     if let Some(vlan) = keys.vlan.filter(|vlan| !(0..=VLAN_MAX).contains(vlan)) {
         return Err(CniError::internal(format_args!(
@@ -19,7 +19,7 @@ pub(crate) fn check(keys: &Keys) -> Result<(), CniError> {
 }
 
 fn check_entry(entry: &TrunkEntry) -> Result<(), CniError> {
-    let judged = |key: &str, value: i64| {
+    let validated = |key: &str, value: i64| {
         let incorrect = || CniError::internal(format_args!("incorrect trunk {key} parameter"));
         (1..=VLAN_MAX).contains(&value).then_some(value).ok_or_else(incorrect)
     };
@@ -32,18 +32,18 @@ fn check_entry(entry: &TrunkEntry) -> Result<(), CniError> {
         (Some(_), None) => return Err(missing("maxID")),
         (None, Some(_)) => return Err(missing("minID")),
         (Some(first), Some(last)) => {
-            if judged("minID", first)? > judged("maxID", last)? {
+            if validated("minID", first)? > validated("maxID", last)? {
                 return Err(CniError::internal("minID is greater than maxID in trunk parameter"));
             }
         }
     }
-    entry.id.map_or(Ok(()), |id| judged("id", id).map(drop))
+    entry.id.map_or(Ok(()), |id| validated("id", id).map(drop))
 }
 
-/// An error for the first VLAN key that asks for something.
+/// An error for the first VLAN key that requests something.
 pub(crate) fn refuse(keys: &Keys) -> Result<(), CniError> {
     let vlan = keys.vlan.filter(|vlan| *vlan != 0).map(|vlan| ("vlan", vlan.to_string()));
-    // The reference makes a VLAN-aware bridge for an empty list, too.
+    // The reference makes a VLAN-aware bridge also for an empty list.
     let trunk = keys.vlan_trunk.as_ref().map(|trunk| ("vlanTrunk", trunk.written.to_string()));
     let Some((key, value)) = vlan.or(trunk) else { return Ok(()) };
     let msg = format!("{key}: {value} is not supported: this bridge plugin has no VLANs yet");

@@ -1,5 +1,5 @@
-//! CNI plugin `loopback`: brings `lo` of a network namespace up, and down
-//! again. `CNI_IFNAME` and `CNI_ARGS` are not looked at, as in the reference.
+//! CNI plugin `loopback`: sets `lo` of a network namespace up, and down again. Ignores `CNI_IFNAME`
+//! and `CNI_ARGS`, as the reference does.
 
 #![cfg_attr(not(test), no_main)]
 
@@ -14,7 +14,7 @@ use linux::netlink::{Address, Netlink};
 use linux::netns::{NetNs, filesystem_magic};
 use nix::errno::Errno;
 
-/// Of `lo`, the first link of every namespace (`LOOPBACK_IFINDEX`).
+/// The index of `lo`, the first link of every namespace (`LOOPBACK_IFINDEX`).
 const LO: u32 = 1;
 
 linux::bare_main!(serve);
@@ -50,7 +50,7 @@ enum Error {
     Rollback { cause: Box<Error>, undo: linux::Error },
 }
 
-/// A refusal of the protocol keeps its code; all others have the reference's 999.
+/// A protocol error keeps its code; all others have the reference's 999.
 impl From<Error> for CniError {
     fn from(error: Error) -> Self {
         match error {
@@ -68,7 +68,7 @@ impl From<Error> for CniError {
     }
 }
 
-/// The result of the plugins before, or `lo` with its addresses.
+/// The result of the previous plugins, or `lo` with its addresses.
 fn add(call: &Invocation) -> Result<CniResult, Error> {
     let prev_result = call.conf.prev_result()?;
     let path = call.netns.as_deref().unwrap_or(Path::new(""));
@@ -95,8 +95,8 @@ fn bring_up(netlink: &Netlink) -> Result<Vec<Address>, Error> {
     }
 }
 
-/// Where `lo` took routes from IPv6 routers, a process with CAP_NET_RAW could send itself
-/// advertisements and so make routes without end, of which the kernel charges no memory to it.
+/// If `lo` accepted routes from IPv6 routers, a process with CAP_NET_RAW could send itself
+/// advertisements, and so create unlimited routes whose memory the kernel does not charge to it.
 fn ignore_routers() {
     match linux::sysctl::write("net/ipv6/conf/lo/accept_ra", "0") {
         Ok(()) => {}
@@ -106,7 +106,7 @@ fn ignore_routers() {
     }
 }
 
-/// A namespace that is gone has no `lo` to bring down.
+/// A missing namespace has no `lo` to set down.
 fn del(call: &Invocation) -> Result<(), Error> {
     let Some(path) = call.netns.as_deref() else { return Ok(()) };
     match open(path) {
@@ -122,7 +122,7 @@ fn check(call: &Invocation) -> Result<(), Error> {
     if Interfaces::open()?.is_up("lo")? { Ok(()) } else { Err(Error::Down) }
 }
 
-/// Moves the process into the namespace: there is nothing to do outside.
+/// Moves the whole process into the namespace, since it does nothing outside.
 fn open(path: &Path) -> Result<Netlink, Error> {
     let netns = NetNs::open(path).map_err(|e| match e.errno() {
         Errno::ENOENT => Error::NetnsMissing { path: path.display().to_string() },
