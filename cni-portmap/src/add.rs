@@ -1,4 +1,4 @@
-//! ADD: all rules of the attachment, or none.
+//! ADD: makes all rules of the attachment, or none.
 
 use cni_plugin::{CniResult, Invocation, warn};
 use netfilter::nftables::is_unsupported;
@@ -10,24 +10,24 @@ use crate::localnet::Localnet;
 use crate::nftables::Owner;
 use crate::{NAME, del, flows, iptables, nftables};
 
-/// The result is that of the plugins before this one, unchanged.
+/// Returns the result of the previous plugins unchanged.
 pub(crate) fn add(call: &Invocation) -> Result<CniResult, Error> {
     let config = Config::read(call, Purpose::Keep).map_err(|cause| Error::Config { cause })?;
     let result = config.prev_result.clone().ok_or(Error::NotChained)?;
-    // Most pods have no host ports: nothing is opened for them.
+    // Most pods have no host ports, so nothing is opened for them.
     if config.entries.is_empty() {
         return Ok(result);
     }
-    // What the asked version cannot express must fail before anything is done.
+    // A result that the requested version cannot express must fail before anything is done.
     result.ensure_fits(call.conf.cni_version)?;
 
     let localnet = Localnet::wanted(&config)?;
     add_rules(&config, call)?;
-    // Last, since it is not taken back: others may have come to rely on it.
+    // Last, since it is not undone: other containers may rely on it by then.
     if let Err(cause) = localnet.map_or(Ok(()), |localnet| localnet.enable()) {
         return Err(roll_back(call, &config, cause));
     }
-    // Flows from before the rules would go on to where they went.
+    // Existing flows would still go to their former destination.
     if let Err(e) = flows::forget_of_host(&config) {
         warn(
             NAME,

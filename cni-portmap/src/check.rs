@@ -1,5 +1,4 @@
-//! CHECK: every rule that ADD makes is there, in whichever backend, by
-//! whichever implementation.
+//! CHECK: whether every rule of ADD exists, in any backend and from either implementation.
 
 use cni_plugin::Invocation;
 
@@ -21,7 +20,7 @@ pub(crate) fn check(call: &Invocation) -> Result<(), Error> {
     let missing = match config.backend {
         Backend::Iptables => return by_iptables(),
         Backend::Nftables => nftables::missing(&config, &Owner::of(call))?,
-        // The reference takes iptables by itself: its rules are as good.
+        // The reference chooses iptables by default; its rules are accepted too.
         Backend::Unset if !netfilter::nftables::is_available()? => return by_iptables(),
         Backend::Unset => match nftables::missing(&config, &Owner::of(call))? {
             Some(missing) if iptables::visible::has_chain(&IptablesOwner::of(call))? => {
@@ -30,7 +29,7 @@ pub(crate) fn check(call: &Invocation) -> Result<(), Error> {
                     others: vec![missing],
                 });
             }
-            // In tables that nf_tables does not show.
+            // The rules may be in tables that nf_tables does not show.
             Some(_) if iptables::legacy::is_in_use() && by_iptables().is_ok() => None,
             missing => missing,
         },

@@ -1,8 +1,7 @@
-//! Conditions in nft's syntax, as far as they are common: the words of a rule's
-//! matches, without a program that understands all of them. No I/O.
+//! Common conditions in nft's syntax: parses the matches of a rule without running nft. No I/O.
 //!
-//! Invariant: what comes out means exactly what nft would make of the text, or
-//! nothing comes out and nft itself is asked. Anything unusual is the latter.
+//! Invariant: the result means exactly what nft would make of the text. For anything unusual there
+//! is no result, and nft itself is run.
 
 use std::net::IpAddr;
 
@@ -11,17 +10,17 @@ use ipnetwork::IpNetwork;
 use crate::family::Family;
 use crate::mapping::Protocol;
 
-/// One match; a packet has to meet all of a rule.
+/// One match; a packet must satisfy all matches of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Match {
     pub(crate) subject: Subject,
     pub(crate) negated: bool,
 }
 
-/// What is compared with what.
+/// The compared property and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
-    /// Without host bits; of the family of the rule's table.
+    /// Without host bits; in the family of the rule's table.
     Address(Side, IpNetwork),
     Interface(Direction, InterfaceName),
     Mark(u32),
@@ -44,15 +43,15 @@ pub(crate) enum Direction {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InterfaceName {
     Exact(String),
-    /// Written `veth*`; without the star.
+    /// Written `veth*`; stored without the star.
     StartsWith(String),
 }
 
-/// A set of values becomes as many rules; beyond this nft's own set is better.
+/// A set of values becomes this many rules at most; nft's own set is better for more.
 const MAX_RULES: usize = 16;
 
-/// The rules that together match what `conditions` match, each a list of
-/// matches: one rule, unless a set has several values. `None`: not understood.
+/// The rules that together match `conditions`, each as a list of matches: one rule, or several for
+/// a set of values. `None`: not understood.
 pub(crate) fn parse(conditions: &[String], family: Family) -> Option<Vec<Vec<Match>>> {
     let text = conditions.join(" ");
     let mut tokens = Tokens { rest: tokens(&text)?.into_iter().peekable(), family };
@@ -60,7 +59,7 @@ pub(crate) fn parse(conditions: &[String], family: Family) -> Option<Vec<Vec<Mat
     while let Some(word) = tokens.rest.next() {
         let (values, negated) = tokens.values(word)?;
         if negated {
-            // Not one of them: different from each.
+            // "None of them" means different from each.
             let all = values.into_iter().map(|subject| Match { subject, negated });
             let all: Vec<Match> = all.collect();
             rules.iter_mut().for_each(|rule| rule.extend(all.iter().cloned()));
@@ -80,8 +79,8 @@ pub(crate) fn parse(conditions: &[String], family: Family) -> Option<Vec<Vec<Mat
     Some(rules)
 }
 
-/// Words, quoted strings (with their first quote), braces and commas. `None` for what has a
-/// meaning of its own in nft's scripts.
+/// Words, quoted strings (with their opening quote), braces and commas. `None` for text with a
+/// special meaning in nft scripts.
 fn tokens(text: &str) -> Option<Vec<&str>> {
     let mut found = Vec::new();
     let mut rest = text.trim_start();
@@ -108,8 +107,8 @@ struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// The rest of the match that begins with `word`: its values, and whether
-    /// they are excluded.
+    /// Parses the rest of the match that begins with `word`: its values, and whether they are
+    /// excluded.
     fn values(&mut self, word: &str) -> Option<(Vec<Subject>, bool)> {
         let word = if word == "meta" { self.meta_key()? } else { word };
         let family = self.family;
@@ -138,7 +137,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// `meta` may be left out before names and marks only.
+    /// `meta` may be omitted only before names and marks.
     fn meta_key(&mut self) -> Option<&'a str> {
         self.rest.next().filter(|key| matches!(*key, "iifname" | "oifname" | "mark" | "l4proto"))
     }
@@ -151,11 +150,11 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// An operator, or none for equality; then a value, or a set of them.
+    /// An operator (equality by default), then a value or a set of values.
     fn compared(&mut self, read: impl Fn(&str) -> Option<Subject>) -> Option<(Vec<Subject>, bool)> {
         let negated = self.rest.next_if(|word| matches!(*word, "!=" | "ne")).is_some();
         if !negated {
-            // Only skipped: equality is what no operator means.
+            // Skipped: equality is the default.
             let _ = self.rest.next_if(|word| matches!(*word, "==" | "eq"));
         }
         let first = self.rest.next()?;
@@ -182,12 +181,12 @@ fn address(text: &str, family: Family) -> Option<IpNetwork> {
         true => cni_plugin::conf::parse_cidr(text)?,
         false => IpNetwork::from(text.parse::<IpAddr>().ok()?),
     };
-    // A prefix of no bits is a comparison that nft treats specially.
+    // nft treats a comparison with an empty prefix specially.
     let usual = network.prefix() > 0 && Family::of(network.ip()) == family;
     usual.then(|| IpNetwork::new(network.network(), network.prefix()).ok()).flatten()
 }
 
-/// Bare or in quotes; a star at the end stands for anything.
+/// With or without quotes; a star at the end matches any suffix.
 fn interface(text: &str) -> Option<InterfaceName> {
     let name = text.strip_prefix('"').unwrap_or(text);
     let (name, starred) = name.strip_suffix('*').map_or((name, false), |name| (name, true));

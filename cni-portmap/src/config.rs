@@ -1,7 +1,7 @@
-//! The plugin's configuration, checked. No I/O.
+//! The plugin's configuration, validated. No I/O.
 //!
-//! Errors carry the reference's words and its code for everything (999); ADD
-//! and DEL put `failed to parse config: ` before them, CHECK does not.
+//! Errors have the reference's messages, and its code 999 for all of them. ADD and DEL prefix them
+//! with `failed to parse config: `, CHECK does not.
 
 use std::net::IpAddr;
 
@@ -15,47 +15,47 @@ use crate::mapping::Entry;
 /// Kubernetes uses bits 14 and 15, Calico 20 to 31 (the reference's choice).
 const DEFAULT_MARK_BIT: u8 = 13;
 
-/// What a call is to do.
+/// The settings of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) backend: Backend,
-    /// Masquerade what comes back to the container, or from 127.0.0.1.
+    /// Masquerades packets from the container to itself, and from 127.0.0.1.
     pub(crate) snat: bool,
-    /// Masquerade whatever goes through a host port.
+    /// Masquerades all packets that pass through a host port.
     pub(crate) masq_all: bool,
     pub(crate) mark: Mark,
     conditions_v4: Vec<String>,
     conditions_v6: Vec<String>,
-    /// As the runtime gave them; numbers above zero.
+    /// In the runtime's order; all numbers are above zero.
     pub(crate) entries: Vec<Entry>,
-    /// What the plugins before this one made, if they are in the call.
+    /// The result of the previous plugins, if the call has it.
     pub(crate) prev_result: Option<CniResult>,
     /// The first IPv4 and the first IPv6 address of the container's interface.
     pub(crate) container: ContainerAddresses,
 }
 
-/// Which of the kernel's two firewalls holds the rules.
+/// The kernel's firewall that holds the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backend {
-    /// Nothing in the configuration decides it: nf_tables where the kernel has it.
+    /// The configuration does not choose: nf_tables if the kernel has it.
     Unset,
-    /// Asked for by name, or by conditions in its syntax.
+    /// Requested by name, or by conditions in its syntax.
     Nftables,
-    /// Asked for by name, or by options that only iptables has.
+    /// Requested by name, or by options that only iptables has.
     Iptables,
 }
 
-/// How the iptables backend marks what is to be masqueraded.
+/// How the iptables backend marks packets to masquerade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// This bit (0 to 31) in a chain of our own.
+    /// This bit (0 to 31), in our own chain.
     Bit(u8),
-    /// A chain that somebody else keeps, with the masquerading.
+    /// A chain of another program, which also masquerades.
     ExternalChain(String),
 }
 
 impl Mark {
-    /// `0x2000`; zero with somebody else's chain.
+    /// `0x2000`; zero with an external chain.
     pub(crate) fn value(&self) -> u32 {
         match self {
             Self::Bit(bit) => 1 << bit,
@@ -80,19 +80,19 @@ impl ContainerAddresses {
     }
 }
 
-/// How much of the configuration a call depends on.
+/// How much of the configuration a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// All of it.
     Keep,
-    /// What is to be removed is found without `prevResult` and the mappings:
-    /// broken ones count as absent.
+    /// Rules are found for removal without `prevResult` and the mappings: invalid ones count as
+    /// absent.
     Remove,
 }
 
 impl Config {
-    /// Whether ADD sets `route_localnet` of the link towards the container, and
-    /// so needs the guard of 127.0.0.0/8 first.
+    /// Whether ADD sets `route_localnet` of the link towards the container, which first needs the
+    /// guard of 127.0.0.0/8.
     pub(crate) fn opens_localnet(&self, family: Family) -> bool {
         self.snat && family == Family::V4 && self.container.v4.is_some()
     }
@@ -124,8 +124,7 @@ impl Config {
         raw.check(Some(result), container, Purpose::Keep).unwrap()
     }
 
-    /// The configuration's extra matches for the entry into our chains, in the
-    /// backend's own syntax.
+    /// The configured conditions for entering our chains, in the backend's own syntax.
     pub(crate) fn conditions(&self, family: Family) -> &[String] {
         match family {
             Family::V4 => &self.conditions_v4,
@@ -133,15 +132,15 @@ impl Config {
         }
     }
 
-    /// All addresses that the result names: what is known of the container
-    /// where its interface does not matter. Empty: nothing is known.
+    /// All addresses in the result: the known addresses of the container, on any interface. Empty:
+    /// none is known.
     pub(crate) fn known_addresses(&self) -> Vec<IpAddr> {
         let ips = self.prev_result.iter().flat_map(|result| &result.ips);
         ips.map(|ip| ip.address.ip()).collect()
     }
 }
 
-/// What the plugin reads beside those of every configuration.
+/// The keys that the plugin reads, besides the common ones.
 pub(crate) const KEYS: Keys = &[
     "backend",
     "snat",
@@ -199,7 +198,7 @@ impl Raw {
         })
     }
 
-    /// The reference's checks in the reference's order.
+    /// The reference's checks, in its order.
     fn check(
         self,
         prev_result: Option<CniResult>,
@@ -229,8 +228,8 @@ impl Raw {
         })
     }
 
-    /// The reference takes iptables where nothing is said, unless only nft
-    /// works, and then refuses nft's syntax; here the syntax asks for its backend.
+    /// By default, the reference uses iptables unless only nft works, and then refuses nft's
+    /// syntax. Here, the syntax chooses the backend.
     fn backend(&self) -> Result<Backend, CniError> {
         let (mut of_iptables, mut of_nftables) = (Vec::new(), Vec::new());
         if self.mark_chain.is_some() {
@@ -266,14 +265,14 @@ impl Raw {
 }
 
 impl RawEntry {
-    /// `None`: to be left out.
+    /// `None`: the entry is skipped.
     fn check(self, purpose: Purpose) -> Result<Option<Entry>, CniError> {
         let invalid = |which: &str, number: i64| {
             CniError::internal(format_args!("Invalid {which} port number: {number}"))
         };
         for (which, number) in [("container", self.container_port), ("host", self.host_port)] {
-            // The reference knows no upper bound here: its firewall program
-            // refuses at ADD, and DEL has nothing to remove.
+            // The reference has no upper limit here: its firewall program refuses the port at ADD,
+            // and DEL has nothing to remove.
             let too_high = number > i64::from(u16::MAX);
             if number <= 0 || (too_high && purpose == Purpose::Keep) {
                 return Err(invalid(which, number));
@@ -285,8 +284,8 @@ impl RawEntry {
     }
 }
 
-/// An address counts when its interface is the container's `ifname`, or when
-/// the result does not tell its interface.
+/// Uses an address if its interface is the container's `ifname`, or if the result does not name its
+/// interface.
 fn container_addresses(result: &CniResult, ifname: &str) -> ContainerAddresses {
     let mut found = ContainerAddresses::default();
     for ip in &result.ips {

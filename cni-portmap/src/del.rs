@@ -1,5 +1,5 @@
-//! DEL: removes what either backend, and either implementation, left of the
-//! attachment. Needs neither namespace nor result nor mappings.
+//! DEL: removes the attachment's rules of either backend and either implementation. Needs no
+//! namespace, result or mappings.
 
 use cni_plugin::{Invocation, warn};
 use netfilter::nftables::{Batch, NfTables};
@@ -7,7 +7,7 @@ use netfilter::nftables::{Batch, NfTables};
 use crate::config::{Config, Purpose};
 use crate::error::Error;
 use crate::iptables::rules::Owner as IptablesOwner;
-use crate::nftables::{Deed, Owner};
+use crate::nftables::{Effect, Owner};
 use crate::{NAME, flows, iptables, nftables};
 
 pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
@@ -15,33 +15,33 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     remove(call, &config)
 }
 
-/// Goes on after a failure, and reports all.
+/// Continues after a failure, and reports all failures.
 pub(crate) fn remove(call: &Invocation, config: &Config) -> Result<(), Error> {
     let mut errors = Vec::new();
-    let deeds = remove_visible(call, config).unwrap_or_else(|source| {
+    let effects = remove_visible(call, config).unwrap_or_else(|source| {
         errors.push(Error::DeleteNftables { source });
         Vec::new()
     });
-    // A program is started only for pods that have ports.
+    // A program is run only for pods with host ports.
     if !config.entries.is_empty() {
         errors.extend(iptables::legacy::remove(&IptablesOwner::of(call)).err());
     }
-    if let Err(e) = flows::forget_of_container(config, &deeds) {
+    if let Err(e) = flows::forget_of_container(config, &effects) {
         let words = cni_plugin::CniError::chain(&e).msg;
         warn(NAME, format_args!("failed to delete UDP conntrack entries of the container: {words}"));
     }
     Error::all(errors)
 }
 
-/// The rules of both backends that nf_tables shows, in one transaction; gives
-/// what they did.
-fn remove_visible(call: &Invocation, config: &Config) -> Result<Vec<Deed>, linux::Error> {
+/// Removes the rules of both backends that nf_tables shows, in one transaction. Returns their
+/// effects.
+fn remove_visible(call: &Invocation, config: &Config) -> Result<Vec<Effect>, linux::Error> {
     let Some(mut kernel) = NfTables::open_if_available()? else { return Ok(Vec::new()) };
     let (owner, known) = (Owner::of(call), config.known_addresses());
     kernel.update(|kernel| {
         let mut batch = Batch::new();
-        let mut deeds = nftables::remove(kernel, &mut batch, &owner, &known)?;
-        deeds.extend(iptables::visible::remove(kernel, &mut batch, &IptablesOwner::of(call))?);
-        Ok((batch, deeds))
+        let mut effects = nftables::remove(kernel, &mut batch, &owner, &known)?;
+        effects.extend(iptables::visible::remove(kernel, &mut batch, &IptablesOwner::of(call))?);
+        Ok((batch, effects))
     })
 }

@@ -1,4 +1,4 @@
-//! The keys of portmap stand in docs/CNI.md, and are read.
+//! The keys of portmap are listed in docs/CNI.md, and are read.
 
 use cni_plugin::{Command, Invocation, NetConf};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! What can go wrong, in the reference's words, and its CNI codes.
+//! The errors, with the reference's messages and its CNI codes.
 
 use cni_plugin::{CniError, code};
 use netfilter::nftables::{self, Unreached};
@@ -7,7 +7,7 @@ use crate::family::Family;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// Of ADD and DEL; CHECK has the cause alone.
+    /// For ADD and DEL; CHECK returns only the cause.
     #[error("failed to parse config: {}", cause.msg)]
     Config { cause: CniError },
     #[error("must be called as chained plugin")]
@@ -40,7 +40,7 @@ pub(crate) enum Error {
     },
     #[error("missing hostport rules in {chain:?} chain")]
     MissingRules { chain: &'static str, missing: String },
-    /// Of CHECK: whatever rules are there, no packet comes by.
+    /// From CHECK: rules exist, but no packet reaches them.
     #[error("no packets reach the hostport rules: {0}")]
     Unreached(Unreached),
     #[error("failed to open iptables")]
@@ -74,7 +74,7 @@ pub(crate) enum Error {
         #[source]
         source: linux::Error,
     },
-    /// Of STATUS.
+    /// From STATUS.
     #[error("neither nf_tables nor iptables can be used")]
     NoBackend { details: String },
     #[error(transparent)]
@@ -84,13 +84,13 @@ pub(crate) enum Error {
     Protocol(#[from] CniError),
     #[error("{cause}")]
     Rollback { cause: Box<Error>, rollback: Box<Error> },
-    /// Of a removal, which goes on after a failure; the first is the answer.
+    /// From a removal, which continues after a failure; the answer is the first one.
     #[error("{first}")]
     Several { first: Box<Error>, others: Vec<Error> },
 }
 
 impl Error {
-    /// `Ok` for none.
+    /// `Ok` if there are none.
     pub(crate) fn all(errors: Vec<Error>) -> Result<(), Error> {
         let mut errors = errors.into_iter();
         let Some(first) = errors.next() else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! UDP flows that connection tracking remembers: they go on to where they went
-//! before the rules changed, as long as packets keep coming.
+//! Tracked UDP flows: while packets keep coming, they go to the same destination as before a change
+//! of rules.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use netfilter::conntrack::{Flows, delete};
 use crate::config::Config;
 use crate::error::Error;
 use crate::mapping::{Mapping, Protocol, in_family};
-use crate::nftables::Deed;
+use crate::nftables::Effect;
 
-/// ADD: flows to the mapped ports of this host, whoever answers them now. Those
-/// to the same port of other hosts, which this one only forwards, go on.
+/// ADD: forgets flows to the mapped ports of this host, whatever their destination. Flows to the
+/// same port of other hosts, which this host only forwards, continue.
 pub(crate) fn forget_of_host(config: &Config) -> Result<(), Error> {
     let mappings = udp_mappings(config)?;
     if mappings.is_empty() {
@@ -34,17 +34,17 @@ pub(crate) fn forget_of_host(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// DEL: flows that the container answers through its ports: those that the
-/// removed rules (`deeds`) made, and those of the configuration.
-pub(crate) fn forget_of_container(config: &Config, deeds: &[Deed]) -> Result<(), Error> {
-    let of_rules = deeds.iter().filter_map(|deed| match deed {
-        Deed::Forward { protocol: Protocol::Udp, host_ip, host_port, to } => {
+/// DEL: forgets flows that the container answers through its ports: those of the removed rules
+/// (`effects`), and those of the configuration.
+pub(crate) fn forget_of_container(config: &Config, effects: &[Effect]) -> Result<(), Error> {
+    let of_rules = effects.iter().filter_map(|effect| match effect {
+        Effect::Forward { protocol: Protocol::Udp, host_ip, host_port, to } => {
             Some(answered(*host_port, *host_ip, to.ip()))
         }
-        Deed::Forward { .. } | Deed::Masquerade { .. } => None,
+        Effect::Forward { .. } | Effect::Masquerade { .. } => None,
     });
     let mut flows: Vec<Flows> = of_rules.collect();
-    // What cannot be understood was never mapped.
+    // A mapping that cannot be parsed was never active.
     for (mapping, container) in udp_mappings(config).unwrap_or_default() {
         let flow = answered(mapping.host_port, mapping.host_ip, container);
         if !flows.contains(&flow) {
@@ -57,7 +57,7 @@ pub(crate) fn forget_of_container(config: &Config, deeds: &[Deed]) -> Result<(),
     Ok(())
 }
 
-/// Flows to a port of the host that `container` answers.
+/// The flows to a port of the host that `container` answers.
 fn answered(host_port: u16, host_ip: Option<IpAddr>, container: IpAddr) -> Flows {
     Flows {
         udp_port: Some(host_port),
@@ -67,7 +67,7 @@ fn answered(host_port: u16, host_ip: Option<IpAddr>, container: IpAddr) -> Flows
     }
 }
 
-/// With the container's address of their family.
+/// The UDP mappings, each with the container's address of its family.
 fn udp_mappings(config: &Config) -> Result<Vec<(Mapping, IpAddr)>, Error> {
     let mut found = Vec::new();
     for (family, container) in config.container.each() {

@@ -1,5 +1,5 @@
-//! The iptables backend: the host's own program reads the rules and takes the
-//! change as a whole, once for each IP version.
+//! The iptables backend: the host's own program reads the rules and applies the whole change, once
+//! for each IP version.
 
 pub(crate) mod legacy;
 mod plan;
@@ -15,8 +15,8 @@ use crate::family::Family;
 use plan::{Change, Listing, Missing};
 use rules::{GUARD_TABLE, Owner, TABLE, Wanted};
 
-/// All rules of the attachment are there afterwards, or nothing has changed but
-/// that the guard may be there.
+/// Adds all rules of the attachment. After a failure nothing has changed, except that the guard may
+/// exist.
 pub(crate) fn add(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
     let mut parts = Vec::new();
     for (family, container) in config.container.each() {
@@ -24,14 +24,14 @@ pub(crate) fn add(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
         let iptables = IpTables::find(version(family)).map_err(|source| Error::OpenIptables { source })?;
         parts.push((iptables, wanted));
     }
-    // Two calls that both miss a shared rule would both add it.
+    // Two concurrent calls would both add a missing shared rule.
     let _lock = NamespaceLock::take();
     let mut done: Vec<(&IpTables, Change)> = Vec::new();
     for (iptables, wanted) in &parts {
         let added = list(iptables, TABLE).and_then(|listing| {
             let change = plan::add(wanted, &listing);
-            let doubtful = if wanted.guarded { doubtful_guard(iptables)? } else { None };
-            let guard = doubtful.as_ref().map(plan::add_guard).unwrap_or_default();
+            let unconfirmed = if wanted.guarded { unconfirmed_guard(iptables)? } else { None };
+            let guard = unconfirmed.as_ref().map(plan::add_guard).unwrap_or_default();
             iptables.apply_each(&[(GUARD_TABLE, &guard), (TABLE, &change.commands)])?;
             Ok(change)
         });
@@ -66,23 +66,23 @@ pub(crate) fn check(config: &Config, owner: &Owner<'_>) -> Result<(), Error> {
                 return Err(Error::MissingRule { family, table: TABLE, chain, rule });
             }
         }
-        let doubtful = if wanted.guarded { doubtful_guard(&iptables).map_err(failed)? } else { None };
-        if let Some((chain, rule)) = doubtful.as_ref().and_then(plan::missing_guard) {
+        let unconfirmed = if wanted.guarded { unconfirmed_guard(&iptables).map_err(failed)? } else { None };
+        if let Some((chain, rule)) = unconfirmed.as_ref().and_then(plan::missing_guard) {
             return Err(Error::MissingRule { family, table: GUARD_TABLE, chain, rule });
         }
     }
     Ok(())
 }
 
-/// The guard's table, unless nf_tables shows that the guard is complete: on a
-/// node with mapped ports it is, and no program is started to see it.
-fn doubtful_guard(iptables: &IpTables) -> Result<Option<Listing>, netfilter::iptables::Error> {
-    // Where nf_tables cannot be read, the program can.
+/// The guard's table, unless nf_tables shows a complete guard. On a node with mapped ports it
+/// usually does, and no program is run.
+fn unconfirmed_guard(iptables: &IpTables) -> Result<Option<Listing>, netfilter::iptables::Error> {
+    // If nf_tables cannot be read, the program still can read the table.
     let complete = iptables.variant() == Variant::NfTables && visible::has_guard().unwrap_or_default();
     if complete { Ok(None) } else { list(iptables, GUARD_TABLE).map(Some) }
 }
 
-/// One process, which touches no table. A host may do without IPv6.
+/// Runs one process, which reads no table. A host may lack IPv6.
 pub(crate) fn status() -> Result<(), Error> {
     let found = IpTables::find(IpVersion::V4).or_else(|_| IpTables::find(IpVersion::V6));
     let missing = |e| Error::NoBackend { details: cni_plugin::CniError::chain(&e).msg };
@@ -90,7 +90,7 @@ pub(crate) fn status() -> Result<(), Error> {
 }
 
 fn list(iptables: &IpTables, table: &str) -> Result<Listing, netfilter::iptables::Error> {
-    // A look with the legacy program would make the table.
+    // Reading with the legacy program would create the table.
     let absent = iptables.variant() == Variant::Legacy
         && legacy_tables(iptables.version()).is_ok_and(|tables| !tables.iter().any(|there| there == table));
     if absent {

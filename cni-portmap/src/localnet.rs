@@ -1,9 +1,8 @@
-//! `route_localnet` of the host's link towards the container: without it the
-//! kernel drops packets that come from 127.0.0.1 and leave the host.
+//! `route_localnet` of the host's link towards the container: without it, the kernel drops packets
+//! from 127.0.0.1 that leave the host.
 //!
-//! With it, the kernel also takes packets to 127.0.0.0/8 from that link. The
-//! guard among the rules of each backend drops them: it must be there before the
-//! setting is changed.
+//! With it, the kernel also accepts packets to 127.0.0.0/8 from that link. Each backend's guard
+//! drops them, and must exist before the setting is changed.
 
 use std::net::IpAddr;
 
@@ -13,15 +12,15 @@ use linux::sysctl;
 use crate::config::Config;
 use crate::error::Error;
 
-/// A setting that is to be 1 and is not yet.
+/// A setting that must be changed to 1.
 #[derive(Debug)]
 pub(crate) struct Localnet {
     setting: String,
 }
 
 impl Localnet {
-    /// `None`: nothing has to be set. As in the reference, a container that no
-    /// route leads to is none of this plugin's business.
+    /// `None`: no change is needed. As in the reference, a container without a route to it is
+    /// ignored.
     pub(crate) fn wanted(config: &Config) -> Result<Option<Self>, Error> {
         let (true, Some(container)) = (config.snat, config.container.v4) else { return Ok(None) };
         let netlink = Netlink::open()?;

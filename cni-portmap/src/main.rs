@@ -1,8 +1,8 @@
-//! CNI plugin `portmap`: ports of the host lead to the container.
+//! CNI plugin `portmap`: maps ports of the host to the container.
 //!
-//! `config`, `conditions`, `mapping` and the `rules` and `plan` of both
-//! backends decide; `nftables`, `iptables`, `localnet` and `flows` touch the
-//! kernel; `add`, `del`, `check`, `status` and `gc` are the verbs.
+//! `config`, `conditions`, `mapping`, and both backends' `rules` and `plan` decide; `nftables`,
+//! `iptables`, `localnet` and `flows` change the kernel's state; `add`, `del`, `check`, `status`
+//! and `gc` are the verbs.
 
 #![cfg_attr(not(test), no_main)]
 
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use cni_plugin::Plugin;
 
-/// As runtimes know this plugin.
+/// The plugin's type in configurations.
 const NAME: &str = "portmap";
 
 linux::bare_main!(serve);

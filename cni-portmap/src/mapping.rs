@@ -1,11 +1,11 @@
-//! One port of the host that leads to one port of the container. No I/O.
+//! A mapping from a port of the host to a port of the container. No I/O.
 
 use std::net::IpAddr;
 
 use crate::error::Error;
 use crate::family::Family;
 
-/// The protocols whose destination port both backends can match and rewrite.
+/// The protocols with ports that both backends support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Protocol {
     Sctp,
@@ -33,7 +33,7 @@ impl Protocol {
         }
     }
 
-    /// Runtimes write it in both cases.
+    /// Runtimes use upper and lower case.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|protocol| protocol.name().eq_ignore_ascii_case(name))
     }
@@ -54,7 +54,7 @@ pub(crate) struct Entry {
     pub(crate) host_ip: String,
 }
 
-/// An entry as it concerns one family.
+/// An entry for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
     pub(crate) protocol: Protocol,
@@ -69,9 +69,9 @@ impl Entry {
         Protocol::parse(&self.protocol).ok_or_else(|| Error::UnknownProtocol { name: self.protocol.clone() })
     }
 
-    /// `None` when the host's address is of the other family. An address that
-    /// cannot be parsed counts as IPv6, as in the reference: a container
-    /// without IPv6 goes without that port, any other is refused.
+    /// `None` if the host address is of the other family. As in the reference, an invalid address
+    /// counts as IPv6: a container without IPv6 does not get that port; for any other it is an
+    /// error.
     pub(crate) fn in_family(&self, family: Family) -> Result<Option<Mapping>, Error> {
         let protocol = self.protocol()?;
         let mapping = Mapping {
@@ -83,7 +83,7 @@ impl Entry {
         if self.host_ip.is_empty() {
             return Ok(Some(mapping));
         }
-        // An IPv4 address in IPv6's notation is an IPv4 address to the reference.
+        // For the reference, an IPv4 address in IPv6 notation is an IPv4 address.
         let host_ip = self.host_ip.parse::<IpAddr>().map(|ip| ip.to_canonical());
         match host_ip {
             Err(_) if family == Family::V4 => Ok(None),
@@ -94,7 +94,7 @@ impl Entry {
     }
 }
 
-/// All of `entries` that concern `family`, in their order.
+/// The `entries` for `family`, in their order.
 pub(crate) fn in_family(entries: &[Entry], family: Family) -> Result<Vec<Mapping>, Error> {
     entries.iter().filter_map(|entry| entry.in_family(family).transpose()).collect()
 }

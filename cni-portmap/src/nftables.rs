@@ -1,6 +1,5 @@
-//! The nftables backend: reads and commits, by netlink, in one transaction for
-//! both families. Only conditions that are not understood here go through the
-//! host's `nft`.
+//! The nftables backend: reads and commits by netlink, in one transaction for both families. It
+//! runs the host's `nft` only for conditions that it cannot parse.
 
 mod plan;
 mod rules;
@@ -18,9 +17,9 @@ use crate::family::Family;
 use plan::{Found, Shared};
 use rules::{LOCALNET_GUARD, Wanted, container_rules, family_of, hook_rules};
 
-pub(crate) use rules::{Deed, Owner, TABLE};
+pub(crate) use rules::{Effect, Owner, TABLE};
 
-/// What ADD wants of one family.
+/// The rules of one family for ADD.
 struct Part {
     family: Family,
     wanted: Vec<Wanted>,
@@ -41,7 +40,7 @@ impl Part {
     }
 }
 
-/// All rules of the attachment are there afterwards, or nothing has changed.
+/// Adds all rules of the attachment. After a failure nothing has changed.
 pub(crate) fn add(config: &Config, owner: &Owner) -> Result<(), Error> {
     let parts = config.container.each().map(|each| Part::new(config, each));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
@@ -70,23 +69,23 @@ fn find(kernel: &mut NfTables, family: Family, owner: &Owner) -> Result<Found, l
     Ok(Found { rules, ..found })
 }
 
-/// Appends to `batch` the removal of the attachment's rules; gives what they did.
+/// Adds to `batch` the removal of the attachment's rules. Returns their effects.
 pub(crate) fn remove(
     kernel: &mut NfTables,
     batch: &mut Batch,
     owner: &Owner,
     known_addresses: &[IpAddr],
-) -> Result<Vec<Deed>, linux::Error> {
+) -> Result<Vec<Effect>, linux::Error> {
     remove_where(kernel, batch, |rule| plan::is_removed(owner, known_addresses, rule))
 }
 
-/// The same for all attachments of a network that `is_valid` does not know.
+/// [`remove`] for all attachments of a network that are not valid.
 pub(crate) fn remove_stale(
     kernel: &mut NfTables,
     batch: &mut Batch,
     network: &str,
     is_valid: impl Fn(&str, &str) -> bool,
-) -> Result<Vec<Deed>, linux::Error> {
+) -> Result<Vec<Effect>, linux::Error> {
     remove_where(kernel, batch, |rule| plan::is_stale(network, &is_valid, rule))
 }
 
@@ -94,19 +93,19 @@ fn remove_where(
     kernel: &mut NfTables,
     batch: &mut Batch,
     condemned: impl Fn(&netfilter::nftables::Rule) -> bool,
-) -> Result<Vec<Deed>, linux::Error> {
-    let mut deeds = Vec::new();
+) -> Result<Vec<Effect>, linux::Error> {
+    let mut effects = Vec::new();
     for family in Family::BOTH.map(family_of) {
         for rule in kernel.rules_where(family, TABLE, None, &condemned)? {
             batch.delete_rule(family, TABLE, &rule.chain, rule.handle);
-            deeds.extend(Deed::of(&rule));
+            effects.extend(Effect::of(&rule));
         }
     }
-    Ok(deeds)
+    Ok(effects)
 }
 
-/// What CHECK misses; `None` when all is there. Which conditions lead to the
-/// rules is not judged: the last ADD of any network decides them.
+/// The first rule that CHECK misses; `None` if all exist. The conditions that lead to the rules are
+/// not checked: the last ADD of any network sets them.
 pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, Error> {
     let failed = |source| Error::ListNftables { table: TABLE, source };
     let mut kernel = NfTables::open().map_err(failed)?;
@@ -118,8 +117,8 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
             return Ok(Some(Error::Unreached(unreached)));
         }
         let found = find(&mut kernel, family, owner).map_err(failed)?;
-        // The reference's rules of the same attachment are good, too.
-        let there = found.deeds(owner);
+        // The reference's rules for the same attachment are accepted too.
+        let there = found.effects(owner);
         let missing = wanted.iter().find(|wanted| wanted.common && !there.include(wanted));
         if let Some(wanted) = missing {
             return Ok(Some(Error::MissingRules { chain: wanted.chain, missing: wanted.text.clone() }));
@@ -129,7 +128,7 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
         }
         let missing_guard = found.missing_guard().next().filter(|_| guarded);
         if let Some((_, text)) = missing_guard {
-            // The reference makes none: its attachments may do without.
+            // The reference makes no guard, so its attachments may lack one.
             let chain = kernel.chain(family_of(family), TABLE, LOCALNET_GUARD).map_err(failed)?;
             if chain.is_some() || found.is_made_by_us(owner) {
                 return Ok(Some(Error::MissingRules { chain: LOCALNET_GUARD, missing: text.to_owned() }));
@@ -139,7 +138,7 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
     Ok(None)
 }
 
-/// Of the chains on the path of what is wanted, the first where no packets come by.
+/// The first chain on the path of the wanted rules that packets do not reach.
 fn unreached(
     kernel: &mut NfTables,
     family: Family,

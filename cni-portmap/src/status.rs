@@ -1,4 +1,4 @@
-//! STATUS: whether ADD could make rules. Starts no program.
+//! STATUS: whether ADD could make rules. Runs no program.
 
 use cni_plugin::Invocation;
 

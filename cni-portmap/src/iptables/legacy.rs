@@ -1,5 +1,5 @@
-//! What the iptables backend left in the tables of iptables-legacy, which no
-//! netlink shows: only its own program can look.
+//! Rules of the iptables backend in the tables of iptables-legacy, which only its own program can
+//! read, not netlink.
 
 use cni_plugin::warn;
 use netfilter::iptables::{IpTables, IpVersion, legacy_tables};
@@ -10,17 +10,17 @@ use crate::NAME;
 use crate::error::Error;
 use crate::family::Family;
 
-/// Removes what belongs to the container.
+/// Removes the container's rules.
 pub(crate) fn remove(owner: &Owner<'_>) -> Result<(), Error> {
     change(|listing| plan::remove(owner, listing))
 }
 
-/// The same for all containers of `network` that are not in use.
+/// [`remove`] for all containers of `network` that are not in use.
 pub(crate) fn remove_stale(network: &str, is_valid: impl Fn(&str) -> bool) -> Result<(), Error> {
     change(|listing| plan::remove_stale(network, &is_valid, listing))
 }
 
-/// Whether there are such tables at all, of either family.
+/// Whether either family has such tables.
 pub(crate) fn is_in_use() -> bool {
     [IpVersion::V4, IpVersion::V6].into_iter().any(has_table)
 }
@@ -29,8 +29,8 @@ fn has_table(version: IpVersion) -> bool {
     legacy_tables(version).unwrap_or_default().iter().any(|table| table == TABLE)
 }
 
-/// Starts a program only where this namespace has such tables already: looking
-/// for them would make them.
+/// Runs the program only if this namespace has such tables already, since running it would create
+/// them.
 fn change(plan: impl Fn(&Listing) -> Vec<String>) -> Result<(), Error> {
     let both = [(Family::V4, IpVersion::V4), (Family::V6, IpVersion::V6)];
     let changed = both.into_iter().map(|(family, version)| change_one(&plan, family, version));

@@ -1,5 +1,5 @@
-//! From what iptables lists and what is wanted to what has to be changed, in
-//! the words of `iptables-restore`. No I/O.
+//! Plans changes from iptables' listing and the wanted rules, as commands of `iptables-restore`. No
+//! I/O.
 
 use std::collections::BTreeSet;
 
@@ -20,13 +20,13 @@ pub(crate) struct Listing {
 #[derive(Clone, Debug)]
 struct Listed {
     chain: String,
-    /// As printed, from the chain's name on.
+    /// The printed line, from the chain's name on.
     text: String,
     gist: Gist,
 }
 
 impl Listing {
-    /// Lines that are none of a chain or rule are passed over.
+    /// Skips lines without a chain or rule.
     pub(crate) fn read(lines: &[String]) -> Self {
         let mut listing = Self::default();
         for line in lines {
@@ -65,14 +65,14 @@ impl Listing {
     }
 }
 
-/// Commands, and those that take them back.
+/// Commands, and commands that undo them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) commands: Vec<String>,
     pub(crate) undo: Vec<String>,
 }
 
-/// Everything that ADD wants and that is not listed.
+/// The wanted rules that are not listed.
 pub(crate) fn add(wanted: &Wanted, listing: &Listing) -> Change {
     let mut change = Change::default();
     let mut created = Vec::new();
@@ -94,7 +94,7 @@ pub(crate) fn add(wanted: &Wanted, listing: &Listing) -> Change {
     let forwards: Vec<Gist> = wanted.forwards.iter().map(|rule| Gist::of(&rule.words)).collect();
     let same = there.len() == forwards.len() && there.iter().zip(&forwards).all(|(a, b)| a.does_like(b));
     if !is_there || !same {
-        // Makes the chain, or empties what an ADD with another address left.
+        // Creates the chain, or empties one that an ADD with another address left.
         change.commands.push(format!(":{} - [0:0]", wanted.chain));
         if is_there {
             change.undo.push(format!(":{} - [0:0]", wanted.chain));
@@ -112,8 +112,7 @@ pub(crate) fn add(wanted: &Wanted, listing: &Listing) -> Change {
     change
 }
 
-/// What the listed table lacks of the guard. An administrator's exceptions stay
-/// before its rules.
+/// The guard's rules that the listed table lacks. They follow an administrator's exceptions.
 pub(crate) fn add_guard(listing: &Listing) -> Vec<String> {
     let chain = (!listing.chains.contains(GUARD_CHAIN)).then(|| format!(":{GUARD_CHAIN} - [0:0]"));
     let rules = guard_rules();
@@ -140,7 +139,7 @@ fn command(verb: &str, rule: &Rule) -> String {
     [verb.to_owned(), rule.chain.clone()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// Into the container's chain, but for ports that are not mapped any more.
+/// Jumps into the container's chain for ports that are no longer mapped.
 fn outdated_entries(wanted: &Wanted, listing: &Listing) -> Vec<String> {
     let entries: Vec<Gist> = wanted.entries.iter().map(|rule| Gist::of(&rule.words)).collect();
     let there = listing.leading_to(&wanted.chain).filter(|listed| listed.chain == DNAT_CHAIN);
@@ -148,7 +147,7 @@ fn outdated_entries(wanted: &Wanted, listing: &Listing) -> Vec<String> {
     outdated.map(|listed| listed.text.clone()).collect()
 }
 
-/// Everything that is listed of containers of `network` that are not in use.
+/// The listed rules of containers of `network` that are not in use.
 pub(crate) fn remove_stale(network: &str, is_valid: impl Fn(&str) -> bool, listing: &Listing) -> Vec<String> {
     let mut commands = Vec::new();
     let mut chains = BTreeSet::new();
@@ -162,7 +161,7 @@ pub(crate) fn remove_stale(network: &str, is_valid: impl Fn(&str) -> bool, listi
     commands
 }
 
-/// Everything that is listed of the container.
+/// The listed rules of the container.
 pub(crate) fn remove(owner: &Owner<'_>, listing: &Listing) -> Vec<String> {
     let mut commands = Vec::new();
     for (chain, entrance) in [(owner.chain(), DNAT_CHAIN), (owner.old_snat_chain(), OLD_SNAT_CHAIN)] {
@@ -175,7 +174,7 @@ pub(crate) fn remove(owner: &Owner<'_>, listing: &Listing) -> Vec<String> {
     commands
 }
 
-/// What CHECK misses.
+/// A chain or rule that CHECK does not find.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     Chain(String),
@@ -186,13 +185,13 @@ pub(crate) fn missing(wanted: &Wanted, listing: &Listing) -> Option<Missing> {
     if !listing.chains.contains(&wanted.chain) {
         return Some(Missing::Chain(wanted.chain.clone()));
     }
-    // Ports may be thousands, each with three rules.
+    // There may be thousands of ports, each with three rules.
     let listed = listing.rules.iter();
-    let deeds: BTreeSet<(&str, Gist)> =
-        listed.clone().map(|listed| (listed.chain.as_str(), listed.gist.deed())).collect();
+    let effects: BTreeSet<(&str, Gist)> =
+        listed.clone().map(|listed| (listed.chain.as_str(), listed.gist.effect())).collect();
     let entrances: BTreeSet<(&str, Entrance<'_>)> =
         listed.map(|listed| (listed.chain.as_str(), listed.gist.entrance())).collect();
-    let has = |rule: &Rule| deeds.contains(&(rule.chain.as_str(), Gist::of(&rule.words).deed()));
+    let has = |rule: &Rule| effects.contains(&(rule.chain.as_str(), Gist::of(&rule.words).effect()));
     let has_entry =
         |rule: &Rule| entrances.contains(&(rule.chain.as_str(), Gist::of(&rule.words).entrance()));
     let rule = wanted.forwards.iter().chain(&wanted.shared).find(|rule| !has(rule));
@@ -200,8 +199,8 @@ pub(crate) fn missing(wanted: &Wanted, listing: &Listing) -> Option<Missing> {
     Some(Missing::Rule { chain: rule.chain.clone(), rule: rule.words.join(" ") })
 }
 
-/// The chain and the rule that the guard lacks. The reference makes no guard:
-/// without its chain, none is missed.
+/// The missing chain and rule of the guard. The reference makes no guard: if its chain does not
+/// exist, nothing is missing.
 pub(crate) fn missing_guard(listing: &Listing) -> Option<(String, String)> {
     let made_by_us = listing.chains.contains(GUARD_CHAIN);
     let rule = guard_rules().into_iter().find(|rule| made_by_us && !listing.has(rule))?;
@@ -209,8 +208,7 @@ pub(crate) fn missing_guard(listing: &Listing) -> Option<(String, String)> {
     Some((rule.chain, text))
 }
 
-/// The arguments of a line, which has them in double quotes where needed, with
-/// backslashes before what is special in these.
+/// The arguments of a line. Those in double quotes have backslashes before special characters.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -1,11 +1,11 @@
-//! The rules of the iptables backend: chains, order, words and comments are
-//! the reference's, so that either side finds the other's. No I/O.
+//! The rules of the iptables backend. Chains, order, arguments and comments are the reference's, so
+//! that either side finds the other's. No I/O.
 //!
-//! The entry rules of all containers stand in one chain, which PREROUTING and
-//! OUTPUT jump to; each leads to a chain of the container. There, the packets
-//! that have to be masqueraded on their way out get a mark first.
+//! The entry rules of all containers are in one chain, to which PREROUTING and OUTPUT jump. Each
+//! leads to a chain of the container. There, packets that must be masqueraded on their way out are
+//! marked first.
 //!
-//! The guard of 127.0.0.0/8, for IPv4, is ours alone.
+//! Only we make the guard of 127.0.0.0/8, for IPv4.
 
 use std::collections::BTreeMap;
 
@@ -17,25 +17,24 @@ use crate::error::Error;
 use crate::family::Family;
 use crate::mapping::{Protocol, in_family};
 
-/// All but the guard is in this table.
+/// The table of all rules except the guard.
 pub(crate) const TABLE: &str = "nat";
-/// The table of the guard. Like `raw`, it comes before any address is rewritten,
-/// but some kernels in use have no table `raw`.
+/// The table of the guard. Like `raw`, it comes before address translation, but some kernels have
+/// no table `raw`.
 pub(crate) const GUARD_TABLE: &str = "mangle";
 pub(crate) const GUARD_CHAIN: &str = "CNI-HOSTPORT-GUARD";
-/// Where the entry rules stand.
+/// The chain of the entry rules.
 pub(crate) const DNAT_CHAIN: &str = "CNI-HOSTPORT-DNAT";
-/// Where the reference had entry rules for masquerading in old times.
+/// The chain in which old versions of the reference had entry rules for masquerading.
 pub(crate) const OLD_SNAT_CHAIN: &str = "CNI-HOSTPORT-SNAT";
 const SET_MARK_CHAIN: &str = "CNI-HOSTPORT-SETMARK";
 const MASQUERADE_CHAIN: &str = "CNI-HOSTPORT-MASQ";
-/// `multiport` takes so many.
+/// The limit of `multiport`.
 const PORTS_PER_RULE: usize = 15;
-/// What the comment match holds without the final zero.
+/// The limit of the comment match, without the final zero.
 const COMMENT_MAX: usize = 255;
 
-/// One attachment's container in one network, as the reference names it: the
-/// interface's name is no part of it.
+/// A container in one network. As in the reference, the interface's name is not part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner<'a> {
     pub(crate) network: &'a str,
@@ -52,7 +51,7 @@ impl<'a> Owner<'a> {
         self.named("CNI-DN-")
     }
 
-    /// The chain that old versions made beside it.
+    /// The additional chain that old versions made.
     pub(crate) fn old_snat_chain(&self) -> String {
         self.named("CNI-SN-")
     }
@@ -62,29 +61,29 @@ impl<'a> Owner<'a> {
         format!("{prefix}{}", cni_plugin::sha512_hex(&text, 21))
     }
 
-    /// Whether an entry rule to `target` with this owner in its comment is to be
-    /// removed by GC for `network`: the chain's name must agree with the comment.
+    /// Whether GC for `network` must remove an entry rule to `target` whose comment names this
+    /// owner: the chain's name must match the comment.
     pub(super) fn is_stale(&self, network: &str, is_valid: impl Fn(&str) -> bool, target: &str) -> bool {
         self.network == network && !is_valid(self.container_id) && target == self.chain()
     }
 
     pub(super) fn comment(&self) -> String {
         let comment = format!(r#"dnat name: "{}" id: "{}""#, self.network, self.container_id);
-        // Both parts are ASCII: see the rules for network names and container ids.
-        // (The reference cuts one later, and iptables refuses.)
+        // Both parts are ASCII: see the rules for network names and container ids. (The reference
+        // truncates one byte later, which iptables refuses.)
         if comment.len() <= COMMENT_MAX { comment } else { format!("{}...", &comment[..COMMENT_MAX - 3]) }
     }
 }
 
-/// Network and container id of an entry rule's comment. `None` for other
-/// comments and for cut ones.
+/// The network and container id in an entry rule's comment. `None` for other and for truncated
+/// comments.
 pub(crate) fn owner_of_comment(comment: &str) -> Option<Owner<'_>> {
     let rest = comment.strip_prefix(r#"dnat name: ""#)?;
     let (network, rest) = rest.split_once(r#"" id: ""#)?;
     Some(Owner { network, container_id: rest.strip_suffix('"')? })
 }
 
-/// A rule in iptables' words, and where it goes.
+/// A rule as iptables arguments, and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) chain: String,
@@ -98,24 +97,24 @@ pub(crate) enum Place {
     Last,
 }
 
-/// What one family needs.
+/// The rules that one family needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// Of the container; see [`Owner::chain`].
+    /// The container's chain; see [`Owner::chain`].
     pub(crate) chain: String,
     /// Chains and rules that all containers share.
     pub(crate) shared_chains: Vec<&'static str>,
     pub(crate) shared: Vec<Rule>,
-    /// Into the container's chain.
+    /// Jumps to the container's chain.
     pub(crate) entries: Vec<Rule>,
-    /// In the container's chain; their order counts.
+    /// The rules in the container's chain; their order matters.
     pub(crate) forwards: Vec<Rule>,
-    /// Whether [`guard_rules`] are wanted, too.
+    /// Whether [`guard_rules`] are needed too.
     pub(crate) guarded: bool,
 }
 
 impl Wanted {
-    /// `container`: its address with the prefix length of its network.
+    /// `container`: its address, with the prefix length of its network.
     pub(crate) fn new(
         config: &Config,
         owner: &Owner<'_>,
@@ -150,15 +149,15 @@ impl Wanted {
         let masquerade = ["-m", "mark", "--mark", &mark, "-j", "MASQUERADE"];
         self.shared.push(rule(MASQUERADE_CHAIN, &masquerade));
         let enter = [&comment[..], &["CNI portfwd requiring masquerade", "-j", MASQUERADE_CHAIN]];
-        // First: the masquerading of other plugins would end the search.
+        // First: masquerading rules of other plugins would end the evaluation.
         self.shared.push(Rule { place: Place::First, ..rule("POSTROUTING", &enter.concat()) });
     }
 }
 
-/// The kernel takes packets to and from 127.0.0.0/8 from a link with
-/// `route_localnet`, and a pod can send such frames. Answers to the host's own
-/// 127.0.0.1 are not among them: they are sent to the address that masqueraded
-/// it. A link that has an address in 127.0.0.0/8 of its own keeps it.
+/// With `route_localnet`, the kernel accepts packets to and from 127.0.0.0/8 on a link, and a pod
+/// can send such frames. The guard drops them. It does not affect answers to the host's own
+/// 127.0.0.1, since they go to the address that masqueraded it, or links with their own address in
+/// 127.0.0.0/8.
 pub(crate) fn guard_rules() -> [Rule; 3] {
     let comment = |text| ["-m", "comment", "--comment", text];
     let drop = |side, addresses: &str, to| {
@@ -170,13 +169,13 @@ pub(crate) fn guard_rules() -> [Rule; 3] {
     [
         drop("-d", "--dst-type", "CNI portfwd to localnet"),
         drop("-s", "--src-type", "CNI portfwd from localnet"),
-        // First: other plugins' rules may accept, which ends the search.
+        // First: other plugins' rules may accept packets, which ends the evaluation.
         Rule { place: Place::First, ..rule("PREROUTING", &enter.concat()) },
     ]
 }
 
-/// One rule per protocol and 15 ports. As in the reference, ports whose host
-/// address is of the other family are among them.
+/// One rule for each protocol and 15 ports. As in the reference, ports with a host address of the
+/// other family are included.
 fn entries(config: &Config, owner: &Owner<'_>, family: Family, chain: &str) -> Result<Vec<Rule>, Error> {
     let mut ports: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for entry in &config.entries {
@@ -205,8 +204,8 @@ fn forwards(config: &Config, family: Family, container: IpNetwork, chain: &str) 
     let sources = match (config.masq_all, family) {
         (true, Family::V4) => vec!["0.0.0.0/0".to_owned()],
         (true, Family::V6) => vec!["::/0".to_owned()],
-        // The container itself and its neighbours, whose answers would not
-        // come back through the host; and the host's own 127.0.0.1.
+        // The container itself and its neighbours, whose answers would not return through the host,
+        // and the host's own 127.0.0.1.
         (false, Family::V4) => vec![container.to_string(), "127.0.0.1".to_owned()],
         (false, Family::V6) => vec![container.to_string()],
     };
@@ -236,11 +235,10 @@ fn rule(chain: &str, words: &[&str]) -> Rule {
     }
 }
 
-/// Which ports of which protocol lead into which chain.
+/// The chain that a rule leads to, its protocol and its ports.
 pub(crate) type Entrance<'a> = (&'a str, Option<Protocol>, &'a [u16]);
 
-/// What a rule says, however it is written: as we hand it to iptables or as
-/// iptables prints it.
+/// The content of a rule, independent of notation: our arguments, or iptables' output.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Gist {
     /// `None`: any.
@@ -248,15 +246,15 @@ pub(crate) struct Gist {
     destination: Option<IpNetwork>,
     protocol: Option<Protocol>,
     ports: Vec<u16>,
-    /// A chain, or `DNAT` and the like.
+    /// A chain or a target such as `DNAT`.
     pub(crate) target: String,
-    /// Everything else but the names of matches.
+    /// All other options, without the names of matches.
     rest: Vec<String>,
     pub(crate) comment: Option<String>,
 }
 
 impl Gist {
-    /// `words`: without the `-A CHAIN` before them.
+    /// `words`: without `-A CHAIN`.
     pub(crate) fn of(words: &[String]) -> Self {
         let mut gist = Self::default();
         let mut words = words.iter().map(String::as_str);
@@ -284,17 +282,17 @@ impl Gist {
         gist
     }
 
-    /// What it does, whatever it is commented with.
-    pub(crate) fn deed(&self) -> Self {
+    /// The rule without its comment.
+    pub(crate) fn effect(&self) -> Self {
         Self { comment: None, ..self.clone() }
     }
 
     pub(crate) fn does_like(&self, other: &Self) -> bool {
-        self.deed() == other.deed()
+        self.effect() == other.effect()
     }
 
-    /// Whether both lead the same ports into the same chain. What conditions
-    /// they have is nothing that can be compared: iptables prints them its own way.
+    /// Whether both lead the same ports to the same chain. Their conditions cannot be compared,
+    /// since iptables prints them in its own notation.
     pub(crate) fn enters_like(&self, other: &Self) -> bool {
         self.entrance() == other.entrance()
     }
@@ -310,7 +308,7 @@ fn network(text: &str) -> Option<IpNetwork> {
     IpNetwork::new(network.network(), network.prefix()).ok().filter(|network| network.prefix() > 0)
 }
 
-/// A name, or a number where the host knows no name.
+/// A name, or a number if the host knows no name.
 fn protocol(text: &str) -> Option<Protocol> {
     Protocol::parse(text).or_else(|| Protocol::from_number(text.parse().ok()?))
 }

@@ -1,50 +1,50 @@
-//! What the iptables backend left in nf_tables (the program `iptables-nft`
-//! writes there), found and removed by netlink, without the program.
+//! Rules of the iptables backend in nf_tables (written by the program `iptables-nft`): found and
+//! removed by netlink, without the program.
 
 use netfilter::nftables::{Batch, Family, NfTables, Rule};
 
 use super::rules::{
     DNAT_CHAIN, GUARD_TABLE, Gist, OLD_SNAT_CHAIN, Owner, TABLE, guard_rules, owner_of_comment,
 };
-use crate::nftables::Deed;
+use crate::nftables::Effect;
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 
-/// Appends to `batch` the removal of the container's chains and of what leads
-/// into them; gives what the rules did.
+/// Adds to `batch` the removal of the container's chains and of the rules that lead to them.
+/// Returns the effects of the rules.
 pub(crate) fn remove(
     kernel: &mut NfTables,
     batch: &mut Batch,
     owner: &Owner<'_>,
-) -> Result<Vec<Deed>, linux::Error> {
-    let mut deeds = Vec::new();
+) -> Result<Vec<Effect>, linux::Error> {
+    let mut effects = Vec::new();
     let chains = [(owner.chain(), DNAT_CHAIN), (owner.old_snat_chain(), OLD_SNAT_CHAIN)];
     for family in FAMILIES {
         for (chain, entrance) in &chains {
-            deeds.extend(remove_chain(kernel, batch, family, chain, entrance)?);
+            effects.extend(remove_chain(kernel, batch, family, chain, entrance)?);
         }
     }
-    Ok(deeds)
+    Ok(effects)
 }
 
-/// The same for all containers of `network` that are not in use.
+/// [`remove`] for all containers of `network` that are not in use.
 pub(crate) fn remove_stale(
     kernel: &mut NfTables,
     batch: &mut Batch,
     network: &str,
     is_valid: impl Fn(&str) -> bool,
-) -> Result<Vec<Deed>, linux::Error> {
-    let mut deeds = Vec::new();
+) -> Result<Vec<Effect>, linux::Error> {
+    let mut effects = Vec::new();
     for family in FAMILIES {
         let mut chains = Vec::new();
         for rule in kernel.rules_where(family, TABLE, Some(DNAT_CHAIN), |_| true)? {
             if let Some(chain) = stale_chain(&rule, network, &is_valid).filter(|c| !chains.contains(c)) {
-                deeds.extend(remove_chain(kernel, batch, family, &chain, DNAT_CHAIN)?);
+                effects.extend(remove_chain(kernel, batch, family, &chain, DNAT_CHAIN)?);
                 chains.push(chain);
             }
         }
     }
-    Ok(deeds)
+    Ok(effects)
 }
 
 fn stale_chain(rule: &Rule, network: &str, is_valid: impl Fn(&str) -> bool) -> Option<String> {
@@ -58,7 +58,7 @@ fn remove_chain(
     family: Family,
     chain: &str,
     entrance: &str,
-) -> Result<Vec<Deed>, linux::Error> {
+) -> Result<Vec<Effect>, linux::Error> {
     if kernel.chain(family, TABLE, chain)?.is_none() {
         return Ok(Vec::new());
     }
@@ -68,10 +68,10 @@ fn remove_chain(
     }
     let rules = kernel.rules(family, TABLE, Some(chain))?;
     batch.flush_chain(family, TABLE, chain).delete_chain(family, TABLE, chain);
-    Ok(rules.iter().filter_map(Deed::of).collect())
+    Ok(rules.iter().filter_map(Effect::of).collect())
 }
 
-/// Whether the guard's rules are there: each has a comment of its own.
+/// Whether the guard's rules exist; each has its own comment.
 pub(crate) fn has_guard() -> Result<bool, linux::Error> {
     let mut kernel = NfTables::open()?;
     for rule in guard_rules() {

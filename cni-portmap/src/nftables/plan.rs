@@ -1,4 +1,4 @@
-//! From what is there and what is wanted to what has to be changed. No I/O.
+//! Plans changes from the existing and the wanted rules. No I/O.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,22 +6,22 @@ use std::net::IpAddr;
 use netfilter::nftables::{BaseChain, Batch, Expression, Rule, do_the_same};
 
 use super::rules::{
-    CONTAINER_CHAINS, Deed, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, LOCALNET_GUARD, MASQUERADING, OUTPUT,
-    Owner, PREROUTING, TABLE, TABLE_COMMENT, Wanted, all_rules, base, family_of, guard_rules, interface_in,
+    CONTAINER_CHAINS, Effect, HOSTIP_HOSTPORTS, HOSTPORTS, HOSTPORTS_ALL, LOCALNET_GUARD, MASQUERADING,
+    OUTPUT, Owner, PREROUTING, TABLE, TABLE_COMMENT, Wanted, all_rules, base, family_of, guard_rules,
+    interface_in,
 };
 use crate::family::Family;
 
-/// The tables' rules as far as they concern a call: all of the shared chains,
-/// the container's own.
+/// The rules that a call needs: all in the shared chains, and the container's own.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Found {
     pub(super) rules: Vec<Rule>,
-    /// A rule of any container proves that the chain is there.
+    /// A rule of any container shows that the chain exists.
     pub(super) has_masquerading: bool,
 }
 
 impl Found {
-    /// Whether a rule that the kernel lists is to be remembered.
+    /// Whether to keep a rule that the kernel lists.
     pub(super) fn keep(&mut self, owner: &Owner, rule: &Rule) -> bool {
         self.has_masquerading |= rule.chain == MASQUERADING;
         !CONTAINER_CHAINS.contains(&rule.chain.as_str()) || owner.owns(rule) != Some(false)
@@ -31,71 +31,71 @@ impl Found {
         self.rules.iter().filter(move |rule| rule.chain == chain)
     }
 
-    /// What rules of this container do, its own and the reference's.
-    pub(super) fn deeds(&self, owner: &Owner) -> Deeds<'_> {
-        let mut deeds = Deeds::default();
+    /// The effects of this container's rules, ours and the reference's.
+    pub(super) fn effects(&self, owner: &Owner) -> Effects<'_> {
+        let mut effects = Effects::default();
         for rule in self.rules.iter().filter(|rule| owner.owns(rule) != Some(false)) {
-            deeds.note(&rule.chain, Deed::of(rule), &rule.expressions);
+            effects.note(&rule.chain, Effect::of(rule), &rule.expressions);
         }
-        deeds
+        effects
     }
 
-    /// Whether rules of the attachment carry its tag.
+    /// Whether the attachment has rules with its tag.
     pub(super) fn is_made_by_us(&self, owner: &Owner) -> bool {
         self.rules.iter().any(|rule| owner.owns(rule) == Some(true))
     }
 
-    /// Own rules that are not wanted any more: those of an ADD that no DEL
-    /// followed, with another address.
+    /// The attachment's rules that are no longer wanted: from an earlier ADD without DEL, with
+    /// another address.
     pub(super) fn outdated(&self, owner: &Owner, wanted: &[Wanted]) -> impl Iterator<Item = &Rule> {
-        let mut deeds = Deeds::default();
+        let mut effects = Effects::default();
         for wanted in wanted {
-            deeds.note(wanted.chain, Some(wanted.deed), &wanted.expressions);
+            effects.note(wanted.chain, Some(wanted.effect), &wanted.expressions);
         }
         let own = self.rules.iter().filter(|rule| owner.owns(rule) == Some(true));
-        own.filter(move |rule| !deeds.has(&rule.chain, Deed::of(rule), &rule.expressions))
+        own.filter(move |rule| !effects.has(&rule.chain, Effect::of(rule), &rule.expressions))
     }
 }
 
-/// What rules do, by their chain. Forwarded ports may be thousands, and are
-/// looked for by what they mean: bytecode differs between versions of nft.
+/// The effects of rules, by chain. Rules are compared by effect, since bytecode differs between
+/// versions of nft, and looked up in a set, since there may be thousands.
 #[derive(Debug, Default)]
-pub(super) struct Deeds<'a> {
-    forwards: BTreeSet<(&'a str, Deed)>,
+pub(super) struct Effects<'a> {
+    forwards: BTreeSet<(&'a str, Effect)>,
     others: Vec<(&'a str, &'a [Expression])>,
 }
 
-impl<'a> Deeds<'a> {
-    fn note(&mut self, chain: &'a str, deed: Option<Deed>, expressions: &'a [Expression]) {
-        match deed {
-            Some(forward @ Deed::Forward { .. }) => drop(self.forwards.insert((chain, forward))),
+impl<'a> Effects<'a> {
+    fn note(&mut self, chain: &'a str, effect: Option<Effect>, expressions: &'a [Expression]) {
+        match effect {
+            Some(forward @ Effect::Forward { .. }) => drop(self.forwards.insert((chain, forward))),
             _ => self.others.push((chain, expressions)),
         }
     }
 
-    fn has(&self, chain: &str, deed: Option<Deed>, expressions: &[Expression]) -> bool {
-        match deed {
-            Some(forward @ Deed::Forward { .. }) => self.forwards.contains(&(chain, forward)),
+    fn has(&self, chain: &str, effect: Option<Effect>, expressions: &[Expression]) -> bool {
+        match effect {
+            Some(forward @ Effect::Forward { .. }) => self.forwards.contains(&(chain, forward)),
             _ => self.others.iter().any(|(of, body)| *of == chain && do_the_same(body, expressions)),
         }
     }
 
-    /// Whether one of the rules does it.
+    /// Whether one of the rules has this effect.
     pub(super) fn include(&self, wanted: &Wanted) -> bool {
-        self.has(wanted.chain, Some(wanted.deed), &wanted.expressions)
+        self.has(wanted.chain, Some(wanted.effect), &wanted.expressions)
     }
 }
 
-/// What ADD wants of the chains that all containers share.
+/// The wanted content of the shared chains.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shared<'a> {
-    /// Of `prerouting` and `output`.
+    /// The rules of `prerouting` and `output`.
     pub(super) hook_rules: &'a [Vec<Expression>],
     /// See [`guard_rules`].
     pub(super) guarded: bool,
 }
 
-/// Everything of one family that ADD wants and that is not there.
+/// Adds the missing rules of one family, and deletes outdated ones.
 pub(super) fn add(
     batch: &mut Batch,
     family: Family,
@@ -115,15 +115,15 @@ pub(super) fn add(
     if wanted.iter().any(|wanted| wanted.chain == MASQUERADING) {
         ensure_base(batch, family, MASQUERADING, found.has_masquerading);
     }
-    let there = found.deeds(owner);
+    let there = found.effects(owner);
     for wanted in wanted.iter().filter(|wanted| !there.include(wanted)) {
         let (chain, comment) = (wanted.chain, Some(owner.container_id.as_str()));
         batch.append_tagged_rule(nf_family, TABLE, chain, &wanted.expressions, comment, &owner.tag);
     }
 }
 
-/// What all containers share. Rules are replaced only where they differ: an
-/// unneeded deletion would make the caller wait for the kernel.
+/// Adds the shared chains and rules. Replaces rules only if they differ: after a deletion, the
+/// caller waits for the kernel.
 fn add_skeleton(batch: &mut Batch, family: Family, found: &Found, hook_rules: &[Vec<Expression>]) {
     let nf_family = family_of(family);
     let jumps = all_rules();
@@ -131,7 +131,7 @@ fn add_skeleton(batch: &mut Batch, family: Family, found: &Found, hook_rules: &[
         jumps.iter().filter(|jump| !found.in_chain(HOSTPORTS_ALL).any(|rule| rule.does(jump))).collect();
     let hooks: Vec<&str> =
         [PREROUTING, OUTPUT].into_iter().filter(|chain| !found.is(chain, hook_rules)).collect();
-    // Rules prove the chains that they are in and those that they lead to.
+    // A rule shows that its own chain and its target chain exist.
     let known = |chain: &str| found.in_chain(chain).next().is_some();
     if !jumps_missing.is_empty() || !hooks.iter().all(|chain| known(chain)) {
         batch.add_table(nf_family, TABLE, Some(TABLE_COMMENT));
@@ -155,7 +155,7 @@ fn add_skeleton(batch: &mut Batch, family: Family, found: &Found, hook_rules: &[
     }
 }
 
-/// Behind what is in the chain: an administrator's exceptions stay before it.
+/// Appended to the chain, after an administrator's exceptions.
 fn add_guard(batch: &mut Batch, family: Family, found: &Found) {
     ensure_base(batch, family, LOCALNET_GUARD, found.in_chain(LOCALNET_GUARD).next().is_some());
     for (rule, _) in found.missing_guard() {
@@ -163,7 +163,7 @@ fn add_guard(batch: &mut Batch, family: Family, found: &Found) {
     }
 }
 
-/// The rules in a chain do not tell that packets come by.
+/// Rules in a chain do not show that packets reach it.
 fn ensure_base(batch: &mut Batch, family: Family, chain: &str, known: bool) {
     let Some(base) = base(chain) else { return };
     let family = family_of(family);
@@ -175,13 +175,13 @@ fn ensure_base(batch: &mut Batch, family: Family, chain: &str, known: bool) {
 }
 
 impl Found {
-    /// Whether the chain holds just these rules.
+    /// Whether the chain has exactly these rules.
     fn is(&self, chain: &str, rules: &[Vec<Expression>]) -> bool {
         let mut there = self.in_chain(chain);
         rules.iter().all(|rule| there.next().is_some_and(|found| found.does(rule))) && there.next().is_none()
     }
 
-    /// Rules of the guard, with their text.
+    /// The missing rules of the guard, with their text.
     pub(super) fn missing_guard(&self) -> impl Iterator<Item = (Vec<Expression>, &'static str)> {
         guard_rules()
             .into_iter()
@@ -189,7 +189,7 @@ impl Found {
     }
 }
 
-/// The base chains that `wanted` needs, and the guard's.
+/// The base chains that `wanted` and the guard need.
 pub(super) fn base_chains(
     wanted: &[Wanted],
     guarded: bool,
@@ -201,18 +201,19 @@ pub(super) fn base_chains(
     needed.into_iter().filter_map(|(chain, needed)| base(chain).filter(|_| needed).map(|base| (chain, base)))
 }
 
-/// Whether DEL of `owner` takes `rule`. Rules of the reference do not tell
-/// their network: where the attachment's addresses are known, they decide.
+/// Whether DEL of `owner` removes `rule`. The reference's rules do not contain their network, so
+/// the attachment's addresses decide, if they are known.
 pub(super) fn is_removed(owner: &Owner, known_addresses: &[IpAddr], rule: &Rule) -> bool {
     let by_address = || {
-        let deed = Deed::of(rule);
-        known_addresses.is_empty() || deed.is_none_or(|deed| known_addresses.contains(&deed.container()))
+        let effect = Effect::of(rule);
+        known_addresses.is_empty()
+            || effect.is_none_or(|effect| known_addresses.contains(&effect.container()))
     };
     CONTAINER_CHAINS.contains(&rule.chain.as_str()) && owner.owns(rule).unwrap_or_else(by_address)
 }
 
-/// Whether GC for `network` takes `rule`, where `is_valid` knows the
-/// attachments in use. Rules of the reference stay: nothing tells their network.
+/// Whether GC for `network` removes `rule`, given the attachments in use. The reference's rules
+/// stay, since they do not contain their network.
 pub(super) fn is_stale(network: &str, is_valid: impl Fn(&str, &str) -> bool, rule: &Rule) -> bool {
     let Some(container_id) = &rule.comment else { return false };
     let ifname = rule.tag.as_deref().and_then(|tag| interface_in(tag, network));
@@ -221,8 +222,7 @@ pub(super) fn is_stale(network: &str, is_valid: impl Fn(&str, &str) -> bool, rul
 }
 
 impl Found {
-    /// A chain from which packets do not get on to `hostports`, and where they
-    /// should go.
+    /// The chain from which packets do not reach `hostports`, and the chain that it should lead to.
     pub(super) fn broken_path(&self) -> Option<(&'static str, &'static str)> {
         let path = [(PREROUTING, HOSTPORTS_ALL), (OUTPUT, HOSTPORTS_ALL), (HOSTPORTS_ALL, HOSTPORTS)];
         path.into_iter()

@@ -1,5 +1,5 @@
-//! The rules of the nftables backend: tables, chains, rules and comments are
-//! the reference's, so that either side finds the other's. No I/O.
+//! The rules of the nftables backend. Tables, chains, rules and comments are the reference's, so
+//! that either side finds the other's. No I/O.
 //!
 //! ```text
 //! prerouting, output   <conditions> fib daddr type local jump hostports_all
@@ -9,7 +9,7 @@
 //! localnet_guard       iifname != "lo" ip daddr 127.0.0.0/8 fib daddr . iif type != local drop
 //! ```
 //!
-//! The last chain, for IPv4, is ours alone.
+//! Only we make the last chain, for IPv4.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -30,8 +30,8 @@ pub(crate) const TABLE: &str = "cni_hostport";
 pub(super) const TABLE_COMMENT: &str = "CNI portmap plugin";
 
 pub(super) const HOSTPORTS: &str = "hostports";
-/// Of old versions of the reference, for rules with a host address. Ours are
-/// in `hostports`, but theirs have to be found here.
+/// Old versions of the reference use it for rules with a host address. Ours are in `hostports`, but
+/// theirs must be found here.
 pub(super) const HOSTIP_HOSTPORTS: &str = "hostip_hostports";
 pub(super) const HOSTPORTS_ALL: &str = "hostports_all";
 pub(super) const MASQUERADING: &str = "masquerading";
@@ -39,7 +39,7 @@ pub(super) const PREROUTING: &str = "prerouting";
 pub(super) const OUTPUT: &str = "output";
 pub(super) const LOCALNET_GUARD: &str = "localnet_guard";
 
-/// Where containers have rules.
+/// The chains with containers' rules.
 pub(super) const CONTAINER_CHAINS: [&str; 3] = [HOSTPORTS, HOSTIP_HOSTPORTS, MASQUERADING];
 
 /// `NFT_CT_STATUS`, and of it `IPS_DST_NAT`.
@@ -53,8 +53,8 @@ pub(super) fn family_of(family: Family) -> nf::Family {
     }
 }
 
-/// Where the chain hooks in: those of the kernel's nat path where nft's names
-/// for priorities put them; the guard at `raw`, before any address is rewritten.
+/// The hook of a chain: for the nat chains, nft's named priorities; for the guard, `raw`, before
+/// address translation.
 pub(super) fn base(chain: &str) -> Option<BaseChain> {
     let (kind, hook, priority) = match chain {
         PREROUTING => (ChainKind::Nat, Hook::Prerouting, -100),
@@ -66,9 +66,9 @@ pub(super) fn base(chain: &str) -> Option<BaseChain> {
     Some(BaseChain { kind, hook, priority, policy: Policy::Accept })
 }
 
-/// What an attachment is known by in its rules: the container id in the
-/// comment, as in the reference; network and interface in a part of the rule
-/// that nft does not show. The reference's own rules have no such part.
+/// Identifies an attachment's rules: the container id is in the comment, as in the reference;
+/// network and interface are in a part of the rule that nft does not show. The reference's own
+/// rules lack that part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) container_id: String,
@@ -80,7 +80,7 @@ impl Owner {
         Self { container_id: call.container_id.clone(), tag: tag(&call.conf.name, &call.ifname) }
     }
 
-    /// `None` where the rule does not tell.
+    /// `None` if the rule does not say.
     pub(super) fn owns(&self, rule: &Rule) -> Option<bool> {
         if rule.comment.as_deref() != Some(&self.container_id) {
             return Some(false);
@@ -89,7 +89,7 @@ impl Owner {
     }
 }
 
-/// 16 digits of the network's hash, and the interface name.
+/// 16 digits of the network's hash, then the interface name.
 pub(super) fn tag(network: &str, ifname: &str) -> Vec<u8> {
     [network_tag(network).as_bytes(), ifname.as_bytes()].concat()
 }
@@ -98,18 +98,18 @@ pub(super) fn network_tag(network: &str) -> String {
     cni_plugin::sha512_hex(network, 16)
 }
 
-/// The interface name, if the tag is of `network`.
+/// The interface name, if the tag belongs to `network`.
 pub(super) fn interface_in<'a>(tag: &'a [u8], network: &str) -> Option<&'a str> {
     std::str::from_utf8(tag.strip_prefix(network_tag(network).as_bytes())?).ok()
 }
 
-/// A rule of one container, still without owner.
+/// A rule of one container, without its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) chain: &'static str,
     pub(super) expressions: Vec<Expression>,
-    pub(super) deed: Deed,
-    /// As a person would write it; nft takes it so.
+    pub(super) effect: Effect,
+    /// The rule in nft's syntax.
     pub(super) text: String,
     /// Whether the reference makes it too.
     pub(super) common: bool,
@@ -141,14 +141,13 @@ fn forward(mapping: &Mapping, family: Family, container: IpAddr) -> Wanted {
     let body = body.dport(transport(mapping.protocol), Is::Equal, mapping.host_port).dnat(to);
     text += &format!("{} dport {} dnat to {to}", mapping.protocol.name(), mapping.host_port);
     let Mapping { protocol, host_ip, host_port, container_port: _ } = *mapping;
-    let deed = Deed::Forward { protocol, host_ip, host_port, to };
-    Wanted { chain: HOSTPORTS, expressions: body.build(), deed, text, common: true }
+    let effect = Effect::Forward { protocol, host_ip, host_port, to };
+    Wanted { chain: HOSTPORTS, expressions: body.build(), effect, text, common: true }
 }
 
-/// Connections whose answers would not come back through the host: from the
-/// container to itself, from the host's 127.0.0.1, and (which the reference
-/// has in its iptables backend only) from the container's neighbours; with
-/// `masqAll`, from anywhere.
+/// Masquerades connections whose answers would not return through the host: from the container to
+/// itself, from the host's 127.0.0.1, and from the container's neighbours (which the reference does
+/// only in its iptables backend). With `masqAll`, from anywhere.
 fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wanted> {
     let ip = container.ip();
     let name = family_of(family).name();
@@ -158,7 +157,7 @@ fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wan
         Wanted {
             chain: MASQUERADING,
             expressions: body.masquerade().build(),
-            deed: Deed::Masquerade { to: ip },
+            effect: Effect::Masquerade { to: ip },
             text: format!("{name} saddr {source} {name} daddr {ip} masquerade"),
             common: true,
         }
@@ -167,8 +166,7 @@ fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wan
     if family == Family::V4 {
         rules.push(from(Ipv4Addr::LOCALHOST.into()));
     }
-    // Only what came through a host port: neighbours that talk to the container
-    // directly are none of this plugin's business.
+    // Only connections through a host port: direct ones from neighbours are left alone.
     if config.masq_all {
         let head = RuleBody::new(family_of(family)).daddr(Is::Equal, ip, full(ip));
         rules.push(masquerade_rewritten(head, format!("{name} daddr {ip}"), family, ip));
@@ -186,7 +184,7 @@ fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wan
     rules
 }
 
-/// Of packets that `head` means, on connections that came through a host port.
+/// Masquerades packets that match `head`, on connections through a host port.
 fn masquerade_rewritten(head: RuleBody, text: String, family: Family, to: IpAddr) -> Wanted {
     let mut expressions = head.build();
     let bytes = |number: u32| number.to_ne_bytes().to_vec();
@@ -197,10 +195,10 @@ fn masquerade_rewritten(head: RuleBody, text: String, family: Family, to: IpAddr
     ]);
     expressions.extend(RuleBody::new(family_of(family)).masquerade().build());
     let text = format!("{text} ct status dnat masquerade");
-    Wanted { chain: MASQUERADING, expressions, deed: Deed::Masquerade { to }, text, common: false }
+    Wanted { chain: MASQUERADING, expressions, effect: Effect::Masquerade { to }, text, common: false }
 }
 
-/// The rules of `prerouting` and `output`; `conditions` as parsed.
+/// The rules of `prerouting` and `output`, with parsed `conditions`.
 pub(super) fn hook_rules(conditions: &[Vec<Match>], family: Family) -> Vec<Vec<Expression>> {
     let rule = |matches: &Vec<Match>| {
         let body = matches.iter().fold(RuleBody::new(family_of(family)), add_match);
@@ -236,11 +234,10 @@ pub(super) fn all_rules() -> [Vec<Expression>; 2] {
     [HOSTIP_HOSTPORTS, HOSTPORTS].map(|chain| RuleBody::new(nf::Family::Ipv4).jump(chain).build())
 }
 
-/// The guard: the kernel takes packets to and from 127.0.0.0/8 from a link with
-/// `route_localnet`, and a pod can send such frames. Answers to the host's own
-/// 127.0.0.1 are not among them: they are sent to the address that masqueraded
-/// it. A link that has an address in 127.0.0.0/8 of its own (a VRF, as the
-/// kernel's documents advise) keeps it.
+/// The guard. With `route_localnet`, the kernel accepts packets to and from 127.0.0.0/8 on a link,
+/// and a pod can send such frames; the guard drops them. It does not affect answers to the host's
+/// own 127.0.0.1, since they go to the address that masqueraded it, or links with their own address
+/// in 127.0.0.0/8 (a VRF, as the kernel's documentation recommends).
 pub(super) fn guard_rules() -> [(Vec<Expression>, &'static str); 2] {
     let loopback = (Ipv4Addr::new(127, 0, 0, 0).into(), 8);
     let from_elsewhere = || RuleBody::new(nf::Family::Ipv4).iifname(Is::Not, "lo");
@@ -258,9 +255,9 @@ pub(super) fn guard_rules() -> [(Vec<Expression>, &'static str); 2] {
     ]
 }
 
-/// What a rule of a container does, read from its bytecode, whoever wrote it.
+/// The effect of a container's rule, read from its bytecode, whichever program wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Deed {
+pub(crate) enum Effect {
     Forward {
         protocol: Protocol,
         host_ip: Option<IpAddr>,
@@ -273,7 +270,7 @@ pub(crate) enum Deed {
     },
 }
 
-impl Deed {
+impl Effect {
     /// The container's address.
     pub(crate) fn container(&self) -> IpAddr {
         match self {
@@ -282,8 +279,8 @@ impl Deed {
         }
     }
 
-    /// `None` for rules that are none of either sort. Rules of iptables-nft are
-    /// understood, too, as far as it writes them in the kernel's own terms.
+    /// `None` for rules with another effect. Rules of iptables-nft are understood too, if they use
+    /// the kernel's own expressions.
     pub(crate) fn of(rule: &Rule) -> Option<Self> {
         let expressions = &rule.expressions;
         let host_ip = compared(expressions, |base, offset, length| {
@@ -302,7 +299,7 @@ impl Deed {
     }
 }
 
-/// The value that the wanted part of a packet must be equal to.
+/// The value that the given part of a packet is compared with for equality.
 fn compared(expressions: &[Expression], wanted: impl Fn(PayloadBase, u32, u32) -> bool) -> Option<&[u8]> {
     expressions.windows(2).find_map(|pair| match pair {
         [Expression::Payload { base, offset, length, .. }, Expression::Cmp { op: CmpOp::Eq, value, .. }] => {
@@ -337,7 +334,7 @@ fn transport(protocol: Protocol) -> nf::Protocol {
     }
 }
 
-/// The prefix length of one address alone.
+/// The prefix length of a single address.
 fn full(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }

@@ -1,6 +1,5 @@
-//! The same additions as a script for the host's `nft`: for conditions that
-//! only nft understands. Still one transaction, but the rules come without the
-//! part that tells their network.
+//! The same additions as a script for the host's `nft`, for conditions that only nft understands.
+//! It is still one transaction, but its rules lack the part with their network.
 
 use std::io::{ErrorKind, Write};
 use std::process::{Command, Stdio};
@@ -35,8 +34,8 @@ pub(super) fn add(
     run(&script)
 }
 
-/// Everything of one family. As in the reference, the shared chains are
-/// flushed: whether their rules say the same, only nft could tell.
+/// The script for one family. As in the reference, the shared chains are flushed, since only nft
+/// could compare their rules.
 fn text(config: &Config, owner: &Owner, part: &Part, found: &Found) -> String {
     let table = format!("{} {TABLE}", family_of(part.family).name());
     let conditions = config.conditions(part.family).join(" ");
@@ -71,7 +70,7 @@ fn text(config: &Config, owner: &Owner, part: &Part, found: &Found) -> String {
             found.missing_guard().map(|(_, text)| format!("add rule {table} {LOCALNET_GUARD} {text}")),
         );
     }
-    let there = found.deeds(owner);
+    let there = found.effects(owner);
     for wanted in part.wanted.iter().filter(|wanted| !there.include(wanted)) {
         let Owner { container_id, .. } = owner;
         lines.push(format!("add rule {table} {} {} comment \"{container_id}\"", wanted.chain, wanted.text));

@@ -100,19 +100,22 @@ fn masq_all_replaces_the_neighbours_and_snat_off_all_masquerading() {
 #[test]
 fn a_deed_is_read_back_from_the_bytecode() {
     let wanted = container_rules(&two_ports(), Family::V4, CONTAINER.parse().unwrap()).unwrap();
-    let deeds: Vec<Option<Deed>> =
-        wanted.iter().map(|wanted| Deed::of(&listed(wanted.chain, None, &wanted.expressions))).collect();
+    let effects: Vec<Option<Effect>> =
+        wanted.iter().map(|wanted| Effect::of(&listed(wanted.chain, None, &wanted.expressions))).collect();
     let container = "10.7.2.4".parse().unwrap();
     let forward = |protocol, host_ip: Option<&str>, host_port, port| {
         let host_ip = host_ip.map(|ip| ip.parse().unwrap());
-        Some(Deed::Forward { protocol, host_ip, host_port, to: (container, port).into() })
+        Some(Effect::Forward { protocol, host_ip, host_port, to: (container, port).into() })
     };
     use crate::mapping::Protocol;
-    assert_eq!(deeds[0], forward(Protocol::Tcp, None, 8080, 80));
-    assert_eq!(deeds[1], forward(Protocol::Udp, Some("10.9.9.9"), 53, 5353));
-    assert!(deeds[2..].iter().all(|deed| *deed == Some(Deed::Masquerade { to: container })), "{deeds:?}");
-    assert_eq!(Deed::of(&listed(PREROUTING, None, &unconditional()[0])), None);
-    assert!(wanted.iter().zip(deeds).all(|(wanted, deed)| Some(wanted.deed) == deed));
+    assert_eq!(effects[0], forward(Protocol::Tcp, None, 8080, 80));
+    assert_eq!(effects[1], forward(Protocol::Udp, Some("10.9.9.9"), 53, 5353));
+    assert!(
+        effects[2..].iter().all(|effect| *effect == Some(Effect::Masquerade { to: container })),
+        "{effects:?}"
+    );
+    assert_eq!(Effect::of(&listed(PREROUTING, None, &unconditional()[0])), None);
+    assert!(wanted.iter().zip(effects).all(|(wanted, effect)| Some(wanted.effect) == effect));
 }
 
 #[test]
