@@ -21,7 +21,7 @@ pub struct SpanLines {
     file: File,
 }
 
-/// What is kept with an open span.
+/// The data of an open span.
 struct Open {
     start_ns: u64,
     fields: Map<String, Value>,
@@ -70,7 +70,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLines {
         };
         let mut text = serde_json::to_vec(&line).expect("strings and numbers are always JSON");
         text.push(b'\n');
-        // A timeline without its last line must not disturb the work it shows.
+        // A failed write must not disturb the traced work.
         drop((&self.file).write_all(&text));
     }
 }

@@ -1,10 +1,9 @@
-//! What our processes tell: finished tracing spans as JSON lines, the material of
-//! the timeline, and events and errors with their causes on one line.
+//! Logs and traces of our processes: finished tracing spans as JSON lines for the timeline, and
+//! events and errors with their causes on one line.
 //!
-//! Every process of Hawser that is given a trace file appends one line a span
-//! when the span closes. Times are CLOCK_MONOTONIC, so the lines of all
-//! processes of one machine stand on one time line. One write(2) a line with
-//! O_APPEND: lines of several processes never mix.
+//! Every Hawser process with a trace file appends one line for each span when it closes. Times are
+//! CLOCK_MONOTONIC, so the lines of all processes of a machine share one time line. Each line is
+//! one write(2) with O_APPEND, so lines of several processes never mix.
 
 mod layer;
 mod one_line;
@@ -65,7 +64,7 @@ pub fn monotonic_ns() -> u64 {
     seconds * 1_000_000_000 + nanoseconds
 }
 
-/// At most about `most_bytes` of a text, in whole characters; `...` tells that there was more.
+/// At most about `most_bytes` of a text, in whole characters; `...` marks a shortened text.
 pub fn shortened(mut text: String, most_bytes: usize) -> String {
     if text.len() > most_bytes {
         text.truncate(text.floor_char_boundary(most_bytes));

@@ -1,4 +1,4 @@
-//! Log lines with text of images, pods and daemons, which are not trusted to keep to one line.
+//! Log lines with untrusted text of images, pods and daemons, which may contain line breaks.
 //!
 //! Invariant: an event is one line, whose only control character is its final newline.
 
@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// What another format makes of an event, on one line.
+/// Writes the output of another format on one line.
 #[derive(Debug)]
 pub(crate) struct OneLine<F>(pub(crate) F);
 
