@@ -73,7 +73,7 @@ impl Undo {
                 // This is the first step: other calls need not wait for our slow IPAM plugin.
                 lock = None;
             }
-            match take_back(step, host, call) {
+            match undo_step(step, host, call) {
                 Ok(()) => {}
                 // An IPAM plugin that fails without its own message fails twice in the same way.
                 Err(Error::Protocol(again)) if matches!(&cause, Error::Protocol(first) if *first == again) => {
@@ -86,7 +86,7 @@ impl Undo {
     }
 }
 
-fn take_back(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error> {
+fn undo_step(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error> {
     match step {
         Step::ReleaseAddresses { ipam } => Ok(ipam.del(call)?),
         Step::DeleteVeth { name } => match host.link_by_name(&name)? {

@@ -3,6 +3,7 @@
 //!
 //! Invariant: this crate does not touch the kernel's network. A plugin is a [`Plugin`] value with
 //! one function for each verb, and [`run`] implements the protocol:
+//!
 //! ```no_run
 //! fn main() -> std::process::ExitCode {
 //!     cni_plugin::run(&cni_plugin::Plugin {
