@@ -30,7 +30,7 @@ const VOLUMES: usize = 200;
 const AT_ONCE: usize = 20;
 /// In a volume when it is snapshotted.
 const FILES: [usize; 3] = [0, 1_000, 10_000];
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often each call is made at the least: fewer say nothing about a median.
 const RUNS_MIN: usize = 20;
@@ -148,7 +148,7 @@ fn calls(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
         }
         Ok(())
     })?;
-    driver.stop(PATIENCE)?;
+    driver.stop(TIMEOUT)?;
     let bars =
         BTreeMap::from([(CREATE, Bar::AtMost(3.0)), (STAGE, Bar::AtMost(12.0)), (PUBLISH, Bar::AtMost(3.0))]);
     let mut rows: Vec<Row> = times.rows(|title| bars.get(title).copied());
@@ -248,7 +248,7 @@ fn many(sandbox: &Sandbox, _runs: usize) -> Result<Vec<Row>> {
             client.delete(volume)
         })
     })?;
-    driver.stop(PATIENCE)?;
+    driver.stop(TIMEOUT)?;
     let rate = |took: Duration| vec![VOLUMES as f64 / took.as_secs_f64()];
     let mut rows = vec![
         Row::new(
@@ -339,7 +339,7 @@ fn snapshots(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
             snapshots_of(sandbox, &client, files, runs)
         })?);
     }
-    driver.stop(PATIENCE)?;
+    driver.stop(TIMEOUT)?;
     Ok(rows)
 }
 

@@ -22,7 +22,7 @@ use crate::{invalid, say};
 const GREETING: &str = "greeting";
 /// Pod one's addresses, one a line.
 const ADDRESSES: &str = "addresses";
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes the greeting and its addresses into `dir`, then serves `dir` for ever.
@@ -45,7 +45,7 @@ pub(crate) fn two(dir: &Path, port: u16) -> io::Result<()> {
     for address in addresses.lines() {
         let address: IpAddr =
             address.parse().map_err(|e| invalid(&format!("{ADDRESSES}: {address:?}: {e}")))?;
-        let body = http::fetch(&format!("http://{}/{GREETING}", SocketAddr::new(address, port)), PATIENCE)?;
+        let body = http::fetch(&format!("http://{}/{GREETING}", SocketAddr::new(address, port)), TIMEOUT)?;
         let family = if address.is_ipv4() { "v4" } else { "v6" };
         say(&format!("fetched over {family} {}", String::from_utf8_lossy(&body).trim_end()))?;
     }
@@ -64,7 +64,7 @@ fn put(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     reason = "inotify does not see what another client of the file system wrote"
 )]
 fn wait_for(file: &Path) -> io::Result<String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match fs::read_to_string(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {

@@ -58,16 +58,16 @@ fn file_name(request: &str) -> Option<&str> {
     (!path.is_empty() && !path.contains('/') && path != "..").then_some(path)
 }
 
-/// The body of `url`; tries again until `patience` has passed.
+/// The body of `url`; tries again until `timeout` has passed.
 #[expect(clippy::disallowed_methods, reason = "nothing tells a client that a far listener has appeared")]
-pub(crate) fn fetch(url: &str, patience: Duration) -> io::Result<Vec<u8>> {
+pub(crate) fn fetch(url: &str, timeout: Duration) -> io::Result<Vec<u8>> {
     let (address, path) = parse_url(url)?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         match fetch_once(address, path) {
             Ok(body) => return Ok(body),
             Err(error) if Instant::now() >= deadline => {
-                return Err(io::Error::new(error.kind(), format!("{error} (after {patience:?})")));
+                return Err(io::Error::new(error.kind(), format!("{error} (after {timeout:?})")));
             }
             Err(_) => thread::sleep(RETRY_PAUSE),
         }

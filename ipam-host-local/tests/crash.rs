@@ -1,4 +1,4 @@
-//! ADD, DEL and GC struck at every one of their system calls: kill -9 before
+//! ADD, DEL and GC with a fault at every one of their system calls: kill -9 before
 //! and after it, and an error in its place. Then no address is lost and none
 //! is held twice, and all goes on with the next call.
 
@@ -11,14 +11,14 @@ use std::process::Command;
 use ipam_host_local::{Error, LeaseStore, LockedStore, Owner, RangeSet, RawRange, allocate};
 use nix::errno::Errno;
 use serde_json::{Value, json};
-use tests::trace_calls::{self, Call, Fault, Run, Strike};
+use tests::trace_calls::{self, Call, Fault, Injection, Run};
 
 /// Two range sets of three addresses each.
 struct Network {
     dir: tempfile::TempDir,
 }
 
-/// What is there when the blow falls.
+/// What is there when the fault is injected.
 #[derive(Clone, Copy, Debug)]
 enum Before {
     /// No directory.
@@ -81,13 +81,13 @@ impl Network {
         .into_bytes()
     }
 
-    fn traced(&self, verb: &str, id: &str, strike: Option<Strike>) -> Run {
-        let run = trace_calls::run(&Self::command(verb, id), &self.conf(), strike).unwrap();
-        assert!(!run.hung, "{verb} hangs, struck at {:?}", run.struck);
+    fn traced(&self, verb: &str, id: &str, injection: Option<Injection>) -> Run {
+        let run = trace_calls::run(&Self::command(verb, id), &self.conf(), injection).unwrap();
+        assert!(!run.hung, "{verb} hangs, with a fault at {:?}", run.injected);
         run
     }
 
-    /// What comes before and after the blow, without a process.
+    /// What comes before and after the fault, without a process.
     fn locked<T>(&self, work: impl FnOnce(&mut LockedStore<'_>) -> Result<T, Error>) -> Result<T, Error> {
         let store = LeaseStore::create(self.dir.path(), "net")?;
         let mut locked = store.lock()?;
@@ -172,8 +172,8 @@ fn ranges() -> Vec<RangeSet> {
         .to_vec()
 }
 
-/// `verb` of container `id`, struck with each of `faults` at each of its calls.
-fn strike_everywhere(
+/// `verb` of container `id`, with each of `faults` at each of its calls.
+fn inject_everywhere(
     before: Before,
     verb: &str,
     id: &str,
@@ -183,8 +183,8 @@ fn strike_everywhere(
     for call in &calls(before, verb, id) {
         for fault in faults {
             let net = Network::new(before);
-            let strike = Strike { point: call.point, name: call.name, fault: *fault };
-            let run = net.traced(verb, id, Some(strike));
+            let injection = Injection { point: call.point, name: call.name, fault: *fault };
+            let run = net.traced(verb, id, Some(injection));
             let when = format!("{verb} with {before:?}, {fault:?} at {call}");
             check(&net, &run, &when);
             net.assert_sound(&when);
@@ -204,7 +204,7 @@ const KILLS: [Fault; 2] = [Fault::KillBefore, Fault::KillAfter];
 const ERRORS: [Fault; 2] = [Fault::Fail(Errno::ENOSPC), Fault::Fail(Errno::EIO)];
 
 fn is_killed(_: &Network, run: &Run, when: &str) {
-    assert!(run.code.is_none() || run.struck.is_none(), "{when}: {run:?}");
+    assert!(run.code.is_none() || run.injected.is_none(), "{when}: {run:?}");
 }
 
 /// A failed ADD has left nothing, and says what failed.
@@ -228,14 +228,14 @@ fn is_whole(net: &Network, run: &Run, when: &str) {
 #[test]
 fn a_killed_add_loses_and_doubles_nothing() {
     for before in [Before::Nothing, Before::Leases, Before::ForeignChange, Before::EmptyLease] {
-        strike_everywhere(before, "ADD", "c", &KILLS, is_killed);
+        inject_everywhere(before, "ADD", "c", &KILLS, is_killed);
     }
 }
 
 #[test]
 fn a_killed_del_loses_and_doubles_nothing() {
     for before in [Before::Leases, Before::ForeignChange] {
-        strike_everywhere(before, "DEL", "a", &KILLS, |net, run, when| {
+        inject_everywhere(before, "DEL", "a", &KILLS, |net, run, when| {
             is_killed(net, run, when);
             assert_eq!(net.held_by("b"), 2, "{when}");
         });
@@ -244,7 +244,7 @@ fn a_killed_del_loses_and_doubles_nothing() {
 
 #[test]
 fn a_killed_gc_removes_nothing_that_is_in_use() {
-    strike_everywhere(Before::Leases, "GC", "", &KILLS, |net, run, when| {
+    inject_everywhere(Before::Leases, "GC", "", &KILLS, |net, run, when| {
         is_killed(net, run, when);
         assert_eq!(net.held_by("a"), 2, "{when}");
     });
@@ -253,13 +253,13 @@ fn a_killed_gc_removes_nothing_that_is_in_use() {
 #[test]
 fn a_failed_add_leaves_nothing() {
     for before in [Before::Nothing, Before::Leases, Before::EmptyLease] {
-        strike_everywhere(before, "ADD", "c", &ERRORS, is_whole);
+        inject_everywhere(before, "ADD", "c", &ERRORS, is_whole);
     }
 }
 
 #[test]
 fn a_failed_del_can_be_repeated() {
-    strike_everywhere(Before::Leases, "DEL", "a", &ERRORS, |net, run, when| {
+    inject_everywhere(Before::Leases, "DEL", "a", &ERRORS, |net, run, when| {
         assert_eq!(net.held_by("b"), 2, "{when}");
         assert!(run.code == Some(1) || net.held_by("a") == 0, "{when}");
     });
@@ -272,7 +272,7 @@ fn an_interrupted_call_is_repeated() {
     for call in calls(Before::Leases, "ADD", "c").iter().filter(|call| interruptible.contains(&call.name)) {
         let net = Network::new(Before::Leases);
         let fault = Fault::Fail(Errno::EINTR);
-        let run = net.traced("ADD", "c", Some(Strike { point: call.point, name: call.name, fault }));
+        let run = net.traced("ADD", "c", Some(Injection { point: call.point, name: call.name, fault }));
         assert_eq!(run.code, Some(0), "{call}: {}", run.stdout);
         net.assert_sound(&format!("EINTR at {call}"));
     }

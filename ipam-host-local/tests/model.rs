@@ -8,7 +8,7 @@ use std::process::Command;
 
 use ipam_host_local::{LeaseStore, Owner, RangeSet, RawRange, allocate};
 use proptest::prelude::*;
-use tests::trace_calls::{self, Fault, Point, Strike};
+use tests::trace_calls::{self, Fault, Injection, Point};
 
 /// 10.0.0.2 to 10.0.0.6 and 10.0.9.1 to 10.0.9.3 without 10.0.9.2.
 const POOL_SIZE: usize = 7;
@@ -31,7 +31,7 @@ enum Op {
     Add(u8),
     AddRequested(u8, u8),
     Del(u8),
-    /// A process struck at its first such system call from the given one on.
+    /// A process with a fault at its first such system call from the given one on.
     Crash {
         verb: &'static str,
         id: u8,
@@ -52,7 +52,7 @@ enum Op {
 }
 
 /// What changes something, and what comes before that.
-const STRUCK: [&str; 12] = [
+const WITH_FAULTS: [&str; 12] = [
     "openat",
     "read",
     "flock",
@@ -72,7 +72,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![Just("ADD"), Just("DEL")],
         0..12u8,
         0..70usize,
-        prop::sample::select(&STRUCK),
+        prop::sample::select(&WITH_FAULTS),
         any::<bool>(),
     );
     prop_oneof![
@@ -113,7 +113,7 @@ fn del(dir: &Path, id: u8) {
 }
 
 /// The executable, killed.
-fn crash(dir: &Path, verb: &str, id: u8, strike: Strike) {
+fn crash(dir: &Path, verb: &str, id: u8, injection: Injection) {
     let conf = format!(
         r#"{{"cniVersion":"1.0.0","name":"net","ipam":{{"dataDir":"{}","ranges":[[{{"subnet":"10.0.0.0/29"}},{{"subnet":"10.0.9.0/24","rangeStart":"10.0.9.1","rangeEnd":"10.0.9.3","gateway":"10.0.9.2"}}]]}}}}"#,
         dir.display()
@@ -121,8 +121,8 @@ fn crash(dir: &Path, verb: &str, id: u8, strike: Strike) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_host-local"));
     command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", format!("c{id}")).env("CNI_IFNAME", "eth0");
     command.env("CNI_NETNS", "/dummy").env("CNI_PATH", "/dummy");
-    let run = trace_calls::run(&command, conf.as_bytes(), Some(strike)).expect("a traced run");
-    assert!(!run.hung && (run.code.is_some() || run.struck.is_some()));
+    let run = trace_calls::run(&command, conf.as_bytes(), Some(injection)).expect("a traced run");
+    assert!(!run.hung && (run.code.is_some() || run.injected.is_some()));
 }
 
 /// Who holds what, by the files alone: with a file in its place there is no index.
@@ -187,7 +187,7 @@ proptest! {
                 }
                 Op::Crash { verb, id, from, name, after } => {
                     let fault = if after { Fault::KillAfter } else { Fault::KillBefore };
-                    crash(dir, verb, id, Strike { point: Point { process: 0, call: from }, name, fault });
+                    crash(dir, verb, id, Injection { point: Point { process: 0, call: from }, name, fault });
                     let before = model.clone();
                     model = on_disk(dir);
                     if verb == "ADD" {

@@ -4,7 +4,7 @@
 //! Objects come from the manifest directory and from `apply`, and meet in the
 //! store; the engine makes the machine follow the store.
 //!
-//! Layers, each of which uses only those below it:
+//! Layers, each of which uses only those below it (`xtask/tests/modules.rs` tests most of that):
 //!
 //! - `cli` (client commands) and `run` (the daemon) know everything; `run` chooses sources and sinks.
 //! - `standalone::api` and `standalone::provisioner`: the client API, and the work of a cluster's controllers.

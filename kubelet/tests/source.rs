@@ -14,7 +14,7 @@ use std::time::Duration;
 use kubelet::source::{Config, DirectorySource, ObjectSource};
 use kubelet::standalone::store::Store;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
                      accessModes: [ReadWriteMany]\n  resources: {requests: {storage: 1Gi}}\n";
 
@@ -71,7 +71,7 @@ impl Node {
     /// Waits on the store's own changes until `holds`.
     async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let mut changes = self.store.subscribe();
-        let waited = tokio::time::timeout(PATIENCE, async {
+        let waited = tokio::time::timeout(TIMEOUT, async {
             while !holds(self) {
                 changes.recv().await.unwrap();
             }

@@ -1,5 +1,5 @@
 //! Waiting for what another process does, with the last observation in hand
-//! when patience ends.
+//! when timeout ends.
 
 use std::sync::LazyLock;
 use std::thread;
@@ -15,22 +15,22 @@ static SLOWNESS: LazyLock<u32> = LazyLock::new(|| {
     said.and_then(|factor| factor.parse().ok()).unwrap_or(1)
 });
 
-/// `patience` as it is meant on a machine of usual speed, on this one.
-pub(crate) fn here(patience: Duration) -> Duration {
-    patience * *SLOWNESS
+/// `timeout` as it is meant on a machine of usual speed, on this one.
+pub(crate) fn here(timeout: Duration) -> Duration {
+    timeout * *SLOWNESS
 }
 
-/// Looks until `look` is content or `patience` has passed; then the error says
+/// Looks until `look` is content or `timeout` has passed; then the error says
 /// what was awaited and what `look` saw last.
 #[expect(clippy::disallowed_methods, reason = "the one place of the kit that polls")]
-pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+pub fn eventually<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
-    let patience = here(patience);
+    let timeout = here(timeout);
     loop {
         match look() {
             Ok(seen) => return Ok(seen),
-            Err(last) if started.elapsed() >= patience => {
-                return Err(last).with_context(|| format!("{what}: not within {patience:?}; last seen"));
+            Err(last) if started.elapsed() >= timeout => {
+                return Err(last).with_context(|| format!("{what}: not within {timeout:?}; last seen"));
             }
             Err(_) => thread::sleep(PAUSE),
         }
@@ -38,12 +38,12 @@ pub fn eventually<T>(what: &str, patience: Duration, mut look: impl FnMut() -> R
 }
 
 /// Returns at the first look, without a pause between looks, that `is_so`: for a
-/// blow that must fall while something happens.
-pub fn as_soon_as(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
+/// fault that must be injected while something happens.
+pub fn as_soon_as(what: &str, timeout: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let started = Instant::now();
-    let patience = here(patience);
+    let timeout = here(timeout);
     while !is_so() {
-        anyhow::ensure!(started.elapsed() < patience, "{what}: not within {patience:?}");
+        anyhow::ensure!(started.elapsed() < timeout, "{what}: not within {timeout:?}");
         thread::yield_now();
     }
     Ok(())

@@ -2,7 +2,7 @@
 //! no test run hangs in a system call that nothing can interrupt.
 //!
 //! Wedged means: requests have been waiting at every look for [`SUSPICION`], and
-//! then a statfs of the mount is not answered within [`PATIENCE`]. The probe is
+//! then a statfs of the mount is not answered within [`TIMEOUT`]. The probe is
 //! sent only on suspicion: a mount that is looked into cannot be unmounted.
 //!
 //! Invariant: mounts that the namespace had from the machine are left alone: users may be at
@@ -25,10 +25,10 @@ use crate::eventually::here;
 
 const LOOK: Duration = Duration::from_millis(100);
 const SUSPICION: Duration = Duration::from_millis(400);
-const PATIENCE: Duration = Duration::from_millis(400);
+const TIMEOUT: Duration = Duration::from_millis(400);
 /// A mount whose daemon has not answered INIT yet is being staged; drivers have
 /// their own deadline, and this one is for those that have none.
-const START_PATIENCE: Duration = Duration::from_secs(15);
+const START_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
 pub(crate) struct FuseGuard {
@@ -106,8 +106,7 @@ fn watch(fusectl: &Path, inherited: &HashSet<u64>, is_off: &AtomicBool, stopped:
                 continue;
             }
             let since = *waiting_since.entry(mount.minor).or_insert_with(Instant::now);
-            let suspicion =
-                here(if answered.contains_key(&mount.minor) { SUSPICION } else { START_PATIENCE });
+            let suspicion = here(if answered.contains_key(&mount.minor) { SUSPICION } else { START_TIMEOUT });
             if since.elapsed() >= suspicion {
                 waiting_since.remove(&mount.minor);
                 if !answers(&mount.mount_point) {
@@ -132,7 +131,7 @@ fn answers(mount_point: &Path) -> bool {
         let _any_answer = nix::sys::statfs::statfs(&path);
         let _nobody_waits = answered.send(());
     });
-    answer.recv_timeout(here(PATIENCE)).is_ok()
+    answer.recv_timeout(here(TIMEOUT)).is_ok()
 }
 
 #[expect(clippy::print_stderr, reason = "whoever reads a test's output must learn why its calls failed")]

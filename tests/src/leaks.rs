@@ -24,7 +24,7 @@ struct Snapshot(BTreeMap<String, usize>);
 const UNPACKER: &str = "hawser-unpack";
 /// The name of a process between fork and exec: that of the thread which forked.
 const FORKED: &str = "process tokio-rt-worker";
-const UNPACKING_PATIENCE: Duration = Duration::from_secs(60);
+const UNPACKING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state before, and what may differ after.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl LeakCheck {
     /// Remembers what is there, once no image is being unpacked any more and no program
     /// is being started: a node does that when images appear, and it ends by itself.
     pub fn start(sandbox: &Sandbox, allowed: Allowed) -> Result<Self> {
-        let before = eventually("images are unpacked", UNPACKING_PATIENCE, || {
+        let before = eventually("images are unpacked", UNPACKING_TIMEOUT, || {
             let now = Snapshot::take(sandbox, &allowed)?;
             let unpacking = now.0.keys().find(|thing| thing.contains(UNPACKER) || thing.starts_with(FORKED));
             ensure!(unpacking.is_none(), "{}", unpacking.map_or("", String::as_str));
@@ -78,9 +78,9 @@ impl LeakCheck {
     }
 
     /// Waits for everything to be as it was: what ends asynchronously (a process
-    /// that has been sent its signal, a cgroup that the kernel still drains) has `patience`.
-    pub fn verify(&self, sandbox: &Sandbox, patience: Duration) -> Result<()> {
-        eventually("nothing is left", patience, || {
+    /// that has been sent its signal, a cgroup that the kernel still drains) has `timeout`.
+    pub fn verify(&self, sandbox: &Sandbox, timeout: Duration) -> Result<()> {
+        eventually("nothing is left", timeout, || {
             let leaks = self.leaks(sandbox)?;
             ensure!(leaks.0.is_empty(), leaks);
             Ok(())

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::node::DRIVER;
 use crate::{Daemon, Sandbox, binaries, eventually};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the driver appends its log and its spans to, in the sandbox.
 pub const LOG: &str = "driver.log";
@@ -36,7 +36,7 @@ pub fn start(sandbox: &Sandbox, flags: &[&str]) -> Result<Daemon> {
         command.arg(flag).arg(sandbox.path(name));
     }
     let mut driver = Daemon::start("hawser-csi", command, &sandbox.path(LOG))?;
-    eventually("the driver serves", PATIENCE, || {
+    eventually("the driver serves", TIMEOUT, || {
         ensure!(driver.ended()?.is_none(), "it ended:\n{}", driver.output());
         let registration = kubelet_dir.join("plugins_registry").join(format!("{DRIVER}-reg.sock"));
         for socket in [csi_socket(&kubelet_dir), registration] {

@@ -15,7 +15,7 @@ use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, examples}
 
 pub const DRIVER: &str = "csi.hawser.dev";
 /// For what takes a healthy node a fraction of a second; generous, since tests share two cores.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the driver starts its daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -260,7 +260,7 @@ impl<'a> Node<'a> {
                 }
             }
         }
-        idle.verify(self.sandbox, PATIENCE).with_context(|| self.outputs())?;
+        idle.verify(self.sandbox, TIMEOUT).with_context(|| self.outputs())?;
         let sandbox = self.sandbox;
         self.stop()?;
         let processes = sandbox.tag().processes()?;
@@ -280,7 +280,7 @@ impl<'a> Node<'a> {
     }
 
     pub fn wait_for_no_pods(&self) -> Result<()> {
-        eventually("no pod is left", PATIENCE, || {
+        eventually("no pod is left", TIMEOUT, || {
             let pods = self.list("pods")?;
             ensure!(pods.is_empty(), "{}", self.client(&["get", "pods", "-A"])?);
             Ok(())
@@ -289,7 +289,7 @@ impl<'a> Node<'a> {
     }
 
     pub fn wait_for_no_pod(&self, name: &str) -> Result<()> {
-        eventually(&format!("pod {name} is gone"), PATIENCE, || {
+        eventually(&format!("pod {name} is gone"), TIMEOUT, || {
             let pods = self.list("pods")?;
             ensure!(
                 pods.iter().all(|pod| pod["metadata"]["name"] != name),
@@ -376,7 +376,7 @@ impl<'a> Node<'a> {
         let output = self.sandbox.path("kubelet.out");
         let said_before = fs::read_to_string(&output).unwrap_or_default().len();
         self.kubelet = Some(Daemon::start("hawser-kubelet", command, &output)?);
-        let answered = eventually("the kubelet answers", PATIENCE, || {
+        let answered = eventually("the kubelet answers", TIMEOUT, || {
             if let Some(status) = self.kubelet()?.ended()? {
                 bail!("it ended with {status}: {}", self.kubelet()?.output());
             }
@@ -389,7 +389,7 @@ impl<'a> Node<'a> {
 
     /// A claim can be provisioned from here on.
     pub fn wait_until_registered(&mut self) -> Result<()> {
-        let registered = eventually("the driver is registered", PATIENCE, || {
+        let registered = eventually("the driver is registered", TIMEOUT, || {
             if let Some(status) = self.driver()?.ended()? {
                 bail!("hawser-csi ended with {status}");
             }
@@ -472,7 +472,7 @@ impl<'a> Node<'a> {
     /// Waits until the pod's phase is `phase`; the pod.
     pub fn wait_for_phase(&self, pod: &str, phase: &str) -> Result<Value> {
         let what = format!("pod {pod} is {phase}");
-        let reached = eventually(&what, PATIENCE, || {
+        let reached = eventually(&what, TIMEOUT, || {
             let object = self.get("pod", pod)?;
             ensure!(object["status"]["phase"] == phase, "{}", object["status"]);
             Ok(object)
@@ -483,7 +483,7 @@ impl<'a> Node<'a> {
     /// Waits until every one of `texts` is in the pod's log; the log.
     pub fn wait_for_log(&self, pod: &str, texts: &[&str]) -> Result<String> {
         let what = format!("the log of {pod} has {texts:?}");
-        let reached = eventually(&what, PATIENCE, || {
+        let reached = eventually(&what, TIMEOUT, || {
             let log = self.logs(pod)?;
             ensure!(texts.iter().all(|text| log.contains(text)), "{log:?}");
             Ok(log)
@@ -493,7 +493,7 @@ impl<'a> Node<'a> {
 
     /// Waits for an event with this reason, whose message holds every one of `words`; its message.
     pub fn wait_for_event(&self, reason: &str, words: &[&str]) -> Result<String> {
-        let reached = eventually(&format!("an event {reason} with {words:?}"), PATIENCE, || {
+        let reached = eventually(&format!("an event {reason} with {words:?}"), TIMEOUT, || {
             let events = self.list("events")?;
             let messages: Vec<String> = events
                 .iter()
@@ -517,7 +517,7 @@ impl<'a> Node<'a> {
     /// Deletes an object and waits until it is gone, volumes and all.
     pub fn delete(&self, kind: &str, name: &str) -> Result<()> {
         self.client(&["delete", kind, name, "-n", "default"]).with_context(|| self.outputs())?;
-        eventually(&format!("{kind} {name} is gone"), PATIENCE, || {
+        eventually(&format!("{kind} {name} is gone"), TIMEOUT, || {
             ensure!(self.get(kind, name).is_err(), "it is still there");
             Ok(())
         })
@@ -529,7 +529,7 @@ impl<'a> Node<'a> {
         let outputs = self.outputs();
         self.client(&["stop", "--pods"]).with_context(|| outputs.clone())?;
         for daemon in [self.kubelet.as_mut(), self.driver.as_mut()].into_iter().flatten() {
-            let status = daemon.stop(PATIENCE).with_context(|| outputs.clone())?;
+            let status = daemon.stop(TIMEOUT).with_context(|| outputs.clone())?;
             ensure!(status.success(), "ended with {status}: {}", daemon.output());
         }
         Ok(())

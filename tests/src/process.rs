@@ -53,18 +53,18 @@ impl Daemon {
         self.child.wait().with_context(|| format!("wait for {}", self.name))
     }
 
-    /// SIGTERM and its end, within `patience`.
-    pub fn stop(&mut self, patience: Duration) -> Result<ExitStatus> {
+    /// SIGTERM and its end, within `timeout`.
+    pub fn stop(&mut self, timeout: Duration) -> Result<ExitStatus> {
         if let Some(status) = self.ended()? {
             return Ok(status);
         }
         self.signal(Signal::SIGTERM)?;
-        self.wait(patience)
+        self.wait(timeout)
     }
 
-    pub fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let (name, child) = (&self.name, &mut self.child);
-        eventually(&format!("{name} ends"), patience, || {
+        eventually(&format!("{name} ends"), timeout, || {
             let status = child.try_wait().context("wait")?;
             ensure!(status.is_some(), "it runs");
             status.context("just seen")
@@ -73,8 +73,8 @@ impl Daemon {
 }
 
 /// After SIGSTOP, which a process obeys in its own time: until then it answers.
-pub fn wait_until_stopped(pid: i32, patience: Duration) -> Result<()> {
-    eventually(&format!("process {pid} is stopped"), patience, || {
+pub fn wait_until_stopped(pid: i32, timeout: Duration) -> Result<()> {
+    eventually(&format!("process {pid} is stopped"), timeout, || {
         for thread in fs::read_dir(format!("/proc/{pid}/task")).context("its threads")? {
             let stat = fs::read_to_string(thread.context("its threads")?.path().join("stat"))?;
             // Behind the name, which may hold anything (proc(5)).

@@ -1,4 +1,4 @@
-//! Runs a program under ptrace and strikes at one chosen system call: kill -9
+//! Runs a program under ptrace and injects a fault at one chosen system call: kill -9
 //! before or after it, an error in the place of its result, or another message
 //! in the place of the one that it sends.
 //!
@@ -26,7 +26,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 /// A program that has not ended by then hangs; generous, since tests share two cores.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// `op` of struct ptrace_syscall_info (linux/ptrace.h).
 const SYSCALL_ENTRY: u8 = 1;
 
@@ -39,10 +39,10 @@ pub struct Point {
     pub call: usize,
 }
 
-/// A blow at the call at `point`, if it is called `name`, or at the process's
+/// A fault at the call at `point`, if it is called `name`, or at the process's
 /// next one of that name: waiting for others makes some runs a call longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Strike {
+pub struct Injection {
     pub point: Point,
     pub name: &'static str,
     pub fault: Fault,
@@ -84,8 +84,8 @@ pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
-    /// What was struck; `None` when the run never came there.
-    pub struck: Option<Call>,
+    /// The call that got the fault; `None` when the run never came there.
+    pub injected: Option<Call>,
     /// It had to be killed, since it did not end.
     pub hung: bool,
 }
@@ -101,10 +101,10 @@ impl fmt::Display for Call {
 }
 
 /// Runs `program`, whose path is absolute, with `stdin` (less than a pipe
-/// holds: 64 KiB) to its end, struck at most once.
+/// holds: 64 KiB) to its end, with one fault at most.
 ///
 /// Reaps whatever child of the calling thread ends meanwhile: there may be no other.
-pub fn run(program: &Command, stdin: &[u8], strike: Option<Strike>) -> Result<Run> {
+pub fn run(program: &Command, stdin: &[u8], injection: Option<Injection>) -> Result<Run> {
     // Tracing begins before the first instruction of the program: a shell waits
     // for a line, and is seized meanwhile.
     let file = fs::canonicalize(program.get_program()).context("the program's path")?;
@@ -131,7 +131,7 @@ pub fn run(program: &Command, stdin: &[u8], strike: Option<Strike>) -> Result<Ru
     pipe.write_all(b"go\n").and_then(|()| pipe.write_all(stdin)).context("write to the program")?;
     drop(pipe);
 
-    let mut tracer = Tracer::new(root, file, strike);
+    let mut tracer = Tracer::new(root, file, injection);
     let followed = tracer.follow();
     let hung = tracer.watchdog.finish();
     followed?;
@@ -140,10 +140,10 @@ pub fn run(program: &Command, stdin: &[u8], strike: Option<Strike>) -> Result<Ru
         code: tracer.code,
         stdout: String::new(),
         stderr: String::new(),
-        struck: None,
+        injected: None,
         hung,
     };
-    run.struck = tracer.struck.and_then(|index| run.calls.get(index).cloned());
+    run.injected = tracer.injected.and_then(|index| run.calls.get(index).cloned());
     read_all(child.stdout.take(), &mut run.stdout)?;
     read_all(child.stderr.take(), &mut run.stderr)?;
     Ok(run)
@@ -160,7 +160,7 @@ struct Tracer {
     root: Pid,
     /// Its file, by its true name.
     program: PathBuf,
-    strike: Option<Strike>,
+    injection: Option<Injection>,
     watchdog: Watchdog,
     /// Every thread that is traced.
     threads: HashMap<Pid, Traced>,
@@ -169,7 +169,7 @@ struct Tracer {
     /// Known calls made so far, by number of process.
     made: Vec<usize>,
     calls: Vec<Call>,
-    struck: Option<usize>,
+    injected: Option<usize>,
     code: Option<i32>,
 }
 
@@ -183,17 +183,17 @@ struct Traced {
 }
 
 impl Tracer {
-    fn new(root: Pid, program: PathBuf, strike: Option<Strike>) -> Self {
+    fn new(root: Pid, program: PathBuf, injection: Option<Injection>) -> Self {
         Self {
             root,
             program,
-            strike,
+            injection,
             watchdog: Watchdog::start(root),
             threads: HashMap::new(),
             processes: Vec::new(),
             made: Vec::new(),
             calls: Vec::new(),
-            struck: None,
+            injected: None,
             code: None,
         }
     }
@@ -272,18 +272,18 @@ impl Tracer {
         *made += 1;
         thread.within = Some(self.calls.len());
         self.calls.push(describe(pid, point, name, &registers));
-        let Some(strike) = self.strike.filter(|_| self.struck.is_none()) else { return Ok(()) };
-        let at = strike.point;
-        if at.process != point.process || at.call > point.call || strike.name != name {
+        let Some(injection) = self.injection.filter(|_| self.injected.is_none()) else { return Ok(()) };
+        let at = injection.point;
+        if at.process != point.process || at.call > point.call || injection.name != name {
             return Ok(());
         }
-        if let Fault::Alter(from, to) = strike.fault
+        if let Fault::Alter(from, to) = injection.fault
             && !alter(pid, registers.rsi, registers.rdx, from.as_bytes(), to.as_bytes())
         {
             return Ok(());
         }
-        self.struck = thread.within;
-        match strike.fault {
+        self.injected = thread.within;
+        match injection.fault {
             Fault::KillBefore => kill(self.processes[thread.process], Signal::SIGKILL),
             Fault::KillAfter | Fault::Alter(..) => Ok(()),
             Fault::Fail(errno) => {
@@ -303,8 +303,8 @@ impl Tracer {
             ptrace::setregs(pid, registers)?;
         }
         self.calls[index].result = Some(registers.rax.cast_signed());
-        let is_struck = self.struck == Some(index);
-        if is_struck && self.strike.is_some_and(|strike| strike.fault == Fault::KillAfter) {
+        let is_injected = self.injected == Some(index);
+        if is_injected && self.injection.is_some_and(|injection| injection.fault == Fault::KillAfter) {
             kill(self.processes[thread.process], Signal::SIGKILL)?;
         }
         Ok(())
@@ -470,7 +470,7 @@ impl Watchdog {
         let watched = Arc::clone(&alive);
         let watcher = thread::spawn(move || {
             let mut hung = false;
-            while stopped.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout) {
                 hung = true;
                 for pid in watched.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                     // Ended in this moment is as good.
@@ -497,8 +497,8 @@ impl Watchdog {
     }
 }
 
-/// What was struck; an error when the run never came to it, or hung.
-pub fn ensure_struck(run: &Run) -> Result<&Call> {
-    ensure!(!run.hung, "the program hung and was killed after {PATIENCE:?}");
-    run.struck.as_ref().context("the run never came to the call that was to be struck")
+/// The call that got the fault; an error when the run never came to it, or hung.
+pub fn ensure_injected(run: &Run) -> Result<&Call> {
+    ensure!(!run.hung, "the program hung and was killed after {TIMEOUT:?}");
+    run.injected.as_ref().context("the run never came to the call that was to get the fault")
 }

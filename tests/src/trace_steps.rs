@@ -1,4 +1,4 @@
-//! Traces a process that serves already, with all its threads, and strikes at
+//! Traces a process that serves already, with all its threads, and injects a fault at
 //! one of its steps: kill -9, an error in the place of a call's result, or a hold.
 //!
 //! A step is known by what is done, to what, and the how-manieth time, never by
@@ -93,7 +93,7 @@ pub enum Fault {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Strike {
+pub struct Injection {
     pub step: Step,
     pub fault: Fault,
 }
@@ -102,8 +102,8 @@ pub struct Strike {
 #[derive(Debug, Default)]
 pub struct Trace {
     pub steps: Vec<Step>,
-    /// False: the process never came to what was to be struck.
-    pub is_struck: bool,
+    /// False: the process never came to the step that was to get the fault.
+    pub is_injected: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,13 +126,13 @@ impl Tracing {
     pub fn start(
         process: Pid,
         places: Places,
-        strike: Option<Strike>,
+        injection: Option<Injection>,
         reached: impl FnOnce() + Send + 'static,
     ) -> Result<Self> {
         let (commands, received) = channel();
         let (seized, is_seized) = channel();
         let trace = move || {
-            let mut tracer = Tracer::new(process, places, strike, received, Box::new(reached));
+            let mut tracer = Tracer::new(process, places, injection, received, Box::new(reached));
             // Whoever started it waits for this.
             let _starter_waits = seized.send(tracer.seize());
             tracer.follow()?;
@@ -170,7 +170,7 @@ impl Tracing {
 struct Tracer {
     process: Pid,
     places: Places,
-    strike: Option<Strike>,
+    injection: Option<Injection>,
     commands: Receiver<Command>,
     reached: Option<Box<dyn FnOnce() + Send>>,
     /// Every thread that is traced.
@@ -184,8 +184,8 @@ struct Tracer {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Traced {
-    /// It is in the call that is struck.
-    is_struck: bool,
+    /// It is in the call that gets the fault.
+    is_injected: bool,
     /// What the call is to return instead.
     error: Option<Errno>,
 }
@@ -194,14 +194,14 @@ impl Tracer {
     fn new(
         process: Pid,
         places: Places,
-        strike: Option<Strike>,
+        injection: Option<Injection>,
         commands: Receiver<Command>,
         reached: Box<dyn FnOnce() + Send>,
     ) -> Self {
         Self {
             process,
             places,
-            strike,
+            injection,
             commands,
             reached: Some(reached),
             threads: HashMap::new(),
@@ -297,7 +297,7 @@ impl Tracer {
         if !self.threads.contains_key(&thread) && self.is_ours(thread) {
             self.threads.insert(thread, Traced::default());
         }
-        let is_struck = self.threads.get(&thread).is_some_and(|traced| traced.is_struck);
+        let is_injected = self.threads.get(&thread).is_some_and(|traced| traced.is_injected);
         match at {
             At::Call => {
                 let is_entry = ptrace::syscall_info(thread)?.op == SYSCALL_ENTRY;
@@ -305,7 +305,7 @@ impl Tracer {
                 if is_entry { self.enter(thread, registers) } else { self.leave(thread, registers) }
             }
             At::Event(libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK)
-                if is_struck && self.fault() == Some(Fault::KillWithin) =>
+                if is_injected && self.fault() == Some(Fault::KillWithin) =>
             {
                 kill(self.process, Signal::SIGKILL)
             }
@@ -340,7 +340,7 @@ impl Tracer {
     }
 
     fn fault(&self) -> Option<Fault> {
-        self.strike.as_ref().map(|strike| strike.fault)
+        self.injection.as_ref().map(|injection| injection.fault)
     }
 
     fn enter(&mut self, thread: Pid, mut registers: user_regs_struct) -> nix::Result<()> {
@@ -350,12 +350,13 @@ impl Tracer {
         let made = self.made.entry((call.name, call.object.clone())).or_default();
         let step = Step { name: call.name, object: call.object, nth: *made, kind: call.kind };
         *made += 1;
-        let strike = self.strike.as_ref().filter(|strike| !self.trace.is_struck && strike.step.is(&step));
-        let fault = strike.map(|strike| strike.fault);
+        let injection =
+            self.injection.as_ref().filter(|injection| !self.trace.is_injected && injection.step.is(&step));
+        let fault = injection.map(|injection| injection.fault);
         self.trace.steps.push(step);
         let (Some(fault), Some(traced)) = (fault, self.threads.get_mut(&thread)) else { return Ok(()) };
-        traced.is_struck = true;
-        self.trace.is_struck = true;
+        traced.is_injected = true;
+        self.trace.is_injected = true;
         match fault {
             Fault::KillBefore => kill(self.process, Signal::SIGKILL),
             Fault::KillWithin | Fault::KillAfter => Ok(()),
@@ -378,7 +379,7 @@ impl Tracer {
     fn leave(&mut self, thread: Pid, mut registers: user_regs_struct) -> nix::Result<()> {
         let fault = self.fault();
         let Some(traced) = self.threads.get_mut(&thread) else { return Ok(()) };
-        if !std::mem::take(&mut traced.is_struck) {
+        if !std::mem::take(&mut traced.is_injected) {
             return Ok(());
         }
         if let Some(errno) = traced.error.take() {

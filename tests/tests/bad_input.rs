@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use serde_json::Value;
 use tests::manifests::{self, Pod};
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{Launcher, LeakCheck, Node, NodeOptions, Sandbox, binaries, eventually};
 
 /// A node with class `hawser`, and what it looked like before.
@@ -22,7 +22,7 @@ fn node(sandbox: &Sandbox, options: NodeOptions) -> (Node<'_>, LeakCheck) {
 
 /// Waits for the pod's container to wait with one of `reasons`.
 fn wait_for_reason(node: &Node<'_>, pod: &str, reasons: &[&str]) -> Result<Value> {
-    eventually(&format!("container of {pod} waits: {reasons:?}"), PATIENCE, || {
+    eventually(&format!("container of {pod} waits: {reasons:?}"), TIMEOUT, || {
         let status = node.get("pod", pod)?["status"].clone();
         let state = &status["containerStatuses"][0]["state"];
         let reason = [&state["waiting"]["reason"], &state["terminated"]["reason"]].map(text);
@@ -81,7 +81,7 @@ fn a_field_that_is_not_supported_is_named_in_a_warning() {
     let probe = "      livenessProbe: {exec: {command: [/demo-app]}}\n";
     let yaml = GOOD.yaml().replace("      command:", &format!("{probe}      command:"));
     node.put_manifest("p.yaml", &yaml).unwrap();
-    let event = eventually("the field is named", PATIENCE, || {
+    let event = eventually("the field is named", TIMEOUT, || {
         let events = node.list("events")?;
         let warning =
             events.iter().find(|e| e["type"] == "Warning" && text(&e["message"]).contains("livenessProbe"));
@@ -183,7 +183,7 @@ fn a_driver_that_is_not_registered_is_named_and_waited_for() {
         &format!("{}---\n{}", manifests::claim("c", "1Mi"), GOOD.with_claim("c").yaml()),
     )
     .unwrap();
-    eventually("an event names the driver", PATIENCE, || {
+    eventually("an event names the driver", TIMEOUT, || {
         let events = node.list("events")?;
         let named =
             events.iter().any(|e| e["type"] == "Warning" && text(&e["message"]).contains("csi.hawser.dev"));

@@ -1,4 +1,4 @@
-//! A plugin struck at every step: kill -9, or an error in the place of a system
+//! A plugin with a fault at every step: kill -9, or an error in the place of a system
 //! call's result. A killed ADD or DEL is followed by DEL, and the node is as it
 //! was; a failed ADD has taken everything back by itself; and ADD works again.
 //!
@@ -16,18 +16,18 @@ use nix::libc;
 use serde_json::{Value, json};
 use tests::cni::{Answer, Attachment, Network};
 use tests::network_state::{Places, State};
-use tests::trace_calls::{self, Call, Fault, Run, Strike};
+use tests::trace_calls::{self, Call, Fault, Injection, Run};
 use tests::{Sandbox, binaries, eventually};
 
-/// Before a strike counts as missed.
-const STRIKE_ATTEMPTS: usize = 3;
+/// Before an injection counts as missed.
+const INJECTION_ATTEMPTS: usize = 3;
 const RECORDINGS: usize = 5;
 const NET: &str = "crash";
 const BRIDGE: &str = "crash0";
 /// The kernel takes a namespace apart in its own time.
 const DISMANTLING: Duration = Duration::from_secs(10);
 
-/// Which plugin of the chain is struck.
+/// Which plugin of the chain gets the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     Bridge,
@@ -55,8 +55,8 @@ struct World {
     /// What the plugins before the target have answered.
     prev_result: Option<Value>,
     before: State,
-    /// What the last traced run was struck at.
-    struck: Option<Call>,
+    /// The call at which the last traced run got a fault.
+    injected: Option<Call>,
 }
 
 fn plugins(target: Target, leases: &Path) -> Vec<Value> {
@@ -110,7 +110,7 @@ impl World {
             container,
             prev_result: None,
             before: State::default(),
-            struck: None,
+            injected: None,
         };
         // Directories of leases stay; after this they are there.
         world
@@ -183,11 +183,11 @@ impl World {
         Ok(())
     }
 
-    fn traced(&mut self, verb: &str, result: Option<&Value>, strike: Option<Strike>) -> Result<Run> {
+    fn traced(&mut self, verb: &str, result: Option<&Value>, injection: Option<Injection>) -> Result<Run> {
         let call = self.call(verb, &self.container, result);
-        let run = trace_calls::run(&call.command, &call.stdin, strike)?;
+        let run = trace_calls::run(&call.command, &call.stdin, injection)?;
         ensure!(!run.hung, "it hung");
-        self.struck.clone_from(&run.struck);
+        self.injected.clone_from(&run.injected);
         Ok(run)
     }
 
@@ -221,14 +221,14 @@ impl World {
         deleted
     }
 
-    fn add_struck(&mut self, strike: Strike, way: usize) -> Result<()> {
+    fn add_with_fault(&mut self, injection: Injection, way: usize) -> Result<()> {
         self.prepare()?;
         let prepared = self.state()?;
         let prev = self.prev_result.clone();
-        let run = self.traced("ADD", prev.as_ref(), Some(strike))?;
+        let run = self.traced("ADD", prev.as_ref(), Some(injection))?;
         let answer = answer(&run);
-        let killed = strike.point.process == 0 && !matches!(strike.fault, Fault::Fail(_));
-        if killed && run.struck.is_some() {
+        let killed = injection.point.process == 0 && !matches!(injection.fault, Fault::Fail(_));
+        if killed && run.injected.is_some() {
             ensure!(run.code.is_none(), "it outlived its kill: {answer:?}");
         } else if run.code == Some(0) {
             let result = answer.result().context("ADD")?;
@@ -237,7 +237,7 @@ impl World {
         } else {
             // A failed write of the answer leaves no answer.
             let is_answer = |call: &Call| call.point.process == 0 && call.object == "stdout";
-            let lost = run.struck.as_ref().is_some_and(is_answer);
+            let lost = run.injected.as_ref().is_some_and(is_answer);
             if !lost {
                 answer.error().context("ADD failed without an error object")?;
             }
@@ -251,11 +251,11 @@ impl World {
         self.ensure_deleted(way)
     }
 
-    fn del_struck(&mut self, strike: Strike, way: usize) -> Result<()> {
+    fn del_with_fault(&mut self, injection: Injection, way: usize) -> Result<()> {
         self.prepare()?;
         let prev = self.prev_result.clone();
         let result = self.call("ADD", &self.container, prev.as_ref()).run()?.result()?;
-        let run = self.traced("DEL", Some(&result), Some(strike))?;
+        let run = self.traced("DEL", Some(&result), Some(injection))?;
         let answer = answer(&run);
         if run.code == Some(0) {
             answer.silence()?;
@@ -278,8 +278,8 @@ impl World {
 
     /// DEL left nothing, and ADD and DEL work again.
     fn ensure_deleted(&mut self, way: usize) -> Result<()> {
-        let patience = if way.is_multiple_of(3) { Duration::ZERO } else { DISMANTLING };
-        eventually("DEL left", patience, || {
+        let timeout = if way.is_multiple_of(3) { Duration::ZERO } else { DISMANTLING };
+        eventually("DEL left", timeout, || {
             self.ensure_as_before(|line| {
                 // A lock file outlives its holder until the next one.
                 line.starts_with("+ file /run/hawser-") || self.host == Host::Virgin && is_the_nodes(line)
@@ -318,36 +318,36 @@ fn is_skeleton(line: &str) -> bool {
 }
 
 /// kill -9 after every call that changed something, and before the first.
-fn kills(calls: &[Call]) -> Vec<Strike> {
-    let mut strikes = Vec::new();
+fn kills(calls: &[Call]) -> Vec<Injection> {
+    let mut injections = Vec::new();
     let mut seen = Vec::new();
     for call in calls.iter().filter(|call| changes_something(call)) {
         if !seen.contains(&call.point.process) {
             seen.push(call.point.process);
-            strikes.push(Strike { point: call.point, name: call.name, fault: Fault::KillBefore });
+            injections.push(Injection { point: call.point, name: call.name, fault: Fault::KillBefore });
         }
-        strikes.push(Strike { point: call.point, name: call.name, fault: Fault::KillAfter });
+        injections.push(Injection { point: call.point, name: call.name, fault: Fault::KillAfter });
     }
-    strikes
+    injections
 }
 
 /// Each error that a call may have.
-fn errors(calls: &[Call]) -> Vec<Strike> {
-    let strike = |call: &Call, errno: &Errno| Strike {
+fn errors(calls: &[Call]) -> Vec<Injection> {
+    let injection = |call: &Call, errno: &Errno| Injection {
         point: call.point,
         name: call.name,
         fault: Fault::Fail(*errno),
     };
-    calls.iter().flat_map(|call| errors_of(call).iter().map(move |errno| strike(call, errno))).collect()
+    calls.iter().flat_map(|call| errors_of(call).iter().map(move |errno| injection(call, errno))).collect()
 }
 
 /// An error of each call that makes something or brings the kernel's answer.
-fn errors_in_the_making(calls: &[Call]) -> Vec<Strike> {
+fn errors_in_the_making(calls: &[Call]) -> Vec<Injection> {
     let makes = |call: &&Call| changes_something(call) || call.name == "recvfrom" || call.name == "setns";
     let calls: Vec<Call> = calls.iter().filter(makes).cloned().collect();
-    let mut strikes = errors(&calls);
-    strikes.dedup_by_key(|strike| strike.point);
-    strikes
+    let mut injections = errors(&calls);
+    injections.dedup_by_key(|injection| injection.point);
+    injections
 }
 
 const CREATING: u64 = (libc::O_CREAT | libc::O_TRUNC | libc::O_WRONLY | libc::O_RDWR) as u64;
@@ -402,7 +402,7 @@ fn errors_of(call: &Call) -> &'static [Errno] {
 
 /// Without reads that only go on with one, and of what the bridge starts, which
 /// has a suite of its own, only what the bridge notices.
-fn worth_striking(target: Target, calls: &[Call]) -> Vec<Call> {
+fn worth_a_fault(target: Target, calls: &[Call]) -> Vec<Call> {
     let goes_on = |at: usize, call: &Call| {
         let before = at.checked_sub(1).and_then(|before| calls.get(before));
         let after = calls.get(at + 1);
@@ -421,120 +421,120 @@ fn worth_striking(target: Target, calls: &[Call]) -> Vec<Call> {
     chosen.map(|(_, call)| call.clone()).collect()
 }
 
-/// Strikes at every point of `verb` that `choose` picks from an undisturbed run.
-fn strike_everywhere(target: Target, host: Host, verb: &str, choose: fn(&[Call]) -> Vec<Strike>) {
+/// Injects faults at every point of `verb` that `choose` picks from an undisturbed run.
+fn inject_everywhere(target: Target, host: Host, verb: &str, choose: fn(&[Call]) -> Vec<Injection>) {
     let mut world = World::new(target, host).expect("a world");
     // Waiting for others makes some runs longer: the shortest has what every run comes to.
     let recorded = (0..RECORDINGS).map(|_| world.record(verb).expect("an undisturbed run"));
     let calls = recorded.min_by_key(Vec::len).expect("recorded");
-    let strikes = choose(&worth_striking(target, &calls));
+    let injections = choose(&worth_a_fault(target, &calls));
     let mut findings = Vec::new();
     let mut missed = 0;
-    for (number, strike) in strikes.iter().enumerate() {
+    for (number, injection) in injections.iter().enumerate() {
         // A failed ADD has taken all back by itself, whatever the way of DEL.
-        let is_error = matches!(strike.fault, Fault::Fail(_));
+        let is_error = matches!(injection.fault, Fault::Fail(_));
         let way = if is_error && !number.is_multiple_of(4) { 0 } else { number };
         let mut outcome = Ok(());
         // Two processes do not make their calls in the same order every time.
-        for _ in 0..STRIKE_ATTEMPTS {
-            world.struck = None;
+        for _ in 0..INJECTION_ATTEMPTS {
+            world.injected = None;
             outcome = match verb {
-                "ADD" => world.add_struck(*strike, way),
-                _ => world.del_struck(*strike, way),
+                "ADD" => world.add_with_fault(*injection, way),
+                _ => world.del_with_fault(*injection, way),
             };
-            if world.struck.is_some() || outcome.is_err() {
+            if world.injected.is_some() || outcome.is_err() {
                 break;
             }
         }
-        missed += usize::from(world.struck.is_none());
+        missed += usize::from(world.injected.is_none());
         if let Err(finding) = outcome {
-            let call = world.struck.take().map_or("nothing".to_owned(), |call| call.to_string());
-            findings.push(format!("{call}, {:?}, way {}: {finding:#}", strike.fault, way % 3));
+            let call = world.injected.take().map_or("nothing".to_owned(), |call| call.to_string());
+            findings.push(format!("{call}, {:?}, way {}: {finding:#}", injection.fault, way % 3));
             drop(world);
             world = World::new(target, host).expect("a new world");
         }
     }
-    let count = strikes.len();
+    let count = injections.len();
     let title =
-        format!("{target:?} {verb} {host:?}: {} calls, {count} strikes, {missed} missed", calls.len());
+        format!("{target:?} {verb} {host:?}: {} calls, {count} injections, {missed} missed", calls.len());
     assert!(findings.is_empty(), "{title}, {} findings:\n{}", findings.len(), findings.join("\n"));
     assert!(count > 1 && missed * 10 <= count, "{title}");
 }
 
 #[test]
 fn loopback_add_survives_errors() {
-    strike_everywhere(Target::Loopback, Host::InUse, "ADD", errors);
+    inject_everywhere(Target::Loopback, Host::InUse, "ADD", errors);
 }
 
 #[test]
 fn loopback_add_survives_kills() {
-    strike_everywhere(Target::Loopback, Host::InUse, "ADD", kills);
+    inject_everywhere(Target::Loopback, Host::InUse, "ADD", kills);
 }
 
 #[test]
 fn loopback_del_survives_errors_and_kills() {
-    strike_everywhere(Target::Loopback, Host::InUse, "DEL", errors);
-    strike_everywhere(Target::Loopback, Host::InUse, "DEL", kills);
+    inject_everywhere(Target::Loopback, Host::InUse, "DEL", errors);
+    inject_everywhere(Target::Loopback, Host::InUse, "DEL", kills);
 }
 
 #[test]
 fn host_local_add_survives_errors() {
-    strike_everywhere(Target::HostLocal, Host::InUse, "ADD", errors);
+    inject_everywhere(Target::HostLocal, Host::InUse, "ADD", errors);
 }
 
 #[test]
 fn host_local_add_survives_kills() {
-    strike_everywhere(Target::HostLocal, Host::InUse, "ADD", kills);
+    inject_everywhere(Target::HostLocal, Host::InUse, "ADD", kills);
 }
 
 #[test]
 fn host_local_del_survives_errors_and_kills() {
-    strike_everywhere(Target::HostLocal, Host::InUse, "DEL", errors);
-    strike_everywhere(Target::HostLocal, Host::InUse, "DEL", kills);
+    inject_everywhere(Target::HostLocal, Host::InUse, "DEL", errors);
+    inject_everywhere(Target::HostLocal, Host::InUse, "DEL", kills);
 }
 
 #[test]
 fn bridge_add_survives_errors() {
-    strike_everywhere(Target::Bridge, Host::InUse, "ADD", errors);
+    inject_everywhere(Target::Bridge, Host::InUse, "ADD", errors);
 }
 
 #[test]
 fn bridge_add_survives_errors_on_a_virgin_host() {
-    strike_everywhere(Target::Bridge, Host::Virgin, "ADD", errors_in_the_making);
+    inject_everywhere(Target::Bridge, Host::Virgin, "ADD", errors_in_the_making);
 }
 
 #[test]
 fn bridge_add_survives_kills() {
-    strike_everywhere(Target::Bridge, Host::InUse, "ADD", kills);
+    inject_everywhere(Target::Bridge, Host::InUse, "ADD", kills);
 }
 
 #[test]
 fn bridge_add_survives_kills_on_a_virgin_host() {
-    strike_everywhere(Target::Bridge, Host::Virgin, "ADD", kills);
+    inject_everywhere(Target::Bridge, Host::Virgin, "ADD", kills);
 }
 
 #[test]
 fn bridge_del_survives_errors() {
-    strike_everywhere(Target::Bridge, Host::InUse, "DEL", errors);
+    inject_everywhere(Target::Bridge, Host::InUse, "DEL", errors);
 }
 
 #[test]
 fn bridge_del_survives_kills() {
-    strike_everywhere(Target::Bridge, Host::InUse, "DEL", kills);
+    inject_everywhere(Target::Bridge, Host::InUse, "DEL", kills);
 }
 
 #[test]
 fn portmap_add_survives_errors() {
-    strike_everywhere(Target::Portmap, Host::InUse, "ADD", errors);
+    inject_everywhere(Target::Portmap, Host::InUse, "ADD", errors);
 }
 
 #[test]
 fn portmap_add_survives_kills() {
-    strike_everywhere(Target::Portmap, Host::Virgin, "ADD", kills);
+    inject_everywhere(Target::Portmap, Host::Virgin, "ADD", kills);
 }
 
 #[test]
 fn portmap_del_survives_errors_and_kills() {
-    strike_everywhere(Target::Portmap, Host::InUse, "DEL", errors);
-    strike_everywhere(Target::Portmap, Host::InUse, "DEL", kills);
+    inject_everywhere(Target::Portmap, Host::InUse, "DEL", errors);
+    inject_everywhere(Target::Portmap, Host::InUse, "DEL", kills);
 }

@@ -12,7 +12,7 @@ use linux::mount::MountFlags;
 use linux::netns;
 use serde_json::{Value, json};
 use tests::cni::{Attachment, Call, Network};
-use tests::trace_calls::{self, Fault, Point, Run, Strike, ensure_struck};
+use tests::trace_calls::{self, Fault, Injection, Point, Run, ensure_injected};
 use tests::{Sandbox, binaries};
 
 /// A part as it stands in a netlink message, and one that no kernel has.
@@ -87,9 +87,9 @@ impl World {
     fn add_without(&self, plugin: usize, part: Part, result: Option<&Value>) -> Result<Run> {
         let call = self.call(plugin, "ADD", result);
         let point = Point { process: 0, call: 0 };
-        let strike = Strike { point, name: "sendto", fault: Fault::Alter(part.0, part.1) };
-        let run = trace_calls::run(&call.command, &call.stdin, Some(strike))?;
-        ensure_struck(&run)?;
+        let injection = Injection { point, name: "sendto", fault: Fault::Alter(part.0, part.1) };
+        let run = trace_calls::run(&call.command, &call.stdin, Some(injection))?;
+        ensure_injected(&run)?;
         Ok(run)
     }
 

@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::attacker::{self, Attack};
 use tests::manifests::{self, Pod};
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{Daemon, Launcher, LeakCheck, Node, NodeOptions, Sandbox, as_soon_as, binaries, eventually};
 
 const USER: Pod<'_> = Pod {
@@ -53,7 +53,7 @@ fn pods_run_on_without_the_kubelet_and_their_log_has_no_gap() {
     node.kubelet().unwrap().kill().unwrap();
     let log = log_file(&node);
     let length = fs::metadata(&log).unwrap().len();
-    eventually("the log grows without a kubelet", PATIENCE, || {
+    eventually("the log grows without a kubelet", TIMEOUT, || {
         ensure!(fs::metadata(&log)?.len() > length + 1000, "{length} bytes");
         Ok(())
     })
@@ -173,7 +173,7 @@ spec: {attachRequired: false, fsGroupPolicy: File, requiresRepublish: true}
     assert_eq!(daemons.len(), 1);
     kill(Pid::from_raw(daemons[0]), Signal::SIGKILL).unwrap();
     node.wait_for_event("VolumeRepublished", &["is published again"]).unwrap();
-    eventually("the container runs again on its volume", PATIENCE, || {
+    eventually("the container runs again on its volume", TIMEOUT, || {
         let pod = node.get("pod", "reader")?;
         let status = &pod["status"]["containerStatuses"][0];
         ensure!(status["restartCount"] != 0 && !status["state"]["running"].is_null(), "{status}");
@@ -229,7 +229,7 @@ fn kubelet_killed_when(is_so: impl Fn(&Node<'_>) -> bool) {
     let sandbox = Sandbox::new();
     let (mut node, idle) = node(&sandbox, NodeOptions::default());
     put_user_and_claim(&node);
-    as_soon_as("the moment to kill the kubelet", PATIENCE, || is_so(&node)).expect("the moment comes");
+    as_soon_as("the moment to kill the kubelet", TIMEOUT, || is_so(&node)).expect("the moment comes");
     node.kubelet().expect("started").kill().expect("kill");
     node.start_kubelet().expect("it starts again");
     node.wait_for_phase("user", "Running").expect("the pod is completed");
@@ -245,7 +245,7 @@ fn a_kubelet_killed_while_it_deletes_completes_the_deletion() {
     put_user_and_claim(&node);
     node.wait_for_phase("user", "Running").unwrap();
     node.remove_manifest("user.yaml").unwrap();
-    as_soon_as("the pod's program ends", PATIENCE, || {
+    as_soon_as("the pod's program ends", TIMEOUT, || {
         node.processes("demo-app").is_ok_and(|programs| programs.is_empty())
     })
     .unwrap();
@@ -265,12 +265,12 @@ fn a_kubelet_killed_between_unpublish_and_unstage_unstages_when_it_is_back() {
     let daemon = Pid::from_raw(node.processes("hawser-volume").unwrap()[0]);
     kill(daemon, Signal::SIGSTOP).unwrap();
     node.remove_manifest("user.yaml").unwrap();
-    as_soon_as("the volume is unpublished", PATIENCE, || !has_publish_record(&node)).unwrap();
+    as_soon_as("the volume is unpublished", TIMEOUT, || !has_publish_record(&node)).unwrap();
     node.kubelet().unwrap().kill().unwrap();
     assert!(has_fuse_mount(&node), "staged");
     node.start_kubelet().unwrap();
     kill(daemon, Signal::SIGCONT).unwrap();
-    eventually("the volume is unstaged", PATIENCE, || {
+    eventually("the volume is unstaged", TIMEOUT, || {
         ensure!(!has_fuse_mount(&node), "{}", node.describe_all());
         Ok(())
     })
@@ -283,14 +283,14 @@ fn a_kubelet_killed_between_unpublish_and_unstage_unstages_when_it_is_back() {
 /// volume's directory. Then the driver is killed.
 fn stage_without_publish(node: &mut Node<'_>) -> Result<()> {
     node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi"))?;
-    let volume = eventually("the claim is bound", PATIENCE, || {
+    let volume = eventually("the claim is bound", TIMEOUT, || {
         let claim = node.get("pvc", "c")?;
         ensure!(claim["status"]["phase"] == "Bound", "{claim}");
         Ok(text(&claim["spec"]["volumeName"]))
     })?;
     node.driver()?.kill()?;
     node.put_manifest("user.yaml", &USER.yaml())?;
-    let user = eventually("the pod waits for its volume", PATIENCE, || node.get("pod", "user"))?;
+    let user = eventually("the pod waits for its volume", TIMEOUT, || node.get("pod", "user"))?;
     let volumes = node.root_dir().join("pods").join(text(&user["metadata"]["uid"]));
     let volumes = volumes.join("volumes/kubernetes.io~csi");
     fs::create_dir_all(&volumes)?;
@@ -305,7 +305,7 @@ fn stage_without_publish(node: &mut Node<'_>) -> Result<()> {
 /// Removes the manifest of pod `user`, and waits until the kubelet has seen it.
 fn begin_deletion(node: &Node<'_>) -> Result<()> {
     node.remove_manifest("user.yaml")?;
-    eventually("the kubelet takes the pod down", PATIENCE, || {
+    eventually("the kubelet takes the pod down", TIMEOUT, || {
         let pods = node.list("pods")?;
         let user = pods.iter().find(|pod| pod["metadata"]["name"] == "user");
         ensure!(user.is_none_or(|user| user["metadata"]["deletionTimestamp"].is_string()), "{user:?}");
@@ -338,13 +338,13 @@ fn a_stop_with_pods_unstages_a_volume_that_a_killed_kubelet_left_staged_without_
     let mut stop = sandbox.command(&binaries::find("hawser-kubelet").unwrap());
     stop.args(["stop", "--pods", "--root-dir"]).arg(node.root_dir());
     let mut stop = Daemon::start("stop --pods", stop, &sandbox.path("kubelet.out")).unwrap();
-    eventually("stop --pods waits for the driver", PATIENCE, || {
+    eventually("stop --pods waits for the driver", TIMEOUT, || {
         ensure!(stop.output().contains("unstaging volume "), "{}", stop.output());
         Ok(())
     })
     .unwrap();
     node.start_driver().unwrap();
-    assert!(stop.wait(PATIENCE).unwrap().success(), "{}", node.outputs());
+    assert!(stop.wait(TIMEOUT).unwrap().success(), "{}", node.outputs());
     assert!(!has_fuse_mount(&node), "{}", node.outputs());
 
     node.start_kubelet().unwrap();
@@ -390,7 +390,7 @@ fn driver_killed_on_the_way_up(launcher: Launcher, is_so: impl Fn(&Node<'_>) -> 
     let sandbox = Sandbox::new();
     let (mut node, idle) = node(&sandbox, NodeOptions { launcher, ..NodeOptions::default() });
     put_user_and_claim(&node);
-    as_soon_as("the moment to kill the driver", PATIENCE, || is_so(&node)).expect("the moment comes");
+    as_soon_as("the moment to kill the driver", TIMEOUT, || is_so(&node)).expect("the moment comes");
     node.driver().expect("started").kill().expect("kill");
     node.start_driver().expect("it starts again");
     node.wait_for_phase("user", "Running").expect("a retry completes");
@@ -446,7 +446,7 @@ fn driver_killed_on_the_way_down(is_so: impl Fn(&Node<'_>) -> bool) {
     put_user_and_claim(&node);
     node.wait_for_phase("user", "Running").expect("the pod runs");
     node.remove_manifest("user.yaml").expect("remove");
-    as_soon_as("the moment to kill the driver", PATIENCE, || is_so(&node)).expect("the moment comes");
+    as_soon_as("the moment to kill the driver", TIMEOUT, || is_so(&node)).expect("the moment comes");
     node.driver().expect("started").kill().expect("kill");
     node.start_driver().expect("it starts again");
     node.finish(&idle).expect("nothing is left");
@@ -512,11 +512,11 @@ fn daemon_killed(launcher: Launcher) {
     assert_eq!(daemons.len(), 1);
     let daemon = process::open_pidfd(daemons[0]).expect("a pidfd").expect("it runs");
     kill(Pid::from_raw(daemons[0]), Signal::SIGKILL).expect("kill -9");
-    assert!(process::wait_for_end(&daemon, PATIENCE).expect("poll"), "kill -9 ends it");
+    assert!(process::wait_for_end(&daemon, TIMEOUT).expect("poll"), "kill -9 ends it");
     // At once: the first request after its death.
     let refused = fs::metadata(volume.join("absent")).expect_err("nobody answers");
     assert_eq!(refused.raw_os_error(), Some(Errno::ENOTCONN as i32), "{refused}");
-    eventually("an event tells of it", PATIENCE, || {
+    eventually("an event tells of it", TIMEOUT, || {
         let events = node.list("events")?;
         let told = events
             .iter()

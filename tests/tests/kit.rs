@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use linux::mount::{FuseMountOptions, MountFlags};
 use tests::loop_device::{self, FileSystem, LoopMount};
-use tests::trace_calls::{self, Fault, Run, Strike};
+use tests::trace_calls::{self, Fault, Injection, Run};
 use tests::{Allowed, LeakCheck, Sandbox, netlink};
 
 fn leaks(check: &LeakCheck, sandbox: &Sandbox) -> String {
@@ -148,25 +148,25 @@ fn answer_init(device: &impl AsFd) {
 
 #[test]
 fn a_traced_program_is_struck_at_the_call_that_was_chosen() {
-    let traced = |strike: Option<Strike>| -> Run {
+    let traced = |injection: Option<Injection>| -> Run {
         let mut command = std::process::Command::new("/bin/echo");
         command.arg("said");
-        trace_calls::run(&command, b"", strike).unwrap()
+        trace_calls::run(&command, b"", injection).unwrap()
     };
     let calm = traced(None);
     assert_eq!((calm.code, calm.stdout.as_str()), (Some(0), "said\n"));
     let write = calm.calls.iter().find(|call| call.name == "write").expect("it writes");
     assert_eq!((write.object.as_str(), write.result), ("stdout", Some(5)));
 
-    let strike = |fault| Some(Strike { point: write.point, name: write.name, fault });
-    let failed = traced(strike(Fault::Fail(nix::errno::Errno::ENOSPC)));
+    let injection = |fault| Some(Injection { point: write.point, name: write.name, fault });
+    let failed = traced(injection(Fault::Fail(nix::errno::Errno::ENOSPC)));
     assert_eq!((failed.code, failed.stdout.as_str()), (Some(1), ""));
     assert!(failed.stderr.contains("No space left"), "{}", failed.stderr);
-    let before = traced(strike(Fault::KillBefore));
+    let before = traced(injection(Fault::KillBefore));
     assert_eq!((before.code, before.stdout.as_str()), (None, ""));
-    let after = traced(strike(Fault::KillAfter));
+    let after = traced(injection(Fault::KillAfter));
     assert_eq!((after.code, after.stdout.as_str()), (None, "said\n"));
-    assert_eq!(trace_calls::ensure_struck(&after).unwrap().point, write.point);
+    assert_eq!(trace_calls::ensure_injected(&after).unwrap().point, write.point);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use linux::mount::{MountFlags, UnmountMode};
 use tests::manifests::{self, Pod};
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox};
 
 const RUNNING: Pod<'_> = Pod {
@@ -196,7 +196,7 @@ fn a_directory_unmounted_while_the_kubelet_was_stopped_deletes_no_data() {
 fn changed_while_stopped(directory: Directory, fate: Fate, change: impl FnOnce(&Node<'_>)) {
     let sandbox = Sandbox::new();
     let (mut node, idle) = node_with_data(&sandbox, directory);
-    let status = node.kubelet().expect("started").stop(PATIENCE).expect("it ends on SIGTERM");
+    let status = node.kubelet().expect("started").stop(TIMEOUT).expect("it ends on SIGTERM");
     assert!(status.success(), "{status}");
     change(&node);
     node.start_kubelet().expect("it starts again");

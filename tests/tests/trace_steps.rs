@@ -12,9 +12,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use tests::eventually;
-use tests::trace_steps::{Fault, Kind, Places, Step, Strike, Trace, Tracing};
+use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Shell {
     dir: tempfile::TempDir,
@@ -30,12 +30,12 @@ impl Shell {
         Self { child: command.spawn().unwrap(), dir }
     }
 
-    fn trace(&self, strike: Option<Strike>, reached: impl FnOnce() + Send + 'static) -> Tracing {
+    fn trace(&self, injection: Option<Injection>, reached: impl FnOnce() + Send + 'static) -> Tracing {
         let places = Places {
             root: self.dir.path().canonicalize().unwrap(),
             ignored: vec![self.dir.path().join("ignored")],
         };
-        Tracing::start(Pid::from_raw(self.child.id().cast_signed()), places, strike, reached).unwrap()
+        Tracing::start(Pid::from_raw(self.child.id().cast_signed()), places, injection, reached).unwrap()
     }
 
     fn make(&mut self, name: &str) {
@@ -49,19 +49,19 @@ impl Shell {
 
     #[track_caller]
     fn wait_for(&self, name: &str) {
-        eventually(name, PATIENCE, || {
+        eventually(name, TIMEOUT, || {
             anyhow::ensure!(self.has(name), "not there");
             Ok(())
         })
         .unwrap();
     }
 
-    /// The file is asked for while it is traced, with a blow at its making.
-    fn struck(mut self, fault: Fault) -> (Trace, Self) {
+    /// The file is asked for while it is traced, with a fault at its making.
+    fn with_fault(mut self, fault: Fault) -> (Trace, Self) {
         let step = Step { name: "openat", object: "$/file".to_owned(), nth: 0, kind: Kind::Effect };
-        let tracing = self.trace(Some(Strike { step, fault }), || {});
+        let tracing = self.trace(Some(Injection { step, fault }), || {});
         self.make("file");
-        eventually("the end of it", PATIENCE, || {
+        eventually("the end of it", TIMEOUT, || {
             anyhow::ensure!(tracing.is_over() || self.has("last"), "it goes on");
             Ok(())
         })
@@ -102,17 +102,17 @@ fn a_service_is_traced_and_goes_on_untraced() {
 }
 
 #[test]
-fn a_strike_falls_where_it_was_told() {
-    let (trace, shell) = Shell::start().struck(Fault::KillBefore);
-    assert!(trace.is_struck && !shell.has("file") && !shell.has("last"));
-    let (trace, shell) = Shell::start().struck(Fault::KillAfter);
-    assert!(trace.is_struck && shell.has("file") && !shell.has("last"));
+fn a_fault_is_injected_where_it_was_asked_for() {
+    let (trace, shell) = Shell::start().with_fault(Fault::KillBefore);
+    assert!(trace.is_injected && !shell.has("file") && !shell.has("last"));
+    let (trace, shell) = Shell::start().with_fault(Fault::KillAfter);
+    assert!(trace.is_injected && shell.has("file") && !shell.has("last"));
     // Its parent sees its end, as of any child.
     let mut shell = shell;
     assert_eq!(shell.child.wait().unwrap().code(), None);
     // A shell without the command's redirection goes on with the next.
-    let (trace, shell) = Shell::start().struck(Fault::Fail(Errno::ENOSPC));
-    assert!(trace.is_struck && !shell.has("file"));
+    let (trace, shell) = Shell::start().with_fault(Fault::Fail(Errno::ENOSPC));
+    assert!(trace.is_injected && !shell.has("file"));
 }
 
 #[test]
@@ -120,12 +120,12 @@ fn what_is_held_waits_until_it_is_released() {
     let mut shell = Shell::start();
     let step = Step { name: "openat", object: "$/file".to_owned(), nth: 0, kind: Kind::Effect };
     let (tell, told) = channel();
-    let strike = Strike { step, fault: Fault::Hold };
-    let tracing = shell.trace(Some(strike), move || tell.send(()).expect("the test waits"));
+    let injection = Injection { step, fault: Fault::Hold };
+    let tracing = shell.trace(Some(injection), move || tell.send(()).expect("the test waits"));
     shell.make("file");
-    told.recv_timeout(PATIENCE).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     assert!(!Path::new(&shell.dir.path().join("file")).exists());
     tracing.release();
     shell.wait_for("last");
-    assert!(shell.has("file") && tracing.finish().unwrap().is_struck);
+    assert!(shell.has("file") && tracing.finish().unwrap().is_injected);
 }

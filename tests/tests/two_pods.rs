@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{Launcher, Node, NodeOptions, Sandbox, eventually, examples, manifests};
 
 /// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID (linux/capability.h: 0, 1, 3, 4, 6, 7).
@@ -224,7 +224,7 @@ fn the_daemon_goes_with_the_last_pod_and_not_before() {
     fs::read_dir(node.volume_path("second").unwrap()).expect("the volume serves on");
     node.remove_manifest("second.yaml").unwrap();
     node.wait_for_no_pod("second").unwrap();
-    eventually("the daemon is gone", PATIENCE, || {
+    eventually("the daemon is gone", TIMEOUT, || {
         let left = node.processes("hawser-volume")?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
@@ -261,20 +261,20 @@ fn of_pods_that_wait_for_a_volume_of_read_write_once_pod_one_has_it_and_then_ano
         ensure!(found.len() == 1, "{found:?} run\n{}", node.describe_all());
         Ok(found[0])
     };
-    let first = eventually("one of the pods runs", PATIENCE, one_runs).unwrap();
+    let first = eventually("one of the pods runs", TIMEOUT, one_runs).unwrap();
     for other in names.iter().filter(|name| *name != first) {
         wait_for_event_of(&node, other, "ReadWriteOncePod access mode and is already in use").unwrap();
     }
     assert_eq!(running(), [first], "{}", node.describe_all());
     node.remove_manifest(&format!("{first}.yaml")).unwrap();
     node.wait_for_no_pod(first).unwrap();
-    eventually("another of the pods runs", PATIENCE, one_runs).unwrap();
+    eventually("another of the pods runs", TIMEOUT, one_runs).unwrap();
 
     node.finish(&idle).unwrap();
 }
 
 fn wait_for_event_of(node: &Node<'_>, pod: &str, words: &str) -> Result<()> {
-    eventually(&format!("an event of pod {pod} with {words:?}"), PATIENCE, || {
+    eventually(&format!("an event of pod {pod} with {words:?}"), TIMEOUT, || {
         let events = node.list("events")?;
         let is_it =
             |event: &Value| event["involvedObject"]["name"] == pod && text(&event["message"]).contains(words);
@@ -316,7 +316,7 @@ fn a_parked_daemon_serves_the_next_pod(launcher: Launcher) {
         }
         node.remove_manifest(&file).expect("removed");
         node.wait_for_no_pod(name).expect("it goes");
-        eventually("the volume is mounted nowhere", PATIENCE, || {
+        eventually("the volume is mounted nowhere", TIMEOUT, || {
             let seen = linux::mountinfo::read()?;
             ensure!(seen.iter().all(|mount| mount.fs_type != "fuse.hawser"), "{seen:?}");
             Ok(())
@@ -343,7 +343,7 @@ fn the_long_lived_processes_hold_no_more_descriptors_after_many_pods() {
     for round in 1..4 {
         run_pod_with_claim(&node, round).unwrap();
     }
-    eventually("descriptors are as many as after the first pod", PATIENCE, || {
+    eventually("descriptors are as many as after the first pod", TIMEOUT, || {
         let after = open_descriptors(&mut node);
         ensure!(
             after.0 <= before.0 && after.1 <= before.1,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ::tests::binaries::{self, target_dir};
 use ::tests::examples::{self, BRIDGE};
-use ::tests::node::{PATIENCE, text};
+use ::tests::node::{TIMEOUT, text};
 use ::tests::{Allowed, Launcher, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually, netlink};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -124,7 +124,7 @@ fn bring_up(node: &Node<'_>, phases: &mut Phases) -> Result<Pods> {
         step("storageclass.yaml and claim.yaml: the claim is bound to a volume of 1Gi", || {
             node.put_class()?;
             node.put_manifest("claim.yaml", &examples::read("claim.yaml")?)?;
-            eventually("the claim is Bound", PATIENCE, || {
+            eventually("the claim is Bound", TIMEOUT, || {
                 let claim = node.get("pvc", "shared")?;
                 ensure!(claim["status"]["phase"] == "Bound", "{}", claim["status"]);
                 ensure!(claim["status"]["capacity"]["storage"] == "1Gi", "{}", claim["status"]);
@@ -230,7 +230,7 @@ fn take_down(node: &Node<'_>, phases: &mut Phases) -> Result<()> {
         step("the claim is deleted: its volume and its data go", || {
             node.remove_manifest("claim.yaml")?;
             node.delete("pvc", "shared")?;
-            eventually("no volume is left", PATIENCE, || {
+            eventually("no volume is left", TIMEOUT, || {
                 ensure!(node.list("pv")?.is_empty(), "{}", node.client(&["get", "pv"])?);
                 Ok(())
             })

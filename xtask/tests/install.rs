@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 use tests::binaries::{CNI_PLUGINS, PRODUCTS};
-use tests::trace_calls::{self, Call, Fault, Run, Strike};
+use tests::trace_calls::{self, Call, Fault, Injection, Run};
 
 /// asm-generic/fcntl.h.
 const O_CREAT: u64 = 0o100;
@@ -87,8 +87,8 @@ impl Node {
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    fn traced(&self, arguments: &[&str], strike: Option<Strike>) -> Run {
-        trace_calls::run(&self.command(arguments), b"", strike).unwrap()
+    fn traced(&self, arguments: &[&str], injection: Option<Injection>) -> Run {
+        trace_calls::run(&self.command(arguments), b"", injection).unwrap()
     }
 
     fn seen(&self) -> BTreeMap<String, Seen> {
@@ -227,10 +227,10 @@ fn killed_at_any_moment_each_plugin_is_whole_and_both_directions_can_be_run_agai
         for change in changes {
             for again in [install, put_back] {
                 let (node, before) = prepared();
-                let strike = Strike { point: change.point, name: change.name, fault: Fault::KillAfter };
-                let run = node.traced(direction, Some(strike));
-                let struck = trace_calls::ensure_struck(&run).unwrap();
-                assert_eq!((place(struck), run.code), (place(change), None));
+                let injection = Injection { point: change.point, name: change.name, fault: Fault::KillAfter };
+                let run = node.traced(direction, Some(injection));
+                let injected = trace_calls::ensure_injected(&run).unwrap();
+                assert_eq!((place(injected), run.code), (place(change), None));
                 let now = node.seen();
                 for plugin in ["bridge", "host-local", "loopback"] {
                     let found = &now[plugin];

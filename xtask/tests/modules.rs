@@ -345,7 +345,7 @@ struct Rule {
     must_not_use: &'static [&'static str],
 }
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 13] = [
     // What decides does no I/O.
     Rule {
         package: "cni-bridge",
@@ -389,6 +389,72 @@ const RULES: [Rule; 8] = [
         package: "runtime",
         modules: &["runtime", "state"],
         must_not_use: &["service", "sandbox", "container", "launcher"],
+    },
+    Rule {
+        package: "kubelet",
+        modules: &["objects"],
+        must_not_use: &[
+            "cli",
+            "run",
+            "engine",
+            "worker",
+            "volumes",
+            "eviction",
+            "logs",
+            "plugins",
+            "source",
+            "sink",
+            "manifest",
+            "standalone",
+            "plan",
+            "status",
+        ],
+    },
+    Rule {
+        package: "kubelet",
+        modules: &["plan", "status"],
+        must_not_use: &[
+            "cli",
+            "run",
+            "engine",
+            "worker",
+            "volumes",
+            "eviction",
+            "logs",
+            "plugins",
+            "source",
+            "sink",
+            "manifest",
+            "standalone",
+        ],
+    },
+    Rule {
+        package: "kubelet",
+        modules: &["standalone::store"],
+        must_not_use: &[
+            "cli",
+            "run",
+            "engine",
+            "worker",
+            "volumes",
+            "eviction",
+            "plugins",
+            "source",
+            "sink",
+            "standalone::api",
+            "standalone::provisioner",
+        ],
+    },
+    Rule {
+        package: "kubelet",
+        modules: &["source", "sink"],
+        must_not_use: &["cli", "run", "engine", "worker", "volumes", "eviction", "logs", "plugins"],
+    },
+    // What runs pods knows neither who describes objects nor who reads status.
+    Rule {
+        package: "kubelet",
+        modules: &["engine", "worker", "volumes", "eviction", "logs", "plugins"],
+        must_not_use: &["cli", "run", "source", "standalone::api", "standalone::provisioner"],
     },
     // What a backend sees knows nothing of FUSE, nor of the daemon around it.
     Rule {

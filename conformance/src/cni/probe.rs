@@ -12,7 +12,7 @@ use tests::eventually;
 use super::world::World;
 
 /// For what must arrive; nobody waits that long for what does.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// For what must not arrive. Everything here is one machine: what is not there
 /// after this was dropped.
 const SILENCE: Duration = Duration::from_millis(250);
@@ -80,13 +80,13 @@ impl Probe {
     /// `from ADDRESS`, or `nothing arrives`.
     pub(super) fn run(&self, world: &World<'_>) -> Result<String> {
         let (client, server) = (world.existing(self.from)?, world.existing(self.server)?);
-        let once = |patience| match self.protocol {
-            Protocol::Tcp => self.tcp_once(client, server, patience),
-            Protocol::Udp => self.udp_once(client, server, patience),
+        let once = |timeout| match self.protocol {
+            Protocol::Tcp => self.tcp_once(client, server, timeout),
+            Protocol::Udp => self.udp_once(client, server, timeout),
         };
         let seen = match self.seen {
             // The first packet may meet an address or a neighbour that is not ready yet.
-            Some(_) => eventually(&self.label(), PATIENCE, || match once(PATIENCE / 5)? {
+            Some(_) => eventually(&self.label(), TIMEOUT, || match once(TIMEOUT / 5)? {
                 Some(seen) => Ok(seen),
                 None => bail!("nothing arrives"),
             })
@@ -107,12 +107,12 @@ impl Probe {
     /// A socket of the last try is still held, for a moment, by whatever process
     /// another thread was about to start just then.
     fn bind<T>(&self, bind: impl FnMut() -> Result<T>) -> Result<T> {
-        eventually(&format!("bind for {}", self.label()), PATIENCE, bind)
+        eventually(&format!("bind for {}", self.label()), TIMEOUT, bind)
     }
 
-    fn tcp_once(&self, client: &NetNs, server: &NetNs, patience: Duration) -> Result<Option<IpAddr>> {
+    fn tcp_once(&self, client: &NetNs, server: &NetNs, timeout: Duration) -> Result<Option<IpAddr>> {
         let listener = self.bind(|| Ok(server.run(|| TcpListener::bind(self.listen_on()))??))?;
-        let stream = match client.run(|| TcpStream::connect_timeout(&self.to, patience))? {
+        let stream = match client.run(|| TcpStream::connect_timeout(&self.to, timeout))? {
             Ok(stream) => stream,
             Err(e) if is_silence(&e) => return Ok(None),
             Err(e) => return Err(e).context("connect"),
@@ -126,14 +126,14 @@ impl Probe {
         };
         accepted.write_all(b"ship")?;
         drop(accepted);
-        stream.set_read_timeout(Some(patience))?;
+        stream.set_read_timeout(Some(timeout))?;
         let mut text = String::new();
         (&stream).read_to_string(&mut text).context("read")?;
         anyhow::ensure!(text == "ship", "read {text:?}");
         Ok(Some(peer.ip()))
     }
 
-    fn udp_once(&self, client: &NetNs, server: &NetNs, patience: Duration) -> Result<Option<IpAddr>> {
+    fn udp_once(&self, client: &NetNs, server: &NetNs, timeout: Duration) -> Result<Option<IpAddr>> {
         let listening = self.bind(|| Ok(server.run(|| UdpSocket::bind(self.listen_on()))??))?;
         let local = SocketAddr::new(self.listen_on().ip(), self.from_port);
         let socket = self.bind(|| Ok(client.run(|| UdpSocket::bind(local))??))?;
@@ -147,7 +147,7 @@ impl Probe {
             Err(e) if is_silence(&e) => return Ok(None),
             Err(e) => return Err(e).context("send"),
         }
-        listening.set_read_timeout(Some(patience))?;
+        listening.set_read_timeout(Some(timeout))?;
         let received = loop {
             match listening.recv_from(&mut buffer) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -160,7 +160,7 @@ impl Probe {
             Err(e) => return Err(e).context("receive"),
         };
         listening.send_to(b"pong", peer)?;
-        socket.set_read_timeout(Some(patience))?;
+        socket.set_read_timeout(Some(timeout))?;
         let length = socket.recv(&mut buffer).context("the answer")?;
         anyhow::ensure!(buffer.get(..length) == Some(b"pong".as_slice()), "not the answer");
         Ok(Some(peer.ip()))

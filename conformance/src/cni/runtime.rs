@@ -25,7 +25,7 @@ use super::Side;
 const BRIDGE: &str = "cni0";
 const GATEWAYS: [&str; 2] = ["10.99.0.1", "[fd00:99::1]"];
 /// For what takes a fraction of a second on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// As administrators write it: nothing of ours in it but the absence of paths.
 const CONFLIST: &str = r#"{
@@ -73,7 +73,7 @@ fn on_a_node(plugins: &Path, daemon: &Path, ctr: &Path) -> Result<()> {
 
 fn pods(sandbox: &Sandbox, containerd: &Containerd, cri: &Cri) -> Result<()> {
     step("the runtime says that its network is ready", || {
-        eventually("NetworkReady", PATIENCE, || cri.ensure_network_ready())
+        eventually("NetworkReady", TIMEOUT, || cri.ensure_network_ready())
     })?;
     let content = sandbox.make_dir("content")?;
     fs::write(content.join("name"), "served").context("write what is served")?;
@@ -108,7 +108,7 @@ fn pods(sandbox: &Sandbox, containerd: &Containerd, cri: &Cri) -> Result<()> {
         stop_and_remove(cri, &two)
     })?;
     step("nothing is left", || {
-        eventually("as before the pods", PATIENCE, || {
+        eventually("as before the pods", TIMEOUT, || {
             let left = first.left_since(&Node::look()?);
             ensure!(left.is_empty(), "{left:?}");
             let processes = sandbox.tag().processes()?;
@@ -139,15 +139,15 @@ fn reach(pod: &Pod, host_port: u16) -> Result<()> {
     let mapped = host.iter().map(|address| address.parse().context(address.clone()));
     for address in direct.map(Ok).chain(mapped) {
         let address = address?;
-        eventually(&format!("GET http://{address}/name"), PATIENCE, || fetch(address))?;
+        eventually(&format!("GET http://{address}/name"), TIMEOUT, || fetch(address))?;
     }
     Ok(())
 }
 
 fn fetch(address: SocketAddr) -> Result<()> {
-    let patience = Duration::from_secs(5);
-    let mut stream = TcpStream::connect_timeout(&address, patience).context("connect")?;
-    stream.set_read_timeout(Some(patience)).context("set a time limit")?;
+    let timeout = Duration::from_secs(5);
+    let mut stream = TcpStream::connect_timeout(&address, timeout).context("connect")?;
+    stream.set_read_timeout(Some(timeout)).context("set a time limit")?;
     stream.write_all(b"GET /name HTTP/1.0\r\n\r\n").context("ask")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).context("read")?;

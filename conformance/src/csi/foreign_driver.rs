@@ -8,7 +8,7 @@ use std::thread;
 
 use ::tests::binaries::{target_dir, workspace_root};
 use ::tests::manifests::{self, Pod};
-use ::tests::node::PATIENCE;
+use ::tests::node::TIMEOUT;
 use ::tests::{Daemon, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually};
 use anyhow::{Context, Result, anyhow, ensure};
 use xtask::build;
@@ -51,7 +51,7 @@ fn on_a_node(program: &Path) -> Result<()> {
     let mut mock =
         step("the mock driver registers itself, with an empty endpoint", || Mock::start(&node, program))?;
     live(&mut node, &mock).with_context(|| format!("{}\n{}", mock.daemon.output(), node.outputs()))?;
-    step("the driver ends", || mock.daemon.stop(PATIENCE).map(drop))?;
+    step("the driver ends", || mock.daemon.stop(TIMEOUT).map(drop))?;
     step("nothing is left", || node.finish(&idle))
 }
 
@@ -128,7 +128,7 @@ impl Mock {
         let mut command = node.sandbox().command(program);
         command.arg(&socket);
         let mut daemon = Daemon::start("mockdriver", command, &node.sandbox().path(OUTPUT))?;
-        eventually("it is registered", PATIENCE, || {
+        eventually("it is registered", TIMEOUT, || {
             ensure!(daemon.ended()?.is_none(), "it ended: {}", daemon.output());
             ensure!(daemon.output().contains("registered true \"\""), "{}", daemon.output());
             Ok(())
@@ -150,7 +150,7 @@ impl Mock {
 
     /// Each of these calls was made so often, or will be soon.
     fn expect(&self, wanted: &[(&str, usize)]) -> Result<()> {
-        eventually("the driver is called", PATIENCE, || {
+        eventually("the driver is called", TIMEOUT, || {
             for (method, times) in wanted {
                 let calls = self.calls(method);
                 ensure!(calls.len() == *times, "{method}: {calls:?} instead of {times}");

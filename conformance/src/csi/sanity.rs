@@ -31,7 +31,7 @@ const FLAGS: [&str; 11] = [
     "--log",
     "debug",
 ];
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// A run takes a minute or two.
 const LIMIT: &str = "15m";
 /// Secrets that csi-sanity sends, one for each call that may have some.
@@ -100,7 +100,7 @@ fn in_a_sandbox(program: &Path, ground: &Ground, spec: Option<&str>) -> Result<C
     }
     say(&format!("csi-sanity: {}", report.counts));
     ensure!(driver.ended()?.is_none(), "the driver ended:\n{}", tail(&driver.output()));
-    step("nothing is left", || leaks.verify(&sandbox, PATIENCE)).with_context(|| tail(&driver.output()))?;
+    step("nothing is left", || leaks.verify(&sandbox, TIMEOUT)).with_context(|| tail(&driver.output()))?;
     step("no secret was logged", || {
         for file in [LOG, TRACE] {
             let text = fs::read_to_string(sandbox.path(file)).with_context(|| file.to_owned())?;
@@ -112,7 +112,7 @@ fn in_a_sandbox(program: &Path, ground: &Ground, spec: Option<&str>) -> Result<C
         }
         Ok(())
     })?;
-    driver.stop(PATIENCE)?;
+    driver.stop(TIMEOUT)?;
     Ok(report.counts)
 }
 

@@ -44,7 +44,7 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     fn adopt(&self, volume_id: &VolumeId) -> linux::Result<()>;
 
     /// The last line that an ended daemon wrote, where the driver has its log.
-    fn last_words(&self, volume_id: &VolumeId) -> Option<String>;
+    fn last_log_line(&self, volume_id: &VolumeId) -> Option<String>;
 
     /// Whether nobody has taken the launch back: one that somebody else took back is
     /// ending, or about to. The process may have ended all the same.

@@ -97,7 +97,7 @@ impl Daemons {
     fn with_last_log_line(&self, error: Error) -> Error {
         match error {
             Error::DaemonEnded { volume_id, launch, log: None } => {
-                let log = self.launcher.last_words(&volume_id);
+                let log = self.launcher.last_log_line(&volume_id);
                 Error::DaemonEnded { volume_id, launch, log }
             }
             other => other,

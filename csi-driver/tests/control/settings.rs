@@ -9,7 +9,7 @@ use anyhow::Context;
 use proto::csi::volume_capability::AccessType;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, capability, create_request, text};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, capability, create_request, text};
 use tests::eventually;
 use tonic::{Code, Status};
 
@@ -40,7 +40,7 @@ fn daemon(scene: &Scene, volume_id: &str) -> (String, usize) {
     let [pid] = scene.daemons()[..] else { panic!("one daemon: {:?}", scene.daemons()) };
     let command_line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
     // It answers the kernel before it has said so.
-    let threads = eventually("the daemon says its threads", PATIENCE, || {
+    let threads = eventually("the daemon says its threads", TIMEOUT, || {
         let log = fs::read_to_string(scene.dial_dir(volume_id).join("daemon.log"))?;
         let threads = log.split("threads=").nth(1).with_context(|| log.clone())?;
         let digits: String = threads.chars().take_while(char::is_ascii_digit).collect();

@@ -3,10 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use tests::csi::scene::is_uncertain;
-use tests::trace_steps::{Fault, Kind, Step, Strike};
+use tests::trace_steps::{Fault, Injection, Kind, Step};
 use tonic::Code;
 
-use crate::strikes::{go_on, strike_everywhere};
+use crate::injections::{go_on, inject_everywhere};
 use crate::world::{ENDING, Rpc, World};
 
 fn errors(step: &Step) -> Vec<Fault> {
@@ -35,13 +35,13 @@ fn errors(step: &Step) -> Vec<Fault> {
 /// The codes that the table has for what the machine refuses.
 const CODES: [Code; 3] = [Code::Internal, Code::Aborted, Code::Unavailable];
 
-fn failed(world: &mut World, strike: Strike, _number: usize) -> Result<bool> {
+fn failed(world: &mut World, injection: Injection, _number: usize) -> Result<bool> {
     world.prepare().context("before the call")?;
     let ground = world.ground();
-    let is_dial = strike.step.name == "recvmsg";
-    let tracing = world.trace(Some(strike), || {})?;
+    let is_dial = injection.step.name == "recvmsg";
+    let tracing = world.trace(Some(injection), || {})?;
     let answer = world.call(&world.scene.caller());
-    let is_hit = tracing.finish()?.is_struck;
+    let is_hit = tracing.finish()?.is_injected;
     match &answer {
         Ok(()) => world.ensure_as_asked().context("answered OK")?,
         Err(status) => {
@@ -58,7 +58,7 @@ fn failed(world: &mut World, strike: Strike, _number: usize) -> Result<bool> {
 }
 
 fn survives(rpc: Rpc) {
-    strike_everywhere(rpc, errors, failed);
+    inject_everywhere(rpc, errors, failed);
 }
 
 #[test]

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use tests::trace_steps::{Fault, Kind, Step, Strike};
+use tests::trace_steps::{Fault, Injection, Kind, Step};
 use tokio::sync::Notify;
 use tonic::Code;
 
-use crate::strikes::{go_on, strike_everywhere};
+use crate::injections::{go_on, inject_everywhere};
 use crate::world::{Rpc, World};
 
 fn holds(step: &Step) -> Vec<Fault> {
     if step.kind == Kind::Effect { vec![Fault::Hold] } else { vec![] }
 }
 
-fn given_up(world: &mut World, strike: Strike, number: usize) -> Result<bool> {
+fn given_up(world: &mut World, injection: Injection, number: usize) -> Result<bool> {
     world.prepare().context("before the call")?;
     let gives_up = Arc::new(Notify::new());
     let mut hasty = world.scene.caller();
     hasty.gives_up = Some(gives_up.clone());
-    let tracing = world.trace(Some(strike), move || gives_up.notify_one())?;
+    let tracing = world.trace(Some(injection), move || gives_up.notify_one())?;
     let answer = world.call(&hasty);
     match answer.as_ref().map_err(tonic::Status::code) {
         Ok(()) => {}
@@ -34,12 +34,12 @@ fn given_up(world: &mut World, strike: Strike, number: usize) -> Result<bool> {
     }
     let is_undone = world.rpc.is_undone_by_another() && number % 2 == 1;
     let ended = if is_undone { world.end() } else { go_on(world) };
-    let is_hit = tracing.finish()?.is_struck;
+    let is_hit = tracing.finish()?.is_injected;
     ended.map(|()| is_hit)
 }
 
 fn survives(rpc: Rpc) {
-    strike_everywhere(rpc, holds, given_up);
+    inject_everywhere(rpc, holds, given_up);
 }
 
 #[test]

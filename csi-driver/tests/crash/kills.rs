@@ -1,9 +1,9 @@
 //! kill -9 before and after every effect of every call.
 
 use anyhow::Result;
-use tests::trace_steps::{Fault, Kind, Step, Strike};
+use tests::trace_steps::{Fault, Injection, Kind, Step};
 
-use crate::strikes::{call_struck, ensure_refused, go_on, strike_everywhere};
+use crate::injections::{call_with_fault, ensure_refused, go_on, inject_everywhere};
 use crate::world::{Rpc, World};
 
 pub(crate) fn kills(step: &Step) -> Vec<Fault> {
@@ -20,19 +20,19 @@ pub(crate) fn kills(step: &Step) -> Vec<Fault> {
 }
 
 /// The same call again, as from kubelet.
-fn retried(world: &mut World, strike: Strike, _number: usize) -> Result<bool> {
-    let is_hit = killed(world, strike)?;
+fn retried(world: &mut World, injection: Injection, _number: usize) -> Result<bool> {
+    let is_hit = killed(world, injection)?;
     go_on(world).map(|()| is_hit)
 }
 
 /// Nobody wants it any more: kubelet calls what undoes it.
-fn undone(world: &mut World, strike: Strike, _number: usize) -> Result<bool> {
-    let is_hit = killed(world, strike)?;
+fn undone(world: &mut World, injection: Injection, _number: usize) -> Result<bool> {
+    let is_hit = killed(world, injection)?;
     world.end().map(|()| is_hit)
 }
 
-fn killed(world: &mut World, strike: Strike) -> Result<bool> {
-    let (answer, is_hit) = call_struck(world, strike)?;
+fn killed(world: &mut World, injection: Injection) -> Result<bool> {
+    let (answer, is_hit) = call_with_fault(world, injection)?;
     if is_hit {
         ensure_refused(&answer)?;
         world.scene.restart_driver();
@@ -43,10 +43,10 @@ fn killed(world: &mut World, strike: Strike) -> Result<bool> {
 }
 
 fn survives(rpc: Rpc) {
-    strike_everywhere(rpc, kills, retried);
+    inject_everywhere(rpc, kills, retried);
     if rpc.is_undone_by_another() {
         let after = |step: &Step| kills(step).into_iter().filter(|kill| *kill == Fault::KillAfter).collect();
-        strike_everywhere(rpc, after, undone);
+        inject_everywhere(rpc, after, undone);
     }
 }
 

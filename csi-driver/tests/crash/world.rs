@@ -16,13 +16,13 @@ use proto::csi::{
     NodeStageVolumeRequest, VolumeCapability,
 };
 use tests::csi::scene::{
-    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, is_uncertain, mounted, text,
+    Caller, Flags, GI, NODE, Scene, TIMEOUT, capability, create_request, is_uncertain, mounted, text,
 };
 use tests::csi::snapshots::{
     self, BLOCKING_COPY, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, list_snapshots,
 };
 use tests::loop_device::FileSystem;
-use tests::trace_steps::{Places, Strike, Trace, Tracing};
+use tests::trace_steps::{Injection, Places, Trace, Tracing};
 use tests::{Daemon, LeakCheck, eventually};
 use tonic::Status;
 
@@ -191,7 +191,7 @@ impl World {
                 // ABORTED until then.
                 let settled = caller.target_path(POD).join("settled");
                 fs::write(&settled, "").and_then(|()| fs::remove_file(&settled)).context("settle")?;
-                eventually("its daemon lets go of it", PATIENCE, || self.ensure_nothing_deleted_is_open())?;
+                eventually("its daemon lets go of it", TIMEOUT, || self.ensure_nothing_deleted_is_open())?;
             }
             _ => {
                 let mut request = create_request(NAME);
@@ -267,7 +267,7 @@ impl World {
     /// The call until it is answered otherwise than by "call again".
     pub(crate) fn retry(&mut self) -> Result<()> {
         let caller = self.scene.caller();
-        let answer = eventually("the retry", PATIENCE, || match self.call(&caller) {
+        let answer = eventually("the retry", TIMEOUT, || match self.call(&caller) {
             Err(status) if is_uncertain(&status) => bail!("{status:?}"),
             Err(status) if status.message().ends_with("delete it and make it again") => {
                 // It may be that nobody was told its id before.
@@ -287,7 +287,7 @@ impl World {
         let made = snapshots::snapshot_with(caller, SNAPSHOT, &self.source, parameters)?;
         self.snapshot = made.snapshot_id;
         let ready =
-            eventually("the snapshot is ready", PATIENCE, || match get_snapshot(caller, &self.snapshot) {
+            eventually("the snapshot is ready", TIMEOUT, || match get_snapshot(caller, &self.snapshot) {
                 Ok(snapshot) => {
                     ensure!(snapshot.ready_to_use, "{snapshot:?}");
                     Ok(Ok(()))
@@ -429,7 +429,7 @@ impl World {
                 Ok(())
             }
             Rpc::Park => {
-                // After a blow it does not wait.
+                // After a fault it does not wait.
                 ensure!(mounted(&caller.staging_path(&self.volume)).is_none(), "it is mounted");
                 ensure!(self.scene.daemons().len() <= 1, "{:?}", self.scene.daemons());
                 tree::ensure_whole(&data_of(&self.volume))
@@ -531,7 +531,7 @@ impl World {
     pub(crate) fn end(&mut self) -> Result<()> {
         let caller = self.scene.caller();
         let until_done = |what: &str, call: &dyn Fn() -> Result<(), Status>| {
-            eventually(what, PATIENCE, || call().map_err(|status| anyhow::anyhow!("{status:?}")))
+            eventually(what, TIMEOUT, || call().map_err(|status| anyhow::anyhow!("{status:?}")))
         };
         for id in [&self.volume, &self.source].into_iter().filter(|id| !id.is_empty()) {
             until_done("unpublish", &|| caller.unpublish(id, POD))?;
@@ -577,11 +577,11 @@ impl World {
 
     pub(crate) fn trace(
         &self,
-        strike: Option<Strike>,
+        injection: Option<Injection>,
         reached: impl FnOnce() + Send + 'static,
     ) -> Result<Tracing> {
         let driver = self.scene.driver.as_ref().context("the driver runs")?;
-        Tracing::start(driver.pid(), self.places(), strike, reached)
+        Tracing::start(driver.pid(), self.places(), injection, reached)
     }
 
     fn places(&self) -> Places {
@@ -594,7 +594,7 @@ impl World {
 
     /// Starts a driver in the place of the one that is dead, traced from its first call
     /// until it serves, or is dead.
-    pub(crate) fn start_traced(&mut self, strike: Option<Strike>) -> Result<Trace> {
+    pub(crate) fn start_traced(&mut self, injection: Option<Injection>) -> Result<Trace> {
         let said_before = self.scene.log().len();
         let command = self.scene.driver_command();
         let mut gate = self.scene.sandbox.command(std::path::Path::new("/bin/sh"));
@@ -603,12 +603,12 @@ impl World {
         gate.arg(command.get_program()).args(command.get_args());
         let driver = Daemon::start("hawser-csi", gate, &self.scene.sandbox.path("driver.log"))?;
         let stat = format!("/proc/{}/stat", driver.pid());
-        eventually("the gate is reached", PATIENCE, || {
+        eventually("the gate is reached", TIMEOUT, || {
             ensure!(fs::read_to_string(&stat)?.contains(") T "), "it is not stopped");
             Ok(())
         })?;
-        let tracing = Tracing::start(driver.pid(), self.places(), strike, || {})?;
-        let started = eventually("the driver serves, or is dead", PATIENCE, || {
+        let tracing = Tracing::start(driver.pid(), self.places(), injection, || {})?;
+        let started = eventually("the driver serves, or is dead", TIMEOUT, || {
             let log = self.scene.log();
             ensure!(tracing.is_over() || log[said_before..].contains(" serving "), "{}", &log[said_before..]);
             Ok(())

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use linux::cgroup::Hierarchies;
 use linux::fd_passing::PacketListener;
 use nix::fcntl::OFlag;
-use tests::csi::scene::{Flags, PATIENCE, Scene, create_request, volume_binary};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request, volume_binary};
 use tests::eventually;
 
 /// Two files of 1 MiB.
@@ -97,7 +97,7 @@ fn a_daemons_log_is_bounded_and_goes_on_with_the_next_driver() {
     assert!(files().sum::<u64>() <= MAX_LOG_BYTES, "{:?}", files().collect::<Vec<_>>());
     scene.restart_driver();
     daemons.write_all(b"to the next driver\n").unwrap();
-    eventually("the next driver writes the log", PATIENCE, || {
+    eventually("the next driver writes the log", TIMEOUT, || {
         let log = fs::read(dir.join("daemon.log"))?;
         ensure!(log.ends_with(b"to the next driver\n"), "{} bytes", log.len());
         Ok(())

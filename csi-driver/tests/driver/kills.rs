@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use tests::as_soon_as;
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, mounted, retried};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, mounted, retried};
 use tonic::Status;
 
 use crate::boot;
@@ -55,13 +55,13 @@ fn kill_during(
         move || operation.call(&caller, &id)
     });
     let mut is_met = false;
-    as_soon_as("the moment or the end", PATIENCE, || {
+    as_soon_as("the moment or the end", TIMEOUT, || {
         is_met = is_moment(scene, &id, &caller);
         is_met || running.is_finished()
     })
     .unwrap();
     scene.kill_driver();
-    // Answered before the blow, or broken off by it.
+    // Answered before the kill, or interrupted by it.
     drop(running.join().unwrap());
     scene.start_driver();
     for step in Operation::ALL.into_iter().filter(|o| *o >= operation) {
@@ -191,7 +191,7 @@ fn killed_at_any_moment() {
 
 fn wait(span: Duration) {
     let begun = Instant::now();
-    as_soon_as("the moment", PATIENCE, || begun.elapsed() >= span).unwrap();
+    as_soon_as("the moment", TIMEOUT, || begun.elapsed() >= span).unwrap();
 }
 
 /// How long each operation takes when nothing disturbs it.

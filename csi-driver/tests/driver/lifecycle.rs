@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeGetInfoRequest, ProbeRequest};
-use tests::csi::scene::{Flags, GI, NODE, PATIENCE, Scene, capability, create_request, mounted};
+use tests::csi::scene::{Flags, GI, NODE, Scene, TIMEOUT, capability, create_request, mounted};
 
 #[test]
 fn two_pods_share_a_volume_and_nothing_is_left_of_it() {
@@ -151,7 +151,7 @@ fn a_dead_daemon_is_noticed_and_the_next_pod_gets_a_fresh_mount() {
     scene.kill_daemon();
     let dead = fs::read(caller.target_path("one").join("file")).unwrap_err();
     assert_eq!(dead.raw_os_error(), Some(nix::errno::Errno::ENOTCONN as i32));
-    tests::eventually("the death is logged", PATIENCE, || {
+    tests::eventually("the death is logged", TIMEOUT, || {
         anyhow::ensure!(scene.log().contains("the volume's daemon ended"), "{}", scene.log());
         Ok(())
     })

@@ -6,9 +6,7 @@ use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
-use tests::csi::scene::{
-    Caller, Flags, GI, PATIENCE, Scene, create_request, mounted, retried, volume_binary,
-};
+use tests::csi::scene::{Caller, Flags, GI, Scene, TIMEOUT, create_request, mounted, retried, volume_binary};
 use tests::{as_soon_as, eventually};
 use tonic::{Code, Status};
 
@@ -76,7 +74,7 @@ fn stage_with_pod(scene: &Scene, volume_id: &str) -> Child {
     let path = manifest(scene, volume_id);
     std::thread::scope(|scope| {
         let staging = scope.spawn(|| caller.stage(volume_id));
-        as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+        as_soon_as("the manifest appears", TIMEOUT, || path.exists()).unwrap();
         let pod = run_pod(scene, &path);
         staging.join().unwrap().unwrap();
         pod
@@ -123,7 +121,7 @@ fn an_unstage_ends_the_wait_for_a_pod_that_never_comes() {
     let path = manifest(&scene, &id);
     std::thread::scope(|scope| {
         let staging = scope.spawn(|| caller.stage(&id));
-        as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+        as_soon_as("the manifest appears", TIMEOUT, || path.exists()).unwrap();
         retried(&scene, "unstage", || caller.unstage(&id));
         assert_eq!(staging.join().unwrap().unwrap_err().code(), Code::Aborted);
     });
@@ -140,8 +138,8 @@ fn sigterm_ends_the_wait_for_a_pod_that_never_comes() {
     let id = caller.create_named("pvc-1").unwrap();
     let path = manifest(&scene, &id);
     let staging = stage_beside(&caller, &id);
-    as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
-    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    as_soon_as("the manifest appears", TIMEOUT, || path.exists()).unwrap();
+    assert!(scene.driver.take().unwrap().stop(TIMEOUT).unwrap().success());
     assert_eq!(staging.join().unwrap().unwrap_err().code(), Code::Aborted, "and not broken off");
     assert!(!path.exists() && mounted(&caller.staging_path(&id)).is_none() && !scene.dial_dir(&id).exists());
     scene.start_driver();
@@ -156,7 +154,7 @@ fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
     let id = caller.create_named("pvc-1").unwrap();
     let path = manifest(&scene, &id);
     let staging = stage_beside(&caller, &id);
-    as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+    as_soon_as("the manifest appears", TIMEOUT, || path.exists()).unwrap();
     scene.kill_driver();
     drop(staging.join().unwrap());
     let stray = scene.sandbox.path("m").join(format!("hawser-volume-{}.yaml", "0".repeat(32)));
@@ -172,7 +170,7 @@ fn a_driver_killed_with_a_manifest_written_takes_it_away_at_its_next_start() {
     // A pod with a nonce of another launch gets nothing; the right one is served on.
     scene.restart_driver();
     assert!(path.exists(), "the manifest of a volume that is served stays");
-    eventually("still served", PATIENCE, || Ok(fs::metadata(caller.staging_path(&id)).map(drop)?)).unwrap();
+    eventually("still served", TIMEOUT, || Ok(fs::metadata(caller.staging_path(&id)).map(drop)?)).unwrap();
     retried(&scene, "unstage", || caller.unstage(&id));
     pod.wait().unwrap();
     caller.delete(&id).unwrap();
@@ -186,7 +184,7 @@ fn the_manifest_asks_for_six_capabilities_and_nothing_else() {
     let id = caller.create_named("pvc-1").unwrap();
     let path = manifest(&scene, &id);
     let staging = stage_beside(&caller, &id);
-    as_soon_as("the manifest appears", PATIENCE, || path.exists()).unwrap();
+    as_soon_as("the manifest appears", TIMEOUT, || path.exists()).unwrap();
     let pod = pod(&path);
     scene.kill_driver();
     drop(staging.join().unwrap());

@@ -13,7 +13,7 @@ use proto::csi::{
 };
 use tests::Sandbox;
 use tests::csi::scene::{
-    Caller, Flags, GI, PATIENCE, Scene, capability, create_request, mounted, text, volume_binary,
+    Caller, Flags, GI, Scene, TIMEOUT, capability, create_request, mounted, text, volume_binary,
 };
 use tonic::{Code, Status};
 
@@ -387,7 +387,7 @@ fn a_daemon_that_never_dials_is_given_up_and_ended() {
         let (caller, id) = (caller.clone(), id.clone());
         move || caller.stage(&id)
     });
-    tests::eventually("the stage is under way", PATIENCE, || {
+    tests::eventually("the stage is under way", TIMEOUT, || {
         anyhow::ensure!(scene.dial_dir(&id).join("dial.sock").exists(), "no socket");
         Ok(())
     })
@@ -403,7 +403,7 @@ fn a_daemon_that_never_dials_is_given_up_and_ended() {
 fn a_second_driver_is_refused_with_one_line() {
     let scene = Scene::start(Flags::process());
     let mut second = scene.spawn_driver();
-    assert!(!second.wait(PATIENCE).unwrap().success());
+    assert!(!second.wait(TIMEOUT).unwrap().success());
     let log = scene.log();
     let line = log.lines().find(|line| line.starts_with("hawser-csi: ")).unwrap();
     assert!(line.contains("another hawser-csi runs with this --state-dir"), "{line}");

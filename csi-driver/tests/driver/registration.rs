@@ -14,7 +14,7 @@ use proto::csi::{
     GetPluginInfoResponse, NodeGetInfoRequest, NodeGetInfoResponse,
 };
 use proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
-use tests::csi::scene::{Flags, GI, NODE, PATIENCE, Scene, create_request};
+use tests::csi::scene::{Flags, GI, NODE, Scene, TIMEOUT, create_request};
 use tests::eventually;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -136,7 +136,7 @@ fn a_go_kubelet_registers_the_driver_on_one_connection() {
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "csi.hawser.dev"));
     assert_eq!(Path::new(&info.endpoint), scene.csi_socket());
     assert_eq!(info.supported_versions, ["1.0.0"]);
-    eventually("it is logged", PATIENCE, || {
+    eventually("it is logged", TIMEOUT, || {
         anyhow::ensure!(scene.log().contains("registered with kubelet"), "{}", scene.log());
         Ok(())
     })
@@ -177,7 +177,7 @@ fn born(path: &Path) -> Option<(u64, i64)> {
 #[track_caller]
 fn wait_for_another(scene: &Scene, before: Option<(u64, i64)>) {
     let path = scene.registration_socket();
-    eventually("a new socket", PATIENCE, || {
+    eventually("a new socket", TIMEOUT, || {
         anyhow::ensure!(born(&path).is_some() && born(&path) != before, "{:?}\n{}", born(&path), scene.log());
         UnixStream::connect(&path)?;
         Ok(())
@@ -256,7 +256,7 @@ fn a_live_socket_in_the_place_of_ours_is_not_taken() {
     fs::remove_file(&path).unwrap();
     let stranger = UnixListener::bind(&path).unwrap();
     let theirs = born(&path);
-    eventually("it is told", PATIENCE, || {
+    eventually("it is told", TIMEOUT, || {
         anyhow::ensure!(scene.log().contains("another process answers there"), "{}", scene.log());
         Ok(())
     })

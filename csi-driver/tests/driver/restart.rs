@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use linux::fd_passing::PacketListener;
-use tests::csi::scene::{Flags, PATIENCE, Scene, volume_binary};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
 
 use crate::boot;
 
@@ -35,7 +35,7 @@ fn a_restart_disturbs_nothing_and_adopts_everything() {
     caller.publish(&id, "one").unwrap();
     assert_eq!(scene.daemons(), daemons);
     scene.kill_daemon();
-    tests::eventually("the death is logged", PATIENCE, || {
+    tests::eventually("the death is logged", TIMEOUT, || {
         anyhow::ensure!(scene.log().contains("the volume's daemon ended"), "{}", scene.log());
         Ok(())
     })
@@ -51,7 +51,7 @@ fn sigterm_ends_the_driver_and_leaves_volumes_and_no_sockets() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
-    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    assert!(scene.driver.take().unwrap().stop(TIMEOUT).unwrap().success());
     assert!(!scene.csi_socket().exists() && !scene.registration_socket().exists());
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     scene.start_driver();
@@ -104,12 +104,12 @@ fn rebooted(cut: impl Fn(&Path)) {
     scene.kill_driver();
     for path in [caller.target_path("one"), caller.target_path("two"), caller.staging_path(&id)] {
         // What was written may still be closing.
-        tests::eventually("unmounted", PATIENCE, || {
+        tests::eventually("unmounted", TIMEOUT, || {
             Ok(linux::mount::unmount(&path, linux::mount::UnmountMode::Plain)?)
         })
         .unwrap();
     }
-    tests::eventually("the daemon is gone", PATIENCE, || {
+    tests::eventually("the daemon is gone", TIMEOUT, || {
         anyhow::ensure!(scene.daemons().is_empty(), "{:?}", scene.daemons());
         Ok(())
     })
@@ -256,7 +256,7 @@ fn a_client_that_answers_nothing_does_not_hold_up_the_end() {
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00").unwrap();
     // Its SETTINGS: from here on the connection is one of the server's.
     client.read_exact(&mut [0; 9]).unwrap();
-    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    assert!(scene.driver.take().unwrap().stop(TIMEOUT).unwrap().success());
     assert!(!scene.csi_socket().exists() && !scene.registration_socket().exists());
     drop(client);
     scene.start_driver();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT};
 
 use crate::doctor::found;
 
@@ -28,7 +28,7 @@ pub(crate) fn signal_daemons(scene: &Scene, signal: i32) {
         let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
         assert!(linux::process::signal_pidfd(&pidfd, signal).unwrap());
         if signal == SIGSTOP {
-            tests::wait_until_stopped(daemon, PATIENCE).unwrap();
+            tests::wait_until_stopped(daemon, TIMEOUT).unwrap();
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use tests::csi::scene::{Flags, PATIENCE, Scene};
+use tests::csi::scene::{Flags, Scene, TIMEOUT};
 use tests::eventually;
 
 fn metrics(scene: &Scene) -> std::io::Result<String> {
@@ -31,7 +31,7 @@ fn sockets_that_somebody_removes_come_back() {
     let metrics_socket = scene.sandbox.path("run/prom.sock");
     for path in [scene.csi_socket(), metrics_socket.clone(), scene.sandbox.path("run/admin.sock")] {
         fs::remove_file(&path).unwrap();
-        eventually("it is there again", PATIENCE, || Ok(UnixStream::connect(&path).map(drop)?)).unwrap();
+        eventually("it is there again", TIMEOUT, || Ok(UnixStream::connect(&path).map(drop)?)).unwrap();
     }
     assert_eq!(caller.create_named("pvc-1").unwrap(), id);
     assert!(metrics(&scene).unwrap().contains("hawser_csi_volumes"));
@@ -39,7 +39,7 @@ fn sockets_that_somebody_removes_come_back() {
     // kubelet's own directory, as after a reset of the node.
     let before = file(&scene.csi_socket());
     fs::remove_dir_all(scene.csi_socket().parent().unwrap()).unwrap();
-    eventually("another one", PATIENCE, || {
+    eventually("another one", TIMEOUT, || {
         let now = file(&scene.csi_socket());
         anyhow::ensure!(now.is_some() && now != before, "{now:?}");
         Ok(())
@@ -75,7 +75,7 @@ fn out_of_descriptors_the_driver_waits_and_does_not_spin() {
         (0..DESCRIPTORS * 2).map(|_| UnixStream::connect(scene.csi_socket()).unwrap()).collect();
     let said = || scene.log().matches("accept a connection: not again for a second").count();
     let times = |wanted| {
-        eventually("it is said", PATIENCE, || {
+        eventually("it is said", TIMEOUT, || {
             anyhow::ensure!(said() >= wanted, "{}", scene.log());
             Ok(())
         })
@@ -87,7 +87,7 @@ fn out_of_descriptors_the_driver_waits_and_does_not_spin() {
     let (elapsed, used) = (begun.elapsed(), processor_time(pid) - used);
     assert!(used < elapsed / 2, "{used:?} of {elapsed:?}");
     drop(waiting);
-    eventually("it serves again", PATIENCE, || Ok(scene.caller().create_named("pvc-1").map(drop)?)).unwrap();
+    eventually("it serves again", TIMEOUT, || Ok(scene.caller().create_named("pvc-1").map(drop)?)).unwrap();
 }
 
 #[test]

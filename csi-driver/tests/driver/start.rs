@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use tests::csi::scene::{Flags, NODE, PATIENCE, Scene};
+use tests::csi::scene::{Flags, NODE, Scene, TIMEOUT};
 use tests::{Daemon, eventually};
 
 const OTHER: &str = "node-2";
@@ -106,14 +106,14 @@ fn another_node_id_is_refused_until_a_person_says_so() {
     fs::remove_file(&recorded).unwrap();
     let log = scene.sandbox.path("other.log");
     let mut other = Daemon::start("hawser-csi", command(&scene, &[], OTHER, &flags), &log).unwrap();
-    eventually("it serves", PATIENCE, || {
+    eventually("it serves", TIMEOUT, || {
         anyhow::ensure!(fs::read_to_string(&log)?.contains(" serving "));
         Ok(())
     })
     .unwrap();
     assert_eq!(fs::read_to_string(&recorded).unwrap(), format!("{OTHER}\n"));
     caller.delete(&volume).unwrap();
-    assert!(other.stop(PATIENCE).unwrap().success());
+    assert!(other.stop(TIMEOUT).unwrap().success());
     fs::remove_file(log).unwrap();
     // Nothing is in the journal any more that was the other node's.
     scene.start_driver();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use proto::csi::CreateSnapshotRequest;
 use serde_json::Value;
-use tests::csi::scene::{Flags, PATIENCE, Scene, retried};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, retried};
 
 /// What the command prints, which must succeed.
 fn shown(scene: &Scene, view: &str, output: &str) -> String {
@@ -90,7 +90,7 @@ fn views_show_snapshots() {
     };
     let made = caller.controller(async |mut c| c.create_snapshot(request).await).unwrap();
     let id = made.into_inner().snapshot.unwrap().snapshot_id;
-    tests::eventually("it is ready", PATIENCE, || {
+    tests::eventually("it is ready", TIMEOUT, || {
         let rows = json(&scene, "snapshots");
         anyhow::ensure!(row(&rows, "id", &id)["state"] == "ready", "{rows:?}");
         Ok(())

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 
 use linux::mount::{FuseConnections, MountFlags, UnmountMode};
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, mounted};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, mounted};
 use tests::eventually;
 use tonic::Code;
 
@@ -178,7 +178,7 @@ fn after_an_abort_the_next_publish_is_served() {
     scene.stop_daemon();
     let waiting = std::thread::spawn(move || fs::metadata(target.join("absent")).map(drop));
     let requests = || anyhow::Ok(FuseConnections::open()?.waiting(aborted)?.unwrap_or_default());
-    eventually("a request waits", PATIENCE, || {
+    eventually("a request waits", TIMEOUT, || {
         anyhow::ensure!(requests()? > 0);
         Ok(())
     })

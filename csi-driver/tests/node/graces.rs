@@ -4,10 +4,10 @@
 use linux::mount::UnmountMode;
 use nix::sys::signal::Signal;
 use proto::csi::CreateVolumeRequest;
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, create_request, retried};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
 use tonic::Code;
 
-/// Twice [`PATIENCE`], within which a driver has to end, or to serve.
+/// Twice [`TIMEOUT`], within which a driver has to end, or to serve.
 const GRACE: &str = "60";
 const NO_DELAY: &str = "0";
 const LONG_DELAY: &str = "3600";
@@ -72,7 +72,7 @@ fn a_driver_ends_while_parked_daemons_do_not_and_its_successor_serves() {
     let caller = scene.caller();
     let volume_ids = NAMES.map(|name| stage_new(&caller, name, LONG_DELAY));
     let stopped = park_and_stop(&mut scene, &volume_ids);
-    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    assert!(scene.driver.take().unwrap().stop(TIMEOUT).unwrap().success());
     scene.start_driver();
     assert_serves_and_ends(&scene, &volume_ids, &stopped);
 }

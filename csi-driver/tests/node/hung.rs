@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use linux::mount::{FuseConnections, FuseMountOptions, MountFlags};
 use nix::sys::signal::Signal;
-use tests::csi::scene::{Flags, PATIENCE, Scene, mounted};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, mounted};
 use tests::{Daemon, eventually};
 use tonic::Code;
 
@@ -30,7 +30,7 @@ pub(crate) fn connection_of(path: &Path) -> u32 {
 }
 
 fn assert_no_connection(minor: u32) {
-    eventually("the connection is gone", PATIENCE, || {
+    eventually("the connection is gone", TIMEOUT, || {
         let waiting = FuseConnections::open()?.waiting(minor)?;
         anyhow::ensure!(waiting.is_none(), "{waiting:?} requests wait");
         Ok(())
@@ -53,7 +53,7 @@ fn statistics_of_a_stopped_daemon_are_abnormal_within_seconds() {
     }
     within(BOUND, || caller.publish(&id, "two")).expect("a bind mount asks no daemon");
     scene.signal_daemon(Signal::SIGCONT);
-    eventually("it answers again", PATIENCE, || {
+    eventually("it answers again", TIMEOUT, || {
         let stats = caller.stats(&id, &target)?;
         anyhow::ensure!(!stats.volume_condition.unwrap().abnormal && stats.usage.len() == 2);
         Ok(())
@@ -86,7 +86,7 @@ fn get_volume_tells_daemons_that_do_not_answer_and_none_waits_for_another() {
     });
     scene.signal_daemons(Signal::SIGCONT);
     for id in &ids {
-        eventually("it answers again", PATIENCE, || {
+        eventually("it answers again", TIMEOUT, || {
             let told = condition(&caller, id);
             anyhow::ensure!(!told.abnormal, "{told:?}");
             Ok(())
@@ -126,7 +126,7 @@ fn statistics_asked_for_at_once_are_all_answered() {
     scene.stop_daemon();
     within(Duration::from_secs(12), || asked(true));
     scene.signal_daemon(Signal::SIGCONT);
-    eventually("it answers again", PATIENCE, || {
+    eventually("it answers again", TIMEOUT, || {
         let stats = caller.stats(&id, &paths[0])?;
         anyhow::ensure!(!stats.volume_condition.unwrap().abnormal);
         Ok(())
@@ -166,7 +166,7 @@ fn unpublish_and_unstage_of_a_stopped_daemon_end_in_time_and_leave_no_connection
     let mut command = scene.sandbox.command(Path::new("sh"));
     command.args(["-c", "exec >\"$0\"; echo begun; exec sleep 1000"]).arg(&file);
     let mut pod = Daemon::start("pod", command, &scene.sandbox.path("driver.log")).unwrap();
-    eventually("the pod writes", PATIENCE, || {
+    eventually("the pod writes", TIMEOUT, || {
         anyhow::ensure!(fs::read(&file)? == b"begun\n");
         Ok(())
     })
@@ -174,7 +174,7 @@ fn unpublish_and_unstage_of_a_stopped_daemon_end_in_time_and_leave_no_connection
     scene.stop_daemon();
     pod.signal(Signal::SIGKILL).unwrap();
     within(BOUND, || caller.unpublish(&id, "one")).unwrap();
-    assert!(pod.wait(PATIENCE).is_ok(), "nothing keeps it any more");
+    assert!(pod.wait(TIMEOUT).is_ok(), "nothing keeps it any more");
     within(BOUND, || caller.unpublish(&id, "two")).unwrap();
     within(BOUND, || caller.unstage(&id)).unwrap();
     assert_no_connection(connection);
@@ -222,7 +222,7 @@ impl HungPool {
     fn end(self, pool: &Path) {
         let connection = FuseConnections::open().unwrap().connection(self.minor).unwrap();
         connection.unwrap().abort().unwrap();
-        eventually("the hung pool is gone", PATIENCE, || {
+        eventually("the hung pool is gone", TIMEOUT, || {
             Ok(linux::mount::unmount(pool, linux::mount::UnmountMode::Plain)?)
         })
         .unwrap();
@@ -250,7 +250,7 @@ fn a_hung_pool_fails_within_the_deadline_and_spares_others() {
     within(BOUND, || caller.unstage(&served)).unwrap();
 
     hung.end(&pool);
-    eventually("the pool is used again", PATIENCE, || Ok(caller.stage(&staged_later)?)).unwrap();
+    eventually("the pool is used again", TIMEOUT, || Ok(caller.stage(&staged_later)?)).unwrap();
     caller.unstage(&staged_later).unwrap();
     for id in [&served, &staged_later] {
         caller.delete(id).unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use linux::fd_passing::PacketSocket;
 use prost::Message;
 use proto::control::{Quiesce, Reply, Request, reply, request};
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, mounted};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, mounted};
 use tests::{eventually, wait_for_a_change};
 use tonic::Code;
 
@@ -40,7 +40,7 @@ fn user(scene: &Scene, target: &Path) -> Child {
     let mut command = scene.sandbox.command(Path::new("sh"));
     command.args(["-c", "exec >\"$0\""]).arg(target.join("file")).stdin(Stdio::null());
     let child = command.spawn().unwrap();
-    wait_for_a_change(minor, PATIENCE).unwrap();
+    wait_for_a_change(minor, TIMEOUT).unwrap();
     child
 }
 
@@ -61,7 +61,7 @@ fn assert_stays_busy(scene: &Scene, id: &str) {
 
 #[track_caller]
 fn assert_freed(scene: &Scene, mut user: Child, id: &str) {
-    eventually("the daemon is given up", PATIENCE, || {
+    eventually("the daemon is given up", TIMEOUT, || {
         let page = metrics(scene);
         let log = scene.log();
         anyhow::ensure!(page.contains("\nhawser_csi_hung_daemons_total 1\n"), "{log}");
@@ -71,7 +71,7 @@ fn assert_freed(scene: &Scene, mut user: Child, id: &str) {
     .unwrap();
     assert!(!user.wait().unwrap().success());
     let caller = scene.caller();
-    eventually("it is taken down", PATIENCE, || Ok(caller.take_down(id, &["one"])?)).unwrap();
+    eventually("it is taken down", TIMEOUT, || Ok(caller.take_down(id, &["one"])?)).unwrap();
     scene.assert_nothing_left();
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use tests::csi::scene::{Flags, PATIENCE, Scene, retried};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, retried};
 
 fn ask_for_metrics(scene: &Scene, request: &str) -> String {
     let mut stream = UnixStream::connect(scene.sandbox.path("run/prom.sock")).unwrap();
@@ -65,7 +65,7 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
     );
     caller.unstage(&ids[1]).unwrap();
     scene.kill_daemon();
-    tests::eventually("the death is counted", PATIENCE, || {
+    tests::eventually("the death is counted", TIMEOUT, || {
         anyhow::ensure!(metrics(&scene).contains("\nhawser_csi_daemon_deaths_total 1\n"));
         Ok(())
     })
@@ -139,7 +139,7 @@ fn copies_and_the_pauses_for_them_are_counted() {
         ..Default::default()
     };
     let made = caller.controller(async |mut c| c.create_snapshot(request).await).unwrap().into_inner();
-    tests::eventually("it is counted", PATIENCE, || {
+    tests::eventually("it is counted", TIMEOUT, || {
         let page = metrics(&scene);
         for line in [
             "hawser_csi_copied_bytes_total 300000",

@@ -13,7 +13,7 @@ use proto::csi::{
 };
 use serde_json::Value;
 use tests::csi::scene::{
-    Caller, Flags, GI, NODE, PATIENCE, Scene, capability, create_request, mounted, retried, text,
+    Caller, Flags, GI, NODE, Scene, TIMEOUT, capability, create_request, mounted, retried, text,
 };
 use tests::{as_soon_as, eventually};
 use tonic::Status;
@@ -38,7 +38,7 @@ fn shown(scene: &Scene, volume_id: &str) -> Value {
 }
 
 fn wait_for_state(scene: &Scene, volume_id: &str, state: &str) {
-    eventually(state, PATIENCE, || {
+    eventually(state, TIMEOUT, || {
         let row = shown(scene, volume_id);
         anyhow::ensure!(row["state"] == state, "{row}\n{}", scene.log());
         Ok(())
@@ -49,7 +49,7 @@ fn wait_for_state(scene: &Scene, volume_id: &str, state: &str) {
 /// By the driver itself, which is ABORTED for callers until it is done with it.
 fn wait_until_cleared_away(scene: &Scene, volume_id: &str) {
     wait_for_state(scene, volume_id, "unstaged");
-    eventually("its daemon and its directory are gone", PATIENCE, || {
+    eventually("its daemon and its directory are gone", TIMEOUT, || {
         let (daemons, dial_dir) = (scene.daemons(), scene.dial_dir(volume_id));
         anyhow::ensure!(daemons.is_empty() && !dial_dir.exists(), "{daemons:?}, {}", dial_dir.display());
         Ok(())
@@ -121,7 +121,7 @@ fn the_next_stage_gets_the_daemon_that_is_parked() {
     assert!(shown(&scene, &id)["parked_until"].as_i64().is_some());
     caller.stage(&id).unwrap();
     scene.kill_daemon();
-    eventually("the death is logged", PATIENCE, || {
+    eventually("the death is logged", TIMEOUT, || {
         anyhow::ensure!(scene.log().contains("the volume's daemon ended: its pods"), "{}", scene.log());
         Ok(())
     })
@@ -186,7 +186,7 @@ fn a_driver_that_is_killed_takes_what_is_parked_with_it() {
     let id = create(&caller, "pvc-1", LONG);
     parked(&scene, &id);
     scene.kill_driver();
-    eventually("the daemon ends by itself", PATIENCE, || {
+    eventually("the daemon ends by itself", TIMEOUT, || {
         anyhow::ensure!(scene.daemons().is_empty(), "{:?}", scene.daemons());
         Ok(())
     })
@@ -216,7 +216,7 @@ fn sigterm_ends_all_that_is_parked_and_nothing_that_is_staged() {
         caller.unstage(id).unwrap();
     }
     assert_eq!(scene.daemons().len(), 5);
-    assert!(scene.driver.take().unwrap().stop(PATIENCE).unwrap().success());
+    assert!(scene.driver.take().unwrap().stop(TIMEOUT).unwrap().success());
     assert_eq!(scene.daemons(), serving);
     for id in &ids {
         assert_eq!(shown(&scene, id)["state"], "unstaged");
@@ -341,7 +341,7 @@ fn a_parked_volume_grows_and_is_copied_like_any_other() {
         anyhow::ensure!(fs::read(&copy)? == b"kept");
         Ok(())
     };
-    eventually("the copy is there", PATIENCE, copied).unwrap();
+    eventually("the copy is there", TIMEOUT, copied).unwrap();
 
     retried(&scene, "stage", || caller.stage(&id));
     assert_eq!(scene.daemons(), [daemon]);
@@ -423,7 +423,7 @@ fn killed_at_any_moment_of_parking_and_taking() {
                     move || call(&caller, &id)
                 });
                 let after = span * (moment - 1) / MOMENTS;
-                as_soon_as("the moment", PATIENCE, || begun.elapsed() >= after).unwrap();
+                as_soon_as("the moment", TIMEOUT, || begun.elapsed() >= after).unwrap();
                 scene.kill_driver();
                 drop(running.join().unwrap());
                 scene.start_driver();

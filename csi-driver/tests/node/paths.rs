@@ -11,7 +11,7 @@ use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{
     NodeGetVolumeStatsRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, capability, mounted, text};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, capability, mounted, text};
 use tests::{Daemon, eventually};
 use tonic::{Code, Request, Status};
 
@@ -202,7 +202,7 @@ fn caller_at(scene: &Scene, socket: PathBuf) -> Caller {
 /// A driver that ends with the test.
 fn start(scene: &Scene, command: Command, socket: &Path) -> Daemon {
     let mut driver = Daemon::start("hawser-csi", command, &scene.sandbox.path("other.log")).unwrap();
-    eventually("the driver listens", PATIENCE, || {
+    eventually("the driver listens", TIMEOUT, || {
         anyhow::ensure!(driver.ended()?.is_none(), "it ended:\n{}", driver.output());
         anyhow::ensure!(std::os::unix::net::UnixStream::connect(socket).is_ok(), "not yet");
         Ok(())
@@ -230,7 +230,7 @@ fn paths_that_lead_into_a_volume_whose_daemon_does_not_answer_are_refused_withou
                 under_way.spawn(async move {
                     let asked = NodeGetVolumeStatsRequest { volume_id, volume_path, ..Default::default() };
                     let mut request = Request::new(asked);
-                    request.set_timeout(PATIENCE);
+                    request.set_timeout(TIMEOUT);
                     n.node_get_volume_stats(request).await.map(drop).map_err(|status| status.code())
                 });
             }

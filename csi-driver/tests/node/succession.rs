@@ -6,7 +6,7 @@ use std::thread;
 use linux::process::{is_killed, open_pidfd, signal_pidfd};
 use nix::sys::signal::Signal;
 use proto::csi::volume_capability::MountVolume;
-use tests::csi::scene::{Flags, PATIENCE, Scene, mounted};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, mounted};
 use tests::wait_for_a_change;
 
 use crate::access::{capability_of, publish};
@@ -25,7 +25,7 @@ fn a_killed_driver_that_waits_for_a_daemon_keeps_no_successor_from_serving() {
         let (caller, id) = (scene.caller(), id.clone());
         move || publish(&caller, &id, "two", capability_of(group))
     });
-    wait_for_a_change(mounted(&caller.target_path("one")).unwrap().minor, PATIENCE).unwrap();
+    wait_for_a_change(mounted(&caller.target_path("one")).unwrap().minor, TIMEOUT).unwrap();
     let mut killed = scene.driver.take().unwrap();
     killed.signal(Signal::SIGKILL).unwrap();
     scene.start_driver();
@@ -33,10 +33,10 @@ fn a_killed_driver_that_waits_for_a_daemon_keeps_no_successor_from_serving() {
     let other = caller.bring_up("pvc-2", &["three"]).unwrap();
     // One that lives keeps others out, as ever.
     let mut second = scene.spawn_driver();
-    assert!(!second.wait(PATIENCE).unwrap().success(), "{}", second.output());
+    assert!(!second.wait(TIMEOUT).unwrap().success(), "{}", second.output());
     let daemon = open_pidfd(daemon).unwrap().unwrap();
     assert!(signal_pidfd(&daemon, Signal::SIGKILL as i32).unwrap());
-    killed.wait(PATIENCE).unwrap();
+    killed.wait(TIMEOUT).unwrap();
     published.join().unwrap().unwrap_err();
     caller.take_down(&other, &["three"]).unwrap();
     caller.take_down(&id, &["one", "two"]).unwrap();

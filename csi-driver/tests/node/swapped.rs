@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use linux::mountinfo::MountEntry;
 use rustix::fs::{CWD, RenameFlags};
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, is_uncertain, retried};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, is_uncertain, retried};
 use tonic::{Code, Status};
 
 use crate::paths::{publish_at, stage_at, unpublish_at, unstage_at};
@@ -286,7 +286,7 @@ fn a_pod_that_swaps_a_directory_for_a_link_moves_no_stage() {
     fs::remove_dir(&stage).unwrap();
     ground.remove();
     caller.delete(&id).unwrap();
-    tests::eventually("nothing runs", PATIENCE, || {
+    tests::eventually("nothing runs", TIMEOUT, || {
         anyhow::ensure!(scene.daemons().is_empty());
         Ok(())
     })

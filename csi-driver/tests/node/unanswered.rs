@@ -13,7 +13,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
-use tests::csi::scene::{Flags, PATIENCE, Scene};
+use tests::csi::scene::{Flags, Scene, TIMEOUT};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
 
@@ -72,7 +72,7 @@ fn assert_ended_and_healed(scene: &Scene, id: &str) {
     assert_eq!(count(scene, "hawser_csi_daemon_deaths_total"), 0, "the driver ended it");
     assert!(scene.log().contains("answered no request for three deadlines"), "{}", scene.log());
     // ABORTED until the driver is through with the daemon that it ends.
-    eventually("it is published anew", PATIENCE, || Ok(caller.publish(id, "one")?)).unwrap();
+    eventually("it is published anew", TIMEOUT, || Ok(caller.publish(id, "one")?)).unwrap();
     fs::write(target.join("after"), "x").unwrap();
     assert!(!caller.stats(id, &target).unwrap().volume_condition.unwrap().abnormal);
     caller.take_down(id, &["one"]).unwrap();
@@ -110,7 +110,7 @@ fn stop_all_but_control(pid: i32) -> thread::JoinHandle<()> {
         let own = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
         while waitpid(None, Some(own)).is_ok() {}
     });
-    all_stopped.recv_timeout(PATIENCE).unwrap();
+    all_stopped.recv_timeout(TIMEOUT).unwrap();
     holder
 }
 
@@ -147,7 +147,7 @@ fn requests_of_the_driver_itself_are_no_users() {
     assert!(stats.volume_condition.unwrap().message.contains("does not answer"));
     // Longer than the idle one's daemon would live, if it was taken for hung.
     assert_disconnected(&user(caller.target_path("one").join("file")));
-    eventually("the hung daemon is gone", PATIENCE, || {
+    eventually("the hung daemon is gone", TIMEOUT, || {
         anyhow::ensure!(scene.daemons() == [idle_daemon], "{:?}", scene.daemons());
         Ok(())
     })
@@ -216,7 +216,7 @@ fn a_daemon_whose_disk_stalls_for_longer_survives_and_its_pods_are_told() {
         (0..8).map(|n| writer(&scene.sandbox, &target.join(format!("file-{n}")))).collect();
     freezer.freeze();
     writers.iter_mut().for_each(|writer| drop(writer.stdin.take()));
-    eventually("the stall is told", PATIENCE, || {
+    eventually("the stall is told", TIMEOUT, || {
         anyhow::ensure!(count(&scene, "hawser_csi_disk_stalls_total") == 1, "{}", scene.log());
         let condition = caller.stats(&id, &target)?.volume_condition.unwrap();
         anyhow::ensure!(condition.abnormal && condition.message.contains("disk stalls"), "{condition:?}");
@@ -229,7 +229,7 @@ fn a_daemon_whose_disk_stalls_for_longer_survives_and_its_pods_are_told() {
         assert!(writer.wait().unwrap().success());
     }
     assert_eq!(fs::read(target.join("file-7")).unwrap(), b"data\n");
-    eventually("the volume is healthy", PATIENCE, || {
+    eventually("the volume is healthy", TIMEOUT, || {
         let condition = caller.stats(&id, &target)?.volume_condition.unwrap();
         anyhow::ensure!(!condition.abnormal, "{condition:?}");
         Ok(())

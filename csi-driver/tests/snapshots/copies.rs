@@ -227,7 +227,7 @@ fn a_driver_killed_during_a_copy_leaves_a_failed_snapshot_and_running_writers() 
         if !get_snapshot(&caller, &made.snapshot_id).is_ok_and(|found| found.ready_to_use) {
             break made;
         }
-        // The copy was over before the blow.
+        // The copy was over before the kill.
         delete_snapshot(&caller, &made.snapshot_id).unwrap();
         assert!(attempts.next().is_some(), "no copy was under way long enough");
     };

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use proto::csi::ListSnapshotsRequest;
 use tests::Sandbox;
-use tests::csi::scene::{Flags, PATIENCE, Scene, create_request};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request};
 use tests::csi::snapshots::{
     BLOCKING_COPY, data, delete_snapshot, get_snapshot, list_snapshots, of_size, snapshot_with,
     wait_until_ready, with,
@@ -147,7 +147,7 @@ fn a_copy_whose_end_cannot_be_written_down_has_failed_and_takes_no_space() {
             Ok(snapshot) if !snapshot.ready_to_use => anyhow::bail!("{snapshot:?}"),
             ended => Ok(ended),
         };
-        let ended = tests::eventually("the copy ends", PATIENCE, look).unwrap();
+        let ended = tests::eventually("the copy ends", TIMEOUT, look).unwrap();
         let has_failed = match ended {
             Ok(_ready) => false,
             Err(failed) => {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use proto::csi::ListSnapshotsRequest;
 use tests::as_soon_as;
-use tests::csi::scene::{PATIENCE, Scene, retried};
+use tests::csi::scene::{Scene, TIMEOUT, retried};
 use tests::csi::snapshots::{
     REFLINKING, content, data, delete_snapshot, fill, from_snapshot, list_snapshots, scene_on, snapshot,
 };
@@ -22,13 +22,13 @@ fn killed_in<T: Send + 'static>(
     let dir = scene.sandbox.dir().to_owned();
     let running = std::thread::spawn(call);
     let mut is_met = false;
-    as_soon_as("the moment or the end", PATIENCE, || {
+    as_soon_as("the moment or the end", TIMEOUT, || {
         is_met = is_moment(&dir);
         is_met || running.is_finished()
     })
     .unwrap();
     scene.kill_driver();
-    // Answered before the blow, or broken off by it.
+    // Answered before the kill, or interrupted by it.
     drop(running.join().unwrap());
     scene.start_driver();
     is_met

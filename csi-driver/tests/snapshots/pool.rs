@@ -6,7 +6,7 @@ use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
 use proto::csi::{GetCapacityRequest, ListVolumesRequest, ProbeRequest};
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT};
 use tests::csi::snapshots::{assert_refused, data, delete_snapshot, from_volume, snapshot};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
@@ -116,7 +116,7 @@ fn probes_of_a_frozen_pool_cost_one_thread_and_fail_at_once() {
     }
     assert!(threads() <= before + 2, "{} threads, {before} before", threads());
     drop(frozen);
-    eventually("it is ready again", PATIENCE, || Ok(probe().map(drop)?)).unwrap();
+    eventually("it is ready again", TIMEOUT, || Ok(probe().map(drop)?)).unwrap();
     scene.assert_nothing_left();
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use proto::csi::{CapacityRange, CreateVolumeRequest};
-use tests::csi::scene::{Flags, PATIENCE, Scene, create_request};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request};
 use tests::loop_device::{FileSystem, LoopMount};
 use tests::{Sandbox, eventually};
 use tonic::Code;
@@ -65,7 +65,7 @@ fn a_full_pool_is_enospc_and_recovers() {
     caller.unstage(&ids[0]).unwrap();
     caller.delete(&ids[0]).unwrap();
     let freed = outcomes[0].0 / 2;
-    eventually("there is room again", PATIENCE, || {
+    eventually("there is room again", TIMEOUT, || {
         let (again, _) = fill(&caller.target_path(&pods[1]).join("more"));
         anyhow::ensure!(again >= freed, "{again} bytes instead of {freed}");
         Ok(())

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use proto::csi::{NodeGetInfoRequest, ProbeRequest};
 use serde_json::Value;
 use tests::as_soon_as;
-use tests::csi::scene::{Caller, Flags, PATIENCE, Scene, volume_binary};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, volume_binary};
 use tonic::{Code, Status};
 
 use crate::all;
@@ -56,14 +56,14 @@ fn mount_pods_that_never_come_do_not_starve_the_others() {
 
     thread::scope(|scope| {
         let waiting = scope.spawn(|| all(NEVER_RUN, &never, |id| timed_stage(&caller, id)));
-        as_soon_as("all wait for their pods", PATIENCE, || {
+        as_soon_as("all wait for their pods", TIMEOUT, || {
             never.iter().all(|id| manifest(&scene, id).exists())
         })
         .unwrap();
         let begun = Instant::now();
         for id in &run {
             let staging = scope.spawn(|| caller.stage(id));
-            as_soon_as("its manifest appears", PATIENCE, || manifest(&scene, id).exists()).unwrap();
+            as_soon_as("its manifest appears", TIMEOUT, || manifest(&scene, id).exists()).unwrap();
             let mut pod = run_pod(&scene, id);
             staging.join().unwrap().unwrap();
             caller.publish(id, id).unwrap();
@@ -106,7 +106,7 @@ fn hundreds_of_waiting_stages_leave_room_for_all_other_calls() {
     let served = caller.create_named("served").unwrap();
     let mut pod = thread::scope(|scope| {
         let staging = scope.spawn(|| caller.stage(&served));
-        as_soon_as("its manifest appears", PATIENCE, || manifest(&scene, &served).exists()).unwrap();
+        as_soon_as("its manifest appears", TIMEOUT, || manifest(&scene, &served).exists()).unwrap();
         let pod = run_pod(&scene, &served);
         staging.join().unwrap().unwrap();
         pod
@@ -116,7 +116,7 @@ fn hundreds_of_waiting_stages_leave_room_for_all_other_calls() {
     let never = all(AT_ONCE, &numbers, |n| caller.create_named(&format!("never-{n}")).unwrap());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| all(STAGES, &never, |id| timed_stage(&caller, id)));
-        as_soon_as("all turns are taken", PATIENCE, || {
+        as_soon_as("all turns are taken", TIMEOUT, || {
             never.iter().filter(|id| manifest(&scene, id).exists()).count() >= 384
         })
         .unwrap();

@@ -29,7 +29,7 @@ use binding::Decision;
 pub(crate) use reclaim::users_of_claim;
 
 /// Before a missing class or driver is called a failure.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// What a full disk did not take is tried again.
 const SETTLE_AGAIN: Duration = Duration::from_secs(5);
 
@@ -248,7 +248,7 @@ impl Shared {
         tokio::select! {
             _ = next_change(&mut changes, &HEALING) => Ok(()),
             Ok(()) = drivers.changed() => Ok(()),
-            () = tokio::time::sleep(PATIENCE) => Err(failure),
+            () = tokio::time::sleep(TIMEOUT) => Err(failure),
         }
     }
 }

@@ -32,7 +32,7 @@ use tonic::{Code, Status};
 use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, wait_until_stopped};
 
 pub const NODE: &str = "node-1";
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub const GI: i64 = 1 << 30;
 
 /// The driver under test.
@@ -102,7 +102,7 @@ impl Scene {
         self.driver = Some(self.spawn_driver());
         let (csi, registration) = (self.csi_socket(), self.registration_socket());
         let driver = self.driver.as_mut().unwrap();
-        eventually("the driver listens", PATIENCE, || {
+        eventually("the driver listens", TIMEOUT, || {
             anyhow::ensure!(driver.ended()?.is_none(), "it ended:\n{}", driver.output());
             let accepts = |path: &Path| std::os::unix::net::UnixStream::connect(path).is_ok();
             // Its own word: a socket of a killed driver answers until its last child has begun.
@@ -156,12 +156,12 @@ impl Scene {
     /// Everything is as it was before the first volume. The driver must run.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
-        self.ensure_nothing_left(PATIENCE)
+        self.ensure_nothing_left(TIMEOUT)
             .unwrap_or_else(|error| panic!("{error:#}\n--- driver:\n{}", self.log()));
     }
 
-    pub fn ensure_nothing_left(&self, patience: Duration) -> anyhow::Result<()> {
-        self.ground.as_ref().unwrap().verify(&self.sandbox, patience)
+    pub fn ensure_nothing_left(&self, timeout: Duration) -> anyhow::Result<()> {
+        self.ground.as_ref().unwrap().verify(&self.sandbox, timeout)
     }
 
     /// What is there now, and is to be there later; `standing` may come.
@@ -230,7 +230,7 @@ impl Scene {
             let pidfd = linux::process::open_pidfd(daemon).unwrap().unwrap();
             assert!(linux::process::signal_pidfd(&pidfd, signal as i32).unwrap());
             if signal == Signal::SIGSTOP {
-                wait_until_stopped(daemon, PATIENCE).unwrap();
+                wait_until_stopped(daemon, TIMEOUT).unwrap();
             }
         }
     }
@@ -411,7 +411,7 @@ impl Caller {
 /// Calls again on what kubelet takes for "not final", as kubelet does.
 #[track_caller]
 pub fn retried<T>(scene: &Scene, what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
-    let result = eventually(what, PATIENCE, || match call() {
+    let result = eventually(what, TIMEOUT, || match call() {
         Ok(value) => Ok(Ok(value)),
         Err(status) if is_uncertain(&status) => anyhow::bail!("{status:?}"),
         Err(status) => Ok(Err(status)),

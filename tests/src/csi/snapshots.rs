@@ -13,7 +13,7 @@ use proto::csi::{
 };
 use tonic::{Code, Status};
 
-use super::scene::{Caller, Flags, PATIENCE, Scene, create_request};
+use super::scene::{Caller, Flags, Scene, TIMEOUT, create_request};
 use crate::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use crate::{Sandbox, eventually};
 
@@ -113,7 +113,7 @@ pub fn wait_until_ready(caller: &Caller, id: &str) -> Snapshot {
         anyhow::ensure!(snapshot.ready_to_use, "{snapshot:?}");
         Ok(snapshot)
     };
-    eventually("the snapshot is ready", PATIENCE, look).unwrap()
+    eventually("the snapshot is ready", TIMEOUT, look).unwrap()
 }
 
 /// Fills a directory so that a copy of it takes a while: `files` of 4 KiB.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use tests::attacker::Attack;
-use tests::node::PATIENCE;
+use tests::node::TIMEOUT;
 use tests::{Node, Sandbox, eventually};
 
 use crate::{node, run};
@@ -85,7 +85,7 @@ fn groups_of_sleeper(node: &Node<'_>) -> Vec<String> {
     node.put_manifest("sleeper.yaml", &attack.yaml()).unwrap();
     node.wait_for_phase("sleeper", "Running").unwrap();
     // The pod is Running before its shell has become sleep(1).
-    let pid = eventually("the pod's shell is sleep(1)", PATIENCE, || {
+    let pid = eventually("the pod's shell is sleep(1)", TIMEOUT, || {
         let found = node.processes("sleep")?;
         let [pid] = found[..] else { bail!("{found:?}") };
         Ok(pid)

@@ -10,7 +10,7 @@ use linux::mount::{self, MountFlags};
 use serde_json::json;
 use tests::attacker::Attack;
 use tests::manifests::Pod;
-use tests::node::PATIENCE;
+use tests::node::TIMEOUT;
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, attacker, eventually};
 
 /// From the inside to the outside, so that no path is long: what there is moves into a
@@ -62,7 +62,7 @@ fn a_pod_that_nests_thirty_thousand_directories_is_removed_and_the_kubelet_lives
     node.kubelet().unwrap().kill().unwrap();
     node.start_kubelet().unwrap();
     node.wait_for_no_pod("digger").unwrap();
-    eventually("the pod's directories are gone", PATIENCE, || {
+    eventually("the pod's directories are gone", TIMEOUT, || {
         ensure!(is_empty(&node.root_dir().join("pods"))?, "{}", node.outputs());
         Ok(())
     })
@@ -79,7 +79,7 @@ fn a_layer_of_deeply_nested_directories_is_taken_back_and_the_kubelet_lives() {
     let pod = Pod { image: "hawser.dev/deep:test", ..Pod::new("deep", &["x"]) };
     node.put_manifest("deep.yaml", &pod.yaml()).unwrap();
     node.wait_for_event("Failed", &["hawser.dev/deep:test"]).unwrap();
-    eventually("nothing is left of the layer", PATIENCE, || {
+    eventually("nothing is left of the layer", TIMEOUT, || {
         let layers = find_layers(&node.root_dir())?;
         let half_made: Vec<_> = fs::read_dir(layers)?
             .map(|entry| Ok(entry?.file_name().display().to_string()))

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tests::attacker::{self, Attack};
 use tests::manifests;
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{Node, NodeOptions, Sandbox, eventually};
 
 use crate::{node, node_with};
@@ -43,7 +43,7 @@ fn a_pod_over_the_limit_of_its_emptydir_is_evicted_and_its_space_is_freed() {
         "Usage of EmptyDir volume \"scratch\" exceeds the limit \"1Mi\". "
     );
     let pod_dir = node.root_dir().join("pods").join(text(&evicted["metadata"]["uid"]));
-    eventually("the emptyDir is gone", PATIENCE, || {
+    eventually("the emptyDir is gone", TIMEOUT, || {
         let dir = pod_dir.join("volumes/kubernetes.io~empty-dir");
         ensure!(!dir.exists(), "{}", dir.display());
         Ok(())
@@ -115,7 +115,7 @@ fn pods_whose_files_cannot_be_counted_keep_no_other_from_eviction() {
     node.take_driver().unwrap().kill().unwrap();
     dirs.iter().for_each(|dir| mount::bind(&data, dir).unwrap());
     kill(daemon, Signal::SIGSTOP).unwrap();
-    eventually("all turns are taken", PATIENCE, || {
+    eventually("all turns are taken", TIMEOUT, || {
         let waiting = FuseConnections::open()?.waiting(minor)?;
         ensure!(waiting >= Some(TURNS as u64), "{waiting:?}");
         Ok(())
@@ -169,7 +169,7 @@ fn a_log_never_takes_more_than_its_files() {
     node.put_manifest("flood.yaml", &Attack::new("flood", "yes flood").yaml()).unwrap();
     node.wait_for_phase("flood", "Running").unwrap();
     let until = Instant::now() + Duration::from_secs(13);
-    eventually("the kubelet has looked at the logs more than once", PATIENCE, || {
+    eventually("the kubelet has looked at the logs more than once", TIMEOUT, || {
         let logs = logs(&node, "flood")?;
         let total: u64 = logs.iter().map(|(_, size)| size).sum();
         // 3 files of twice the size, and what is compressed just now.
@@ -195,7 +195,7 @@ fn a_container_that_ends_again_and_again_keeps_the_logs_of_its_last_instances() 
         let pod = node.get("pod", "again")?;
         pod["status"]["containerStatuses"][0]["restartCount"].as_u64().context("it has no status yet")
     };
-    eventually("its fourth start", 2 * PATIENCE, || {
+    eventually("its fourth start", 2 * TIMEOUT, || {
         let count = instance()?;
         ensure!(count >= 3, "{count} restarts");
         Ok(())
@@ -226,7 +226,7 @@ fn a_log_is_rotated_by_size_compressed_and_read_as_one() {
     // 1.5 MiB at a time: too much for the kubelet, and not for the shim.
     let count = "i=0; n=0; while :; do n=$((n+30000)); while [ $i -lt $n ]; do i=$((i+1)); echo $i; done; sleep 11; done";
     node.put_manifest("writer.yaml", &Attack::new("writer", count).yaml()).unwrap();
-    eventually("an older log is compressed", PATIENCE * 2, || {
+    eventually("an older log is compressed", TIMEOUT * 2, || {
         let logs = logs(&node, "writer")?;
         ensure!(logs.iter().any(|(path, _)| is_compressed(path)), "{logs:?}");
         Ok(())
@@ -246,7 +246,7 @@ fn logs_are_read_over_their_rotations() {
     let (node, idle) = node_with(&sandbox, log_options(30));
     let count = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); echo $i; done";
     node.put_manifest("counter.yaml", &Attack::new("counter", count).yaml()).unwrap();
-    eventually("the container has started", PATIENCE, || node.logs("counter")).unwrap();
+    eventually("the container has started", TIMEOUT, || node.logs("counter")).unwrap();
     let followed = node.client(&["logs", "-f", "counter", "-n", "default"]).unwrap();
     node.wait_for_phase("counter", "Succeeded").unwrap();
     let rotated = logs(&node, "counter").unwrap();
@@ -280,7 +280,7 @@ fn unused_images_and_dead_containers_make_room_on_a_full_disk() {
     let count = |dir: PathBuf| -> Result<usize> {
         Ok(fs::read_dir(&dir).with_context(|| dir.display().to_string())?.count())
     };
-    eventually("three images are there", PATIENCE, || {
+    eventually("three images are there", TIMEOUT, || {
         let images = count(runtime.join("images/records"))?;
         ensure!(images == 3, "{images}");
         Ok(())
@@ -291,7 +291,7 @@ fn unused_images_and_dead_containers_make_room_on_a_full_disk() {
     let free = nix::sys::statvfs::statvfs(&disk).unwrap();
     let bytes = free.blocks_available() * free.fragment_size() * 9 / 10;
     nix::fcntl::posix_fallocate(&ballast, 0, i64::try_from(bytes).unwrap()).unwrap();
-    eventually("unused images and dead containers are gone", PATIENCE, || {
+    eventually("unused images and dead containers are gone", TIMEOUT, || {
         let images = count(runtime.join("images/records"))?;
         let mut containers = 0;
         for sandbox in fs::read_dir(runtime.join("sandboxes"))? {
@@ -336,7 +336,7 @@ fn a_deleted_pods_emptydir_is_freed_while_no_driver_takes_its_volume_back() {
 
     node.driver().unwrap().kill().unwrap();
     node.remove_manifest("holder.yaml").unwrap();
-    eventually("the emptyDir is gone", PATIENCE, || {
+    eventually("the emptyDir is gone", TIMEOUT, || {
         let dir = volumes.join("kubernetes.io~empty-dir");
         ensure!(!dir.exists(), "{}", dir.display());
         Ok(())

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use linux::mount::{MountFlags, mount_fs};
 use tests::attacker::{self, Attack};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
-use tests::node::PATIENCE;
+use tests::node::TIMEOUT;
 use tests::{Node, NodeOptions, Sandbox, eventually};
 
 const SCRATCH_VOLUME: &str = "volumes: [{name: scratch, emptyDir: {}}]";
@@ -54,7 +54,7 @@ fn full_node<'a>(sandbox: &'a Sandbox, disk: &Path, before: &[(&str, &str)]) -> 
 /// For some time without a break.
 fn wait_until_full(disk: &Path) {
     let mut since = None;
-    eventually("the disk stays full", PATIENCE, || {
+    eventually("the disk stays full", TIMEOUT, || {
         ensure_full(disk).inspect_err(|_| since = None)?;
         let full_for = since.get_or_insert_with(Instant::now).elapsed();
         ensure!(full_for > Duration::from_secs(2), "full for {full_for:?}");

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::ensure;
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually, manifests};
 
 const KEPT: &str = "
@@ -40,7 +40,7 @@ fn apply(node: &Node<'_>, name: &str, yaml: &str) {
 
 /// The volume of claim `c`, which is bound to it.
 fn bound(node: &Node<'_>) -> String {
-    eventually("the claim is bound", PATIENCE, || {
+    eventually("the claim is bound", TIMEOUT, || {
         let claim = node.get("pvc", "c")?;
         ensure!(text(&claim["status"]["phase"]) == "Bound", "{claim}");
         Ok(text(&claim["spec"]["volumeName"]))
@@ -49,7 +49,7 @@ fn bound(node: &Node<'_>) -> String {
 }
 
 fn wait_for_phase(node: &Node<'_>, volume: &str, phase: &str) {
-    eventually("the volume has its phase", PATIENCE, || {
+    eventually("the volume has its phase", TIMEOUT, || {
         let found = text(&node.get("pv", volume)?["status"]["phase"]);
         ensure!(found == phase, "{volume} is {found}, not {phase}");
         Ok(())
@@ -105,7 +105,7 @@ fn the_deletion_of_a_volume_goes_on_when_the_record_of_its_claim_is_lost() {
     // A claim of that name meanwhile waits for a volume of its own.
     apply(&node, "c", &claim("hawser"));
     node.start_driver().unwrap();
-    eventually("the volume is deleted", PATIENCE, || {
+    eventually("the volume is deleted", TIMEOUT, || {
         ensure!(node.get("pv", &volume).is_err(), "{volume} is there");
         Ok(())
     })

@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use tests::attacker::Attack;
-use tests::node::PATIENCE;
+use tests::node::TIMEOUT;
 use tests::{Node, Sandbox, eventually};
 
 use crate::{node, run};
@@ -12,7 +12,7 @@ const SETTING: &str = "/proc/sys/net/ipv4/ip_default_ttl";
 
 /// Waits until the status says that the container is not started, for a reason with these words.
 fn wait_for_refusal(node: &Node<'_>, pod: &str, words: &str) {
-    eventually(&format!("{pod} is refused"), PATIENCE, || {
+    eventually(&format!("{pod} is refused"), TIMEOUT, || {
         let status = node.get("pod", pod)?["status"].to_string();
         ensure!(status.contains(words), "{status}\nlog: {:?}", node.logs(pod));
         Ok(())

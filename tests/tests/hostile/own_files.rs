@@ -2,7 +2,7 @@
 //! call on such a file waiting, so the kubelet makes none while a container has it.
 
 use tests::attacker::IMAGE;
-use tests::node::PATIENCE;
+use tests::node::TIMEOUT;
 use tests::{Sandbox, eventually, node::text};
 
 use crate::node;
@@ -51,7 +51,7 @@ fn each_start_of_a_container_has_an_etc_hosts_of_its_own() {
     let lines = |name: &str| -> anyhow::Result<Vec<String>> {
         Ok(std::fs::read_to_string(seen.join(name))?.lines().map(str::to_owned).collect())
     };
-    let inodes = eventually("the container starts a third time", PATIENCE, || {
+    let inodes = eventually("the container starts a third time", TIMEOUT, || {
         let inodes = lines("inodes")?;
         anyhow::ensure!(inodes.len() >= 3, "{inodes:?}");
         Ok(inodes)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use tests::attacker::Attack;
 use tests::loop_device::{FileSystem, LoopMount};
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{Node, NodeOptions, Sandbox, eventually, subvolume};
 
 use crate::node_with;
@@ -71,7 +71,7 @@ fn assert_evicted_for(fill: impl Fn(&Path)) {
     node.put_manifest("greedy.yaml", &pod.yaml()).expect("the kernel and the node answer");
     node.wait_for_phase("greedy", "Running").expect("the kernel and the node answer");
     fill(&empty_dir(&node, "greedy").expect("the kernel and the node answer"));
-    eventually("the pod is evicted", PATIENCE, || {
+    eventually("the pod is evicted", TIMEOUT, || {
         let pod = node.get("pod", "greedy")?;
         ensure!(pod["status"]["reason"] == "Evicted", "{}", pod["status"]);
         Ok(())

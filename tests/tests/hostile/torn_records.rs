@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use tests::attacker::{self, Attack};
 use tests::cgroups::Tag;
 use tests::manifests::{self, Pod};
-use tests::node::{PATIENCE, text};
+use tests::node::{TIMEOUT, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually};
 
 const USER: Pod<'_> = Pod { restart_policy: "Always", ..TEMPLATE };
@@ -109,7 +109,7 @@ fn start_and_watch(node: &mut Node<'_>, watched: Watched) -> Result<()> {
             }
         });
         let restarted = node.start_kubelet().and_then(|()| {
-            eventually("the pod runs", PATIENCE, || {
+            eventually("the pod runs", TIMEOUT, || {
                 let pod = node.get("pod", watched.pod)?;
                 let status = &pod["status"];
                 ensure!(text(&status["phase"]) == "Running", "{status}");
@@ -217,7 +217,7 @@ fn a_volume_whose_records_are_torn_is_found_again_with_its_data() {
         tear_one(&mut node, damage, |root| find(root, "kubernetes.io~csi", "vol_data.json"));
         tear_one(&mut node, damage, |root| find(root, "kubernetes.io/csi", "vol_data.json"));
         tear_one(&mut node, damage, |root| find(root, "/PersistentVolumeClaim/", "default_c.json"));
-        eventually("the claim has its volume again", PATIENCE, || {
+        eventually("the claim has its volume again", TIMEOUT, || {
             let claim = node.get("pvc", "c")?;
             ensure!(text(&claim["status"]["phase"]) == "Bound", "{claim}");
             Ok(())

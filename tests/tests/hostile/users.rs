@@ -73,7 +73,7 @@ fn an_image_whose_user_is_a_name_does_not_run_where_root_is_refused() {
         let (node, idle) = node(&sandbox);
         put_image(&node, user);
         node.put_manifest("named.yaml", &pod("named", "runAsNonRoot: true")).unwrap();
-        let waiting = tests::eventually("the container is refused", tests::node::PATIENCE, || {
+        let waiting = tests::eventually("the container is refused", tests::node::TIMEOUT, || {
             let pod = node.get("pod", "named")?;
             let state = pod["status"]["containerStatuses"][0]["state"]["waiting"].clone();
             anyhow::ensure!(state["reason"] == "CreateContainerConfigError", "{pod}");

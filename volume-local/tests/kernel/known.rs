@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::fixture::{ALICE, BOB, Control, ROOT, Setup, Volume, errno, here};
 
-const PATIENCE: Duration = Duration::from_secs(200);
+const TIMEOUT: Duration = Duration::from_secs(200);
 const BOUND: u64 = 1000;
 /// With what requests take for which older kernels make the pruner wait.
 const MOST_KNOWN: u64 = 2 * BOUND + BOUND / 64 + 2;
@@ -93,7 +93,7 @@ fn walk(dir: &Path) -> usize {
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < here(PATIENCE), "{what}");
+        assert!(begun.elapsed() < here(TIMEOUT), "{what}");
         std::thread::yield_now();
     }
 }

@@ -81,7 +81,7 @@ fn contents(directory: &Path) -> String {
     format!("{attributes:?} {}", String::from_utf8(output.stdout).unwrap())
 }
 
-/// Struck in the request that waits, and not in one before it that is answered.
+/// Killed in the request that waits, and not in one before it that is answered.
 const ATTEMPTS: usize = 50;
 
 /// A field of /proc/<pid>/status.

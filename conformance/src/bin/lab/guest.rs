@@ -47,7 +47,7 @@ pub(super) struct Guest {
     qemu: Child,
     lines: Receiver<String>,
     deadline: Instant,
-    patience: Duration,
+    timeout: Duration,
     console: PathBuf,
 }
 
@@ -58,10 +58,10 @@ impl Guest {
         initramfs: &Path,
         disks: &[Disk],
         console: &Path,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Self> {
         let kvm = *KVM.get_or_init(|| kvm_works(kernel, initramfs, console));
-        Self::start(kernel, initramfs, disks, console, patience, kvm, "")
+        Self::start(kernel, initramfs, disks, console, timeout, kvm, "")
     }
 
     fn start(
@@ -69,7 +69,7 @@ impl Guest {
         initramfs: &Path,
         disks: &[Disk],
         console: &Path,
-        patience: Duration,
+        timeout: Duration,
         kvm: bool,
         words: &str,
     ) -> Result<Self> {
@@ -106,13 +106,7 @@ impl Guest {
                 line.clear();
             }
         });
-        Ok(Self {
-            qemu,
-            lines,
-            deadline: Instant::now() + patience,
-            patience,
-            console: console.to_path_buf(),
-        })
+        Ok(Self { qemu, lines, deadline: Instant::now() + timeout, timeout, console: console.to_path_buf() })
     }
 
     /// The suite's next line; none when the guest has ended.
@@ -121,7 +115,7 @@ impl Guest {
             Ok(line) => Ok(Some(line)),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
             Err(RecvTimeoutError::Timeout) => {
-                bail!("the guest has not ended within {} s{}", self.patience.as_secs(), self.last_words())
+                bail!("the guest has not ended within {} s{}", self.timeout.as_secs(), self.last_words())
             }
         }
     }

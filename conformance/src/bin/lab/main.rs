@@ -25,7 +25,7 @@ use self::kernel::{Kernel, RELEASES};
 use self::suite::{Suite, TestBinaries};
 
 /// A suite that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(1200);
+const TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// On kernels of distributions, booted under QEMU with cgroup v2 alone (docs/LAB.md)
 #[derive(Debug, Parser)]
@@ -150,7 +150,7 @@ impl Laboratory {
         fs::write(&script, suite::script(items)).with_context(|| script.display().to_string())?;
         let console = self.dir.join(format!("{name}.console"));
         let disks = self.disks(&script)?;
-        let mut guest = Guest::boot(&self.kernel, &self.initramfs, &disks, &console, PATIENCE)?;
+        let mut guest = Guest::boot(&self.kernel, &self.initramfs, &disks, &console, TIMEOUT)?;
         let mut ended = 0;
         let mut failed_before = report.counts.failed;
         let mut passed_before = report.counts.passed;

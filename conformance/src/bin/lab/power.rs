@@ -14,7 +14,7 @@ use xtask::foreign::debian_program;
 use xtask::progress::say;
 
 use super::guest::{Crashed, Disk, Guest, Writes};
-use super::{Laboratory, PATIENCE, Report, suite};
+use super::{Laboratory, Report, TIMEOUT, suite};
 
 const CUTS: usize = 20;
 const DISK_BYTES: u64 = 4 << 30;
@@ -115,7 +115,7 @@ impl Node<'_> {
         disks.push(Disk { image: self.disk.to_path_buf(), writes: Writes::Kept });
         let console = self.laboratory.dir.join("power-cut.console");
         let (kernel, initramfs) = (&self.laboratory.kernel, &self.laboratory.initramfs);
-        let guest = Guest::boot(kernel, initramfs, &disks, &console, PATIENCE)?;
+        let guest = Guest::boot(kernel, initramfs, &disks, &console, TIMEOUT)?;
         Ok(Boot { guest, words: &mut self.words, began: None })
     }
 }

@@ -12,7 +12,7 @@ use linux::mount::MountFlags;
 
 use super::cri::{APP_IMAGE, PAUSE_IMAGE};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) struct Containerd {
     daemon: Daemon,
@@ -40,7 +40,7 @@ impl Containerd {
         let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned();
         let daemon = Daemon::start("containerd", command, &dir.join("log"))?;
         let mut this = Self { daemon, dir, content: sandbox.path("content"), path };
-        eventually("containerd listens", PATIENCE, || {
+        eventually("containerd listens", TIMEOUT, || {
             let ended = this.daemon.ended()?;
             ensure!(ended.is_none(), "containerd ended: {ended:?}");
             ensure!(this.socket().exists(), "{}", this.last_words());
@@ -88,7 +88,7 @@ impl Containerd {
     }
 
     pub(super) fn stop(mut self) -> Result<()> {
-        self.daemon.stop(PATIENCE).map(drop)
+        self.daemon.stop(TIMEOUT).map(drop)
     }
 }
 

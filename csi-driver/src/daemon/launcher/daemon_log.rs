@@ -25,7 +25,7 @@ use crate::model::ids::VolumeId;
 const MAX_LOG_BYTES: u64 = 1 << 20;
 const READ_BYTES: usize = 4 << 10;
 /// For the driver to write down what an ended daemon said.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LOG_WAIT: Duration = Duration::from_secs(1);
 
 /// The logs of the daemons that this driver follows.
 #[derive(Debug, Clone)]
@@ -91,7 +91,7 @@ impl DaemonLogs {
     pub(super) fn last_line(&self, volume_id: &VolumeId) -> Option<String> {
         let volumes = lock(&self.followed.volumes);
         let is_followed = |volumes: &mut HashSet<VolumeId>| volumes.contains(volume_id);
-        drop(self.followed.one_ended.wait_timeout_while(volumes, LAST_WORDS, is_followed));
+        drop(self.followed.one_ended.wait_timeout_while(volumes, LOG_WAIT, is_followed));
         DialDir::of(&self.run_dir, volume_id).last_log_line()
     }
 }

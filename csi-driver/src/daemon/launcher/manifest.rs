@@ -72,7 +72,7 @@ impl Launcher for ManifestLauncher {
         Ok(())
     }
 
-    fn last_words(&self, _volume_id: &VolumeId) -> Option<String> {
+    fn last_log_line(&self, _volume_id: &VolumeId) -> Option<String> {
         None
     }
 

@@ -111,7 +111,7 @@ impl Launcher for ProcessLauncher {
         self.logs.follow(volume_id)
     }
 
-    fn last_words(&self, volume_id: &VolumeId) -> Option<String> {
+    fn last_log_line(&self, volume_id: &VolumeId) -> Option<String> {
         self.logs.last_line(volume_id)
     }
 

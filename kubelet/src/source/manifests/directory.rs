@@ -14,7 +14,7 @@ use super::seen::{Fingerprint, SeenFile};
 
 /// So long one look waits for files that are being read. A slower file counts
 /// at a later look, so that it holds up no other.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
@@ -144,7 +144,7 @@ impl Directory {
                 None => wanted.push((path, known.map(|known| known.fingerprint.clone()))),
             }
         }
-        let mut finished = self.readers.read(&wanted, Instant::now() + PATIENCE);
+        let mut finished = self.readers.read(&wanted, Instant::now() + TIMEOUT);
         for (path, _) in wanted {
             let known = || self.known.by_path.get(&path).cloned();
             let read = finished.remove(&path);
