@@ -83,8 +83,8 @@ fn steps(document: &str) -> Vec<String> {
     steps
 }
 
-/// The plugin directory of a node with the reference's plugins, and `cargo`,
-/// which for this node is this program; what is then in the directory.
+/// The plugin directory of a node with the reference's plugins, and a `cargo`
+/// that starts `xtask` as built; what is then in the directory.
 fn prepare(node: &Node) -> Result<BTreeMap<String, String>> {
     let nothing = None::<&str>;
     mount(Some("tmpfs"), "/opt", Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
@@ -95,9 +95,10 @@ fn prepare(node: &Node) -> Result<BTreeMap<String, String>> {
         fs::copy(node.plugin_dir(Side::Reference).join(plugin), Path::new(CNI_BIN_DIR).join(plugin))?;
     }
     let cargo = Path::new(OWN).join("programs/cargo");
-    let this = std::env::current_exe().context("find this program")?;
+    let xtask = std::env::current_exe().context("find this program")?.with_file_name("xtask");
+    ensure!(xtask.is_file(), "{}: not built: run `cargo xtask conformance cni`", xtask.display());
     // The first word is `xtask`.
-    fs::write(&cargo, format!("#!/bin/sh\nshift\nexec '{}' \"$@\"\n", this.display()))?;
+    fs::write(&cargo, format!("#!/bin/sh\nshift\nexec '{}' \"$@\"\n", xtask.display()))?;
     fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755))?;
     files()
 }
