@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use crate::model::capacity::{Overcommit, parse_quantity};
+use crate::model::capacity::{Overcommit, parse_bytes};
 use crate::model::limits;
 use crate::model::limits::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
 
@@ -50,7 +50,7 @@ pub struct Flags {
     #[arg(long, value_name = "DIR")]
     pub pool: PathBuf,
     /// What all volumes together may claim, as 1Gi or in bytes [default: the size of the pool's file system]
-    #[arg(long, value_name = "BYTES", value_parser = parse_quantity)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub pool_capacity: Option<u64>,
     /// How many times its capacity the pool may be promised, from 1 to 100
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = Overcommit::parse)]
@@ -381,7 +381,7 @@ mod tests {
                 vec!["--kubelet-dir", &long, "--driver-name", &"d".repeat(60)],
                 "choose a shorter --kubelet-dir",
             ),
-            (vec!["--pool-capacity", "1GB"], "unknown unit \"GB\""),
+            (vec!["--pool-capacity", "1GB"], "invalid quantity \"1GB\""),
             (vec!["--peer-node", "n2"], "--attach"),
             (vec!["--attach", "--peer-node", ""], "--peer-node \"\""),
             (vec!["--max-volumes", "many"], "--max-volumes"),

@@ -11,7 +11,6 @@ mod event;
 mod meta;
 mod pod;
 mod pod_status;
-mod quantity;
 mod security;
 mod storage;
 
@@ -21,6 +20,7 @@ use std::str::FromStr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use ::quantity::{Quantity, QuantityError, Resources};
 pub use class::{
     CsiDriver, CsiDriverSpec, FsGroupPolicy, StorageClass, VolumeBindingMode, VolumeLifecycleMode,
 };
@@ -39,7 +39,6 @@ pub use pod_status::{
     ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, PodCondition, PodIp, PodPhase, PodStatus, QosClass,
 };
-pub use quantity::{Quantity, QuantityError, Resources};
 pub use security::{
     Capabilities, FsGroupChangePolicy, PodSecurityContext, SeccompProfile, SeccompProfileType,
     SecurityContext, SupplementalGroupsPolicy,

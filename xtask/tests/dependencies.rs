@@ -12,6 +12,7 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("proto", &[], &["nix", "rustix", "libc"]),
     ("linux", &[], &["tonic", "prost", "serde_json"]),
     ("netfilter", &["linux"], &["tonic", "prost", "serde_json"]),
+    ("quantity", &[], &["tonic", "nix", "rustix"]),
     ("trace", &[], &["tonic"]),
     // The CNI contract has no hands.
     ("cni-plugin", &["trace", "linux"], &["netlink-sys", "netlink-packet-route", "tonic", "nix", "rustix"]),
@@ -24,10 +25,10 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("volume-fs", &["linux", "proto"], &["tonic", "tokio", "granit-parser"]),
     // A backend knows requests and answers, never FUSE.
     ("volume-local", &["linux", "proto", "volume-fs"], &["fuser", "tonic", "tokio", "granit-parser"]),
-    ("csi-driver", &["linux", "proto", "trace"], &["fuser"]),
+    ("csi-driver", &["linux", "proto", "quantity", "trace"], &["fuser"]),
     ("runtime", &["linux", "proto", "trace"], &["fuser"]),
     // The kubelet reaches plugins and drivers by exec and by socket.
-    ("kubelet", &["linux", "proto", "runtime", "trace"], &["fuser", "netlink-sys"]),
+    ("kubelet", &["linux", "proto", "quantity", "runtime", "trace"], &["fuser", "netlink-sys"]),
     ("demo-app", &[], &["tonic", "tokio"]),
     ("tests", &["linux", "proto", "trace"], &[]),
     // A launcher: of what it starts it knows the command line only.

@@ -1,6 +1,7 @@
 //! Sizes: what a claim may have, and how a person writes one.
 
 use proto::csi::CapacityRange;
+use quantity::{Quantity, QuantityError};
 
 use crate::error::{Error, Result};
 use crate::model::records::Source;
@@ -183,27 +184,11 @@ impl Overcommit {
     }
 }
 
-/// `1073741824`, `1Gi` or `1G`, as Kubernetes quantities are written, whole numbers only.
-pub(crate) fn parse_quantity(text: &str) -> std::result::Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: u64 = match &text[digits.len()..] {
-        "" => 1,
-        "k" => 1000,
-        "M" => 1000 * 1000,
-        "G" => 1000 * 1000 * 1000,
-        "T" => 1000 * 1000 * 1000 * 1000,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        "Ti" => 1 << 40,
-        other => return Err(format!("unknown unit {other:?}: known are k M G T Ki Mi Gi Ti")),
-    };
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|n| n.checked_mul(unit))
-        .filter(|bytes| *bytes > 0 && i64::try_from(*bytes).is_ok())
-        .ok_or_else(|| format!("{text:?} is no whole number of bytes from 1 to 2^63-1"))
+/// A number of bytes as a Kubernetes quantity: `1073741824`, `1Gi` or `1.5G`.
+pub(crate) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+    let quantity: Quantity = text.parse().map_err(|e: QuantityError| e.to_string())?;
+    let bytes = quantity.exact_value().filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| format!("{text:?} is not a whole number of bytes, at least 1"))
 }
 
 #[cfg(test)]
@@ -301,12 +286,12 @@ mod tests {
     #[test]
     fn quantities_are_read_as_kubernetes_writes_them() {
         for (text, bytes) in
-            [("1", 1), ("1k", 1000), ("2Mi", 2 << 20), ("1Gi", 1 << 30), ("3T", 3_000_000_000_000)]
+            [("1", 1), ("1k", 1000), ("2Mi", 2 << 20), ("1.5Gi", 3 << 29), ("3T", 3_000_000_000_000)]
         {
-            assert_eq!(parse_quantity(text), Ok(bytes));
+            assert_eq!(parse_bytes(text), Ok(bytes));
         }
-        for text in ["", "Gi", "-1", "1.5Gi", "1GB", "0", "9223372036854775808", "99999999Ti"] {
-            assert!(parse_quantity(text).is_err(), "{text}");
+        for text in ["", "Gi", "-1", "0.5", "1GB", "0", "9223372036854775808", "99999999Ti"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 }

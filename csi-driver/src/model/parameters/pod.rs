@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use quantity::{Quantity, QuantityError};
 use serde::{Deserialize, Serialize};
 
 use super::number;
 use crate::error::{Error, Result};
-use crate::model::capacity::parse_quantity;
+use crate::model::capacity::parse_bytes;
 
 /// kubelet's timeout for a stage or unstage allows no more.
 pub(crate) const MAX_GRACE_SECONDS: u32 = 60;
@@ -44,7 +45,7 @@ pub(crate) struct Resources {
 
 impl Resources {
     pub(crate) fn memory_limit_bytes(&self) -> Option<u64> {
-        parse_quantity(self.memory_limit.as_deref()?).ok()
+        parse_bytes(self.memory_limit.as_deref()?).ok()
     }
 
     pub(crate) fn cpu_limit_thousandths(&self) -> Option<u64> {
@@ -91,11 +92,11 @@ impl PodParameters {
             }
             "mountPodMemoryRequest" => {
                 let field = "parameters.mountPodMemoryRequest";
-                self.resources.memory_request = Some(checked(value, parse_quantity, field)?);
+                self.resources.memory_request = Some(checked(value, parse_bytes, field)?);
             }
             "mountPodMemoryLimit" => {
                 let field = "parameters.mountPodMemoryLimit";
-                self.resources.memory_limit = Some(checked(value, parse_quantity, field)?);
+                self.resources.memory_limit = Some(checked(value, parse_bytes, field)?);
             }
             "mountPodLogLevel" => {
                 self.log_level = Some(LogLevel::parse("parameters.mountPodLogLevel", value)?);
@@ -156,10 +157,10 @@ impl Resources {
         not_below(
             ("parameters.mountPodMemoryLimit", &self.memory_limit),
             ("mountPodMemoryRequest", &self.memory_request),
-            parse_quantity,
+            parse_bytes,
         )?;
         match &self.memory_limit {
-            Some(limit) if parse_quantity(limit).is_ok_and(|bytes| bytes < MIN_MEMORY_LIMIT_BYTES) => {
+            Some(limit) if parse_bytes(limit).is_ok_and(|bytes| bytes < MIN_MEMORY_LIMIT_BYTES) => {
                 Err(Error::invalid("parameters.mountPodMemoryLimit", limit, "below 32Mi"))
             }
             Some(_) | None => Ok(()),
@@ -167,12 +168,12 @@ impl Resources {
     }
 }
 
-type Quantity = fn(&str) -> std::result::Result<u64, String>;
+type ParseAmount = fn(&str) -> std::result::Result<u64, String>;
 
 fn not_below(
     (field, limit): (&'static str, &Option<String>),
     (request_name, request): (&str, &Option<String>),
-    parse: Quantity,
+    parse: ParseAmount,
 ) -> Result<()> {
     let (Some(limit), Some(request)) = (limit, request) else { return Ok(()) };
     match (parse(limit), parse(request)) {
@@ -183,25 +184,15 @@ fn not_below(
     }
 }
 
-fn checked(value: &str, parse: Quantity, field: &'static str) -> Result<String> {
+fn checked(value: &str, parse: ParseAmount, field: &'static str) -> Result<String> {
     parse(value).map(|_| value.to_owned()).map_err(|reason| Error::invalid(field, value, reason))
 }
 
 /// Thousandths of a CPU: `2`, `0.5` or `250m`.
 fn cpu(text: &str) -> std::result::Result<u64, String> {
-    let wrong = || format!("{text:?} is no number of processors: 2, 0.5 or 250m is wanted");
-    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-    let thousandths = match text.strip_suffix('m') {
-        Some(thousandths) => Some(thousandths).filter(|n| is_number(n)).and_then(|n| n.parse().ok()),
-        None => {
-            let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
-            let is_right = is_number(whole) && is_number(decimals) && decimals.len() <= 3;
-            let decimals: Option<u64> = format!("{decimals:0<3}").parse().ok();
-            let whole = whole.parse::<u64>().ok().filter(|_| is_right);
-            whole.and_then(|n| n.checked_mul(1000)).and_then(|n| n.checked_add(decimals?))
-        }
-    };
-    thousandths.filter(|n| *n > 0).ok_or_else(wrong)
+    let quantity: Quantity = text.parse().map_err(|e: QuantityError| e.to_string())?;
+    let thousandths = quantity.exact_milli_value().filter(|thousandths| *thousandths > 0);
+    thousandths.ok_or_else(|| format!("{text:?} is not a number of thousandths of a CPU, at least 1m"))
 }
 
 fn name_prefix(value: &str) -> Result<String> {

@@ -21,7 +21,7 @@ use proto::mount_pod::{
 
 use super::super::{LaunchSpec, memory};
 use crate::daemon::dial::DialDir;
-use crate::model::capacity::parse_quantity;
+use crate::model::capacity::parse_bytes;
 use crate::model::parameters::Resources;
 
 /// What the class `system-node-critical` stands for. No admission fills it in for a
@@ -125,7 +125,7 @@ fn container(spec: LaunchSpec<'_>, image: &str) -> Container {
 fn resources(given: &Resources, default_limit_bytes: u64) -> ResourceRequirements {
     let cpu_request = given.cpu_request.as_deref().or(given.cpu_limit.as_deref()).unwrap_or("10m");
     let memory_request = given.memory_request.as_deref().unwrap_or("32Mi");
-    let bytes = |quantity| parse_quantity(quantity).unwrap_or_default();
+    let bytes = |quantity| parse_bytes(quantity).unwrap_or_default();
     let default_limit = if default_limit_bytes < bytes(memory_request) {
         memory_request.to_owned()
     } else {

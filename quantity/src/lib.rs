@@ -1,4 +1,4 @@
-//! Amounts as Kubernetes writes them: `100m`, `1.5`, `64Mi`, `1e3`.
+//! Amounts as Kubernetes writes them: `100m`, `1.5`, `64Mi`, `1e3` (its API's `resource.Quantity`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct Quantity {
     nanos: i128,
 }
 
-/// `text` is no amount.
+/// `text` is not a quantity.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid quantity {text:?}: want a number with an optional suffix n, u, m, k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei or e<exponent>"
@@ -52,9 +52,23 @@ impl Quantity {
         round_up(self.nanos, NANO / 1000)
     }
 
+    /// Whole units; `None` for a fraction of one and for a negative amount.
+    pub fn exact_value(&self) -> Option<u64> {
+        exact(self.nanos, NANO)
+    }
+
+    /// Thousandths; `None` for a fraction of one and for a negative amount.
+    pub fn exact_milli_value(&self) -> Option<u64> {
+        exact(self.nanos, NANO / 1000)
+    }
+
     pub fn is_negative(&self) -> bool {
         self.nanos < 0
     }
+}
+
+fn exact(nanos: i128, unit: i128) -> Option<u64> {
+    u64::try_from(nanos / unit).ok().filter(|_| nanos % unit == 0 && nanos >= 0)
 }
 
 fn round_up(nanos: i128, unit: i128) -> u64 {
@@ -220,7 +234,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_is_refused_with_its_text() {
+    fn an_exact_value_is_neither_rounded_nor_negative() {
+        for (text, value, milli_value) in [
+            ("0", Some(0), Some(0)),
+            ("1.5Gi", Some(3 << 29), Some((3 << 29) * 1000)),
+            ("250m", None, Some(250)),
+            ("1.0001", None, None),
+            ("-1m", None, None),
+            ("-1", None, None),
+        ] {
+            let read = (quantity(text).exact_value(), quantity(text).exact_milli_value());
+            assert_eq!(read, (value, milli_value), "{text}");
+        }
+    }
+
+    #[test]
+    fn invalid_text_is_refused_and_named() {
         for text in
             ["", "Gi", "1GB", "1 Gi", "1..2", "1.2.3", "abc", "1e", "--1", ".", "9Ei9", "16Ei", "1e99"]
         {
