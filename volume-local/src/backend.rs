@@ -20,11 +20,11 @@ use volume_fs::notifications::Kernel;
 use volume_fs::request::{Changes, Data, Permissions, Range, Special, Xattr};
 use volume_fs::service::Terms;
 
+use crate::capacity::{CountedByDaemon, Policy};
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
 use crate::pruner;
-use crate::quota::{Quota, Use};
-use crate::usage_file::{BootId, UsageFile};
+use crate::usage_file::BootId;
 use crate::volume::Volume;
 
 /// The driver's assignment, checked.
@@ -41,28 +41,21 @@ pub struct Assigned {
 pub struct Local {
     volume: Arc<Volume>,
     gate: Arc<Gate>,
-    quota: Arc<Quota>,
-    usage_file: UsageFile,
+    capacity: Arc<dyn Policy>,
 }
 
 impl Local {
     pub(crate) fn open(assigned: Assigned, terms: Terms, boot: Option<BootId>) -> volume_fs::Result<Self> {
-        let usage_file = UsageFile::new(assigned.usage_file, boot);
-        let found = usage_file.read();
-        let gate = Arc::new(Gate::new(found.is_none()));
-        usage_file.forget().map_err(|errno| volume_fs::Error::Kernel {
-            step: "usage file",
-            source: linux::Error::new("truncate", "", errno),
-        })?;
-        let quota = Arc::new(Quota::new(terms.limits, found, terms.event_loops));
+        let capacity = CountedByDaemon::open(assigned.usage_file, boot, terms.limits, terms.event_loops)?;
+        let gate = Arc::new(Gate::new(capacity.must_prepare()));
         let limits = NodeLimits {
             descriptors: terms.descriptor_limit,
             known: terms.known_inode_limit,
             event_loops: terms.event_loops,
         };
         let source = (assigned.directory, terms.read_only);
-        let volume = Volume::open(source, terms.descriptors, limits, Arc::clone(&quota))?;
-        Ok(Self { volume: Arc::new(volume), gate, quota, usage_file })
+        let volume = Volume::open(source, terms.descriptors, limits, capacity.quota())?;
+        Ok(Self { volume: Arc::new(volume), gate, capacity: Arc::new(capacity) })
     }
 
     /// The state that a successor of this daemon needs. It is consistent only while the volume is
@@ -89,34 +82,12 @@ impl Local {
             change(&self.volume);
         }
     }
-
-    /// Counts in a separate thread: reads are served meanwhile.
-    fn start_counting(&self) -> volume_fs::Result<()> {
-        let (volume, quota, gate) =
-            (Arc::clone(&self.volume), Arc::clone(&self.quota), Arc::clone(&self.gate));
-        let counting = move || {
-            match volume.count() {
-                Ok(found) => quota.set_counted(found),
-                Err(error) => {
-                    // The volume counts as full, so that its limit holds; removing files frees no
-                    // space either.
-                    tracing::error!(%error, "the volume cannot be counted: it takes no more data");
-                    let counted = Counted { bytes: u64::MAX, inodes: u64::MAX };
-                    quota.set_counted(Use { counted, unsettled: Vec::new() });
-                }
-            }
-            gate.counted();
-        };
-        let thread = std::thread::Builder::new().name("count".to_owned());
-        let started = thread.spawn(counting).map(drop);
-        started.map_err(|source| volume_fs::Error::Thread { name: "count", source })
-    }
 }
 
 impl Pausing for Local {
     fn pause(&self, paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static) {
-        let quota = Arc::clone(&self.quota);
-        self.gate.pause(move || paused(Ok(quota.usage().used)));
+        let capacity = Arc::clone(&self.capacity);
+        self.gate.pause(move || paused(Ok(capacity.usage().used)));
     }
 
     fn resume(&self) {
@@ -124,7 +95,7 @@ impl Pausing for Local {
     }
 
     fn pause_waits_for(&self) -> &'static str {
-        if self.quota.usage().counting { "the count of its use" } else { "changes under way" }
+        if self.capacity.usage().counting { "the count of its use" } else { "changes under way" }
     }
 }
 
@@ -319,35 +290,37 @@ impl Backend for Local {
     }
 
     fn statfs(&self, reply: impl Reply<Statistics>) {
-        reply(answer(self.volume.statistics()));
+        reply(answer(self.volume.statistics(self.capacity.usage())));
     }
 
     fn start(self: Arc<Self>, kernel: Kernel) -> volume_fs::Result<()> {
         pruner::start(Arc::clone(&self.volume), kernel)
             .map_err(|source| volume_fs::Error::Thread { name: "pruner", source })?;
-        if self.quota.usage().counting { self.start_counting() } else { Ok(()) }
+        if !self.capacity.must_prepare() {
+            return Ok(());
+        }
+        let (volume, gate) = (Arc::clone(&self.volume), Arc::clone(&self.gate));
+        let count = Box::new(move || volume.count());
+        Arc::clone(&self.capacity).prepare(count, Box::new(move || gate.counted()))
     }
 
     fn figures(&self) -> Figures {
         Figures {
-            usage: self.quota.usage(),
+            usage: self.capacity.usage(),
             open_files: self.volume.open_files(),
             known: self.volume.nodes().known_now(),
         }
     }
 
     fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
-        self.quota.set_limits(wanted)
+        self.capacity.expand(wanted)
     }
 
     /// If no change is in progress, the next daemon need not count.
     fn end(&self) {
         self.gate.pause(|| {});
-        if self.quota.usage().counting || !self.gate.is_still() {
-            return;
-        }
-        if let Err(error) = self.usage_file.keep(&self.quota.at_the_end()) {
-            tracing::warn!(%error, "usage file: the next daemon will count anew");
+        if self.gate.is_still() {
+            self.capacity.end();
         }
     }
 }

@@ -4,8 +4,8 @@
 //! [`service`] lists the descriptors and privileges of the process. `backend` answers requests;
 //! every change passes the gate, which is shut for a count and for a snapshot. `volume` is the file
 //! system. `nodes` finds the file of a node id, and `pruner` makes the kernel forget inodes.
-//! `directory` and `handles` hold open files. `quota` knows the volume's use, which `count`
-//! measures and `usage_file` stores. `volume/state.rs` writes the nodes, handles and charges for a
+//! `directory` and `handles` hold open files. `capacity` is the policy that enforces the volume's
+//! limits: today the daemon's own `quota`, which `count` fills and `usage_file` stores. `volume/state.rs` writes the nodes, handles and charges for a
 //! successor.
 //!
 //! Invariant: no path of the host is ever used. Every name is one component below a descriptor
@@ -13,6 +13,7 @@
 
 mod attributes;
 mod backend;
+mod capacity;
 mod count;
 mod directory;
 mod errno;

@@ -61,7 +61,7 @@ pub(crate) struct Nodes {
     origin: Origin,
     limit: usize,
     table: Mutex<Table>,
-    quota: Arc<Quota>,
+    quota: Option<Arc<Quota>>,
     /// Number of names that directories have lost; changed under the table's lock.
     names_lost: [AtomicU64; NAME_COUNTERS],
     /// The number of nodes above which the kernel is asked to forget some.
@@ -144,7 +144,12 @@ type WayDown = Vec<(u64, CString)>;
 impl Nodes {
     /// Nodes may use a quarter of the descriptors, and a sixteenth for removed files. `quota` is
     /// notified of forgotten nodes.
-    pub(crate) fn new(root: Arc<OwnedFd>, origin: Origin, limits: NodeLimits, quota: Arc<Quota>) -> Self {
+    pub(crate) fn new(
+        root: Arc<OwnedFd>,
+        origin: Origin,
+        limits: NodeLimits,
+        quota: Option<Arc<Quota>>,
+    ) -> Self {
         let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
         let table = Table { nodes: HashMap::from([(ROOT, root)]), round: 1, ..Table::default() };
@@ -371,8 +376,8 @@ impl Nodes {
     /// Frees the space before it closes the files: a request that waits for space must not wait
     /// until the backing file system has freed a large file.
     fn release(&self, table: MutexGuard<'_, Table>, left: Left) {
-        for id in left.forgotten {
-            self.quota.forget(id);
+        if let Some(quota) = &self.quota {
+            left.forgotten.into_iter().for_each(|id| quota.forget(id));
         }
         drop(table);
         drop(left.descriptors);
@@ -562,7 +567,7 @@ mod tests {
             let origin = Origin::of_root(&stat(&root).unwrap());
             let quota = Arc::new(Quota::new(volume_fs::figures::Limits::default(), None, 4));
             let limits = NodeLimits { descriptors: limit, known, event_loops: 4 };
-            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, quota), root }
+            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, Some(quota)), root }
         }
 
         fn look_up(&self, directory: u64, path: &str) -> u64 {

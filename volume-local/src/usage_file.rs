@@ -16,7 +16,6 @@
 //! The file is empty while a daemon serves, and after it was killed. After a reboot the content is
 //! not trusted: a power cut may have lost changes of the tree and not of this file, or the reverse.
 //! Within one boot, all processes see the same page cache, so nothing is flushed.
-//! nothing has to be synchronised.
 
 use std::os::fd::OwnedFd;
 

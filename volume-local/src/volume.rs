@@ -1,12 +1,14 @@
 //! The file system over the volume's directory: the effect of each request on the backing files. It
 //! does not know FUSE. The modules `names`, `data`, `attributes` and `listing` handle names,
-//! content, attributes and directories; `state` writes what a successor needs.
+//! content, attributes and directories. `charges` counts the space that they take, if the daemon
+//! counts it. `state` writes what a successor needs.
 //!
 //! The kernel checks permissions before it sends a request (FUSE_POSIX_ACL implies
 //! default_permissions). So this module accesses every file with CAP_DAC_OVERRIDE, and acts as the
 //! caller only to create files.
 
 mod attributes;
+mod charges;
 mod data;
 mod listing;
 mod names;
@@ -30,8 +32,8 @@ use crate::directory::Directory;
 use crate::errno::{self, Result};
 use crate::handles::Handles;
 use crate::nodes::{NodeLimits, Nodes, Place, stat};
-use crate::quota::{Charged, Quota, Use, charge};
-use crate::xattrs::{self, AttributeBlocks};
+use crate::quota::{Quota, Use};
+use crate::xattrs::AttributeBlocks;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
@@ -48,7 +50,8 @@ pub(crate) struct Volume {
     attribute_blocks: AttributeBlocks,
     files: Handles<OpenFile>,
     directories: Handles<Directory>,
-    quota: Arc<Quota>,
+    /// `None`: not this daemon counts what the volume holds.
+    quota: Option<Arc<Quota>>,
     /// On Btrfs, whose block counts omit names: each further name of a file counts as an inode.
     names_take_inodes: bool,
     read_only: bool,
@@ -68,7 +71,7 @@ impl Volume {
         (directory, read_only): (OwnedFd, bool),
         descriptors: DescriptorDir,
         limits: NodeLimits,
-        quota: Arc<Quota>,
+        quota: Option<Arc<Quota>>,
     ) -> volume_fs::Result<Self> {
         let root = Arc::new(directory);
         if !read_only {
@@ -84,7 +87,7 @@ impl Volume {
             source: linux::Error::new("statfs", "the volume's directory", e),
         })?;
         let attribute_blocks = AttributeBlocks::of_file_system(&root);
-        let nodes = Nodes::new(Arc::clone(&root), origin, limits, Arc::clone(&quota));
+        let nodes = Nodes::new(Arc::clone(&root), origin, limits, quota.clone());
         let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
         let kept_free = (limit / 4).min(MOST_KEPT_FREE);
         Ok(Self {
@@ -128,43 +131,6 @@ impl Volume {
             rustix::fs::statx(directory, &place.name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)
         });
         seen.is_ok_and(|seen| FileType::from_raw_mode(seen.stx_mode.into()) != FileType::Directory)
-    }
-
-    /// Makes a change to a file, and updates its charge.
-    fn settling<T>(&self, id: u64, file: &OwnedFd, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.quota.before_change(id, || self.measure_first(file))?;
-        let changed = change();
-        self.quota.settle(id, None, |before| self.measure(file, before));
-        changed
-    }
-
-    /// The charge of a file without a remembered charge: that of a file without attribute blocks,
-    /// see [`charge`].
-    fn measure_first(&self, file: &OwnedFd) -> Result<Charged> {
-        let seen = stat(file)?;
-        let attribute_blocks = Some(self.attribute_blocks_seen(file, &seen)?);
-        Ok(Charged { attribute_blocks, ..charge(&seen, 0) })
-    }
-
-    /// The charge of a file now. Only setxattr and removexattr change the blocks of its attributes,
-    /// so these are not counted again.
-    fn measure(&self, file: &OwnedFd, before: Charged) -> Result<Charged> {
-        let seen = stat(file)?;
-        let attribute_blocks = match before.attribute_blocks {
-            Some(blocks) => blocks,
-            None => self.attribute_blocks_seen(file, &seen)?,
-        };
-        Ok(charge(&seen, attribute_blocks))
-    }
-
-    /// Matters only for regular files with at least one block.
-    fn attribute_blocks_seen(&self, file: &OwnedFd, seen: &Statx) -> Result<u8> {
-        let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
-        if is_file && seen.stx_blocks > 0 { self.attribute_blocks_of(file.as_fd()) } else { Ok(0) }
-    }
-
-    fn attribute_blocks_of(&self, file: BorrowedFd<'_>) -> Result<u8> {
-        Ok(self.attribute_blocks.most(xattrs::total(&self.descriptors, file, None)?))
     }
 
     fn reopen(&self, node: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {

@@ -14,7 +14,7 @@ use volume_fs::request::{Changes, Xattr};
 use super::{OpenFile, Volume, c_string, clearing_setid, mode_bits};
 use crate::errno::Result;
 use crate::nodes::stat;
-use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
+use crate::quota::{self, BLOCK_BYTES};
 use crate::xattrs;
 
 /// Extended attributes of one file, names and values together: the space that ext4 has besides the
@@ -75,7 +75,7 @@ impl Volume {
 
     /// A volume with a limit has its own figures: size minus free is its use. Available is never
     /// more than the backing file system has; FUSE has no such figure for inodes.
-    pub(crate) fn statistics(&self) -> Result<Statistics> {
+    pub(crate) fn statistics(&self, UsageNow { limits, used, .. }: UsageNow) -> Result<Statistics> {
         let backing = rustix::fs::fstatvfs(&*self.root)?;
         let mut statistics = Statistics {
             block_bytes: backing.f_bsize,
@@ -87,7 +87,6 @@ impl Volume {
             free_inodes: backing.f_ffree,
             longest_name: backing.f_namemax,
         };
-        let UsageNow { limits, used, .. } = self.quota.usage();
         if limits.bytes > 0 {
             let available = backing.f_bavail.saturating_mul(backing.f_frsize);
             let free = limits.bytes.saturating_sub(used.bytes);
@@ -123,18 +122,10 @@ impl Volume {
             return Err(Errno::NOSPC);
         }
         let growth = quota::attribute_bytes(self.attribute_blocks.growth(replaced, wanted));
-        self.quota.before_change(id, || self.measure_first(&fd))?;
-        let reserved = self.quota.retrying(|| self.quota.reserve(growth))?;
+        let reserved = self.make_room_for_attributes(id, &fd, growth)?;
         let set = self.descriptors.set_xattr(fd.as_fd(), &name, value, flags);
-        self.settle_attributes(id, &fd, Some(reserved));
+        self.settle_attributes(id, &fd, reserved);
         set
-    }
-
-    /// Called after a change of attributes. The kernel serializes requests that change one file's
-    /// attributes.
-    fn settle_attributes(&self, id: u64, fd: &OwnedFd, reserved: Option<Reservation<'_>>) {
-        self.quota
-            .settle(id, reserved, |before| self.measure(fd, Charged { attribute_blocks: None, ..before }));
     }
 
     pub(crate) fn xattr(&self, NodeId(id): NodeId, name: &OsStr, size: usize) -> Result<Xattr> {
@@ -162,9 +153,9 @@ impl Volume {
     pub(crate) fn remove_xattr(&self, NodeId(id): NodeId, name: &OsStr) -> Result<()> {
         self.writable()?;
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        self.quota.before_change(id, || self.measure_first(&fd))?;
+        let unchanged = self.make_room_for_attributes(id, &fd, 0)?;
         let removed = self.descriptors.remove_xattr(fd.as_fd(), &name);
-        self.settle_attributes(id, &fd, None);
+        self.settle_attributes(id, &fd, unchanged);
         removed
     }
 }

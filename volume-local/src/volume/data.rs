@@ -1,4 +1,4 @@
-//! The content of files, and its space.
+//! The content of files.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -10,7 +10,7 @@ use volume_fs::request::{Data, Range};
 use super::{OpenFile, Volume, clearing_setid, synchronise};
 use crate::errno::{self, Result};
 use crate::nodes::stat;
-use crate::quota::{self, BLOCK_BYTES, Charged, Reservation};
+use crate::quota;
 
 /// The open(2) flags passed to the backing file. Not O_APPEND (pwrite(2) would ignore the offset,
 /// which the kernel has computed), nor O_DIRECT (our buffers are not aligned; the request has
@@ -32,9 +32,7 @@ impl Volume {
 
     pub(crate) fn release_file(&self, handle: Handle) {
         if let Some(file) = self.files.remove(handle) {
-            // Writeback may have added or freed a block.
-            self.quota.settle(file.id, None, |before| self.measure(&file.fd, before));
-            self.quota.closed(file.id);
+            self.closed(&file);
         }
     }
 
@@ -65,7 +63,7 @@ impl Volume {
         let write = || write_all(&file.fd, offset, data);
         // With our CAP_FSETID, the backing file would keep the bits.
         let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
-        self.quota.settle(file.id, Some(reserved), |before| self.measure(&file.fd, before));
+        self.settle(file.id, &file.fd, reserved);
         written
     }
 
@@ -79,7 +77,7 @@ impl Volume {
     pub(crate) fn synchronise(&self, handle: Handle, data_only: bool) -> Result<()> {
         let file = self.files.get(handle)?;
         synchronise(file.fd.as_fd(), data_only)?;
-        self.quota.settle(file.id, None, |before| self.measure(&file.fd, before));
+        self.settle(file.id, &file.fd, None);
         Ok(())
     }
 
@@ -99,10 +97,9 @@ impl Volume {
         if mode.contains(FallocateFlags::KEEP_SIZE) && end > quota::whole_blocks(stat(&file.fd)?.stx_size) {
             return Err(Errno::OPNOTSUPP);
         }
-        let before = self.quota.before_change(file.id, || self.measure_first(&file.fd))?;
-        let reserved = self.quota.retrying(|| self.reserve(&file.fd, (offset, end), before))?;
+        let reserved = self.make_all_room(&file, (offset, end))?;
         let allocated = allocate();
-        self.quota.settle(file.id, Some(reserved), |before| self.measure(&file.fd, before));
+        self.settle(file.id, &file.fd, reserved);
         allocated
     }
 
@@ -122,34 +119,8 @@ impl Volume {
             Some(&mut to_offset),
             usize::try_from(fitting).unwrap_or(usize::MAX),
         );
-        self.quota.settle(target.id, Some(reserved), |before| self.measure(&target.fd, before));
+        self.settle(target.id, &target.fd, reserved);
         copied
-    }
-
-    /// Reserves space for as much of `length` bytes at `offset` as fits, at least one.
-    fn make_room(&self, file: &OpenFile, offset: u64, length: u64) -> Result<(u64, Reservation<'_>)> {
-        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
-        let before = self.quota.before_change(file.id, || self.measure_first(&file.fd))?;
-        let most = quota::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
-        if let Ok(reserved) = self.quota.reserve_amply(most) {
-            return Ok((length, reserved));
-        }
-        match self.quota.retrying(|| self.reserve(&file.fd, (offset, end), before)) {
-            Err(Errno::NOSPC) => {}
-            other => return other.map(|reserved| (length, reserved)),
-        }
-        let fitting = quota::longest_fitting(&file.fd, (offset, end), self.quota.free_bytes())?;
-        if fitting == offset {
-            return Err(Errno::NOSPC);
-        }
-        self.reserve(&file.fd, (offset, fitting), before).map(|reserved| (fitting - offset, reserved))
-    }
-
-    /// Reserves exactly what writing the range adds to the charge `before`.
-    fn reserve(&self, file: &OwnedFd, (start, end): (u64, u64), before: Charged) -> Result<Reservation<'_>> {
-        let attributes = quota::attribute_bytes(before.attribute_blocks.unwrap_or(0));
-        let most = quota::whole_blocks(stat(file)?.stx_size.max(end)).saturating_add(attributes);
-        self.quota.reserve(quota::growth(file, (start, end), most.saturating_sub(before.bytes))?)
     }
 }
 

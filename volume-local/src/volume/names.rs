@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use volume_fs::file::{Handle, Known, Name, NodeId};
 use volume_fs::request::{Permissions, Special};
 
+use super::charges::{Loss, keep};
 use super::data::PASSED_ON;
 use super::{OpenFile, Volume, WANTED, component, mode_bits};
 use crate::errno::{self, Result};
 use crate::nodes::{Admission, Place, stat};
-use crate::quota::charge;
 
 /// Capabilities kept while acting as a caller: the kernel has checked the directory's mode with all
 /// of the caller's groups, and has cleared a setgid bit that the new mode may not have.
@@ -41,12 +41,7 @@ impl Volume {
     }
 
     pub(crate) fn forget(&self, NodeId(id): NodeId, lookups: u64) {
-        // Probably written back since the last measurement.
-        if self.quota.is_unsettled(id)
-            && let Ok(file) = self.nodes.descriptor(id)
-        {
-            self.quota.settle(id, None, |before| self.measure(&file, before));
-        }
+        self.settle_before_forget(id);
         self.nodes.forget(id, lookups);
     }
 
@@ -102,8 +97,7 @@ impl Volume {
         let mode = self.granted(&parent, permissions)?;
         self.files.admit()?;
         self.nodes.admit(directory)?;
-        let inode = self.quota.reserve_inode()?;
-        self.quota.admit_block()?;
+        let inode = self.admit_file()?;
         let created = self.settling(directory, &parent, || {
             self.nodes.with_descriptors(|| {
                 as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode))
@@ -114,11 +108,11 @@ impl Volume {
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
             other => other?,
         };
-        inode.keep();
+        keep(inode);
         let seen = stat(&file)?;
         let known = self.known(&seen, file.as_fd(), c"")?;
         let NodeId(id) = known.attributes.id;
-        self.quota.add(id, charge(&seen, 0));
+        self.charge_new(id, &seen);
         self.nodes.remember(id, place, None);
         Ok((known, self.files.insert(OpenFile { id, flags: passed_on, fd: file })))
     }
@@ -127,12 +121,9 @@ impl Volume {
         self.writable()?;
         let Place { directory, name: new_name } = place(name)?;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
-        self.quota.admit_block()?;
-        let inode = self.names_take_inodes.then(|| self.quota.reserve_inode()).transpose()?;
+        let inode = self.admit_link()?;
         self.settling(directory, &parent, || self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name))?;
-        if let Some(inode) = inode {
-            inode.keep();
-        }
+        keep(inode);
         self.look_up(name)
     }
 
@@ -168,7 +159,7 @@ impl Volume {
         let moving = self.found_at(&from_parent, &from)?;
         let in_the_way = self.found_at(&to_parent, &to)?;
         if in_the_way.is_none() {
-            self.quota.admit_block()?;
+            self.admit_name()?;
         } else if !flags.contains(RenameFlags::EXCHANGE) {
             self.admit_loss(in_the_way.as_ref(), uid)?;
         }
@@ -210,12 +201,11 @@ impl Volume {
         let directory = place.directory;
         let parent = self.nodes.descriptor(directory)?;
         self.nodes.admit(directory)?;
-        let inode = self.quota.reserve_inode()?;
-        self.quota.admit_block()?;
+        let inode = self.admit_file()?;
         self.settling(directory, &parent, || create(&parent, &place.name))?;
-        inode.keep();
+        keep(inode);
         let (known, seen) = self.find(place, Admission::Admitted)?;
-        self.quota.add(known.attributes.id.0, charge(&seen, 0));
+        self.charge_new(known.attributes.id.0, &seen);
         Ok(known)
     }
 
@@ -266,7 +256,7 @@ impl Volume {
         if !found.is_some_and(is_last) {
             return Ok(());
         }
-        match self.quota.retrying(|| self.nodes.admit_nameless(uid)) {
+        match self.retrying(|| self.nodes.admit_nameless(uid)) {
             Err(Errno::NOSPC) => Err(Errno::MFILE),
             other => other,
         }
@@ -282,18 +272,9 @@ impl Volume {
             None => seen.stx_nlink.saturating_sub(1),
         };
         let names_left = !is_directory && links > 0;
-        if names_left && self.names_take_inodes {
-            self.quota.free_inode();
-        }
-        match held {
-            Some(held) => {
-                if !names_left {
-                    self.quota.removed(id, charge(&seen, 0));
-                }
-                self.nodes.removed((id, uid), place, held, names_left);
-            }
-            None if !names_left => self.quota.free(id, charge(&seen, 0)),
-            None => {}
+        self.discharge(id, &seen, Loss { names_left, is_known: held.is_some() });
+        if let Some(held) = held {
+            self.nodes.removed((id, uid), place, held, names_left);
         }
     }
 }

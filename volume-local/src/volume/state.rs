@@ -24,7 +24,7 @@ impl Volume {
                 .collect(),
             next_file_handle: self.files.next(),
             next_directory_handle: self.directories.next(),
-            charges: Some(self.quota.state()),
+            charges: self.quota.as_ref().map(|quota| quota.state()),
         }
     }
 }
@@ -56,7 +56,7 @@ mod tests {
         let found = Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() };
         let quota = Arc::new(Quota::new(Limits::default(), Some(found), 4));
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        Volume::open((root, false), DescriptorDir::open().unwrap(), limits, quota).unwrap()
+        Volume::open((root, false), DescriptorDir::open().unwrap(), limits, Some(quota)).unwrap()
     }
 
     fn name(directory: NodeId, name: &str) -> Name<'_> {

@@ -1,0 +1,115 @@
+//! Who enforces the limits of a volume, and knows its use: one policy for each volume.
+//!
+//! [`CountedByDaemon`] works on every file system. A policy of the kernel (project quotas, quota
+//! groups) would have no [`Quota`]: then no request calls anything of this crate's accounting.
+
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
+
+use crate::errno::Result;
+use crate::quota::{Quota, Use};
+use crate::usage_file::{BootId, UsageFile};
+
+/// Measures the whole tree of the volume.
+pub(crate) type Count = Box<dyn FnOnce() -> Result<Use> + Send>;
+
+/// The capacity of one volume. Its limits are known from the start.
+pub(crate) trait Policy: Debug + Send + Sync {
+    /// What requests ask for admission and charge; `None` if the kernel enforces the limits.
+    fn quota(&self) -> Option<Arc<Quota>>;
+
+    /// Whether the volume may not change before [`Self::prepare`] calls `prepared`.
+    fn must_prepare(&self) -> bool;
+
+    /// Called once if [`Self::must_prepare`], before the first request. `count` may be called in
+    /// another thread: nothing changes the volume until `prepared` is called.
+    ///
+    /// # Errors
+    ///
+    /// The step that failed: the volume cannot be served.
+    fn prepare(self: Arc<Self>, count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()>;
+
+    fn usage(&self) -> UsageNow;
+
+    /// Sets both limits or none; unchanged limits are a success.
+    fn expand(&self, wanted: Limits) -> std::result::Result<(), Shrinks>;
+
+    /// Called last, if the volume is prepared and nothing changes it any more.
+    fn end(&self);
+}
+
+/// The daemon counts what each request takes. The next daemon continues from the usage file, or
+/// counts the whole tree if this one was killed.
+#[derive(Debug)]
+pub(crate) struct CountedByDaemon {
+    quota: Arc<Quota>,
+    usage_file: UsageFile,
+}
+
+impl CountedByDaemon {
+    /// `usage_file`: open for reading and writing.
+    ///
+    /// # Errors
+    ///
+    /// The usage file cannot be truncated.
+    pub(crate) fn open(
+        usage_file: OwnedFd,
+        boot: Option<BootId>,
+        limits: Limits,
+        event_loops: usize,
+    ) -> volume_fs::Result<Self> {
+        let usage_file = UsageFile::new(usage_file, boot);
+        let found = usage_file.read();
+        usage_file.forget().map_err(|errno| volume_fs::Error::Kernel {
+            step: "usage file",
+            source: linux::Error::new("truncate", "", errno),
+        })?;
+        Ok(Self { quota: Arc::new(Quota::new(limits, found, event_loops)), usage_file })
+    }
+}
+
+impl Policy for CountedByDaemon {
+    fn quota(&self) -> Option<Arc<Quota>> {
+        Some(Arc::clone(&self.quota))
+    }
+
+    fn must_prepare(&self) -> bool {
+        self.usage().counting
+    }
+
+    /// Counts in a thread of its own: reads are served meanwhile.
+    fn prepare(self: Arc<Self>, count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
+        let counting = move || {
+            let found = count().unwrap_or_else(|error| {
+                // The volume counts as full, so that its limit holds; removing files frees no space
+                // either.
+                tracing::error!(%error, "the volume cannot be counted: it takes no more data");
+                let counted = Counted { bytes: u64::MAX, inodes: u64::MAX };
+                Use { counted, unsettled: Vec::new() }
+            });
+            self.quota.set_counted(found);
+            prepared();
+        };
+        let thread = std::thread::Builder::new().name("count".to_owned());
+        let started = thread.spawn(counting).map(drop);
+        started.map_err(|source| volume_fs::Error::Thread { name: "count", source })
+    }
+
+    fn usage(&self) -> UsageNow {
+        self.quota.usage()
+    }
+
+    fn expand(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
+        self.quota.set_limits(wanted)
+    }
+
+    /// Saves the next daemon a count.
+    fn end(&self) {
+        if let Err(error) = self.usage_file.keep(&self.quota.at_the_end()) {
+            tracing::warn!(%error, "usage file: the next daemon will count anew");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The daemon's count on the way of each request: a change is admitted before it is made, and its
+//! file is charged after it.
+//!
+//! Invariant: in a volume without a [`Quota`], whose capacity another party enforces, each function
+//! here admits at once, makes no system call and takes no lock.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, Statx};
+use rustix::io::Errno;
+
+use super::{OpenFile, Volume};
+use crate::errno::Result;
+use crate::nodes::stat;
+use crate::quota::{self, BLOCK_BYTES, Charged, InodeReservation, Quota, Reservation, charge};
+use crate::xattrs;
+
+/// What happened to a file that lost a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Loss {
+    pub(super) names_left: bool,
+    /// The kernel knows the file: it may be open.
+    pub(super) is_known: bool,
+}
+
+/// The file exists: its inode stays charged.
+pub(super) fn keep(inode: Option<InodeReservation<'_>>) {
+    if let Some(inode) = inode {
+        inode.keep();
+    }
+}
+
+impl Volume {
+    /// Makes a change to a file, and updates its charge.
+    pub(super) fn settling<T>(
+        &self,
+        id: u64,
+        file: &OwnedFd,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if let Some(quota) = &self.quota {
+            quota.before_change(id, || self.measure_first(file))?;
+        }
+        let changed = change();
+        self.settle(id, file, None);
+        changed
+    }
+
+    /// Updates the charge of a file after a change, or after its file system may have changed its
+    /// blocks.
+    pub(super) fn settle(&self, id: u64, file: &OwnedFd, reserved: Option<Reservation<'_>>) {
+        if let Some(quota) = &self.quota {
+            quota.settle(id, reserved, |before| self.measure(file, before));
+        }
+    }
+
+    /// As [`Self::settle`], after a change of attributes. The kernel serializes requests that change
+    /// one file's attributes.
+    pub(super) fn settle_attributes(&self, id: u64, file: &OwnedFd, reserved: Option<Reservation<'_>>) {
+        if let Some(quota) = &self.quota {
+            quota.settle(id, reserved, |before| {
+                self.measure(file, Charged { attribute_blocks: None, ..before })
+            });
+        }
+    }
+
+    /// The kernel is about to forget a node. Its file was probably written back since the last
+    /// measurement.
+    pub(super) fn settle_before_forget(&self, id: u64) {
+        if let Some(quota) = &self.quota
+            && quota.is_unsettled(id)
+            && let Ok(file) = self.nodes.descriptor(id)
+        {
+            quota.settle(id, None, |before| self.measure(&file, before));
+        }
+    }
+
+    /// An open file was closed. Writeback may have added or freed a block.
+    pub(super) fn closed(&self, file: &OpenFile) {
+        if let Some(quota) = &self.quota {
+            quota.settle(file.id, None, |before| self.measure(&file.fd, before));
+            quota.closed(file.id);
+        }
+    }
+
+    /// Reserves space for as much of `length` bytes at `offset` as fits, at least one. Returns this
+    /// length.
+    pub(super) fn make_room(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        length: u64,
+    ) -> Result<(u64, Option<Reservation<'_>>)> {
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        let Some(quota) = &self.quota else { return Ok((length, None)) };
+        let before = quota.before_change(file.id, || self.measure_first(&file.fd))?;
+        let most = quota::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
+        if let Ok(reserved) = quota.reserve_amply(most) {
+            return Ok((length, Some(reserved)));
+        }
+        match quota.retrying(|| reserve_range(quota, &file.fd, (offset, end), before)) {
+            Err(Errno::NOSPC) => {}
+            other => return other.map(|reserved| (length, Some(reserved))),
+        }
+        let fitting = quota::longest_fitting(&file.fd, (offset, end), quota.free_bytes())?;
+        if fitting == offset {
+            return Err(Errno::NOSPC);
+        }
+        let reserved = reserve_range(quota, &file.fd, (offset, fitting), before)?;
+        Ok((fitting - offset, Some(reserved)))
+    }
+
+    /// Reserves space for the whole range `[start, end)`.
+    pub(super) fn make_all_room(
+        &self,
+        file: &OpenFile,
+        range: (u64, u64),
+    ) -> Result<Option<Reservation<'_>>> {
+        let Some(quota) = &self.quota else { return Ok(None) };
+        let before = quota.before_change(file.id, || self.measure_first(&file.fd))?;
+        quota.retrying(|| reserve_range(quota, &file.fd, range, before)).map(Some)
+    }
+
+    /// Called before a change of attributes that adds at most `bytes`.
+    pub(super) fn make_room_for_attributes(
+        &self,
+        id: u64,
+        file: &OwnedFd,
+        bytes: u64,
+    ) -> Result<Option<Reservation<'_>>> {
+        let Some(quota) = &self.quota else { return Ok(None) };
+        quota.before_change(id, || self.measure_first(file))?;
+        quota.retrying(|| quota.reserve(bytes)).map(Some)
+    }
+
+    /// Called before a file is created.
+    pub(super) fn admit_file(&self) -> Result<Option<InodeReservation<'_>>> {
+        let Some(quota) = &self.quota else { return Ok(None) };
+        let inode = quota.reserve_inode()?;
+        quota.admit_block()?;
+        Ok(Some(inode))
+    }
+
+    /// Called before a name is added to a file that exists.
+    pub(super) fn admit_link(&self) -> Result<Option<InodeReservation<'_>>> {
+        let Some(quota) = &self.quota else { return Ok(None) };
+        quota.admit_block()?;
+        if self.names_take_inodes { quota.reserve_inode().map(Some) } else { Ok(None) }
+    }
+
+    /// Called before a file gets its name in another directory.
+    pub(super) fn admit_name(&self) -> Result<()> {
+        self.quota.as_ref().map_or(Ok(()), |quota| quota.admit_block())
+    }
+
+    /// Charges a new file.
+    pub(super) fn charge_new(&self, id: u64, seen: &Statx) {
+        if let Some(quota) = &self.quota {
+            quota.add(id, charge(seen, 0));
+        }
+    }
+
+    /// A file lost a name. `seen`: the file before.
+    pub(super) fn discharge(&self, id: u64, seen: &Statx, Loss { names_left, is_known }: Loss) {
+        let Some(quota) = &self.quota else { return };
+        match (names_left, is_known) {
+            (true, _) if self.names_take_inodes => quota.free_inode(),
+            (true, _) => {}
+            (false, true) => quota.removed(id, charge(seen, 0)),
+            (false, false) => quota.free(id, charge(seen, 0)),
+        }
+    }
+
+    /// Repeats `attempt` while it fails for lack of space that a FORGET is about to free.
+    pub(super) fn retrying<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        match &self.quota {
+            Some(quota) => quota.retrying(attempt),
+            None => attempt(),
+        }
+    }
+
+    /// The charge of a file without a remembered charge: that of a file without attribute blocks,
+    /// see [`charge`].
+    fn measure_first(&self, file: &OwnedFd) -> Result<Charged> {
+        let seen = stat(file)?;
+        let attribute_blocks = Some(self.attribute_blocks_seen(file, &seen)?);
+        Ok(Charged { attribute_blocks, ..charge(&seen, 0) })
+    }
+
+    /// The charge of a file now. Only setxattr and removexattr change the blocks of its attributes,
+    /// so these are not counted again.
+    fn measure(&self, file: &OwnedFd, before: Charged) -> Result<Charged> {
+        let seen = stat(file)?;
+        let attribute_blocks = match before.attribute_blocks {
+            Some(blocks) => blocks,
+            None => self.attribute_blocks_seen(file, &seen)?,
+        };
+        Ok(charge(&seen, attribute_blocks))
+    }
+
+    /// Matters only for regular files with at least one block.
+    fn attribute_blocks_seen(&self, file: &OwnedFd, seen: &Statx) -> Result<u8> {
+        let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
+        if is_file && seen.stx_blocks > 0 { self.attribute_blocks_of(file.as_fd()) } else { Ok(0) }
+    }
+
+    pub(super) fn attribute_blocks_of(&self, file: BorrowedFd<'_>) -> Result<u8> {
+        Ok(self.attribute_blocks.most(xattrs::total(&self.descriptors, file, None)?))
+    }
+}
+
+/// Reserves exactly what writing the range adds to the charge `before`.
+fn reserve_range<'q>(
+    quota: &'q Quota,
+    file: &OwnedFd,
+    (start, end): (u64, u64),
+    before: Charged,
+) -> Result<Reservation<'q>> {
+    let attributes = quota::attribute_bytes(before.attribute_blocks.unwrap_or(0));
+    let most = quota::whole_blocks(stat(file)?.stx_size.max(end)).saturating_add(attributes);
+    quota.reserve(quota::growth(file, (start, end), most.saturating_sub(before.bytes))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use linux::credentials::Caller;
+    use linux::fs_at::DescriptorDir;
+    use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
+    use volume_fs::figures::{Counted, Limits};
+    use volume_fs::file::{Handle, Name, NodeId};
+    use volume_fs::request::{Data, Permissions};
+
+    use super::*;
+    use crate::nodes::NodeLimits;
+    use crate::quota::Use;
+
+    const CALLER: Caller = Caller { uid: 0, gid: 0 };
+
+    fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
+        let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
+        Volume::open((root, false), DescriptorDir::open().unwrap(), limits, quota).unwrap()
+    }
+
+    fn create(volume: &Volume, name: &str) -> Result<(NodeId, Handle)> {
+        let name = Name { directory: NodeId::ROOT, name: OsStr::new(name) };
+        let permissions = Permissions { mode: 0o644, umask: 0 };
+        let (known, handle) = volume.create(name, (permissions, OFlags::RDWR), CALLER)?;
+        Ok((known.attributes.id, handle))
+    }
+
+    #[test]
+    fn a_volume_whose_capacity_the_kernel_enforces_admits_everything_and_charges_nothing() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let limits = Limits { bytes: 3 * BLOCK_BYTES, inodes: 2 };
+        let found = Use { counted: Counted { bytes: BLOCK_BYTES, inodes: 1 }, unsettled: Vec::new() };
+        let counted = volume(dir.path(), Some(Arc::new(Quota::new(limits, Some(found), 4))));
+        let data = Data { offset: 0, bytes: &[1; 4 * 4096], clears_setid: false };
+        let (_, handle) = create(&counted, "counted").unwrap();
+        assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");
+        assert_eq!(create(&counted, "second").unwrap_err(), Errno::NOSPC);
+
+        let free = volume(dir.path(), None);
+        let (id, handle) = create(&free, "second").unwrap();
+        assert_eq!(free.write(handle, data), Ok(4 * 4096));
+        free.set_xattr(id, OsStr::new("user.a"), &[1; 2048], XattrFlags::empty()).unwrap();
+        let (old, new) = (OsStr::new("second"), OsStr::new("third"));
+        let name = |name| Name { directory: NodeId::ROOT, name };
+        free.link(id, name(new)).unwrap();
+        free.remove(name(old), (AtFlags::empty(), 0)).unwrap();
+        free.remove(name(new), (AtFlags::empty(), 0)).unwrap();
+        free.release_file(handle);
+        free.forget(id, 2);
+        assert_eq!(free.state().charges, None);
+        assert!(!dir.path().join("third").exists());
+    }
+}
