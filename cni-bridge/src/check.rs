@@ -209,9 +209,9 @@ fn nil() -> String {
 
 /// In the reference's notation: `{Dst:{IP:10.8.0.0 Mask:ffff0000} GW:<nil> MTU:0 ...}`.
 fn shown(route: &Route) -> String {
-    let mask: String = match route.dst.mask() {
-        std::net::IpAddr::V4(mask) => mask.octets().iter().map(|byte| format!("{byte:02x}")).collect(),
-        std::net::IpAddr::V6(mask) => mask.octets().iter().map(|byte| format!("{byte:02x}")).collect(),
+    let mask = match route.dst.mask() {
+        std::net::IpAddr::V4(mask) => format!("{:08x}", mask.to_bits()),
+        std::net::IpAddr::V6(mask) => format!("{:032x}", mask.to_bits()),
     };
     format!(
         "{{Dst:{{IP:{} Mask:{mask}}} GW:{} MTU:{} AdvMSS:{} Priority:{} Table:{} Scope:{}}}",

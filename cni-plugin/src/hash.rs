@@ -4,8 +4,7 @@ use sha2::{Digest, Sha512};
 
 /// The first `digits` hexadecimal digits (at most 128, lower case) of `text`'s SHA-512.
 pub fn sha512_hex(text: &str, digits: usize) -> String {
-    let digest = Sha512::digest(text.as_bytes());
-    let mut hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut hex = base16ct::lower::encode_string(&Sha512::digest(text.as_bytes()));
     hex.truncate(digits);
     hex
 }

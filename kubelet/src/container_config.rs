@@ -186,7 +186,7 @@ fn annotations(instance: &Instance<'_>) -> HashMap<String, String> {
         TerminationMessagePolicy::FallbackToLogsOnError => "FallbackToLogsOnError",
     };
     let spec = serde_json::to_vec(container).expect("an object read from JSON is JSON");
-    let hash: String = Sha256::digest(&spec).iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let hash = base16ct::lower::encode_string(&Sha256::digest(&spec))[..8].to_owned();
     let grace = pod.spec.termination_grace_period_seconds.to_string();
     [
         ("io.kubernetes.container.hash", hash),

@@ -15,7 +15,7 @@ use tokio::net::UnixListener;
 /// On a tmpfs that no pod can fill.
 const IN_MEMORY: &str = "/run/hawser-kubelet";
 /// Of the digest that tells root directories apart.
-const DIGEST_BYTES: usize = 8;
+const DIGEST_DIGITS: usize = 16;
 
 /// Binds `path`, mode 0600, in the place of a socket that a killed kubelet has left: the caller
 /// has the root directory's lock. Returns where the socket is.
@@ -58,8 +58,8 @@ fn bind_or_in(path: &Path, dir: &Path) -> io::Result<(UnixListener, PathBuf)> {
 /// By the real path of the root directory, however it was given.
 fn in_memory(path: &Path, dir: &Path) -> io::Result<PathBuf> {
     let parent = path.parent().unwrap_or(Path::new("/")).canonicalize()?;
-    let digest = Sha256::digest(parent.as_os_str().as_encoded_bytes());
-    let name: String = digest.iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect();
+    let digest = base16ct::lower::encode_string(&Sha256::digest(parent.as_os_str().as_encoded_bytes()));
+    let name = &digest[..DIGEST_DIGITS];
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     Ok(dir.join(format!("{name}-{file}")))
 }

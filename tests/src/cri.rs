@@ -386,7 +386,7 @@ pub fn layer_with_links(files: &[(&str, u32, &[u8])], links: &[(&str, &str)]) ->
 }
 
 pub fn digest_of(bytes: &[u8]) -> String {
-    let hash: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+    let hash = base16ct::lower::encode_string(&Sha256::digest(bytes));
     format!("sha256:{hash}")
 }
 

@@ -121,7 +121,7 @@ fn descriptor(media_type: &str, blob: &[u8]) -> Value {
 }
 
 fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    base16ct::lower::encode_string(&Sha256::digest(bytes))
 }
 
 fn to_bytes(value: &Value) -> Result<Vec<u8>> {

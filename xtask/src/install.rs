@@ -11,7 +11,6 @@
 //! Invariant: in every moment, each plugin that was there is there, whole, under
 //! its name; after a kill or a power cut both directions can be run again.
 
-use std::fmt::Write as _;
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -364,11 +363,7 @@ fn checksum(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     let mut file = File::open(path).with_context(|| path.display().to_string())?;
     file.read_to_end(&mut bytes).with_context(|| path.display().to_string())?;
-    let mut digits = String::new();
-    for byte in Sha256::digest(&bytes) {
-        write!(digits, "{byte:02x}").context("a string takes everything")?;
-    }
-    Ok(digits)
+    Ok(base16ct::lower::encode_string(&Sha256::digest(&bytes)))
 }
 
 /// The newest version of the specification that the plugin says it knows.

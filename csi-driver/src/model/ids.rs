@@ -80,7 +80,9 @@ hashed_id! {
 }
 
 fn key_of(name: &str) -> String {
-    Sha256::digest(name.as_bytes()).iter().take(KEY_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect()
+    let mut key = base16ct::lower::encode_string(&Sha256::digest(name.as_bytes()));
+    key.truncate(KEY_DIGITS);
+    key
 }
 
 fn is_key(key: &str) -> bool {

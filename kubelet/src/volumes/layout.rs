@@ -162,12 +162,7 @@ fn escape(name: &str) -> String {
 }
 
 fn sha256_hex(text: &str) -> String {
-    use std::fmt::Write as _;
-    let mut hex = String::with_capacity(64);
-    for byte in Sha256::digest(text.as_bytes()) {
-        write!(hex, "{byte:02x}").expect("a String takes any text");
-    }
-    hex
+    base16ct::lower::encode_string(&Sha256::digest(text.as_bytes()))
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ impl Source {
             .read_to_end(&mut bytes)
             .map_err(ImageError::reading(path.display().to_string()))?;
         if let Some(wanted) = digest {
-            let found = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
+            let found = format!("sha256:{}", base16ct::lower::encode_string(&Sha256::digest(&bytes)));
             if found != wanted {
                 return Err(ImageError::OtherDigest { wanted: wanted.to_owned(), found });
             }
@@ -203,14 +203,6 @@ fn blob_path(digest: &str) -> Result<PathBuf> {
         return Err(ImageError::NoDigest { digest: digest.to_owned() });
     }
     Ok(Path::new("blobs/sha256").join(&digest["sha256:".len()..]))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a String takes any text");
-        text
-    })
 }
 
 #[cfg(test)]

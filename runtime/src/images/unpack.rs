@@ -21,7 +21,6 @@ use tar::EntryType;
 use super::error::{ImageError, Result};
 use super::job::Job;
 use super::limits::{Allowance, ImageLimits, Limited, Used};
-use super::source::hex;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -335,7 +334,7 @@ impl<R> Hashed<R> {
     }
 
     fn finish(self) -> String {
-        format!("sha256:{}", hex(&self.hash.finalize()))
+        format!("sha256:{}", base16ct::lower::encode_string(&self.hash.finalize()))
     }
 }
 
@@ -368,7 +367,7 @@ mod tests {
     }
 
     fn sum(bytes: &[u8]) -> String {
-        format!("sha256:{}", hex(&Sha256::digest(bytes)))
+        format!("sha256:{}", base16ct::lower::encode_string(&Sha256::digest(bytes)))
     }
 
     fn job(layer: &[u8], target: &Path, limits: ImageLimits) -> Job {

@@ -18,7 +18,6 @@ use sha2::{Digest, Sha256};
 use super::error::{ImageError, Result};
 use super::job::Job;
 use super::limits::Used;
-use super::source::hex;
 use super::unpack;
 use crate::error::chain;
 use crate::reexec::UNPACKER_NAME;
@@ -184,7 +183,7 @@ fn unpack_verified(job: &Job) -> Result<Used> {
         }
         hash.update(&buffer[..length]);
     }
-    let found = format!("sha256:{}", hex(&hash.finalize()));
+    let found = format!("sha256:{}", base16ct::lower::encode_string(&hash.finalize()));
     if found != *digest {
         return Err(ImageError::OtherDigest { wanted: digest.clone(), found });
     }

@@ -21,7 +21,7 @@ fn put_image(node: &Node<'_>, user: &str) {
     };
     let files = [("etc/passwd", PASSWD), ("etc/group", "disk:x:6:2345\n")];
     let layer = layer_of(&program, &files).expect("a layer");
-    let digest: String = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = base16ct::lower::encode_string(&Sha256::digest(&layer));
     let config = json!({
         "architecture": "amd64",
         "os": "linux",

@@ -219,7 +219,7 @@ impl Store {
         pod.metadata.uid = match source {
             Source::File(path) => {
                 let whole = format!("{digest}\nhost:{}\nfile:{}", self.node_name(), path.display());
-                hex(&Sha256::digest(whole.as_bytes())[..16])
+                base16ct::lower::encode_string(&Sha256::digest(whole.as_bytes()))[..32].to_owned()
             }
             Source::Api | Source::Kubelet => new_uid().map_err(Error::Uid)?,
         };
@@ -389,9 +389,5 @@ fn declared(kind: Kind, key: &Key, source: &Source) -> Option<Declared> {
 
 fn digest(object: &impl Object) -> String {
     let content = serde_json::to_vec(object).expect("objects have string keys only");
-    hex(&Sha256::digest(&content))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    base16ct::lower::encode_string(&Sha256::digest(&content))
 }
