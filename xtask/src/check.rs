@@ -1,7 +1,11 @@
 //! `check`: what a reviewer should not have to say.
 
+use std::process::Command;
+
+use ::tests::binaries::workspace_root;
 use anyhow::Result;
 use xtask::build::{self, cargo};
+use xtask::foreign::cargo_deny;
 use xtask::progress::part;
 
 const PARTS: [(&str, &[&str]); 3] = [
@@ -10,9 +14,14 @@ const PARTS: [(&str, &[&str]); 3] = [
     ("rustdoc", &["doc", "--workspace", "--no-deps"]),
 ];
 
-pub(crate) fn run() -> Result<()> {
+/// `advisories`: also of dependencies that have a known fault; their list comes from the network.
+pub(crate) fn run(advisories: bool) -> Result<()> {
     for (name, words) in PARTS {
         part(name, || build::run(cargo().args(words).env("RUSTDOCFLAGS", "-D warnings")))?;
     }
-    Ok(())
+    let deny = part("cargo-deny", cargo_deny)?;
+    let check =
+        |what: &[&str]| build::run(Command::new(&deny).current_dir(workspace_root()).arg("check").args(what));
+    part("licences and sources (deny.toml)", || check(&["licenses", "bans", "sources"]))?;
+    if advisories { part("advisories", || check(&["advisories"])) } else { Ok(()) }
 }

@@ -12,6 +12,8 @@ use crate::build;
 pub const REFERENCE_PLUGINS: &str = "v1.9.1";
 /// The release of csi-test whose csi-sanity the driver must pass.
 pub const CSI_SANITY: &str = "v5.6.0";
+/// The release that reads deny.toml.
+const CARGO_DENY: &str = "0.20.2";
 const GO_NEEDED: (u32, u32) = (1, 25);
 
 /// bridge, host-local, loopback and portmap as Go modules; built once.
@@ -39,6 +41,19 @@ fn go_install(package: &str, version: &str, dir: &Path) -> Result<PathBuf> {
         build::run(command.env("GOBIN", dir).env("CGO_ENABLED", "0"))?;
     }
     ensure!(binary.is_file(), "go install left no {}", binary.display());
+    Ok(binary)
+}
+
+/// cargo-deny; built once, which takes minutes.
+pub fn cargo_deny() -> Result<PathBuf> {
+    let dir = target_dir().join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
+    let binary = dir.join("bin/cargo-deny");
+    if !binary.is_file() {
+        let mut install = build::cargo();
+        install.args(["install", "cargo-deny", "--locked", "--version", CARGO_DENY, "--root"]).arg(&dir);
+        build::run(&mut install)?;
+    }
+    ensure!(binary.is_file(), "cargo install left no {}", binary.display());
     Ok(binary)
 }
 

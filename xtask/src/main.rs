@@ -34,8 +34,12 @@ struct Arguments {
 enum Task {
     /// Run two pods that share a volume and talk over the bridge, and take everything down again
     Demo(DemoArguments),
-    /// rustfmt, clippy and rustdoc, warnings as errors
-    Check,
+    /// rustfmt, clippy and rustdoc, warnings as errors; licences and sources of dependencies
+    Check {
+        /// Also look for dependencies with known faults; downloads the list of them
+        #[arg(long)]
+        advisories: bool,
+    },
     /// Everything that needs Rust, root and this kernel: unit, kernel and end-to-end tests
     Test {
         /// Only tests whose name contains this
@@ -103,7 +107,7 @@ fn main() -> ExitCode {
     };
     let done = match task {
         Task::Demo(arguments) => demo::run(&arguments),
-        Task::Check => check::run(),
+        Task::Check { advisories } => check::run(advisories),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Conformance(passed) => launch("conformance", "conformance", &passed.arguments),
         Task::Lab(passed) => launch("conformance", "lab", &passed.arguments),
