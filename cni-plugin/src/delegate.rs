@@ -213,7 +213,7 @@ impl Running {
         let [stdout, stderr] = &self.texts;
         if status.success() {
             // Only information: a closed stderr is no failure.
-            drop(std::io::stderr().write_all(stderr));
+            let _no_reader = std::io::stderr().write_all(stderr);
             return Ok(());
         }
         let output = Output { status, stdout: stdout.clone(), stderr: stderr.clone() };

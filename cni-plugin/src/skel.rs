@@ -184,7 +184,7 @@ fn write_stdout(text: &str) -> std::io::Result<()> {
 /// Writes a non-fatal problem to stderr, since stdout belongs to the protocol.
 pub fn warn(plugin: &str, what: impl std::fmt::Display) {
     // A closed stderr is no failure.
-    drop(writeln!(std::io::stderr(), "{plugin}: {what}"));
+    let _no_reader = writeln!(std::io::stderr(), "{plugin}: {what}");
 }
 
 fn about(plugin: &Plugin) {
@@ -195,7 +195,7 @@ fn about(plugin: &Plugin) {
         plugin.version,
         versions.join(", ")
     );
-    drop(std::io::stderr().write_all(text.as_bytes()));
+    let _no_reader = std::io::stderr().write_all(text.as_bytes());
 }
 
 #[cfg(test)]

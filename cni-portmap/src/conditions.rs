@@ -155,7 +155,7 @@ impl<'a> Tokens<'a> {
         let negated = self.rest.next_if(|word| matches!(*word, "!=" | "ne")).is_some();
         if !negated {
             // Skipped: equality is the default.
-            let _ = self.rest.next_if(|word| matches!(*word, "==" | "eq"));
+            let _equality = self.rest.next_if(|word| matches!(*word, "==" | "eq"));
         }
         let first = self.rest.next()?;
         if first != "{" {

@@ -390,7 +390,7 @@ impl Drop for NewLease {
     fn drop(&mut self) {
         if let Self::Named(path) = self {
             // The next lease replaces a file that stays; no reader sees it.
-            drop(std::fs::remove_file(path));
+            let _may_be_gone = std::fs::remove_file(path);
         }
     }
 }

@@ -80,7 +80,7 @@ impl Index {
         index.write_all(&mut contents).and_then(|()| Ok(std::fs::rename(&unfinished, path)?)).inspect_err(
             |_| {
                 // Best effort: the next build replaces a remaining file.
-                drop(std::fs::remove_file(&unfinished));
+                let _may_be_gone = std::fs::remove_file(&unfinished);
             },
         )?;
         Ok(index)

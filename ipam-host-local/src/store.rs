@@ -466,7 +466,7 @@ impl LockedStore<'_> {
 
     /// Best effort: an index that stays does not describe the directory.
     fn discard_index(&self) {
-        drop(std::fs::remove_file(&self.store.index_path));
+        let _may_be_gone = std::fs::remove_file(&self.store.index_path);
     }
 }
 

@@ -103,7 +103,7 @@ fn put(path: &Path, content: &[u8], mode: u32, synced: bool) -> Result<()> {
         .and_then(|()| std::fs::rename(&temp, path).map_err(|e| Error::at("rename to", path, e)))
         .inspect_err(|_| {
             // Best effort: the next write replaces the remaining dot-file.
-            drop(std::fs::remove_file(&temp));
+            let _may_be_gone = std::fs::remove_file(&temp);
         })
 }
 

@@ -379,7 +379,7 @@ fn ensure_all(places: &[Place<'_>], path: impl Fn(Depth) -> PathBuf) -> Result<V
             Err((error, made)) => {
                 created.extend(made);
                 // Best effort: the caller gets the error, and only empty groups remain.
-                drop(remove_dirs(&created));
+                let _may_be_gone = remove_dirs(&created);
                 return Err(error);
             }
         }

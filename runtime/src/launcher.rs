@@ -118,7 +118,7 @@ fn clone(
         let stdio = child::Stdio { stdin: stdin.into(), stdout, stderr };
         let Err(problem) = child::run(plan, overlay, cgroup, &stdio);
         // If even this fails, there is no other way to report.
-        drop(report.write_all(chain(&problem).as_bytes()));
+        let _no_reader = report.write_all(chain(&problem).as_bytes());
         127
     })?;
     Ok((child, outcome.into()))

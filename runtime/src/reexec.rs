@@ -32,7 +32,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
         Ok(()) => Some(ExitCode::SUCCESS),
         Err(error) => {
             // stderr is shim.log in the sandbox's directory.
-            drop(writeln!(std::io::stderr(), "{}", trace::escaped(&chain(&error))));
+            let _no_reader = writeln!(std::io::stderr(), "{}", trace::escaped(&chain(&error)));
             Some(ExitCode::FAILURE)
         }
     }
@@ -46,7 +46,7 @@ fn unpack(job: &str, parent: &str, cgroup: Option<&Path>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(problem) => {
-            drop(writeln!(std::io::stderr(), "{}", chain(&problem)));
+            let _no_reader = writeln!(std::io::stderr(), "{}", chain(&problem));
             ExitCode::FAILURE
         }
     }

@@ -261,7 +261,7 @@ impl Runtime {
             containers: self.containers_of(sandbox_id),
         };
         // It fails if there is no receiver, which is no error.
-        drop(self.events.send(Arc::new(event)));
+        let _receiver_gone = self.events.send(Arc::new(event));
     }
 
     fn started(&self, id: &str, status: &ShimStatus) {

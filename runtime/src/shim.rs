@@ -518,5 +518,5 @@ fn remove_cgroup(cgroup: Option<&Cgroup>) {
 
 /// Writes to the shim's own log: its stderr is `shim.log` in the sandbox's directory.
 fn note(text: &str) {
-    drop(writeln!(io::stderr(), "{} {}", jiff::Timestamp::now(), trace::escaped(text)));
+    let _no_reader = writeln!(io::stderr(), "{} {}", jiff::Timestamp::now(), trace::escaped(text));
 }

@@ -242,7 +242,7 @@ async fn listen(
             && let Some(sender) = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
         {
             // The caller may have stopped waiting.
-            drop(sender.send(answer));
+            let _receiver_gone = sender.send(answer);
         }
     }
     listener.lost(&sandbox);

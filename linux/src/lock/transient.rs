@@ -110,10 +110,10 @@ impl Drop for TransientLock {
         // If the file were removed while others wait, each waiter would make it again in turn. A
         // file that stays belongs to the next holder.
         if is_at(file, path).unwrap_or(false) && Mark::Alone.set(file).is_ok() {
-            drop(fs::remove_file(path));
+            let _may_be_gone = fs::remove_file(path);
         }
         // Before the next process holds the lock and queries the marks.
-        let _ = Mark::None.set(file);
+        let _closing_clears_it_too = Mark::None.set(file);
     }
 }
 
@@ -155,7 +155,7 @@ impl Mark {
 
 fn announce_and_wait(file: File) -> io::Result<Option<FileLock>> {
     // May fail while the holder removes the file: then the file is made again.
-    let _ = Mark::Waiting.set(&file);
+    let _file_removed = Mark::Waiting.set(&file);
     FileLock::of(file).map(Some)
 }
 
@@ -165,7 +165,9 @@ fn wait<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Option<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    std::thread::Builder::new().name("lock".to_owned()).spawn(move || drop(sender.send(work())))?;
+    std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
+        let _receiver_gone = sender.send(work());
+    })?;
     Ok(receiver.recv_timeout(timeout).ok())
 }
 

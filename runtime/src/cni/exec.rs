@@ -59,7 +59,7 @@ pub(super) async fn run(
         let mut stdin = child.stdin.take().ok_or("no stdin")?;
         let text = serde_json::to_vec(config).map_err(|e| e.to_string())?;
         // A plugin that ends without reading stdin explains that on stdout.
-        drop(stdin.write_all(&text).await);
+        let _plugin_ended = stdin.write_all(&text).await;
         drop(stdin);
         child.wait_with_output().await.map_err(|e| format!("run {}: {e}", program.display()))
     };

@@ -49,7 +49,7 @@ impl LogFile {
     fn append(&mut self, lines: &[u8]) {
         self.make_room(lines.len() as u64);
         if let Some(file) = &mut self.file {
-            drop(file.write_all(lines));
+            let _full_disk = file.write_all(lines);
             self.length += lines.len() as u64;
         }
     }

@@ -63,7 +63,9 @@ impl Launcher for ProcessLauncher {
             child.ok_or_else(|| linux::Error::new("find child", pid, nix::errno::Errno::ESRCH))
         });
         // Otherwise it would be lost. That it has ended already is as good.
-        let process = process.inspect_err(|_| drop(child.start_kill()));
+        let process = process.inspect_err(|_| {
+            let _has_ended = child.start_kill();
+        });
         let volume_id = spec.volume_id.to_string();
         tokio::spawn(async move {
             match child.wait().await {
