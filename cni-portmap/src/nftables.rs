@@ -29,7 +29,7 @@ struct Part {
 }
 
 impl Part {
-    fn new(config: &Config, (family, container): (Family, IpNetwork)) -> Result<Self, Error> {
+    fn new(config: &Config, family: Family, container: IpNetwork) -> Result<Self, Error> {
         let parsed = conditions::parse(config.conditions(family), family);
         Ok(Self {
             family,
@@ -42,7 +42,7 @@ impl Part {
 
 /// Adds all rules of the attachment. After a failure nothing has changed.
 pub(crate) fn add(config: &Config, owner: &Owner) -> Result<(), Error> {
-    let parts = config.container.each().map(|each| Part::new(config, each));
+    let parts = config.container.each().map(|(family, container)| Part::new(config, family, container));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
     let failed = |source| Error::SetUpNftables { source };
     let mut kernel = NfTables::open_if_available().map_err(failed)?.ok_or(Error::NoNftables)?;

@@ -85,6 +85,13 @@ pub enum UnmountMode {
     Force,
 }
 
+/// What mountinfo shows of a FUSE mount: `fuse.<subtype>` and `source`.
+#[derive(Debug, Clone, Copy)]
+pub struct FuseName<'a> {
+    pub source: &'a str,
+    pub subtype: &'a str,
+}
+
 /// How a FUSE connection is mounted (fs/fuse/inode.c, `fuse_fs_parameters`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FuseMountOptions {
@@ -274,10 +281,10 @@ pub fn open_fuse_device() -> Result<OwnedFd> {
 }
 
 /// Mounts the connection behind `fuse_device` on the directory `target`. The FUSE_INIT request
-/// waits for the first reader of the descriptor. mountinfo shows `source` and `subtype`.
+/// waits for the first reader of the descriptor.
 pub fn mount_fuse(
     fuse_device: impl AsFd,
-    (source, subtype): (&str, &str),
+    name: FuseName<'_>,
     target: &Path,
     options: FuseMountOptions,
 ) -> Result<()> {
@@ -290,23 +297,19 @@ pub fn mount_fuse(
             write!(data, ",{name}").expect("a String takes any text");
         }
     }
-    mount_fs(&format!("fuse.{subtype}"), source, target, options.flags, &data)
+    mount_fs(&format!("fuse.{}", name.subtype), name.source, target, options.flags, &data)
 }
 
 /// [`mount_fuse`] without a target: a detached mount, to be attached with
 /// [`crate::rootfs::attach`]. Closing it before that ends the connection.
-pub fn new_fuse(
-    fuse_device: impl AsFd,
-    (source, subtype): (&str, &str),
-    options: FuseMountOptions,
-) -> Result<OwnedFd> {
+pub fn new_fuse(fuse_device: impl AsFd, name: FuseName<'_>, options: FuseMountOptions) -> Result<OwnedFd> {
     let failed = |op: &'static str| move |e: rustix::io::Errno| Error::new(op, "fuse", e);
     let context = mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed("fsopen"))?;
     let fd = fuse_device.as_fd().as_raw_fd().to_string();
     let root_mode = format!("{:o}", libc::S_IFDIR);
     for (key, value) in [
-        ("source", source),
-        ("subtype", subtype),
+        ("source", name.source),
+        ("subtype", name.subtype),
         ("fd", &fd),
         ("rootmode", &root_mode),
         ("user_id", "0"),

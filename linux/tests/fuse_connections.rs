@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 
 use linux::mount::{
-    FuseConnections, FuseMountOptions, MountFlags, UnmountMode, id_of, minor_of, move_mount, new_fuse,
-    open_fuse_device, unmount,
+    FuseConnections, FuseMountOptions, FuseName, MountFlags, UnmountMode, id_of, minor_of, move_mount,
+    new_fuse, open_fuse_device, unmount,
 };
 use rustix::fs::{AtFlags, StatxFlags};
 
@@ -16,7 +16,7 @@ fn connection() -> (File, std::os::fd::OwnedFd, u32) {
     let device = open_fuse_device().unwrap();
     let options =
         FuseMountOptions { flags: MountFlags::default(), allow_other: false, default_permissions: false };
-    let tree = new_fuse(&device, ("unserved", "test"), options).unwrap();
+    let tree = new_fuse(&device, FuseName { source: "unserved", subtype: "test" }, options).unwrap();
     rustix::fs::fcntl_setfl(&device, rustix::fs::OFlags::NONBLOCK).unwrap();
     let minor = minor_of(&tree).unwrap();
     (File::from(device), tree, minor)
@@ -104,7 +104,7 @@ fn a_mount_whose_daemon_tells_nonsense_of_its_root_is_known() {
     let device = open_fuse_device().unwrap();
     let options =
         FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: false };
-    let tree = new_fuse(&device, ("nonsense", "test"), options).unwrap();
+    let tree = new_fuse(&device, FuseName { source: "nonsense", subtype: "test" }, options).unwrap();
     let (minor, id) = (minor_of(&tree).unwrap(), id_of(&tree).unwrap());
     let target = tempfile::tempdir().unwrap();
     move_mount(&tree, target.path()).unwrap();

@@ -87,6 +87,13 @@ pub(crate) struct ImageStore {
     trash: Arc<Trash>,
 }
 
+/// A layer as the manifest names it, and as the configuration does: uncompressed.
+#[derive(Debug, Clone, Copy)]
+struct LayerIds<'a> {
+    digest: &'a str,
+    diff_id: &'a str,
+}
+
 impl ImageStore {
     /// Opens the store in `dir` and removes incomplete imports.
     pub(crate) fn open(dir: &Path, config: &crate::Config, trash: Arc<Trash>) -> Result<Self> {
@@ -222,7 +229,7 @@ impl ImageStore {
             }
             let problem = |e: ImageError| corrupt(e.within(format!("layer {}", layer.digest)));
             let _alone = pin.lock();
-            let wanted = (layer.digest.as_str(), diff_id.as_str());
+            let wanted = LayerIds { digest: &layer.digest, diff_id };
             used.add(self.ensure_layer(source, wanted, is_known, used, &problem)?);
         }
         let image = Image {
@@ -245,7 +252,7 @@ impl ImageStore {
     fn ensure_layer(
         &self,
         source: &Source,
-        (digest, diff_id): (&str, &str),
+        LayerIds { digest, diff_id }: LayerIds<'_>,
         is_known: bool,
         used: Used,
         corrupt: &dyn Fn(ImageError) -> Error,

@@ -122,7 +122,8 @@ pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
 /// [`serve`] on a socket that the caller has bound and will remove. Early calls wait.
 pub async fn serve_on(
     config: Config,
-    (listener, socket): (UnixListener, PathBuf),
+    listener: UnixListener,
+    socket: PathBuf,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
     let runtime = take_over(&config).await?;

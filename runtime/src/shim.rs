@@ -31,7 +31,7 @@ use crate::launcher::device_control::WithoutControl;
 use crate::launcher::{self, Overlay, Surroundings};
 use crate::record::{self, Unflushed};
 use log::{LogFile, Stream};
-use oci::OciRuntime;
+use oci::{OciRuntime, Outputs};
 use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, container_dir, now};
 
 /// A client with more unread answers is disconnected.
@@ -73,6 +73,13 @@ struct Container {
     streams: Vec<Stream>,
     starting: Option<Starting>,
     status: ShimStatus,
+}
+
+/// Whom to answer.
+#[derive(Debug, Clone, Copy)]
+struct Caller {
+    client: u64,
+    request: u64,
 }
 
 /// A container between clone3(2) and execve(2): the client that asked, and the outcome pipe.
@@ -230,7 +237,7 @@ impl Shim {
                     true => WithoutControl::StartWithoutMknod,
                     false => WithoutControl::Refuse,
                 };
-                self.start((client, request), &container, log, (&overlay, without))
+                self.start(Caller { client, request }, &container, log, &overlay, without)
             }
             Call::Signal { container, signal } => {
                 self.signal(&container, signal).map(|()| Some(Answer::Done))
@@ -253,10 +260,11 @@ impl Shim {
 
     fn start(
         &mut self,
-        (client, request): (u64, u64),
+        Caller { client, request }: Caller,
         id: &str,
         log: Option<PathBuf>,
-        (overlay, without_device_control): (&Overlay, WithoutControl),
+        overlay: &Overlay,
+        without_device_control: WithoutControl,
     ) -> std::result::Result<Option<Answer>, String> {
         if self.containers.contains_key(id) {
             return Err("it was started before".to_owned());
@@ -301,8 +309,9 @@ impl Shim {
         };
         let state_dir = self.dir.join("oci");
         let runtime = OciRuntime { program: &program, state_dir: &state_dir };
-        let (pid, cgroup) =
-            runtime.create(id, &bundle, &spec, overlay, (stdout_end, stderr_end)).map_err(|e| {
+        let (pid, cgroup) = runtime
+            .create(id, &bundle, &spec, overlay, Outputs { stdout: stdout_end, stderr: stderr_end })
+            .map_err(|e| {
                 // The OCI runtime writes its error message to the container's stderr.
                 let said = streams[1].read_raw();
                 if said.is_empty() { chain(&e) } else { oci::last_message(&said) }

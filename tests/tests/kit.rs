@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use linux::mount::{FuseMountOptions, MountFlags};
+use linux::mount::{FuseMountOptions, FuseName, MountFlags};
 use tests::loop_device::{self, FileSystem, LoopMount};
 use tests::trace_calls::{self, Fault, Injection, Run};
 use tests::{Allowed, LeakCheck, Sandbox, netlink};
@@ -111,7 +111,13 @@ fn aborted_after() -> Duration {
     let device = linux::mount::open_fuse_device().expect("/dev/fuse");
     let options =
         FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: true };
-    linux::mount::mount_fuse(device.as_fd(), ("wedged", "wedged"), &target, options).expect("mount");
+    linux::mount::mount_fuse(
+        device.as_fd(),
+        FuseName { source: "wedged", subtype: "wedged" },
+        &target,
+        options,
+    )
+    .expect("mount");
     answer_init(&device);
     let idle_since = Instant::now();
     tests::eventually("the guard has seen it idle", Duration::from_secs(1), || {

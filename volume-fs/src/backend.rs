@@ -5,6 +5,7 @@
 //! event loop meanwhile; one with its own runtime returns at once and answers later.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use linux::credentials::Caller;
@@ -14,7 +15,7 @@ use crate::failure::Result;
 use crate::figures::{Counted, Figures, Limits, Shrinks};
 use crate::file::{Attributes, Handle, Known, Listed, Name, NodeId, Statistics};
 use crate::notifications::Kernel;
-use crate::request::{Changes, Data, Permissions, Range, Special, Xattr};
+use crate::request::{Changes, Data, Permissions, Position, Special, Xattr};
 
 /// Takes the answer to a request. If it is dropped instead, the application gets `EIO`.
 pub trait Reply<T>: FnOnce(Result<T>) + Send + 'static {}
@@ -114,9 +115,8 @@ pub trait Backend: Pausing {
     fn read(&self, handle: Handle, offset: u64, size: u32, reply: impl DataReply);
     /// Answers the number of bytes written.
     fn write(&self, handle: Handle, data: Data<'_>, reply: impl Reply<usize>);
-    fn copy_file_range(&self, from: Range, to: Range, length: u64, reply: impl Reply<usize>);
-    /// `range`: offset and length.
-    fn fallocate(&self, handle: Handle, range: (u64, u64), mode: FallocateFlags, reply: impl Reply<()>);
+    fn copy_file_range(&self, from: Position, to: Position, length: u64, reply: impl Reply<usize>);
+    fn fallocate(&self, handle: Handle, range: Range<u64>, mode: FallocateFlags, reply: impl Reply<()>);
     /// Only data and holes: the kernel handles other positions.
     fn lseek(&self, handle: Handle, position: SeekFrom, reply: impl Reply<u64>);
     /// One descriptor of this handle was closed.

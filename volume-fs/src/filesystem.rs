@@ -23,7 +23,7 @@ use self::answers::{Entries, KnownEntries};
 use self::convert::{handle, name, node, timespec};
 use crate::backend::Backend;
 use crate::metrics::{Call, Metrics, Operation};
-use crate::request::{Changes, Data, Permissions, Range, Special};
+use crate::request::{Changes, Data, Permissions, Position, Special};
 
 /// The kernel's default maximum (fs.fuse.max_pages_limit = 256 pages).
 pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
@@ -378,7 +378,9 @@ impl<B: Backend> Filesystem for Adapter<B> {
     ) {
         let call = self.call(Operation::Fallocate);
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        self.backend.fallocate(handle(fh), (offset, length), mode, answers::empty(call, reply));
+        // The kernel has checked that the sum is a valid size of a file.
+        let range = offset..offset.saturating_add(length);
+        self.backend.fallocate(handle(fh), range, mode, answers::empty(call, reply));
     }
 
     fn lseek(
@@ -414,8 +416,8 @@ impl<B: Backend> Filesystem for Adapter<B> {
         reply: ReplyWrite,
     ) {
         let call = self.call(Operation::CopyFileRange);
-        let from = Range { handle: handle(fh_in), offset: offset_in };
-        let to = Range { handle: handle(fh_out), offset: offset_out };
+        let from = Position { handle: handle(fh_in), offset: offset_in };
+        let to = Position { handle: handle(fh_out), offset: offset_out };
         // The answer has 32 bits.
         self.backend.copy_file_range(from, to, len.min(1 << 30), answers::written(call, None, reply));
     }

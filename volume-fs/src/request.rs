@@ -32,7 +32,7 @@ pub struct Changes {
 
 /// The source or the target of copy_file_range.
 #[derive(Debug, Clone, Copy)]
-pub struct Range {
+pub struct Position {
     pub handle: Handle,
     pub offset: u64,
 }

@@ -5,6 +5,7 @@
 //! wait.
 
 use std::ffi::{OsStr, OsString};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use volume_fs::figures::{Counted, Figures, Limits, Shrinks};
 use volume_fs::file::{Attributes, Handle, Known, Name, NodeId, Statistics};
 use volume_fs::gate::{Gate, Shut};
 use volume_fs::notifications::Kernel;
-use volume_fs::request::{Changes, Data, Permissions, Range, Special, Xattr};
+use volume_fs::request::{Changes, Data, Permissions, Position, Special, Xattr};
 use volume_fs::service::Terms;
 
 use crate::capacity::{CountedByDaemon, Policy};
@@ -53,8 +54,8 @@ impl Local {
             known: terms.known_inode_limit,
             event_loops: terms.event_loops,
         };
-        let source = (assigned.directory, terms.read_only);
-        let volume = Volume::open(source, terms.descriptors, limits, capacity.quota())?;
+        let Terms { descriptors, read_only, .. } = terms;
+        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, capacity.quota())?;
         Ok(Self { volume: Arc::new(volume), gate, capacity: Arc::new(capacity) })
     }
 
@@ -149,7 +150,7 @@ impl Backend for Local {
         let (directory, name) = owned(name);
         self.change(move |volume| {
             let name = Name { directory, name: &name };
-            reply(answer(volume.make_special(name, (special, permissions), caller)));
+            reply(answer(volume.make_special(name, special, permissions, caller)));
         });
     }
 
@@ -176,7 +177,7 @@ impl Backend for Local {
         let (directory, name) = owned(name);
         self.change(move |volume| {
             let name = Name { directory, name: &name };
-            reply(answer(volume.remove(name, (AtFlags::empty(), caller.uid))));
+            reply(answer(volume.remove(name, AtFlags::empty(), caller.uid)));
         });
     }
 
@@ -184,7 +185,7 @@ impl Backend for Local {
         let (directory, name) = owned(name);
         self.change(move |volume| {
             let name = Name { directory, name: &name };
-            reply(answer(volume.remove(name, (AtFlags::REMOVEDIR, caller.uid))));
+            reply(answer(volume.remove(name, AtFlags::REMOVEDIR, caller.uid)));
         });
     }
 
@@ -200,7 +201,7 @@ impl Backend for Local {
         self.change(move |volume| {
             let from = Name { directory: from_directory, name: &from };
             let to = Name { directory: to_directory, name: &to };
-            reply(answer(volume.rename(from, to, (flags, caller.uid))));
+            reply(answer(volume.rename(from, to, flags, caller.uid)));
         });
     }
 
@@ -215,7 +216,7 @@ impl Backend for Local {
         let (directory, name) = owned(name);
         self.change(move |volume| {
             let name = Name { directory, name: &name };
-            reply(answer(volume.create(name, (permissions, flags), caller)));
+            reply(answer(volume.create(name, permissions, flags, caller)));
         });
     }
 
@@ -241,11 +242,11 @@ impl Backend for Local {
         }
     }
 
-    fn copy_file_range(&self, from: Range, to: Range, length: u64, reply: impl Reply<usize>) {
+    fn copy_file_range(&self, from: Position, to: Position, length: u64, reply: impl Reply<usize>) {
         self.change(move |volume| reply(answer(volume.copy_range(from, to, length))));
     }
 
-    fn fallocate(&self, handle: Handle, range: (u64, u64), mode: FallocateFlags, reply: impl Reply<()>) {
+    fn fallocate(&self, handle: Handle, range: Range<u64>, mode: FallocateFlags, reply: impl Reply<()>) {
         self.change(move |volume| reply(answer(volume.allocate(handle, range, mode))));
     }
 

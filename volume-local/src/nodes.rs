@@ -87,6 +87,17 @@ pub(crate) struct NodeLimits {
     pub(crate) event_loops: usize,
 }
 
+/// How a file that the kernel knows lost a name.
+#[derive(Debug)]
+pub(crate) struct Removal {
+    /// The user who removed the name.
+    pub(crate) uid: u32,
+    /// Keeps the file reachable. Without `names_left` it is always kept: while the kernel knows the
+    /// node, its inode number must not be reused.
+    pub(crate) held: Arc<OwnedFd>,
+    pub(crate) names_left: bool,
+}
+
 /// A version of a directory's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NamesAsOf(u64);
@@ -222,10 +233,10 @@ impl Nodes {
 
     /// Records a file that is about to be reported to the kernel again.
     pub(crate) fn remember(&self, id: u64, place: Place, fd: Option<OwnedFd>) {
-        self.remember_in(self.table(), (id, place), fd);
+        self.remember_in(self.table(), id, place, fd);
     }
 
-    fn remember_in(&self, mut table: MutexGuard<'_, Table>, (id, place): (u64, Place), fd: Option<OwnedFd>) {
+    fn remember_in(&self, mut table: MutexGuard<'_, Table>, id: u64, place: Place, fd: Option<OwnedFd>) {
         let (before, round) = (table.nodes.len(), table.round);
         let node = table.nodes.entry(id).or_default();
         node.lookups += 1;
@@ -255,9 +266,11 @@ impl Nodes {
     /// another node.
     pub(crate) fn remember_if_still_there(
         &self,
-        (id, place): (u64, &Place),
+        id: u64,
+        place: &Place,
         fd: OwnedFd,
-        (seen, admission): (NamesAsOf, Admission),
+        seen: NamesAsOf,
+        admission: Admission,
     ) -> Result<Option<OwnedFd>> {
         let mut table = self.table();
         if admission == Admission::IfRoom && !table.nodes.contains_key(&id) {
@@ -266,7 +279,7 @@ impl Nodes {
         if self.names_now(place.directory) != seen {
             return Ok(Some(fd));
         }
-        self.remember_in(table, (id, place.clone()), Some(fd));
+        self.remember_in(table, id, place.clone(), Some(fd));
         Ok(None)
     }
 
@@ -280,7 +293,7 @@ impl Nodes {
             }
             table = self.room_for_one(table, place.directory)?;
         }
-        self.remember_in(table, (id, place), None);
+        self.remember_in(table, id, place, None);
         Ok(())
     }
 
@@ -319,10 +332,9 @@ impl Nodes {
         self.release(table, left);
     }
 
-    /// The file at `place` lost that name; `held` keeps it reachable. Without `names_left` it is
-    /// always kept: while the kernel knows the node, its inode number must not be reused. `uid`
-    /// removed the name.
-    pub(crate) fn removed(&self, (id, uid): (u64, u32), place: &Place, held: Arc<OwnedFd>, names_left: bool) {
+    /// The file at `place` lost that name.
+    pub(crate) fn removed(&self, id: u64, place: &Place, removal: Removal) {
+        let Removal { uid, held, names_left } = removal;
         let mut table = self.table();
         self.names_lost(place.directory).fetch_add(1, Ordering::Release);
         let Some(node) = table.nodes.get(&id) else { return };
@@ -663,7 +675,8 @@ mod tests {
         let id = fixture.look_up(1, "gone");
         let held = fixture.nodes.descriptor(id).unwrap();
         std::fs::remove_file(fixture.directory.path().join("gone")).unwrap();
-        fixture.nodes.removed((id, 0), &Place { directory: 1, name: c"gone".into() }, held, false);
+        let place = Place { directory: 1, name: c"gone".into() };
+        fixture.nodes.removed(id, &place, Removal { uid: 0, held, names_left: false });
         for n in 0..10 {
             fixture.create(&format!("f{n}"));
             fixture.look_up(1, &format!("f{n}"));
@@ -687,7 +700,7 @@ mod tests {
         let at_b = Place { directory: 1, name: c"b".into() };
         let held = Arc::new(fixture.nodes.open_path(&fixture.root, c"b").unwrap());
         std::fs::remove_file(path("b")).unwrap();
-        fixture.nodes.removed((id, 0), &at_b, held, false);
+        fixture.nodes.removed(id, &at_b, Removal { uid: 0, held, names_left: false });
         assert_eq!(fixture.inode(id), id);
     }
 
@@ -703,11 +716,11 @@ mod tests {
         std::fs::rename(path("a"), path("b")).unwrap();
         fixture.nodes.moved(id, &place(c"a"), place(c"b"));
         let fd =
-            fixture.nodes.remember_if_still_there((id, &place(c"a")), fd, (seen, Admission::IfRoom)).unwrap();
+            fixture.nodes.remember_if_still_there(id, &place(c"a"), fd, seen, Admission::IfRoom).unwrap();
         let fd = fd.expect("given back");
         assert_eq!(fixture.inode(id), id, "found at b");
         let seen = fixture.nodes.names_now(1);
-        let kept = fixture.nodes.remember_if_still_there((id, &place(c"b")), fd, (seen, Admission::IfRoom));
+        let kept = fixture.nodes.remember_if_still_there(id, &place(c"b"), fd, seen, Admission::IfRoom);
         assert!(kept.unwrap().is_none());
     }
 

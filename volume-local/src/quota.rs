@@ -14,6 +14,7 @@
 //! file could be freed for more than it was charged, again and again.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -448,13 +449,13 @@ pub(crate) fn attribute_bytes(blocks: u8) -> u64 {
     u64::from(blocks) * BLOCK_BYTES
 }
 
-/// The most that writing `[start, end)` of `file` adds to its charge.
+/// The most that writing `range` of `file` adds to its charge.
 ///
-/// `left`: what can be added before the whole file up to `end` is charged. Space that fallocate(2)
+/// `left`: what can be added before the whole file up to the range's end is charged. Space that fallocate(2)
 /// has reserved looks like a hole, but is charged already.
-pub(crate) fn growth(file: impl AsFd, (start, end): (u64, u64), left: u64) -> Result<u64> {
+pub(crate) fn growth(file: impl AsFd, range: &Range<u64>, left: u64) -> Result<u64> {
     let mut sum = 0_u64;
-    for hole in (Holes { file, at: floor(start), end: whole_blocks(end) }) {
+    for hole in (Holes { file, at: floor(range.start), end: whole_blocks(range.end) }) {
         let (from, to) = hole?;
         sum = sum.saturating_add(to - from);
         if sum >= left {
@@ -464,17 +465,17 @@ pub(crate) fn growth(file: impl AsFd, (start, end): (u64, u64), left: u64) -> Re
     Ok(sum)
 }
 
-/// The end of the longest part of `[start, end)` that can be written with `free` bytes.
-pub(crate) fn longest_fitting(file: impl AsFd, (start, end): (u64, u64), mut free: u64) -> Result<u64> {
+/// The end of the longest part of `range`, from its start, that can be written with `free` bytes.
+pub(crate) fn longest_fitting(file: impl AsFd, range: &Range<u64>, mut free: u64) -> Result<u64> {
     free -= free % BLOCK_BYTES;
-    for hole in (Holes { file, at: floor(start), end: whole_blocks(end) }) {
+    for hole in (Holes { file, at: floor(range.start), end: whole_blocks(range.end) }) {
         let (from, to) = hole?;
         if to - from > free {
-            return Ok((from + free).clamp(start, end));
+            return Ok((from + free).clamp(range.start, range.end));
         }
         free -= to - from;
     }
-    Ok(end)
+    Ok(range.end)
 }
 
 /// The holes between `at` and `end`, both multiples of the block size, in whole blocks.

@@ -68,7 +68,8 @@ struct OpenFile {
 impl Volume {
     /// `directory`: O_PATH descriptor of a detached mount's root.
     pub(crate) fn open(
-        (directory, read_only): (OwnedFd, bool),
+        directory: OwnedFd,
+        read_only: bool,
         descriptors: DescriptorDir,
         limits: NodeLimits,
         quota: Option<Arc<Quota>>,

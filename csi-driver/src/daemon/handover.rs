@@ -49,6 +49,19 @@ pub(crate) struct Served {
     pub max_write_bytes: u32,
 }
 
+/// The time for the daemon to dial in.
+#[derive(Debug, Clone, Copy)]
+struct Deadline {
+    began: Instant,
+    limit: Duration,
+}
+
+impl Deadline {
+    fn left(self) -> Duration {
+        self.limit.saturating_sub(self.began.elapsed())
+    }
+}
+
 /// Waits up to `time_limit` for the daemon to dial in, and returns once it serves. Another process
 /// that dials is rejected; the wait continues.
 pub(crate) fn hand_over(
@@ -57,15 +70,14 @@ pub(crate) fn hand_over(
     time_limit: Duration,
     wait: &Wait<'_>,
 ) -> Result<Served> {
-    let deadline = Instant::now() + time_limit;
+    let deadline = Deadline { began: Instant::now(), limit: time_limit };
     let started = offer.process.map(ProcessId::open).transpose().step("watch daemon")?;
     let mut turned_away: u64 = 0;
     loop {
-        wait_for_dial(listener, offer, started.as_ref(), (deadline, time_limit), wait)?;
+        wait_for_dial(listener, offer, started.as_ref(), deadline, wait)?;
         let socket = listener.accept().step("hand over")?;
         let peer = socket.peer().step("hand over")?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        match greet(&socket, peer, offer, limits::HELLO.min(left.max(SHORTEST))) {
+        match greet(&socket, peer, offer, limits::HELLO.min(deadline.left().max(SHORTEST))) {
             Ok(Greeting::Daemon) => return serve(&socket, peer, offer),
             Ok(Greeting::OtherVersion(daemon)) => return Err(refuse_version(&socket, offer, daemon)),
             Err(reason) => {
@@ -84,7 +96,7 @@ fn wait_for_dial(
     listener: &DialListener,
     offer: &Offer<'_>,
     started: Option<&Option<OwnedFd>>,
-    (deadline, time_limit): (Instant, Duration),
+    deadline: Deadline,
     wait: &Wait<'_>,
 ) -> Result<()> {
     let ended = || Error::DaemonEnded {
@@ -99,10 +111,9 @@ fn wait_for_dial(
         Some(Some(pidfd)) => fds.push(PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)),
         None => {}
     }
-    let left = deadline.saturating_duration_since(Instant::now());
-    if process::poll(&mut fds, left).step("wait for daemon")? == 0 {
+    if process::poll(&mut fds, deadline.left()).step("wait for daemon")? == 0 {
         let (socket, launch) = (listener.path().to_owned(), offer.launch.to_owned());
-        return Err(Error::NobodyDialled { socket, waited: time_limit, launch });
+        return Err(Error::NobodyDialled { socket, waited: deadline.limit, launch });
     }
     match (fds[0].any(), fds[1].any()) {
         (_, Some(true)) => Err(wait.error()),

@@ -15,7 +15,7 @@ pub(crate) fn place_of_stage(
     volume_id: &VolumeId,
     stage: &StageRecord,
 ) -> Result<Option<Place>> {
-    place_of_mount(paths, volume_id, ("staging_target_path", &stage.staging_path), &[])
+    place_of_mount(paths, volume_id, "staging_target_path", &stage.staging_path, &[])
 }
 
 /// [`place_of_mount`] for a target.
@@ -25,7 +25,7 @@ pub(crate) fn place_of_target(
     record: &VolumeRecord,
     target: &Path,
 ) -> Result<Option<Place>> {
-    place_of_mount(paths, volume_id, ("target_path", target), &record.mount_points_beside(target))
+    place_of_mount(paths, volume_id, "target_path", target, &record.mount_points_beside(target))
 }
 
 /// The place of a mount that the journal records. `None` if there is nothing to unmount: the
@@ -35,7 +35,8 @@ pub(crate) fn place_of_target(
 pub(crate) fn place_of_mount(
     paths: &HostPaths,
     volume_id: &VolumeId,
-    (field, path): (&'static str, &Path),
+    field: &'static str,
+    path: &Path,
     others: &[&Path],
 ) -> Result<Option<Place>> {
     match paths.place(field, path) {

@@ -40,6 +40,14 @@ impl PublishSpec {
     }
 }
 
+/// What is mounted before a publish.
+struct Found<'a> {
+    place: &'a Place,
+    staged: &'a MountEntry,
+    /// At the place, by a daemon that died or by an interrupted publish.
+    left: Option<MountEntry>,
+}
+
 /// The mounts of volumes at the target paths of pods.
 #[derive(Debug)]
 pub(crate) struct Targets {
@@ -98,8 +106,13 @@ impl Targets {
         let owes_group = is_owed && Self::begin_group(&mut record, spec);
         record.targets.insert(target.clone(), spec.target(owes_group));
         self.journal.put(volume_id, &record)?;
-        self.try_publish(volume_id, &mut record, spec, (&place, &staged, mounted))
-            .map_err(|cause| Error::rolled_back(cause, self.retract_at(volume_id, &mut record, &place)))
+        self.try_publish(
+            volume_id,
+            &mut record,
+            spec,
+            Found { place: &place, staged: &staged, left: mounted },
+        )
+        .map_err(|cause| Error::rolled_back(cause, self.retract_at(volume_id, &mut record, &place)))
     }
 
     /// NodeUnpublishVolume; a target that is not published is a success.
@@ -212,14 +225,13 @@ impl Targets {
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
         spec: &PublishSpec,
-        (place, staged, left): (&Place, &MountEntry, Option<MountEntry>),
+        Found { place, staged, left }: Found<'_>,
     ) -> Result<()> {
         let target = &spec.target_path;
         let owes_group = record.targets.get(target).is_some_and(|found| found.owes_group);
         if let Some(gid) = spec.access.group.filter(|_| owes_group) {
             give_group_in_use(&self.flushes, volume_id, staged, gid)?;
         }
-        // Left by a daemon that died or by an interrupted publish.
         if let Some(left) = left {
             let is_served = left.minor == staged.minor;
             mounts::unmount(place, volume_id, if is_served { WhenBusy::Hide } else { WhenBusy::AbortNow })?;

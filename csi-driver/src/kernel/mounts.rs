@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use linux::mount::{AccessTimes, FuseConnections, FuseMountOptions, MountFlags, UnmountMode};
+use linux::mount::{AccessTimes, FuseConnections, FuseMountOptions, FuseName, MountFlags, UnmountMode};
 use linux::mountinfo::{self, MountEntry};
 use nix::errno::Errno;
 
@@ -36,7 +36,11 @@ pub(crate) fn mount(
     access: Access,
 ) -> Result<MountEntry> {
     let options = FuseMountOptions { flags: flags(access), allow_other: true, default_permissions: true };
-    let tree = linux::mount::new_fuse(fuse_device, (volume_id.as_str(), SUBTYPE), options);
+    let tree = linux::mount::new_fuse(
+        fuse_device,
+        FuseName { source: volume_id.as_str(), subtype: SUBTYPE },
+        options,
+    );
     attach(&tree.step("mount volume")?, volume_id, place)
 }
 

@@ -497,7 +497,7 @@ impl Doctor {
             let asked = async |mut driver: AdminClient<Channel>, state_dir| {
                 driver.diagnose(admin::DiagnoseRequest { state_dir }).await
             };
-            ask((&config.run_dir, &config.state_dir), asked)
+            ask(&config.run_dir, &config.state_dir, asked)
         });
         let rows: Vec<admin::Finding> = match asked.flatten() {
             Some(answer) => answer.map_err(DoctorError::Driver)?.findings,

@@ -64,9 +64,8 @@ impl View {
     /// The text to print.
     pub fn show(&self) -> std::result::Result<String, ViewError> {
         let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
-        NoJournal::check(&look.state_dir)?;
-        let (run_dir, output) = (&look.run_dir, look.output);
-        let dirs = (look.run_dir.as_path(), look.state_dir.as_path());
+        let (run_dir, state_dir, output) = (&look.run_dir, &look.state_dir, look.output);
+        NoJournal::check(state_dir)?;
         // Without a driver no copy runs.
         let no_copies = Copies::new();
         let text = match self {
@@ -74,9 +73,9 @@ impl View {
                 let asked = async |mut driver: AdminClient<Channel>, state_dir| {
                     driver.list_volumes(ListVolumesRequest { state_dir }).await
                 };
-                let rows = match ask(dirs, asked) {
+                let rows = match ask(run_dir, state_dir, asked) {
                     Some(answer) => answer?.volumes,
-                    None => volumes(&Journal::look(&look.state_dir)?, run_dir, &no_copies),
+                    None => volumes(&Journal::look(state_dir)?, run_dir, &no_copies),
                 };
                 output.print(&rows)
             }
@@ -84,9 +83,9 @@ impl View {
                 let asked = async |mut driver: AdminClient<Channel>, state_dir| {
                     driver.list_snapshots(ListSnapshotsRequest { state_dir }).await
                 };
-                let rows = match ask(dirs, asked) {
+                let rows = match ask(run_dir, state_dir, asked) {
                     Some(answer) => answer?.snapshots,
-                    None => snapshots(&Journal::look(&look.state_dir)?, &no_copies),
+                    None => snapshots(&Journal::look(state_dir)?, &no_copies),
                 };
                 output.print(&rows)
             }
@@ -94,9 +93,9 @@ impl View {
                 let asked = async |mut driver: AdminClient<Channel>, state_dir| {
                     driver.list_mounts(ListMountsRequest { state_dir }).await
                 };
-                let rows = match ask(dirs, asked) {
+                let rows = match ask(run_dir, state_dir, asked) {
                     Some(answer) => answer?.mounts,
-                    None => mounts(&Journal::look(&look.state_dir)?, run_dir)?,
+                    None => mounts(&Journal::look(state_dir)?, run_dir)?,
                 };
                 output.print(&rows)
             }

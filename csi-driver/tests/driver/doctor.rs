@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use linux::mount::{FuseMountOptions, MountFlags};
+use linux::mount::{FuseMountOptions, FuseName, MountFlags};
 use serde_json::Value;
 use tests::csi::scene::{Flags, NODE, Scene, mounted, retried};
 
@@ -42,7 +42,13 @@ fn mount_nobodys(target: &Path) -> OwnedFd {
     let options =
         FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: true };
     let source = format!("vol-{NOBODYS}");
-    linux::mount::mount_fuse(&device, (source.as_str(), "hawser"), target, options).unwrap();
+    linux::mount::mount_fuse(
+        &device,
+        FuseName { source: source.as_str(), subtype: "hawser" },
+        target,
+        options,
+    )
+    .unwrap();
     device
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use linux::mount::{FuseConnections, FuseMountOptions, MountFlags};
+use linux::mount::{FuseConnections, FuseMountOptions, FuseName, MountFlags};
 use nix::sys::signal::Signal;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, mounted};
 use tests::{Daemon, eventually};
@@ -214,7 +214,8 @@ impl HungPool {
         let device = linux::mount::open_fuse_device().unwrap();
         let options =
             FuseMountOptions { flags: MountFlags::default(), allow_other: true, default_permissions: false };
-        linux::mount::mount_fuse(device.as_fd(), ("hung", "hung"), pool, options).unwrap();
+        linux::mount::mount_fuse(device.as_fd(), FuseName { source: "hung", subtype: "hung" }, pool, options)
+            .unwrap();
         Self { _device: device, minor: connection_of(pool) }
     }
 

@@ -33,10 +33,10 @@ impl RuntimeEndpoint {
                 let EmbeddedRuntime { socket, config } = EmbeddedRuntime::clone(embedded);
                 let (listener, socket) =
                     sockets::bind(&socket).map_err(|e| linux::Error::at("bind", &socket, e))?;
-                let bound = (listener, socket.clone());
+                let at = socket.clone();
                 background.spawn(async move {
                     // It ends with this process: its pods are in the hands of their shims.
-                    match runtime::serve_on(config, bound, std::future::pending::<()>()).await {
+                    match runtime::serve_on(config, listener, at, std::future::pending::<()>()).await {
                         Ok(()) => Error::EmbeddedEnded,
                         Err(error) => Error::Embedded(error),
                     }

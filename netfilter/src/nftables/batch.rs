@@ -49,6 +49,12 @@ pub(super) struct WantedChain {
     pub(super) base: Option<BaseChain>,
 }
 
+/// What the kernel keeps with a rule, unread.
+struct Userdata<'a> {
+    comment: Option<&'a str>,
+    tag: &'a [u8],
+}
+
 impl Batch {
     pub fn new() -> Self {
         Self::default()
@@ -128,7 +134,14 @@ impl Batch {
         expressions: &[Expression],
         comment: Option<&str>,
     ) -> &mut Self {
-        self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, (comment, &[]))
+        self.rule(
+            NLM_F_CREATE | NLM_F_APPEND,
+            family,
+            table,
+            chain,
+            expressions,
+            Userdata { comment, tag: &[] },
+        )
     }
 
     /// [`Self::append_rule`] with a [`Rule::tag`](super::Rule::tag). Tag and comment together have
@@ -142,7 +155,7 @@ impl Batch {
         comment: Option<&str>,
         tag: &[u8],
     ) -> &mut Self {
-        self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, (comment, tag))
+        self.rule(NLM_F_CREATE | NLM_F_APPEND, family, table, chain, expressions, Userdata { comment, tag })
     }
 
     /// Inserts a rule at the head of the chain.
@@ -154,7 +167,7 @@ impl Batch {
         expressions: &[Expression],
         comment: Option<&str>,
     ) -> &mut Self {
-        self.rule(NLM_F_CREATE, family, table, chain, expressions, (comment, &[]))
+        self.rule(NLM_F_CREATE, family, table, chain, expressions, Userdata { comment, tag: &[] })
     }
 
     /// Deletes a rule; `ENOENT` if no rule has this handle.
@@ -207,7 +220,7 @@ impl Batch {
         table: &str,
         chain: &str,
         expressions: &[Expression],
-        (comment, tag): (Option<&str>, &[u8]),
+        Userdata { comment, tag }: Userdata<'_>,
     ) -> &mut Self {
         self.check(&[table, chain], comment);
         let mut data = comment.map(userdata::comment).unwrap_or_default();

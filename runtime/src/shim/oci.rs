@@ -22,6 +22,12 @@ pub(super) struct OciRuntime<'a> {
     pub(super) state_dir: &'a Path,
 }
 
+/// The container's ends of its pipes.
+pub(super) struct Outputs {
+    pub(super) stdout: OwnedFd,
+    pub(super) stderr: OwnedFd,
+}
+
 impl OciRuntime<'_> {
     /// `create`: returns the pid of the container's process, which waits, and its cgroup.
     pub(super) fn create(
@@ -30,7 +36,7 @@ impl OciRuntime<'_> {
         bundle: &Path,
         spec: &Spec,
         overlay: &Overlay,
-        (stdout, stderr): (OwnedFd, OwnedFd),
+        Outputs { stdout, stderr }: Outputs,
     ) -> Result<(i32, Cgroup)> {
         mount_root(bundle, overlay)?;
         if let Err(problem) = check_links(bundle, spec) {

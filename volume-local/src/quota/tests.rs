@@ -166,12 +166,12 @@ fn only_whole_holes_are_growth_and_what_is_paid_for_is_not() {
     let file = tempfile::tempfile_in("/var/tmp").unwrap();
     file.write_at(&[1; 100], 0).unwrap();
     file.write_at(&[1; 4096], 3 * 4096).unwrap();
-    let growth = |start, end| growth(&file, (start, end), u64::MAX).unwrap();
+    let growth = |start, end| growth(&file, &(start..end), u64::MAX).unwrap();
     assert_eq!(growth(0, 4096), 0, "the rest of a block that has data");
     assert_eq!(growth(4095, 4097), 4096);
     assert_eq!(growth(0, 5 * 4096), 3 * 4096, "two before the last block, one after it");
-    assert_eq!(super::growth(&file, (0, 5 * 4096), 4096).unwrap(), 4096);
-    let fits = |range, free| longest_fitting(&file, range, free).unwrap();
+    assert_eq!(super::growth(&file, &(0..5 * 4096), 4096).unwrap(), 4096);
+    let fits = |range: (u64, u64), free| longest_fitting(&file, &(range.0..range.1), free).unwrap();
     assert_eq!(fits((0, 5 * 4096), 8191), 2 * 4096);
     assert_eq!(fits((0, 5 * 4096), 8192), 4 * 4096);
     assert_eq!(fits((0, 5 * 4096), 3 * 4096), 5 * 4096);
@@ -192,13 +192,13 @@ proptest! {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         let charged = |file: &File| charge(&crate::nodes::stat(file).unwrap(), 0).bytes;
         for (at, length) in writes {
-            let range = (at, at + length as u64);
+            let range = at..at + length as u64;
             let before = charged(&file);
-            let fitting = longest_fitting(&file, range, free).unwrap();
-            let growth_of_it = growth(&file, (at, fitting), u64::MAX).unwrap();
+            let fitting = longest_fitting(&file, &range, free).unwrap();
+            let growth_of_it = growth(&file, &(at..fitting), u64::MAX).unwrap();
             prop_assert!(fitting == at || growth_of_it <= free);
-            prop_assert!(fitting == range.1 || growth(&file, range, u64::MAX).unwrap() > free);
-            let reserved = growth(&file, range, u64::MAX).unwrap();
+            prop_assert!(fitting == range.end || growth(&file, &range, u64::MAX).unwrap() > free);
+            let reserved = growth(&file, &range, u64::MAX).unwrap();
             file.write_all_at(&vec![1; length], at).unwrap();
             prop_assert!(charged(&file) <= before + reserved, "{} > {before} + {reserved}", charged(&file));
         }

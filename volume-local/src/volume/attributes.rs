@@ -39,7 +39,7 @@ impl Volume {
         self.writable()?;
         let fd = self.nodes.descriptor(id)?;
         if let Some(size) = changes.size {
-            self.truncate((id, &fd), handle, size)?;
+            self.truncate(id, &fd, handle, size)?;
         }
         let asked_for_nothing = changes.mode.or(changes.uid).or(changes.gid).is_none()
             && changes.size.is_none()
@@ -62,7 +62,7 @@ impl Volume {
 
     /// Always clears suid and sgid: the request has a flag that lets the caller keep them, but
     /// fuser 0.18 does not pass it on. POSIX allows both.
-    fn truncate(&self, (id, node): (u64, &OwnedFd), handle: Option<Handle>, size: u64) -> Result<()> {
+    fn truncate(&self, id: u64, node: &OwnedFd, handle: Option<Handle>, size: u64) -> Result<()> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open,
             None => {

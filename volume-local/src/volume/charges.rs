@@ -4,6 +4,7 @@
 //! Invariant: in a volume without a [`Quota`], whose capacity another party enforces, each function
 //! here admits at once, makes no system call and takes no lock.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Statx};
@@ -98,23 +99,23 @@ impl Volume {
         if let Ok(reserved) = quota.reserve_amply(most) {
             return Ok((length, Some(reserved)));
         }
-        match quota.retrying(|| reserve_range(quota, &file.fd, (offset, end), before)) {
+        match quota.retrying(|| reserve_range(quota, &file.fd, &(offset..end), before)) {
             Err(Errno::NOSPC) => {}
             other => return other.map(|reserved| (length, Some(reserved))),
         }
-        let fitting = quota::longest_fitting(&file.fd, (offset, end), quota.free_bytes())?;
+        let fitting = quota::longest_fitting(&file.fd, &(offset..end), quota.free_bytes())?;
         if fitting == offset {
             return Err(Errno::NOSPC);
         }
-        let reserved = reserve_range(quota, &file.fd, (offset, fitting), before)?;
+        let reserved = reserve_range(quota, &file.fd, &(offset..fitting), before)?;
         Ok((fitting - offset, Some(reserved)))
     }
 
-    /// Reserves space for the whole range `[start, end)`.
+    /// Reserves space for the whole range.
     pub(super) fn make_all_room(
         &self,
         file: &OpenFile,
-        range: (u64, u64),
+        range: &Range<u64>,
     ) -> Result<Option<Reservation<'_>>> {
         let Some(quota) = &self.quota else { return Ok(None) };
         let before = quota.before_change(file.id, || self.measure_first(&file.fd))?;
@@ -213,12 +214,12 @@ impl Volume {
 fn reserve_range<'q>(
     quota: &'q Quota,
     file: &OwnedFd,
-    (start, end): (u64, u64),
+    range: &Range<u64>,
     before: Charged,
 ) -> Result<Reservation<'q>> {
     let attributes = quota::attribute_bytes(before.attribute_blocks.unwrap_or(0));
-    let most = quota::whole_blocks(stat(file)?.stx_size.max(end)).saturating_add(attributes);
-    quota.reserve(quota::growth(file, (start, end), most.saturating_sub(before.bytes))?)
+    let most = quota::whole_blocks(stat(file)?.stx_size.max(range.end)).saturating_add(attributes);
+    quota.reserve(quota::growth(file, range, most.saturating_sub(before.bytes))?)
 }
 
 #[cfg(test)]
@@ -243,13 +244,13 @@ mod tests {
     fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        Volume::open((root, false), DescriptorDir::open().unwrap(), limits, quota).unwrap()
+        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, quota).unwrap()
     }
 
     fn create(volume: &Volume, name: &str) -> Result<(NodeId, Handle)> {
         let name = Name { directory: NodeId::ROOT, name: OsStr::new(name) };
         let permissions = Permissions { mode: 0o644, umask: 0 };
-        let (known, handle) = volume.create(name, (permissions, OFlags::RDWR), CALLER)?;
+        let (known, handle) = volume.create(name, permissions, OFlags::RDWR, CALLER)?;
         Ok((known.attributes.id, handle))
     }
 
@@ -271,8 +272,8 @@ mod tests {
         let (old, new) = (OsStr::new("second"), OsStr::new("third"));
         let name = |name| Name { directory: NodeId::ROOT, name };
         free.link(id, name(new)).unwrap();
-        free.remove(name(old), (AtFlags::empty(), 0)).unwrap();
-        free.remove(name(new), (AtFlags::empty(), 0)).unwrap();
+        free.remove(name(old), AtFlags::empty(), 0).unwrap();
+        free.remove(name(new), AtFlags::empty(), 0).unwrap();
         free.release_file(handle);
         free.forget(id, 2);
         assert_eq!(free.state().charges, None);

@@ -1,11 +1,12 @@
 //! The content of files.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use volume_fs::file::{Handle, NodeId};
-use volume_fs::request::{Data, Range};
+use volume_fs::request::{Data, Position};
 
 use super::{OpenFile, Volume, clearing_setid, synchronise};
 use crate::errno::{self, Result};
@@ -81,23 +82,19 @@ impl Volume {
         Ok(())
     }
 
-    pub(crate) fn allocate(
-        &self,
-        handle: Handle,
-        (offset, length): (u64, u64),
-        mode: FallocateFlags,
-    ) -> Result<()> {
+    pub(crate) fn allocate(&self, handle: Handle, range: Range<u64>, mode: FallocateFlags) -> Result<()> {
         let file = self.files.get(handle)?;
-        let allocate = || rustix::fs::fallocate(&file.fd, mode, offset, length);
+        let allocate = || rustix::fs::fallocate(&file.fd, mode, range.start, range.end - range.start);
         if mode.contains(FallocateFlags::PUNCH_HOLE) {
             return self.settling(file.id, &file.fd, allocate);
         }
-        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         // Blocks beyond the end of a file are not charged, so none are allocated.
-        if mode.contains(FallocateFlags::KEEP_SIZE) && end > quota::whole_blocks(stat(&file.fd)?.stx_size) {
+        if mode.contains(FallocateFlags::KEEP_SIZE)
+            && range.end > quota::whole_blocks(stat(&file.fd)?.stx_size)
+        {
             return Err(Errno::OPNOTSUPP);
         }
-        let reserved = self.make_all_room(&file, (offset, end))?;
+        let reserved = self.make_all_room(&file, &range)?;
         let allocated = allocate();
         self.settle(file.id, &file.fd, reserved);
         allocated
@@ -107,7 +104,7 @@ impl Volume {
         rustix::fs::seek(&self.files.get(handle)?.fd, position)
     }
 
-    pub(crate) fn copy_range(&self, from: Range, to: Range, length: u64) -> Result<usize> {
+    pub(crate) fn copy_range(&self, from: Position, to: Position, length: u64) -> Result<usize> {
         let (source, target) = (self.files.get(from.handle)?, self.files.get(to.handle)?);
         let (mut from_offset, mut to_offset) = (from.offset, to.offset);
         let length = length.min(stat(&source.fd)?.stx_size.saturating_sub(from.offset));

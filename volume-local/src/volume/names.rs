@@ -14,7 +14,7 @@ use super::charges::{Loss, keep};
 use super::data::PASSED_ON;
 use super::{OpenFile, Volume, WANTED, component, mode_bits};
 use crate::errno::{self, Result};
-use crate::nodes::{Admission, Place, stat};
+use crate::nodes::{Admission, Place, Removal, stat};
 
 /// Capabilities kept while acting as a caller: the kernel has checked the directory's mode with all
 /// of the caller's groups, and has cleared a setgid bit that the new mode may not have.
@@ -34,7 +34,7 @@ impl Volume {
             let known = self.known(&seen, fd.as_fd(), c"")?;
             let NodeId(id) = known.attributes.id;
             // It must be looked up again only after a rename or a removal.
-            if self.nodes.remember_if_still_there((id, &place), fd, (names, admission))?.is_none() {
+            if self.nodes.remember_if_still_there(id, &place, fd, names, admission)?.is_none() {
                 return Ok((known, seen));
             }
         }
@@ -60,7 +60,8 @@ impl Volume {
     pub(crate) fn make_special(
         &self,
         name: Name<'_>,
-        (special, permissions): (Special, Permissions),
+        special: Special,
+        permissions: Permissions,
         caller: Caller,
     ) -> Result<Known> {
         let kind = match special {
@@ -83,7 +84,8 @@ impl Volume {
     pub(crate) fn create(
         &self,
         name: Name<'_>,
-        (permissions, flags): (Permissions, OFlags),
+        permissions: Permissions,
+        flags: OFlags,
         caller: Caller,
     ) -> Result<(Known, Handle)> {
         self.writable()?;
@@ -127,7 +129,8 @@ impl Volume {
         self.look_up(name)
     }
 
-    pub(crate) fn remove(&self, name: Name<'_>, (kind, uid): (AtFlags, u32)) -> Result<()> {
+    /// `kind`: REMOVEDIR for a directory.
+    pub(crate) fn remove(&self, name: Name<'_>, kind: AtFlags, uid: u32) -> Result<()> {
         self.writable()?;
         let place = place(name)?;
         let directory = place.directory;
@@ -141,12 +144,7 @@ impl Volume {
         Ok(())
     }
 
-    pub(crate) fn rename(
-        &self,
-        from: Name<'_>,
-        to: Name<'_>,
-        (flags, uid): (RenameFlags, u32),
-    ) -> Result<()> {
+    pub(crate) fn rename(&self, from: Name<'_>, to: Name<'_>, flags: RenameFlags, uid: u32) -> Result<()> {
         self.writable()?;
         // A whiteout is a device node.
         if flags.contains(RenameFlags::WHITEOUT) {
@@ -274,7 +272,7 @@ impl Volume {
         let names_left = !is_directory && links > 0;
         self.discharge(id, &seen, Loss { names_left, is_known: held.is_some() });
         if let Some(held) = held {
-            self.nodes.removed((id, uid), place, held, names_left);
+            self.nodes.removed(id, place, Removal { uid, held, names_left });
         }
     }
 }

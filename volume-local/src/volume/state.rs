@@ -56,7 +56,7 @@ mod tests {
         let found = Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() };
         let quota = Arc::new(Quota::new(Limits::default(), Some(found), 4));
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        Volume::open((root, false), DescriptorDir::open().unwrap(), limits, Some(quota)).unwrap()
+        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, Some(quota)).unwrap()
     }
 
     fn name(directory: NodeId, name: &str) -> Name<'_> {
@@ -71,13 +71,13 @@ mod tests {
         let below = below.attributes.id;
         let create = |file: &str| {
             let flags = OFlags::RDWR | OFlags::APPEND;
-            volume.create(name(below, file), (PERMISSIONS, flags), CALLER).unwrap()
+            volume.create(name(below, file), PERMISSIONS, flags, CALLER).unwrap()
         };
         let ((kept, _), (removed, open)) = (create("kept"), create("removed"));
         volume.write(open, Data { offset: 0, bytes: &[1; 5000], clears_setid: false }).unwrap();
         volume.look_up(name(below, "kept")).unwrap();
         volume.release_file(Handle(1));
-        volume.remove(name(below, "removed"), (AtFlags::empty(), 1001)).unwrap();
+        volume.remove(name(below, "removed"), AtFlags::empty(), 1001).unwrap();
         let listed = volume.open_directory(below).unwrap();
 
         let mut state = State::decode(&*volume.state().encode_to_vec()).unwrap();

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linux::fd_passing::{PacketListener, PacketSocket};
-use linux::mount::{self, FuseMountOptions, MountFlags, UnmountMode};
+use linux::mount::{self, FuseMountOptions, FuseName, MountFlags, UnmountMode};
 use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{GetUsage, Reply, Request, Usage, reply, request};
@@ -144,7 +144,13 @@ impl Stage {
             allow_other: true,
             default_permissions: true,
         };
-        mount::mount_fuse(&device, ("hawser-test", "hawser"), &self.mountpoint, options).unwrap();
+        mount::mount_fuse(
+            &device,
+            FuseName { source: "hawser-test", subtype: "hawser" },
+            &self.mountpoint,
+            options,
+        )
+        .unwrap();
         device
     }
 

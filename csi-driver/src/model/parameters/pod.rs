@@ -149,16 +149,20 @@ impl LogLevel {
 impl Resources {
     /// Kubernetes refuses a pod whose limit is below its request.
     pub(super) fn check(&self) -> Result<()> {
-        not_below(
-            ("parameters.mountPodCpuLimit", &self.cpu_limit),
-            ("mountPodCpuRequest", &self.cpu_request),
-            cpu,
-        )?;
-        not_below(
-            ("parameters.mountPodMemoryLimit", &self.memory_limit),
-            ("mountPodMemoryRequest", &self.memory_request),
-            parse_bytes,
-        )?;
+        let (request, limit) = (self.cpu_request.as_deref(), self.cpu_limit.as_deref());
+        if let (Some(request), Some(limit)) = (request, limit)
+            && is_below(limit, request, cpu)
+        {
+            let reason = format!("below mountPodCpuRequest {request}");
+            return Err(Error::invalid("parameters.mountPodCpuLimit", limit, reason));
+        }
+        let (request, limit) = (self.memory_request.as_deref(), self.memory_limit.as_deref());
+        if let (Some(request), Some(limit)) = (request, limit)
+            && is_below(limit, request, parse_bytes)
+        {
+            let reason = format!("below mountPodMemoryRequest {request}");
+            return Err(Error::invalid("parameters.mountPodMemoryLimit", limit, reason));
+        }
         match &self.memory_limit {
             Some(limit) if parse_bytes(limit).is_ok_and(|bytes| bytes < MIN_MEMORY_LIMIT_BYTES) => {
                 Err(Error::invalid("parameters.mountPodMemoryLimit", limit, "below 32Mi"))
@@ -170,18 +174,8 @@ impl Resources {
 
 type ParseAmount = fn(&str) -> std::result::Result<u64, String>;
 
-fn not_below(
-    (field, limit): (&'static str, &Option<String>),
-    (request_name, request): (&str, &Option<String>),
-    parse: ParseAmount,
-) -> Result<()> {
-    let (Some(limit), Some(request)) = (limit, request) else { return Ok(()) };
-    match (parse(limit), parse(request)) {
-        (Ok(most), Ok(least)) if most < least => {
-            Err(Error::invalid(field, limit, format!("below {request_name} {request}")))
-        }
-        _ => Ok(()),
-    }
+fn is_below(limit: &str, request: &str, parse: ParseAmount) -> bool {
+    matches!((parse(limit), parse(request)), (Ok(most), Ok(least)) if most < least)
 }
 
 fn checked(value: &str, parse: ParseAmount, field: &'static str) -> Result<String> {

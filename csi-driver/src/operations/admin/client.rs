@@ -19,7 +19,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// driver answers, if it is busy with other answers, if it is of an earlier version, or if it has
 /// another state directory.
 pub(crate) fn ask<T>(
-    (run_dir, state_dir): (&Path, &Path),
+    run_dir: &Path,
+    state_dir: &Path,
     call: impl AsyncFnOnce(AdminClient<Channel>, String) -> Result<Response<T>, Status>,
 ) -> Option<Result<T, Status>> {
     let state_dir = state_dir.canonicalize().ok()?.to_string_lossy().into_owned();
