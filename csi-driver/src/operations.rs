@@ -3,5 +3,4 @@
 pub(crate) mod admin;
 pub mod doctor;
 pub(crate) mod metrics;
-mod page;
 pub mod views;

@@ -1,8 +1,9 @@
 //! Copies of volumes: their progress, their limits, and what they hold.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
+use prometheus_client::metrics::counter::Counter;
 use rustix::io::Errno;
 
 use crate::model::capacity::{BYTES_PER_INODE, inode_limit};
@@ -16,7 +17,7 @@ pub(crate) struct Progress {
     /// The limits at which the copy fails.
     pub(crate) most: OnceLock<Most>,
     /// The total of all copies, for the metrics.
-    pub(crate) all_bytes: Arc<AtomicU64>,
+    pub(crate) all_bytes: Counter,
 }
 
 /// The most that a copy may hold.

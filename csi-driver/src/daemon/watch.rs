@@ -59,7 +59,7 @@ async fn report_end(volume_id: VolumeId, daemon: ProcessId, pidfd: OwnedFd, coun
     let pid = daemon.pid;
     match ended(pidfd).await {
         Ok(()) => {
-            counts.daemon_died();
+            counts.daemon_deaths.inc();
             tracing::error!(
                 %volume_id,
                 pid,

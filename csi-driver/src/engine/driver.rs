@@ -67,7 +67,7 @@ impl Driver {
         let paths = Arc::new(HostPaths::new(&config)?);
         let config = Arc::new(config);
         let counts: Arc<Counts> = Arc::default();
-        let jobs = Jobs::new(counts.copied_bytes());
+        let jobs = Jobs::new(counts.copied_bytes.clone());
         let locks = Locks::new(jobs.clone());
         // syncfs(2) of volumes does not return while their daemon is stuck.
         let flushes = Arc::new(OneEach::default());

@@ -159,7 +159,7 @@ impl HangWatch {
         }
         self.daemons.watch.stop(volume_id);
         self.daemons.hangs.found(volume_id, Some(Finding::Ended));
-        self.counts.daemon_hung();
+        self.counts.hung_daemons.inc();
         let (pid, deadline) = (serving.daemon.pid, self.deadline.unwrap_or_default());
         let deadline_seconds = deadline.as_secs();
         if seen == Seen::KilledUsers {
@@ -215,7 +215,7 @@ impl Examination {
                 Verdict::DiskStalls => {
                     tracing::error!(%volume_id, pid, "the pool's disk stalls: the volume's daemon waits for it, and its users wait");
                     hangs.found(volume_id, Some(Finding::DiskStalls));
-                    self.watch.counts.disk_stalled();
+                    self.watch.counts.disk_stalls.inc();
                 }
                 Verdict::Hung => break self.end(&answered, seen).await,
             }

@@ -2,9 +2,10 @@
 //! next call with the same key finds the copy and continues to wait.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
 
 use crate::backend::copies::Progress;
 use crate::error::{Error, Result, Step, chain};
@@ -13,7 +14,7 @@ use crate::error::{Error, Result, Step, chain};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Jobs {
     running: Arc<Mutex<HashMap<String, Arc<Job>>>>,
-    copied_bytes: Arc<AtomicU64>,
+    copied_bytes: Counter,
 }
 
 /// One copy.
@@ -34,7 +35,7 @@ enum Outcome {
 
 impl Jobs {
     /// All copies add the bytes that they read to `copied_bytes`.
-    pub(crate) fn new(copied_bytes: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(copied_bytes: Counter) -> Self {
         Self { running: Arc::default(), copied_bytes }
     }
 

@@ -243,7 +243,7 @@ async fn end_in_time(stages: Arc<Stages>, volume_id: VolumeId, pidfd: OwnedFd, d
             // Expected: the operation that released the mount is about to update the journal.
             Ok(()) if !stages.parking.holds(&volume_id) => {}
             Ok(()) => {
-                stages.counts.daemon_died();
+                stages.counts.daemon_deaths.inc();
                 tracing::error!(%volume_id, "the volume's daemon ended while it was parked");
             }
             Err(error) => tracing::warn!(%volume_id, %error, "cannot watch the parked daemon"),

@@ -1,42 +1,51 @@
 //! Counts of calls: by method, code and duration.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
 use tonic::Code;
 
 /// Upper bounds in seconds, chosen around the limits of `cargo xtask bench csi`.
-pub(crate) const BOUNDS: [f64; 12] =
-    [0.001, 0.002, 0.003, 0.005, 0.012, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 100.0];
+const BOUNDS: [f64; 12] = [0.001, 0.002, 0.003, 0.005, 0.012, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 100.0];
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Calls {
-    methods: Mutex<BTreeMap<String, Method>>,
+    answers: Family<Answer, Counter>,
+    seconds: Family<Method, Histogram>,
 }
 
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Method {
-    pub codes: BTreeMap<String, u64>,
-    /// Calls by the first bound that they stayed within; the last counts the slower ones.
-    pub took: [u64; BOUNDS.len() + 1],
-    pub seconds: f64,
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answer {
+    method: String,
+    code: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Method {
+    method: String,
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        let seconds = Family::new_with_constructor((|| Histogram::new(BOUNDS)) as fn() -> Histogram);
+        Self { answers: Family::default(), seconds }
+    }
 }
 
 impl Calls {
     pub(crate) fn count(&self, method: &str, code: Code, took: Duration) {
-        let mut methods = self.methods.lock().unwrap_or_else(PoisonError::into_inner);
-        let method = methods.entry(method.to_owned()).or_default();
-        *method.codes.entry(name_of(code)).or_default() += 1;
-        let seconds = took.as_secs_f64();
-        let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
-        method.took[bucket] += 1;
-        method.seconds += seconds;
+        let method = method.to_owned();
+        self.answers.get_or_create(&Answer { method: method.clone(), code: name_of(code) }).inc();
+        self.seconds.get_or_create(&Method { method }).observe(took.as_secs_f64());
     }
 
-    /// All calls so far.
-    pub(crate) fn by_method(&self) -> BTreeMap<String, Method> {
-        self.methods.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.register("calls", "CSI calls answered, by gRPC code", self.answers.clone());
+        registry.register("call_seconds", "Seconds from a CSI call to its answer", self.seconds.clone());
     }
 }
 

@@ -4,77 +4,94 @@
 mod readers;
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
-use crate::model::calls::{BOUNDS, Calls};
-use crate::model::counts::Counted;
-use crate::operations::page::Page;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::registry::Registry;
 pub(crate) use readers::serve;
 
 use crate::engine::driver::Driver;
 use crate::error::chain;
 use crate::kernel::mounts;
+use crate::model::calls::Calls;
 use crate::model::records::{SnapshotPhase, VolumeRecord};
 
-const COPY_BYTES: &str = "hawser_csi_copy_bytes";
+/// All metrics of the driver. Encoding them may block as long as the pool does.
+fn registry(driver: &Arc<Driver>, calls: &Calls) -> Registry {
+    let mut registry = Registry::with_prefix("hawser_csi");
+    calls.register(&mut registry);
+    driver.counts.register(&mut registry);
+    registry.register_collector(Box::new(driver.clone()));
+    registry
+}
+
+/// What the driver's other state shows, read for each page.
+impl Collector for Driver {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let encoder = &mut encoder;
+        let volumes = self.volumes_by_state().into_iter().map(|(state, count)| ([("state", state)], count));
+        encode_gauge(encoder, "volumes", "Volumes of this driver by state.", volumes)?;
+        let snapshots =
+            self.snapshots_by_state().into_iter().map(|(state, count)| ([("state", state)], count));
+        encode_gauge(encoder, "snapshots", "Snapshots of this driver by state.", snapshots)?;
+        let copies = self.jobs.list().into_iter().flat_map(|(id, (done_bytes, total_bytes))| {
+            let labels = |kind: &str| [("id", id.clone()), ("kind", kind.to_owned())];
+            [(labels("done"), done_bytes), (labels("total"), total_bytes)]
+        });
+        let help = "Bytes of each copy that is under way: done, and in all.";
+        encode_gauge(encoder, "copy_bytes", help, copies)?;
+        let pool = self.pool_bytes().into_iter().map(|(kind, bytes)| ([("kind", kind)], bytes));
+        let help = "Bytes of the pool: its capacity, what may be claimed, what is.";
+        encode_gauge(encoder, "pool_bytes", help, pool)?;
+        let aborted = ConstCounter::new(mounts::aborted_connections());
+        let help = "FUSE connections that were aborted.";
+        aborted.encode(encoder.encode_descriptor("aborted_connections", help, None, aborted.metric_type())?)
+    }
+}
+
+/// A sample for each set of labels.
+fn encode_gauge<L: EncodeLabelSet>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (L, u64)>,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    samples.into_iter().try_for_each(|(labels, value)| metric.encode_family(&labels)?.encode_gauge(&value))
+}
 
 impl Driver {
-    /// All metrics, as of now. May block as long as the pool does.
-    fn metrics(&self, calls: &Calls) -> String {
-        let mut page = Page::default();
-        show_calls(calls, &mut page);
-        show_counts(self.counts.now(), &mut page);
-        let name = "hawser_csi_volumes";
-        page.metric(name, "gauge", "Volumes of this driver by state.");
-        for (state, count) in self.volumes_by_state() {
-            page.sample(name, &format!("state=\"{state}\""), count);
-        }
-        let name = "hawser_csi_snapshots";
-        page.metric(name, "gauge", "Snapshots of this driver by state.");
-        for (state, count) in self.snapshots_by_state() {
-            page.sample(name, &format!("state=\"{state}\""), count);
-        }
-        page.metric(COPY_BYTES, "gauge", "Bytes of each copy that is under way: done, and in all.");
-        for (id, (done_bytes, total_bytes)) in self.jobs.list() {
-            page.sample(COPY_BYTES, &format!("id=\"{id}\",kind=\"done\""), done_bytes);
-            page.sample(COPY_BYTES, &format!("id=\"{id}\",kind=\"total\""), total_bytes);
-        }
-        self.show_pool(&mut page);
-        let name = "hawser_csi_aborted_connections_total";
-        page.metric(name, "counter", "FUSE connections that were aborted.");
-        page.sample(name, "", mounts::aborted_connections());
-        page.0
-    }
-
-    fn show_pool(&self, page: &mut Page) {
-        let name = "hawser_csi_pool_bytes";
-        page.metric(name, "gauge", "Bytes of the pool: its capacity, what may be claimed, what is.");
+    fn pool_bytes(&self) -> BTreeMap<&'static str, u64> {
+        let mut bytes = BTreeMap::from([("committed", self.journal.committed_bytes())]);
         match self.backend.room() {
-            Ok(room) => {
-                page.sample(name, "kind=\"capacity\"", room.pool_bytes);
-                page.sample(name, "kind=\"promised\"", room.promised_bytes);
-            }
+            Ok(room) => bytes.extend([("capacity", room.pool_bytes), ("promised", room.promised_bytes)]),
             Err(error) => tracing::debug!(error = chain(&error), "the pool's capacity is not known"),
         }
-        page.sample(name, "kind=\"committed\"", self.journal.committed_bytes());
+        bytes
     }
 
-    fn volumes_by_state(&self) -> BTreeMap<&'static str, usize> {
+    fn volumes_by_state(&self) -> BTreeMap<&'static str, u64> {
         let states = ["deleting", "unstaged", "half_staged", "dead", "staged", "published", "parked"];
         let mut counts: BTreeMap<_, _> = states.into_iter().map(|state| (state, 0)).collect();
         let readable = self.journal.list();
-        counts.insert("unreadable", self.journal.ids().len().saturating_sub(readable.len()));
+        let unreadable = self.journal.ids().len().saturating_sub(readable.len());
+        counts.insert("unreadable", unreadable as u64);
         for (_, record) in &readable {
             *counts.entry(state_of(record)).or_default() += 1;
         }
         counts
     }
 
-    fn snapshots_by_state(&self) -> BTreeMap<&'static str, usize> {
+    fn snapshots_by_state(&self) -> BTreeMap<&'static str, u64> {
         let states = ["begun", "copying", "ready", "failed", "deleting"];
         let mut counts: BTreeMap<_, _> = states.into_iter().map(|state| (state, 0)).collect();
         let readable = self.journal.snapshots().list();
         let unreadable = self.journal.snapshots().ids().len().saturating_sub(readable.len());
-        counts.insert("unreadable", unreadable);
+        counts.insert("unreadable", unreadable as u64);
         for (_, record) in &readable {
             let state = match record.phase {
                 _ if record.deleting => "deleting",
@@ -105,60 +122,11 @@ fn state_of(record: &VolumeRecord) -> &'static str {
     }
 }
 
-fn show_counts(counts: Counted, page: &mut Page) {
-    let name = "hawser_csi_daemon_deaths_total";
-    page.metric(name, "counter", "Daemons that ended unexpectedly.");
-    page.sample(name, "", counts.daemon_deaths);
-    let name = "hawser_csi_hung_daemons_total";
-    page.metric(name, "counter", "Daemons that answered no request and were killed.");
-    page.sample(name, "", counts.hung_daemons);
-    let name = "hawser_csi_disk_stalls_total";
-    page.metric(name, "counter", "Stalls of the pool's disk that a daemon's users waited for.");
-    page.sample(name, "", counts.disk_stalls);
-    let name = "hawser_csi_pauses_total";
-    page.metric(name, "counter", "Snapshots and clones that held a volume's writers back.");
-    page.sample(name, "", counts.pauses);
-    let name = "hawser_csi_pause_seconds_total";
-    page.metric(name, "counter", "Seconds in which they held them back.");
-    page.sample(name, "", counts.paused.as_secs_f64());
-    let name = "hawser_csi_copied_bytes_total";
-    page.metric(
-        name,
-        "counter",
-        "Bytes that snapshots, restores and clones copied; none where blocks are shared.",
-    );
-    page.sample(name, "", counts.copied_bytes);
-}
-
-fn show_calls(calls: &Calls, page: &mut Page) {
-    let methods = calls.by_method();
-    let name = "hawser_csi_calls_total";
-    page.metric(name, "counter", "CSI calls answered, by gRPC code.");
-    for (method, calls) in &methods {
-        for (code, count) in &calls.codes {
-            page.sample(name, &format!("method=\"{method}\",code=\"{code}\""), count);
-        }
-    }
-    let name = "hawser_csi_call_seconds";
-    page.metric(name, "histogram", "Seconds from a CSI call to its answer.");
-    for (method, calls) in &methods {
-        let mut kept = 0;
-        for (bound, count) in BOUNDS.iter().zip(&calls.took) {
-            kept += count;
-            page.sample(&format!("{name}_bucket"), &format!("method=\"{method}\",le=\"{bound}\""), kept);
-        }
-        let all: u64 = calls.took.iter().sum();
-        let label = format!("method=\"{method}\"");
-        page.sample(&format!("{name}_bucket"), &format!("{label},le=\"+Inf\""), all);
-        page.sample(&format!("{name}_sum"), &label, calls.seconds);
-        page.sample(&format!("{name}_count"), &label, all);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use prometheus_client::encoding::prometheus_text;
     use tonic::Code;
 
     use super::*;
@@ -168,8 +136,10 @@ mod tests {
         let calls = Calls::default();
         calls.count("NodeStageVolume", Code::Ok, Duration::from_millis(2));
         calls.count("NodeStageVolume", Code::DeadlineExceeded, Duration::from_secs(200));
-        let mut page = Page::default();
-        show_calls(&calls, &mut page);
+        let mut registry = Registry::with_prefix("hawser_csi");
+        calls.register(&mut registry);
+        let mut page = String::new();
+        prometheus_text::encode(&mut page, &registry).unwrap();
         for line in [
             "hawser_csi_calls_total{method=\"NodeStageVolume\",code=\"DEADLINE_EXCEEDED\"} 1",
             "hawser_csi_calls_total{method=\"NodeStageVolume\",code=\"OK\"} 1",
@@ -180,7 +150,7 @@ mod tests {
             "hawser_csi_call_seconds_sum{method=\"NodeStageVolume\"} 200.002",
             "hawser_csi_call_seconds_count{method=\"NodeStageVolume\"} 2",
         ] {
-            assert!(page.0.lines().any(|l| l == line), "{line}\n{}", page.0);
+            assert!(page.lines().any(|l| l == line), "{line}\n{page}");
         }
     }
 }

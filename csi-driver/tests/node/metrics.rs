@@ -20,7 +20,7 @@ pub(crate) fn metrics(scene: &Scene) -> String {
     let answer = ask_for_metrics(scene, "GET /metrics HTTP/1.0\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
-    assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+    assert!(head.contains(&format!("content-length: {}", body.len())), "{head}");
     body.to_owned()
 }
 

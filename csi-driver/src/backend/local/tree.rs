@@ -254,7 +254,7 @@ impl Copier<'_> {
             }
             start += read as u64;
             self.made.progress.done_bytes.fetch_add(read as u64, Ordering::Relaxed);
-            self.made.progress.all_bytes.fetch_add(read as u64, Ordering::Relaxed);
+            self.made.progress.all_bytes.inc_by(read as u64);
         }
         Ok(())
     }
