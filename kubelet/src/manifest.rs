@@ -2,14 +2,16 @@
 //! documents.
 //!
 //! One bad document does not hide the good ones beside it. Every error names
-//! file, line, column and field; a field that the kubelet does not know is a
-//! warning or an error by the table in `fields`, never dropped in silence.
+//! file, line, column and field. A field that the kubelet does not know is a warning
+//! or an error by the table in `fields`, never dropped in silence; a field that
+//! Kubernetes does not know either is an error.
 //! What a file may ask of the kubelet is bounded by `limits`.
 
 mod defaults;
 mod document;
 mod fields;
 mod json;
+mod kubernetes;
 mod limits;
 mod path;
 mod read;
@@ -24,6 +26,7 @@ use serde::de::DeserializeOwned;
 use crate::objects::{Document, Kind};
 use crate::standalone::store::{AnyObject, Described};
 use document::Section;
+use fields::Judgement;
 pub use fields::{FIELD_TABLE, FieldRule, Verdict};
 use limits::{DOCUMENTS, Deadline};
 pub use limits::{FILE_BYTES, TIME};
@@ -214,17 +217,14 @@ fn read_object<T: DeserializeOwned>(
     for unknown in unknown {
         let field = &unknown.path;
         match fields::judge(object.kind(), &unknown) {
-            Verdict::Harmless => {}
-            Verdict::Ignored(_) if warnings.len() == SHOWN => not_shown += 1,
-            Verdict::Ignored(effect) => {
+            Judgement::Harmless => {}
+            Judgement::Ignored(_) if warnings.len() == SHOWN => not_shown += 1,
+            Judgement::Ignored(effect) => {
                 let place = document.at(unknown.node.at);
                 warnings.push(document::clipped(format!("{place}: {field} is not supported: {effect}")));
             }
-            Verdict::Refused(_) if errors.len() == SHOWN => {}
-            Verdict::Refused(reason) => {
-                let message = format!("not supported: {reason}");
-                errors.push(document.error_at(field, Some(&title), &message));
-            }
+            Judgement::Refused(_) if errors.len() == SHOWN => {}
+            Judgement::Refused(message) => errors.push(document.error_at(field, Some(&title), &message)),
         }
     }
     if not_shown > 0 {

@@ -125,12 +125,73 @@ fn a_wrong_word_names_the_right_ones() {
 
 #[test]
 fn fields_that_do_nothing_are_warnings_with_their_place() {
-    let text =
-        pod(&format!("{CONTAINER}    livenessProbe:\n      tcpSocket: {{port: 80}}\n  dnsPolcy: None\n"));
+    let text = pod(&format!(
+        "{CONTAINER}    livenessProbe:\n      tcpSocket: {{port: 80}}\n  hostnameOverride: x\n"
+    ));
     assert_eq!(
         warnings(&text),
         "web.yaml:10:7: spec.containers[0].livenessProbe is not supported: a container is restarted only when it ends\n\
-         web.yaml:11:13: spec.dnsPolcy is not supported: it is ignored"
+         web.yaml:11:21: spec.hostnameOverride is not supported: Kubernetes has this field, but this kubelet does \
+         not honour it"
+    );
+    let nested = pod(&format!("{CONTAINER}    restartPolicyRules: [{{action: Restart}}]\n"));
+    assert_eq!(
+        warnings(&nested),
+        "web.yaml:9:25: spec.containers[0].restartPolicyRules is not supported: Kubernetes has this field, but \
+         this kubelet does not honour it"
+    );
+}
+
+#[test]
+fn misspelt_fields_are_refused() {
+    let ports = "    ports:\n    - containerPort: 80\n      hostIp: 192.0.2.1\n      hostPrt: 80\n";
+    assert_eq!(
+        errors(&pod(&format!("{CONTAINER}{ports}  dnsPolcy: None\n"))),
+        "web.yaml:11:15: Pod \"web\" is invalid: spec.containers[0].ports[0].hostIp: unknown field, misspelt? \
+         Kubernetes 1.36 has hostIP here\n\
+         web.yaml:12:16: Pod \"web\" is invalid: spec.containers[0].ports[0].hostPrt: unknown field, misspelt? \
+         Kubernetes 1.36 does not have it here\n\
+         web.yaml:13:13: Pod \"web\" is invalid: spec.dnsPolcy: unknown field, misspelt? \
+         Kubernetes 1.36 does not have it here"
+    );
+    let claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
+                 accessModes: [ReadWriteMany]\n  resources:\n    requests: {storage: 1Gi}\n    limit: {storage: 2Gi}\n  \
+                 storageClasName: fast\n";
+    assert_eq!(
+        errors(claim),
+        "web.yaml:8:12: PersistentVolumeClaim \"data\" is invalid: spec.resources.limit: unknown field, misspelt? \
+         Kubernetes 1.36 does not have it here\n\
+         web.yaml:9:20: PersistentVolumeClaim \"data\" is invalid: spec.storageClasName: unknown field, misspelt? \
+         Kubernetes 1.36 does not have it here"
+    );
+}
+
+/// A row that refuses everything below a volume must not hide the name that is wrong, and an
+/// empty value is no reason to accept a name that nothing reads.
+#[test]
+fn a_misspelt_field_is_refused_whatever_its_value_and_the_rule_above_it() {
+    let volumes = "  volumes:\n  - name: v\n    emptyDr: {}\n";
+    assert_eq!(
+        errors(&pod(&format!("{CONTAINER}{volumes}"))),
+        "web.yaml:11:14: Pod \"web\" is invalid: spec.volumes[0].emptyDr: unknown field, misspelt? \
+         Kubernetes 1.36 does not have it here"
+    );
+    let driver =
+        "apiVersion: storage.k8s.io/v1\nkind: CSIDriver\nmetadata: {name: d}\nspec: {attachRequird: false}\n";
+    assert_eq!(
+        errors(driver),
+        "web.yaml:4:23: CSIDriver \"d\" is invalid: spec.attachRequird: unknown field, misspelt? \
+         Kubernetes 1.36 does not have it here"
+    );
+}
+
+#[test]
+fn a_value_that_kubernetes_refuses_does_not_make_a_known_field_unknown() {
+    let text = pod(&format!("{CONTAINER}  hostnameOverride: [1]\n  tolerations: 7\n"));
+    assert_eq!(
+        warnings(&text),
+        "web.yaml:9:21: spec.hostnameOverride is not supported: Kubernetes has this field, but this kubelet does \
+         not honour it"
     );
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use kubelet::manifest::{Parsed, TIME, parse};
 
+const HEAD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n";
 const POD: &str =
     "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers: [{name: c, image: \"demo:1\"}]\n";
 
@@ -27,12 +28,24 @@ fn error(bytes: impl AsRef<[u8]>) -> String {
 
 #[test]
 fn two_thousand_unknown_fields_are_found_in_one_pass() {
-    let fields: String = (0..2000).map(|field| format!("  unknown{field}: 1\n")).collect();
-    let parsed = read(format!("{POD}{fields}").as_bytes());
+    let ports: String = (1..=2000).map(|port| format!("{{containerPort: {port}, hostPort: 1}}, ")).collect();
+    let container = format!("{{name: c, image: \"demo:1\", ports: [{ports}]}}");
+    let parsed = read(format!("{HEAD}  containers: [{container}]\n").as_bytes());
     let warnings = &parsed.manifests[0].warnings;
     assert_eq!(warnings.len(), 21);
-    assert_eq!(warnings[0], "web.yaml:6:13: spec.unknown0 is not supported: it is ignored");
+    assert!(
+        warnings[0].contains(": spec.containers[0].ports[0].hostPort is not supported: "),
+        "{}",
+        warnings[0]
+    );
     assert_eq!(warnings[20], "Pod \"web\": 1980 more fields are not supported");
+}
+
+#[test]
+fn twenty_thousand_misspelt_fields_end_in_time() {
+    let fields: String = (0..20_000).map(|field| format!("  unknown{field}: 1\n")).collect();
+    let parsed = read(format!("{POD}{fields}").as_bytes());
+    assert_eq!((parsed.manifests.len(), parsed.errors.len()), (0, 20));
 }
 
 #[test]
@@ -91,7 +104,7 @@ fn documents_and_their_values_are_counted() {
     // Blanks, comments and one text within the limit are no reason to refuse.
     let sparse = format!("{}{}", "\n# \n".repeat(1 << 18), POD);
     assert_eq!(read(sparse.as_bytes()).manifests.len(), 1);
-    let text = format!("{POD}  unknown: |\n{}", "    x\n".repeat(400_000));
+    let text = format!("{POD}  hostnameOverride: |\n{}", "    x\n".repeat(400_000));
     assert_eq!(read(text.as_bytes()).manifests.len(), 1);
 }
 

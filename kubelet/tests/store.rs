@@ -222,7 +222,7 @@ fn an_events_message_is_cut() {
 fn probed(port: u16) -> Described {
     object(&format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - name: c\n    image: demo:1\n    \
-         livenessProbe: {{tcpSocket: {{port: {port}}}}}\n    tyop: [1, null]\n"
+         livenessProbe: {{tcpSocket: {{port: {port}}}}}\n    lifecycle: [1, null]\n"
     ))
 }
 
@@ -237,7 +237,7 @@ fn a_document_is_kept_whole_and_survives() {
     let whole = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
         "spec": {"containers": [{
-            "name": "c", "image": "demo:1", "livenessProbe": {"tcpSocket": {"port": 80}}, "tyop": [1, null],
+            "name": "c", "image": "demo:1", "livenessProbe": {"tcpSocket": {"port": 80}}, "lifecycle": [1, null],
         }]},
     });
     assert_eq!(document(&fixture.store), whole);
@@ -295,7 +295,7 @@ fn records_of_builds_without_documents_are_read_and_completed() {
     let pod = fixture.store.pod("default", "web").unwrap();
     assert_eq!(pod.metadata.uid, "of-the-older-build");
     assert!(!pod.metadata.is_deleted(), "it runs on");
-    assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["tyop"][0], 1);
+    assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["lifecycle"][0], 1);
 }
 
 #[test]

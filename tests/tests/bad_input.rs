@@ -53,7 +53,7 @@ fn malformed_yaml_is_named_by_file_and_line_and_its_correction_runs() {
         .unwrap();
     node.wait_for_event("InvalidManifest", &["p.yaml:"]).unwrap();
     node.put_manifest("p.yaml", &GOOD.yaml().replace("image:", "imgae:")).unwrap();
-    node.wait_for_event("InvalidManifest", &["p.yaml:", "spec.containers[0]", "image"]).unwrap();
+    node.wait_for_event("InvalidManifest", &["p.yaml:", "spec.containers[0].imgae", "misspelt"]).unwrap();
     assert!(node.list("pods").unwrap().is_empty());
     node.put_manifest("p.yaml", &GOOD.yaml()).unwrap();
     node.wait_for_phase("p", "Succeeded").unwrap();

@@ -374,7 +374,7 @@ metadata:
 spec:
   hostNetwork: false
   nodeSelector: {disk: ssd}
-  tyop: {list: [1, 0.5, true, null, yes], big: 18446744073709551615, odd: .inf}
+  affinity: {list: [1, 0.5, true, null, yes], big: 18446744073709551615, odd: .inf}
   containers:
   - name: c
     image: demo:1
@@ -400,7 +400,7 @@ async fn get_gives_back_every_field_that_was_applied() {
         (&pod["spec"]["hostNetwork"], false.into()),
         (&pod["spec"]["nodeSelector"], serde_json::json!({"disk": "ssd"})),
         (
-            &pod["spec"]["tyop"],
+            &pod["spec"]["affinity"],
             serde_json::json!({"list": [1, 0.5, true, null, true], "big": u64::MAX, "odd": "inf"}),
         ),
         (&containers[0]["livenessProbe"], serde_json::json!({"tcpSocket": {"port": 80}})),

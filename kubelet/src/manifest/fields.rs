@@ -6,6 +6,7 @@
 //! it is merely not done, and harmless where it means nothing on one machine.
 //! `docs/KUBELET.md` shows this table; a test compares.
 
+use super::kubernetes::{self, Lookup, VERSION};
 use super::path::Segment;
 use super::read::Unknown;
 use super::scalar::Scalar;
@@ -144,18 +145,55 @@ const TRUE_BY_DEFAULT: &str = "spec.hostUsers";
 /// Fields whose default is a word, and that word.
 const WORDS_BY_DEFAULT: &[(&str, &str)] = &[("spec.containers[*].securityContext.procMount", "Default")];
 
-/// What to do about a field that the object's type does not have. What says
-/// nothing (`hostPID: false`, `initContainers: []`) loses nothing.
-pub(super) fn judge(kind: Kind, unknown: &Unknown<'_>) -> Verdict {
-    let default = unknown.path.to_string() == TRUE_BY_DEFAULT;
-    let segments = unknown.path.segments();
-    if says_nothing(unknown.node, default) || is_default_word(unknown.node, segments) {
-        return Harmless;
+/// What a field that the object's type does not have means for the object.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// Nothing is lost.
+    Harmless,
+    /// The field has no effect, for this reason.
+    Ignored(&'static str),
+    /// The object is not taken; the message says what is wrong with the field.
+    Refused(String),
+}
+
+/// A field of Kubernetes in no row of the table.
+const NO_RULE: Verdict = Ignored("Kubernetes has this field, but this kubelet does not honour it");
+
+/// Only a field in no row, or in one that refuses, is looked up in the types of
+/// Kubernetes: such a row may cover misspelt fields (`spec.volumes[0].emptyDr`).
+pub(super) fn judge(kind: Kind, unknown: &Unknown<'_>) -> Judgement {
+    let verdict = verdict(kind, unknown.path.segments()).unwrap_or(NO_RULE);
+    if (verdict == NO_RULE || matches!(verdict, Refused(_)))
+        && let Lookup::Unknown { similar } = kubernetes::look_up(kind, &unknown.path)
+    {
+        return Judgement::Refused(misspelt(similar));
     }
-    let rule = FIELD_TABLE
-        .iter()
-        .find(|rule| rule.kind.is_none_or(|its| its == kind) && covers(rule.field, segments));
-    rule.map_or(Ignored("it is ignored"), |rule| rule.verdict)
+    match verdict {
+        _ if asks_for_nothing(unknown) => Judgement::Harmless,
+        Harmless => Judgement::Harmless,
+        Ignored(effect) => Judgement::Ignored(effect),
+        Refused(reason) => Judgement::Refused(format!("not supported: {reason}")),
+    }
+}
+
+fn verdict(kind: Kind, segments: &[Segment]) -> Option<Verdict> {
+    let mut rules = FIELD_TABLE.iter().filter(|rule| rule.kind.is_none_or(|its| its == kind));
+    rules.find(|rule| covers(rule.field, segments)).map(|rule| rule.verdict)
+}
+
+fn misspelt(similar: Option<&str>) -> String {
+    match similar {
+        Some(similar) => {
+            format!("unknown field, misspelt? Kubernetes {VERSION} has {similar} here")
+        }
+        None => format!("unknown field, misspelt? Kubernetes {VERSION} does not have it here"),
+    }
+}
+
+/// What says nothing (`hostPID: false`, `initContainers: []`) loses nothing.
+fn asks_for_nothing(unknown: &Unknown<'_>) -> bool {
+    let default = unknown.path.to_string() == TRUE_BY_DEFAULT;
+    says_nothing(unknown.node, default) || is_default_word(unknown.node, unknown.path.segments())
 }
 
 fn says_nothing(node: &Node<'_>, default: bool) -> bool {
