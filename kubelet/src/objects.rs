@@ -8,6 +8,8 @@ mod class;
 mod container;
 mod document;
 mod event;
+#[cfg(test)]
+pub(crate) mod kubernetes;
 mod meta;
 mod pod;
 mod pod_status;

@@ -204,6 +204,7 @@ fn second(nanoseconds: i64) -> Option<Time> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::kubernetes::assert_reads_as;
 
     fn status(state: serde_json::Value, last_state: serde_json::Value) -> ContainerStatus {
         serde_json::from_value(serde_json::json!({"name": "c", "state": state, "lastState": last_state}))
@@ -271,5 +272,78 @@ mod tests {
         assert_eq!(why.reason, "ErrImagePull");
         let ready = status.conditions.iter().find(|c| c.condition_type == "Ready").unwrap();
         assert_eq!(ready.message, "containers with unready status: [c]");
+    }
+
+    fn container(attempt: u32, state: cri::ContainerState) -> cri::ContainerStatus {
+        let nanosecond = 1_700_000_000_123_456_789;
+        cri::ContainerStatus {
+            id: format!("c{attempt}"),
+            metadata: Some(cri::ContainerMetadata { name: "c".to_owned(), attempt }),
+            state: state.into(),
+            started_at: nanosecond,
+            finished_at: nanosecond,
+            exit_code: 137,
+            reason: "OOMKilled".to_owned(),
+            message: "over its limit".to_owned(),
+            image_id: "sha256:0".to_owned(),
+            ..cri::ContainerStatus::default()
+        }
+    }
+
+    fn sandbox() -> cri::PodSandboxStatus {
+        let network = cri::PodSandboxNetworkStatus {
+            ip: "192.0.2.7".to_owned(),
+            additional_ips: vec![cri::PodIp { ip: "2001:db8::7".to_owned() }],
+        };
+        cri::PodSandboxStatus { network: Some(network), ..cri::PodSandboxStatus::default() }
+    }
+
+    /// The status of a pod with these instances of container `c`, the newest first.
+    fn written(previous: PodStatus, instances: &[cri::ContainerStatus], waiting: &Waiting) -> PodStatus {
+        let mut pod: Pod = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+            "spec": {"containers": [{"name": "c", "image": "demo"}]}
+        }))
+        .unwrap();
+        pod.status = previous;
+        Sources {
+            pod: &pod,
+            observed: &Observed { sandboxes: vec![sandbox()], containers: instances.to_vec() },
+            waiting,
+            termination_messages: &BTreeMap::new(),
+            runtime_name: "hawser",
+            host_ip: "192.0.2.1",
+            now: Time::UNIX_EPOCH,
+        }
+        .status()
+    }
+
+    #[test]
+    fn kubernetes_reads_every_status_that_the_kubelet_writes() {
+        use cri::ContainerState::{ContainerExited, ContainerRunning};
+        let (running, ended) = (container(1, ContainerRunning), container(0, ContainerExited));
+        let uncontrolled =
+            cri::ContainerStatus { reason: DEVICE_CONTROL_MISSING.to_owned(), ..running.clone() };
+        let back_off =
+            ContainerStateWaiting { reason: "CrashLoopBackOff".to_owned(), message: "back-off".to_owned() };
+        let looping = Waiting::from([("c".to_owned(), back_off)]);
+        let evicted = PodStatus {
+            phase: PodPhase::Failed,
+            reason: "Evicted".to_owned(),
+            message: "Pod ephemeral local storage usage exceeds the total limit".to_owned(),
+            ..PodStatus::default()
+        };
+        let (fresh, idle) = (PodStatus::default, Waiting::new());
+        for status in [
+            written(fresh(), &[], &idle),
+            written(fresh(), std::slice::from_ref(&running), &idle),
+            written(fresh(), &[running, ended.clone()], &idle),
+            written(fresh(), &[uncontrolled], &idle),
+            written(fresh(), std::slice::from_ref(&ended), &idle),
+            written(fresh(), std::slice::from_ref(&ended), &looping),
+            written(evicted, &[ended], &idle),
+        ] {
+            assert_reads_as::<k8s_openapi::api::core::v1::PodStatus>(&status);
+        }
     }
 }

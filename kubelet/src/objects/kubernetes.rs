@@ -1,0 +1,133 @@
+//! Tests: a client of Kubernetes reads every field that the kubelet writes. `k8s-openapi` has
+//! the types that such a client reads.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as core;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Fails for a field that `T` lacks, for one that `T` requires, and for a value of another type.
+#[track_caller]
+pub(crate) fn assert_reads_as<T: Serialize + DeserializeOwned>(written: &impl Serialize) {
+    let written = serde_json::to_value(written).unwrap();
+    let read = read_as::<T>(&written).unwrap_or_else(|error| panic!("{error}: {written:#}"));
+    assert_eq!(read, written);
+}
+
+/// What is left of `written` after `T` read it.
+fn read_as<T: Serialize + DeserializeOwned>(written: &Value) -> serde_json::Result<Value> {
+    serde_json::to_value(T::deserialize(written)?)
+}
+
+fn metadata(name: &str) -> ObjectMeta {
+    let some = || BTreeMap::from([("app".to_owned(), "web".to_owned())]);
+    ObjectMeta {
+        name: name.to_owned(),
+        namespace: DEFAULT_NAMESPACE.to_owned(),
+        uid: "4f7a".to_owned(),
+        labels: some(),
+        annotations: some(),
+        creation_timestamp: Some(now()),
+        deletion_timestamp: Some(now()),
+        deletion_grace_period_seconds: Some(30),
+    }
+}
+
+fn storage() -> Resources {
+    Resources::from([("storage".to_owned(), Quantity::from_bytes(1 << 30))])
+}
+
+const ACCESS_MODES: [AccessMode; 4] = [
+    AccessMode::ReadWriteOnce,
+    AccessMode::ReadOnlyMany,
+    AccessMode::ReadWriteMany,
+    AccessMode::ReadWriteOncePod,
+];
+
+fn claim() -> PersistentVolumeClaim {
+    PersistentVolumeClaim {
+        api_version: "v1".to_owned(),
+        kind: "PersistentVolumeClaim".to_owned(),
+        metadata: metadata("data"),
+        spec: PersistentVolumeClaimSpec {
+            access_modes: ACCESS_MODES.to_vec(),
+            resources: ClaimResources { requests: storage(), limits: storage() },
+            storage_class_name: Some("hawser".to_owned()),
+            volume_name: "pvc-1".to_owned(),
+            volume_mode: VolumeMode::Filesystem,
+        },
+        status: PersistentVolumeClaimStatus::default(),
+    }
+}
+
+#[test]
+fn kubernetes_reads_a_claim_and_its_status() {
+    for phase in [ClaimPhase::Pending, ClaimPhase::Bound, ClaimPhase::Lost] {
+        let status =
+            PersistentVolumeClaimStatus { phase, access_modes: ACCESS_MODES.to_vec(), capacity: storage() };
+        assert_reads_as::<core::PersistentVolumeClaimStatus>(&status);
+        assert_reads_as::<core::PersistentVolumeClaim>(&PersistentVolumeClaim { status, ..claim() });
+    }
+    assert_reads_as::<core::PersistentVolumeClaim>(&claim());
+}
+
+#[test]
+fn kubernetes_reads_a_volume_and_its_status() {
+    let spec = PersistentVolumeSpec {
+        capacity: storage(),
+        access_modes: ACCESS_MODES.to_vec(),
+        persistent_volume_reclaim_policy: ReclaimPolicy::Delete,
+        storage_class_name: "hawser".to_owned(),
+        mount_options: vec!["noatime".to_owned()],
+        volume_mode: VolumeMode::Filesystem,
+        claim_ref: Some(claim().reference()),
+        csi: Some(CsiVolumeSource {
+            driver: "csi.hawser.dev".to_owned(),
+            volume_handle: "v1".to_owned(),
+            read_only: true,
+            fs_type: "fuse".to_owned(),
+            volume_attributes: BTreeMap::from([("key".to_owned(), "value".to_owned())]),
+        }),
+    };
+    let status = PersistentVolumeStatus {
+        phase: VolumePhase::Failed,
+        reason: "VolumeFailedDelete".to_owned(),
+        message: "the driver does not answer".to_owned(),
+    };
+    assert_reads_as::<core::PersistentVolumeStatus>(&status);
+    assert_reads_as::<core::PersistentVolumeStatus>(&PersistentVolumeStatus::default());
+    let volume = PersistentVolume::new(metadata("pvc-1"), spec);
+    assert_reads_as::<core::PersistentVolume>(&PersistentVolume { status, ..volume });
+}
+
+#[test]
+fn kubernetes_reads_an_event() {
+    for event_type in [EventType::Normal, EventType::Warning] {
+        assert_reads_as::<core::Event>(&Event {
+            api_version: "v1".to_owned(),
+            kind: "Event".to_owned(),
+            metadata: metadata("data.1"),
+            involved_object: claim().reference(),
+            reason: "FailedMount".to_owned(),
+            message: "the driver does not answer".to_owned(),
+            source: EventSource { component: "kubelet".to_owned(), host: "node".to_owned() },
+            event_type,
+            count: 3,
+            first_timestamp: now(),
+            last_timestamp: now(),
+        });
+    }
+}
+
+#[test]
+fn a_field_that_kubernetes_lacks_makes_a_difference() {
+    let misspelt = json!({"phase": "Running", "podIps": [{"ip": "192.0.2.1"}]});
+    assert_eq!(read_as::<core::PodStatus>(&misspelt).unwrap(), json!({"phase": "Running"}));
+    assert!(
+        read_as::<core::PodStatus>(&json!({"phase": 7})).unwrap_err().to_string().contains("invalid type")
+    );
+}
