@@ -1,12 +1,11 @@
-//! The engine: makes the machine follow the store.
+//! The engine: makes the machine match the store.
 //!
-//! It starts the embedded runtime, watches for drivers, provisions claims, and
-//! runs one worker a pod. It decides nothing about a pod itself; it sees that
-//! each pod has its worker, and that each worker hears what concerns it.
+//! It starts the embedded runtime, watches for drivers, provisions claims, and runs one worker per
+//! pod. It makes no decisions about a pod: it only gives each pod a worker and wakes that worker.
 //!
-//! Ending the engine leaves pods running: whatever a worker needs to go on
-//! stands in the runtime's lists and in the volumes' files, and the next engine
-//! reads it there. Only [`Handle::stop_pods`] takes pods down.
+//! Stopping the engine leaves pods running. The runtime's lists and the volumes' files hold all
+//! state that a worker needs, and the next engine reads it there. Only [`Handle::stop_pods`] stops
+//! pods.
 
 mod events;
 mod handle;
@@ -33,16 +32,16 @@ use crate::pod_cgroup::Hierarchies;
 use crate::sink::Sinks;
 use crate::standalone::store::{Store, UNREADABLE_RECORD};
 use crate::volumes::Volumes;
-use crate::worker::{FileTurns, Starts, Tools, host_ip};
+use crate::worker::{FileWork, Starts, Tools, host_ip};
 use workers::Workers;
 
 pub use handle::{Handle, LogPathError};
 pub use runtime_process::{EmbeddedRuntime, RuntimeEndpoint};
 
-/// An embedded runtime answers in milliseconds; a remote one may be starting.
+/// The embedded runtime answers in milliseconds; a remote one may still be starting.
 const RUNTIME_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Why the engine cannot work.
+/// Why the engine cannot start, or why it stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -65,18 +64,18 @@ pub enum Error {
     Reconstruct(#[source] crate::volumes::Error),
 }
 
-/// Everything the engine is told.
+/// The engine's configuration.
 #[derive(Debug)]
 pub struct Config {
-    /// The claimed root directory: claim it before the store is opened.
+    /// The claimed root directory; claim it before opening the store.
     pub node: Node,
     pub node_name: String,
     pub runtime: RuntimeEndpoint,
     /// `/var/log/pods`.
     pub log_dir: PathBuf,
-    /// Absolute within each hierarchy: `/hawser`.
+    /// Absolute within each hierarchy, such as `/hawser`.
     pub cgroup_root: String,
-    /// Processes and threads that one pod may have; `None`: as many as the node.
+    /// The maximum number of processes and threads in one pod; `None` means the node's limit.
     pub pod_pids_limit: Option<i64>,
     /// RuntimeDefault for pods without a seccomp profile.
     pub seccomp_default: bool,
@@ -96,7 +95,7 @@ pub struct Engine {
     handle: Handle,
 }
 
-/// An engine that follows `store` and reports to `sinks`, and the handle by which the client API reaches it.
+/// Returns an engine that follows `store` and reports to `sinks`, and a handle for the client API.
 pub fn new(config: Config, store: Store, sinks: Sinks) -> (Engine, Handle) {
     let plugins = Plugins::new();
     let volumes = Volumes::new(config.node.root(), store.clone(), sinks.clone(), plugins.clone());
@@ -107,10 +106,10 @@ pub fn new(config: Config, store: Store, sinks: Sinks) -> (Engine, Handle) {
 }
 
 impl Engine {
-    /// Runs until `shutdown`; pods stay as they are then.
+    /// Runs until `shutdown`, which leaves pods as they are.
     ///
-    /// `controller` does the work of a cluster's controllers. It begins once the volumes that an
-    /// earlier kubelet mounted are known: before that, a volume that is in use looks unused.
+    /// `controller` does the work of a cluster's controllers. It starts after the volumes of an
+    /// earlier kubelet are reconstructed: before that, a volume in use would look unused.
     pub(crate) async fn run<F>(
         mut self,
         controller: impl FnOnce(Plugins, Volumes) -> F,
@@ -158,7 +157,7 @@ impl Engine {
             }
         }
         self.config.runtime.end(&socket);
-        info!(pods = self.store.pods().len(), "the engine ends; its pods run on");
+        info!(pods = self.store.pods().len(), "engine stopped; its pods keep running");
         Ok(())
     }
 
@@ -167,7 +166,7 @@ impl Engine {
         self.handle.clone()
     }
 
-    /// Images of a remote runtime are its owner's business.
+    /// The kubelet does not manage the images of a remote runtime.
     fn preload(&self, cri: &Cri, background: &mut JoinSet<Error>) {
         let RuntimeEndpoint::Embedded(embedded) = &self.config.runtime else { return };
         let config = &embedded.config;
@@ -197,18 +196,18 @@ impl Engine {
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
             starts: Starts::new(),
-            file_turns: FileTurns::default(),
+            file_work: FileWork::default(),
         })
     }
 
-    /// Events for what the runtime could not read. One of another make shows nothing.
+    /// Records events for the embedded runtime's unreadable records. Other runtimes report none.
     async fn report_unreadable(&self, cri: &Cri) {
         let node = ObjectRef::node(&self.config.node_name);
         match cri.unreadable_records().await {
             Ok(records) => records
                 .iter()
                 .for_each(|record| self.sinks.record(&node, EventType::Warning, UNREADABLE_RECORD, record)),
-            Err(error) => warn!(%error, "cannot ask the runtime for its status"),
+            Err(error) => warn!(%error, "cannot get the runtime's status"),
         }
     }
 
@@ -219,7 +218,7 @@ impl Engine {
         socket: &Path,
         background: &mut JoinSet<Error>,
     ) -> Result<String, Error> {
-        // The embedded one answers or ends, however long an interrupted network plugin keeps it.
+        // The embedded runtime answers or ends, even if an interrupted network plugin delays it.
         let deadline = matches!(self.config.runtime, RuntimeEndpoint::Remote(_))
             .then(|| tokio::time::Instant::now() + RUNTIME_DEADLINE);
         let mut pause = crate::backoff::Backoff::new(Duration::from_millis(1), Duration::from_millis(200));

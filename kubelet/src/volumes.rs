@@ -1,11 +1,9 @@
-//! The volume manager: brings the volumes that pods want to where their
-//! containers find them, and takes them away again.
+//! The volume manager: mounts and unmounts the volumes of pods.
 //!
-//! What is mounted is on disk (kubelet's directory layout and vol_data.json),
-//! not in memory: a restarted kubelet reads it back ([`Volumes::reconstruct`]).
-//! Operations on one volume come one after the other, those on different
-//! volumes at the same time. An operation that has begun is never cancelled:
-//! it runs as a task of its own, and who loses interest just stops waiting.
+//! The state is on disk (kubelet's directory layout and vol_data.json), not in memory; a restarted
+//! kubelet reads it with [`Volumes::reconstruct`]. Operations on one volume run one after the
+//! other; operations on different volumes run concurrently. A started operation is never cancelled:
+//! it runs in its own task, and a caller can only stop waiting for it.
 
 mod capability;
 mod csi_mount;
@@ -49,15 +47,15 @@ use device::{Device, DeviceKey, Devices, Stage};
 use empty_dirs::EmptyDirs;
 use host_paths::HostPaths;
 use layout::Layout;
-use ownership::Gift;
+use ownership::GroupChange;
 use resolve::Resolved;
 use retry::Retry;
 
-/// Where a pod's volume is on the host.
+/// The host path of a pod's volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mounted {
     pub(crate) host_path: PathBuf,
-    /// Beyond what a container's volumeMount says.
+    /// In addition to the container's volumeMount.
     pub(crate) read_only: bool,
 }
 
@@ -79,16 +77,16 @@ struct Shared {
     sinks: Sinks,
     plugins: Plugins,
     devices: Devices,
-    /// The volumes that an earlier kubelet left are among `devices`.
+    /// Set once `devices` contains the volumes of an earlier kubelet.
     reconstructed: SetOnce<()>,
-    /// Pods that are being torn down: no mount may begin for them.
+    /// Pods in teardown: no mount may start for them.
     stopping: Mutex<BTreeSet<String>>,
-    /// Pods whose volumes are being taken from processes that survived SIGKILL.
-    taking: Mutex<BTreeMap<String, JoinHandle<()>>>,
+    /// Unmounts for pods whose processes survived SIGKILL, by pod uid.
+    survivor_unmounts: Mutex<BTreeMap<String, JoinHandle<()>>>,
     republish: republish::Due,
     empty_dirs: EmptyDirs,
     host_paths: HostPaths,
-    /// Of mount pods: other pods' paths keep no volume waiting.
+    /// For mount pods: other pods' paths must not delay a volume.
     mount_pods_paths: HostPaths,
 }
 
@@ -102,7 +100,7 @@ impl Volumes {
             devices: Devices::default(),
             reconstructed: SetOnce::new(),
             stopping: Mutex::default(),
-            taking: Mutex::default(),
+            survivor_unmounts: Mutex::default(),
             republish: republish::Due::default(),
             empty_dirs: EmptyDirs::default(),
             host_paths: HostPaths::default(),
@@ -119,9 +117,8 @@ impl Volumes {
         self.shared.layout.empty_dir(uid, volume)
     }
 
-    /// Mounts all of a pod's volumes, side by side, and tries until it has
-    /// them all; events on the pod tell what stands in the way. Dropping the
-    /// future ends the waiting, not the operations that run.
+    /// Mounts a pod's volumes concurrently and retries until all succeed; events on the pod report
+    /// failures. Dropping the future stops the wait, not the running operations.
     pub(crate) async fn mount_pod(&self, pod: &Arc<Pod>) -> MountedVolumes {
         let mut mounts = JoinSet::new();
         let local_turn = Arc::new(tokio::sync::Mutex::new(()));
@@ -136,8 +133,8 @@ impl Volumes {
         }
         let mut mounted = MountedVolumes::new();
         while let Some(finished) = mounts.join_next().await {
-            // Only a panic in the task (a bug, and on stderr already) ends it
-            // otherwise; the pod then misses the volume and says so.
+            // A task fails only by a panic, which is on stderr. The pod then lacks the volume and
+            // reports it.
             if let Ok((name, place)) = finished {
                 mounted.insert(name, place);
             }
@@ -145,16 +142,16 @@ impl Volumes {
         mounted
     }
 
-    /// `local_turn`: those of the pod's volumes that have no driver come one after the other.
+    /// `local_turn` serializes the pod's volumes without a driver.
     async fn mount_until_done(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &LocalTurn) -> Mounted {
         let mut retry = Retry::new(&self.shared.store, &self.shared.plugins);
         loop {
             match self.mount(pod, volume, local_turn).await {
                 Ok(mounted) => return mounted,
                 Err(error) => {
-                    // What other parts are busy with is no failure for a moment.
-                    let healed = retry.wait_briefly(&error).await;
-                    if !healed {
+                    // Give other operations a moment before this counts as a failure.
+                    let has_changed = retry.wait_briefly(&error).await;
+                    if !has_changed {
                         self.report(pod, "FailedMount", volume, &error);
                         retry.wait(&error).await;
                     }
@@ -173,11 +170,12 @@ impl Volumes {
                 let host_path = self.shared.empty_dirs.ensure(dir, source.clone()).await?;
                 drop(turn);
                 if let Some(group) = pod.spec.security_context.fs_group {
-                    // As kubelet has it: a pod's own volumes are given whatever their root shows.
+                    // Like kubelet, always change a pod's own volumes, whatever the root's group
+                    // is.
                     let policy = FsGroupChangePolicy::Always;
                     let marker = self.shared.layout.empty_dir_ready(uid, &volume.name);
                     let root = host_path.clone();
-                    ownership::give_to_group(Gift { root, group, policy, marker }).await?;
+                    ownership::change_group(GroupChange { root, group, policy, marker }).await?;
                 }
                 Ok(Mounted { host_path, read_only: false })
             }
@@ -217,14 +215,14 @@ impl Volumes {
         Ok(Mounted { host_path, read_only })
     }
 
-    /// The pods whose volumes are, or may be, mounted from this PV.
+    /// The pods for which this PV is, or may be, mounted.
     pub(crate) fn users(&self, driver: &str, volume_handle: &str) -> BTreeSet<String> {
         let key = DeviceKey { driver: driver.to_owned(), volume_handle: volume_handle.to_owned() };
         self.shared.devices.all().iter().find(|d| d.key == key).map(|d| d.users()).unwrap_or_default()
     }
 
-    /// The daemon behind a volume died: its users learn it by an event, and the
-    /// next pod gets a fresh Stage.
+    /// Handles the death of a volume's daemon: records events on the volume's users, and makes the
+    /// next pod stage the volume again.
     pub(crate) async fn daemon_died(&self, volume_handle: &str, daemon: &Pod) {
         let name = format!("{}/{}", daemon.metadata.namespace, daemon.metadata.name);
         for device in self.shared.devices.all() {
@@ -239,8 +237,7 @@ impl Volumes {
                 self.warn_users(&device, "FailedMount", &message);
                 continue;
             }
-            // An Unstage under way may be what ended the daemon: what counts is
-            // what is left when it is through.
+            // A running Unstage may have ended the daemon: check the state after it.
             let mut stage = device.stage.lock().await;
             if *stage == Stage::No {
                 continue;
@@ -249,9 +246,9 @@ impl Volumes {
             drop(stage);
             let remedy = if self.shared.republish_is_required(&device) {
                 self.shared.republish.add(&device.key);
-                "it is published again now, and containers that start from then on find it"
+                "the kubelet publishes it again now for containers that start later"
             } else {
-                "delete and apply this pod again to mount it afresh"
+                "delete this pod and apply it again to mount the volume again"
             };
             let message = format!(
                 "mount pod {name} of volume {volume_handle} ended: the volume answers \
@@ -298,8 +295,8 @@ impl Shared {
         self.stopping.lock().unwrap_or_else(PoisonError::into_inner).contains(uid)
     }
 
-    fn taking(&self) -> MutexGuard<'_, BTreeMap<String, JoinHandle<()>>> {
-        self.taking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn survivor_unmounts(&self) -> MutexGuard<'_, BTreeMap<String, JoinHandle<()>>> {
+        self.survivor_unmounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_stopping(&self, uid: &str, stopping: bool) {

@@ -1,10 +1,10 @@
-//! One pod's worker: a task that brings its pod to what its object wants, and
-//! in the end takes it down. It is woken by changes of the object and by the
-//! runtime's events, looks at what is there, and carries out the plan of `plan`.
+//! One pod's worker: a task that brings its pod to the object's desired state, and finally tears it
+//! down. Object changes and runtime events wake it; it then observes the pod and executes the plan
+//! of `plan`.
 //!
-//! Invariant: a worker ends only after its pod is forgotten, or when its object
-//! is. Workers never wait for each other: a mount pod starts while the worker
-//! of the pod that needs it waits for its volume.
+//! Invariant: a worker ends only after its pod or the pod's object is removed. Workers never wait
+//! for each other: a mount pod starts while the worker of the pod that needs it waits for its
+//! volume.
 
 mod evicted;
 mod images;
@@ -30,35 +30,35 @@ use crate::volumes::MountedVolumes;
 use messages::Messages;
 use tools::IsSlow;
 
-pub(crate) use own_files::FileTurns;
+pub(crate) use own_files::FileWork;
 pub(crate) use termination::tear_down_orphan;
 pub(crate) use tools::{Starts, Tools, host_ip};
 
 #[derive(Debug)]
 pub(crate) struct Worker {
     tools: Arc<Tools>,
-    /// As it was admitted, its status as last published.
+    /// As admitted, with the last published status.
     pod: Pod,
     wake: Arc<Notify>,
-    /// Once they are mounted; a restarted container uses them again.
+    /// Set once all are mounted; a restarted container uses them again.
     mounted: Option<MountedVolumes>,
     waiting: Waiting,
     messages: Messages,
     restarts: KeyedBackoff,
     pulls: KeyedBackoff,
-    /// Of steps that failed.
+    /// Back-off of failed steps.
     retries: Backoff,
     finished: bool,
     is_slow: IsSlow,
 }
 
-/// When to look again.
+/// When to observe the pod again.
 #[derive(Debug)]
 enum Next {
-    /// The object was marked deleted meanwhile.
+    /// The object was marked deleted during the round.
     Deleted,
     Finished,
-    /// At the next event, and after this time at the latest.
+    /// At the next event, or after this time at the latest.
     Within(Option<Duration>),
 }
 
@@ -81,8 +81,9 @@ impl Worker {
 
     pub(crate) async fn run(mut self) {
         while !self.is_deleted() {
-            // What acts is large, and a pod mostly waits: it takes memory only while it acts.
-            match Box::pin(self.look_and_act()).await {
+            // The future is large and a pod mostly waits, so box it: it needs memory only while it
+            // runs.
+            match Box::pin(self.sync_once()).await {
                 Next::Deleted => {}
                 Next::Finished => {
                     Box::pin(self.finish()).await;
@@ -90,7 +91,7 @@ impl Worker {
                 }
                 Next::Within(None) => self.wake.notified().await,
                 Next::Within(Some(pause)) => {
-                    // Either way: look again.
+                    // Continue after an event and after the timeout.
                     drop(tokio::time::timeout(pause, self.wake.notified()).await);
                 }
             }
@@ -98,7 +99,7 @@ impl Worker {
         Box::pin(self.terminate()).await;
     }
 
-    async fn look_and_act(&mut self) -> Next {
+    async fn sync_once(&mut self) -> Next {
         if self.finished {
             return Next::Finished;
         }
@@ -109,7 +110,7 @@ impl Worker {
         let observed = match Observed::of(&self.tools.cri, self.uid()).await {
             Ok(observed) => observed,
             Err(error) => {
-                warn!(pod = self.pod.metadata.name, %error, "cannot look at the pod");
+                warn!(pod = self.pod.metadata.name, %error, "cannot observe the pod");
                 return Next::Within(Some(self.retries.step()));
             }
         };
@@ -128,7 +129,7 @@ impl Worker {
         format!("{}/{}", self.pod.metadata.namespace, self.pod.metadata.name)
     }
 
-    /// Also when the object is gone, or stands for a successor.
+    /// Also true if the object is gone or belongs to a successor.
     fn is_deleted(&self) -> bool {
         let metadata = &self.pod.metadata;
         let known = self.tools.store.pod(&metadata.namespace, &metadata.name);
@@ -142,7 +143,7 @@ impl Worker {
     }
 
     async fn publish_status(&mut self, observed: &Observed) {
-        self.messages.look(&self.tools, &self.pod, observed).await;
+        self.messages.read_new(&self.tools, &self.pod, observed).await;
         let status = Sources {
             pod: &self.pod,
             observed,
@@ -165,7 +166,7 @@ impl Worker {
         self.pod.status = status;
     }
 
-    /// Records the event of each kill.
+    /// Records an event for each kill.
     fn announce(&self, targets: &[Target]) {
         for target in targets {
             self.record(EventType::Normal, "Killing", &format!("Stopping container {}", target.name));
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_waits_takes_little_memory() {
+    fn a_waiting_pod_uses_little_memory() {
         let bytes = size_of_future(Worker::run);
         assert!(bytes < 4096, "{bytes}");
     }

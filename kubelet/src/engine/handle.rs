@@ -1,4 +1,4 @@
-//! What clients may ask of a running engine.
+//! Requests of clients to a running engine.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
 use crate::worker::Tools;
 
-/// Clones reach the same engine.
+/// Clones refer to the same engine.
 #[derive(Debug, Clone)]
 pub struct Handle {
     store: Store,
@@ -27,11 +27,11 @@ pub struct Handle {
 /// Work that only the engine's own loop can do.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Take away what is shared by all pods, after the last one is gone.
+    /// Removes the resources that all pods share, after the last pod is gone.
     ReleaseNode(oneshot::Sender<Result<(), Error>>),
 }
 
-/// Why there is no log to show.
+/// Why a container has no log.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LogPathError {
     #[error("pods \"{pod}\" not found in namespace \"{namespace}\"")]
@@ -57,10 +57,13 @@ impl Handle {
         Self { store, sinks, volumes, log_dir, requests }
     }
 
-    /// Takes every pod down and returns when nothing of them is left: first the
-    /// consumers, whose volumes take their mount pods with them, then the staged
-    /// volumes that have no consumer, then what mount pods remain. No pod gets more than
-    /// `longest_grace` seconds to end. `progress` gets a line for each step.
+    /// Stops and removes every pod:
+    /// - first the consumers, whose volumes' mount pods end with them;
+    /// - then the staged volumes without a consumer;
+    /// - then the remaining mount pods.
+    ///
+    /// No pod gets more than `longest_grace` seconds to stop. `progress` receives a line for each
+    /// step.
     pub async fn stop_pods(&self, longest_grace: u64, mut progress: impl FnMut(String)) -> Result<(), Error> {
         self.stop_pods_that(|pod| !is_mount_pod(pod), longest_grace, &mut progress).await;
         self.volumes.unmount_unused(&mut progress).await;
@@ -94,7 +97,7 @@ impl Handle {
             if pods.is_empty() {
                 return;
             }
-            // Lagging or not: look at all pods again.
+            // A lagging receiver also means: check all pods again.
             drop(changes.recv().await);
         }
     }
@@ -107,8 +110,8 @@ impl Handle {
         self.store.mark_pod_deleted(&pod.metadata.namespace, &pod.metadata.name, Some(grace)).map(drop)
     }
 
-    /// Marks a claim for deletion. It goes, with its data where the reclaim
-    /// policy says Delete, once no pod uses it. `false` when there is none.
+    /// Marks a claim for deletion; `false` if it does not exist. The claim is removed once no pod
+    /// uses it, and its data too if the reclaim policy is Delete.
     pub fn delete_claim(&self, namespace: &str, name: &str) -> Result<bool, store::Error> {
         let Some(claim) = self.store.claim(namespace, name) else { return Ok(false) };
         if !claim.metadata.is_deleted() {
@@ -119,8 +122,8 @@ impl Handle {
         Ok(true)
     }
 
-    /// Marks a volume for deletion. The object goes once no claim is bound to
-    /// it; the data stays. `false` when there is none.
+    /// Marks a volume for deletion; `false` if it does not exist. The object is removed once no
+    /// claim is bound to it; the data stays.
     pub fn delete_volume(&self, name: &str) -> Result<bool, store::Error> {
         let Some(volume) = self.store.volume(name) else { return Ok(false) };
         if !volume.metadata.is_deleted() {
@@ -135,8 +138,8 @@ impl Handle {
         &self.volumes
     }
 
-    /// The file of a container's newest instance (or the one before it). The
-    /// pod's only container, when `container` is empty.
+    /// The log file of a container's newest instance, or of the one before it. An empty `container`
+    /// means the pod's only container.
     pub fn log_path(
         &self,
         namespace: &str,
@@ -163,7 +166,7 @@ impl Handle {
         Ok(dir.join(crate::container_config::log_path(container, instance)))
     }
 
-    /// Puts down an event on the pod, as the engine does.
+    /// Records an event on the pod.
     pub fn warn(&self, pod: &Pod, reason: &str, message: &str) {
         self.sinks.record(&pod.reference(), EventType::Warning, reason, message);
     }
@@ -188,7 +191,7 @@ impl Request {
         let Self::ReleaseNode(answer) = self;
         let released = tools.remove_shared_cgroups().await;
         let released = released.map_err(Error::Cgroup).and_then(|()| Ok(config.node.unshare()?));
-        // Whoever asked may have gone.
+        // The caller may be gone.
         drop(answer.send(released));
     }
 }

@@ -1,6 +1,6 @@
-//! Pods that the runtime or the disk still has and the store does not: their
-//! object was lost while no kubelet ran. They are torn down, each before a pod of its
-//! name is started: a pod whose record was torn must not run twice.
+//! Orphaned pods: the runtime or the disk has them and the store does not, because their object was
+//! lost while no kubelet ran. Each is torn down before a pod with its name starts: the same pod
+//! must not run twice.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::cri::{POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
 use crate::objects::{Kind, ObjectRef};
 use crate::worker::Tools;
 
-/// All of them, to be given to [`super::workers::Workers::tear_down`].
+/// Finds the orphans for [`super::workers::Workers::tear_down`].
 pub(super) async fn find(tools: &Arc<Tools>, pods_on_disk: Vec<String>) -> Vec<ObjectRef> {
     let mut found: BTreeMap<String, ObjectRef> = BTreeMap::new();
     for uid in pods_on_disk {
@@ -24,7 +24,7 @@ pub(super) async fn find(tools: &Arc<Tools>, pods_on_disk: Vec<String>) -> Vec<O
             for sandbox in sandboxes {
                 let label = |name| sandbox.labels.get(name).map_or("", String::as_str);
                 let uid = label(POD_UID_LABEL);
-                // Others may use this runtime: theirs is none of our business.
+                // Other kubelets may share this runtime; ignore their pods.
                 let ours =
                     sandbox.annotations.get(ROOT_DIR_ANNOTATION).map(Path::new) == Some(&tools.root_dir);
                 if ours && !uid.is_empty() {
@@ -33,7 +33,7 @@ pub(super) async fn find(tools: &Arc<Tools>, pods_on_disk: Vec<String>) -> Vec<O
                 }
             }
         }
-        Err(error) => warn!(%error, "cannot look for orphaned sandboxes"),
+        Err(error) => warn!(%error, "cannot list sandboxes to find orphaned pods"),
     }
     for known in tools.store.pods() {
         found.remove(&known.metadata.uid);

@@ -1,6 +1,6 @@
-//! The embedded runtime's images: what lies in the images directory is imported
-//! at the start and whenever something is put there, before a pod asks for it. No pod
-//! waits for this: one that needs an image of the directory imports it itself.
+//! Imports the images directory into the embedded runtime, at the start and after every change,
+//! before a pod asks for an image. No pod waits for this: it imports the image that it needs
+//! itself.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,10 @@ pub(super) async fn follow(cri: Cri, images_dir: PathBuf, limits: ImageLimits) {
     loop {
         if let Err(error) = follow_once(&cri, &images_dir, &limits).await {
             warn!(dir = %images_dir.display(), %error, "cannot watch the images directory");
-            // What is there can be had all the same: a pod's root may have taken all of inotify.
+            // A pod's root may hold all inotify instances; import the present images without a
+            // watch.
             if let Err(error) = import_missing(&cri, &images_dir, &limits).await {
-                warn!(dir = %images_dir.display(), %error, "cannot look at the images directory");
+                warn!(dir = %images_dir.display(), %error, "cannot read the images directory");
             }
         }
         tokio::time::sleep(backoff.step()).await;

@@ -1,5 +1,5 @@
-//! Where the container runtime is: in this process behind its own socket, or
-//! anywhere behind a given one.
+//! The container runtime's endpoint: embedded in this process with its own socket, or a given
+//! socket.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::Error;
 use crate::sockets;
 
-/// Either way the kubelet speaks CRI over a unix socket.
+/// In both cases the kubelet speaks CRI over a unix socket.
 #[derive(Debug, Clone)]
 pub enum RuntimeEndpoint {
     /// containerd's or CRI-O's socket.
@@ -16,7 +16,7 @@ pub enum RuntimeEndpoint {
     Embedded(Box<EmbeddedRuntime>),
 }
 
-/// What the embedded runtime is started with.
+/// The embedded runtime's configuration.
 #[derive(Debug, Clone)]
 pub struct EmbeddedRuntime {
     pub socket: PathBuf,
@@ -24,8 +24,7 @@ pub struct EmbeddedRuntime {
 }
 
 impl RuntimeEndpoint {
-    /// Starts the embedded runtime as one of the background tasks; returns the
-    /// socket to talk to.
+    /// Starts the embedded runtime as a background task; returns its socket.
     pub(super) fn start(&self, background: &mut JoinSet<Error>) -> Result<PathBuf, Error> {
         match self {
             Self::Remote(socket) => Ok(socket.clone()),
@@ -35,7 +34,7 @@ impl RuntimeEndpoint {
                     sockets::bind(&socket).map_err(|e| linux::Error::at("bind", &socket, e))?;
                 let at = socket.clone();
                 background.spawn(async move {
-                    // It ends with this process: its pods are in the hands of their shims.
+                    // Runs until this process exits; the shims keep its pods running.
                     match runtime::serve_on(config, listener, at, std::future::pending::<()>()).await {
                         Ok(()) => Error::EmbeddedEnded,
                         Err(error) => Error::Embedded(error),
@@ -46,7 +45,7 @@ impl RuntimeEndpoint {
         }
     }
 
-    /// Takes away the socket that [`Self::start`] has bound.
+    /// Removes the socket that [`Self::start`] bound.
     pub(super) fn end(&self, socket: &Path) {
         if matches!(self, Self::Embedded(_)) {
             let _the_next_start_replaces_it = std::fs::remove_file(socket);

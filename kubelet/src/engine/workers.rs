@@ -1,4 +1,4 @@
-//! One worker a pod, and who must be woken when.
+//! One worker per pod, and the rules for waking it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,16 +33,16 @@ impl Workers {
         Self { tools, by_uid: HashMap::new(), ended, end }
     }
 
-    /// Gives every pod of the store a worker.
+    /// Starts a worker for every pod of the store.
     pub(super) fn follow(&mut self, store: &Store) {
         for pod in store.pods() {
             self.ensure(&pod);
         }
     }
 
-    /// Tears down a pod that no object describes. One of its name waits for its end.
+    /// Tears down a pod without an object. A pod of the same name waits until this is done.
     pub(super) fn tear_down(&mut self, orphan: ObjectRef) {
-        info!(uid = orphan.uid, name = orphan.name, "tearing down a pod that no object describes");
+        info!(uid = orphan.uid, name = orphan.name, "tearing down a pod without an object");
         let (namespace, name) = (orphan.namespace.clone(), orphan.name.clone());
         let (uid, end, tools) = (orphan.uid.clone(), self.end.clone(), Arc::clone(&self.tools));
         self.by_uid.insert(uid.clone(), Running { namespace, name, wake: Arc::default() });
@@ -86,8 +86,7 @@ impl Workers {
         self.ended.recv().await
     }
 
-    /// Forgets a worker; if its pod is still (or again) in the store, it gets a
-    /// new one.
+    /// Removes an ended worker; starts a new one if the store still (or again) has its pod.
     pub(super) fn remove(&mut self, uid: &str, store: &Store) {
         if let Some(gone) = self.by_uid.remove(uid)
             && let Some(pod) = store.pod(&gone.namespace, &gone.name)
@@ -98,7 +97,7 @@ impl Workers {
 
     fn ensure(&mut self, pod: &Arc<Pod>) {
         let metadata = &pod.metadata;
-        // A predecessor of the same name ends first: its end brings us here again.
+        // A predecessor with the same name must end first; its end calls this function again.
         let busy = self.by_uid.values().any(|w| w.namespace == metadata.namespace && w.name == metadata.name);
         if busy {
             return;
@@ -108,7 +107,7 @@ impl Workers {
         let (uid, end) = (metadata.uid.clone(), self.end.clone());
         tokio::spawn(async move {
             if let Err(panic) = tokio::spawn(worker.run()).await {
-                error!(uid, %panic, "a pod's worker ended in a panic, starting another");
+                error!(uid, %panic, "a pod's worker panicked, starting another");
             }
             drop(end.send(uid));
         });

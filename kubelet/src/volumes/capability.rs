@@ -1,4 +1,4 @@
-//! What a driver is told about how a volume will be used.
+//! The VolumeCapability of each call to a driver.
 
 use proto::csi::{
     VolumeCapability,
@@ -9,7 +9,7 @@ use super::error::Error;
 use crate::csi::NodeCapabilities;
 use crate::objects::{AccessMode, PersistentVolume, VolumeMode};
 
-/// kubelet passes only the first of a PV's access modes.
+/// Like kubelet, uses only the first of a PV's access modes.
 pub(crate) fn of_volume(
     volume: &PersistentVolume,
     node: NodeCapabilities,
@@ -25,7 +25,7 @@ pub(crate) fn of_volume(
         return Err(field("volumeMode", "Block".to_owned(), "use Filesystem"));
     }
     let Some(access_mode) = volume.spec.access_modes.first() else {
-        return Err(field("accessModes", "[]".to_owned(), "name at least one"));
+        return Err(field("accessModes", "[]".to_owned(), "set at least one"));
     };
     let csi = volume.spec.csi.as_ref();
     let mount = MountVolume {
@@ -39,7 +39,7 @@ pub(crate) fn of_volume(
     Ok(mounted(mount, mode(*access_mode, node.single_node_multi_writer)))
 }
 
-/// For CreateVolume: one capability for each mode that the claim asks for.
+/// For CreateVolume: one capability for each access mode of the claim.
 pub(crate) fn of_claim(
     modes: &[AccessMode],
     fs_type: &str,
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_once_modes_depend_on_what_the_driver_can_tell_apart() {
+    fn the_once_modes_depend_on_the_drivers_capabilities() {
         assert_eq!(mode(AccessMode::ReadWriteOnce, false), Mode::SingleNodeWriter);
         assert_eq!(mode(AccessMode::ReadWriteOnce, true), Mode::SingleNodeMultiWriter);
         assert_eq!(mode(AccessMode::ReadWriteOncePod, true), Mode::SingleNodeSingleWriter);

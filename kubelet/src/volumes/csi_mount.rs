@@ -1,5 +1,4 @@
-//! NodeStageVolume and NodePublishVolume for one pod's use of one PV, and what
-//! is on disk before, between and after them.
+//! NodeStageVolume and NodePublishVolume of one PV for one pod, and the files on disk around them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +10,12 @@ use tracing::{info, warn};
 use super::dead_mount::is_dead;
 use super::device::{Device, Stage};
 use super::layout::{self, Layout, PublishData, StageData};
-use super::ownership::{self, Gift};
+use super::ownership::{self, GroupChange};
 use super::{capability, error::Error, files};
 use crate::csi::Driver;
 use crate::objects::{AccessMode, CsiDriver, FsGroupPolicy, PersistentVolume, Pod};
 
-/// Everything one mount needs; owned, since it runs as a task of its own.
+/// The inputs of one mount; owned, since it runs in its own task.
 #[derive(Debug)]
 pub(super) struct CsiMount {
     pub(super) layout: Layout,
@@ -32,8 +31,8 @@ pub(super) struct CsiMount {
 }
 
 impl CsiMount {
-    /// Stages the volume if need be, publishes it, and returns the target path.
-    /// The caller holds the device: `stage` is its state.
+    /// Stages the volume if necessary, publishes it, and returns the target path. The caller holds
+    /// the device's lock; `stage` is its state.
     pub(super) async fn run(&self, stage: &mut Stage) -> Result<PathBuf, Error> {
         self.take_for_pod()?;
         self.check_no_attachment()?;
@@ -47,15 +46,15 @@ impl CsiMount {
                 let pod = &self.pod.metadata.uid;
                 let marker = self.layout.csi_ready(pod, &self.volume.metadata.name);
                 let policy = self.pod.spec.security_context.fs_group_change_policy.unwrap_or_default();
-                ownership::give_to_group(Gift { root: target.clone(), group, policy, marker }).await?;
+                ownership::change_group(GroupChange { root: target.clone(), group, policy, marker }).await?;
             }
             _ => {}
         }
         Ok(target)
     }
 
-    /// NodePublishVolume again, for a volume that is published: nothing of the
-    /// kubelet's own changes, whatever comes of it. The caller holds the device.
+    /// Calls NodePublishVolume again for a published volume. The kubelet's own files stay
+    /// unchanged, whatever the outcome. The caller holds the device's lock.
     pub(super) async fn run_again(&self, stage: &mut Stage) -> Result<(), Error> {
         let can = self.driver.node_capabilities().await?;
         let fs_group = self.pod.spec.security_context.fs_group;
@@ -66,8 +65,8 @@ impl CsiMount {
         Ok(self.driver.node_publish_volume(request).await?)
     }
 
-    /// A volume of ReadWriteOncePod is for the first pod that gets here: pods that only
-    /// wait do not keep each other out.
+    /// A ReadWriteOncePod volume belongs to the first pod that gets here; waiting pods do not
+    /// exclude each other.
     fn take_for_pod(&self) -> Result<(), Error> {
         let uid = &self.pod.metadata.uid;
         let single = self.volume.spec.access_modes == [AccessMode::ReadWriteOncePod];
@@ -78,8 +77,7 @@ impl CsiMount {
         Ok(())
     }
 
-    /// ControllerPublishVolume is never called here: a driver that waits for it
-    /// would be called in a way it does not expect.
+    /// This kubelet never calls ControllerPublishVolume, so a driver that requires it would fail.
     fn check_no_attachment(&self) -> Result<(), Error> {
         match &self.driver_object {
             Some(object) if object.spec.attach_required => {
@@ -138,9 +136,9 @@ impl CsiMount {
         let staged = self.driver.node_stage_volume(request).await;
         self.device.set_staging(false);
         let Err(error) = staged else { return Ok(()) };
-        // A driver that is certain has left nothing, so nothing of ours may say
-        // otherwise: no Unstage will follow. Pods that still hold the volume do
-        // need one, whatever became of this attempt to stage it again.
+        // After a final error the driver has left nothing, so remove our record: no Unstage
+        // follows. But if other pods hold the volume, it still needs an Unstage, whatever the
+        // outcome of staging it again.
         let others = self.device.users().iter().any(|user| *user != self.pod.metadata.uid);
         if error.is_final() && was == Stage::No && !others {
             *stage = Stage::No;

@@ -1,5 +1,5 @@
-//! NodeUnpublishVolume and NodeUnstageVolume, driven by what is on disk: the
-//! pod's manifest, its claim and its PV may all be gone by then.
+//! NodeUnpublishVolume and NodeUnstageVolume from the records on disk: the pod's manifest, its
+//! claim and its PV may no longer exist.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,7 @@ use super::layout::{self, Layout, PublishData};
 use super::{error::Error, files};
 use crate::plugins::Plugins;
 
-/// Unpublishes one volume directory of a pod and removes it. The caller holds
-/// the device.
+/// Unpublishes and removes one volume directory of a pod. The caller holds the device's lock.
 pub(super) async fn unpublish(plugins: &Plugins, dir: &Path, data: &PublishData) -> Result<(), Error> {
     let driver = plugins
         .driver(&data.driver_name)
@@ -23,8 +22,7 @@ pub(super) async fn unpublish(plugins: &Plugins, dir: &Path, data: &PublishData)
     Ok(())
 }
 
-/// Unstages a volume that nobody uses. The caller holds the device: `stage` is
-/// its state.
+/// Unstages an unused volume. The caller holds the device's lock; `stage` is its state.
 pub(super) async fn unstage(
     plugins: &Plugins,
     layout: &Layout,
@@ -50,7 +48,7 @@ pub(super) async fn unstage(
     Ok(())
 }
 
-/// kubelet's GetDeviceMountRefs: no other mount may show the staged root.
+/// kubelet's GetDeviceMountRefs: the staged root must have no other mount.
 fn check_references(globalmount: &Path) -> Result<(), Error> {
     let mounts = mountinfo::read().map_err(Error::Kernel)?;
     let references = references(&mounts, globalmount);

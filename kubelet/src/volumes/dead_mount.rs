@@ -1,4 +1,4 @@
-//! Whether the server of a mount has ended, asked with a time limit.
+//! Detects mounts whose server has ended, with a time limit.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,17 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-/// A FUSE root answers in microseconds; a hung one must not stop others.
+/// A FUSE root answers in microseconds; a hanging one must not delay other volumes.
 const STATFS_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Mounts that were asked and have not answered. One thread waits for each of them,
-/// however often a pod is tried.
+/// Mounts with a pending statfs(2): one thread per mount, however often a pod is retried.
 static UNANSWERED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn unanswered() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a mount is there whose server is not. A server that hangs is not
-/// dead: its requests may still be answered.
+/// Whether a mount's server has ended. A hanging server is not dead: it may still answer.
 pub(super) async fn is_dead(path: &Path) -> bool {
     let path = path.to_owned();
     if !unanswered().insert(path.clone()) {
@@ -54,7 +52,7 @@ mod tests {
     use super::*;
     use crate::volumes::host_paths::mount_silent;
 
-    /// Threads of this process that wait in statfs(2).
+    /// Threads of this process in statfs(2).
     fn waiting_threads() -> usize {
         let statfs = format!("{} ", nix::libc::SYS_statfs);
         let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
@@ -64,7 +62,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mount_that_does_not_answer_keeps_one_thread_however_often_it_is_asked() {
+    async fn repeated_checks_of_a_hanging_mount_use_one_thread() {
         let root = tempfile::tempdir().unwrap();
         let (silent, connection) = mount_silent(root.path());
         let mut dead = Vec::new();
@@ -75,7 +73,7 @@ mod tests {
         drop(connection);
         let begun = Instant::now();
         while unanswered().contains(&silent) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the thread is left behind for good");
+            assert!(begun.elapsed() < Duration::from_secs(60), "the thread never ends");
             tokio::task::yield_now().await;
         }
         let is_dead_now = is_dead(&silent).await;

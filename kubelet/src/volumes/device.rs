@@ -1,45 +1,44 @@
-//! One volume on this node: whether it is staged, and which pods use it.
+//! One volume on this node: its staging state and the pods that use it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What kubelet calls the unique volume name: driver and handle.
+/// kubelet's unique volume name: driver and handle.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct DeviceKey {
     pub(crate) driver: String,
     pub(crate) volume_handle: String,
 }
 
-/// What is known of the volume's staging directory.
+/// The state of the volume's staging directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Nothing is mounted there.
     No,
     Done,
-    /// A call may have left something behind, or its daemon is dead, or this
-    /// kubelet has just started: Stage (idempotent) before use, Unstage in the end.
+    /// A failed call may have left a mount, the daemon may be dead, or this kubelet has just
+    /// started: Stage (idempotent) before use, and Unstage at the end.
     Uncertain,
 }
 
-/// How far a pod's use of a volume has come.
+/// The state of a pod's use of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// The pod waits for the volume, or is about to.
+    /// The pod waits for the volume.
     Wanted,
     /// The volume is, or may be, mounted for the pod.
     Mounted,
 }
 
-/// Operations on a device take `stage`'s lock for their whole length, so one
-/// volume sees one call at a time. The users are outside of it: a pod is on
-/// the list before it queues for the lock, so that its teardown, which comes
-/// later, queues behind it.
+/// Each operation on a device holds `stage`'s lock, so a volume has one call at a time. `users` has
+/// its own lock: a pod is added before it waits for `stage`, so that its later teardown waits
+/// behind it.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) key: DeviceKey,
     pub(crate) stage: tokio::sync::Mutex<Stage>,
-    /// NodeStageVolume is under way.
+    /// NodeStageVolume is running.
     staging: AtomicBool,
     /// By the pod's uid.
     users: Mutex<BTreeMap<String, Use>>,
@@ -54,12 +53,12 @@ impl Device {
         self.staging.store(staging, Ordering::Relaxed);
     }
 
-    /// A pod that wants the volume; of one that has it nothing changes.
+    /// Adds a pod that wants the volume; no change if it has the volume already.
     pub(crate) fn add_user(&self, pod_uid: &str) {
         self.lock_users().entry(pod_uid.to_owned()).or_insert(Use::Wanted);
     }
 
-    /// A pod for which the volume is, or may be, mounted.
+    /// Adds a pod for which the volume is, or may be, mounted.
     pub(crate) fn add_mounted(&self, pod_uid: &str) {
         self.lock_users().insert(pod_uid.to_owned(), Use::Mounted);
     }
@@ -69,7 +68,7 @@ impl Device {
         self.lock_users().iter().any(|(uid, state)| uid != pod_uid && *state == Use::Mounted)
     }
 
-    /// Whether nobody is left.
+    /// Removes a pod; returns whether no users remain.
     pub(crate) fn remove_user(&self, pod_uid: &str) -> bool {
         let mut users = self.lock_users();
         users.remove(pod_uid);
@@ -89,15 +88,15 @@ impl Device {
     }
 }
 
-/// Every device this kubelet has dealt with. Entries stay: two tasks that look
-/// up one key must always find one lock.
+/// All devices of this kubelet. Entries are never removed: two tasks with the same key must get the
+/// same lock.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     by_key: Mutex<HashMap<DeviceKey, Arc<Device>>>,
 }
 
 impl Devices {
-    /// A device met for the first time is taken to be in state `first`.
+    /// Returns the device; a new one gets the state `first`.
     pub(crate) fn get(&self, key: &DeviceKey, first: Stage) -> Arc<Device> {
         let mut devices = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
@@ -122,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_waits_does_not_have_the_volume_and_one_that_got_it_keeps_it() {
+    fn a_waiting_pod_is_a_user_without_a_mount() {
         let key = DeviceKey { driver: "d".to_owned(), volume_handle: "v".to_owned() };
         let device = Devices::default().get(&key, Stage::No);
         device.add_user("a");

@@ -1,8 +1,11 @@
-//! emptyDir volumes: made and unmounted off the async threads, since a pod may have thousands.
+//! emptyDir volumes, created and unmounted outside the async threads, since a pod may have
+//! thousands.
 //!
-//! Invariant: a call whose caller lost interest makes nothing once [`EmptyDirs::unmount_all`]
-//! of the same pod has begun. No pod waits for another one's: a container can keep calls that
-//! change its emptyDir's root waiting, by a getdents(2) that takes minutes.
+//! Invariants:
+//! - Once [`EmptyDirs::unmount_all`] of a pod has started, a cancelled `ensure` creates nothing for
+//!   it.
+//! - No pod waits for another pod's emptyDirs: a container can block changes of its emptyDir's root
+//!   for minutes with getdents(2).
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -19,30 +22,30 @@ use crate::objects::EmptyDirVolume;
 
 #[derive(Debug, Default)]
 pub(super) struct EmptyDirs {
-    /// By the directory of a pod's emptyDirs; held while one of them is made.
+    /// By the directory of a pod's emptyDirs; locked during each creation.
     making: Locks<PathBuf, Mutex<()>>,
 }
 
 impl EmptyDirs {
-    /// Makes the directory (or tmpfs) anew or finds it; returns its path.
+    /// Ensures that the directory or tmpfs exists; returns its path.
     pub(super) async fn ensure(&self, dir: PathBuf, volume: EmptyDirVolume) -> Result<PathBuf, Error> {
         let wanted = Arc::new(());
         let making = self.making.of(dir.parent().unwrap_or(&dir));
         let is_wanted = Arc::downgrade(&wanted);
         let made = tokio::task::spawn_blocking(move || {
             let _making = lock(&making);
-            // The caller is gone, and may have unmounted all.
+            // The caller is gone and may have unmounted everything.
             is_wanted.upgrade().ok_or(INTERRUPTED)?;
             ensure(&dir, &volume)
         });
         made.await.unwrap_or(Err(INTERRUPTED))
     }
 
-    /// Frees what a pod's emptyDirs of medium Memory hold; they are in `dir`.
+    /// Unmounts a pod's emptyDirs with medium Memory; `dir` contains them.
     pub(super) async fn unmount_all(&self, dir: PathBuf) -> Result<(), Error> {
         let making = self.making.of(dir.as_path());
         let unmounted = tokio::task::spawn_blocking(move || {
-            // The last one is made, or will not be.
+            // Wait for a running creation; later ones find their caller gone.
             drop(lock(&making));
             files::subdirectories(&dir)?.iter().try_for_each(|dir| unmount(dir))
         });
@@ -51,9 +54,9 @@ impl EmptyDirs {
 }
 
 const MODE: u32 = 0o777;
-const INTERRUPTED: Error = Error::Interrupted { what: "the work on an emptyDir" };
+const INTERRUPTED: Error = Error::Interrupted { what: "an operation on an emptyDir" };
 
-/// It guards nothing that a panic could break.
+/// The lock guards no data that a panic could corrupt.
 fn lock(making: &Mutex<()>) -> MutexGuard<'_, ()> {
     making.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -68,8 +71,9 @@ fn ensure(dir: &Path, volume: &EmptyDirVolume) -> Result<PathBuf, Error> {
             return Err(Error::Unsupported { field });
         }
     }
-    // Every user of the pod writes here. Containers may have it, and can keep a change waiting.
-    let found = fs::symlink_metadata(dir).map_err(|e| Error::io("look at", dir, e))?;
+    // Every user of the pod writes here. Containers may already use the directory and can block a
+    // change.
+    let found = fs::symlink_metadata(dir).map_err(|e| Error::io("stat", dir, e))?;
     if found.permissions().mode() & 0o7777 != MODE {
         fs::set_permissions(dir, Permissions::from_mode(MODE))
             .map_err(|e| Error::io("set permissions of", dir, e))?;
@@ -120,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_in_memory_is_mounted_once_and_freed() {
+    async fn an_empty_dir_in_memory_is_mounted_once_and_unmounted() {
         let root = tempfile::tempdir().unwrap();
         let (all, dirs) = (root.path().join("all"), EmptyDirs::default());
         for name in ["a", "b", "a"] {
@@ -134,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_made_for_a_caller_that_is_gone() {
+    async fn nothing_is_created_for_a_caller_that_is_gone() {
         let root = tempfile::tempdir().unwrap();
         let (all, dirs) = (root.path().join("all"), EmptyDirs::default());
         fs::create_dir(&all).unwrap();
@@ -154,13 +158,13 @@ mod tests {
             end.wait();
         });
         dirs.unmount_all(all.clone()).await.unwrap();
-        // The one thread that waited has had its turn, or finds its caller gone.
+        // The waiting thread has finished, or finds its caller gone.
         drop(lock(&dirs.making.of(all.as_path())));
         assert_eq!((mounts_below(&all), fs::read_dir(&all).unwrap().count()), (0, 0));
     }
 
     #[test]
-    fn no_pod_waits_for_the_empty_dirs_of_another_one() {
+    fn no_pod_waits_for_another_pods_empty_dirs() {
         let root = tempfile::tempdir().unwrap();
         let (busy, other, dirs) = (root.path().join("busy"), root.path().join("other"), EmptyDirs::default());
         let making = dirs.making.of(busy.as_path());
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_its_mode_is_not_changed_again() {
+    fn an_empty_dir_with_the_right_mode_is_not_changed() {
         use std::os::unix::fs::MetadataExt;
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("scratch");

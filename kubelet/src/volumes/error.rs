@@ -1,10 +1,10 @@
-//! Why a volume is not mounted, or not unmounted, yet.
+//! Errors of volume operations.
 
 use std::path::{Path, PathBuf};
 
 use crate::csi;
 
-/// A failed volume operation. All but [`Error::Unsupported`] are tried again.
+/// A failed volume operation. All errors but [`Error::Unsupported`] are retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{field} is not supported: use emptyDir, hostPath or persistentVolumeClaim")]
@@ -40,17 +40,17 @@ pub enum Error {
     #[error("hostPath type check failed: {} is not a {wanted}", path.display())]
     HostPathType { path: PathBuf, wanted: &'static str },
     #[error("hostPath type check failed: the file system of {} has not answered within 5 s", path.display())]
-    HostPathSilent { path: PathBuf },
+    HostPathTimeout { path: PathBuf },
     #[error(
-        "hostPath type check failed: {} was not looked at, since {late} pods wait for file systems that do not answer",
+        "hostPath type check failed: {} was not checked, since {late} pods wait for file systems that do not answer",
         path.display()
     )]
-    HostPathUnseen { path: PathBuf, late: usize },
+    HostPathUnchecked { path: PathBuf, late: usize },
     #[error("spec.volumes[].hostPath.type {found:?} is unknown")]
     HostPathTypeUnknown { found: String },
     #[error("spec.volumes[].hostPath.path {found:?} must be absolute and free of \"..\"")]
     HostPathRelative { found: String },
-    #[error("{} is still mounted: not removing what is below it", path.display())]
+    #[error("{} is still mounted: its content is not removed", path.display())]
     StillMounted { path: PathBuf },
     #[error("{op} {}", path.display())]
     Io {
@@ -59,7 +59,7 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    #[error("give {} to fsGroup {group}", root.display())]
+    #[error("change the group of {} to fsGroup {group}", root.display())]
     FsGroup {
         root: PathBuf,
         group: u32,
@@ -77,7 +77,7 @@ impl Error {
         Self::Io { op, path: path.to_owned(), source }
     }
 
-    /// The whole chain in one line, for an event.
+    /// The whole error chain on one line, for an event.
     pub(crate) fn text(&self) -> String {
         trace::error_chain(self)
     }

@@ -1,5 +1,5 @@
-//! The directories around mounts. None of these functions goes through a mount
-//! or looks at a mounted root: a dead FUSE server must not make them fail.
+//! The directories around mounts. No function here follows a mount or stats a mounted root, so a
+//! dead FUSE server cannot make it fail.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -10,18 +10,18 @@ use super::error::Error;
 use super::layout;
 use super::mounted::check_nothing_mounted;
 
-/// Makes the directory and its parents.
+/// Creates the directory and its parents.
 pub(super) fn make_dir(path: &Path, mode: u32) -> Result<(), Error> {
     let make = || DirBuilder::new().recursive(true).mode(mode).create(path);
     match make() {
-        // Another volume's end may just have removed an empty parent.
+        // The teardown of another volume may have just removed an empty parent.
         Err(e) if e.kind() == io::ErrorKind::NotFound => make(),
         made => made,
     }
     .map_err(|e| Error::io("create directory", path, e))
 }
 
-/// Makes a directory to mount on; whatever is there already is left alone.
+/// Creates a mount point; leaves an existing one unchanged.
 pub(super) fn make_mount_point(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Error::io("create directory", path, e)),
@@ -29,21 +29,20 @@ pub(super) fn make_mount_point(path: &Path, mode: u32) -> Result<(), Error> {
     }
 }
 
-/// A pod's volume directory after NodeUnpublishVolume: the target (the driver
-/// should have removed it), vol_data.json, and the directory itself.
+/// Removes a pod's volume directory after NodeUnpublishVolume: the target (which the driver should
+/// have removed), vol_data.json, and the directory.
 pub(super) fn remove_volume_dir(dir: &Path) -> Result<(), Error> {
     remove_mount_point(&layout::target(dir))?;
     layout::remove_vol_data(dir)?;
     remove_dir(dir)
 }
 
-/// A stage directory after NodeUnstageVolume, and the directories above it that
-/// nothing else needs.
+/// Removes a stage directory after NodeUnstageVolume, and its empty parents.
 pub(super) fn remove_stage_dir(dir: &Path) -> Result<(), Error> {
     remove_mount_point(&layout::globalmount(dir))?;
     layout::remove_vol_data(dir)?;
     remove_dir(dir)?;
-    // plugins/kubernetes.io/csi/<driver>: the first that is not empty ends it.
+    // Up to plugins/kubernetes.io/csi, stop at the first directory that is not empty.
     for parent in dir.ancestors().skip(1).take(3) {
         if std::fs::remove_dir(parent).is_err() {
             break;
@@ -52,7 +51,7 @@ pub(super) fn remove_stage_dir(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The directories in `dir`; none when it is not there.
+/// The directories in `dir`; none if it does not exist.
 pub(super) fn subdirectories(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -62,7 +61,7 @@ pub(super) fn subdirectories(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut dirs = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| Error::io("list", dir, e))?;
-        // d_type comes from the directory: the entry itself is not touched.
+        // d_type comes from `dir`, without a stat of the entry.
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
             dirs.push(entry.path());
         }
@@ -79,7 +78,7 @@ pub(super) fn remove_dir(path: &Path) -> Result<(), Error> {
 
 fn remove_mount_point(path: &Path) -> Result<(), Error> {
     check_nothing_mounted(path)?;
-    // A driver may publish on a file.
+    // A driver may publish a file.
     match std::fs::remove_dir(path) {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

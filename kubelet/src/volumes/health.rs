@@ -1,8 +1,8 @@
-//! Volumes that pods use, asked for their condition: a daemon that is no pod of
-//! ours dies without anybody telling the kubelet.
+//! Polls the condition of used volumes: a daemon outside our pods may die without notice to the
+//! kubelet.
 //!
-//! This is for events only. A dead volume answers its users at once by itself,
-//! and a Stage looks at the mount before it trusts it.
+//! The result is used for events and republishing. A dead volume returns errors to its users
+//! anyway, and a Stage checks the mount before it trusts it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ use super::layout::{self, PublishData};
 use super::{Volumes, files};
 use crate::objects::{EventType, Object};
 
-/// kubelet asks about once a minute, for statistics.
+/// kubelet polls about once a minute, for statistics.
 const PERIOD: Duration = Duration::from_secs(10);
 const ABNORMAL: &str = "VolumeConditionAbnormal";
 const NORMAL: &str = "VolumeConditionNormal";
 
-/// What was last said of a pod's volume, by its target path.
+/// The last reported message for a pod's volume, by target path.
 type Reported = BTreeMap<PathBuf, String>;
 
 impl Volumes {
@@ -31,15 +31,15 @@ impl Volumes {
             tokio::time::sleep(PERIOD).await;
             let mut found = Reported::new();
             for device in self.shared.devices.all() {
-                self.look_at_health(&device, &reported, &mut found).await;
+                self.check_health(&device, &reported, &mut found).await;
             }
             reported = found;
         }
     }
 
-    async fn look_at_health(&self, device: &Device, reported: &Reported, found: &mut Reported) {
+    async fn check_health(&self, device: &Device, reported: &Reported, found: &mut Reported) {
         let Some(driver) = self.shared.plugins.driver(&device.key.driver) else { return };
-        // A volume with an operation under way is left alone.
+        // Skip a volume with a running operation.
         let staged = device.stage.try_lock().is_ok_and(|stage| *stage != Stage::No);
         if !staged || !driver.node_capabilities().await.is_ok_and(|can| can.volume_condition) {
             return;
@@ -49,7 +49,7 @@ impl Volumes {
             let condition = match driver.node_volume_condition(&device.key.volume_handle, &target).await {
                 Ok(condition) => condition,
                 Err(error) => {
-                    debug!(%error, "no condition");
+                    debug!(%error, "cannot get the volume's condition");
                     continue;
                 }
             };
@@ -60,12 +60,12 @@ impl Volumes {
                         self.shared.republish.add(&device.key);
                     }
                     if before != Some(&condition.message) {
-                        self.tell(&uid, EventType::Warning, ABNORMAL, &condition.message);
+                        self.record_for_pod(&uid, EventType::Warning, ABNORMAL, &condition.message);
                     }
                     found.insert(target, condition.message);
                 }
                 None if before.is_some() => {
-                    self.tell(&uid, EventType::Normal, NORMAL, "the volume is healthy again");
+                    self.record_for_pod(&uid, EventType::Normal, NORMAL, "the volume is healthy again");
                 }
                 None => {}
             }
@@ -82,7 +82,7 @@ impl Volumes {
         dirs.into_iter().find(is_of).map(|dir| layout::target(&dir))
     }
 
-    fn tell(&self, uid: &str, event_type: EventType, reason: &str, message: &str) {
+    fn record_for_pod(&self, uid: &str, event_type: EventType, reason: &str, message: &str) {
         let pods = self.shared.store.pods();
         if let Some(pod) = pods.iter().find(|p| p.metadata.uid == uid) {
             self.shared.sinks.record(&pod.reference(), event_type, reason, message);

@@ -1,9 +1,10 @@
-//! hostPath volumes. A path may lead into a file system that does not answer: each is looked
-//! at by a thread of its own.
+//! hostPath volumes. A path may be in a file system that does not answer, so each check has its own
+//! thread.
 //!
-//! Invariants: no caller waits longer than [`LONGEST`] for a look. A pod, whose volumes are
-//! looked at one after the other, has at most one thread left behind, a mount
-//! [`MOST_LEFT_OF_MOUNT`], and the node [`MOST_LEFT`].
+//! Invariants:
+//! - No caller waits longer than [`TIMEOUT`] for a check.
+//! - A pod checks its volumes one after the other, so it has at most one late thread.
+//! - A mount has at most [`MAX_LATE_OF_MOUNT`] late threads, and the node [`MAX_LATE`].
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,32 +20,31 @@ use super::error::Error;
 use super::files;
 use crate::objects::{HostPathType, HostPathVolume};
 
-/// What a disk takes, under load too.
-const LONGEST: Duration = Duration::from_secs(5);
-/// Looks at a time that are not late yet.
-const TURNS: usize = 8;
-const MOST_LEFT: usize = 256;
-/// For each but the root: a link from there leads anywhere.
-const MOST_LEFT_OF_MOUNT: usize = TURNS;
+/// Enough for a disk under load.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Concurrent checks that are not late.
+const CONCURRENT_CHECKS: usize = 8;
+const MAX_LATE: usize = 256;
+/// For each mount but the root, from which a symbolic link may lead anywhere.
+const MAX_LATE_OF_MOUNT: usize = CONCURRENT_CHECKS;
 
 #[derive(Debug)]
 pub(super) struct HostPaths {
-    turns: Semaphore,
+    permits: Semaphore,
     late: Arc<Mutex<Late>>,
 }
 
-/// Pods, by uid, with a look that is late, and the mount that its path leads through.
+/// Pods with a late check, by uid, and the mount of its path.
 type Late = HashMap<String, PathBuf>;
 
 impl Default for HostPaths {
     fn default() -> Self {
-        Self { turns: Semaphore::new(TURNS), late: Arc::default() }
+        Self { permits: Semaphore::new(CONCURRENT_CHECKS), late: Arc::default() }
     }
 }
 
 impl HostPaths {
-    /// Checks (and, for the `OrCreate` types, makes) what is at the path. Of one pod one call
-    /// at a time.
+    /// Checks the path and creates it for the `OrCreate` types. One call at a time per pod.
     pub(super) async fn ensure(&self, uid: &str, volume: &HostPathVolume) -> Result<PathBuf, Error> {
         let path = Path::new(&volume.path);
         if !path.is_absolute() || path.components().any(|c| c == Component::ParentDir) {
@@ -54,49 +54,49 @@ impl HostPaths {
             return Ok(path.to_owned());
         }
         let mount = mountinfo::point_above(path).map_err(Error::Kernel)?;
-        // Before, so that what is refused takes no turn; after, as there may be more by then.
+        // Check before waiting for a permit, and again after, since more checks may be late.
         self.check_not_late(uid, path, &mount)?;
-        // Never closed, so never an error.
-        let _turn = self.turns.acquire().await;
+        // The semaphore is never closed.
+        let _permit = self.permits.acquire().await;
         self.check_not_late(uid, path, &mount)?;
         let (sender, mut answer) = oneshot::channel();
-        let look = {
+        let check_and_send = {
             let (late, uid, volume) = (Arc::clone(&self.late), uid.to_owned(), volume.clone());
             move || {
-                // Without a listener it is late.
+                // A closed channel means that the check is late.
                 drop(sender.send(ensure(&volume)));
                 lock(&late).remove(&uid);
             }
         };
-        let spawned = std::thread::Builder::new().name("host-path".to_owned()).spawn(look);
-        spawned.map_err(|e| Error::io("start a thread that looks at", path, e))?;
-        let interrupted = |_| Error::Interrupted { what: "the look at a hostPath" };
-        if let Ok(answered) = tokio::time::timeout(LONGEST, &mut answer).await {
+        let spawned = std::thread::Builder::new().name("host-path".to_owned()).spawn(check_and_send);
+        spawned.map_err(|e| Error::io("start a thread to check", path, e))?;
+        let interrupted = |_| Error::Interrupted { what: "the check of a hostPath" };
+        if let Ok(answered) = tokio::time::timeout(TIMEOUT, &mut answer).await {
             return answered.map_err(interrupted)?;
         }
-        // The thread takes the lock after its answer.
+        // The thread takes this lock only after it has sent its answer.
         let mut late = lock(&self.late);
         if let Ok(answered) = answer.try_recv() {
             return answered;
         }
         late.insert(uid.to_owned(), mount);
-        Err(Error::HostPathSilent { path: path.to_owned() })
+        Err(Error::HostPathTimeout { path: path.to_owned() })
     }
 
     fn check_not_late(&self, uid: &str, path: &Path, mount: &Path) -> Result<(), Error> {
         let late = lock(&self.late);
         let of_mount = late.values().filter(|late| *late == mount).count();
-        if late.contains_key(uid) || (mount != Path::new("/") && of_mount >= MOST_LEFT_OF_MOUNT) {
-            return Err(Error::HostPathSilent { path: path.to_owned() });
+        if late.contains_key(uid) || (mount != Path::new("/") && of_mount >= MAX_LATE_OF_MOUNT) {
+            return Err(Error::HostPathTimeout { path: path.to_owned() });
         }
-        if late.len() >= MOST_LEFT {
-            return Err(Error::HostPathUnseen { path: path.to_owned(), late: late.len() });
+        if late.len() >= MAX_LATE {
+            return Err(Error::HostPathUnchecked { path: path.to_owned(), late: late.len() });
         }
         Ok(())
     }
 }
 
-/// A panic leaves the map whole.
+/// A panic cannot corrupt the map.
 fn lock(late: &Mutex<Late>) -> MutexGuard<'_, Late> {
     late.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -127,7 +127,7 @@ fn check(path: &Path, wanted: HostPathType) -> Result<(), Error> {
     if fits == Some(true) { Ok(()) } else { Err(Error::HostPathType { path: path.to_owned(), wanted }) }
 }
 
-/// A file system in `dir` that answers nothing until the connection is dropped.
+/// A file system in `dir` that does not answer until the connection is dropped.
 #[cfg(test)]
 pub(super) fn mount_silent(dir: &Path) -> (PathBuf, std::os::fd::OwnedFd) {
     use linux::mount::{FuseMountOptions, FuseName, MountFlags, mount_fuse, open_fuse_device};
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_host_path_must_be_what_its_type_says() {
+    async fn a_host_path_must_match_its_type() {
         let root = tempfile::tempdir().unwrap();
         let paths = HostPaths::default();
         let ensure = async |path: &Path, path_type| paths.ensure("u", &volume(path, path_type)).await;
@@ -166,35 +166,35 @@ mod tests {
         assert!(matches!(err, Error::HostPathRelative { .. }));
     }
 
-    /// On the one thread of this runtime: a wait for the file system would keep all.
+    /// Runs on one thread: a blocking wait for the file system would stop both pods.
     #[tokio::test]
-    async fn a_file_system_that_does_not_answer_keeps_one_thread_of_a_pod_and_no_other_pod() {
+    async fn a_hanging_file_system_blocks_one_thread_per_pod_and_no_other_pod() {
         let root = tempfile::tempdir().unwrap();
         let (silent, connection) = mount_silent(root.path());
 
         let paths = HostPaths::default();
         let inside = volume(&silent.join("x"), HostPathType::Directory);
-        let looks = async {
+        let checks = async {
             let first = paths.ensure("hung", &inside).await.unwrap_err();
             let begun = Instant::now();
             let second = paths.ensure("hung", &inside).await.unwrap_err();
             (first.to_string(), second.to_string(), begun.elapsed())
         };
         let other = volume(root.path(), HostPathType::Directory);
-        let (looked, other) = tokio::join!(looks, paths.ensure("other", &other));
+        let (checked, other) = tokio::join!(checks, paths.ensure("other", &other));
         let late = lock(&paths.late).clone();
         drop(connection);
         unmount(&silent, UnmountMode::Detach).unwrap();
 
         other.unwrap();
-        let (first, second, waited) = looked;
+        let (first, second, waited) = checked;
         assert!(first.contains("has not answered within 5 s"), "{first}");
-        assert!(first == second && waited < LONGEST, "{second}: {waited:?}");
+        assert!(first == second && waited < TIMEOUT, "{second}: {waited:?}");
         assert_eq!(late, Late::from([("hung".to_owned(), silent)]));
-        // The end of the connection ends the thread.
+        // Closing the connection ends the thread.
         let begun = Instant::now();
         while !lock(&paths.late).is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the thread is left behind for good");
+            assert!(begun.elapsed() < Duration::from_secs(60), "the thread never ends");
             tokio::task::yield_now().await;
         }
     }

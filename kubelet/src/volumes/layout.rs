@@ -1,6 +1,5 @@
-//! Where volumes are on disk, path for path as kubelet has it, and the
-//! `vol_data.json` files from which they are found again after a restart
-//! (kubernetes, pkg/volume/csi).
+//! The volumes' paths on disk, identical to kubelet's, and the `vol_data.json` files that identify
+//! them after a restart (kubernetes, pkg/volume/csi).
 
 use std::fs::Permissions;
 use std::io;
@@ -25,7 +24,7 @@ pub(crate) struct Layout {
     root: PathBuf,
 }
 
-/// `vol_data.json` of a volume published to a pod, in the pod's volume directory.
+/// `vol_data.json` of a published volume, in the pod's volume directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PublishData {
@@ -40,7 +39,7 @@ pub(crate) struct PublishData {
     pub(crate) volume_lifecycle_mode: String,
 }
 
-/// `vol_data.json` of a staged volume, beside `globalmount`.
+/// `vol_data.json` of a staged volume, next to `globalmount`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StageData {
@@ -57,7 +56,7 @@ impl Layout {
         self.root.join("pods")
     }
 
-    /// `uid` is a single path component: checked when the pod was admitted.
+    /// `uid` is a single path component, as checked at admission.
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
         self.pods_dir().join(uid)
     }
@@ -79,12 +78,12 @@ impl Layout {
         self.pod_dir(uid).join("volumes").join(EMPTY_DIR_PLUGIN)
     }
 
-    /// kubelet's mark of an emptyDir that is ready, owner and all.
+    /// kubelet's marker file of an emptyDir that is ready, including ownership.
     pub(crate) fn empty_dir_ready(&self, uid: &str, name: &str) -> PathBuf {
         self.plugin_dir(uid, EMPTY_DIR_PLUGIN, name).join(READY)
     }
 
-    /// The same of a CSI volume; `spec_name` is the PV's name.
+    /// The same marker for a CSI volume; `spec_name` is the PV's name.
     pub(crate) fn csi_ready(&self, uid: &str, spec_name: &str) -> PathBuf {
         self.plugin_dir(uid, CSI_PLUGIN, spec_name).join(READY)
     }
@@ -93,7 +92,7 @@ impl Layout {
         self.pod_dir(uid).join("plugins").join(plugin).join(escape(volume))
     }
 
-    /// The directory that holds `globalmount` and its vol_data.json.
+    /// The directory of `globalmount` and its vol_data.json.
     pub(crate) fn stage_dir(&self, driver: &str, volume_handle: &str) -> PathBuf {
         self.stage_root().join(driver).join(sha256_hex(volume_handle))
     }
@@ -103,23 +102,23 @@ impl Layout {
     }
 }
 
-/// The target path below a pod's volume directory: the driver makes it.
+/// The target path below a pod's volume directory; the driver creates it.
 pub(crate) fn target(volume_dir: &Path) -> PathBuf {
     volume_dir.join("mount")
 }
 
-/// The staging path below a stage directory: kubelet makes it.
+/// The staging path below a stage directory; kubelet creates it.
 pub(crate) fn globalmount(stage_dir: &Path) -> PathBuf {
     stage_dir.join("globalmount")
 }
 
-/// kubelet's name for the VolumeAttachment, also where none exists.
+/// kubelet's name for the VolumeAttachment, even if none exists.
 pub(crate) fn attachment_id(volume_handle: &str, driver: &str, node_name: &str) -> String {
     format!("csi-{}", sha256_hex(&format!("{volume_handle}{driver}{node_name}")))
 }
 
-/// Whole or not at all, also when this process is killed. After a power loss
-/// it may be empty; but then nothing is mounted, and [`read_vol_data`] knows.
+/// Writes the file atomically for a kill of this process. After a power loss it may be empty, but
+/// then nothing is mounted, and [`read_vol_data`] handles that.
 pub(crate) fn write_vol_data(dir: &Path, data: &impl Serialize) -> Result<(), Error> {
     let json = serde_json::to_vec(data).expect("strings are always JSON");
     let (path, temporary) = (dir.join(VOL_DATA), dir.join(TEMPORARY));
@@ -131,7 +130,7 @@ pub(crate) fn write_vol_data(dir: &Path, data: &impl Serialize) -> Result<(), Er
     write().map_err(|e| Error::io("write", &path, e))
 }
 
-/// `None` when there is no such file, and when an unreadable one describes no mount.
+/// `None` if the file does not exist, or if it is unreadable and nothing is mounted.
 pub(crate) fn read_vol_data<T: for<'de> Deserialize<'de>>(dir: &Path) -> Result<Option<T>, Error> {
     let path = dir.join(VOL_DATA);
     let bytes = match std::fs::read(&path) {

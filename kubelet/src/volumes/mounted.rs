@@ -1,4 +1,4 @@
-//! What is mounted at or below a path, by the mount table: no file system is asked.
+//! Mounts at or below a path, read from the mount table without accessing any file system.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use linux::mountinfo;
 
 use super::error::Error;
 
-/// Refuses while something is mounted at or below `path`.
+/// Fails if anything is mounted at or below `path`.
 pub(super) fn check_nothing_mounted(path: &Path) -> Result<(), Error> {
     let below = mounts_below(path)?;
     match below.into_iter().next() {

@@ -1,4 +1,4 @@
-//! What an earlier kubelet left mounted, read back from disk.
+//! Reads the mounts of an earlier kubelet from disk.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -12,27 +12,26 @@ use crate::backoff::Backoff;
 use crate::objects::{Pod, PodPhase, VolumeSource};
 
 impl Volumes {
-    /// Enters every volume on disk as uncertain: a pod that still wants it
-    /// stages and publishes it again (both idempotent), the rest goes. Returns
-    /// the uids of the pods that have a directory.
+    /// Enters every volume on disk as uncertain and returns the uids of the pods with a directory.
+    /// A pod that still wants a volume stages and publishes it again (both idempotent).
     ///
-    /// Each volume gets its users before any pod is torn down, since the teardown of the
-    /// last user unstages it. [`Self::unstage_unused`] unstages those without a user.
+    /// All volumes get their users before any pod is torn down, since the last user's teardown
+    /// unstages the volume. [`Self::unstage_unused`] unstages volumes without users.
     pub(crate) fn reconstruct(&self) -> Result<Vec<String>, Error> {
         let shared = &self.shared;
         for driver_dir in files::subdirectories(&shared.layout.stage_root())? {
             for dir in files::subdirectories(&driver_dir)? {
                 let found = match shared.stage_data(&dir) {
                     Err(error) => {
-                        shared.report_unreadable(&error, "left staged; it ends with the machine");
+                        shared.report_unreadable(&error, "left staged until the machine reboots");
                         continue;
                     }
                     Ok(found) => found,
                 };
                 let Some(data) = found else {
-                    // Of a Stage that never began, or from before a power loss.
+                    // The Stage never started, or the record is from before a power loss.
                     if let Err(error) = files::remove_stage_dir(&dir) {
-                        warn!(dir = %dir.display(), error = error.text(), "unknown stage directory stays");
+                        warn!(dir = %dir.display(), error = error.text(), "unknown stage directory not removed");
                     }
                     continue;
                 };
@@ -55,8 +54,8 @@ impl Volumes {
             }
             uids.push(uid.to_owned());
         }
-        // Staged and not published. Its pod may be deleted before it mounts the volume again,
-        // for instance because the driver is not registered yet.
+        // These volumes are staged but not published. Their pod may be deleted before it mounts
+        // them again, for example because the driver is not registered yet.
         for device in self.unused() {
             self.uids_wanting(&device.key).iter().for_each(|uid| device.add_user(uid));
         }
@@ -64,9 +63,9 @@ impl Volumes {
         Ok(uids)
     }
 
-    /// The pods that may mount the volume and name a claim that is bound to it. A pod that
-    /// ends is among its users, or has unmounted it already: an earlier kubelet was killed
-    /// between Unpublish and Unstage.
+    /// The pods that may mount the volume and name a claim bound to it. An ending pod is a user
+    /// already, or has unmounted the volume: an earlier kubelet was killed between Unpublish and
+    /// Unstage.
     fn uids_wanting(&self, key: &DeviceKey) -> Vec<String> {
         let store = &self.shared.store;
         let may_mount = |pod: &Pod| {
@@ -88,8 +87,8 @@ impl Volumes {
         self.shared.devices.all().into_iter().filter(|device| device.users().is_empty())
     }
 
-    /// Unstages what an earlier kubelet staged and no pod uses, each volume in a task of
-    /// its own: that kubelet died between Stage and Publish, or between Unpublish and Unstage.
+    /// Unstages the unused volumes, each in its own task: an earlier kubelet was killed between
+    /// Stage and Publish, or between Unpublish and Unstage.
     pub(crate) fn unstage_unused(&self) {
         for device in self.unused() {
             let this = self.clone();
@@ -97,8 +96,8 @@ impl Volumes {
         }
     }
 
-    /// Returns when no volume is mounted that no pod uses; `progress` gets a line for each.
-    /// A volume that is not mounted can wait for its driver until the next start.
+    /// Waits until no unused volume is mounted; `progress` receives a line for each. A volume that
+    /// is not mounted can wait for its driver until the next start.
     pub(crate) async fn unmount_unused(&self, progress: &mut impl FnMut(String)) {
         let shared = &self.shared;
         shared.reconstructed.wait().await;
@@ -111,21 +110,25 @@ impl Volumes {
         }
     }
 
-    /// Waits for the driver to register, so this may take for ever.
+    /// Waits for the driver to register, perhaps forever.
     async fn unstage_until_done(&self, device: &Device) {
         let shared = &self.shared;
         let mut backoff = Backoff::operation();
         loop {
             shared.plugins.wait_for(&device.key.driver).await;
             let mut stage = device.stage.lock().await;
-            // With a user, that pod's teardown unstages it.
+            // If the volume has a user, that pod's teardown unstages it.
             if *stage != Stage::Uncertain || !device.users().is_empty() {
                 return;
             }
             match csi_unmount::unstage(&shared.plugins, &shared.layout, device, &mut stage).await {
                 Ok(()) => return,
                 Err(error) => {
-                    warn!(volume_id = device.key.volume_handle, error = error.text(), "not unstaged yet");
+                    warn!(
+                        volume_id = device.key.volume_handle,
+                        error = error.text(),
+                        "volume not unstaged yet"
+                    );
                 }
             }
             drop(stage);

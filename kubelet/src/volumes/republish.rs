@@ -1,9 +1,8 @@
-//! CSIDriver.spec.requiresRepublish: NodePublishVolume again while pods run. At
-//! once for a volume whose daemon has ended, otherwise every [`PERIOD`].
+//! CSIDriver.spec.requiresRepublish: repeats NodePublishVolume while pods run, at once for a volume
+//! whose daemon has ended, otherwise every [`PERIOD`].
 //!
-//! Invariant: only a volume that is published is published again. A republish
-//! changes nothing of the kubelet's own: no directory, no vol_data.json, no
-//! group of files.
+//! Invariant: only published volumes are republished. A republish does not change the kubelet's own
+//! state: directories, vol_data.json, file groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,17 +38,17 @@ impl Due {
     }
 }
 
-/// A volume whose republish failed, or whose daemon has ended: how long it is left alone.
+/// The delay after a failed republish or the end of a daemon.
 #[derive(Debug)]
 struct Retry {
     backoff: Backoff,
-    /// Not before.
+    /// The earliest next republish.
     at: Instant,
-    /// Then without another reason.
+    /// Republish at `at` without another reason.
     has_failed: bool,
 }
 
-/// Which volumes are due.
+/// The schedule of all volumes.
 #[derive(Debug)]
 struct Rounds {
     next: Instant,
@@ -63,7 +62,7 @@ struct Rounds {
 struct Finished {
     key: DeviceKey,
     was_dead: bool,
-    /// For every pod.
+    /// Whether it succeeded for every pod.
     has_succeeded: bool,
 }
 
@@ -87,10 +86,11 @@ impl Rounds {
         begins
     }
 
-    /// Marks a volume that is due as busy; says whether its daemon has ended.
+    /// Marks a due volume as busy and returns whether its daemon has ended; `None` if it is not
+    /// due.
     fn is_due(&mut self, key: &DeviceKey, is_round: bool) -> Option<bool> {
         let now = Instant::now();
-        // One that was well for a while starts with no pause again.
+        // Reset the delay after a healthy period.
         if self.retries.get(key).is_some_and(|retry| !retry.has_failed && now >= retry.at + PERIOD) {
             self.retries.remove(key);
         }
@@ -106,7 +106,7 @@ impl Rounds {
         Some(was_dead)
     }
 
-    /// A daemon that ends again and again is started again after longer and longer pauses.
+    /// Lengthens the delay after each end of a daemon.
     fn finished(&mut self, Finished { key, was_dead, has_succeeded }: Finished) {
         self.busy.remove(&key);
         if has_succeeded && !was_dead {
@@ -120,7 +120,7 @@ impl Rounds {
 }
 
 impl Volumes {
-    /// Never ends. Volumes do not wait for each other.
+    /// Never ends. Volumes are independent of each other.
     pub(crate) async fn republish(self) {
         let mut rounds = Rounds::new(Instant::now() + PERIOD);
         loop {
@@ -152,7 +152,7 @@ impl Volumes {
         }
     }
 
-    /// Whether it succeeded for every pod.
+    /// Returns whether it succeeded for every pod.
     async fn republish_to_users(&self, device: &Arc<Device>, was_dead: bool) -> bool {
         let mut all = true;
         let users = device.users();
@@ -164,7 +164,7 @@ impl Volumes {
                     Ok(()) => (
                         EventType::Normal,
                         "VolumeRepublished",
-                        format!("volume {volume} is published again after the end of its daemon"),
+                        format!("volume {volume} is published again after its daemon ended"),
                     ),
                     Err(error) => {
                         all = false;
@@ -178,7 +178,7 @@ impl Volumes {
         all
     }
 
-    /// What the pod has mounted from the volume; nothing once the pod ends.
+    /// The pod's published mounts of the volume; none once the pod ends.
     fn published_from(&self, pod: &Arc<Pod>, device: &Arc<Device>) -> Vec<CsiMount> {
         let is_over = pod.metadata.is_deleted()
             || matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
@@ -194,7 +194,7 @@ impl Volumes {
         pod.spec.volumes.iter().filter_map(of_device).collect()
     }
 
-    /// As a task of its own, in its turn among the volume's operations.
+    /// Runs as a task and waits for the volume's other operations.
     async fn publish_again(&self, again: CsiMount) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
         let span = info_span!("volume_republish", pod = again.pod.metadata.name);
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_daemon_that_ends_at_once_again_and_again_is_given_longer_and_longer_pauses() {
+    async fn a_daemon_that_keeps_ending_is_restarted_with_growing_delays() {
         let key = DeviceKey { driver: "d".to_owned(), volume_handle: "v".to_owned() };
         let mut rounds = Rounds::new(Instant::now() + 1000 * PERIOD);
         let begun = Instant::now();
@@ -239,7 +239,7 @@ mod tests {
             }
         }
         assert!((5..=8).contains(&starts), "{starts} in a minute");
-        // It is well for longer than a pause: the next end is mended at once.
+        // After a healthy period, the next end is handled at once.
         rounds.dead.clear();
         tokio::time::sleep(3 * PERIOD).await;
         rounds.dead.insert(key.clone());
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_republish_that_failed_is_tried_again_and_one_that_succeeded_is_not() {
+    async fn only_a_failed_republish_is_retried() {
         let key = DeviceKey { driver: "d".to_owned(), volume_handle: "v".to_owned() };
         let mut rounds = Rounds::new(Instant::now() + 1000 * PERIOD);
         rounds.busy.insert(key.clone());

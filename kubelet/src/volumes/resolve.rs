@@ -1,4 +1,4 @@
-//! From a pod's claim name to the volume behind it.
+//! Resolves a pod's claim name to its volume.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) struct Resolved {
     pub(super) key: DeviceKey,
 }
 
-/// Of a pod that is to start: not while the claim is being deleted.
+/// For a pod that is starting: fails while the claim is being deleted.
 pub(super) fn claim(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolved, Error> {
     if find(store, pod, claim_name)?.metadata.is_deleted() {
         return Err(Error::ClaimDeleted { claim: claim_name.to_owned() });
@@ -22,8 +22,7 @@ pub(super) fn claim(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolv
     claim_in_use(store, pod, claim_name)
 }
 
-/// Of a pod that has the volume already: a claim that is being deleted is there until its last
-/// pod has ended.
+/// For a pod that has the volume already: a claim in deletion exists until its last pod has ended.
 pub(super) fn claim_in_use(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolved, Error> {
     let claim = find(store, pod, claim_name)?;
     if claim.status.phase != ClaimPhase::Bound {

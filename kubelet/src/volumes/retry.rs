@@ -1,5 +1,5 @@
-//! When a failed volume operation is tried again: after a pause that grows,
-//! or at once when what was missing appears.
+//! Retries failed volume operations: with back-off, or at once when a missing object or driver
+//! appears.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::objects::Kind;
 use crate::plugins::Plugins;
 use crate::standalone::store::{Change, Store};
 
-/// Of provisioning and binding, and of a driver's start.
+/// The usual duration of provisioning, binding, and a driver's start.
 const USUAL_TIME: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -24,13 +24,13 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// Before the first try, so that no change is missed.
+    /// Call before the first attempt, so that no change is missed.
     pub(super) fn new(store: &Store, plugins: &Plugins) -> Self {
         Self { backoff: Backoff::operation(), objects: store.subscribe(), drivers: plugins.changes() }
     }
 
-    /// While a claim is being bound or a driver is starting: whether there was a
-    /// change within the time that this usually takes.
+    /// Waits briefly for a claim to be bound or a driver to start; returns whether there was a
+    /// change.
     pub(super) async fn wait_briefly(&mut self, error: &Error) -> bool {
         match error {
             Error::ClaimPending { .. } => {

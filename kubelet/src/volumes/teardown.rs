@@ -1,5 +1,5 @@
-//! Taking a pod's volumes away: unpublish, unstage what nobody else uses,
-//! remove the pod's directory.
+//! Tears down a pod's volumes: unpublishes them, unstages those without other users, and removes
+//! the pod's directory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use crate::backoff::Backoff;
 use crate::objects::{EventType, ObjectRef};
 
 impl Volumes {
-    /// Unmounts every volume of a pod, and tries until nothing is left; events
-    /// on `pod` tell what stands in the way.
+    /// Unmounts every volume of a pod and retries until all succeed; events on `pod` report
+    /// failures.
     pub(crate) async fn unmount_pod(&self, pod: &ObjectRef) {
         let mut backoff = Backoff::operation();
         let mut drivers = self.shared.plugins.changes();
         self.shared.set_stopping(&pod.uid, true);
-        let taking = self.shared.taking().remove(&pod.uid);
-        if let Some(taking) = taking {
-            // It must not go on into the next pod of this uid. A panic has said so itself.
-            drop(taking.await);
+        let survivor_unmounts = self.shared.survivor_unmounts().remove(&pod.uid);
+        if let Some(survivor_unmounts) = survivor_unmounts {
+            // Wait, so that it does not affect the next pod with this uid. A panic has logged
+            // itself.
+            drop(survivor_unmounts.await);
         }
         loop {
             drivers.mark_unchanged();
@@ -36,16 +37,16 @@ impl Volumes {
         self.shared.set_stopping(&pod.uid, false);
     }
 
-    /// Tries once, in the background, to unmount the volumes of a pod whose containers run
-    /// despite SIGKILL: their processes may wait for a volume's daemon that never answers,
-    /// and the volume's last unmount ends the daemon. They run no instruction of theirs again.
-    /// [`Self::unmount_pod`] follows.
-    pub(crate) fn take_from_survivors(&self, pod: &ObjectRef) {
-        let mut taking = self.shared.taking();
-        if taking.get(&pod.uid).is_some_and(|earlier| !earlier.is_finished()) {
+    /// Tries once, in the background, to unmount the volumes of a pod whose containers survived
+    /// SIGKILL. Their processes may wait for a volume's daemon that does not answer; the volume's
+    /// last unmount ends the daemon. They never return to user space. [`Self::unmount_pod`]
+    /// follows.
+    pub(crate) fn unmount_from_survivors(&self, pod: &ObjectRef) {
+        let mut survivor_unmounts = self.shared.survivor_unmounts();
+        if survivor_unmounts.get(&pod.uid).is_some_and(|earlier| !earlier.is_finished()) {
             return;
         }
-        // Until [`Self::unmount_pod`] is done.
+        // [`Self::unmount_pod`] resets this.
         self.shared.set_stopping(&pod.uid, true);
         let (volumes, uid, pod) = (self.clone(), pod.uid.clone(), pod.clone());
         let attempt = async move {
@@ -53,10 +54,10 @@ impl Volumes {
                 volumes.shared.sinks.record(&pod, EventType::Warning, "FailedUnmount", &error.text());
             }
         };
-        taking.insert(uid, tokio::spawn(attempt));
+        survivor_unmounts.insert(uid, tokio::spawn(attempt));
     }
 
-    /// The pod's directory, after its volumes and containers are gone.
+    /// Removes the pod's directory after its volumes and containers are gone.
     pub(crate) async fn remove_pod_dir(&self, uid: &str) -> Result<(), Error> {
         let dir = self.shared.layout.pod_dir(uid);
         check_nothing_mounted(&dir)?;
@@ -64,20 +65,20 @@ impl Volumes {
         removed.await.unwrap_or(Err(Error::Interrupted { what: "the removal" }))
     }
 
-    /// What is left of them goes with the pod's directory.
+    /// On failure, the remains are removed with the pod's directory.
     async fn remove_empty_dirs(&self, uid: &str) {
         let dir = self.shared.layout.empty_dirs(uid);
         if let Err(error) = check_nothing_mounted(&dir) {
-            return tracing::warn!(error = error.text(), "emptyDirs of an ended pod stay");
+            return tracing::warn!(error = error.text(), "emptyDirs of an ended pod not removed");
         }
         let removed = tokio::task::spawn_blocking(move || linux::tree::remove(&dir)).await;
         if let Ok(Err(error)) = removed {
-            tracing::warn!(error = trace::error_chain(&error), uid, "emptyDirs of an ended pod stay");
+            tracing::warn!(error = trace::error_chain(&error), uid, "emptyDirs of an ended pod not removed");
         }
     }
 
-    /// All volumes side by side, so that a driver which does not answer keeps no space of
-    /// emptyDirs; the first error of any.
+    /// Unmounts all volumes concurrently, so that a driver that does not answer cannot keep
+    /// emptyDirs from being freed. Returns the first error.
     async fn try_unmount_pod(&self, uid: &str) -> Result<(), Error> {
         self.shared.empty_dirs.unmount_all(self.shared.layout.empty_dirs(uid)).await?;
         let mut operations = JoinSet::new();
@@ -94,7 +95,7 @@ impl Volumes {
         outcome
     }
 
-    /// Those in memory, and those that only the disk still knows.
+    /// The devices in memory, and those that are only on disk.
     fn devices_of(&self, uid: &str) -> Result<Vec<Arc<Device>>, Error> {
         for dir in files::subdirectories(&self.shared.layout.csi_volumes_dir(uid))? {
             match self.shared.publish_data(&dir)? {
@@ -102,7 +103,7 @@ impl Volumes {
                     let key = DeviceKey { driver: data.driver_name, volume_handle: data.volume_handle };
                     self.shared.devices.get(&key, Stage::Uncertain).add_mounted(uid);
                 }
-                // Made for a publish that never came.
+                // Created for a publish that never started.
                 None => files::remove_volume_dir(&dir)?,
             }
         }
@@ -120,7 +121,7 @@ impl Shared {
         if !others {
             csi_unmount::unstage(&self.plugins, &self.layout, device, &mut stage).await?;
         }
-        // Last: until here a retry must find this pod among the users.
+        // Remove the pod last: until here, a retry must find it among the users.
         device.remove_user(uid);
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! vol_data.json that cannot be read while its volume is mounted: torn by the disk, since
-//! a power cut unmounts everything. What it said is said by the PersistentVolume, too.
+//! Rewrites a vol_data.json that is unreadable while its volume is mounted: the disk has corrupted
+//! it, since a power cut would have ended all mounts. The PersistentVolume has the same data.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::objects::{EventType, ObjectRef};
 use crate::standalone::store::UNREADABLE_RECORD;
 
 impl Shared {
-    /// [`layout::read_vol_data`] of a pod's volume; written anew where it was unreadable.
+    /// [`layout::read_vol_data`] of a pod's volume; rewrites an unreadable file.
     pub(super) fn publish_data(&self, dir: &Path) -> Result<Option<PublishData>, Error> {
         let unreadable = match layout::read_vol_data(dir) {
             Err(error) => error,
@@ -36,8 +36,8 @@ impl Shared {
         Ok(Some(data))
     }
 
-    /// The same of a staged volume; `None` as well where no PersistentVolume is staged
-    /// there. A pod that wants it stages it again.
+    /// The same for a staged volume; also `None` if no PersistentVolume is staged there. A pod that
+    /// wants it stages it again.
     pub(super) fn stage_data(&self, dir: &Path) -> Result<Option<StageData>, Error> {
         let unreadable = match layout::read_vol_data(dir) {
             Err(error) => error,
@@ -54,13 +54,13 @@ impl Shared {
     }
 
     fn write_anew(&self, dir: &Path, data: &impl Serialize, unreadable: &Error) -> Result<(), Error> {
-        // Whose directory it is takes at most four names: the pod's, or the driver's.
+        // Four path components identify the pod or the driver.
         let mut names: Vec<_> = dir.iter().rev().take(4).map(OsStr::to_string_lossy).collect();
         names.reverse();
         names.push(layout::VOL_DATA.into());
         let kept = self.store.keep_unreadable(&dir.join(layout::VOL_DATA), &names.join("_"));
         layout::write_vol_data(dir, data)?;
-        self.report_unreadable(unreadable, &format!("written anew from its PersistentVolume; {kept}"));
+        self.report_unreadable(unreadable, &format!("rewritten from its PersistentVolume; {kept}"));
         Ok(())
     }
 

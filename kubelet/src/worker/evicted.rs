@@ -1,8 +1,7 @@
-//! The end of a pod that was evicted, and of one whose containers are gone.
+//! Stops evicted pods, and detects pods whose containers were removed.
 //!
-//! Invariant: an evicted pod is not started again, also by the next kubelet. So
-//! its containers, by which a kubelet knows that it ran, go only after its
-//! status is on disk.
+//! Invariant: no kubelet starts an evicted pod again. Its containers show a kubelet that it has
+//! run, so they are removed only after the pod's status is on disk.
 
 use std::time::Duration;
 
@@ -14,25 +13,25 @@ use crate::observed::Observed;
 use crate::plan::{self, Action};
 use crate::standalone::store::EVICTED;
 
-/// kubelet's, for pods that are over their limits.
+/// kubelet's grace period for pods over their limits.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// By its status in the store, which the eviction wrote.
+    /// Checks the status in the store, which the eviction wrote.
     pub(super) fn is_evicted(&self) -> bool {
         let status = self.tools.store.pod_status(self.uid());
         status.is_some_and(|status| status.phase == PodPhase::Failed && status.reason == EVICTED)
     }
 
-    /// Stops the pod and gives back what it took of the disk. Its logs stay.
+    /// Stops the pod and frees its disk space. Its logs stay.
     pub(super) async fn end_evicted(&mut self) {
         if let Some(status) = self.tools.store.pod_status(self.uid()) {
             self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
             self.pod.status = status;
         }
         let pod = self.pod.reference();
-        // A full disk may have no room for it yet. Otherwise a kubelet that is killed on the way
-        // leaves the next one a pod that merely failed.
+        // This may fail on a full disk. If the kubelet is killed before the next attempt, the next
+        // kubelet sees only a failed pod.
         self.tools.store.keep_pod_status(self.uid());
         let mut backoff = Backoff::operation();
         while let Err(message) = self.try_end_evicted().await {
@@ -41,7 +40,7 @@ impl Worker {
         }
         stop_sandboxes(&self.tools, &pod).await;
         self.tools.volumes.unmount_pod(&pod).await;
-        // There is space now, unless others were quicker.
+        // There is space now, unless other pods have used it.
         let mut backoff = Backoff::operation();
         while !self.tools.store.keep_pod_status(self.uid()) && !self.is_deleted() {
             tokio::time::sleep(backoff.step()).await;
@@ -49,7 +48,7 @@ impl Worker {
         if let Ok(containers) = self.tools.cri.list_containers(Some(self.uid())).await {
             for container in containers {
                 if let Err(error) = self.tools.cri.remove_container(&container.id).await {
-                    tracing::warn!(%error, "a container of an evicted pod stays");
+                    tracing::warn!(%error, "a container of an evicted pod was not removed");
                 }
             }
         }
@@ -57,8 +56,8 @@ impl Worker {
 
     async fn try_end_evicted(&mut self) -> Result<(), String> {
         loop {
-            let look = Observed::of(&self.tools.cri, self.uid()).await;
-            let observed = look.map_err(|error| error.to_string())?;
+            let observed = Observed::of(&self.tools.cri, self.uid()).await;
+            let observed = observed.map_err(|error| error.to_string())?;
             if !observed.containers.is_empty() {
                 self.waiting.clear();
                 self.publish_status(&observed).await;
@@ -72,7 +71,7 @@ impl Worker {
         }
     }
 
-    /// Whether an earlier kubelet saw the pod end and nothing is left to tell of it.
+    /// Whether an earlier kubelet saw the pod end and its containers are gone.
     pub(super) fn has_ended_before(&self, observed: &Observed) -> bool {
         let has_ended = matches!(self.pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
         has_ended && observed.containers.is_empty()

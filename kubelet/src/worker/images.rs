@@ -1,4 +1,4 @@
-//! A container's image: there already, or had by its pull policy.
+//! Finds or pulls a container's image by its pull policy.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::objects::{Container, ContainerStateWaiting, EventType, PullPolicy, Ti
 #[derive(Debug)]
 pub(super) struct NotYet {
     pub(super) why: ContainerStateWaiting,
-    /// `None`: the worker's own back-off decides.
+    /// `None` means the worker's own back-off.
     pub(super) retry: Option<Duration>,
 }
 
@@ -39,7 +39,8 @@ impl Worker {
         }
         let present = self.inspect(image).await?;
         if present.is_none() && container.pull_policy() == PullPolicy::Never && self.is_offered(image).await {
-            // It came with the node. It is not imported yet, or went when the disk was full.
+            // The image came with the node. It is not imported yet, or was removed from a full
+            // disk.
             return self.pull(image, sandbox).await;
         }
         match (present, container.pull_policy()) {
@@ -59,8 +60,8 @@ impl Worker {
         }
     }
 
-    /// Whether the image is in the embedded runtime's own directory: such an image
-    /// counts as present.
+    /// Whether the image is in the embedded runtime's images directory; such an image counts as
+    /// present.
     async fn is_offered(&self, image: &str) -> bool {
         let Some((images_dir, limits)) = self.tools.images.clone() else { return false };
         let offered =
@@ -76,7 +77,7 @@ impl Worker {
         }
         self.record(EventType::Normal, "Pulling", &format!("Pulling image \"{image}\""));
         let (cri, name, sandbox) = (self.tools.cri.clone(), image.to_owned(), sandbox.clone());
-        // As a task of its own: a pod that is deleted meanwhile does not wait.
+        // Use a separate task, so that the deletion of the pod does not wait for the pull.
         let pull = tokio::spawn(async move { cri.pull_image(&name, sandbox).await }.in_current_span());
         let pulled = tokio::select! {
             pulled = pull => pulled,
@@ -100,7 +101,7 @@ impl Worker {
             }
         }
         self.inspect(image).await?.ok_or_else(|| {
-            let message = format!("image \"{image}\" is not there although it was pulled");
+            let message = format!("image \"{image}\" is not present after a successful pull");
             NotYet::new("ImageInspectError", message)
         })
     }

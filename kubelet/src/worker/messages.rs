@@ -1,5 +1,5 @@
-//! What a container said at its end: its termination log, or the end of its
-//! output where it asked for that.
+//! Termination messages: a container's termination log, or the end of its output if its policy says
+//! so.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ const MAX_MESSAGE: u64 = 4096;
 const MAX_FROM_LOG: usize = 2048;
 const MAX_LINES: usize = 80;
 
-/// What each ended container of a pod said, read once.
+/// The message of each ended container of a pod, read once.
 #[derive(Debug, Default)]
 pub(super) struct Messages(BTreeMap<String, String>);
 
@@ -26,22 +26,22 @@ impl Messages {
         &self.0
     }
 
-    /// Reads those of containers that have ended since the last look. One that keeps its own from
-    /// being read has none, and the others wait for the next look: a look takes no longer.
-    pub(super) async fn look(&mut self, tools: &Tools, pod: &Pod, observed: &Observed) {
+    /// Reads the messages of newly ended containers. A container that blocks the read gets no
+    /// message; the others wait for the next call, so that a call waits at most once.
+    pub(super) async fn read_new(&mut self, tools: &Tools, pod: &Pod, observed: &Observed) {
         self.0.retain(|id, _| observed.containers.iter().any(|c| c.id == *id));
         let ended = observed.containers.iter().filter(|c| c.state() == ContainerState::ContainerExited);
         let unread: Vec<_> = ended.filter(|container| !self.0.contains_key(&container.id)).collect();
         for container in unread {
-            let Some(said) = termination_log(tools, pod, container).await else { continue };
-            let is_late = said.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut);
-            let message = message(tools, pod, container, said.unwrap_or_default());
+            let Some(logged) = termination_log(tools, pod, container).await else { continue };
+            let is_late = logged.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut);
+            let message = message(tools, pod, container, logged.unwrap_or_default());
             self.0.insert(container.id.clone(), message);
             if is_late {
                 tracing::warn!(
                     pod = pod.metadata.name,
                     container = name_of(container),
-                    "no termination message"
+                    "termination message not read in time"
                 );
                 return;
             }
@@ -49,7 +49,7 @@ impl Messages {
     }
 }
 
-/// `None` of a container that the pod does not have.
+/// `None` if the pod has no such container.
 async fn termination_log(
     tools: &Tools,
     pod: &Pod,
@@ -59,20 +59,20 @@ async fn termination_log(
     pod.spec.containers.iter().find(|c| c.name == name)?;
     let uid = &pod.metadata.uid;
     let path = tools.own_files(uid, name, instance_of(container)).termination_log;
-    Some(tools.file_turns.take(uid, move || head(&path)).await)
+    Some(tools.file_work.run(uid, move || head(&path)).await)
 }
 
-/// `said`: in the termination log.
-fn message(tools: &Tools, pod: &Pod, container: &ContainerStatus, said: String) -> String {
+/// `logged` is the content of the termination log.
+fn message(tools: &Tools, pod: &Pod, container: &ContainerStatus, logged: String) -> String {
     let (name, instance) = (name_of(container), instance_of(container));
     let falls_back = pod.spec.containers.iter().any(|spec| {
         spec.name == name
             && spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError
     });
-    if said.is_empty() && falls_back && container.exit_code != 0 {
+    if logged.is_empty() && falls_back && container.exit_code != 0 {
         return tail_of_log(&log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance)));
     }
-    said
+    logged
 }
 
 fn head(path: &Path) -> std::io::Result<String> {
@@ -82,7 +82,7 @@ fn head(path: &Path) -> std::io::Result<String> {
 }
 
 fn tail_of_log(path: &Path) -> String {
-    // A CRI prefix is some 40 bytes a line; four times the limit holds enough.
+    // A CRI prefix takes about 40 bytes per line; four times the limit is enough.
     let window = MAX_FROM_LOG as u64 * 4;
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -95,7 +95,7 @@ fn tail_of_log(path: &Path) -> String {
     last_lines(&String::from_utf8_lossy(&read().unwrap_or_default()))
 }
 
-/// The text of the last lines, CRI prefixes (`time stream P|F `) removed.
+/// The text of the last lines, without CRI prefixes (`time stream P|F `).
 fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
     let start = lines.len().saturating_sub(MAX_LINES);

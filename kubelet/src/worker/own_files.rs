@@ -1,10 +1,9 @@
-//! The files that the kubelet makes for each start of a container: its /etc/hosts and its
-//! termination log.
+//! The kubelet's files for each start of a container: its /etc/hosts and its termination log.
 //!
-//! Invariant: a container keeps the kubelet waiting in no call on such a file. It can make any
-//! call on its inode wait, also after its end, if it gave the descriptor to another one: by writes
-//! that never end, by a lease. So each start gets files of its own, and what is done with them
-//! later is done beside the kubelet's other work, for a limited time, by one thread a pod.
+//! Invariant: no call on such a file can block the kubelet. A container can block any call on its
+//! inode, even after its end if it passed the descriptor on: by endless writes, or by a lease. So
+//! each start has its own files, and later accesses run on one separate thread per pod, with a time
+//! limit.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use std::time::Duration;
 use runtime::Locks;
 use tokio::sync::Mutex;
 
-/// What takes longer is a container's doing.
+/// Only a container can make an access take longer.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// The files of one start of a container.
@@ -24,12 +23,12 @@ pub(crate) struct OwnFiles {
 }
 
 impl OwnFiles {
-    /// Of start `number` of the container whose files lie in `dir`.
+    /// The files of start `number` of the container with the directory `dir`.
     pub(crate) fn new(dir: &Path, number: u32) -> Self {
         Self { etc_hosts: dir.join(format!("{number}.hosts")), termination_log: dir.join(number.to_string()) }
     }
 
-    /// No container has them yet.
+    /// No container uses the files yet.
     pub(super) fn make(&self, hosts: &str) -> io::Result<()> {
         if let Some(dir) = self.etc_hosts.parent() {
             std::fs::create_dir_all(dir)?;
@@ -45,28 +44,28 @@ impl OwnFiles {
     }
 }
 
-/// Of work on such files; one at a time for each pod, by its uid.
+/// Serializes the work on such files per pod, by uid.
 #[derive(Debug, Default)]
-pub(crate) struct FileTurns(Locks<String, Mutex<()>>);
+pub(crate) struct FileWork(Locks<String, Mutex<()>>);
 
-impl FileTurns {
-    /// Does `work`, which touches files that containers of the pod have. `TimedOut` where they
-    /// keep it waiting: it goes on, and no other of this pod begins until it is through.
-    pub(super) async fn take<T: Send + 'static>(
+impl FileWork {
+    /// Runs `work`, which accesses files that the pod's containers use. Returns `TimedOut` if they
+    /// block it; then it continues, and no other work of this pod starts until it ends.
+    pub(super) async fn run<T: Send + 'static>(
         &self,
         pod_uid: &str,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let turn = self.0.of(pod_uid).lock_owned();
+        let lock = self.0.of(pod_uid).lock_owned();
         let done = async {
-            let turn = turn.await;
+            let lock = lock.await;
             let work = move || {
-                let _until_it_is_through = turn;
+                let _until_done = lock;
                 work()
             };
             tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
         };
-        let late = || io::Error::new(ErrorKind::TimedOut, "a container keeps its file busy");
+        let late = || io::Error::new(ErrorKind::TimedOut, "a container blocks access to its file");
         tokio::time::timeout(TIME_LIMIT, done).await.unwrap_or_else(|_| Err(late()))
     }
 }
@@ -79,16 +78,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_pod_whose_file_is_kept_busy_holds_one_thread_and_no_other_pod() {
-        let turns = FileTurns::default();
+    async fn a_pod_that_blocks_its_file_holds_one_thread_and_no_other_pod() {
+        let work = FileWork::default();
         let (release, held) = mpsc::channel::<()>();
-        let stuck = turns.take("a", move || held.recv().map_err(io::Error::other)).await;
+        let stuck = work.run("a", move || held.recv().map_err(io::Error::other)).await;
         assert_eq!(stuck.unwrap_err().kind(), ErrorKind::TimedOut);
-        let second = turns.take::<()>("a", || panic!("the first is not through")).await;
+        let second = work.run::<()>("a", || panic!("the first has not finished")).await;
         assert_eq!(second.unwrap_err().kind(), ErrorKind::TimedOut);
-        assert_eq!(turns.take("b", || Ok(7)).await.unwrap(), 7);
+        assert_eq!(work.run("b", || Ok(7)).await.unwrap(), 7);
         release.send(()).unwrap();
-        assert_eq!(turns.take("a", || Ok(8)).await.unwrap(), 8);
+        assert_eq!(work.run("a", || Ok(8)).await.unwrap(), 8);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Carries a plan out, action by action: cgroup and directories, volumes,
-//! sandbox, containers. Each action finds what an earlier try left.
+//! Executes a plan, action by action: cgroup and directories, volumes, sandbox, containers. Each
+//! action reuses the results of an earlier attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +17,18 @@ use crate::objects::{Container, ContainerStateWaiting, EventType, Object, Time};
 use crate::observed::{Observed, pod_ips};
 use crate::plan::{self, Action, Start, Target, restart_key};
 
-/// An action of the pod failed; its event is recorded.
+/// An action of the pod failed and has recorded its event.
 #[derive(Debug)]
 pub(super) struct Failed;
 
-/// Why a round does not go on as planned.
+/// Why a round stops early.
 #[derive(Debug)]
 enum Stop {
-    /// The object was marked deleted meanwhile.
+    /// The object was marked deleted during the round.
     Deleted,
     Finished,
     Pod(Failed),
-    /// Only this container does not start.
+    /// Only this container cannot start.
     Container(NotYet),
 }
 
@@ -44,17 +44,17 @@ impl From<NotYet> for Stop {
     }
 }
 
-/// What earlier actions of a plan made for later ones.
+/// Results of earlier actions of a plan for later ones.
 #[derive(Debug, Default)]
 struct Round {
     sandbox: Option<ReadySandbox>,
-    /// Of the container whose turn it is.
+    /// The image of the current container.
     image: Option<cri::Image>,
-    /// Containers whose turn has come.
+    /// How many containers have been started so far.
     begun: usize,
-    /// Does not start in this round.
+    /// This container does not start in this round.
     failed: Option<plan::Container>,
-    /// The soonest of the next tries.
+    /// The shortest delay until a retry.
     retry: Option<Duration>,
 }
 
@@ -64,7 +64,7 @@ impl Round {
     }
 }
 
-/// The sandbox to start containers in.
+/// The sandbox for the containers.
 #[derive(Debug)]
 struct ReadySandbox {
     id: String,
@@ -73,7 +73,7 @@ struct ReadySandbox {
 }
 
 impl Worker {
-    /// Of a pod that is to run.
+    /// For a pod that must run.
     pub(super) async fn carry_out(&mut self, plan: Vec<Action>, observed: &Observed) -> Next {
         let mut soonest: Option<Duration> = None;
         let mut actions = plan.as_slice();
@@ -145,7 +145,7 @@ impl Worker {
             }
             Action::PullImage { container } => {
                 if round.begun > 0 {
-                    // This image may take its time: show what runs already.
+                    // This pull may take long: publish the running containers first.
                     self.publish_now().await;
                 }
                 round.begun += 1;
@@ -199,7 +199,7 @@ impl Worker {
         self.waiting.insert(name.clone(), why);
     }
 
-    /// The pod's cgroup and directories.
+    /// Creates the pod's cgroup and directories.
     fn prepare(&self) -> Result<(), Failed> {
         if let Err(error) = self.tools.ensure_pod_cgroup(&self.pod) {
             let message = format!("unable to ensure pod cgroup exists: {}", trace::error_chain(&error));
@@ -216,9 +216,9 @@ impl Worker {
 
     async fn create_sandbox(&self, attempt: u32) -> Result<ReadySandbox, Failed> {
         let config = self.sandbox_config(attempt)?;
-        let turn = self.tools.starts.turn(&self.pod, &self.is_slow).await;
+        let permit = self.tools.starts.permit(&self.pod, &self.is_slow).await;
         let created = self.tools.cri.run_pod_sandbox(config.clone()).await;
-        drop(turn);
+        drop(permit);
         let id = created.map_err(|e| {
             self.failed("FailedCreatePodSandBox", &format!("Failed to create pod sandbox: {e}"))
         })?;
@@ -258,7 +258,7 @@ impl Worker {
             self.record(EventType::Warning, "Failed", &format!("Error: {message}"));
             NotYet::new("CreateContainerConfigError", message)
         })?;
-        let turn = self.tools.starts.turn(&self.pod, &self.is_slow).await;
+        let permit = self.tools.starts.permit(&self.pod, &self.is_slow).await;
         let created = self.tools.cri.create_container(&sandbox.id, config, sandbox.config.clone()).await;
         let id = created.map_err(|e| self.container_failed("CreateContainerError", e.message))?;
         self.record(EventType::Normal, "Created", &format!("Container created: {}", container.name));
@@ -267,7 +267,7 @@ impl Worker {
         }
         let started =
             self.tools.cri.start_container(&id, &format!("{}/{}", self.full_name(), container.name)).await;
-        drop(turn);
+        drop(permit);
         started.map_err(|e| self.container_failed("RunContainerError", e.message))?;
         self.record(EventType::Normal, "Started", &format!("Container started: {}", container.name));
         Ok(())
@@ -281,7 +281,9 @@ impl Worker {
         facts: &PodFacts,
     ) -> Result<cri::ContainerConfig, String> {
         let files = self.tools.own_files(self.uid(), &container.name, start.restart_count);
-        files.make(&self.etc_hosts(facts)).map_err(|e| format!("make the container's own files: {e}"))?;
+        files
+            .make(&self.etc_hosts(facts))
+            .map_err(|e| format!("create the container's /etc/hosts and termination log: {e}"))?;
         let empty = crate::volumes::MountedVolumes::new();
         let instance = Instance {
             pod: &self.pod,
@@ -310,7 +312,7 @@ impl Worker {
     async fn remove_instance(&self, container: plan::Container, id: &str, number: u32) {
         let which = (self.pod.spec.containers[container].name.as_str(), number);
         if let Err(error) = self.tools.remove_instance(&self.pod.metadata, id, which).await {
-            tracing::warn!(%error, "an old instance of a container stays");
+            tracing::warn!(%error, "an old instance of a container was not removed");
         }
     }
 

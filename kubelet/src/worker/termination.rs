@@ -1,5 +1,5 @@
-//! Taking a pod down: containers, sandbox, volumes, cgroup, directories; every
-//! step again and again until it is done, so that nothing is left behind.
+//! Tears a pod down: containers, sandbox, volumes, cgroup, directories. Every step is retried until
+//! it succeeds, so that nothing is left behind.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use crate::objects::{EventType, Object, ObjectRef};
 use crate::observed::Observed;
 use crate::plan::{self, Action, Target};
 
-/// Of a pod that no object describes.
+/// For a pod without an object.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// The pod has ended by itself: what it held is given back, what it left
-    /// (status, logs) stays until it is deleted.
+    /// Releases the resources of a pod that ended by itself. Its status and logs stay until it is
+    /// deleted.
     pub(super) async fn finish(&mut self) {
         if self.finished {
             return;
@@ -34,7 +34,7 @@ impl Worker {
         stop_sandboxes(&self.tools, &pod).await;
         self.tools.volumes.unmount_pod(&pod).await;
         if let Err(error) = self.tools.remove_pod_cgroup(&pod.uid).await {
-            warn!(error = trace::error_chain(&error), "cgroup of an ended pod stays");
+            warn!(error = trace::error_chain(&error), "cgroup of an ended pod not removed");
         }
         self.mounted = None;
         self.finished = true;
@@ -51,13 +51,13 @@ impl Worker {
         remove_logs(&logs);
         let mut backoff = Backoff::operation();
         while let Err(error) = self.tools.store.forget_pod(self.uid()) {
-            warn!(pod = pod.name, error = trace::error_chain(&error), "cannot forget the pod");
+            warn!(pod = pod.name, error = trace::error_chain(&error), "cannot remove the pod from the store");
             tokio::time::sleep(backoff.step()).await;
         }
     }
 
-    /// All at once, each with the whole grace; a shorter grace given meanwhile
-    /// counts from then.
+    /// Stops all containers concurrently, each with the whole grace period. A shorter one set
+    /// meanwhile starts at that time.
     async fn stop_containers(&mut self) {
         let mut backoff = Backoff::operation();
         let mut announced = false;
@@ -85,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// What the deletion says, or else the pod.
+    /// The grace period of the deletion, or else of the pod.
     fn grace(&self) -> Duration {
         let metadata = &self.pod.metadata;
         let known = self.tools.store.pod(&metadata.namespace, &metadata.name);
@@ -109,13 +109,13 @@ impl Worker {
             return;
         }
         let (volumes, pod) = (self.tools.volumes.clone(), self.pod.clone());
-        // Beside this worker: the volume may be busy with a Stage that waits
-        // for its driver to see the same death.
+        // Use a separate task: the volume may be busy with a Stage that also waits for the dead
+        // daemon.
         tokio::spawn(async move { volumes.daemon_died(&volume_id, &pod).await });
     }
 }
 
-/// A pod that only the runtime or the disk knows.
+/// Tears down a pod that only the runtime or the disk has.
 pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
     let mut backoff = Backoff::operation();
     loop {
@@ -128,25 +128,25 @@ pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
         };
         match stopped {
             Ok(()) => break,
-            Err(error) => warn!(%error, uid = pod.uid, "orphaned pod does not stop"),
+            Err(error) => warn!(%error, uid = pod.uid, "cannot stop an orphaned pod"),
         }
         tokio::time::sleep(backoff.step()).await;
     }
     tear_down(&tools, &pod).await;
-    // The same manifest makes the same pod again: then they are its logs.
+    // If the same manifest has created the same pod again, these are its logs.
     if !tools.store.pods().iter().any(|known| known.metadata.uid == pod.uid) {
         find_logs(&tools.log_dir, &pod.uid).iter().for_each(|logs| remove_logs(logs));
     }
 }
 
-/// Of a pod whose name may not be known.
+/// The log directories of a pod whose name may be unknown.
 fn find_logs(log_dir: &Path, uid: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(log_dir).into_iter().flatten().flatten();
     let is_of_pod = |name: &OsStr| name.to_str().and_then(|n| n.rsplit_once('_')).is_some_and(|n| n.1 == uid);
     entries.filter(|entry| is_of_pod(&entry.file_name())).map(|entry| entry.path()).collect()
 }
 
-/// What is left of a pod whose containers have stopped.
+/// Removes the rest of a pod whose containers have stopped.
 async fn tear_down(tools: &Tools, pod: &ObjectRef) {
     stop_sandboxes(tools, pod).await;
     tools.volumes.unmount_pod(pod).await;
@@ -178,7 +178,7 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
     for sandbox in tools.cri.list_pod_sandboxes(Some(uid)).await.map_err(refused)? {
         tools.cri.remove_pod_sandbox(&sandbox.id, &name).await.map_err(refused)?;
     }
-    // A runtime may keep containers of sandboxes that went before.
+    // A runtime may keep containers of removed sandboxes.
     for container in tools.cri.list_containers(Some(uid)).await.map_err(refused)? {
         tools.cri.remove_container(&container.id).await.map_err(refused)?;
     }
@@ -186,8 +186,8 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
     tools.volumes.remove_pod_dir(uid).await.map_err(|e| trace::error_chain(&e))
 }
 
-/// At the same time; the first error, after all have answered. Containers that survive
-/// SIGKILL lose their volumes, which lets a later call succeed.
+/// Stops all containers concurrently, and returns the first error after all have answered. Unmounts
+/// the volumes of containers that survive SIGKILL, so that a later call succeeds.
 pub(super) async fn stop_all(
     tools: &Tools,
     pod: &ObjectRef,
@@ -207,13 +207,13 @@ pub(super) async fn stop_all(
         outcome = outcome.and(stopped);
     }
     if has_survivors {
-        tools.volumes.take_from_survivors(pod);
+        tools.volumes.unmount_from_survivors(pod);
     }
     outcome
 }
 
 fn remove_logs(dir: &Path) {
     if let Err(error) = linux::tree::remove(dir) {
-        warn!(error = trace::error_chain(&error), "logs of a deleted pod stay");
+        warn!(error = trace::error_chain(&error), "logs of a deleted pod not removed");
     }
 }

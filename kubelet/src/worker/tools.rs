@@ -1,4 +1,4 @@
-//! What every worker works with.
+//! The shared dependencies of all workers.
 
 use std::net::UdpSocket;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use super::own_files::{FileTurns, OwnFiles};
+use super::own_files::{FileWork, OwnFiles};
 use crate::critical::is_mount_pod;
 
 use crate::container_config::{Node, log_directory, log_path};
@@ -23,9 +23,9 @@ use crate::volumes::Volumes;
 #[derive(Debug)]
 pub(crate) struct Tools {
     pub(crate) cri: Cri,
-    /// As `Version` has it: the scheme of container ids.
+    /// As in the `Version` reply: the scheme of container ids.
     pub(crate) runtime_name: String,
-    /// Of the embedded runtime.
+    /// The images directory of the embedded runtime.
     pub(crate) images: Option<(PathBuf, runtime::ImageLimits)>,
     pub(crate) store: Store,
     pub(crate) sinks: Sinks,
@@ -39,62 +39,66 @@ pub(crate) struct Tools {
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
     pub(crate) starts: Starts,
-    pub(crate) file_turns: FileTurns,
+    pub(crate) file_work: FileWork,
 }
 
-/// Bounds how many sandboxes and containers the runtime starts at a time: with
-/// hundreds at once each would take longer, and all of them memory.
+/// Limits how many sandboxes and containers the runtime starts concurrently: hundreds at once would
+/// each take longer and use much memory.
 ///
-/// Invariant: mount pods need no turn, so that no pod waits for a volume behind pods that
-/// wait for it; and no turn is long, since a pod may make its own starts hang (a lease on
-/// its program, a hostile daemon). A pod that did so once no longer takes turns of others.
+/// Invariants:
+/// - Mount pods need no permit, so that no pod waits for a volume behind pods that wait for the
+///   same volume.
+/// - No permit lasts long, since a pod can block its own starts (a lease on its program, a hostile
+///   daemon). After a slow start, a pod uses separate permits.
 #[derive(Debug)]
 pub(crate) struct Starts {
-    turns: Arc<Semaphore>,
-    /// Of pods that have kept a turn too long.
-    slow_turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
+    /// For pods that have held a permit too long.
+    slow_permits: Arc<Semaphore>,
 }
 
-/// Of one pod: whether a start of it kept its turn too long.
+/// Whether a start of one pod held its permit too long.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct IsSlow(Arc<AtomicBool>);
 
-/// Until it is dropped, or has been too long.
+/// Held until it is dropped or times out.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Turn(#[expect(dead_code, reason = "its end is what counts")] oneshot::Sender<()>);
+pub(crate) struct StartPermit(
+    #[expect(dead_code, reason = "dropping it releases the permit")] oneshot::Sender<()>,
+);
 
 impl Starts {
-    /// Most of a start is waiting: for netlink, for namespaces, for the disk.
+    /// A start mostly waits: for netlink, for namespaces, for the disk.
     const PER_CPU: usize = 4;
-    /// A start takes some 20 ms. With one hanging start in each of 110 pods, another pod
-    /// waits seven seconds on two processors.
-    const LONGEST: Duration = Duration::from_millis(500);
+    /// A start takes about 20 ms. With one hanging start in each of 110 pods, another pod waits
+    /// seven seconds on two processors.
+    const MAX_HOLD: Duration = Duration::from_millis(500);
 
     pub(crate) fn new() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let turns = || Arc::new(Semaphore::new(cpus * Self::PER_CPU));
-        Self { turns: turns(), slow_turns: turns() }
+        let permits = || Arc::new(Semaphore::new(cpus * Self::PER_CPU));
+        Self { permits: permits(), slow_permits: permits() }
     }
 
-    /// Waits for a turn of `pod`, whose starts are known by `is_slow`.
-    pub(crate) async fn turn(&self, pod: &Pod, is_slow: &IsSlow) -> Option<Turn> {
+    /// Waits for a permit for `pod`; `is_slow` records its slow starts.
+    pub(crate) async fn permit(&self, pod: &Pod, is_slow: &IsSlow) -> Option<StartPermit> {
         if is_mount_pod(pod) {
             return None;
         }
-        let turns = if is_slow.0.load(Ordering::Relaxed) { &self.slow_turns } else { &self.turns };
-        // Never closed, so never an error.
-        let permit = Arc::clone(turns).acquire_owned().await.ok()?;
-        let (turn, ended) = oneshot::channel();
+        let permits = if is_slow.0.load(Ordering::Relaxed) { &self.slow_permits } else { &self.permits };
+        // The semaphore is never closed.
+        let permit = Arc::clone(permits).acquire_owned().await.ok()?;
+        let (release, released) = oneshot::channel();
         let is_slow = is_slow.clone();
         tokio::spawn(async move {
-            // That it is too long ends a turn as well.
-            if tokio::time::timeout(Self::LONGEST, ended).await.is_err() {
+            // The permit ends at the timeout or when it is dropped.
+            if tokio::time::timeout(Self::MAX_HOLD, released).await.is_err() {
                 is_slow.0.store(true, Ordering::Relaxed);
             }
             drop(permit);
         });
-        Some(Turn(turn))
+        Some(StartPermit(release))
     }
 }
 
@@ -110,7 +114,7 @@ impl Tools {
         }
     }
 
-    /// The pod's cgroup and those above it.
+    /// Ensures the pod's cgroup and its parents.
     pub(crate) fn ensure_pod_cgroup(&self, pod: &Pod) -> Result<(), pod_cgroup::Error> {
         let kubepods = self.kubepods();
         match resources::qos_class(pod) {
@@ -128,7 +132,7 @@ impl Tools {
         self.hierarchies.ensure(&path, &resources::pod_limits(pod, self.pod_pids_limit))
     }
 
-    /// The pod's cgroup, whatever class it was.
+    /// Removes the pod's cgroup in any QoS class.
     pub(crate) async fn remove_pod_cgroup(&self, uid: &str) -> Result<(), pod_cgroup::Error> {
         for path in resources::cgroup_paths_of_uid(&self.cgroup_root, uid) {
             self.hierarchies.remove(&path).await?;
@@ -136,7 +140,7 @@ impl Tools {
         Ok(())
     }
 
-    /// What all pods share, once the last one is gone.
+    /// Removes the cgroups that all pods share, after the last pod is gone.
     pub(crate) async fn remove_shared_cgroups(&self) -> Result<(), pod_cgroup::Error> {
         self.hierarchies.remove(&self.kubepods()).await?;
         if self.cgroup_root.trim_matches('/').is_empty() {
@@ -149,24 +153,25 @@ impl Tools {
         format!("{}/kubepods", self.cgroup_root.trim_end_matches('/'))
     }
 
-    /// The burstable pods together get what they request together.
+    /// The burstable cgroup gets the sum of the burstable pods' requests.
     fn burstable_shares(&self) -> i64 {
         let pods = self.store.pods();
         let burstable = pods.iter().filter(|p| resources::qos_class(p) == QosClass::Burstable);
         burstable.map(|p| resources::pod_limits(p, None).cpu_shares).sum()
     }
 
-    /// Of start `number` of a pod's container.
+    /// The files of start `number` of a pod's container.
     pub(crate) fn own_files(&self, uid: &str, container: &str, number: u32) -> OwnFiles {
         OwnFiles::new(&self.own_files_dir(uid, container), number)
     }
 
-    /// Of all starts of the container.
+    /// The directory for all starts of the container.
     pub(crate) fn own_files_dir(&self, uid: &str, container: &str) -> PathBuf {
         self.volumes.pod_dir(uid).join("containers").join(container)
     }
 
-    /// Removes container `id`, the ended instance `number` of the pod's container `name`, with its logs.
+    /// Removes container `id` with its logs: the ended instance `number` of the pod's container
+    /// `name`.
     pub(crate) async fn remove_instance(
         &self,
         pod: &ObjectMeta,
@@ -177,27 +182,32 @@ impl Tools {
         let log = log_directory(&self.log_dir, pod).join(log_path(name, number));
         if let Err(error) = crate::logs::remove(&log) {
             let error = trace::error_chain(&error);
-            tracing::warn!(error, log = %log.display(), "a log of an old instance of a container stays");
+            tracing::warn!(error, log = %log.display(), "a log of an old instance of a container was not removed");
         }
         let files = self.own_files(&pod.uid, name, number);
         let remove = move || files.remove().map_err(std::io::Error::other);
-        if let Err(error) = self.file_turns.take(&pod.uid, remove).await {
+        if let Err(error) = self.file_work.run(&pod.uid, remove).await {
             let error = trace::error_chain(&error);
-            tracing::warn!(error, pod = pod.name, container = name, "files of an old instance stay");
+            tracing::warn!(
+                error,
+                pod = pod.name,
+                container = name,
+                "files of an old instance were not removed"
+            );
         }
         Ok(())
     }
 }
 
-/// The address by which this node reaches the world; loopback when it does not.
+/// The node's address on its default route; loopback without one.
 pub(crate) fn host_ip() -> String {
-    // Connecting a datagram socket asks the routing table and sends nothing.
+    // Connecting a datagram socket only queries the routing table; it sends nothing.
     let route = |local: &str, remote: &str| {
         let socket = UdpSocket::bind((local, 0)).ok()?;
         socket.connect((remote, 9)).ok()?;
         Some(socket.local_addr().ok()?.ip().to_string())
     };
-    // Addresses for documentation: only a default route leads there.
+    // Documentation addresses are reachable only through a default route.
     route("0.0.0.0", "192.0.2.1").or_else(|| route("::", "2001:db8::1")).unwrap_or("127.0.0.1".to_owned())
 }
 
@@ -215,17 +225,17 @@ mod tests {
         let mut held = Vec::new();
         for _round in 0..2 {
             for is_slow in &hanging {
-                held.push(starts.turn(&pod, is_slow).await);
+                held.push(starts.permit(&pod, is_slow).await);
             }
         }
         let before = tokio::time::Instant::now();
         let quick = IsSlow::default();
-        drop(starts.turn(&pod, &quick).await.unwrap());
-        assert!(before.elapsed() <= Starts::LONGEST, "{:?}", before.elapsed());
+        drop(starts.permit(&pod, &quick).await.unwrap());
+        assert!(before.elapsed() <= Starts::MAX_HOLD, "{:?}", before.elapsed());
         for _again in 0..20 {
             let before = tokio::time::Instant::now();
-            drop(starts.turn(&pod, &quick).await.unwrap());
-            assert_eq!(before.elapsed(), Duration::ZERO, "only the slow wait for the slow");
+            drop(starts.permit(&pod, &quick).await.unwrap());
+            assert_eq!(before.elapsed(), Duration::ZERO, "slow pods delay only each other");
         }
     }
 }
