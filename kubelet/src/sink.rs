@@ -1,7 +1,7 @@
-//! Where the engine reports to: the status of pods, and events.
+//! The engine's outputs: the status of pods, and events.
 //!
-//! The engine reads no sink; what it must remember is in the store, which is
-//! therefore always one of them. `run` chooses the others.
+//! The engine never reads from a sink. Its own state is in the store, so the store is always a
+//! sink. `run` chooses the others.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use std::sync::Arc;
 use crate::objects::{EventType, ObjectRef, PodStatus};
 use crate::standalone::store::Store;
 
-/// The store is a sink; an API server would be another.
+/// The store is a sink; an API server could be another.
 ///
-/// Callers do not wait: a sink whose receiver is slow keeps the newest status of each pod and
-/// sends it when it can.
+/// Callers do not wait: a sink with a slow receiver keeps the newest status of each pod and sends
+/// it later.
 pub trait StatusSink: Debug + Send + Sync {
-    /// The whole status of a pod; nothing happens if the pod is gone.
+    /// Sets the whole status of a pod; does nothing if the pod is gone.
     fn set_pod_status(&self, pod: &ObjectRef, status: PodStatus);
 
-    /// One event. The same reason and message again raise the count of the first.
+    /// Records an event. A repeated reason and message raise the count of the first event.
     fn record(&self, object: &ObjectRef, event_type: EventType, reason: &str, message: &str);
 }
 
@@ -31,7 +31,7 @@ impl StatusSink for Store {
     }
 }
 
-/// All sinks, in the order in which they are reported to. Clones share them.
+/// All sinks, in calling order. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Sinks(Arc<[Box<dyn StatusSink>]>);
 

@@ -1,11 +1,11 @@
-//! Where objects come from.
+//! Sources of objects.
 //!
-//! A source reports to the store: [`Store::apply`] takes an object as the source
-//! describes it, [`Store::vanish`] one that the source no longer describes. The
-//! engine knows no source, it follows the store; `run` chooses the sources.
+//! A source writes to the store: [`Store::apply`] for an object as the source describes it,
+//! [`Store::withdraw`] for one that it no longer describes. The engine follows the store and does
+//! not depend on sources; `run` chooses them.
 //!
-//! [`Store::apply`]: crate::standalone::store::Store::apply
-//! [`Store::vanish`]: crate::standalone::store::Store::vanish
+//! [`Store::apply`]: crate::standalone::store::Store::apply [`Store::withdraw`]:
+//! crate::standalone::store::Store::withdraw
 
 mod manifests;
 
@@ -14,13 +14,13 @@ use std::pin::Pin;
 
 pub use manifests::{Config, DirectorySource};
 
-/// Work of a source.
+/// A running operation of a source.
 pub type Task<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// The manifest directory and the clients' socket are sources; an API server would be another.
+/// The manifest directory and the clients' socket are sources; an API server could be another.
 pub trait ObjectSource: Debug + Send {
-    /// Reports every object that the source describes now. The engine starts after this,
-    /// because it tears down pods that run and have no object.
+    /// Reports all current objects. The engine starts after this, because it tears down running
+    /// pods without an object.
     fn report_all(&mut self) -> Task<'_>;
 
     /// Reports changes until `ended` resolves.

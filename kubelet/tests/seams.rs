@@ -1,5 +1,5 @@
-//! Sources and sinks of another program, made with the public API alone: an API server in place
-//! of the manifest directory needs no change of the engine.
+//! Custom sources and sinks through the public API: an API server can replace the manifest
+//! directory without a change of the engine.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
@@ -17,14 +17,14 @@ use kubelet::source::{ObjectSource, Task};
 use kubelet::standalone::store::{Source, Store};
 use tokio::sync::mpsc;
 
-/// What a server sends of one pod.
+/// A server's watch event for one pod.
 #[derive(Debug)]
 enum Watched {
     Pod(String),
     Deleted(String),
 }
 
-/// A server's pods: a list, and then changes.
+/// A server's pods: a list, then changes.
 #[derive(Debug)]
 struct Server {
     store: Store,
@@ -72,7 +72,7 @@ fn pod(name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_server_is_a_source_as_the_directory_is() {
+async fn a_server_is_a_source_like_the_directory() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::open(root.path(), "node").unwrap();
     let (sender, changes) = mpsc::channel(1);
@@ -94,7 +94,7 @@ async fn a_server_is_a_source_as_the_directory_is() {
     following.await.unwrap();
 }
 
-/// Everything in the order in which it came.
+/// All calls in order.
 #[derive(Debug, Default, Clone)]
 struct Received(Arc<Mutex<Vec<String>>>);
 
@@ -123,7 +123,7 @@ fn config(root: &Path) -> engine::Config {
 }
 
 #[tokio::test]
-async fn what_the_engine_reports_reaches_every_sink() {
+async fn every_sink_receives_the_engines_reports() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
     let config = config(&root);

@@ -1,4 +1,4 @@
-//! The manifest directory, with real files and real inotify.
+//! The manifest directory, with real files and inotify.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
@@ -68,7 +68,7 @@ impl Node {
         self.store.events().iter().any(|event| event.reason == reason)
     }
 
-    /// Waits on the store's own changes until `holds`.
+    /// Waits on the store's changes until `holds`.
     async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let mut changes = self.store.subscribe();
         let waited = tokio::time::timeout(TIMEOUT, async {
@@ -84,9 +84,8 @@ impl Node {
         );
     }
 
-    /// Nothing is to happen, which has no event to wait for: sees by another file that the
-    /// source still looks, and that it has looked twice since. Once is enough for a new file,
-    /// while one that is gone must be missed twice.
+    /// Waits until the source has scanned twice, for changes that must have no effect: a new file
+    /// needs one scan, and its removal two.
     async fn until_looked_twice(&self) {
         self.write("witness.yaml", &pod("witness", "demo:1"));
         self.until("the witness", |node| node.runs("witness")).await;
@@ -108,8 +107,8 @@ async fn files_of_any_name_count_and_hidden_ones_do_not() {
     assert_eq!(node.store.pods().len(), 1);
 }
 
-/// A second look is at least 50 ms after the first: once earlier is proof of one
-/// look, and a busy machine may be late in all attempts but one.
+/// A second scan comes at least 50 ms after the first: an earlier start proves that one scan was
+/// enough. A busy machine may be late in all attempts but one.
 #[tokio::test]
 async fn a_renamed_manifest_starts_within_milliseconds() {
     const ATTEMPTS: usize = 200;
@@ -127,7 +126,7 @@ async fn a_renamed_manifest_starts_within_milliseconds() {
     }
 }
 
-/// All of a pod goes by its uid: with that of another one it would get its containers.
+/// The uid selects a pod's resources: with another pod's uid it would get that pod's containers.
 #[tokio::test]
 async fn a_manifest_does_not_choose_the_uid() {
     let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
@@ -144,7 +143,7 @@ async fn a_manifest_does_not_choose_the_uid() {
 async fn saving_by_rename_does_not_stop_a_pod() {
     let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
     let uid = node.store.pods()[0].metadata.uid.clone();
-    // As vi does: the old one out of the way, then a new file of the same name.
+    // Like vi: move the old file away, then create a new one with its name.
     fs::rename(node.dir.join("web.yaml"), node.dir.join(".web.yaml~")).unwrap();
     node.write("web.yaml", &pod("web", "demo:1"));
     node.until_looked_twice().await;
@@ -153,7 +152,7 @@ async fn saving_by_rename_does_not_stop_a_pod() {
 }
 
 #[tokio::test]
-async fn a_broken_edit_keeps_the_pod_and_is_told_and_healed() {
+async fn a_broken_edit_keeps_the_pod_and_is_reported_until_fixed() {
     let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
     node.write("web.yaml", &format!("{}---\nkind: [", pod("other", "demo:1")));
     node.until("the mistake", |node| node.has_event("InvalidManifest")).await;
@@ -168,7 +167,7 @@ async fn a_broken_edit_keeps_the_pod_and_is_told_and_healed() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_renamed_and_back_stops_nothing() {
+async fn renaming_the_directory_and_back_stops_no_pod() {
     let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
     let aside = node.root.path().join("aside");
     fs::rename(&node.dir, &aside).unwrap();
@@ -182,7 +181,7 @@ async fn a_directory_that_is_renamed_and_back_stops_nothing() {
 }
 
 #[tokio::test]
-async fn a_directory_replaced_by_an_empty_one_stops_nothing_also_while_stopped() {
+async fn replacing_the_directory_by_an_empty_one_stops_no_pod_even_while_stopped() {
     let node = Node::start(|dir| {
         fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap();
         fs::write(dir.join("claim.yaml"), CLAIM).unwrap();
@@ -199,7 +198,7 @@ async fn a_directory_replaced_by_an_empty_one_stops_nothing_also_while_stopped()
 }
 
 #[tokio::test]
-async fn a_lost_mount_is_no_empty_directory() {
+async fn a_lost_mount_is_not_an_empty_directory() {
     let mount = |words: &[&str], dir: &Path| {
         assert!(std::process::Command::new(words[0]).args(&words[1..]).arg(dir).status().unwrap().success());
     };
@@ -232,7 +231,7 @@ async fn emptying_the_directory_stops_pods_and_keeps_claims() {
 }
 
 #[tokio::test]
-async fn a_directory_that_comes_later_is_found() {
+async fn a_directory_created_later_is_found() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("a/b");
     let node = Node::start_in(root, dir.clone()).await;
@@ -245,33 +244,33 @@ async fn a_directory_that_comes_later_is_found() {
 }
 
 #[tokio::test]
-async fn unsupported_fields_and_second_descriptions_are_told() {
+async fn unsupported_fields_and_duplicate_descriptions_are_reported() {
     let node = Node::start(|dir| {
         fs::write(dir.join("a.yaml"), pod("web", "demo:1") + "  hostAliases: [{ip: 1.2.3.4}]\n").unwrap();
         fs::write(dir.join("b.yaml"), pod("web", "demo:2")).unwrap();
     })
     .await;
     assert_eq!(node.store.pods()[0].spec.containers[0].image, "demo:1");
-    let told: Vec<String> =
+    let events: Vec<String> =
         node.store.events().iter().map(|e| format!("{} {}", e.reason, e.message)).collect();
     assert!(
-        told.iter().any(|e| e.starts_with("UnsupportedField") && e.contains("spec.hostAliases")),
-        "{told:?}"
+        events.iter().any(|e| e.starts_with("UnsupportedField") && e.contains("spec.hostAliases")),
+        "{events:?}"
     );
-    assert!(told.iter().any(|e| e.starts_with("ManifestRefused") && e.contains("a.yaml")), "{told:?}");
+    assert!(events.iter().any(|e| e.starts_with("ManifestRefused") && e.contains("a.yaml")), "{events:?}");
 }
 
 #[tokio::test]
-async fn truncating_a_file_in_place_takes_nothing_back() {
+async fn truncating_a_file_in_place_removes_nothing() {
     let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;
     node.write("web.yaml", "");
     node.until("the mistake", |node| node.has_event("InvalidManifest")).await;
     assert!(node.runs("web"));
 }
 
-/// What cannot be read as a file is left alone, and no neighbour waits for it.
+/// Unreadable files are ignored and delay no others.
 #[tokio::test]
-async fn fifos_devices_and_hostile_files_hold_up_no_other() {
+async fn fifos_devices_and_hostile_files_delay_no_others() {
     let node = Node::start(|dir| {
         assert!(
             std::process::Command::new("mkfifo").arg(dir.join("a-fifo.yaml")).status().unwrap().success()
@@ -286,9 +285,9 @@ async fn fifos_devices_and_hostile_files_hold_up_no_other() {
     .await;
     assert!(node.runs("web"));
     node.until("the mistakes", |node| {
-        let told: Vec<String> = node.store.events().iter().map(|event| event.message.clone()).collect();
+        let events: Vec<String> = node.store.events().iter().map(|event| event.message.clone()).collect();
         let has =
-            |file: &str, words: &str| told.iter().any(|said| said.contains(file) && said.contains(words));
+            |file: &str, words: &str| events.iter().any(|said| said.contains(file) && said.contains(words));
         has("e-deep.yaml:1:65", "at most 64") && has("f-large.yaml", "at most 10485760")
     })
     .await;
@@ -297,14 +296,14 @@ async fn fifos_devices_and_hostile_files_hold_up_no_other() {
     assert!(!files.iter().any(|file| file.contains("fifo") || file.contains("zero")), "{files:?}");
 }
 
-/// Paths are kept in records of JSON.
+/// The store keeps paths as JSON.
 #[tokio::test]
-async fn a_file_whose_name_is_not_utf_8_is_named_and_holds_up_no_other() {
+async fn a_file_whose_name_is_not_utf_8_is_reported_and_delays_no_others() {
     let latin = std::ffi::OsStr::from_bytes(b"caf\xe9.yaml");
     let node = Node::start(|dir| fs::write(dir.join(latin), pod("cafe", "demo:1")).unwrap()).await;
     node.until("the mistake", |node| {
-        let told = node.store.events();
-        told.iter().any(|event| event.message.contains("the name is not UTF-8: rename the file"))
+        let events = node.store.events();
+        events.iter().any(|event| event.message.contains("the name is not UTF-8: rename the file"))
     })
     .await;
     node.write("web.yaml", &pod("web", "demo:1"));
@@ -314,7 +313,7 @@ async fn a_file_whose_name_is_not_utf_8_is_named_and_holds_up_no_other() {
     node.until("the renamed file", |node| node.runs("cafe")).await;
 }
 
-/// As a volume of a ConfigMap: the files are links through a link that is swapped.
+/// Like a ConfigMap volume: the files are links through a link that is swapped.
 #[tokio::test]
 async fn files_behind_a_swapped_link_are_followed() {
     let version = |dir: &Path, number: u32, image: &str| {
@@ -333,9 +332,9 @@ async fn files_behind_a_swapped_link_are_followed() {
     node.until("the old pod is deleted", |node| !node.runs("web")).await;
 }
 
-/// A file that grows without end is read up to the limit.
+/// A file that grows endlessly is read up to the limit.
 #[tokio::test]
-async fn a_file_that_grows_while_it_is_read_holds_up_no_other() {
+async fn a_file_that_grows_while_it_is_read_delays_no_others() {
     let node = Node::start(|_| {}).await;
     let (path, grows) = (node.dir.join("a-log.yaml"), Arc::new(AtomicBool::new(true)));
     let writer = {

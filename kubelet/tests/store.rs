@@ -1,4 +1,4 @@
-//! The store: what survives, what waits for its turn, what may not change.
+//! The store: durability, order of changes, immutable fields.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
@@ -37,7 +37,7 @@ impl Fixture {
         Self { root, store }
     }
 
-    /// As after `kill -9`.
+    /// Simulates `kill -9`.
     fn reopen(self) -> Self {
         let store = Store::open(self.root.path(), "node").unwrap();
         Self { root: self.root, store }
@@ -68,7 +68,7 @@ fn a_bound_claim_keeps_its_spec() {
     let mut claim = (*fixture.store.claim("default", "data").unwrap()).clone();
     let uid = claim.metadata.uid.clone();
 
-    // Not bound yet: a correction counts.
+    // The claim is not bound yet, so a correction is applied.
     let corrected = CLAIM.replace("1Gi", "2Gi");
     assert_eq!(fixture.store.apply(object(&corrected), file("c.yaml")).unwrap(), Outcome::Configured);
     assert_eq!(fixture.store.claim("default", "data").unwrap().metadata.uid, uid);
@@ -83,12 +83,12 @@ fn a_bound_claim_keeps_its_spec() {
 }
 
 #[test]
-fn a_vanished_description_marks_a_claim_and_stops_a_pod() {
+fn a_withdrawn_description_marks_a_claim_and_deletes_a_pod() {
     let fixture = Fixture::new();
     fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap();
     fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
     for declared in fixture.store.declared_by_files() {
-        fixture.store.vanish(&declared).unwrap();
+        fixture.store.withdraw(&declared).unwrap();
     }
     assert_eq!(fixture.store.declared_by_files(), []);
     let claim = fixture.store.claim("default", "data").unwrap();
@@ -97,7 +97,7 @@ fn a_vanished_description_marks_a_claim_and_stops_a_pod() {
     let event = fixture.store.events().pop().unwrap();
     assert_eq!((event.reason.as_str(), event.event_type), ("ManifestMissing", EventType::Warning));
 
-    // The file is back: the same claim, without the mark.
+    // The file exists again: same claim, without the mark.
     fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap();
     let back = fixture.store.claim("default", "data").unwrap();
     assert_eq!((back.metadata.uid.clone(), back.metadata.annotations.len()), (claim.metadata.uid.clone(), 0));
@@ -132,7 +132,7 @@ fn a_changed_pod_follows_once_its_predecessor_is_forgotten() {
 }
 
 #[test]
-fn a_file_that_is_put_back_while_its_pod_ends_makes_a_pod_that_has_not_run() {
+fn a_file_restored_while_its_pod_ends_creates_a_pod_without_a_status() {
     let fixture = Fixture::new();
     fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
     let first = fixture.store.pod("default", "web").unwrap();
@@ -160,7 +160,7 @@ fn the_same_file_is_the_same_pod_and_another_file_another() {
 }
 
 #[test]
-fn a_client_does_not_take_over_what_a_file_describes() {
+fn a_client_cannot_replace_the_object_of_a_file() {
     let fixture = Fixture::new();
     fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
     let err = fixture.store.apply(pod("demo:2"), Source::Api).unwrap_err();
@@ -168,7 +168,7 @@ fn a_client_does_not_take_over_what_a_file_describes() {
 }
 
 #[test]
-fn damaged_objects_are_set_aside_with_an_event_and_the_rest_is_there() {
+fn damaged_objects_are_set_aside_with_an_event_and_the_rest_is_loaded() {
     for damage in ["", "{", "\u{0}\u{0}\u{0}"] {
         let fixture = Fixture::new();
         fixture.store.apply(object(CLAIM), Source::Api).unwrap();
@@ -218,7 +218,7 @@ fn an_events_message_is_cut() {
     assert!(message.len() <= 1027 && message.ends_with("x..."), "{}", message.len());
 }
 
-/// A pod with a field on which the kubelet does not act, and one that Kubernetes does not have.
+/// A pod with a field that the kubelet ignores, and one that Kubernetes does not have.
 fn probed(port: u16) -> Described {
     object(&format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - name: c\n    image: demo:1\n    \
@@ -245,7 +245,7 @@ fn a_document_is_kept_whole_and_survives() {
 }
 
 #[test]
-fn a_change_of_a_field_without_effect_is_kept_and_the_pod_runs_on() {
+fn a_change_of_an_ignored_field_is_kept_and_the_pod_keeps_running() {
     let fixture = Fixture::new();
     fixture.store.apply(probed(80), file("p.yaml")).unwrap();
     let uid = fixture.store.pod("default", "web").unwrap().metadata.uid.clone();
@@ -257,7 +257,7 @@ fn a_change_of_a_field_without_effect_is_kept_and_the_pod_runs_on() {
     assert_eq!(document(&fixture.store)["spec"]["containers"][0]["livenessProbe"]["tcpSocket"]["port"], 81);
 }
 
-/// As builds without documents wrote it, from the same manifest.
+/// A record of a build without documents, from the same manifest.
 const OLD_POD: &str = r#"{
   "current": {
     "source": {"file": "/manifests/p.yaml"},
@@ -299,7 +299,7 @@ fn records_of_builds_without_documents_are_read_and_completed() {
 }
 
 #[test]
-fn what_the_kubelet_writes_of_a_claim_leaves_its_document() {
+fn the_kubelets_changes_to_a_claim_keep_its_document() {
     let fixture = Fixture::new();
     fixture.store.apply(object(CLAIM), file("c.yaml")).unwrap();
     let mut claim = (*fixture.store.claim("default", "data").unwrap()).clone();

@@ -1,11 +1,11 @@
 //! The manifest directory as a source of objects.
 //!
-//! Every event in the directory leads to a full re-list; an event is only the
-//! reason to look. What is new or changed is applied at once. What is gone, and
-//! what is broken, counts only when a second look `CONFIRM_AFTER` finds it
-//! the same: editors save by renaming, and writers need more than one write.
-//! A directory that is missing, renamed, or replaced by an empty one is not an
-//! empty directory: every object stays as it is.
+//! - Every event in the directory triggers a full scan.
+//! - New or changed files are applied at once.
+//! - Removed or broken files count only if a second scan after `CONFIRM_AFTER` finds them
+//!   unchanged: editors save by renaming, and writers need several writes.
+//! - A directory that is missing, renamed or replaced by an empty one does not count as empty:
+//!   every object stays as it is.
 
 mod directory;
 mod plan;
@@ -28,20 +28,19 @@ use plan::{Finding, Plan};
 use seen::Fingerprint;
 use watch::Watch;
 
-/// How soon to look again at a file that is still being read.
-const UNREAD_AGAIN: Duration = Duration::from_millis(50);
-/// How long something must be gone or broken to count. Renames of editors are
-/// done within a millisecond or two.
+/// How soon to scan again for a file that is still being read.
+const UNREAD_RETRY: Duration = Duration::from_millis(50);
+/// How long a file must be removed or broken to count. Editors rename within a millisecond or two.
 const CONFIRM_AFTER: Duration = Duration::from_millis(50);
-/// As kubelet's fileCheckFrequency: finds what inotify does not report (a mount
-/// on top, a renamed ancestor, a network file system).
-const LOOK_ANYWAY: Duration = Duration::from_secs(20);
+/// kubelet's fileCheckFrequency: finds changes that inotify does not report (a mount over the
+/// directory, a renamed ancestor, a network file system).
+const RESCAN_PERIOD: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub struct Config {
-    /// The directory: every file in it that does not begin with a dot, whatever its suffix.
+    /// The directory. Every file counts, whatever its suffix, unless its name begins with a dot.
     pub dir: PathBuf,
-    /// Remembers which directory it was (device and inode) while the kubelet is stopped.
+    /// Stores the directory's identity (device and inode) while the kubelet is stopped.
     pub state_file: PathBuf,
 }
 
@@ -51,74 +50,74 @@ pub struct DirectorySource {
     config: Config,
     store: Store,
     watch: Watch,
-    /// None where a look ended early.
-    sight: Option<Sight>,
+    /// `None` after a panic in a scan.
+    state: Option<ScanState>,
 }
 
 impl DirectorySource {
     pub fn new(config: Config, store: Store) -> Self {
         let watch = Watch::new(&config.dir);
-        let sight = Some(Sight::new(&config, store.clone()));
-        Self { config, store, watch, sight }
+        let state = Some(ScanState::new(&config, store.clone()));
+        Self { config, store, watch, state }
     }
 
-    /// Looks until every file was read, but not longer than one file may take.
-    async fn look_at_all(&mut self) {
+    /// Scans until every file was read, within the time limit for one file.
+    async fn scan_all(&mut self) {
         let begun = Instant::now();
-        self.look(Scope::Everything).await;
+        self.scan(Scope::Everything).await;
         while self.is_unread() && begun.elapsed() < TIME {
-            self.look(Scope::Everything).await;
+            self.scan(Scope::Everything).await;
         }
     }
 
     async fn run(mut self) {
-        let mut look_anyway = Instant::now() + LOOK_ANYWAY;
+        let mut rescan_at = Instant::now() + RESCAN_PERIOD;
         let mut confirm = self.confirm_at();
         loop {
-            let wake = confirm.map_or(look_anyway, |at| at.min(look_anyway));
-            // A timeout is a reason to look as good as an event.
+            let wake = confirm.map_or(rescan_at, |at| at.min(rescan_at));
+            // A timeout triggers a scan, as an event does.
             drop(timeout(wake.saturating_duration_since(Instant::now()), self.watch.changed()).await);
-            let scope = if Instant::now() >= look_anyway {
-                look_anyway = Instant::now() + LOOK_ANYWAY;
+            let scope = if Instant::now() >= rescan_at {
+                rescan_at = Instant::now() + RESCAN_PERIOD;
                 Scope::Everything
             } else {
                 Scope::ChangedFiles
             };
-            self.look(scope).await;
+            self.scan(scope).await;
             confirm = self.confirm_at();
         }
     }
 
-    /// One look: files are read off the async threads.
-    async fn look(&mut self, scope: Scope) {
-        // Watch first, then list: an event follows for what comes in between.
+    /// Scans once; reads files outside the async threads.
+    async fn scan(&mut self, scope: Scope) {
+        // Watch first, then list: changes in between cause an event.
         self.watch.renew();
-        let mut sight = self.sight.take().unwrap_or_else(|| Sight::new(&self.config, self.store.clone()));
-        let looked = tokio::task::spawn_blocking(move || {
-            sight.look(scope);
-            sight
+        let mut state = self.state.take().unwrap_or_else(|| ScanState::new(&self.config, self.store.clone()));
+        let scanned = tokio::task::spawn_blocking(move || {
+            state.scan(scope);
+            state
         });
-        match looked.await {
-            Ok(sight) => self.sight = Some(sight),
-            // A bug. The next look knows nothing of this one, and begins anew.
-            Err(cause) => tracing::error!(error = %cause, "a look at the manifest directory ended early"),
+        match scanned.await {
+            Ok(state) => self.state = Some(state),
+            // This is a bug. The next scan starts with empty state.
+            Err(cause) => tracing::error!(error = %cause, "a scan of the manifest directory panicked"),
         }
     }
 
     fn is_unread(&self) -> bool {
-        self.sight.as_ref().is_some_and(|sight| sight.look_again.is_some())
+        self.state.as_ref().is_some_and(|state| state.scan_again_at.is_some())
     }
 
     fn confirm_at(&self) -> Option<Instant> {
-        let sight = self.sight.as_ref()?;
-        let finding = sight.findings.values().min().map(|since| *since + CONFIRM_AFTER);
-        finding.into_iter().chain(sight.look_again).min()
+        let state = self.state.as_ref()?;
+        let finding = state.findings.values().min().map(|since| *since + CONFIRM_AFTER);
+        finding.into_iter().chain(state.scan_again_at).min()
     }
 }
 
 impl ObjectSource for DirectorySource {
     fn report_all(&mut self) -> Task<'_> {
-        Box::pin(self.look_at_all())
+        Box::pin(self.scan_all())
     }
 
     fn follow(self: Box<Self>, ended: Task<'static>) -> Task<'static> {
@@ -131,30 +130,30 @@ impl ObjectSource for DirectorySource {
     }
 }
 
-/// Which files' objects are applied: a refused one is tried again now and then,
-/// since what refused it may be gone.
+/// Which objects a scan applies. Refused objects are retried periodically, since the reason may be
+/// gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     ChangedFiles,
     Everything,
 }
 
-/// What was seen, and what has been made of it.
+/// The state of the scans.
 #[derive(Debug)]
-struct Sight {
+struct ScanState {
     directory: Directory,
     store: Store,
-    /// What looked gone or broken, and since when.
+    /// Removed or broken files, and when a scan first found them.
     findings: HashMap<Finding, Instant>,
-    /// Files whose mistakes have been reported, as they were then.
+    /// Files whose mistakes were reported, with their fingerprint at that time.
     reported: HashMap<PathBuf, Fingerprint>,
-    /// Why the last look saw nothing.
+    /// Why the last scan could not read the directory.
     unreadable: Option<String>,
-    /// When a file that is still being read may have been read.
-    look_again: Option<Instant>,
+    /// When to scan again for a file that is still being read.
+    scan_again_at: Option<Instant>,
 }
 
-impl Sight {
+impl ScanState {
     fn new(config: &Config, store: Store) -> Self {
         Self {
             directory: Directory::open(config.dir.clone(), config.state_file.clone()),
@@ -162,22 +161,22 @@ impl Sight {
             findings: HashMap::new(),
             reported: HashMap::new(),
             unreadable: None,
-            look_again: None,
+            scan_again_at: None,
         }
     }
 
-    fn look(&mut self, scope: Scope) {
+    fn scan(&mut self, scope: Scope) {
         let declared = self.store.declared_by_files();
-        self.look_again = None;
+        self.scan_again_at = None;
         match self.directory.list(!declared.is_empty()) {
             Err(unreadable) => self.report_unreadable(unreadable.to_string()),
             Ok(files) => {
                 self.report_readable();
-                self.look_again = files.is_unread().then(|| Instant::now() + UNREAD_AGAIN);
+                self.scan_again_at = files.is_unread().then(|| Instant::now() + UNREAD_RETRY);
                 let plan = Plan::new(&files, &declared);
                 self.apply(&plan, scope);
                 self.report_duplicates(&plan);
-                self.weigh(plan.findings, &files);
+                self.confirm_findings(plan.findings, &files);
                 self.directory.remember(files);
             }
         }
@@ -216,8 +215,8 @@ impl Sight {
         }
     }
 
-    /// Acts on findings that have lasted; forgets the others.
-    fn weigh(&mut self, findings: Vec<Finding>, files: &Files) {
+    /// Confirms findings that have lasted; discards the others.
+    fn confirm_findings(&mut self, findings: Vec<Finding>, files: &Files) {
         let now = Instant::now();
         let before = std::mem::take(&mut self.findings);
         for finding in findings {
@@ -231,10 +230,11 @@ impl Sight {
                 self.confirm(finding, files);
             }
         }
-        let healed: Vec<PathBuf> = self.reported.keys().filter(|path| files.is_good(path)).cloned().collect();
-        for path in healed {
+        let valid_again: Vec<PathBuf> =
+            self.reported.keys().filter(|path| files.is_valid(path)).cloned().collect();
+        for path in valid_again {
             self.reported.remove(&path);
-            let message = format!("{} is good again", path.display());
+            let message = format!("{} is valid again", path.display());
             self.store.record(&file_reference(&path), EventType::Normal, "ManifestRead", &message);
         }
     }
@@ -252,9 +252,9 @@ impl Sight {
     fn confirm(&mut self, finding: Finding, files: &Files) {
         match finding {
             Finding::Gone(declared) => {
-                if let Err(error) = self.store.vanish(&declared) {
-                    // Still declared in the store: the next look finds it gone again.
-                    tracing::error!(error = %trace::error_chain(&error), "cannot remove {}, which the manifests declare no more", declared.name);
+                if let Err(error) = self.store.withdraw(&declared) {
+                    // The store still has it as declared, so the next scan finds it again.
+                    tracing::error!(error = %trace::error_chain(&error), "cannot withdraw {}, which no manifest describes", declared.name);
                 }
             }
             Finding::Broken(path) => {
@@ -278,7 +278,7 @@ impl Sight {
         if self.unreadable.as_ref() == Some(&reason) {
             return;
         }
-        let message = format!("{reason}; every object is kept as it is, pods run on");
+        let message = format!("{reason}; all objects are kept and pods keep running");
         let node = ObjectRef::node(self.store.node_name());
         self.store.record(&node, EventType::Warning, "ManifestDirectoryMissing", &message);
         self.unreadable = Some(reason);
@@ -287,13 +287,13 @@ impl Sight {
     fn report_readable(&mut self) {
         if self.unreadable.take().is_some() {
             let node = ObjectRef::node(self.store.node_name());
-            let message = format!("{} is back", self.directory.path().display());
+            let message = format!("{} is readable again", self.directory.path().display());
             self.store.record(&node, EventType::Normal, "ManifestDirectoryFound", &message);
         }
     }
 }
 
-/// A file as the subject of an event.
+/// A file as an event's object.
 fn file_reference(path: &std::path::Path) -> ObjectRef {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     ObjectRef { kind: "File".to_owned(), name, ..ObjectRef::default() }

@@ -1,9 +1,10 @@
-//! Claims to volumes: binding to a volume that is there, making one through
-//! its class's driver, and giving it back when the claim is deleted.
+//! Binds claims to existing volumes, provisions volumes through the claim's class, and reclaims
+//! them when the claim is deleted.
 //!
-//! Invariants: DeleteVolume follows only from an explicit deletion of the claim
-//! (never from a vanished manifest), and only where the reclaim policy says
-//! Delete; a volume is on disk here before its claim names it.
+//! Invariants:
+//! - DeleteVolume follows only an explicit deletion of the claim (never a removed manifest), and
+//!   only if the reclaim policy is Delete.
+//! - The store writes a volume to disk before its claim names it.
 
 mod binding;
 mod create;
@@ -28,10 +29,10 @@ use binding::Decision;
 
 pub(crate) use reclaim::users_of_claim;
 
-/// Before a missing class or driver is called a failure.
+/// How long a class or driver may be missing before the attempt fails.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// What a full disk did not take is tried again.
-const SETTLE_AGAIN: Duration = Duration::from_secs(5);
+/// How soon to retry what failed on a full disk.
+const SETTLE_RETRY: Duration = Duration::from_secs(5);
 
 /// Clones share everything.
 #[derive(Debug, Clone)]
@@ -45,7 +46,7 @@ struct Shared {
     plugins: Plugins,
     volumes: Volumes,
     progress: Mutex<Progress>,
-    /// An attempt ended.
+    /// Notified when an attempt ends.
     ended: Notify,
 }
 
@@ -68,16 +69,16 @@ impl Provisioner {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Looks at every claim and volume after each change that may matter to one.
+    /// Checks every claim and volume after each relevant change.
     pub(crate) async fn run(self) {
         let mut changes = self.shared.store.subscribe();
         let mut drivers = self.shared.plugins.changes();
         loop {
             drivers.mark_unchanged();
-            let next = self.look_at_all();
+            let next = self.sync_all();
             tokio::select! {
                 changed = next_change(&mut changes, &RELEVANT) => {
-                    if changed.is_none_or(|kind| HEALING.contains(&kind)) {
+                    if changed.is_none_or(|kind| RETRY_TRIGGERS.contains(&kind)) {
                         self.progress().failed.clear();
                     }
                 }
@@ -89,13 +90,13 @@ impl Provisioner {
     }
 
     /// Returns when the next retry is due.
-    fn look_at_all(&self) -> Instant {
+    fn sync_all(&self) -> Instant {
         let mut next = Instant::now() + Duration::from_secs(3600);
         for claim in self.shared.store.claims() {
             let uid = &claim.metadata.uid;
             match self.retry_due(uid) {
                 Some(due) => next = next.min(due),
-                None => self.look_at(&claim),
+                None => self.sync_claim(&claim),
             }
         }
         for volume in reclaim::half_deleted(&self.shared.store) {
@@ -105,18 +106,18 @@ impl Provisioner {
             }
         }
         if !reclaim::settle_volumes(&self.shared.store) {
-            next = next.min(Instant::now() + SETTLE_AGAIN);
+            next = next.min(Instant::now() + SETTLE_RETRY);
         }
         next
     }
 
-    /// When what failed is tried again, if that is not now.
+    /// When a failed object is retried; `None` if now.
     fn retry_due(&self, uid: &str) -> Option<Instant> {
         let due = self.progress().failed.get(uid).map(|retry| retry.due);
         due.filter(|due| *due > Instant::now())
     }
 
-    fn look_at(&self, claim: &Arc<PersistentVolumeClaim>) {
+    fn sync_claim(&self, claim: &Arc<PersistentVolumeClaim>) {
         if self.progress().running.contains(&claim.metadata.uid) {
             return;
         }
@@ -162,7 +163,7 @@ impl Provisioner {
         self.spawn(subject, delete);
     }
 
-    /// As a task of its own; at most one a claim or volume.
+    /// Runs `work` as a task, at most one per claim or volume.
     fn spawn(&self, subject: ObjectRef, work: impl Future<Output = Result<(), Failure>> + Send + 'static) {
         let uid = subject.uid.clone();
         if !self.progress().running.insert(uid.clone()) {
@@ -188,16 +189,16 @@ impl Provisioner {
         });
     }
 
-    /// A claim that waits is looked at often: the same words again are no news.
+    /// A waiting claim is checked often; do not repeat the same event.
     fn record_once(&self, claim: &PersistentVolumeClaim, reason: &str, message: &str) {
         let subject = claim.reference();
-        let told = self
+        let is_recorded = self
             .shared
             .store
             .events()
             .iter()
             .any(|e| e.involved_object.uid == subject.uid && e.reason == reason && e.message == message);
-        if !told {
+        if !is_recorded {
             self.shared.store.record(&subject, EventType::Normal, reason, message);
         }
     }
@@ -207,7 +208,7 @@ impl Provisioner {
     }
 }
 
-/// One thing done for a claim.
+/// One operation for a claim.
 #[derive(Debug)]
 enum Attempt {
     Bind {
@@ -218,12 +219,12 @@ enum Attempt {
         driver: crate::csi::Driver,
     },
     Reclaim,
-    /// What is missing often comes a moment later: the class stands below the
-    /// claim in the same file, or the driver is starting.
+    /// A missing class or driver often appears a moment later: the class follows the claim in the
+    /// same file, or the driver is starting.
     Wait(Failure),
 }
 
-/// An attempt failed: the event that says so.
+/// The event of a failed attempt.
 #[derive(Debug)]
 struct Failure {
     reason: &'static str,
@@ -242,24 +243,24 @@ impl Attempt {
 }
 
 impl Shared {
-    /// The failure, unless something changes before long.
+    /// Returns the failure unless a relevant change comes before the timeout.
     async fn wait(&self, failure: Failure) -> Result<(), Failure> {
         let (mut changes, mut drivers) = (self.store.subscribe(), self.plugins.changes());
         tokio::select! {
-            _ = next_change(&mut changes, &HEALING) => Ok(()),
+            _ = next_change(&mut changes, &RETRY_TRIGGERS) => Ok(()),
             Ok(()) = drivers.changed() => Ok(()),
             () = tokio::time::sleep(TIMEOUT) => Err(failure),
         }
     }
 }
 
-/// What a claim depends on.
+/// The kinds that a claim depends on.
 const RELEVANT: [Kind; 5] =
     [Kind::StorageClass, Kind::CsiDriver, Kind::PersistentVolumeClaim, Kind::PersistentVolume, Kind::Pod];
-/// Written by users: what failed may work now.
-const HEALING: [Kind; 3] = [Kind::StorageClass, Kind::CsiDriver, Kind::PersistentVolumeClaim];
+/// The kinds that users write: after a change, retry failed attempts.
+const RETRY_TRIGGERS: [Kind; 3] = [Kind::StorageClass, Kind::CsiDriver, Kind::PersistentVolumeClaim];
 
-/// The next change of one of `kinds`; `None` when changes were missed.
+/// The next change of one of `kinds`; `None` if the receiver lagged.
 async fn next_change(changes: &mut Receiver<Change>, kinds: &[Kind]) -> Option<Kind> {
     loop {
         match changes.recv().await {
@@ -271,7 +272,7 @@ async fn next_change(changes: &mut Receiver<Change>, kinds: &[Kind]) -> Option<K
     }
 }
 
-/// The pods of the claim's namespace that name it and have not ended.
+/// The pods in the claim's namespace that name it and have not ended.
 fn pods_naming(store: &Store, claim: &PersistentVolumeClaim) -> Vec<Arc<Pod>> {
     let metadata = &claim.metadata;
     let names = |pod: &Pod| {

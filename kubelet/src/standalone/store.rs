@@ -1,13 +1,13 @@
-//! Every object the kubelet knows, in memory and under `<root>/hawser/objects`.
+//! Every object of the kubelet, in memory and under `<root>/hawser/objects`.
 //!
-//! Manifests describe, they do not own: a claim, volume, class or driver stays
-//! here when its file vanishes, and only an explicit removal ends it. A pod
-//! whose description vanished or changed stays, marked deleted, until the
-//! engine has torn it down and calls [`Store::forget_pod`]; its successor, if
-//! there is one, takes its place at that moment and not before.
+//! - Removing a manifest file does not remove its claim, volume, class or driver; only an explicit
+//!   deletion does.
+//! - A pod whose description was removed or changed stays, marked deleted, until the engine has
+//!   torn it down and calls [`Store::forget_pod`]. Only then does its successor, if any, replace
+//!   it.
 //!
-//! Lock order: `writing` (held across the disk), then `state` (never held
-//! across the disk, so that readers do not wait for it).
+//! Lock order: `writing` (held during disk I/O), then `state` (never held during disk I/O, so that
+//! readers do not wait for the disk).
 
 mod desired;
 mod disk;
@@ -35,16 +35,16 @@ use shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
 pub use desired::{AnyObject, Declared, Described, Outcome};
 pub(crate) use outcome::EVICTED;
 
-/// So many changes may wait for a slow reader; a reader that lags beyond gets
-/// `RecvError::Lagged` and must look at everything again.
+/// How many changes may wait for a slow reader. A slower reader gets `RecvError::Lagged` and must
+/// check everything again.
 const CHANGES_KEPT: usize = 1024;
-/// Of an event's message (kubernetes, apis/events: `NoteLengthLimit`).
-const MOST_EVENT_BYTES: usize = 1024;
+/// The maximum length of an event's message (kubernetes, apis/events: `NoteLengthLimit`).
+const MAX_EVENT_BYTES: usize = 1024;
 
-/// The event of a record that was set aside.
+/// The event for a record that was set aside.
 pub(crate) const UNREADABLE_RECORD: &str = "UnreadableRecord";
 
-/// Set on objects whose file is gone.
+/// Marks objects whose file was removed.
 pub const SOURCE_ANNOTATION: &str = "hawser.dev/source";
 pub const SOURCE_MISSING: &str = "missing";
 
@@ -80,13 +80,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it would succeed with more space on the disk.
+    /// Whether the error is a full disk.
     pub(crate) fn is_full_disk(&self) -> bool {
         matches!(self, Self::Keep { cause, .. } if full_disk::is_cause(cause))
     }
 }
 
-/// Who describes an object.
+/// The origin of an object's description.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Source {
@@ -94,7 +94,7 @@ pub enum Source {
     File(PathBuf),
     /// `hawser-kubelet apply`.
     Api,
-    /// The kubelet itself: volumes that it provisioned.
+    /// The kubelet itself: provisioned volumes.
     Kubelet,
 }
 
@@ -108,8 +108,8 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// An object came, changed or went (look it up to see which). A pod's status is
-/// no change: only its engine writes it.
+/// An object was added, changed or removed; look it up to see which. A new pod status is not a
+/// change: only the pod's engine writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub kind: Kind,
@@ -118,7 +118,7 @@ pub struct Change {
     pub name: String,
 }
 
-/// A handle; clones are the same store.
+/// Clones refer to the same store.
 #[derive(Debug, Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -131,8 +131,8 @@ struct Inner {
     writing: Mutex<()>,
     state: Mutex<State>,
     changes: broadcast::Sender<Change>,
-    /// The kubelet is about to end, pods and all.
-    takes_no_more_pods: AtomicBool,
+    /// The node is stopping with its pods.
+    refuses_pods: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -146,7 +146,7 @@ struct State {
 }
 
 impl Store {
-    /// Reads what an earlier run kept under `<root_dir>/hawser/objects`, and creates it if missing.
+    /// Loads the records of an earlier run from `<root_dir>/hawser/objects`; creates the directory.
     pub fn open(root_dir: &Path, node_name: &str) -> Result<Self, Error> {
         let disk = Disk::open(&root_dir.join("hawser").join("objects"))?;
         let mut set_aside = Vec::new();
@@ -164,7 +164,7 @@ impl Store {
             writing: Mutex::new(()),
             state: Mutex::new(state),
             changes: broadcast::Sender::new(CHANGES_KEPT),
-            takes_no_more_pods: AtomicBool::new(false),
+            refuses_pods: AtomicBool::new(false),
         };
         let store = Self { inner: Arc::new(inner) };
         for lost in set_aside {
@@ -176,18 +176,17 @@ impl Store {
                 tracing::error!(
                     claim = lost.key.name,
                     error,
-                    "the volume of a lost claim is not kept for it"
+                    "cannot reserve the volume of a claim whose record was lost"
                 );
             }
         }
         Ok(store)
     }
 
-    /// Keeps the volume of a claim whose record was lost for the next claim of its
-    /// name, which is another by its uid: it gets the data and not an empty volume.
+    /// Reserves the volume of a claim whose record was lost for the next claim of that name. That
+    /// claim has another uid, and must get the data instead of an empty volume.
     ///
-    /// A volume that was released belonged to an earlier claim of that name, whose data no
-    /// later one may see.
+    /// A released volume belonged to an earlier claim of that name; no later one may see its data.
     fn reserve_volume(&self, claim: &Key) -> Result<(), Error> {
         let is_of_claim =
             |holder: &ObjectRef| holder.namespace == claim.namespace && holder.name == claim.name;
@@ -211,7 +210,7 @@ impl Store {
                 let names: Vec<&str> = several.iter().map(|volume| volume.metadata.name.as_str()).collect();
                 let message = format!(
                     "the record of claim {}/{} was lost, and any of these volumes may be the claim's: {}; \
-                     none is kept for the next claim of that name",
+                     none is reserved for the next claim of that name",
                     claim.namespace,
                     claim.name,
                     names.join(", ")
@@ -223,8 +222,8 @@ impl Store {
         }
     }
 
-    /// Gives a file that cannot be read and is about to be replaced a second name beside
-    /// objects that were set aside; in words.
+    /// Saves an unreadable file, which is about to be replaced, with the records set aside. Returns
+    /// a description of the outcome.
     pub(crate) fn keep_unreadable(&self, file: &Path, name: &str) -> String {
         self.inner.disk.keep(name, |place| {
             match std::fs::remove_file(place) {
@@ -239,12 +238,12 @@ impl Store {
         &self.inner.node_name
     }
 
-    /// Changes from now on.
+    /// Future changes.
     pub fn subscribe(&self) -> broadcast::Receiver<Change> {
         self.inner.changes.subscribe()
     }
 
-    /// Every pod that runs, is to run or is being torn down; by namespace and name.
+    /// All pods, including those being torn down, by namespace and name.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
         self.state().pods.values().map(|entry| Arc::clone(&entry.current.object)).collect()
     }
@@ -285,7 +284,7 @@ impl Store {
         self.state().csi_drivers.object("", name)
     }
 
-    /// The document that describes an object; `None` where there is no such object, or none was applied.
+    /// The applied document of an object, if any.
     pub fn document(&self, kind: Kind, namespace: &str, name: &str) -> Option<Document> {
         let state = self.state();
         let key = Key::new(namespace, name);
@@ -299,50 +298,50 @@ impl Store {
         }
     }
 
-    /// Keeps a claim (new binding, status, deletion mark); on disk once this
-    /// returns, so it may block for some milliseconds.
+    /// Writes a claim (new binding, status, deletion mark) to disk; may block for some
+    /// milliseconds.
     pub fn put_claim(&self, claim: PersistentVolumeClaim) -> Result<(), Error> {
         self.put(claim)
     }
 
-    /// Keeps a claim that is bound to a volume. The volume names it already: should a power cut
-    /// leave the claim as it was, the next start binds it again.
+    /// Writes a bound claim. A power cut may restore the previous record: the volume names the
+    /// claim already, so the next start binds it again.
     pub fn put_bound_claim(&self, claim: PersistentVolumeClaim) -> Result<(), Error> {
         self.put_as(claim, Durability::PowerLossOrBefore)
     }
 
-    /// Keeps a volume; on disk once this returns, so it may block for some milliseconds.
+    /// Writes a volume to disk; may block for some milliseconds.
     pub fn put_volume(&self, volume: PersistentVolume) -> Result<(), Error> {
         self.put(volume)
     }
 
-    /// Forgets a claim; its absence is a success.
+    /// Removes a claim; succeeds if there is none.
     pub fn remove_claim(&self, namespace: &str, name: &str) -> Result<(), Error> {
         self.remove::<PersistentVolumeClaim>(namespace, name)
     }
 
-    /// Forgets a volume; its absence is a success.
+    /// Removes a volume; succeeds if there is none.
     pub fn remove_volume(&self, name: &str) -> Result<(), Error> {
         self.remove::<PersistentVolume>("", name)
     }
 
-    /// Forgets a class; its absence is a success.
+    /// Removes a class; succeeds if there is none.
     pub fn remove_class(&self, name: &str) -> Result<(), Error> {
         self.remove::<StorageClass>("", name)
     }
 
-    /// Forgets a CSIDriver object; its absence is a success.
+    /// Removes a CSIDriver object; succeeds if there is none.
     pub fn remove_csi_driver(&self, name: &str) -> Result<(), Error> {
         self.remove::<CsiDriver>("", name)
     }
 
-    /// What the engine found out about a pod; of an unknown uid: nothing happens.
+    /// Sets a pod's status; does nothing for an unknown uid.
     pub fn set_pod_status(&self, uid: &str, status: PodStatus) {
         if let Some(entry) = self.state().pods.find_uid_mut(uid) {
             let before = &mut Arc::make_mut(&mut entry.current.object).status;
             let evicted = (before.reason == EVICTED).then(|| std::mem::take(before));
             *before = status;
-            // The worker may not have seen it yet.
+            // The worker may not have seen the eviction yet.
             if let Some(PodStatus { phase, reason, message, .. }) = evicted {
                 *before = PodStatus { phase, reason, message, ..std::mem::take(before) };
             }
@@ -353,9 +352,8 @@ impl Store {
         self.state().pods.find_uid(uid).map(|entry| entry.current.object.status.clone())
     }
 
-    /// Sets a pod's deletion time, and drops a successor: it is not wanted any
-    /// more. `grace_seconds` absent: the pod's own. A second call can only
-    /// shorten the grace. `false` for an unknown pod.
+    /// Sets a pod's deletion time and drops its successor; `false` for an unknown pod.
+    /// `grace_seconds` defaults to the pod's own. A second call can only shorten the grace period.
     pub fn mark_pod_deleted(
         &self,
         namespace: &str,
@@ -371,8 +369,7 @@ impl Store {
         Ok(true)
     }
 
-    /// The pod of this uid is torn down and nothing of it is left: its
-    /// successor takes its place, or its name is free.
+    /// Removes a pod after its teardown; its successor, if any, replaces it.
     pub fn forget_pod(&self, uid: &str) -> Result<(), Error> {
         let _writing = self.writing();
         let Some((key, entry)) = self.state().pods.find_uid_entry(uid) else { return Ok(()) };
@@ -380,7 +377,7 @@ impl Store {
             Some(successor) => {
                 let entry = PodEntry { current: *successor, successor: None };
                 match self.keep_pod(key.clone(), entry.clone()) {
-                    // The next start reads the manifest again: memory is enough until then.
+                    // The next start reads the manifest again, so memory suffices.
                     Err(error) if error.is_full_disk() && entry.is_of_a_file() => {
                         self.state().pods.replace(&key, entry);
                         self.announce(Kind::Pod, &key);
@@ -398,17 +395,17 @@ impl Store {
         }
     }
 
-    /// From now on no pod is added: every one that goes stays away. Their
-    /// files and descriptions stay, and count at the next start.
+    /// Ignores all pods applied from now on: pods that end must not start again. Their files and
+    /// descriptions stay for the next start.
     pub fn take_no_more_pods(&self) {
         let _writing = self.writing();
-        self.inner.takes_no_more_pods.store(true, Ordering::Relaxed);
+        self.inner.refuses_pods.store(true, Ordering::Relaxed);
     }
 
-    /// Puts down what happened to an object. The same reason and message again
-    /// raise the count of the first.
+    /// Records an event of an object. A repeated reason and message raise the count of the first
+    /// event.
     pub fn record(&self, object: &ObjectRef, event_type: EventType, reason: &str, message: &str) {
-        let message = &trace::shortened(message.to_owned(), MOST_EVENT_BYTES);
+        let message = &trace::shortened(message.to_owned(), MAX_EVENT_BYTES);
         let event = self.state().events.record(object, event_type, reason, message, now());
         let key = Key::of(&*event);
         match event_type {
@@ -418,7 +415,7 @@ impl Store {
         self.announce(Kind::Event, &key);
     }
 
-    /// The events of the last hour, the oldest first.
+    /// The events of the last hour, oldest first.
     pub fn events(&self) -> Vec<Arc<Event>> {
         self.state().events.all(now())
     }
@@ -452,7 +449,8 @@ impl Store {
         Ok(())
     }
 
-    /// Disk first, then memory: what a reader has seen survives. The caller holds `writing`.
+    /// Writes to disk first, then to memory: what a reader sees survives a restart. The caller
+    /// holds `writing`.
     fn keep<T: Shelved>(&self, key: Key, entry: Entry<T>, durability: Durability) -> Result<(), Error> {
         if entry.object.metadata().is_deleted() {
             self.inner.disk.write_deleted(T::KIND, &key, &entry, durability)?;
@@ -464,8 +462,8 @@ impl Store {
         Ok(())
     }
 
-    /// As [`Store::keep`]. A pod of a file is read again after a power loss,
-    /// so starting it does not wait for the disk.
+    /// Like [`Store::keep`]. A pod of a file is read again after a power loss, so starting it does
+    /// not wait for the disk.
     fn keep_pod(&self, key: Key, entry: PodEntry) -> Result<(), Error> {
         let durability = outcome::durability(&entry);
         let was_deleted_alone = entry.current.object.metadata.is_deleted() && entry.successor.is_none();
@@ -482,7 +480,7 @@ impl Store {
 
     fn announce(&self, kind: Kind, key: &Key) {
         let change = Change { kind, namespace: key.namespace.clone(), name: key.name.clone() };
-        // An error says that nobody listens at the moment.
+        // An error means that there is no receiver.
         drop(self.inner.changes.send(change));
     }
 
@@ -491,12 +489,12 @@ impl Store {
     }
 
     fn writing(&self) -> MutexGuard<'_, ()> {
-        // Who has it may wait for the disk.
+        // The holder may wait for the disk.
         runtime::while_others_go_on(|| self.inner.writing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Kinds with a plain shelf: one object a name, no successor.
+/// Kinds with one object per name and no successor.
 trait Shelved: Object {
     fn shelf(state: &State) -> &Shelf<Self>;
     fn shelf_mut(state: &mut State) -> &mut Shelf<Self>;

@@ -1,4 +1,4 @@
-//! The directory's files, read and parsed once each time they change.
+//! The directory's files, read and parsed once per change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::reader::{self, Outcome, Readers};
 use super::seen::{Fingerprint, SeenFile};
 
-/// So long one look waits for files that are being read. A slower file counts
-/// at a later look, so that it holds up no other.
+/// How long one scan waits for files that are being read. A slower file counts in a later scan and
+/// does not delay others.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
@@ -21,24 +21,24 @@ pub(super) enum Unreadable {
     #[error("the manifest directory {} cannot be read: {cause}", path.display())]
     Missing { path: PathBuf, cause: io::Error },
     #[error(
-        "the manifest directory {} is another one than before, and empty (unmounted? replaced?)",
+        "the manifest directory {} is empty and not the one before (unmounted? replaced?)",
         path.display()
     )]
     ReplacedByEmpty { path: PathBuf },
 }
 
-/// Which directory it is, wherever its name points.
+/// Identifies the directory, independent of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     device: u64,
     inode: u64,
 }
 
-/// Every manifest file.
+/// All manifest files.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     by_path: BTreeMap<PathBuf, SeenFile>,
-    /// Files that are still being read. What stands in `by_path` is what they were before.
+    /// Files that are still being read; `by_path` has their earlier content.
     unread: BTreeSet<PathBuf>,
 }
 
@@ -47,7 +47,7 @@ impl Files {
         self.by_path.iter().map(|(path, file)| (path.as_path(), file))
     }
 
-    /// Whether the file may describe more than what was understood of it.
+    /// Whether the file may describe objects that `by_path` lacks.
     pub(super) fn is_incomplete(&self, path: &Path) -> bool {
         self.unread.contains(path) || self.by_path.get(path).is_some_and(|file| !file.mistakes.is_empty())
     }
@@ -57,7 +57,7 @@ impl Files {
         !self.unread.is_empty()
     }
 
-    pub(super) fn is_good(&self, path: &Path) -> bool {
+    pub(super) fn is_valid(&self, path: &Path) -> bool {
         self.by_path.get(path).is_some_and(|file| file.mistakes.is_empty())
     }
 
@@ -80,8 +80,8 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Which directory it was comes from the state file of an earlier run; a
-    /// missing or damaged one means that nothing is known, not that all is well.
+    /// Loads the directory's identity from the state file of an earlier run. If the file is missing
+    /// or damaged, the identity is unknown.
     pub(super) fn open(path: PathBuf, state_file: PathBuf) -> Self {
         let identity = fs::read(&state_file).ok().and_then(|content| serde_json::from_slice(&content).ok());
         Self { path, state_file, identity, known: Files::default(), readers: Readers::default() }
@@ -91,8 +91,8 @@ impl Directory {
         &self.path
     }
 
-    /// Every file as it is now. `expects_some`: objects came from here, so that
-    /// an empty directory which is not the one before is no answer.
+    /// Lists all current files. `expects_some`: objects came from here, so an empty directory with
+    /// another identity is an error.
     pub(super) fn list(&mut self, expects_some: bool) -> Result<Files, Unreadable> {
         let missing = |cause| Unreadable::Missing { path: self.path.clone(), cause };
         let identity = identity(&fs::metadata(&self.path).map_err(missing)?);
@@ -113,7 +113,7 @@ impl Directory {
         Ok(files)
     }
 
-    /// What was listed is the base of the next comparison.
+    /// Saves the listing for the next comparison.
     pub(super) fn remember(&mut self, mut files: Files) {
         for file in files.by_path.values_mut() {
             file.is_new = false;
@@ -125,12 +125,12 @@ impl Directory {
         self.identity = Some(identity);
         let content = serde_json::to_vec(&identity).expect("two numbers");
         if let Err(error) = linux::atomic_file::write(&self.state_file, &content, 0o600) {
-            // Only the protection of the next start against a lost mount is weaker.
-            tracing::warn!(error = %trace::error_chain(&error), "the manifest directory is not remembered");
+            // Only the next start's protection against a lost mount is weaker.
+            tracing::warn!(error = %trace::error_chain(&error), "cannot save the manifest directory's identity");
         }
     }
 
-    /// What is unchanged is known; the rest is read, or left for the next look.
+    /// Reuses unchanged files and reads the others; leaves slow ones to the next scan.
     fn read(&mut self, paths: Vec<PathBuf>) -> Files {
         let mut files = Files::default();
         let mut wanted = Vec::new();

@@ -1,4 +1,4 @@
-//! Compares the files with what the store has from files. Pure.
+//! Compares the files with the store's objects from files. Pure.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,11 @@ use crate::manifest::Manifest;
 use crate::objects::Kind;
 use crate::standalone::store::{AnyObject, Declared};
 
-/// What one look leads to.
+/// The result of one scan.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) wanted: Vec<Wanted<'a>>,
-    /// Second descriptions of a wanted object, in files that have changed, each
-    /// with the file that has it.
+    /// Further descriptions of a wanted object in changed files, each with the file that is used.
     pub(super) duplicates: Vec<(Wanted<'a>, &'a Path)>,
     pub(super) findings: Vec<Finding>,
 }
@@ -22,14 +21,14 @@ pub(super) struct Plan<'a> {
 pub(super) struct Wanted<'a> {
     pub(super) path: &'a Path,
     pub(super) manifest: &'a Manifest,
-    /// Its file has changed since the last look.
+    /// Its file has changed since the last scan.
     pub(super) is_new: bool,
 }
 
-/// To be looked at once more before anybody acts on it.
+/// A change that a second scan must confirm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Finding {
-    /// No file describes it any more.
+    /// No file describes it.
     Gone(Declared),
     /// The file has mistakes.
     Broken(PathBuf),
@@ -44,7 +43,7 @@ impl<'a> Plan<'a> {
         let wanted = wanted(files, &holders);
         let mut findings = Vec::new();
         for known in declared {
-            // A file with mistakes, or one that is still being read, may describe anything.
+            // A file with mistakes, or one that is still being read, may describe any object.
             let is_wanted = wanted.contains_key(&declared_name(known));
             if !is_wanted && !files.is_incomplete(&known.path) {
                 findings.push(Finding::Gone(known.clone()));
@@ -72,8 +71,7 @@ fn duplicates<'a>(files: &'a Files, wanted: &HashMap<Name<'a>, Wanted<'a>>) -> V
     duplicates
 }
 
-/// One description an object: the file that it came from keeps it, otherwise
-/// the first by name has it.
+/// One description per object: its current file takes precedence, then the first file by name.
 fn wanted<'a>(files: &'a Files, holders: &HashMap<Name<'_>, &Path>) -> HashMap<Name<'a>, Wanted<'a>> {
     let mut wanted: HashMap<Name<'a>, Wanted<'a>> = HashMap::new();
     for (path, file) in files.iter() {

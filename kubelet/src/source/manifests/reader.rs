@@ -1,11 +1,10 @@
-//! Reads single files of the manifest directory, each on a thread of its own.
+//! Reads single files of the manifest directory, each in its own thread.
 //!
-//! What lies in the directory may be anything: a FIFO, a device, a link into a
-//! file system that does not answer, a file that grows while it is read.
+//! The directory may contain anything: a FIFO, a device, a link into a file system that does not
+//! answer, a file that grows while it is read.
 //!
-//! Invariant: no caller waits for a thread of this module. A file that is not read
-//! in time counts as unread, and its thread is left behind; there are never
-//! more than `THREADS`.
+//! Invariant: no caller waits for a thread of this module. A file that is not read in time counts
+//! as unread, and its thread continues. There are at most `THREADS`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -22,19 +21,19 @@ use nix::fcntl::OFlag;
 use super::seen::{Fingerprint, SeenFile};
 use crate::manifest::{self, FILE_BYTES, TIME};
 
-/// Readers at a time that are expected to end.
+/// Concurrent readers that are not overdue.
 const ACTIVE: usize = 4;
-/// All of them, with those that a file system keeps.
+/// All readers, including those that hang in a file system.
 const THREADS: usize = 64;
-/// Reading and parsing have their own limit; this is for the file system.
+/// Reading and parsing have their own limit; this one detects a hanging file system.
 const OVERDUE: Duration = TIME.saturating_add(Duration::from_secs(1));
 
-/// What became of one file.
+/// The result for one file.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// Gone, or no regular file.
+    /// Missing, or not a regular file.
     NoFile,
-    /// As it was known.
+    /// The fingerprint is unchanged.
     Unchanged,
     Read(SeenFile),
 }
@@ -42,7 +41,7 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) outcome: Outcome,
-    /// Begun before it was asked for: the file may have changed since.
+    /// The read started before the request: the file may have changed since.
     pub(super) is_late: bool,
 }
 
@@ -61,8 +60,7 @@ impl Default for Readers {
 }
 
 impl Readers {
-    /// Reads these files, as far as it can be done until `until`. The rest is
-    /// left to a later call for the same paths.
+    /// Reads these files until `until`. A later call for the same paths returns the rest.
     pub(super) fn read(
         &mut self,
         wanted: &[(PathBuf, Option<Fingerprint>)],
@@ -89,12 +87,12 @@ impl Readers {
         finished
     }
 
-    /// Whether the file system has kept a reader for too long.
+    /// Whether a reader of this path is overdue.
     pub(super) fn is_overdue(&self, path: &Path) -> bool {
         self.running.get(path).is_some_and(|since| since.elapsed() > OVERDUE)
     }
 
-    /// Whether a reader of this path may be started, or runs already.
+    /// Whether a reader of this path runs or may start.
     fn has_room(&self, path: &Path) -> bool {
         let active = self.running.values().filter(|since| since.elapsed() <= OVERDUE).count();
         self.running.contains_key(path) || (active < ACTIVE && self.running.len() < THREADS)
@@ -113,7 +111,7 @@ impl Readers {
                 let outcome = outcome.unwrap_or_else(|_| {
                     Outcome::Read(SeenFile::broken(Fingerprint::none(), &path, "the parser panicked"))
                 });
-                // Without a listener the directory is no longer followed.
+                // A closed channel means that the directory is no longer followed.
                 drop(sender.send((path, outcome)));
             }
         };
@@ -134,27 +132,27 @@ fn read(path: &Path, known: Option<&Fingerprint>) -> Outcome {
     if known == Some(&fingerprint) {
         return Outcome::Unchanged;
     }
-    // It is kept with the file's objects, as JSON.
+    // The store keeps the path as JSON.
     if path.to_str().is_none() {
         return broken(fingerprint, "the name is not UTF-8: rename the file");
     }
     let mut bytes = Vec::new();
-    // One byte more than is allowed tells a file that has grown.
+    // One byte over the limit shows that the file has grown.
     if let Err(cause) = file.take(FILE_BYTES as u64 + 1).read_to_end(&mut bytes) {
         return broken(fingerprint, &cause.to_string());
     }
     if bytes.is_empty() {
-        // Cut off before it is written anew, most likely; it takes nothing back.
+        // Probably truncated before a rewrite, so it withdraws nothing.
         return broken(fingerprint, "the file is empty: remove it to remove its objects");
     }
     let parsed = manifest::parse(&bytes, &path.display().to_string());
-    // What was too slow may be quick on an idle machine.
+    // A slow parse may be fast on an idle machine, so try again.
     let fingerprint = if parsed.out_of_time { Fingerprint::none() } else { fingerprint };
     Outcome::Read(SeenFile::new(fingerprint, parsed))
 }
 
-/// Opens a regular file, through links too. Anything else is looked at, never
-/// opened: opening a FIFO waits, opening a device may do anything.
+/// Opens a regular file, also through links. Only stats anything else: opening a FIFO blocks, and
+/// opening a device may have side effects.
 fn open(path: &Path) -> io::Result<Option<(File, Fingerprint)>> {
     let place = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(path)?;
     let metadata = place.metadata()?;
@@ -166,7 +164,7 @@ fn open(path: &Path) -> io::Result<Option<(File, Fingerprint)>> {
     Ok(Some((file, Fingerprint::of(&metadata))))
 }
 
-/// The fingerprint of a file that is no link, without a thread.
+/// The fingerprint of a regular file that is not a link, without a thread.
 pub(super) fn plain_fingerprint(path: &Path) -> Option<Fingerprint> {
     let metadata = fs::symlink_metadata(path).ok()?;
     metadata.is_file().then(|| Fingerprint::of(&metadata))

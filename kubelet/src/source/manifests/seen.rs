@@ -1,4 +1,4 @@
-//! A manifest file as it was read, and what tells it from a later version.
+//! A manifest file's content, and a fingerprint of its version.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::manifest::{Manifest, Parsed};
 
-/// Tells one version of a file from another without reading it.
+/// Distinguishes versions of a file without reading it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     identity: (u64, u64),
@@ -16,14 +16,14 @@ pub(super) struct Fingerprint {
     changed: (i64, i64),
 }
 
-/// A file as it was read.
+/// A file's content at one time.
 #[derive(Debug, Clone)]
 pub(super) struct SeenFile {
     pub(super) fingerprint: Fingerprint,
     pub(super) manifests: Arc<Vec<Manifest>>,
-    /// Each with its place; not empty: the file says less than it should.
+    /// Each with its position. If there are any, `manifests` is incomplete.
     pub(super) mistakes: Vec<String>,
-    /// Not read before in this form.
+    /// This version was not read before.
     pub(super) is_new: bool,
 }
 
@@ -49,7 +49,7 @@ impl Fingerprint {
         }
     }
 
-    /// Of what cannot even be looked at.
+    /// For a file that cannot be opened.
     pub(super) fn none() -> Self {
         Self { identity: (0, 0), size: 0, modified: (0, 0), changed: (0, 0) }
     }

@@ -1,8 +1,8 @@
-//! Tells when to look: inotify on the directory or, while it is missing, on
-//! its nearest ancestor that exists.
+//! Triggers scans: inotify on the directory or, while it is missing, on its nearest existing
+//! ancestor.
 //!
-//! The kernel counts inotify's instances by user, so a pod's root may have taken all of them:
-//! then nothing is told until one is free, and the regular look finds what changed.
+//! The kernel limits inotify instances per user, and a pod's root may hold all of them. Until one
+//! is free, only the periodic scan finds changes.
 
 use std::future::poll_fn;
 use std::os::unix::fs::MetadataExt;
@@ -13,14 +13,14 @@ use std::task::Poll;
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
 use tokio_stream::{Stream, StreamExt};
 
-/// The link by which kubelet replaces all files of a ConfigMap's directory at
-/// once; the files themselves are links through it and do not change.
+/// The link that kubelet swaps to replace all files of a ConfigMap's directory at once. The files
+/// are links through it and do not change.
 const DATA_LINK: &str = "..data";
 
 #[derive(Debug)]
 pub(super) struct Watch {
     dir: PathBuf,
-    /// `None` as long as the kernel gives no instance.
+    /// `None` while no inotify instance is available.
     events: Option<EventStream<Vec<u8>>>,
     watched: Option<WatchDescriptor>,
 }
@@ -28,12 +28,12 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn new(dir: &Path) -> Self {
         let events = event_stream().inspect_err(|error| {
-            tracing::warn!(dir = %dir.display(), %error, "no inotify: changes are found by regular looks");
+            tracing::warn!(dir = %dir.display(), %error, "no inotify instance: only the periodic scan finds changes");
         });
         Self { dir: dir.to_owned(), events: events.ok(), watched: None }
     }
 
-    /// Watches what is at the path now, which need not be what was there before.
+    /// Watches the path's current target, which may differ from the previous one.
     pub(super) fn renew(&mut self) {
         if self.events.is_none() {
             self.events = event_stream().ok();
@@ -47,27 +47,27 @@ impl Watch {
         if let Some(before) = self.watched.take()
             && found.as_ref() != Some(&before)
         {
-            // The kernel has removed it already if what it watched is gone.
+            // The kernel has already removed the watch if its target is gone.
             drop(watches.remove(before));
         }
         self.watched = found;
     }
 
-    /// Waits for a reason to look; events that are there together are one.
+    /// Waits for a relevant event; queued events count as one.
     pub(super) async fn changed(&mut self) {
         loop {
             let Some(events) = &mut self.events else { return std::future::pending().await };
             match events.next().await {
                 Some(Ok(event)) if concerns(&self.dir, &event) => break,
                 Some(Ok(_)) => {}
-                // Left to the regular look: a queue that fails would fail in a circle.
+                // Leave it to the periodic scan: retrying a failed queue would loop.
                 Some(Err(_)) | None => return std::future::pending().await,
             }
         }
         while let Some(Some(Ok(_))) = self.pending_event().await {}
     }
 
-    /// What is in the queue already, without waiting.
+    /// Returns a queued event without waiting.
     async fn pending_event(&mut self) -> Option<Option<std::io::Result<EventOwned>>> {
         let events = self.events.as_mut()?;
         poll_fn(|context| match Pin::new(&mut *events).poll_next(context) {
@@ -82,8 +82,8 @@ fn event_stream() -> std::io::Result<EventStream<Vec<u8>>> {
     Inotify::init().and_then(|inotify| inotify.into_event_stream(vec![0; 4096]))
 }
 
-/// A file that is created is written next, and closing it tells; only links
-/// come complete. Names with a dot are nobody's manifests.
+/// Ignores the creation of a regular file: closing it after the write causes another event. Links
+/// are complete at once. Hidden files are not manifests.
 fn concerns(dir: &Path, event: &EventOwned) -> bool {
     let Some(name) = &event.name else { return !event.mask.contains(EventMask::IGNORED) };
     if name == DATA_LINK {
@@ -114,7 +114,7 @@ fn ancestor_mask() -> WatchMask {
     WatchMask::CREATE | WatchMask::MOVED_TO | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF
 }
 
-/// The parent of a bare name is "".
+/// `Path::parent` of a bare name is "".
 fn or_here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
 }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_watch_that_got_no_instance_gets_one_later() {
+    async fn a_watch_without_an_instance_gets_one_later() {
         let dir = tempfile::tempdir().unwrap();
         let mut watch = Watch { dir: dir.path().to_owned(), events: None, watched: None };
         watch.renew();

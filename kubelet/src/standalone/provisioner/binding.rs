@@ -1,5 +1,5 @@
-//! Which volume a claim gets, decided from the objects alone
-//! (kubernetes, pkg/controller/volume/persistentvolume).
+//! Decides which volume a claim gets, from the objects alone (kubernetes,
+//! pkg/controller/volume/persistentvolume).
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::standalone::store::Store;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// It is bound.
+    /// The claim is bound.
     Nothing,
     Bind {
         volume: String,
@@ -37,7 +37,7 @@ pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store) -> Decision {
     view.decide()
 }
 
-/// What the decision depends on.
+/// The inputs of the decision.
 struct View<'a> {
     claim: &'a PersistentVolumeClaim,
     volumes: &'a [Arc<PersistentVolume>],
@@ -105,7 +105,7 @@ impl View<'_> {
         }
     }
 
-    /// What of the volume does not meet the claim.
+    /// Why the volume does not satisfy the claim.
     fn mismatch(&self, volume: &PersistentVolume) -> Option<String> {
         let (wanted, offered) = (&self.claim.spec, &volume.spec);
         let (size, requested) = (offered.capacity.get("storage"), wanted.resources.requests.get("storage"));
@@ -127,8 +127,8 @@ impl View<'_> {
         }
     }
 
-    /// `None`: no class is wanted or there is no default; `Some(Err(name))`: it
-    /// does not exist.
+    /// `None`: the claim names no class and there is no default. `Some(Err(name))`: the class does
+    /// not exist.
     fn class(&self) -> Option<Result<&Arc<StorageClass>, &str>> {
         match self.claim.spec.storage_class_name.as_deref() {
             Some("") => None,
@@ -145,7 +145,7 @@ impl View<'_> {
         }
     }
 
-    /// One that is reserved for this claim, or else the smallest that is enough.
+    /// The volume reserved for this claim, or the smallest sufficient one.
     fn best_volume(&self) -> Option<&PersistentVolume> {
         let fitting = self.volumes.iter().map(Arc::as_ref).filter(|v| self.fits(v));
         fitting
@@ -164,7 +164,7 @@ impl View<'_> {
             && self.mismatch(volume).is_none()
     }
 
-    /// A reservation may name the claim without its uid.
+    /// A claimRef may name the claim without its uid.
     fn is_this_claim(&self, holder: &ObjectRef) -> bool {
         let metadata = &self.claim.metadata;
         holder.namespace == metadata.namespace
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_volume_that_is_enough_is_taken_and_a_reserved_one_first() {
+    fn a_claim_gets_its_reserved_volume_or_the_smallest_sufficient_one() {
         let none = serde_json::Value::Null;
         let mut volumes = vec![
             volume("small", "512Mi", none.clone()),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_asked_for_by_name_must_do_for_the_claim() {
+    fn a_volume_requested_by_name_must_satisfy_the_claim() {
         let none = serde_json::Value::Null;
         let small = volume("v", "512Mi", none.clone());
         let named = |fields: serde_json::Value| {
@@ -309,7 +309,7 @@ mod tests {
             let (event_type, reason) = (EventType::Warning, "VolumeMismatch");
             assert_eq!(decision(&named(fields), volume), Decision::Wait { event_type, reason, message });
         }
-        // Reserved for this claim by the one who made it: the size is that person's affair.
+        // A volume's author may reserve it for a claim regardless of the size.
         let mine = serde_json::json!({"namespace": "default", "name": "data"});
         let wants_more = named(serde_json::json!({"resources": {"requests": {"storage": "1Gi"}}}));
         assert_eq!(decision(&wants_more, &volume("v", "512Mi", mine)), bind);

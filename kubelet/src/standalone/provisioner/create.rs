@@ -1,4 +1,4 @@
-//! CreateVolume for a claim, and binding claim and volume to each other.
+//! CreateVolume for a claim, and the binding of claim and volume.
 
 use proto::csi;
 use tracing::{Instrument, info_span};
@@ -13,7 +13,7 @@ use crate::standalone::store::{self, Store};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Parameters for the provisioner itself, not for the driver.
+/// Prefix of parameters for the provisioner, which the driver does not get.
 const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 const FS_TYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
 
@@ -37,14 +37,13 @@ pub(super) async fn provision(
     bind(store, claim, &name)
 }
 
-/// First the volume, then the claim: a half-made binding is completed by the
-/// next attempt.
+/// Updates the volume first, then the claim: the next attempt completes a partial binding.
 pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -> Result<(), Failure> {
     let known = store.volume(volume).ok_or_else(|| failed(format!("volume \"{volume}\" is gone")))?;
     let mut volume = (*known).clone();
     volume.spec.claim_ref = Some(claim.reference());
     volume.status.phase = VolumePhase::Bound;
-    // As it is now: it may have been marked deleted during CreateVolume.
+    // Read the claim again: it may have been marked deleted during CreateVolume.
     let current = store.claim(&claim.metadata.namespace, &claim.metadata.name);
     let Some(current) = current.filter(|c| c.metadata.uid == claim.metadata.uid) else {
         return Err(failed("the claim is gone".to_owned()));
@@ -54,7 +53,7 @@ pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -
     claim.status.phase = ClaimPhase::Bound;
     claim.status.access_modes = volume.spec.access_modes.clone();
     claim.status.capacity = volume.spec.capacity.clone();
-    // A volume that was made for this claim says so from the start.
+    // A provisioned volume names its claim from the start.
     if volume != *known {
         store.put_volume(volume).map_err(not_kept)?;
     }
@@ -67,7 +66,7 @@ fn request(claim: &PersistentVolumeClaim, class: &StorageClass) -> csi::CreateVo
     let fs_type = class.parameters.get(FS_TYPE_PARAMETER).map_or("", String::as_str);
     let parameters = class.parameters.clone().into_iter();
     csi::CreateVolumeRequest {
-        // The same for every attempt: CreateVolume is idempotent by name.
+        // The same name for every attempt: CreateVolume is idempotent by name.
         name: format!("pvc-{}", claim.metadata.uid),
         capacity_range: Some(csi::CapacityRange {
             required_bytes: bytes(resources.requests.get("storage")),
@@ -88,7 +87,7 @@ fn volume(
     let uid = new_uid().map_err(|e| failed(format!("make a uid: {e}")))?;
     let requested = claim.spec.resources.requests.get("storage").cloned();
     let capacity = match u64::try_from(created.capacity_bytes) {
-        // CSI: 0 stands for "unknown".
+        // CSI: 0 means "unknown".
         Ok(0) | Err(_) => requested.unwrap_or_else(|| Quantity::from_bytes(0)),
         Ok(bytes) => Quantity::from_bytes(bytes),
     };

@@ -1,5 +1,5 @@
-//! What follows an explicit deletion of a claim: its volume is deleted or
-//! released, as its reclaim policy says, and then the claim is gone.
+//! Reclaims an explicitly deleted claim: deletes or releases its volume by its reclaim policy, then
+//! removes the claim.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::plugins::Plugins;
 use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
 
-/// The pods that want the claim, and those that have its volume mounted.
+/// The pods that name the claim, and those that have its volume mounted.
 pub(crate) fn users_of_claim(
     store: &Store,
     volumes: &Volumes,
@@ -34,7 +34,7 @@ pub(crate) fn users_of_claim(
     users.into_values().collect()
 }
 
-/// Each step can be repeated: an earlier try may have come as far as any of them.
+/// Every step is idempotent: an earlier attempt may have failed after any of them.
 pub(super) async fn reclaim(
     store: &Store,
     plugins: &Plugins,
@@ -44,9 +44,9 @@ pub(super) async fn reclaim(
         let mut released = (*volume).clone();
         released.status.phase = VolumePhase::Released;
         match store.put_volume(released) {
-            // Only the phase is not on disk: the claim's uid in the volume keeps other claims off.
+            // Only the phase is not on disk: the claim's uid in the volume excludes other claims.
             Err(error) if error.is_full_disk() => {
-                warn!(error = trace::error_chain(&error), "reclaiming on a full disk");
+                warn!(error = trace::error_chain(&error), "cannot record the volume's phase on a full disk");
             }
             kept => kept.map_err(not_kept)?,
         }
@@ -61,7 +61,7 @@ pub(super) async fn reclaim(
     store.remove_claim(&metadata.namespace, &metadata.name).map_err(not_kept)
 }
 
-/// The volume whose claim this is, by either side's word.
+/// The volume that names this claim, or that the claim names.
 fn bound_volume(store: &Store, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
     let holds = |v: &PersistentVolume| v.spec.claim_ref.as_ref().is_some_and(|r| r.uid == claim.metadata.uid);
     store.volumes().into_iter().find(|v| holds(v))
@@ -72,8 +72,7 @@ fn goes_with_its_claim(volume: &PersistentVolume) -> bool {
     is_provisioned && volume.spec.persistent_volume_reclaim_policy == ReclaimPolicy::Delete
 }
 
-/// Volumes whose deletion began with that of their claims, and whose claims are not there any
-/// more to have it go on: their records were lost.
+/// Volumes whose deletion began but whose claims are missing: the claims' records were lost.
 pub(super) fn half_deleted(store: &Store) -> Vec<Arc<PersistentVolume>> {
     let mut volumes = store.volumes();
     volumes.retain(|v| v.status.phase == VolumePhase::Released && goes_with_its_claim(v));
@@ -81,7 +80,7 @@ pub(super) fn half_deleted(store: &Store) -> Vec<Arc<PersistentVolume>> {
     volumes
 }
 
-/// Whether it is, or was, bound to a claim that is not there.
+/// Whether the volume names a claim that does not exist.
 fn has_lost_its_claim(store: &Store, volume: &PersistentVolume) -> bool {
     let holder = volume.spec.claim_ref.as_ref().filter(|holder| !holder.uid.is_empty());
     holder.is_some_and(|holder| {
@@ -108,9 +107,9 @@ pub(super) async fn delete(
     store.remove_volume(name).map_err(not_kept)
 }
 
-/// Volumes marked deleted go once no claim is bound to them; their data stays. Others that are kept
-/// after their claims were deleted on a full disk, which took no record of it, are released. False
-/// where the disk is still full.
+/// Removes volumes that are marked deleted once no claim is bound to them; their data stays.
+/// Releases volumes of claims whose deletion on a full disk was not recorded. Returns false while
+/// the disk is still full.
 pub(super) fn settle_volumes(store: &Store) -> bool {
     let mut is_settled = true;
     for volume in store.volumes() {
@@ -118,13 +117,13 @@ pub(super) fn settle_volumes(store: &Store) -> bool {
         let is_bound = volume.status.phase == VolumePhase::Bound && !has_lost_its_claim(store, &volume);
         if volume.metadata.is_deleted() && !is_bound {
             if let Err(error) = store.remove_volume(name) {
-                warn!(volume = name, error = trace::error_chain(&error), "volume object stays");
+                warn!(volume = name, error = trace::error_chain(&error), "volume object not removed");
             }
         } else if volume.status.phase == VolumePhase::Bound && !is_bound && !goes_with_its_claim(&volume) {
             let mut released = (*volume).clone();
             released.status.phase = VolumePhase::Released;
             if let Err(error) = store.put_volume(released) {
-                debug!(volume = name, error = trace::error_chain(&error), "released later");
+                debug!(volume = name, error = trace::error_chain(&error), "volume not released yet");
                 is_settled = false;
             }
         }

@@ -1,5 +1,5 @@
-//! What manifests and clients want, against what is there: whether an object
-//! is new, the same, changed, or not theirs to change.
+//! Compares the manifests of sources with the store: an object is new, unchanged, changed, or
+//! belongs to another source.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub enum Outcome {
     Unchanged,
 }
 
-/// An object that a file describes, or last described.
+/// An object whose latest description is a file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Declared {
     pub path: PathBuf,
@@ -83,7 +83,7 @@ pub struct Declared {
 }
 
 impl Store {
-    /// Takes a valid object as `source` describes it now.
+    /// Applies a valid object from `source`.
     pub fn apply(&self, described: Described, source: Source) -> Result<Outcome, Error> {
         let Described { object, document } = described;
         match object {
@@ -95,9 +95,9 @@ impl Store {
         }
     }
 
-    /// The description of an object is gone for good. A pod is to stop; all
-    /// else stays, marked, since data may hang on it.
-    pub fn vanish(&self, declared: &Declared) -> Result<(), Error> {
+    /// Removes the description of an object. A pod is deleted; all other objects stay, marked,
+    /// since they may hold data.
+    pub fn withdraw(&self, declared: &Declared) -> Result<(), Error> {
         match declared.kind {
             Kind::Pod => self.mark_pod_deleted(&declared.namespace, &declared.name, None).map(drop),
             Kind::PersistentVolume => self.mark_missing::<PersistentVolume>(declared),
@@ -108,7 +108,7 @@ impl Store {
         }
     }
 
-    /// Every object that is wanted because a file says so.
+    /// Every object that a file describes.
     pub fn declared_by_files(&self) -> Vec<Declared> {
         let state = self.state();
         let mut all = Vec::new();
@@ -122,7 +122,7 @@ impl Store {
         all
     }
 
-    /// The file that describes an object now, as far as the last look saw.
+    /// The file that describes an object, as of the last scan.
     pub fn describing_file(&self, kind: Kind, namespace: &str, name: &str) -> Option<PathBuf> {
         let all = self.declared_by_files();
         let found = all
@@ -148,7 +148,7 @@ impl Store {
 
     fn apply_pod(&self, mut pod: Pod, document: Document, source: Source) -> Result<Outcome, Error> {
         let _writing = self.writing();
-        if self.inner.takes_no_more_pods.load(Ordering::Relaxed) {
+        if self.inner.refuses_pods.load(Ordering::Relaxed) {
             return Ok(Outcome::Unchanged);
         }
         let key = Key::of(&pod);
@@ -179,14 +179,14 @@ impl Store {
         }
     }
 
-    /// The fields that the kubelet acts on are as they were: the pod runs on.
+    /// Updates only the document: the kubelet's own fields are unchanged, so the pod keeps running.
     fn keep_pod_document(&self, key: Key, known: &PodEntry, document: Document) -> Result<Outcome, Error> {
         let mut entry = known.clone();
         let Some(outcome) = replace_document(entry.wanted_mut(), document) else {
             return Ok(Outcome::Unchanged);
         };
         match self.keep_pod(key.clone(), entry.clone()) {
-            // The next start reads the file again: memory is enough until then.
+            // The next start reads the file again, so memory suffices.
             Err(error) if error.is_full_disk() && is_of_a_file(entry.wanted_mut()) => {
                 self.state().pods.replace(&key, entry);
             }
@@ -195,7 +195,7 @@ impl Store {
         Ok(outcome)
     }
 
-    /// As [`Store::keep_pod_document`].
+    /// Like [`Store::keep_pod_document`].
     fn keep_document<T: Shelved>(
         &self,
         key: Key,
@@ -212,9 +212,8 @@ impl Store {
         Ok(outcome)
     }
 
-    /// The uid of a pod of a file follows from what it says, where and for
-    /// which node, as kubelet's does: the same file is the same pod after a
-    /// restart, an edited one is another.
+    /// Sets the pod's uid. Like kubelet, derives it from a file's content, path and node: the same
+    /// file is the same pod after a restart, and an edited file is another pod.
     fn identify(&self, pod: &mut Pod, source: &Source, digest: &str) -> Result<(), Error> {
         pod.metadata.uid = match source {
             Source::File(path) => {
@@ -288,7 +287,7 @@ impl Store {
         self.keep(key, entry, Durability::PowerLoss)?;
         let (kind, name) = (declared.kind.as_str().to_lowercase(), &declared.name);
         let message = format!(
-            "{} is gone or describes it no more: it is kept; 'hawser-kubelet delete {kind} {name}' would remove it",
+            "{} is gone or no longer describes this object, which is kept: remove it with 'hawser-kubelet delete {kind} {name}'",
             declared.path.display()
         );
         self.record(&reference, EventType::Warning, "ManifestMissing", &message);
@@ -296,10 +295,10 @@ impl Store {
     }
 }
 
-/// What a changed manifest may change of an object that is in use.
+/// Limits how a changed manifest may change an existing object.
 trait Mergeable: Object {
-    /// Takes over from `known` what manifests do not say; the field that must
-    /// not differ, if it does.
+    /// Copies fields that the manifest omits from `known`. Returns an immutable field that differs,
+    /// if any.
     fn merge(&mut self, known: &Self) -> Result<(), &'static str>;
 }
 
@@ -326,7 +325,7 @@ impl Mergeable for PersistentVolume {
     }
 }
 
-/// A class is a recipe: it counts when the next claim is provisioned.
+/// A class applies only to claims provisioned later.
 impl Mergeable for StorageClass {
     fn merge(&mut self, _known: &Self) -> Result<(), &'static str> {
         Ok(())
@@ -339,8 +338,8 @@ impl Mergeable for CsiDriver {
     }
 }
 
-/// One description an object: a file takes over from another file (it was
-/// renamed), but neither from a client nor the other way round.
+/// An object has one source. A file may replace another file (a rename), but not a client, nor vice
+/// versa.
 fn refuse_other_source(kind: Kind, key: &Key, holder: &Source, asking: &Source) -> Result<(), Error> {
     let same = match (holder, asking) {
         (Source::File(_), Source::File(_)) => true,
@@ -352,7 +351,8 @@ fn refuse_other_source(kind: Kind, key: &Key, holder: &Source, asking: &Source) 
     Err(Error::OtherSource { kind, name: key.name.clone(), holder: holder.clone() })
 }
 
-/// `None`: the entry has it already. A record of an older build has none, which is no change of the object.
+/// `None` if the document is unchanged. Adding one to a record of an older build does not count as
+/// a change.
 fn replace_document<T>(entry: &mut Entry<T>, document: Document) -> Option<Outcome> {
     match &entry.document {
         Some(known) if *known == document => return None,

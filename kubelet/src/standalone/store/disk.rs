@@ -1,7 +1,6 @@
 //! The store's files: `<dir>/<Kind>/<namespace>_<name>.json`, one object each.
 //!
-//! Names are DNS labels by the time they come here (`manifest` checks), so they
-//! hold neither `/` nor `_`.
+//! `manifest` has checked that names are DNS labels, so they contain neither `/` nor `_`.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -15,7 +14,7 @@ use super::shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
 use super::{Error, Shelved, full_disk};
 use crate::objects::{Kind, now};
 
-/// Manifests may hold what is nobody else's business.
+/// Manifests may contain secrets.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -27,14 +26,14 @@ pub(super) struct Disk {
     dir: PathBuf,
 }
 
-/// What a written object must outlive.
+/// Which failures a written object survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Durability {
     /// `kill -9` of the kubelet.
     ProcessDeath,
-    /// The machine as well, but a power cut may leave what was there before.
+    /// Also a crash of the machine, but a power cut may restore the previous version.
     PowerLossOrBefore,
-    /// The machine as well: waits for the disk.
+    /// Also a power cut: waits for the disk.
     PowerLoss,
 }
 
@@ -42,7 +41,7 @@ pub(super) enum Durability {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SetAside {
     pub(super) kind: Kind,
-    /// By the file's name.
+    /// From the file's name.
     pub(super) key: Key,
     pub(super) message: String,
 }
@@ -61,12 +60,11 @@ impl Disk {
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// The objects of a kind. What cannot be read is set aside: it keeps nothing else
-    /// from starting.
+    /// Loads the objects of a kind. An unreadable record is set aside, so that the rest can start.
     pub(super) fn load<T: Shelved>(&self, set_aside: &mut Vec<SetAside>) -> Result<Shelf<T>, Error> {
         let mut entries = Vec::new();
         for (path, mut entry) in self.read_all::<Entry<T>>(T::KIND, set_aside)? {
-            if full_disk::is_grave(&path) {
+            if full_disk::is_deleted_path(&path) {
                 let metadata = std::sync::Arc::make_mut(&mut entry.object).metadata_mut();
                 metadata.deletion_timestamp.get_or_insert_with(now);
             }
@@ -78,7 +76,7 @@ impl Disk {
     pub(super) fn load_pods(&self, set_aside: &mut Vec<SetAside>) -> Result<PodShelf, Error> {
         let mut entries = Vec::new();
         for (path, mut entry) in self.read_all::<PodEntry>(Kind::Pod, set_aside)? {
-            if full_disk::is_grave(&path) {
+            if full_disk::is_deleted_path(&path) {
                 entry.successor = None;
                 entry.mark_deleted(None, now());
             }
@@ -104,18 +102,17 @@ impl Disk {
 
     fn set_aside(&self, kind: Kind, path: &Path, cause: &Error) -> SetAside {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
-        let stem = full_disk::unburied(path).with_extension("");
+        let stem = full_disk::original_path(path).with_extension("");
         let stem = stem.file_name().unwrap_or_default().to_string_lossy();
         let (namespace, name) = stem.split_once('_').unwrap_or_default();
         let kept = self.keep(&format!("{kind}_{file}"), |place| fs::rename(path, place));
-        let message =
-            format!("{}: the {kind} starts without what it held; {kept}", trace::error_chain(cause));
+        let message = format!("{}: this {kind} is not loaded; {kept}", trace::error_chain(cause));
         tracing::error!(message);
         SetAside { kind, key: Key::new(namespace, name), message }
     }
 
-    /// Lets `put` bring a file that cannot be read to where such files are kept; in words.
-    /// Of several with one name the last is kept.
+    /// Moves or links an unreadable file to the directory for such files with `put`. Returns a
+    /// description of the outcome. A later file of the same name replaces an earlier one.
     pub(super) fn keep(&self, name: &str, put: impl FnOnce(&Path) -> std::io::Result<()>) -> String {
         let dir = self.dir.with_file_name("unreadable");
         let place = dir.join(name);
@@ -123,7 +120,7 @@ impl Disk {
             fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir).and_then(|()| put(&place));
         match kept {
             Ok(()) => format!("the file is kept as {}", place.display()),
-            Err(error) => format!("and cannot be kept as {}: {error}", place.display()),
+            Err(error) => format!("the file cannot be kept as {}: {error}", place.display()),
         }
     }
 
@@ -145,13 +142,13 @@ impl Disk {
             }
             Durability::ProcessDeath => write_fast(&path, &content),
         }
-        // What a full disk left of an earlier deletion is older than this.
-        .and_then(|()| linux::atomic_file::discard(&full_disk::grave_of(&path)))
+        // A deletion mark from a full disk is older than this version.
+        .and_then(|()| linux::atomic_file::discard(&full_disk::deleted_path(&path)))
         .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
     }
 
-    /// [`Disk::write`] of an object that is marked deleted. A full disk is no
-    /// error: the mark is made by a rename, or else stands in memory alone.
+    /// Like [`Disk::write`], for an object that is marked deleted. On a full disk the mark is made
+    /// by a rename, or else only in memory; neither is an error.
     pub(super) fn write_deleted(
         &self,
         kind: Kind,
@@ -162,11 +159,11 @@ impl Disk {
         match self.write(kind, key, entry, durability) {
             Err(Error::Keep { cause, .. }) if full_disk::is_cause(&cause) => {
                 let path = self.path(kind, key);
-                if let Err(error) = full_disk::bury(&path)
-                    && !full_disk::grave_of(&path).exists()
+                if let Err(error) = full_disk::mark_deleted(&path)
+                    && !full_disk::deleted_path(&path).exists()
                 {
                     tracing::warn!(%kind, name = key.name, error = trace::error_chain(&error),
-                        "the disk is full: a deletion is known only until the kubelet ends");
+                        "the disk is full: the kubelet forgets this deletion when it exits");
                 }
                 Ok(())
             }
@@ -176,7 +173,7 @@ impl Disk {
 
     pub(super) fn remove(&self, kind: Kind, key: &Key) -> Result<(), Error> {
         let path = self.path(kind, key);
-        linux::atomic_file::discard(&full_disk::grave_of(&path))
+        linux::atomic_file::discard(&full_disk::deleted_path(&path))
             .and_then(|()| while_others_go_on(|| linux::atomic_file::remove(&path)))
             .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
     }
@@ -185,7 +182,7 @@ impl Disk {
         self.dir.join(kind.as_str()).join(format!("{}_{}.json", key.namespace, key.name))
     }
 
-    /// The files of a kind, in order; leftovers of interrupted writes begin with a dot.
+    /// The files of a kind, in order. Names of unfinished files begin with a dot.
     fn files(&self, kind: Kind) -> Result<Vec<PathBuf>, Error> {
         let dir = self.dir.join(kind.as_str());
         let unreadable = |cause| Error::Read { path: dir.clone(), cause };
@@ -198,12 +195,14 @@ impl Disk {
         }
         paths.sort();
         let newer: Vec<PathBuf> = paths.clone();
-        paths.retain(|path| !full_disk::is_grave(path) || !newer.contains(&full_disk::unburied(path)));
+        paths.retain(|path| {
+            !full_disk::is_deleted_path(path) || !newer.contains(&full_disk::original_path(path))
+        });
         Ok(paths)
     }
 }
 
-/// What a kill in the middle of a write left in `dir`.
+/// Removes the temporary files of interrupted writes in `dir`.
 fn remove_unfinished(dir: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -219,7 +218,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
     serde_json::from_slice(&content).map_err(|cause| Error::Corrupt { path: path.to_owned(), cause })
 }
 
-/// Whole or not at all for every reader, without an fsync.
+/// Replaces a file atomically for readers, without an fsync.
 fn write_fast(path: &Path, content: &[u8]) -> linux::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temp = path.with_file_name(format!(".{name}.tmp"));

@@ -1,22 +1,21 @@
-//! The last things that happened, counted where they repeat.
+//! Recent events, with a count for repeated ones.
 //!
-//! Kept in memory only: an event is news, and what it is about happens again
-//! after a restart if it still holds.
+//! They are in memory only: after a restart, a condition that persists causes its event again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::objects::{Event, EventSource, EventType, Kind, ObjectMeta, ObjectRef, Time};
 
-/// The oldest go first beyond this.
+/// Beyond this number, the oldest are dropped.
 const EVENTS_KEPT: usize = 1000;
-/// As in Kubernetes, an event is forgotten an hour after it last happened.
+/// As in Kubernetes, events expire an hour after their last occurrence.
 const SECONDS_KEPT: i64 = 3600;
 
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     host: String,
-    /// By the time they last happened, the oldest first.
+    /// By last occurrence, oldest first.
     events: VecDeque<Arc<Event>>,
     recorded: u64,
 }
@@ -94,7 +93,7 @@ impl EventLog {
     }
 }
 
-/// `pod/web`, with the namespace where there is one: for the log.
+/// `pod/web`, or `pod/<namespace>/web`, for the log.
 pub(super) fn subject(object: &ObjectRef) -> String {
     let kind = object.kind.to_lowercase();
     match object.namespace.as_str() {
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_counts_up_and_moves_to_the_end() {
+    fn a_repeated_event_counts_up_and_moves_to_the_end() {
         let mut log = EventLog::new("node");
         let pod = ObjectRef { kind: "Pod".into(), name: "web".into(), ..ObjectRef::default() };
         log.record(&pod, EventType::Warning, "FailedMount", "no driver", at(10));
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_kept_and_none_for_ever() {
+    fn events_are_limited_in_number_and_expire() {
         let mut log = EventLog::new("node");
         for n in 0..EVENTS_KEPT + 10 {
             let pod = ObjectRef { name: format!("pod-{n}"), ..ObjectRef::default() };

@@ -1,16 +1,15 @@
-//! How a pod ended, where the runtime can no longer tell: pods that were evicted,
-//! and pods whose containers are removed.
+//! The outcome of pods whose containers the runtime no longer has: evicted pods, and pods whose
+//! containers were removed.
 
 use super::{Durability, PodEntry, Store};
 use crate::objects::{Kind, PodPhase};
 
-/// kubelet's reason for pods that it ended because of what they took.
+/// kubelet's reason for evicted pods.
 pub(crate) const EVICTED: &str = "Evicted";
 
 impl Store {
-    /// The pod has failed: it is to be ended, and not to be started again. In
-    /// memory only: see [`Store::keep_pod_status`]. `false` for an unknown pod,
-    /// and for one that has been evicted.
+    /// Marks the pod as failed, in memory only (see [`Store::keep_pod_status`]): it must end and
+    /// not start again. `false` for an unknown or already evicted pod.
     pub(crate) fn evict_pod(&self, uid: &str, message: &str) -> bool {
         let mut state = self.state();
         let Some(entry) = state.pods.find_uid_mut(uid) else { return false };
@@ -27,8 +26,8 @@ impl Store {
         true
     }
 
-    /// Puts the pod on disk with its status, so that the next kubelet knows how
-    /// it ended. Whether that succeeded.
+    /// Writes the pod with its status to disk, so that the next kubelet knows its outcome. Returns
+    /// whether that succeeded.
     pub(crate) fn keep_pod_status(&self, uid: &str) -> bool {
         let _writing = self.writing();
         let Some((key, entry)) = self.state().pods.find_uid_entry(uid) else { return false };
@@ -37,7 +36,7 @@ impl Store {
             tracing::warn!(
                 pod = key.name,
                 error = trace::error_chain(error),
-                "a pod's end is not on disk yet"
+                "cannot write a pod's final status to disk yet"
             );
         }
         kept.is_ok()

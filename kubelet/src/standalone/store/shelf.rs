@@ -1,4 +1,4 @@
-//! The store's memory: objects by name, each with who described it.
+//! The store's memory: objects by name, each with its source.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Source;
 use crate::objects::{Document, Object, Pod, Time};
 
-/// A name within a kind; ordered as tables show it.
+/// A name within a kind, in the order of tables.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     /// Empty for kinds without a namespace.
@@ -27,22 +27,22 @@ impl Key {
     }
 }
 
-/// An object with its origin, as it also stands on disk.
+/// An object with its source; also the record on disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(bound = "T: Object")]
 pub(super) struct Entry<T> {
     pub(super) source: Source,
-    /// Of the manifest as it was written: tells an edit from a re-read.
+    /// Digest of the manifest: detects an edit.
     pub(super) digest: String,
     #[serde(with = "shared")]
     pub(super) object: Arc<T>,
-    /// That `object` was read from. Absent for what the kubelet made, and in records of
-    /// older builds until the object is applied again.
+    /// The source of `object`. Absent for objects that the kubelet made, and in records of older
+    /// builds until the object is applied again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) document: Option<Document>,
 }
 
-/// An `Arc` on disk is what it points to.
+/// Serializes an `Arc` as its content.
 mod shared {
     use std::sync::Arc;
 
@@ -98,7 +98,7 @@ impl<T> DerefMut for Shelf<T> {
     }
 }
 
-/// The pod of a name, and the one that follows once it is torn down.
+/// The pod of a name, and its successor after the teardown.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PodEntry {
     pub(super) current: Entry<Pod>,
@@ -107,7 +107,7 @@ pub(super) struct PodEntry {
 }
 
 impl PodEntry {
-    /// The description that counts: the successor's where there is one.
+    /// The latest description: the successor's, if any.
     pub(super) fn wanted(&self) -> Option<&Entry<Pod>> {
         match &self.successor {
             Some(successor) => Some(successor),
@@ -116,7 +116,7 @@ impl PodEntry {
         }
     }
 
-    /// [`PodEntry::wanted`] of a pod that is wanted.
+    /// Like [`PodEntry::wanted`], for a pod that is wanted.
     pub(super) fn wanted_mut(&mut self) -> &mut Entry<Pod> {
         self.successor.as_deref_mut().unwrap_or(&mut self.current)
     }
@@ -125,7 +125,7 @@ impl PodEntry {
         matches!(self.current.source, Source::File(_))
     }
 
-    /// Deletion is never taken back; the grace only ever gets shorter.
+    /// A deletion is irreversible; the grace period can only get shorter.
     pub(super) fn mark_deleted(&mut self, grace_seconds: Option<u64>, now: Time) {
         let pod = Arc::make_mut(&mut self.current.object);
         let asked = grace_seconds.unwrap_or(pod.spec.termination_grace_period_seconds);
@@ -140,8 +140,8 @@ impl PodEntry {
 pub(super) struct PodShelf(BTreeMap<Key, PodEntry>);
 
 impl PodShelf {
-    /// Puts `entry` down, without losing a status that was written since it was taken up. One that
-    /// comes after a deleted pod starts anew, also where its unchanged file gives it the same uid.
+    /// Inserts `entry` and keeps a status written since it was read. A pod that follows a deleted
+    /// one starts without a status, even if its unchanged file gives it the same uid.
     pub(super) fn replace(&mut self, key: &Key, mut entry: PodEntry) {
         let is_next =
             |before: &Pod| before.metadata.is_deleted() && !entry.current.object.metadata.is_deleted();
