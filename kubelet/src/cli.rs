@@ -1,4 +1,4 @@
-//! The commands, in kubectl's words: what they print, and with which code they end.
+//! The client commands, with kubectl's names, output and exit codes.
 
 mod age;
 mod apply;
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use crate::config::{Cli, ClientCommand, Command};
 use crate::run;
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -40,7 +40,7 @@ pub enum Error {
     },
     #[error("start the client")]
     Client(#[source] io::Error),
-    /// What the kubelet answered; its words are meant for people.
+    /// The kubelet refused the call; users read its message.
     #[error("{}", .0.message())]
     Refused(#[source] Box<tonic::Status>),
     #[error("the server doesn't have a resource type {kind:?}")]
@@ -79,7 +79,7 @@ pub fn execute(cli: Cli) -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // `hawser-kubelet get … | head` is no failure.
+        // A closed pipe is not a failure: `hawser-kubelet get … | head`.
         Err(Error::Output(cause)) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             drop(writeln!(io::stderr(), "{}", printable::printable(&describe_error(&error))));
@@ -105,7 +105,7 @@ async fn ask(command: ClientCommand, out: &mut dyn Write) -> Result<(), Error> {
     }
 }
 
-/// kubectl's two ways to begin an error.
+/// Uses kubectl's two prefixes for errors.
 fn describe_error(error: &Error) -> String {
     match error {
         Error::Refused(status) if status.code() == tonic::Code::NotFound => {
@@ -114,7 +114,7 @@ fn describe_error(error: &Error) -> String {
         Error::Refused(status) if status.message().is_empty() => {
             format!("error: the kubelet ended before it answered ({})", status.code())
         }
-        // The status is the text: its own source would repeat it.
+        // The message is the status text already; its source would repeat it.
         Error::Refused(status) => format!("error: {}", status.message()),
         other => format!("error: {}", trace::error_chain(other)),
     }

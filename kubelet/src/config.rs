@@ -25,7 +25,7 @@ pub enum Command {
     Client(ClientCommand),
 }
 
-/// What is asked of a running kubelet.
+/// A request to a running kubelet.
 #[derive(Debug, Subcommand)]
 pub enum ClientCommand {
     /// Create or change objects from files
@@ -107,7 +107,7 @@ pub struct RunArgs {
     pub log: String,
 }
 
-/// Which kubelet.
+/// Selects the kubelet.
 #[derive(Debug, Clone, Args)]
 pub struct RootDir {
     /// Directory of the kubelet's state
@@ -121,18 +121,18 @@ pub struct RootDir {
 }
 
 impl RootDir {
-    /// What is ours beside kubelet's layout.
+    /// The directory of our own state, beside kubelet's layout.
     pub fn private(&self) -> PathBuf {
         self.path.join("hawser")
     }
 
-    /// Where the kubelet's clients find it.
+    /// The API socket.
     pub fn socket(&self) -> PathBuf {
         sockets::find(&socket_in(&self.path))
     }
 }
 
-/// The API socket of the kubelet whose root directory this is, if the disk has room for it.
+/// The API socket of the kubelet with this root directory, unless the disk was full at its start.
 pub fn socket_in(root_dir: &Path) -> PathBuf {
     root_dir.join("hawser").join("kubelet.sock")
 }
@@ -242,7 +242,7 @@ pub struct DeleteArgs {
     pub ignore_not_found: bool,
 }
 
-/// What a pod gets at most when the node is stopped, unless the administrator says otherwise.
+/// The longest grace period of a pod when the node stops; `--grace-period` changes it.
 pub const STOP_GRACE_SECONDS: u64 = 300;
 
 #[derive(Debug, Args)]
@@ -257,7 +257,7 @@ pub struct StopArgs {
     pub grace_period: u64,
 }
 
-/// As in manifests: `10Mi`. At least a block, so that a line fits.
+/// A quantity such as `10Mi`, at least one block, so that a line fits.
 fn size(text: &str) -> Result<u64, String> {
     let quantity: crate::objects::Quantity =
         text.parse().map_err(|e: crate::objects::QuantityError| e.to_string())?;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn delete_waits_unless_told_otherwise() {
+    fn delete_waits_by_default() {
         let wait = |words: &str| match Cli::parse_from(words.split(' ')).command {
             Command::Client(ClientCommand::Delete(args)) => args.wait,
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! `hawser-kubelet run`: puts the parts together and takes them apart.
+//! `hawser-kubelet run`: starts and stops the daemon's parts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,18 +23,18 @@ use crate::standalone::provisioner::Provisioner;
 use crate::standalone::store::{self, Store};
 use crate::unix_channel;
 
-/// A client that still reads its answer is not waited for any longer.
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// How long a kubelet that does not answer may still hold the root directory.
+/// The time limit for open client calls and sources at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to wait for the root directory's lock if the kubelet that holds it does not answer.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// A kubelet that works answers within milliseconds.
+/// A working kubelet answers within milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "hawser-kubelet run makes mounts, namespaces and cgroups: run it as root (sudo hawser-kubelet run …)"
+        "hawser-kubelet run creates mounts, namespaces and cgroups: run it as root (sudo hawser-kubelet run …)"
     )]
     NotRoot,
     #[error("--{flag} {}", path.display())]
@@ -44,7 +44,7 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
-    #[error("read the host name; --node-name NAME gives another")]
+    #[error("read the host name: set --node-name NAME instead")]
     HostName(#[source] io::Error),
     #[error("start the daemon's threads and signals")]
     Process(#[source] io::Error),
@@ -70,13 +70,13 @@ pub fn run(args: RunArgs) -> Result<(), Error> {
     })?;
     let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Process)?;
     let result = threads.block_on(run_parts(args));
-    // A blocked system call (a dead mount) must not keep the process.
-    threads.shutdown_timeout(LAST_ANSWERS);
+    // A blocked system call (a dead mount) must not delay the exit.
+    threads.shutdown_timeout(SHUTDOWN_TIMEOUT);
     result
 }
 
 async fn run_parts(args: RunArgs) -> Result<(), Error> {
-    // First of all: a signal must not find us half-way without an ear for it.
+    // Install signal handlers before any side effect.
     let (stopping, stopped) = watch::channel(Stopping::No);
     let ended = end_of(&stopping, stopped)?;
     let node = claim(&args.root).await?;
@@ -90,14 +90,14 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     for source in &mut sources {
         tokio::select! {
             () = source.report_all() => {}
-            // A directory that does not answer must not keep the process.
+            // A directory that does not answer must not delay the exit.
             () = ended.clone().wait() => return Ok(()),
         }
     }
     let sinks = Sinks::new(store.clone(), Vec::new());
     let (engine, handle) = engine::new(engine_config(&args, node, node_name)?, store.clone(), sinks);
 
-    // This source has nothing to report at first, and is there as soon as there are answers.
+    // This source has no objects at first; it starts once it can answer.
     let (listener, socket) = api::listen(&socket_in(&root))?;
     let clients = Api { store: store.clone(), engine: handle, stopping: stopping.clone() };
     sources.push(Box::new(ClientSocket::new(clients, listener)));
@@ -109,16 +109,15 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     let result = engine.run(provision, ended.wait()).await;
     stopping.send_replace(Stopping::Now);
     let all_end = async { while following.join_next().await.is_some() {} };
-    // A source that is still at work ends with its task.
-    drop(tokio::time::timeout(LAST_ANSWERS, all_end).await);
-    // Whoever looks for us finds nobody, instead of a socket that refuses.
+    // A source that is still busy is aborted.
+    drop(tokio::time::timeout(SHUTDOWN_TIMEOUT, all_end).await);
+    // Remove the socket, so that clients find none instead of one that refuses connections.
     drop(std::fs::remove_file(&socket));
     Ok(result?)
 }
 
-/// The root directory. A kubelet that got SIGKILL a moment ago holds the lock
-/// until the kernel has taken its process apart: wait for that, but not for a
-/// kubelet that works.
+/// Claims the root directory. A kubelet killed by SIGKILL holds the lock until the kernel has ended
+/// its process: wait for that, but not for a working kubelet.
 async fn claim(root: &RootDir) -> Result<Node, Error> {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     let mut is_announced = false;
@@ -129,7 +128,7 @@ async fn claim(root: &RootDir) -> Result<Node, Error> {
                     tracing::warn!(
                         root_dir = %root.path.display(),
                         "another hawser-kubelet holds the root directory and does not answer: \
-                         waiting up to {} s for its end",
+                         waiting up to {} s until it exits",
                         LOCK_TIMEOUT.as_secs()
                     );
                 }
@@ -150,13 +149,13 @@ async fn is_served(root: &RootDir) -> bool {
     tokio::time::timeout(ANSWER_TIMEOUT, ask).await.is_ok_and(|answer| answer.is_some())
 }
 
-/// Resolves once the daemon is to end.
+/// Resolves when the daemon must stop.
 #[derive(Debug, Clone)]
 struct End(watch::Receiver<Stopping>);
 
 impl End {
     async fn wait(mut self) {
-        // The sender lives as long as the daemon: an error is an end, too.
+        // The sender lives as long as the daemon: an error also means stop.
         drop(self.0.wait_for(|stopping| *stopping == Stopping::Now).await);
     }
 }
@@ -210,10 +209,10 @@ fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Erro
         oci_runtime: args.oci_runtime.clone(),
         cgroup_root: cgroup_root(args).into(),
         image_limits: args.image_limits.clone(),
-        // The engine does, since pods wait for the first round.
+        // The engine imports images itself.
         preload_images: false,
         allow_without_device_control: args.allow_without_device_control,
-        // The kubelet rotates at half of it, every 10 s and sooner.
+        // The kubelet rotates at half of it, every 10 s or more often.
         log_ceiling: Some(runtime::LogCeiling {
             bytes: args.container_log_max_size.saturating_mul(2),
             files: args.container_log_max_files.into(),
@@ -230,7 +229,7 @@ fn absolute(flag: &'static str, path: &Path) -> Result<PathBuf, Error> {
     std::path::absolute(path).map_err(|cause| Error::Path { flag, path: path.to_owned(), cause })
 }
 
-/// As kubelet: the host's name in lower case.
+/// Like kubelet: the host name in lower case.
 fn node_name(given: Option<&str>) -> Result<String, Error> {
     match given {
         Some(name) => Ok(name.to_owned()),

@@ -1,8 +1,8 @@
-//! Where the kubelet's own sockets are: in its root directory, or in memory where the disk has
-//! no room for one.
+//! The location of the kubelet's own sockets: in its root directory, or in memory if the disk is
+//! full.
 //!
-//! A socket is a new file each time. On XFS, a disk that a pod has filled takes none, and the
-//! kubelet must start all the same: it is what ends such a pod.
+//! Each start creates a new socket file, which fails on an XFS that a pod has filled. The kubelet
+//! must start anyway, to evict that pod.
 
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
@@ -14,16 +14,16 @@ use tokio::net::UnixListener;
 
 /// On a tmpfs that no pod can fill.
 const IN_MEMORY: &str = "/run/hawser-kubelet";
-/// Of the digest that tells root directories apart.
+/// Hexadecimal digits that distinguish root directories.
 const DIGEST_DIGITS: usize = 16;
 
-/// Binds `path`, mode 0600, in the place of a socket that a killed kubelet has left: the caller
-/// has the root directory's lock. Returns where the socket is.
+/// Binds `path` with mode 0600, replacing the socket of a killed kubelet: the caller holds the root
+/// directory's lock. Returns the actual path.
 pub(crate) fn bind(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
     bind_or_in(path, Path::new(IN_MEMORY))
 }
 
-/// Where a client finds the socket that belongs at `path`.
+/// The actual path of the socket that belongs at `path`.
 pub(crate) fn find(path: &Path) -> PathBuf {
     find_or_in(path, Path::new(IN_MEMORY))
 }
@@ -37,25 +37,25 @@ fn bind_or_in(path: &Path, dir: &Path) -> io::Result<(UnixListener, PathBuf)> {
     let elsewhere = in_memory(path, dir)?;
     match runtime::listen(path) {
         Err(e) if matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-            // Closed to others, as the root directory's own is.
+            // Private, like the root directory.
             DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
             let listener = runtime::listen(&elsewhere)?;
             tracing::warn!(
                 wanted = %path.display(), socket = %elsewhere.display(),
-                "the disk has no room for a socket: clients are served on one in memory"
+                "the disk is full: serving clients on a socket in memory"
             );
             Ok((listener, elsewhere))
         }
         bound => {
             let listener = bound?;
-            // Of an earlier start.
+            // Remove the socket of an earlier start.
             let _may_not_be_there = std::fs::remove_file(&elsewhere);
             Ok((listener, path.to_owned()))
         }
     }
 }
 
-/// By the real path of the root directory, however it was given.
+/// Derived from the root directory's real path.
 fn in_memory(path: &Path, dir: &Path) -> io::Result<PathBuf> {
     let parent = path.parent().unwrap_or(Path::new("/")).canonicalize()?;
     let digest = base16ct::lower::encode_string(&Sha256::digest(parent.as_os_str().as_encoded_bytes()));
@@ -75,9 +75,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_that_the_disk_has_no_room_for_is_in_memory_until_it_has() {
+    async fn on_a_full_disk_a_socket_is_in_memory_until_there_is_space() {
         let (disk, memory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // Its root and one file.
+        // Two inodes: the root and one file.
         mount_fs("tmpfs", "tmpfs", disk.path(), MountFlags::default(), "nr_inodes=2").unwrap();
         let (filler, path) = (disk.path().join("filler"), disk.path().join("kubelet.sock"));
         fs::write(&filler, "").unwrap();
@@ -86,7 +86,7 @@ mod tests {
         let (listener, place) = bind_or_in(&path, memory.path()).unwrap();
         assert!(place.starts_with(memory.path()) && connects(), "{}", place.display());
         assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o600);
-        // Of a killed kubelet.
+        // Simulate a killed kubelet.
         drop(listener);
         let (listener, again) = bind_or_in(&path, memory.path()).unwrap();
         assert_eq!(again, place);

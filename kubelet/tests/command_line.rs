@@ -1,4 +1,4 @@
-//! The binary itself: what it says when it cannot do anything.
+//! The binary's messages when it cannot run a command.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
@@ -27,14 +27,14 @@ fn without_a_kubelet_one_line_says_what_to_do() {
     );
 }
 
-/// `nobody` may not reach the build directory: it runs a copy.
+/// The user `nobody` cannot access the build directory, so it runs a copy.
 #[test]
-fn not_root_is_told_in_one_line() {
+fn a_user_other_than_root_gets_one_line() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let binary = dir.path().join("hawser-kubelet");
-    // Copied by a process of its own: a child that another test starts meanwhile would
-    // inherit our writable descriptor, and exec(2) refuses what is open for writing.
+    // Copy in a separate process: a child of a concurrent test could inherit our writable
+    // descriptor, and exec(2) refuses a file that is open for writing.
     assert!(Command::new("cp").arg(BINARY).arg(&binary).status().unwrap().success());
     let output = Command::new(&binary)
         .args(["run", "--manifests", "/nowhere"])
@@ -46,7 +46,7 @@ fn not_root_is_told_in_one_line() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         stderr(&output),
-        "error: hawser-kubelet run makes mounts, namespaces and cgroups: run it as root (sudo hawser-kubelet run …)\n"
+        "error: hawser-kubelet run creates mounts, namespaces and cgroups: run it as root (sudo hawser-kubelet run …)\n"
     );
 }
 

@@ -1,13 +1,13 @@
-//! Lengths of time as kubectl writes them: `45s`, `5m3s`, `3d4h`.
+//! Durations as kubectl prints them: `45s`, `5m3s`, `3d4h`.
 
 use crate::objects::Time;
 
-/// How long ago; `<unknown>` where nobody knows.
+/// The age, or `<unknown>` without a time.
 pub(super) fn since(then: Option<Time>, now: Time) -> String {
     then.map_or_else(|| "<unknown>".to_owned(), |then| human(now.as_second() - then.as_second()))
 }
 
-/// The two largest units while the larger one is small.
+/// Prints two units while the larger one is small.
 pub(super) fn human(seconds: i64) -> String {
     let seconds = seconds.max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);

@@ -13,7 +13,7 @@ use crate::config::RootDir;
 use crate::objects::Kind;
 use crate::unix_channel;
 
-/// A connected client; answers may be as large as the directory's objects together.
+/// Connects a client. A reply may contain all objects of the manifest directory.
 pub(super) async fn connect(root: &RootDir) -> Result<KubeletClient<Channel>, Error> {
     let socket = root.socket();
     match unix_channel::connect(&socket).await {
@@ -26,7 +26,7 @@ pub(super) async fn connect(root: &RootDir) -> Result<KubeletClient<Channel>, Er
     }
 }
 
-/// Objects of a kind; all of them where `name` is empty.
+/// Gets the objects of a kind; an empty `name` means all.
 pub(super) async fn get<T: DeserializeOwned>(
     client: &mut KubeletClient<Channel>,
     kind: Kind,
@@ -37,7 +37,7 @@ pub(super) async fn get<T: DeserializeOwned>(
     ask(client, GetRequest { kind: kind.to_string(), namespace, name, whole: false }).await
 }
 
-/// [`get`], with the fields of the manifests on which the kubelet does not act.
+/// Like [`get`], with the manifest fields that the kubelet ignores.
 pub(super) async fn get_whole(
     client: &mut KubeletClient<Channel>,
     kind: Kind,

@@ -12,9 +12,8 @@ use super::{Error, client, files, kinds};
 use crate::config::DeleteArgs;
 use crate::manifest;
 
-/// Marks every object first and then waits for all of them together, so that
-/// the slowest one decides how long it takes. Goes on after an object that
-/// cannot be deleted; the last error counts.
+/// Marks every object first and then waits for all of them at once. Continues after an error and
+/// returns the last one.
 pub(super) async fn delete(args: &DeleteArgs, out: &mut dyn Write) -> Result<(), Error> {
     let keys = wanted(args)?;
     if keys.is_empty() {
@@ -39,7 +38,7 @@ pub(super) async fn delete(args: &DeleteArgs, out: &mut dyn Write) -> Result<(),
     errors.last.map_or(Ok(()), Err)
 }
 
-/// All but the last are printed when the next one comes.
+/// Prints each error when the next one arrives; keeps the last.
 #[derive(Debug, Default)]
 struct Errors {
     last: Option<Error>,
@@ -53,7 +52,7 @@ impl Errors {
     }
 }
 
-/// Returns once the deletion is on record; the stream ends when the object is gone.
+/// Returns once the deletion is recorded; the stream ends when the object is gone.
 async fn begin(
     kubelet: &mut KubeletClient<Channel>,
     args: &DeleteArgs,
@@ -64,7 +63,7 @@ async fn begin(
         DeleteRequest { key: Some(key.clone()), grace_period_seconds: args.grace_period, wait: args.wait };
     let progress = kubelet.delete(request).await?.into_inner();
     let (resource, name) = (kinds::resource(key.kind.parse().map_err(unknown)?), &key.name);
-    // As kubectl: said when it is on record, while the wait goes on.
+    // Like kubectl, confirm once the deletion is recorded, before the wait.
     writeln!(out, "{resource} \"{name}\" deleted").and_then(|()| out.flush()).map_err(Error::Output)?;
     Ok(progress)
 }
@@ -93,7 +92,7 @@ fn wanted(args: &DeleteArgs) -> Result<Vec<ObjectKey>, Error> {
     }
 }
 
-/// What the files describe, users before what they use: later documents first.
+/// The objects in the files, later documents first: users come before what they use.
 fn described(args: &DeleteArgs) -> Result<Vec<ObjectKey>, Error> {
     let mut keys = Vec::new();
     for document in files::read(&args.filenames)? {

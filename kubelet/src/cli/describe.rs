@@ -1,4 +1,4 @@
-//! `describe`: one object, told at length, with its events.
+//! `describe`: one object in detail, with its events.
 
 mod pod;
 mod report;
@@ -18,7 +18,7 @@ use crate::objects::{
 };
 use report::Report;
 
-/// A kind that can be told at length.
+/// A kind that `describe` supports.
 trait Describe: Object {
     fn describe(&self, report: &mut Report);
 }
@@ -26,7 +26,7 @@ trait Describe: Object {
 pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result<(), Error> {
     let selected = kinds::select(&args.kind, &args.names)?;
     let mut kubelet = client::connect(&args.root).await?;
-    let mut told = 0;
+    let mut printed = 0;
     for (kind, names) in selected {
         let texts = match kind {
             Kind::Pod => describe_kind::<Pod>(&mut kubelet, args, &names).await?,
@@ -36,12 +36,16 @@ pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result
             Kind::PersistentVolume => describe_kind::<PersistentVolume>(&mut kubelet, args, &names).await?,
             Kind::StorageClass => describe_kind::<StorageClass>(&mut kubelet, args, &names).await?,
             Kind::CsiDriver => describe_kind::<CsiDriver>(&mut kubelet, args, &names).await?,
-            Kind::Event | Kind::Node => return Err(Error::Usage("describe shows no more of it than get")),
+            Kind::Event | Kind::Node => {
+                return Err(Error::Usage(
+                    "describe supports pods, claims, volumes, classes and CSI drivers: use get",
+                ));
+            }
         };
         for text in texts {
-            let gap = if told > 0 { "\n\n" } else { "" };
+            let gap = if printed > 0 { "\n\n" } else { "" };
             write!(out, "{gap}{text}").map_err(Error::Output)?;
-            told += 1;
+            printed += 1;
         }
     }
     Ok(())
@@ -62,10 +66,10 @@ async fn describe_kind<T: Describe>(
     }
     let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
     let now = now();
-    Ok(objects.iter().map(|object| tell(object, &events, now)).collect())
+    Ok(objects.iter().map(|object| describe_object(object, &events, now)).collect())
 }
 
-fn tell<T: Describe>(object: &T, events: &[Event], now: Time) -> String {
+fn describe_object<T: Describe>(object: &T, events: &[Event], now: Time) -> String {
     let mut report = Report::default();
     describe_metadata(object.metadata(), T::KIND, &mut report);
     object.describe(&mut report);
@@ -116,7 +120,7 @@ fn describe_events<T: Object>(object: &T, events: &[Event], now: Time, report: &
     report.table(1, &table);
 }
 
-/// `3s`, or `3s (x5 over 2m)` for what happened again.
+/// `3s`, or `3s (x5 over 2m)` for a repeated event.
 fn event_age(event: &Event, now: Time) -> String {
     let last = age::since(Some(event.last_timestamp), now);
     match event.count {

@@ -1,4 +1,4 @@
-//! What `-f` names.
+//! Reads the files that `-f` names.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::Error;
 use crate::manifest;
 
-/// A text and what errors call it.
+/// A text and its name in errors.
 #[derive(Debug)]
 pub(super) struct Document {
     pub(super) source: String,
@@ -42,7 +42,7 @@ fn read_file(path: &Path) -> Result<Document, Error> {
     read_limited(file, path)
 }
 
-/// Ends after one byte more than a manifest may have.
+/// Reads at most one byte more than a manifest may have.
 fn read_limited(file: impl Read, path: &Path) -> Result<Document, Error> {
     let source = path.display().to_string();
     let mut content = Vec::new();

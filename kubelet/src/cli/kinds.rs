@@ -1,4 +1,4 @@
-//! What people call the kinds.
+//! Resource names on the command line.
 
 use super::Error;
 use crate::objects::Kind;

@@ -1,15 +1,15 @@
-//! One word and one number for how a pod is, as kubectl finds them.
+//! kubectl's STATUS and RESTARTS columns of a pod.
 
 use super::age;
 use crate::objects::{ContainerState, ContainerStateTerminated, Pod, Time};
 
-/// The STATUS column: the phase, unless a container has more to say.
+/// The STATUS column: the phase, or a more specific reason of a container.
 pub(super) fn status(pod: &Pod) -> String {
     let status = &pod.status;
     let mut word =
         if status.reason.is_empty() { status.phase.as_str().to_owned() } else { status.reason.clone() };
     let mut has_running = false;
-    // The first container wins, so it is asked last.
+    // The first container takes precedence, so it comes last.
     for container in status.container_statuses.iter().rev() {
         match &container.state {
             ContainerState::Waiting(waiting) if !waiting.reason.is_empty() => word = waiting.reason.clone(),
@@ -35,7 +35,7 @@ fn end(ended: &ContainerStateTerminated) -> String {
     }
 }
 
-/// The RESTARTS column: how often, and when last.
+/// The RESTARTS column: the count and the time of the last one.
 pub(super) fn restarts(pod: &Pod, now: Time) -> String {
     let containers = &pod.status.container_statuses;
     let count: u64 = containers.iter().map(|container| u64::from(container.restart_count)).sum();

@@ -1,10 +1,10 @@
-//! Text of pods for a terminal, which acts on control characters.
+//! Makes text from pods safe for a terminal, which acts on control characters.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Control characters but line breaks as a reader can see them: `^[` for ESC, `\u{9b}` for those
-/// beyond ASCII; and letters that reorder or hide others.
+/// Escapes control characters except line breaks (`^[` for ESC, `\u{9b}` beyond ASCII), and
+/// characters that reorder or hide others.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     let is_harmless = |letter: char| letter == '\n' || !(letter.is_control() || is_unseen(letter));
     if text.chars().all(is_harmless) {
@@ -21,8 +21,8 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Letters without a shape of their own (Unicode category Cf), which change the direction of what
-/// follows, or are not shown; but for the soft hyphen and the joiners, which words have.
+/// Invisible characters (Unicode category Cf) that can reorder or hide text. The soft hyphen and
+/// the joiners are part of words, so they are not included.
 pub(super) fn is_unseen(letter: char) -> bool {
     matches!(letter,
         '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}'

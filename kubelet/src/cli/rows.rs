@@ -9,7 +9,7 @@ use crate::objects::{
 
 /// A kind that has a table.
 pub(super) trait Tabular: Object {
-    /// The columns of `get`; those from the second list on only with `-o wide`.
+    /// The columns of `get`; the second list is for `-o wide` only.
     fn head() -> (&'static [&'static str], &'static [&'static str]);
 
     /// One cell for each column.
@@ -156,7 +156,7 @@ impl Tabular for Event {
     }
 }
 
-/// The head of a table: namespace first where there are several.
+/// The table's header; the namespace comes first if there are several.
 pub(super) fn head<T: Tabular>(wide: bool, namespaced: bool) -> Vec<String> {
     let (narrow, more) = T::head();
     let namespace = if namespaced && T::KIND.is_namespaced() { &["NAMESPACE"][..] } else { &[] };
@@ -164,7 +164,7 @@ pub(super) fn head<T: Tabular>(wide: bool, namespaced: bool) -> Vec<String> {
     [namespace, narrow, more].concat().into_iter().map(str::to_owned).collect()
 }
 
-/// A row that fits `head`.
+/// A row with the columns of `head`.
 pub(super) fn row<T: Tabular>(object: &T, wide: bool, namespaced: bool, now: Time) -> Vec<String> {
     let mut row = object.row(now);
     if !wide {

@@ -8,7 +8,7 @@ use proto::kubelet::StopRequest;
 use super::{Error, client};
 use crate::config::StopArgs;
 
-/// Returns once the daemon's process has let go of the root directory.
+/// Returns once the daemon has released the root directory.
 pub(super) async fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), Error> {
     let mut kubelet = client::connect(&args.root).await?;
     let request = StopRequest { pods: args.pods, grace_seconds: Some(args.grace_period) };
@@ -21,7 +21,7 @@ pub(super) async fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), Err
     writeln!(out, "hawser-kubelet stopped").map_err(Error::Output)
 }
 
-/// The daemon holds the lock as long as it lives, and the kernel gives it up then.
+/// The daemon holds the lock until it exits.
 async fn wait_for_end(lock: PathBuf) -> Result<(), Error> {
     let waited =
         tokio::task::spawn_blocking(move || linux::lock::FileLock::exclusive(&lock, 0o600).map(drop));

@@ -1,10 +1,10 @@
-//! Tables in kubectl's look: columns as wide as they must be, three blanks apart.
+//! Tables in kubectl's format: columns as wide as needed, three spaces apart.
 
 use std::io::{self, Write};
 
 use super::printable::printable_line;
 
-/// No column is narrower, its blanks included.
+/// The minimum column width, with its spaces.
 const NARROWEST: usize = 6;
 const GAP: usize = 3;
 

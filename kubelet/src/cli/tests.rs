@@ -1,5 +1,5 @@
-//! The commands against a real API socket, as transcripts. No pod runs: what
-//! an engine does is done by hand on the store.
+//! The commands against a real API socket, as transcripts. No engine runs: the tests change the
+//! store in its place.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Fixture {
         path.display().to_string()
     }
 
-    /// Runs a command; what it prints, or its error as a person sees it.
+    /// Runs a command; returns its output, or its error as the user sees it.
     async fn run(&self, words: &str) -> Result<String, String> {
         let root = self.dir.path().join("root").display().to_string();
         let words = ["hawser-kubelet"].into_iter().chain(words.split(' ')).chain(["--root-dir", &root]);
@@ -88,7 +88,7 @@ impl Fixture {
 }
 
 impl Drop for Fixture {
-    /// The node's mount of its root directory on itself goes with it.
+    /// Also unmounts the root directory's mount on itself.
     fn drop(&mut self) {
         drop(self.engine.take());
         let root = self.dir.path().join("root");
@@ -121,7 +121,7 @@ fn running() -> PodStatus {
 }
 
 #[tokio::test]
-async fn apply_says_what_became_of_each_object() {
+async fn apply_reports_the_outcome_of_each_object() {
     let fixture = Fixture::new();
     let file = fixture.file("all.yaml", &format!("{POD}---\n{CLAIM}"));
     let apply = format!("apply -f {file}");
@@ -140,7 +140,7 @@ async fn apply_says_what_became_of_each_object() {
 }
 
 #[tokio::test]
-async fn apply_takes_all_of_a_file_or_nothing() {
+async fn apply_applies_a_whole_file_or_nothing() {
     let fixture = Fixture::new();
     let file = fixture.file("bad.yaml", &format!("{CLAIM}---\n{}", POD.replace("name: c", "name: C")));
     let error = fixture.run(&format!("apply -f {file}")).await.unwrap_err();
@@ -173,7 +173,7 @@ async fn pods_are_listed_as_kubectl_lists_them() {
         "worker-with-a-long-name",
         PodStatus { phase: PodPhase::Running, container_statuses: vec![crashing], ..PodStatus::default() },
     );
-    // Ages move while a test runs.
+    // A second may pass while the test runs.
     let table = fixture.run("get pods").await.unwrap().replace("1s", "0s");
     assert_eq!(
         table,
@@ -240,7 +240,7 @@ async fn storage_is_listed_as_kubectl_lists_it() {
 }
 
 #[tokio::test]
-async fn describe_tells_state_and_events() {
+async fn describe_shows_state_and_events() {
     let fixture = Fixture::new();
     let file = fixture.file("pod.yaml", POD);
     fixture.run(&format!("apply -f {file}")).await.unwrap();
@@ -291,7 +291,7 @@ async fn delete_waits_until_the_object_is_gone() {
 }
 
 #[tokio::test]
-async fn what_a_container_wrote_reaches_no_terminal_as_control_characters() {
+async fn control_characters_of_a_container_are_escaped_on_a_terminal() {
     let fixture = Fixture::new();
     let file = fixture.file("pod.yaml", POD);
     fixture.run(&format!("apply -f {file}")).await.unwrap();
@@ -313,7 +313,7 @@ async fn what_a_container_wrote_reaches_no_terminal_as_control_characters() {
 }
 
 #[tokio::test]
-async fn what_a_file_describes_is_not_deleted_behind_its_back() {
+async fn an_object_described_by_a_manifest_is_not_deleted() {
     let fixture = Fixture::new();
     let file = fixture.file("claim.yaml", CLAIM);
     let claim = crate::manifest::parse(CLAIM.as_bytes(), "claim.yaml").manifests.remove(0).described();
@@ -331,7 +331,7 @@ async fn what_a_file_describes_is_not_deleted_behind_its_back() {
 }
 
 #[tokio::test]
-async fn logs_come_without_prefixes_and_follow_to_the_end() {
+async fn logs_have_no_prefixes_and_follow_until_the_container_ends() {
     let fixture = Fixture::new();
     let file = fixture.file("pod.yaml", POD);
     fixture.run(&format!("apply -f {file}")).await.unwrap();
@@ -388,7 +388,7 @@ status: {phase: Running, podIP: 192.0.2.7}
 "#;
 
 #[tokio::test]
-async fn get_gives_back_every_field_that_was_applied() {
+async fn get_returns_every_applied_field() {
     let fixture = Fixture::new();
     let file = fixture.file("pod.yaml", EVERY_FIELD);
     fixture.run(&format!("apply -f {file}")).await.unwrap();
@@ -407,7 +407,7 @@ async fn get_gives_back_every_field_that_was_applied() {
         (&containers[0]["securityContext"]["windowsOptions"]["runAsUserName"], "u".into()),
         (&containers[0]["volumeMounts"], serde_json::json!([])),
         (&containers[1]["stdin"], true.into()),
-        // These are the kubelet's, as before.
+        // The kubelet still sets these.
         (&pod["spec"]["terminationGracePeriodSeconds"], 30.into()),
         (&pod["status"]["phase"], "Pending".into()),
         (&pod["metadata"]["deletionTimestamp"], serde_json::Value::Null),

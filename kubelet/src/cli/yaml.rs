@@ -1,8 +1,7 @@
 //! Objects as YAML, as `kubectl get -o yaml` writes them.
 //!
-//! A writer of JSON's few types. Strings are bare only where no reader of YAML,
-//! old or new, could take them for anything else; the rest are in JSON's quotes,
-//! which YAML has too.
+//! Writes JSON's few types. A string is unquoted only if every YAML reader, old or new, reads it as
+//! that string. All others are in JSON's quotes, which are valid YAML.
 
 use std::fmt::Write;
 
@@ -19,7 +18,7 @@ pub(super) fn write(value: &Value) -> String {
     text
 }
 
-/// Lines of a collection, each from its indentation to its end. An empty one is one line.
+/// Writes a collection, one line each from its indentation to its end. An empty one takes one line.
 fn block(value: &Value, indent: usize, out: &mut String) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
@@ -39,7 +38,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
                     || matches!(item, Value::Array(items) if !items.is_empty());
                 if nested {
                     block(item, indent + 2, out);
-                    // The first line of what is inside stands beside the dash.
+                    // The first line of the nested value follows the dash.
                     out.replace_range(start..start + indent + 2, " ");
                 } else {
                     out.push(' ');
@@ -60,7 +59,7 @@ fn after_key(value: &Value, indent: usize, out: &mut String) {
             out.push('\n');
             block(value, indent + 2, out);
         }
-        // As kubectl: the items of a sequence stand below the first letter of its name.
+        // Like kubectl, indent a sequence as far as its name.
         Value::Array(items) if !items.is_empty() => {
             out.push('\n');
             block(value, indent, out);
@@ -89,8 +88,8 @@ fn scalar(text: &str, out: &mut String) {
     if is_bare(text) {
         out.push_str(text);
     } else {
-        // JSON leaves DEL, the control characters beyond ASCII and letters that are not seen as they
-        // are; a terminal acts on them.
+        // JSON does not escape DEL, C1 control characters and invisible characters; a terminal acts
+        // on them.
         for letter in Value::from(text).to_string().chars() {
             match u32::from(letter) {
                 _ if !letter.is_control() && !is_unseen(letter) => {
@@ -105,7 +104,7 @@ fn scalar(text: &str, out: &mut String) {
     }
 }
 
-/// Lines of printable text that keep their shape in a literal block.
+/// Printable lines that a literal block preserves.
 fn is_block_text(text: &str) -> bool {
     text.contains('\n')
         && !text.starts_with([' ', '\n'])
@@ -125,13 +124,13 @@ fn literal(text: &str, indent: usize, out: &mut String) {
     }
 }
 
-/// Not a control character, a letter that is not seen, a surrogate's stand-in or a break of YAML 1.1.
+/// Not a control character, an invisible one, U+FFFD or a line break of YAML 1.1.
 fn is_plain_letter(letter: char) -> bool {
     !letter.is_control() && !is_unseen(letter) && !matches!(letter, '\u{2028}' | '\u{2029}')
 }
 
-/// A word, a path or a name: nothing that begins like a number, means something
-/// in YAML 1.1, or has a mark of YAML in it.
+/// A word, path or name without YAML marks, which does not look like a number or a YAML 1.1
+/// keyword.
 fn is_bare(text: &str) -> bool {
     const WORDS: &[&str] = &["y", "n", "yes", "no", "on", "off", "true", "false", "null"];
     let first = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/' || first == '_');

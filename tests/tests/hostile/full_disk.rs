@@ -132,7 +132,7 @@ fn a_kubelet_starts_and_ends_pods_on_a_full_xfs() {
     node.start_kubelet().unwrap();
     node.client(&["delete", "pod", "applied", "-n", "default"]).unwrap();
     ensure_gone(&node, "applied");
-    assert!(node.outputs().contains("the disk has no room for a socket"), "{}", node.outputs());
+    assert!(node.outputs().contains("serving clients on a socket in memory"), "{}", node.outputs());
     node.remove_manifest("filler.yaml").unwrap();
     ensure_gone(&node, "filler");
     node.stop().unwrap();

@@ -1,4 +1,4 @@
-//! A pod at length.
+//! `describe pod`.
 
 use super::report::{Report, moment};
 use super::{Describe, Table};

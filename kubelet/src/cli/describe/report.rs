@@ -1,4 +1,4 @@
-//! Text in `describe`'s look: `Key:   value`, nested by two blanks.
+//! Text in `describe`'s format: `Key:   value`, indented by two spaces per level.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -7,7 +7,7 @@ use super::Table;
 use crate::cli::printable::{printable, printable_line};
 use crate::objects::Time;
 
-/// Values of one level stand below each other.
+/// The values of one level are aligned.
 fn value_column(level: usize) -> usize {
     18 + 2 * level
 }
@@ -23,7 +23,7 @@ impl Report {
         self.line(level, key, value);
     }
 
-    /// A key whose value is the lines below it.
+    /// A key whose value is on the lines below it.
     pub(super) fn title(&mut self, level: usize, key: &str) {
         self.text.push_str(&format!("{}{key}:\n", "  ".repeat(level)));
     }
@@ -33,7 +33,7 @@ impl Report {
         self.text.push_str(&format!("{}{line}\n", "  ".repeat(level)));
     }
 
-    /// One line for each entry, the key before the first.
+    /// One line for each entry; the key is on the first.
     pub(super) fn map<V: Display>(&mut self, level: usize, key: &str, map: &BTreeMap<String, V>, sign: &str) {
         if map.is_empty() {
             return self.field(level, key, "");
@@ -49,7 +49,7 @@ impl Report {
         }
     }
 
-    /// A list on the lines below its key; nothing where it is empty.
+    /// A list below its key; nothing if it is empty.
     pub(super) fn list(&mut self, level: usize, key: &str, items: &[String]) {
         if items.is_empty() {
             return;
@@ -74,9 +74,9 @@ impl Report {
 
     fn line(&mut self, level: usize, key: &str, value: &str) {
         let head = format!("{}{key}:", "  ".repeat(level));
-        // A key that is too long keeps two blanks before its value.
+        // Keep two spaces between a long key and its value.
         let width = value_column(level).max(head.len() + 2);
-        // Further lines of the value stand below its first: none looks like a key.
+        // Indent further lines of the value, so that none looks like a key.
         let value = printable(value).replace('\n', &format!("\n{:width$}", ""));
         self.text.push_str(&format!("{head:<width$}{value}\n"));
     }

@@ -1,4 +1,4 @@
-//! Claims, volumes, classes and drivers at length.
+//! `describe` for claims, volumes, classes and drivers.
 
 use super::Describe;
 use super::report::Report;
