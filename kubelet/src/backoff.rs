@@ -1,4 +1,4 @@
-//! Exponential back-off, as data: the caller waits.
+//! Exponential back-off as plain data; the caller sleeps.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ impl Backoff {
         Self { initial, max, next: initial }
     }
 
-    /// Of volume operations and plugin registration: 500 ms to 2 min 2 s
-    /// (kubernetes, exponential_backoff.go).
+    /// For volume operations and plugin registration: 500 ms to 2 min 2 s (kubernetes,
+    /// exponential_backoff.go).
     pub(crate) const fn operation() -> Self {
         Self::new(Duration::from_millis(500), Duration::from_secs(122))
     }
 
-    /// Of a crashing container and of an image that cannot be had: 10 s to 5 min.
+    /// For crashing containers and failing image pulls: 10 s to 5 min.
     pub(crate) const fn restart() -> Self {
         Self::new(Duration::from_secs(10), Duration::from_secs(300))
     }
 
-    /// The pause before the next try; the one after it will be longer.
+    /// Returns the pause before the next try and lengthens the one after it.
     pub(crate) fn step(&mut self) -> Duration {
         let now = self.next;
         self.next = (now * 2).min(self.max);

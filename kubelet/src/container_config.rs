@@ -1,4 +1,4 @@
-//! A pod in CRI's words: the sandbox's configuration and each container's.
+//! Converts a pod to CRI: the sandbox's configuration and each container's.
 
 mod security;
 
@@ -17,15 +17,15 @@ use crate::pod_cgroup::Hierarchies;
 use crate::volumes::MountedVolumes;
 use crate::{dns, resources};
 
-/// Says which kubelet a sandbox belongs to, where several share a runtime.
+/// Names the kubelet that owns a sandbox, where several share a runtime.
 pub(crate) const ROOT_DIR_ANNOTATION: &str = "hawser.dev/root-dir";
 
 const ETC_HOSTS: &str = "/etc/hosts";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The kernel's limit for a host name, less its final zero.
+/// The kernel's limit for a host name, without the terminating NUL.
 const MAX_HOSTNAME: usize = 63;
 
-/// What cannot be put into CRI's words: CreateContainerConfigError.
+/// Why a pod cannot be converted: CreateContainerConfigError.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
@@ -52,7 +52,7 @@ pub(crate) enum Error {
     },
 }
 
-/// What a pod's configuration depends on beside its object.
+/// The node's part of a pod's configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node<'a> {
     pub(crate) name: &'a str,
@@ -60,7 +60,7 @@ pub(crate) struct Node<'a> {
     pub(crate) log_dir: &'a Path,
     pub(crate) cgroup_root: &'a str,
     pub(crate) hierarchies: &'a Hierarchies,
-    /// RuntimeDefault where a pod names no seccomp profile; otherwise Unconfined.
+    /// Use RuntimeDefault instead of Unconfined for pods without a seccomp profile.
     pub(crate) seccomp_default: bool,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Instance<'a> {
     pub(crate) image: &'a cri::Image,
     pub(crate) volumes: &'a MountedVolumes,
     pub(crate) facts: &'a PodFacts,
-    /// Files of the kubelet's own that are mounted into the container.
+    /// The kubelet's own file, mounted into the container.
     pub(crate) etc_hosts: &'a Path,
     pub(crate) termination_log: &'a Path,
 }
@@ -178,7 +178,7 @@ fn pod_labels(metadata: &ObjectMeta) -> [(String, String); 3] {
     ]
 }
 
-/// kubelet's own, from which a later kubelet knows the container again.
+/// kubelet's own annotations; a restarted kubelet identifies the container by them.
 fn annotations(instance: &Instance<'_>) -> HashMap<String, String> {
     let Instance { pod, container, .. } = instance;
     let policy = match container.termination_message_policy {

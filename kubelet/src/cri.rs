@@ -1,9 +1,10 @@
-//! The container runtime as the kubelet sees it: CRI v1 over one unix socket,
-//! the same for the embedded runtime and for containerd or CRI-O.
+//! The container runtime: CRI v1 over one unix socket, for the embedded runtime, containerd and
+//! CRI-O.
 //!
-//! Every call that changes something is a span `cri.<Method>` (looking is one at
-//! debug level); every call has a deadline, and every error names the method
-//! and what it was called for.
+//! - Every call that changes something is a span `cri.<Method>`; read-only calls are spans at debug
+//!   level.
+//! - Every call has a deadline.
+//! - Every error names the method and its object.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -21,7 +22,7 @@ use crate::unix_channel;
 
 /// kubelet's `runtimeRequestTimeout`.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// A registry may be slow; an import from disk never takes this long.
+/// A registry may be slow; an import from disk is faster.
 const PULL_DEADLINE: Duration = Duration::from_secs(600);
 
 pub(crate) const POD_NAME_LABEL: &str = "io.kubernetes.pod.name";
@@ -29,7 +30,7 @@ pub(crate) const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 pub(crate) const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 pub(crate) const CONTAINER_NAME_LABEL: &str = "io.kubernetes.container.name";
 
-/// A CRI call that was refused or got no answer in time.
+/// The runtime refused a CRI call or did not answer in time.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{method} {object}: rpc error: code = {code:?} desc = {message}")]
 pub struct Error {
@@ -41,7 +42,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// StopContainer's of the embedded runtime: the container runs despite SIGKILL.
+    /// Whether the embedded runtime's StopContainer reports that the container survived SIGKILL.
     pub(crate) fn is_survival(&self) -> bool {
         self.method == "StopContainer" && self.code == Code::FailedPrecondition
     }
@@ -57,10 +58,11 @@ pub(crate) struct Cri {
 }
 
 impl Cri {
-    /// Talks to the runtime behind `socket` from the first call on.
+    /// Connects to `socket` at the first call.
     pub(crate) fn new(socket: &Path) -> Self {
         let channel = unix_channel::connect_lazily(socket);
-        // A list has every pod's labels and annotations, up to half a MiB each; the default is 4 MiB.
+        // A list contains every pod's labels and annotations, up to 512 KiB each; tonic's default
+        // is 4 MiB.
         let limit = 512 << 20;
         Self {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(limit),
@@ -74,7 +76,7 @@ impl Cri {
         call("Version", "", DEADLINE, async move { runtime.version(request).await }).await
     }
 
-    /// Records that our own runtime set aside, in words.
+    /// Descriptions of the records that our own runtime set aside.
     pub(crate) async fn unreadable_records(&self) -> Result<Vec<String>> {
         let mut runtime = self.runtime.clone();
         let request = cri::StatusRequest { verbose: true };
@@ -93,7 +95,7 @@ impl Cri {
         Ok(reply.await?.pod_sandbox_id)
     }
 
-    /// `pod` is for people: spans and errors name it.
+    /// `pod` appears in spans and errors.
     pub(crate) async fn stop_pod_sandbox(&self, id: &str, pod: &str) -> Result<()> {
         let mut runtime = self.runtime.clone();
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
@@ -112,7 +114,7 @@ impl Cri {
             .or_else(unknown_is_done)
     }
 
-    /// `None` when the sandbox went away.
+    /// `None` if the sandbox does not exist.
     pub(crate) async fn pod_sandbox_status(&self, id: &str) -> Result<Option<cri::PodSandboxStatus>> {
         let mut runtime = self.runtime.clone();
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
@@ -121,7 +123,7 @@ impl Cri {
         found(reply.await).map(|reply| reply.and_then(|r| r.status))
     }
 
-    /// Those of one pod, or all (`None`).
+    /// The sandboxes of one pod, or all (`None`).
     pub(crate) async fn list_pod_sandboxes(&self, pod_uid: Option<&str>) -> Result<Vec<cri::PodSandbox>> {
         let mut runtime = self.runtime.clone();
         let filter = cri::PodSandboxFilter {
@@ -160,7 +162,7 @@ impl Cri {
         Ok(reply.await?.container_id)
     }
 
-    /// `container` is for people: spans and errors name it.
+    /// `container` appears in spans and errors.
     pub(crate) async fn start_container(&self, id: &str, container: &str) -> Result<()> {
         let mut runtime = self.runtime.clone();
         let request = cri::StartContainerRequest { container_id: id.to_owned() };
@@ -202,7 +204,7 @@ impl Cri {
         Ok(reply.await?.containers)
     }
 
-    /// `None` when the container went away.
+    /// `None` if the container does not exist.
     pub(crate) async fn container_status(&self, id: &str) -> Result<Option<cri::ContainerStatus>> {
         let mut runtime = self.runtime.clone();
         let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
@@ -211,7 +213,7 @@ impl Cri {
         found(reply.await).map(|reply| reply.and_then(|r| r.status))
     }
 
-    /// After the log was renamed: the runtime goes on in a new file.
+    /// Makes the runtime open a new log file after the old one was renamed.
     pub(crate) async fn reopen_container_log(&self, id: &str) -> Result<()> {
         let mut runtime = self.runtime.clone();
         let request = cri::ReopenContainerLogRequest { container_id: id.to_owned() };
@@ -220,8 +222,8 @@ impl Cri {
             .map(drop)
     }
 
-    /// Bytes in the writable layers of a pod's containers, by container id; of
-    /// those that the runtime knows it of.
+    /// Size in bytes of the writable layers of a pod's containers, by container id, as far as the
+    /// runtime reports it.
     pub(crate) async fn writable_layers(&self, pod_uid: &str) -> Result<HashMap<String, u64>> {
         let mut runtime = self.runtime.clone();
         let filter = cri::ContainerStatsFilter {
@@ -252,7 +254,7 @@ impl Cri {
         call("RemoveImage", id, DEADLINE, async move { images.remove_image(request).await }).await.map(drop)
     }
 
-    /// Where images are, as the runtime says.
+    /// The directories where the runtime stores images.
     pub(crate) async fn image_directories(&self) -> Result<Vec<PathBuf>> {
         let mut images = self.images.clone();
         let reply = call("ImageFsInfo", "", DEADLINE, async move {
@@ -262,7 +264,7 @@ impl Cri {
         Ok(file_systems.filter_map(|usage| usage.fs_id).map(|id| id.mountpoint.into()).collect())
     }
 
-    /// `None` when the image is not there.
+    /// `None` if the image is not present.
     pub(crate) async fn image(&self, image: &str) -> Result<Option<cri::Image>> {
         let mut images = self.images.clone();
         let request = cri::ImageStatusRequest { image: Some(image_spec(image)), verbose: false };
@@ -284,8 +286,8 @@ impl Cri {
         Ok(reply.image_ref)
     }
 
-    /// Every change of a container's state from now on. `Unimplemented` from
-    /// runtimes older than containerd 1.7.
+    /// Streams every container state change from this call on. Runtimes older than containerd 1.7
+    /// return `Unimplemented`.
     pub(crate) async fn container_events(&self) -> Result<Streaming<cri::ContainerEventResponse>> {
         let mut runtime = self.runtime.clone();
         call("GetContainerEvents", "", DEADLINE, async move {
@@ -333,7 +335,7 @@ fn span_of(method: &str, object: &str) -> Span {
     }
 }
 
-/// Stop and Remove of what is not there: done, whatever an older runtime says.
+/// Stop and Remove of an unknown object succeed, even if an older runtime reports an error.
 fn unknown_is_done(error: Error) -> Result<()> {
     if error.code == Code::NotFound { Ok(()) } else { Err(error) }
 }

@@ -1,4 +1,4 @@
-//! Pods that the node needs: those of priority, and the daemons behind volumes.
+//! Critical pods: those with system priority, and mount pods.
 
 use proto::mount_pod::{ROLE, ROLE_LABEL};
 
@@ -7,7 +7,7 @@ use crate::objects::Pod;
 /// kubelet's SystemCriticalPriority.
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// Whether a pod is one that the node needs: it is never evicted.
+/// Whether a pod must never be evicted.
 pub(crate) fn is_critical(pod: &Pod) -> bool {
     let class = pod.spec.priority_class_name.as_str();
     is_mount_pod(pod)
@@ -15,7 +15,7 @@ pub(crate) fn is_critical(pod: &Pod) -> bool {
         || pod.spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
-/// Whether a pod is the daemon behind a volume.
+/// Whether a pod runs the daemon of a volume.
 pub(crate) fn is_mount_pod(pod: &Pod) -> bool {
     pod.metadata.labels.get(ROLE_LABEL).is_some_and(|role| role == ROLE)
 }

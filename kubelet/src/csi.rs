@@ -1,8 +1,8 @@
-//! CSI calls to one driver, the way kubelet and the external provisioner make
-//! them: a new connection a call, authority `localhost`, two minutes at most.
+//! CSI calls to one driver, as kubelet and the external provisioner make them: a new connection per
+//! call, authority `localhost`, a timeout of two minutes.
 //!
-//! What matters in an error is whether the driver may have left something
-//! behind: see [`Error::is_final`].
+//! Callers need to know whether a failed call may have left a mount behind: see
+//! [`Error::is_final`].
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::unix_channel;
 /// kubelet's `csiTimeout`.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A CSI call that was refused, got no answer in time, or found nobody.
+/// A CSI call that the driver refused or did not answer in time, or that could not connect.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{method} of driver {driver}: rpc error: code = {code:?} desc = {message}")]
 pub struct Error {
@@ -34,9 +34,9 @@ pub struct Error {
 }
 
 impl Error {
-    /// Whether the driver said for certain that nothing was done. After any
-    /// other error the volume may be (half) mounted and must be unpublished and
-    /// unstaged later (kubernetes, csi_client.go `isFinalError`).
+    /// Whether the driver certainly did nothing. After any other error the volume may be partly
+    /// mounted, so it needs an unpublish and unstage later (kubernetes, csi_client.go
+    /// `isFinalError`).
     pub fn is_final(&self) -> bool {
         match self.code {
             Code::Cancelled
@@ -62,17 +62,17 @@ impl Error {
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// What a node plugin says it can do.
+/// The capabilities that a node plugin reports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct NodeCapabilities {
     pub(crate) stage: bool,
     pub(crate) mount_group: bool,
     pub(crate) single_node_multi_writer: bool,
-    /// NodeGetVolumeStats tells it.
+    /// NodeGetVolumeStats returns it.
     pub(crate) volume_condition: bool,
 }
 
-/// A registered driver: its name and where it listens.
+/// A registered driver: its name and its socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Driver {
     name: String,
@@ -152,7 +152,7 @@ impl Driver {
         .map(drop)
     }
 
-    /// `None` from drivers that do not say.
+    /// `None` if the driver does not report a condition.
     pub(crate) async fn node_volume_condition(
         &self,
         volume_id: &str,
@@ -226,7 +226,7 @@ impl Driver {
     {
         let name = format!("csi.{method}");
         let span = match method {
-            // Asked for ever, of every volume.
+            // Called repeatedly for every volume.
             "NodeGetVolumeStats" => debug_span!("csi", span = name, volume_id = object),
             _ => info_span!("csi", span = name, driver = self.name, volume_id = object),
         };

@@ -1,17 +1,17 @@
-//! What a pod's resolv.conf says. The runtime writes the file; the kubelet
-//! sends the content as a CRI DNSConfig.
+//! The content of a pod's resolv.conf. The kubelet sends it as CRI DNSConfig; the runtime writes
+//! the file.
 
 use std::path::Path;
 
 use proto::cri::DnsConfig;
 
-/// As many as the C library reads.
+/// The C library's limit.
 const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
 
-/// The node's own settings: policy `Default`, and `ClusterFirst` where there
-/// is no cluster. A missing file gives an empty configuration.
+/// The node's own settings: policy `Default`, and `ClusterFirst` without a cluster. A missing file
+/// gives an empty configuration.
 pub(crate) fn of_node(resolv_conf: &Path) -> std::io::Result<DnsConfig> {
     match std::fs::read_to_string(resolv_conf) {
         Ok(text) => Ok(limited(parse(&text))),
@@ -20,8 +20,8 @@ pub(crate) fn of_node(resolv_conf: &Path) -> std::io::Result<DnsConfig> {
     }
 }
 
-/// `more` (spec.dnsConfig) after `base`, without repeats; options of the same
-/// name in `more` win.
+/// Appends `more` (spec.dnsConfig) to `base` without duplicates; options in `more` replace those of
+/// the same name.
 pub(crate) fn merged(base: DnsConfig, more: DnsConfig) -> DnsConfig {
     let mut out = base;
     let add = |to: &mut Vec<String>, from: Vec<String>| {
@@ -45,7 +45,7 @@ fn parse(text: &str) -> DnsConfig {
         let mut words = line.split_whitespace();
         match words.next() {
             Some("nameserver") => config.servers.extend(words.next().map(str::to_owned)),
-            // The last `search` line counts (resolv.conf(5)).
+            // The last `search` line is effective (resolv.conf(5)).
             Some("search") => config.searches = words.map(str::to_owned).collect(),
             Some("options") => config.options.extend(words.map(str::to_owned)),
             _ => {}
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nodes_file_is_understood_and_cut_to_what_a_resolver_reads() {
+    fn the_nodes_file_is_parsed_and_cut_to_the_resolvers_limits() {
         let text = "# comment\nsearch old\nnameserver 10.0.0.1\nnameserver 10.0.0.2\n\
                     nameserver 10.0.0.3\nnameserver 10.0.0.4\nsearch a.example b.example\noptions ndots:2 edns0\n";
         let config = limited(parse(text));

@@ -1,5 +1,4 @@
-//! A container's environment: literal values, values with `$(VAR)`, and fields
-//! of the pod itself.
+//! A container's environment: literal values, values with `$(VAR)`, and fields of the pod.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -7,29 +6,29 @@ use std::collections::{BTreeMap, HashMap};
 use crate::expansion::expand;
 use crate::objects::{Container, EnvVar, Pod};
 
-/// The kernel takes no longer string (MAX_ARG_STRLEN, less the final zero).
+/// The kernel's limit for one string (MAX_ARG_STRLEN, without the terminating NUL).
 const MAX_TEXT_BYTES: usize = (128 << 10) - 1;
-/// Nor more of them together (three quarters of `_STK_LIM`, fs/exec.c).
+/// The kernel's limit for all strings (three quarters of `_STK_LIM`, fs/exec.c).
 const MAX_BYTES: usize = 6 << 20;
 
-/// A variable that cannot be given a value: CreateContainerConfigError.
+/// A variable without a valid value: CreateContainerConfigError.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("env {name}: valueFrom.fieldRef.fieldPath {field:?} is not supported")]
     Field { name: String, field: String },
-    #[error("env {name}: valueFrom names no source that is supported: use fieldRef")]
+    #[error("env {name}: the source in valueFrom is not supported: use fieldRef")]
     Source { name: String },
     #[error(
-        "{what}: longer than {MAX_TEXT_BYTES} bytes after $(VAR) is replaced; no program can be started with it"
+        "{what}: longer than {MAX_TEXT_BYTES} bytes after $(VAR) is replaced; the kernel cannot start a program with it"
     )]
     TextTooLong { what: String },
     #[error(
-        "{what}: env, command and args are longer than {MAX_BYTES} bytes after $(VAR) is replaced; no program can be started with them"
+        "{what}: env, command and args are longer than {MAX_BYTES} bytes after $(VAR) is replaced; the kernel cannot start a program with them"
     )]
     TooLong { what: String },
 }
 
-/// What fieldRef can see beside the pod's object.
+/// The values for fieldRef that are not in the pod's object.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PodFacts {
     pub(crate) node_name: String,
@@ -37,13 +36,13 @@ pub(crate) struct PodFacts {
     pub(crate) pod_ips: Vec<String>,
 }
 
-/// Ordered as written; a later variable of the same name replaces the earlier.
+/// In manifest order; a later variable replaces an earlier one of the same name.
 #[derive(Debug, Default)]
 pub(crate) struct Environment {
     variables: Vec<(String, String)>,
-    /// Where each name is in `variables`.
+    /// Index into `variables`, by name.
     places: HashMap<String, usize>,
-    /// Of all texts that were expanded.
+    /// The total length of all expanded texts.
     bytes: Cell<usize>,
 }
 
@@ -66,7 +65,7 @@ impl Environment {
         Ok(environment)
     }
 
-    /// Replaces `$(VAR)` in a command, argument or value, which `what` names in an error.
+    /// Replaces `$(VAR)` in a command, argument or value; errors name it as `what`.
     pub(crate) fn expand(&self, what: &str, text: &str) -> Result<String, Error> {
         let value_of = |name: &str| Some(self.variables.get(*self.places.get(name)?)?.1.as_str());
         let expanded = expand(text, value_of, MAX_TEXT_BYTES)
@@ -111,7 +110,7 @@ fn field(path: &str, pod: &Pod, facts: &PodFacts) -> Option<String> {
     }
 }
 
-/// `a.b['key']` as (`a.b`, `key`).
+/// Splits `a.b['key']` into (`a.b`, `key`).
 fn subscript(path: &str) -> Option<(&str, &str)> {
     let (base, rest) = path.split_once("['")?;
     Some((base, rest.strip_suffix("']")?))
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_double_each_other_are_refused_before_they_fill_the_memory() {
+    fn variables_that_expand_exponentially_are_refused_early() {
         let doubled = |number: usize| format!("$(A{0})$(A{0})", number - 1);
         let value = |number: usize| if number == 0 { "x".repeat(100) } else { doubled(number) };
         let env: Vec<_> = (0..40)

@@ -1,5 +1,5 @@
-//! /etc/hosts of a pod's containers: a file in the pod's directory, rewritten
-//! at each container start and mounted over the image's.
+//! /etc/hosts of a pod's containers: a file in the pod's directory, rewritten at each container
+//! start and mounted over the image's.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ fe00::0\tip6-mcastprefix\n\
 fe00::1\tip6-allnodes\n\
 fe00::2\tip6-allrouters\n";
 
-/// What stands in the file beside the fixed lines.
+/// The pod's own part of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Hosts {
     pub(crate) pod_ips: Vec<IpAddr>,
@@ -20,7 +20,7 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// The content for a pod with a network of its own.
+    /// The content for a pod with its own network.
     pub(crate) fn managed(&self) -> String {
         let mut text = format!("{HEADER}{FIXED}");
         for ip in &self.pod_ips {

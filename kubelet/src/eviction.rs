@@ -1,9 +1,8 @@
-//! What is done so that the disk does not fill up (kubernetes, pkg/kubelet/eviction
-//! and pkg/kubelet/images): pods that take more than their limits allow are
-//! evicted, and on a disk that is nearly full dead containers and unused images
-//! go.
+//! Keeps the disk from filling up (kubernetes, pkg/kubelet/eviction and pkg/kubelet/images):
+//! - Pods that exceed their limits are evicted.
+//! - On a nearly full disk, dead containers and unused images are removed.
 //!
-//! Node-pressure eviction (of pods within their limits) is not done.
+//! Node-pressure eviction (of pods within their limits) is not implemented.
 
 mod disk;
 mod garbage;
@@ -25,31 +24,30 @@ use crate::objects::{EventType, Object, Pod, PodPhase};
 use crate::worker::Tools;
 pub use garbage::ImageGc;
 
-/// As kubelet's.
+/// kubelet's period.
 const PERIOD: Duration = Duration::from_secs(10);
-/// A pod whose files take long to count is counted less often: at most this
-/// part of the time goes into it.
+/// Measuring a pod takes at most this part of the time (1/10), so a pod with many files is measured
+/// less often.
 const SHARE_OF_TIME: u32 = 10;
 
-/// Pods that are measured at a time: one with millions of files must not keep
-/// the others from being measured.
+/// Pods measured concurrently: one with millions of files must not delay the others.
 const AT_A_TIME: usize = 4;
-/// Longer than any count. What takes longer waits for a lock of the kernel that the pod may hold
-/// for ever: it goes on, and others are measured.
-const LONGEST_TURN: Duration = measure::TIME_LIMIT.saturating_add(Duration::from_secs(5));
+/// Longer than any measurement. A slower one waits for a kernel lock that the pod may hold forever:
+/// it continues without its permit, so that other pods are measured.
+const MEASURE_TIMEOUT: Duration = measure::TIME_LIMIT.saturating_add(Duration::from_secs(5));
 
 /// Evicts pods that are over their limits. Never ends.
 pub(crate) async fn watch_limits(tools: Arc<Tools>) {
-    // `None` while it is being measured.
+    // `None` while the measurement runs.
     let mut not_before: BTreeMap<String, Option<Instant>> = BTreeMap::new();
-    let mut looks: JoinSet<(String, Duration)> = JoinSet::new();
-    let turns = Arc::new(Semaphore::new(AT_A_TIME));
+    let mut measurements: JoinSet<(String, Duration)> = JoinSet::new();
+    let permits = Arc::new(Semaphore::new(AT_A_TIME));
     loop {
         let next = Instant::now() + PERIOD;
         loop {
             tokio::select! {
                 () = tokio::time::sleep_until(next) => break,
-                Some(Ok((uid, took))) = looks.join_next() => {
+                Some(Ok((uid, took))) = measurements.join_next() => {
                     not_before.insert(uid, Some(Instant::now() + took * SHARE_OF_TIME));
                 }
             }
@@ -62,15 +60,15 @@ pub(crate) async fn watch_limits(tools: Arc<Tools>) {
                 continue;
             }
             not_before.insert(uid.clone(), None);
-            let (tools, turns) = (Arc::clone(&tools), Arc::clone(&turns));
-            looks.spawn(async move {
-                // Never closed, so never an error.
-                let turn = turns.acquire().await;
+            let (tools, permits) = (Arc::clone(&tools), Arc::clone(&permits));
+            measurements.spawn(async move {
+                // The semaphore is never closed.
+                let permit = permits.acquire().await;
                 let begun = Instant::now();
-                let mut look = pin!(look_at(&tools, &pod));
-                if timeout(LONGEST_TURN, look.as_mut()).await.is_err() {
-                    drop(turn);
-                    look.await;
+                let mut measurement = pin!(check_limits(&tools, &pod));
+                if timeout(MEASURE_TIMEOUT, measurement.as_mut()).await.is_err() {
+                    drop(permit);
+                    measurement.await;
                 }
                 (uid, begun.elapsed())
             });
@@ -78,11 +76,11 @@ pub(crate) async fn watch_limits(tools: Arc<Tools>) {
     }
 }
 
-async fn look_at(tools: &Arc<Tools>, pod: &Arc<Pod>) {
+async fn check_limits(tools: &Arc<Tools>, pod: &Arc<Pod>) {
     let usage = match measure::of_pod(tools, pod).await {
         Ok(usage) => usage,
         Err(error) => {
-            let message = format!("the pod's limits on the disk: {}", trace::error_chain(&error));
+            let message = format!("cannot measure the pod's disk usage: {}", trace::error_chain(&error));
             tools.sinks.record(&pod.reference(), EventType::Warning, "DiskUsageUnknown", &message);
             return;
         }
@@ -92,8 +90,8 @@ async fn look_at(tools: &Arc<Tools>, pod: &Arc<Pod>) {
             tools.sinks.record(&pod.reference(), EventType::Warning, "Evicted", &message);
         }
     } else if !usage.is_complete {
-        let message = "the pod's files change too fast, or are too many, to be counted in full: \
-                       its limits on the disk count what was seen";
+        let message = "the pod has too many files, or changes them too fast, for a full count: \
+                       its limits apply to the counted part";
         tools.sinks.record(&pod.reference(), EventType::Warning, "DiskUsageIncomplete", message);
     }
 }

@@ -1,7 +1,7 @@
-//! `$(VAR)` in commands, arguments and environment values, with Kubernetes'
-//! rules: `$$` is a dollar sign, what is unknown or unfinished stays as written.
+//! Kubernetes' rules for `$(VAR)` in commands, arguments and environment values: `$$` is a dollar
+//! sign; unknown or unterminated references stay as written.
 
-/// Replaces each `$(NAME)` that `lookup` knows; `None` where that gives more than `most_bytes`.
+/// Replaces each `$(NAME)` that `lookup` knows; `None` if the result exceeds `most_bytes`.
 pub(crate) fn expand<'a>(
     text: &str,
     lookup: impl Fn(&str) -> Option<&'a str>,
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_beyond_its_limit_is_not_finished() {
+    fn expansion_stops_at_its_limit() {
         let long = "x".repeat(100);
         let lookup = |_: &str| Some(long.as_str());
         assert_eq!(expand("$(A)$(A)", lookup, 200).map(|text| text.len()), Some(200));

@@ -1,5 +1,5 @@
-//! Back-off by name, counted from events: restarts of a container, pulls of an
-//! image (kubernetes, client-go util/flowcontrol).
+//! Back-off per key, counted from events: restarts of a container, pulls of an image (kubernetes,
+//! client-go util/flowcontrol).
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,20 +20,20 @@ struct Entry {
 }
 
 impl KeyedBackoff {
-    /// What is left of the pause that follows `event`; `None`: go on.
+    /// The remaining pause after `event`; `None` if it is over.
     pub(crate) fn remaining(&self, key: &str, event: Time, now: Time) -> Option<Duration> {
         let entry = self.entries.get(key).filter(|e| !e.is_forgotten(event))?;
         entry.pause.checked_sub(since(event, now)).filter(|left| !left.is_zero())
     }
 
-    /// The same, counted from the last [`KeyedBackoff::step`].
+    /// The remaining pause after the last [`KeyedBackoff::step`].
     pub(crate) fn remaining_since_step(&self, key: &str, now: Time) -> Option<Duration> {
         let entry = self.entries.get(key).filter(|e| !e.is_forgotten(now))?;
         entry.pause.checked_sub(since(entry.last_update, now)).filter(|left| !left.is_zero())
     }
 
-    /// Goes on now, after `event`; the next pause is longer. Forgotten after
-    /// twice the longest pause without a step.
+    /// Starts an attempt after `event`, and lengthens the next pause. A key is reset after twice
+    /// the longest pause without a step.
     pub(crate) fn step(&mut self, key: &str, event: Time, now: Time) -> Duration {
         let fresh = || Entry { backoff: Backoff::restart(), pause: Duration::ZERO, last_update: now };
         let entry = self.entries.entry(key.to_owned()).or_insert_with(fresh);
@@ -45,7 +45,7 @@ impl KeyedBackoff {
         entry.pause
     }
 
-    /// The pause in force.
+    /// The current pause.
     pub(crate) fn pause(&self, key: &str) -> Duration {
         self.entries.get(key).map_or(Duration::ZERO, |e| e.pause)
     }

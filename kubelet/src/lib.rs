@@ -1,19 +1,20 @@
-//! The minimal kubelet: from manifests to running pods with volumes, on one
-//! machine, without a cluster.
+//! The minimal kubelet: runs pods with volumes from manifests, on one machine, without a cluster.
 //!
-//! Objects come from the manifest directory and from `apply`, and meet in the
-//! store; the engine makes the machine follow the store.
+//! Sources write objects from the manifest directory and from `apply` to the store. The engine
+//! makes the machine match the store.
 //!
 //! Layers, each of which uses only those below it (`xtask/tests/modules.rs` tests most of that):
 //!
-//! - `cli` (client commands) and `run` (the daemon) know everything; `run` chooses sources and sinks.
-//! - `standalone::api` and `standalone::provisioner`: the client API, and the work of a cluster's controllers.
-//! - `engine`, and what it runs: `worker`, `volumes`, `eviction`, `logs`, `plugins`. They do not know who
-//!   describes objects or who reads status.
+//! - `cli` (client commands) and `run` (the daemon) use everything; `run` chooses sources and
+//!   sinks.
+//! - `standalone::api` and `standalone::provisioner`: the client API, and the work of a cluster's
+//!   controllers.
+//! - `engine`, and its parts: `worker`, `volumes`, `eviction`, `logs`, `plugins`. They do not
+//!   depend on the sources of objects or the readers of status.
 //! - `source` (where objects come from) and `sink` (where status and events go).
-//! - `manifest`: from text to objects.
+//! - `manifest`: parses text to objects.
 //! - `standalone::store`: the objects, in memory and on disk.
-//! - `plan` and `status`: decisions without I/O, from an object and from what the runtime has of it.
+//! - `plan` and `status`: decisions without I/O, from an object and the runtime's state of it.
 //! - `objects`: the types of the Kubernetes API. They use no other module.
 
 mod backoff;

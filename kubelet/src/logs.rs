@@ -1,11 +1,10 @@
-//! Rotation of container logs, as kubelet's container log manager does it
-//! (kubernetes, pkg/kubelet/logs): a log that has grown beyond `max_size` is
-//! renamed, the runtime opens a new one (ReopenContainerLog), older ones are
-//! compressed, and the oldest go.
+//! Rotation of container logs, like kubelet's container log manager (kubernetes, pkg/kubelet/logs):
+//! - rename a log that exceeds `max_size`, and make the runtime open a new one
+//!   (ReopenContainerLog);
+//! - compress older logs and remove the oldest.
 //!
-//! A log that grows fast is looked at more often than every `PERIOD`, so that
-//! it does not grow far beyond its size with runtimes of others; ours never
-//! writes beyond its ceiling.
+//! A fast-growing log is checked more often than every `PERIOD`, to limit how far it exceeds its
+//! size with third-party runtimes. The embedded runtime enforces a ceiling itself.
 
 mod names;
 mod rotate;
@@ -26,7 +25,7 @@ use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::worker::Tools;
 pub(crate) use names::{is_compressed, rotated};
 
-/// Removes a log that is written no more, with what was rotated away from it.
+/// Removes a closed log and the logs rotated from it.
 pub(crate) fn remove(log: &Path) -> linux::Result<()> {
     let rotated = match names::all(log) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -44,7 +43,7 @@ const ROTATED_AT_ONCE: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     pub max_size: u64,
-    /// With the one that is written; at least 2.
+    /// Includes the current log; at least 2.
     pub max_files: usize,
 }
 
@@ -65,7 +64,7 @@ pub(crate) async fn keep_rotating(tools: Arc<Tools>, limits: Limits) {
         let logs = match running_logs(&tools).await {
             Ok(logs) => logs,
             Err(error) => {
-                debug!(%error, "cannot look at the containers' logs");
+                debug!(%error, "cannot list the containers' logs");
                 continue;
             }
         };
@@ -79,7 +78,7 @@ pub(crate) async fn keep_rotating(tools: Arc<Tools>, limits: Limits) {
     }
 }
 
-/// Some at a time: a pod that keeps the runtime from opening its log delays few others.
+/// Rotates a few at a time: a pod that delays the runtime's reopen delays few others.
 async fn rotate_all(tools: &Arc<Tools>, logs: Vec<Log>, limits: Limits) {
     let mut rotating = JoinSet::new();
     for log in logs {
@@ -96,9 +95,9 @@ async fn rotate_all(tools: &Arc<Tools>, logs: Vec<Log>, limits: Limits) {
     rotating.join_all().await;
 }
 
-/// When a log that goes on growing like this is over its size.
+/// When the log reaches its size limit at the current growth rate.
 fn until_next(before: Option<&(Instant, u64)>, (now, size): (Instant, u64), limits: Limits) -> Duration {
-    // After a rotation it starts from nothing.
+    // After a rotation the log starts at zero.
     let (since, grown) = match before {
         Some((at, size_then)) if size >= *size_then => (now - *at, size - size_then),
         Some((at, _)) => (now - *at, size),
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_that_grows_fast_is_looked_at_soon() {
+    fn a_fast_growing_log_is_checked_early() {
         let limits = Limits { max_size: 10 << 20, max_files: 5 };
         let now = Instant::now() + PERIOD;
         let before = |ago: u64, size| (now - Duration::from_secs(ago), size);

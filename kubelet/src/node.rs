@@ -1,5 +1,5 @@
-//! The node's own ground: the root directory with kubelet's layout, shared for
-//! mount propagation, and the lock that keeps a second kubelet out of it.
+//! The node's root directory: kubelet's layout, a shared mount for mount propagation, and the lock
+//! that excludes a second kubelet.
 
 mod own_mount;
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use linux::lock::FileLock;
 use linux::mountinfo;
 
-/// Why this node cannot be used.
+/// Why the root directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -35,7 +35,7 @@ pub enum Error {
     StillMounted { root: PathBuf, mounts: Vec<PathBuf> },
 }
 
-/// The root directory, held by this process.
+/// The root directory, locked by this process.
 #[derive(Debug)]
 pub struct Node {
     root: PathBuf,
@@ -43,10 +43,9 @@ pub struct Node {
 }
 
 impl Node {
-    /// Makes the directories, takes the lock (first, before anything changes)
-    /// and mounts the root directory on itself as a shared mount, so that what
-    /// a CSI driver mounts below it is seen by kubelet and runtime alike. A root
-    /// directory that is a mount point already is shared as it is.
+    /// Takes the lock before any change and creates the directories. Mounts the root directory on
+    /// itself as a shared mount, so that kubelet and runtime see what a CSI driver mounts below it.
+    /// If the root directory is a mount point already, it is only made shared.
     pub fn claim(root: &Path) -> Result<Self, Error> {
         make_dir(root, 0o750)?;
         let root = root.canonicalize().map_err(|source| Error::Directory {
@@ -65,13 +64,13 @@ impl Node {
         Ok(Self { root, _lock: lock })
     }
 
-    /// Absolute, without symbolic links: as mountinfo prints it.
+    /// Absolute and without symbolic links, as in mountinfo.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Takes the mount of the root directory on itself away again, after the
-    /// last pod is gone; a file system that the user mounted there stays. Refuses while anything is mounted below it.
+    /// Unmounts the root directory's mount on itself after the last pod is gone. Keeps a file
+    /// system that the user mounted there. Fails while anything is mounted below it.
     pub(crate) fn unshare(&self) -> Result<(), Error> {
         let kernel = |source| Error::Kernel { path: self.root.clone(), source };
         let below: Vec<PathBuf> = mountinfo::read()
@@ -147,8 +146,7 @@ mod tests {
                 assert_eq!(mounts_at(root), 1);
             }
             mount::unmount(root, mount::UnmountMode::Detach).unwrap();
-            // The same of a mount of the directory on itself that the user made, for
-            // instance in fstab.
+            // The user may also bind-mount the directory on itself, for example in fstab.
             mount::bind(root, root).unwrap();
             Node::claim(root).unwrap().unshare().unwrap();
             assert_eq!(mounts_at(root), 1);

@@ -1,12 +1,11 @@
-//! What the runtime has of one pod, looked up anew each time: the runtime's
-//! lists are the kubelet's memory.
+//! The runtime's state of one pod, read each time: the kubelet keeps no copy.
 
 use proto::cri::{self, ContainerState, PodSandboxState};
 
 use crate::cri::{CONTAINER_NAME_LABEL, Cri, POD_NAME_LABEL, POD_NAMESPACE_LABEL, Result};
 use crate::objects::Time;
 
-/// Newest first, both.
+/// Both lists are newest first.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
     pub(crate) sandboxes: Vec<cri::PodSandboxStatus>,
@@ -31,7 +30,7 @@ impl Observed {
         self.sandboxes.first().filter(|s| s.state() == PodSandboxState::SandboxReady)
     }
 
-    /// Every instance of one container, newest first.
+    /// All instances of one container, newest first.
     pub(crate) fn instances<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a cri::ContainerStatus> {
         self.containers.iter().filter(move |c| name_of(c) == name)
     }
@@ -75,7 +74,7 @@ pub(crate) fn full_name_of(container: &cri::ContainerStatus) -> String {
     format!("{}/{}/{}", label(POD_NAMESPACE_LABEL), label(POD_NAME_LABEL), name_of(container))
 }
 
-/// CRI's nanoseconds since 1970; 0 stands for never.
+/// CRI's nanoseconds since 1970; 0 means never.
 pub(crate) fn time(nanoseconds: i64) -> Option<Time> {
     (nanoseconds != 0).then(|| Time::from_nanosecond(i128::from(nanoseconds)).ok()).flatten()
 }

@@ -1,8 +1,8 @@
-//! What a pod needs next, as an ordered list of actions, decided from its object
-//! and from what the runtime has of it. No I/O: `worker` carries the list out.
+//! The next actions for a pod, as an ordered list, from its object and the runtime's state of it.
+//! No I/O: `worker` executes the list.
 //!
-//! Invariant: a kill is alone in its plan. The worker looks at the pod again
-//! before it takes anything from containers that may have survived.
+//! Invariant: a plan with a kill contains nothing else. The worker observes the pod again before it
+//! releases anything that surviving containers may use.
 
 use std::time::Duration;
 
@@ -12,32 +12,32 @@ use crate::keyed_backoff::KeyedBackoff;
 use crate::objects::{Pod, RestartPolicy, Time};
 use crate::observed::{Observed, attempt_of, full_name_of, instance_of, name_of, time};
 
-/// The order is the worker's. An action that fails ends the round if it is the pod's, and
-/// skips the rest of its container's actions if it is a container's.
+/// The worker follows the order. A failed action of the pod ends the round; a failed action of a
+/// container skips the rest of that container's actions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Report a container in CrashLoopBackOff.
+    /// Report CrashLoopBackOff for a container.
     BackOff {
         container: Container,
         remaining: Duration,
     },
-    /// Make the pod's cgroup and directories.
+    /// Create the pod's cgroup and directories.
     Prepare,
     /// Wait until all volumes of the pod are mounted.
     MountVolumes,
-    /// Stop what is left of an earlier sandbox. Its containers stay: they are the record of what has run.
+    /// Stop the remains of an earlier sandbox. Keep its containers: they record what has run.
     StopSandbox {
         id: String,
     },
     CreateSandbox {
         attempt: u32,
     },
-    /// Use a sandbox that is ready.
+    /// Use a ready sandbox.
     EnterSandbox {
         id: String,
         attempt: u32,
     },
-    /// Find the container's image, or pull it, by the container's pull policy.
+    /// Find or pull the container's image by its pull policy.
     PullImage {
         container: Container,
     },
@@ -48,19 +48,19 @@ pub(crate) enum Action {
         number: u32,
     },
     Start(Start),
-    /// Stop containers, all at the same time; each has the whole grace.
+    /// Stop containers concurrently; each has the whole grace period.
     Kill {
         targets: Vec<Target>,
         grace: Duration,
     },
-    /// No container runs, and none will start again: release what the pod holds.
+    /// No container runs or will start again: release the pod's resources.
     Finish,
 }
 
 /// Index into spec.containers.
 pub(crate) type Container = usize;
 
-/// An instance of a container to be started.
+/// A container instance to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) container: Container,
@@ -69,7 +69,7 @@ pub(crate) struct Start {
     pub(crate) after: Option<Time>,
 }
 
-/// A running container to be stopped.
+/// A running container to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) id: String,
@@ -80,7 +80,7 @@ pub(crate) struct Target {
 }
 
 impl Action {
-    /// The container that the action is for; `None` for an action of the whole pod.
+    /// The action's container; `None` for an action on the whole pod.
     pub(crate) fn container(&self) -> Option<Container> {
         match self {
             Self::BackOff { container, .. }
@@ -98,15 +98,15 @@ impl Action {
     }
 }
 
-/// The key of a container's restarts in the back-off.
+/// The back-off key for a container's restarts.
 pub(crate) fn restart_key(container: &str) -> String {
     format!("restart {container}")
 }
 
-/// The next actions of a pod that is to run. An empty plan: everything runs.
+/// The next actions of a pod that must run; empty if everything runs.
 pub(crate) fn run(pod: &Pod, observed: &Observed, restarts: &KeyedBackoff, now: Time) -> Vec<Action> {
     let ready = observed.ready_sandbox();
-    // A pod that never restarts does not get a second sandbox for what has run.
+    // A pod with restartPolicy Never gets no second sandbox for containers that have run.
     let lost = ready.is_none() && !observed.containers.is_empty();
     if lost && pod.spec.restart_policy == RestartPolicy::Never {
         return vec![Action::Finish];
@@ -143,7 +143,7 @@ pub(crate) fn run(pod: &Pod, observed: &Observed, restarts: &KeyedBackoff, now: 
     plan
 }
 
-/// The next actions of a pod that is to end: because it is deleted or evicted, or because no object describes it.
+/// The next actions of a pod that must end: deleted, evicted or orphaned.
 pub(crate) fn end(observed: &Observed, grace: Duration) -> Vec<Action> {
     let targets: Vec<Target> = observed.running().map(Target::of).collect();
     if targets.is_empty() { vec![Action::Finish] } else { vec![Action::Kill { targets, grace }] }
@@ -169,7 +169,7 @@ fn sandbox(observed: &Observed) -> Vec<Action> {
     stops.chain([Action::CreateSandbox { attempt }]).collect()
 }
 
-/// All instances but the newest that ended; also one that was created and never started.
+/// All ended instances but the newest, and any that was created but never started.
 fn removals<'a>(
     container: Container,
     name: &'a str,
@@ -187,7 +187,7 @@ fn removals<'a>(
     })
 }
 
-/// Of one container.
+/// The next step for one container.
 enum Next {
     Nothing,
     KeepRunning,
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_running_pod_is_left_alone() {
+    fn an_adopted_running_pod_needs_no_action() {
         let observed = observed(sandbox(Ready), &[container("a", Running, 0), container("b", Running, 0)]);
         assert_eq!(plan("Always", &observed), []);
     }
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ends_is_killed_before_anything_is_taken_from_it() {
+    fn a_pod_is_killed_before_its_resources_are_released() {
         let grace = Duration::from_secs(7);
         let containers = [container("a", Running, 0), container("b", Running, 0), container("c", Exited, 0)];
         let running = observed(sandbox(Ready), &containers);

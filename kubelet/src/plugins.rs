@@ -1,9 +1,9 @@
-//! CSI drivers that registered themselves: the watch on `plugins_registry` and
-//! the registration dialogue with each socket in it.
+//! Registered CSI drivers: the watch on `plugins_registry` and the registration of each socket in
+//! it.
 //!
-//! A socket that appears is asked who it is; one that is made anew is asked
-//! again; one that vanishes takes its driver with it. A socket that stays but
-//! does not answer stays registered, and calls to its driver fail.
+//! - A new or replaced socket starts a registration.
+//! - A removed socket deregisters its driver.
+//! - A socket that stays but does not answer stays registered, and calls to its driver fail.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -31,10 +31,10 @@ use crate::unix_channel;
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 const GET_INFO_DEADLINE: Duration = Duration::from_secs(1);
 const NOTIFY_DEADLINE: Duration = Duration::from_secs(5);
-/// How often the directory is looked at while it cannot be watched.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The poll interval while the directory cannot be watched.
+const POLL_PERIOD: Duration = Duration::from_secs(1);
 
-/// Why a socket's plugin was not registered.
+/// Why a plugin was not registered.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("dial {}", socket.display())]
@@ -86,12 +86,12 @@ impl Plugins {
         self.drivers().get(name).map(|r| r.driver.clone())
     }
 
-    /// Changes whenever a driver comes or goes.
+    /// Changes whenever a driver is registered or removed.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
 
-    /// The driver, as soon as it is registered.
+    /// Waits until the driver is registered.
     pub(crate) async fn wait_for(&self, name: &str) -> Driver {
         let mut changes = self.changes();
         loop {
@@ -103,18 +103,17 @@ impl Plugins {
         }
     }
 
-    /// Watches `dir` for ever, and makes it again when it is removed. Where inotify is not to be
-    /// had, since the kernel counts its instances by user and a pod's root may have taken all of
-    /// them, regular looks find what changed.
+    /// Watches `dir` forever and recreates it after a removal. Polls if inotify is unavailable: the
+    /// kernel limits instances per user, and a pod's root may hold all of them.
     pub(crate) async fn watch(self, dir: PathBuf) {
         let mut backoff = Backoff::operation();
         let mut sockets = Sockets { plugins: self, registrations: HashMap::new() };
         loop {
             match sockets.watch_once(&dir, &mut backoff).await {
                 Ok(()) => info!(dir = %dir.display(), "plugin directory was replaced, watching the new one"),
-                Err(error) => warn!(dir = %dir.display(), %error, "watch on the plugin directory is lost"),
+                Err(error) => warn!(dir = %dir.display(), %error, "lost the watch on the plugin directory"),
             }
-            sockets.look_for(&dir, backoff.step()).await;
+            sockets.poll_for(&dir, backoff.step()).await;
         }
     }
 
@@ -144,7 +143,7 @@ impl Plugins {
     }
 }
 
-/// The sockets in the directory, each with its running or finished dialogue.
+/// The sockets in the directory, each with its running or finished registration.
 struct Sockets {
     plugins: Plugins,
     registrations: HashMap<PathBuf, Registration>,
@@ -155,8 +154,8 @@ struct Registration {
     socket: SocketId,
 }
 
-/// Which socket it is: one that is made anew at the same path has another, also where the file
-/// system gives it the same inode.
+/// Identifies a socket: a new socket at the same path has another id, even if the file system
+/// reuses the inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SocketId {
     inode: u64,
@@ -164,7 +163,7 @@ struct SocketId {
 }
 
 impl SocketId {
-    /// `None` of what is no socket.
+    /// `None` if the path is not a socket.
     fn of(path: &Path) -> Option<Self> {
         let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_socket())?;
         Some(Self { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()) })
@@ -172,7 +171,7 @@ impl SocketId {
 }
 
 impl Sockets {
-    /// Returns when the directory itself went away.
+    /// Returns when the directory is removed.
     async fn watch_once(&mut self, dir: &Path, backoff: &mut Backoff) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
         let inotify = Inotify::init()?;
@@ -185,7 +184,7 @@ impl Sockets {
             | WatchMask::ONLYDIR;
         inotify.watches().add(dir, mask)?;
         let mut events = inotify.into_event_stream(vec![0; 4096])?;
-        // After the watch is in place, or a socket could slip between the two.
+        // Scan after the watch is in place, so that no socket is missed.
         self.rescan(dir)?;
         backoff.reset();
         while let Some(event) = events.next().await {
@@ -208,18 +207,18 @@ impl Sockets {
         Ok(())
     }
 
-    /// Looks regularly for as long as `span`.
-    async fn look_for(&mut self, dir: &Path, span: Duration) {
+    /// Polls for `span`.
+    async fn poll_for(&mut self, dir: &Path, span: Duration) {
         let end = Instant::now() + span;
         loop {
             if let Err(error) = self.rescan(dir) {
-                warn!(dir = %dir.display(), %error, "cannot look at the plugin directory");
+                warn!(dir = %dir.display(), %error, "cannot read the plugin directory");
             }
             let now = Instant::now();
             if now >= end {
                 return;
             }
-            tokio::time::sleep_until(end.min(now + LOOK_AGAIN)).await;
+            tokio::time::sleep_until(end.min(now + POLL_PERIOD)).await;
         }
     }
 
@@ -272,8 +271,8 @@ fn is_visible(name: &OsStr) -> bool {
     !name.as_encoded_bytes().starts_with(b".")
 }
 
-/// The dialogue with one socket: until it succeeds, or the driver's own
-/// NodeGetInfo refuses. After that kubelet too waits for a new socket.
+/// Registers one socket: retries until it succeeds, or the driver's NodeGetInfo fails. After that
+/// failure kubelet also waits for a new socket.
 async fn register(plugins: Plugins, socket: PathBuf) {
     let mut backoff = Backoff::operation();
     let (mut client, info) = loop {
@@ -320,7 +319,7 @@ async fn introduce(socket: &Path) -> Result<(RegistrationClient<Channel>, Plugin
     }
 }
 
-/// A socket file is there from bind(2) on but refuses until listen(2).
+/// A socket file exists from bind(2) on but refuses connections until listen(2).
 async fn dial(socket: &Path) -> io::Result<Channel> {
     let mut pause = Backoff::new(Duration::from_millis(1), Duration::from_millis(500));
     let dialled = tokio::time::timeout(DIAL_DEADLINE, async {
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_csi_plugin_with_a_version_we_speak_is_welcome() {
+    fn a_csi_plugin_with_a_supported_version_is_accepted() {
         validate(&info()).unwrap();
         validate(&PluginInfo { supported_versions: vec!["2.0.0".into(), "v1.1.0".into()], ..info() })
             .unwrap();
@@ -393,24 +392,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_watch_sockets_that_come_change_and_go_are_found_by_looks() {
+    async fn without_a_watch_polling_finds_added_replaced_and_removed_sockets() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("driver-reg.sock");
         let mut sockets = Sockets { plugins: Plugins::new(), registrations: HashMap::new() };
         let bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        sockets.look_for(dir.path(), Duration::ZERO).await;
+        sockets.poll_for(dir.path(), Duration::ZERO).await;
         let first = sockets.registrations[&socket].socket;
-        sockets.look_for(dir.path(), Duration::ZERO).await;
+        sockets.poll_for(dir.path(), Duration::ZERO).await;
         assert_eq!(sockets.registrations[&socket].socket, first);
 
         drop(bound);
         std::fs::remove_file(&socket).unwrap();
         let _bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        sockets.look_for(dir.path(), Duration::ZERO).await;
+        sockets.poll_for(dir.path(), Duration::ZERO).await;
         assert_ne!(sockets.registrations[&socket].socket, first);
 
         std::fs::remove_file(&socket).unwrap();
-        sockets.look_for(dir.path(), Duration::ZERO).await;
+        sockets.poll_for(dir.path(), Duration::ZERO).await;
         assert!(sockets.registrations.is_empty());
     }
 }

@@ -1,9 +1,9 @@
-//! The cgroup above a pod's containers, with kubelet's names and values:
-//! `<cgroup root>/kubepods[/burstable|/besteffort]/pod<uid>`. The runtime puts
-//! the containers' own cgroups below it.
+//! The parent cgroup of a pod's containers, with kubelet's names and values: `<cgroup
+//! root>/kubepods[/burstable|/besteffort]/pod<uid>`. The runtime creates the containers' own
+//! cgroups below it.
 //!
-//! Works on every hierarchy that is mounted: v1, v2, and both (hybrid). A
-//! controller that is not there limits nothing, and says so once in the log.
+//! Supports every mounted hierarchy: v1, v2, and both (hybrid). A missing controller enforces no
+//! limit, and is logged once.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,14 +19,14 @@ use crate::backoff::Backoff;
 /// Quota period of kubelet, in microseconds.
 pub(crate) const CPU_PERIOD_US: i64 = 100_000;
 const MIN_QUOTA_US: i64 = 1_000;
-/// Ten million processors; the kernel takes little more (kernel/sched/core.c, `max_cfs_runtime`).
+/// Ten million processors, close to the kernel's maximum (kernel/sched/core.c, `max_cfs_runtime`).
 const MAX_QUOTA_US: i64 = 1_000_000_000_000;
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
-/// A killed container's cgroup may outlive its last process by a moment.
+/// A killed container's cgroup may briefly remain after its last process.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A cgroup file that could not be written, or a directory made or removed.
+/// A failed operation on a cgroup's file or directory.
 #[derive(Debug, thiserror::Error)]
 #[error("{op} {object}")]
 pub struct Error {
@@ -48,28 +48,28 @@ impl From<linux::Error> for Error {
     }
 }
 
-/// What a pod's cgroup allows; `None` is without limit.
+/// The limits of a pod's cgroup; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) cpu_shares: i64,
-    /// Microseconds in each [`CPU_PERIOD_US`].
+    /// In microseconds per [`CPU_PERIOD_US`].
     pub(crate) cpu_quota_us: Option<i64>,
     pub(crate) memory_bytes: Option<i64>,
-    /// Processes and threads together.
+    /// The limit for processes and threads together.
     pub(crate) pids: Option<i64>,
 }
 
-/// cpu.shares of so many thousandths of a core.
+/// cpu.shares for thousandths of a core.
 pub(crate) fn shares(milli_cpu: i64) -> i64 {
     (milli_cpu.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// cfs quota of so many thousandths of a core, per [`CPU_PERIOD_US`].
+/// The CFS quota for thousandths of a core, per [`CPU_PERIOD_US`].
 pub(crate) fn quota_us(milli_cpu: i64) -> i64 {
     (milli_cpu.saturating_mul(CPU_PERIOD_US) / 1000).clamp(MIN_QUOTA_US, MAX_QUOTA_US)
 }
 
-/// cgroup v2's cpu.weight of v1's cpu.shares (runc's conversion).
+/// Converts v1's cpu.shares to cgroup v2's cpu.weight (runc's conversion).
 fn weight(shares: i64) -> i64 {
     1 + (shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9_999 / 262_142
 }
@@ -103,7 +103,7 @@ impl Hierarchies {
         Ok(found)
     }
 
-    /// Makes `path` (absolute, as CRI's cgroup_parent) and sets its limits.
+    /// Creates `path` (absolute, as CRI's cgroup_parent) and sets its limits.
     pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), Error> {
         let path = path.trim_start_matches('/');
         for hierarchy in &self.v1 {
@@ -130,9 +130,9 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// What kubelet sets for each container where cgroup v2 has it: one process out
-    /// of memory ends the whole container, and a limit on memory leaves no swap
-    /// beside it. `pod` is the pod's group, which has the same files.
+    /// kubelet's settings for each container on cgroup v2: an out-of-memory kill ends the whole
+    /// container, and a memory limit allows no additional swap. `pod` is the pod's cgroup, which
+    /// has the same files.
     pub(crate) fn container_files(&self, pod: &str) -> HashMap<String, String> {
         let Some(mount_point) = &self.v2 else { return HashMap::new() };
         let dir = mount_point.join(pod.trim_start_matches('/'));
@@ -143,7 +143,7 @@ impl Hierarchies {
             .collect()
     }
 
-    /// Removes `path` and what is left below it, in every hierarchy.
+    /// Removes `path` and its descendants in every hierarchy.
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
         let path = path.trim_start_matches('/');
         for mount_point in self.v1.iter().map(|h| &h.mount_point).chain(&self.v2) {
@@ -188,7 +188,7 @@ fn ensure_v2(mount_point: &Path, path: &str, limits: &Limits) -> Result<(), Erro
     Ok(())
 }
 
-/// With the groups below it, which a container may have made.
+/// Also removes nested cgroups, which a container may have created.
 async fn remove_tree(dir: &Path) -> Result<(), Error> {
     let deadline = tokio::time::Instant::now() + REMOVAL_DEADLINE;
     let mut pause = Backoff::new(Duration::from_millis(2), Duration::from_millis(100));
@@ -199,7 +199,7 @@ async fn remove_tree(dir: &Path) -> Result<(), Error> {
                 if e.source.kind() == io::ErrorKind::ResourceBusy
                     && tokio::time::Instant::now() < deadline =>
             {
-                debug!(cgroup = %dir.display(), "still busy");
+                debug!(cgroup = %dir.display(), "cgroup still busy");
                 tokio::time::sleep(pause.step()).await;
             }
             Err(e) => return Err(e.into()),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_gets_the_files_that_its_pods_group_has() {
+    fn a_container_gets_the_files_of_its_pods_cgroup() {
         let files = |hierarchies: &Hierarchies| hierarchies.container_files("/pods/a");
         let tree = tempfile::tempdir().unwrap();
         let v2 = Hierarchies { v1: Vec::new(), v2: Some(tree.path().to_owned()) };
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_limit_on_processes_is_the_kernels() {
+    async fn the_kernel_enforces_the_limit_on_processes() {
         let hierarchies = Hierarchies::mounted().unwrap();
         let path = format!("/hawser-test-{}", std::process::id());
         let limits = Limits { pids: Some(123), ..Limits::default() };

@@ -1,4 +1,4 @@
-//! What a pod's requests and limits mean: QoS class, cgroup values, OOM score.
+//! Derives QoS class, cgroup values and OOM score from a pod's requests and limits.
 
 use proto::cri::LinuxContainerResources;
 
@@ -7,11 +7,11 @@ use crate::pod_cgroup::{CPU_PERIOD_US, Limits, quota_us, shares};
 
 const GUARANTEED_OOM_SCORE: i64 = -997;
 const BEST_EFFORT_OOM_SCORE: i64 = 1000;
-/// kubelet's IsNodeCriticalPod, whose first half (static, or of a system priority)
-/// holds for every pod here: the administrator wrote its manifest.
+/// kubelet's IsNodeCriticalPod. Its first condition (static, or of a system priority) is true for
+/// every pod here: the administrator wrote its manifest.
 const NODE_CRITICAL_CLASS: &str = "system-node-critical";
 
-/// Kubernetes' class of a pod (apis/core/v1/helper/qos).
+/// The pod's QoS class (apis/core/v1/helper/qos).
 pub(crate) fn qos_class(pod: &Pod) -> QosClass {
     let containers = &pod.spec.containers;
     let named = |c: &Container| {
@@ -46,19 +46,19 @@ pub(crate) fn cgroup_path(cgroup_root: &str, pod: &Pod) -> String {
     }
 }
 
-/// Every place where a pod's cgroup may be, its class unknown.
+/// Every possible path of a pod's cgroup, for an unknown class.
 pub(crate) fn cgroup_paths_of_uid(cgroup_root: &str, uid: &str) -> [String; 3] {
     let root = cgroup_root.trim_end_matches('/');
     ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}/pod{uid}"))
 }
 
-/// Manifests may ask for more than an i64 can say.
+/// The sum of a manifest's amounts may exceed an i64.
 fn sum(parts: impl Iterator<Item = i64>) -> i64 {
     parts.fold(0, i64::saturating_add)
 }
 
-/// The pod's own limits: sums, and only where every container has one. The
-/// limit on processes is the node's, for every pod the same.
+/// The pod's own limits: sums, if every container has one. The limit on processes is the node's
+/// setting.
 pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     let containers = &pod.spec.containers;
     let requested = sum(containers.iter().map(|c| milli_cpu(request(c, "cpu"))));
@@ -75,7 +75,7 @@ pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     }
 }
 
-/// One container's, as CRI wants them.
+/// One container's resources for CRI.
 pub(crate) fn of_container(
     pod: &Pod,
     container: &Container,
@@ -83,7 +83,7 @@ pub(crate) fn of_container(
 ) -> LinuxContainerResources {
     let limits = &container.resources.limits;
     let oom_score_adj = if pod.spec.priority_class_name == NODE_CRITICAL_CLASS {
-        // The kernel takes the node's own pods last: a mount pod's death is its users' death.
+        // The kernel kills node-critical pods last: the death of a mount pod breaks its users.
         GUARANTEED_OOM_SCORE
     } else {
         oom_score_adj(qos_class(pod), bytes(request(container, "memory")), node_memory_bytes)
@@ -98,7 +98,7 @@ pub(crate) fn of_container(
     }
 }
 
-/// MemTotal; 0 where it cannot be read.
+/// MemTotal; 0 if unreadable.
 pub(crate) fn node_memory_bytes() -> i64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_takes_node_critical_pods_last() {
+    fn the_kernel_kills_node_critical_pods_last() {
         let burstable = serde_json::json!({"requests": {"memory": "32Mi"}});
         let score = |p: &Pod| of_container(p, &p.spec.containers[0], 4 << 30).oom_score_adj;
         let mut mount_pod = pod(&[burstable]);

@@ -1,9 +1,9 @@
-//! gRPC over a unix socket. The authority is `localhost`, as kubelet's own
-//! clients set it: a socket path is no valid HTTP/2 authority.
+//! gRPC over a unix socket. The authority is `localhost`, as in kubelet's own clients: a socket
+//! path is not a valid HTTP/2 authority.
 //!
-//! Invariant: a call ends soon after the process that it was made to was killed. That process may
-//! stay for as long as a thread of it waits for a volume's daemon, and its sockets stay with it:
-//! they take connections and calls, and answer none.
+//! Invariant: a call ends soon after its server process is killed. While a thread of that process
+//! waits for a volume's daemon, the process and its sockets remain: they accept connections and
+//! calls, but answer none.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 const AUTHORITY: &str = "http://localhost";
-/// Between two looks at the process behind a connection that is waited for.
-const LOOK: Duration = Duration::from_millis(500);
+/// The interval between checks of the server process while a connection waits.
+const CHECK_PERIOD: Duration = Duration::from_millis(500);
 
-/// A connection made now; the error is the socket's own.
+/// Connects now; the error is the socket's own.
 pub(crate) async fn connect(socket: &Path) -> io::Result<Channel> {
-    // The first stream is opened here and not inside tonic, whose transport
-    // error would hide the errno; later ones only replace a lost connection.
+    // Open the first stream here: tonic's transport error would hide the errno. Later streams
+    // replace a lost connection.
     let mut first = Some(UnixStream::connect(socket).await?);
     let socket = socket.to_owned();
     let connector = service_fn(move |_: Uri| {
@@ -35,7 +35,7 @@ pub(crate) async fn connect(socket: &Path) -> io::Result<Channel> {
     Endpoint::from_static(AUTHORITY).connect_with_connector(connector).await.map_err(io::Error::other)
 }
 
-/// A channel that connects at its first call and again after a loss.
+/// A channel that connects at its first call and again after a disconnect.
 pub(crate) fn connect_lazily(socket: &Path) -> Channel {
     let socket = socket.to_owned();
     let connector = service_fn(move |_: Uri| stream(None, socket.clone()));
@@ -50,10 +50,10 @@ async fn stream(ready: Option<UnixStream>, socket: PathBuf) -> io::Result<TokioI
     Ok(TokioIo::new(Watched::new(stream)?))
 }
 
-/// A connection that also ends when the process behind it was killed.
+/// A connection that ends when the server process is killed.
 struct Watched {
     stream: UnixStream,
-    /// `None` once it has come.
+    /// `None` once the server was killed.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -64,11 +64,12 @@ impl Watched {
     }
 }
 
-/// Of the process that listens (unix(7), SO_PEERCRED). One of another pid namespace has no number.
+/// Waits until the listening process (unix(7), SO_PEERCRED) is killed. A process in another pid
+/// namespace has no pid here.
 async fn killed(pid: Option<i32>) {
     let Some(pid) = pid.filter(|pid| *pid > 0) else { return std::future::pending().await };
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_PERIOD).await;
         if linux::process::is_killed(pid) {
             return;
         }
@@ -87,7 +88,7 @@ impl AsyncRead for Watched {
         let Some(end) = &mut self.end else { return Poll::Ready(Ok(())) };
         std::task::ready!(end.as_mut().poll(context));
         self.end = None;
-        // As if it had closed the connection.
+        // Report end of file, as if the server had closed the connection.
         Poll::Ready(Ok(()))
     }
 }
@@ -122,7 +123,7 @@ impl AsyncWrite for Watched {
     }
 }
 
-/// What a status says, with the cause that tonic hides behind "transport error".
+/// A status's message, with the cause that tonic hides behind "transport error".
 pub(crate) fn text(status: &tonic::Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);

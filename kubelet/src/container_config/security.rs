@@ -1,5 +1,5 @@
-//! Security contexts in CRI's words, with kubelet's defaults
-//! (kubernetes, pkg/kubelet/kuberuntime/security_context.go).
+//! Converts security contexts to CRI, with kubelet's defaults (kubernetes,
+//! pkg/kubelet/kuberuntime/security_context.go).
 
 use proto::cri;
 use proto::cri::security_profile::ProfileType;
@@ -9,7 +9,7 @@ use crate::objects::{
     Capabilities, Pod, SeccompProfile, SeccompProfileType, SecurityContext, SupplementalGroupsPolicy,
 };
 
-/// What procMount Default hides.
+/// The paths that procMount Default masks.
 const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
@@ -62,7 +62,7 @@ pub(super) fn of_container(
     let run_as_group = own.run_as_group.or(of_pod.run_as_group).map(number);
     let (run_as_user, run_as_username) = match run_as_user {
         Some(uid) => (Some(number(uid)), String::new()),
-        // A runtime takes a group only beside a user: that of the image.
+        // CRI allows a group only together with a user, so pass the image's user.
         None if run_as_group.is_some() => (instance.image.uid, instance.image.username.clone()),
         None => (None, String::new()),
     };
@@ -98,7 +98,7 @@ fn check_non_root(
     match (run_as_user, image_user, instance.image.username.as_str()) {
         (Some(0), _, _) => Err(Error::RunsAsRoot),
         (None, Some(0), _) | (None, None, "" | "root") => Err(Error::ImageRunsAsRoot),
-        // Which number it has, the image says.
+        // The image maps the user name to a number.
         (None, None, name) => Err(Error::ImageUserUnknown { user: name.to_owned() }),
         _ => Ok(()),
     }
@@ -134,7 +134,7 @@ fn capabilities(wanted: &Capabilities) -> cri::Capability {
     }
 }
 
-/// Without a profile the node's default counts, as with kubelet's seccompDefault.
+/// Without a profile, kubelet's seccompDefault applies.
 fn seccomp(profile: Option<&SeccompProfile>, node: Node<'_>) -> Result<cri::SecurityProfile, Error> {
     let kind = |profile_type: ProfileType, localhost_ref: String| cri::SecurityProfile {
         profile_type: profile_type.into(),

@@ -1,4 +1,4 @@
-//! How full a file system is, in kubelet's arithmetic.
+//! Disk usage of a file system, with kubelet's rounding.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// `None` where there is no such file system, or one without a size.
+    /// `None` if the file system does not exist or reports no size.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let found = statvfs(path).ok()?;
         let unit: u64 = found.fragment_size();
@@ -27,7 +27,7 @@ impl Space {
         100_u64.saturating_sub(u64::try_from(available).unwrap_or(100))
     }
 
-    /// What must become free until `percent` is used.
+    /// The bytes to free until usage is at most `percent`.
     pub(super) fn missing_for(self, percent: u64) -> u64 {
         let wanted = u128::from(self.capacity) * u128::from(100_u64.saturating_sub(percent)) / 100;
         u64::try_from(wanted).unwrap_or(u64::MAX).saturating_sub(self.available)

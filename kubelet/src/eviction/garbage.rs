@@ -1,8 +1,8 @@
-//! Removal of dead containers and unused images on a disk that is nearly full.
+//! Removes dead containers and unused images from a nearly full disk.
 //!
-//! Invariant: nothing goes that the kubelet still decides by. A container of a
-//! pod that has ended goes only after the pod's end is on disk; of a pod that
-//! goes on, the newest instance of each container stays.
+//! Invariant: containers that the kubelet still needs for decisions stay.
+//! - The containers of an ended pod are removed only after the pod's status is on disk.
+//! - The newest instance of each container of a running pod stays.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -19,29 +19,29 @@ use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::objects::{EventType, ObjectRef, PodPhase};
 use crate::worker::Tools;
 
-/// How often the images' users are looked at while there is space.
-const LOOK_PERIOD: Duration = Duration::from_secs(60);
+/// How often the images in use are recorded while there is space.
+const IMAGE_SCAN_PERIOD: Duration = Duration::from_secs(60);
 
 /// `--image-gc-high-threshold`, `--image-gc-low-threshold`, `--minimum-image-ttl-duration`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageGc {
-    /// Percent of the disk beyond which dead containers and unused images go.
+    /// Usage in percent above which dead containers and unused images are removed.
     pub high_percent: u64,
-    /// Percent of the disk down to which images go.
+    /// Usage in percent at which image removal stops.
     pub low_percent: u64,
-    /// Images that were found or used more recently stay.
+    /// Images found or used more recently stay.
     pub min_age: Duration,
 }
 
 pub(super) async fn collect_for_ever(tools: Arc<Tools>, limits: ImageGc, period: Duration) {
     let mut images = Images::default();
-    let mut looked_at: Option<Instant> = None;
+    let mut scanned_at: Option<Instant> = None;
     loop {
         tokio::time::sleep(period).await;
         let directories = match tools.cri.image_directories().await {
             Ok(found) => found,
             Err(error) => {
-                debug!(%error, "where images are is not known");
+                debug!(%error, "cannot get the runtime's image directories");
                 continue;
             }
         };
@@ -52,13 +52,13 @@ pub(super) async fn collect_for_ever(tools: Arc<Tools>, limits: ImageGc, period:
         if has_full_disk {
             remove_dead_containers(&tools).await;
         }
-        if !has_full_disk && looked_at.is_some_and(|at| at.elapsed() < LOOK_PERIOD) {
+        if !has_full_disk && scanned_at.is_some_and(|at| at.elapsed() < IMAGE_SCAN_PERIOD) {
             continue;
         }
-        looked_at = Some(Instant::now());
+        scanned_at = Some(Instant::now());
         let collected = collect_images(&tools, limits, &mut images, &directories).await;
         if let Err(error) = collected {
-            warn!(%error, "unused images stay");
+            warn!(%error, "unused images not removed");
         }
     }
 }
@@ -71,8 +71,8 @@ async fn collect_images(
 ) -> crate::cri::Result<()> {
     let present = tools.cri.images().await?;
     let containers = tools.cri.list_containers(None).await?;
-    images.look(&present, &containers, Instant::now());
-    // Most runtimes have one directory; each is brought below its threshold.
+    images.record_use(&present, &containers, Instant::now());
+    // Most runtimes have one directory. Bring each one below its threshold.
     for directory in directories {
         let Some(space) = Space::of(directory).filter(|s| s.percent_used() >= limits.high_percent) else {
             continue;
@@ -84,7 +84,7 @@ async fn collect_images(
             }
             info!(image = image.id, tags = ?image.repo_tags, "removing an unused image from a full disk");
             if let Err(error) = tools.cri.remove_image(&image.id).await {
-                warn!(%error, "an unused image stays");
+                warn!(%error, "unused image not removed");
             }
         }
         let missing = Space::of(directory).map_or(0, |now| now.missing_for(limits.low_percent));
@@ -104,7 +104,7 @@ async fn collect_images(
 async fn remove_dead_containers(tools: &Tools) {
     let containers = match tools.cri.list_containers(None).await {
         Ok(containers) => containers,
-        Err(error) => return warn!(%error, "dead containers stay"),
+        Err(error) => return warn!(%error, "dead containers not removed"),
     };
     let pods = tools.store.pods();
     for pod in pods.iter().filter(|pod| !pod.metadata.is_deleted()) {
@@ -126,7 +126,7 @@ async fn remove_dead_containers(tools: &Tools) {
                 container = container.id,
                 "removing a dead container from a full disk"
             );
-            // The log of the newest instance tells how the container ended.
+            // Keep the log of the newest instance: it shows how the container ended.
             let removed = if newest.contains(container.id.as_str()) {
                 tools.cri.remove_container(&container.id).await
             } else {
@@ -135,7 +135,7 @@ async fn remove_dead_containers(tools: &Tools) {
                 tools.remove_instance(&pod.metadata, &container.id, which).await
             };
             if let Err(error) = removed {
-                warn!(%error, "a dead container stays");
+                warn!(%error, "dead container not removed");
             }
         }
     }

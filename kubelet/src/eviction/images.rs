@@ -1,5 +1,5 @@
-//! Which images go first: unused ones, the longest unused first
-//! (kubernetes, image_gc_manager.go). No I/O.
+//! The order in which images are removed: unused ones, least recently used first (kubernetes,
+//! image_gc_manager.go). No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,20 +7,20 @@ use std::time::Duration;
 use proto::cri;
 use tokio::time::Instant;
 
-/// What this kubelet has seen of the images, by id.
+/// When this kubelet saw each image, by id.
 #[derive(Debug, Default)]
 pub(super) struct Images(BTreeMap<String, Seen>);
 
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     first: Instant,
-    /// `None`: not since this kubelet started.
+    /// `None`: unused since this kubelet started.
     last_used: Option<Instant>,
 }
 
 impl Images {
-    /// One look at the runtime. Every container counts as a use, a dead one too.
-    pub(super) fn look(&mut self, images: &[cri::Image], containers: &[cri::Container], now: Instant) {
+    /// Records the images in use now. A dead container counts as a user.
+    pub(super) fn record_use(&mut self, images: &[cri::Image], containers: &[cri::Container], now: Instant) {
         let used = used(containers);
         self.0.retain(|id, _| images.iter().any(|image| image.id == *id));
         for image in images {
@@ -31,7 +31,7 @@ impl Images {
         }
     }
 
-    /// In the order in which they go; none that is in use, pinned or younger than `min_age`.
+    /// Images to remove, in order; none that is in use, pinned or younger than `min_age`.
     pub(super) fn candidates<'a>(
         &self,
         images: &'a [cri::Image],
@@ -51,7 +51,7 @@ impl Images {
     }
 }
 
-/// A container names its image by id, by reference, or as it was asked for.
+/// A container names its image by id, by reference, or as the pod's spec does.
 fn used(containers: &[cri::Container]) -> BTreeSet<&str> {
     let names = containers.iter().flat_map(|container| {
         let image = container.image.as_ref().map(|image| image.image.as_str());
@@ -90,8 +90,8 @@ mod tests {
         ];
         let start = Instant::now();
         let mut images = Images::default();
-        images.look(&all, &[user_of("used"), user_of("late"), user_of("early")], start);
-        images.look(&all, &[user_of("used"), user_of("late")], start + MINUTE);
+        images.record_use(&all, &[user_of("used"), user_of("late"), user_of("early")], start);
+        images.record_use(&all, &[user_of("used"), user_of("late")], start + MINUTE);
         let containers = [user_of("used")];
         let candidates = |after: Duration| {
             let found = images.candidates(&all, &containers, 2 * MINUTE, start + after);

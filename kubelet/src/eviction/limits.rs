@@ -1,5 +1,5 @@
-//! What a pod may take of the disk, and kubelet's words for a pod that takes
-//! more (kubernetes, eviction_manager.go and helpers.go). No I/O.
+//! A pod's limits on the disk, and kubelet's messages for a pod that exceeds them (kubernetes,
+//! eviction_manager.go and helpers.go). No I/O.
 
 use std::collections::BTreeMap;
 
@@ -7,28 +7,28 @@ use crate::objects::{Container, EmptyDirVolume, Pod, Quantity, Volume, VolumeSou
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
-/// What a pod takes, in bytes.
+/// A pod's disk usage in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// By volume; those on the disk alone.
+    /// By volume; emptyDirs on the disk only.
     pub(super) empty_dirs: BTreeMap<String, u64>,
     /// Writable layer, logs, /etc/hosts and termination messages, by container.
     pub(super) containers: BTreeMap<String, u64>,
     pub(super) is_complete: bool,
 }
 
-/// Whether there is anything to measure.
+/// Whether the pod has any limit.
 pub(super) fn has_any(pod: &Pod) -> bool {
     pod.spec.containers.iter().any(|c| limit_of(c).is_some())
         || pod.spec.volumes.iter().filter_map(disk_empty_dir).any(|volume| volume.size_limit.is_some())
 }
 
-/// Whether the containers' own storage matters, not the volumes' alone.
+/// Whether a limit covers the containers' own storage, not only the volumes'.
 pub(super) fn has_storage_limit(pod: &Pod) -> bool {
     pod.spec.containers.iter().any(|c| limit_of(c).is_some())
 }
 
-/// The message of the eviction, if there must be one: the first limit counts.
+/// The eviction message for the first exceeded limit.
 pub(super) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     empty_dir_exceeded(pod, usage)
         .or_else(|| pod_exceeded(pod, usage))
@@ -44,7 +44,7 @@ fn empty_dir_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     })
 }
 
-/// The sum of the containers' limits holds for all that the pod takes together.
+/// The sum of the containers' limits applies to the pod's total usage.
 fn pod_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     let limits: Vec<&Quantity> = pod.spec.containers.iter().filter_map(limit_of).collect();
     if limits.is_empty() {
@@ -71,7 +71,7 @@ fn container_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     })
 }
 
-/// An emptyDir that is no tmpfs: that one has its size from the kernel.
+/// An emptyDir on the disk; the kernel limits the size of a tmpfs.
 pub(super) fn disk_empty_dir(volume: &Volume) -> Option<&EmptyDirVolume> {
     match volume.source() {
         Some(VolumeSource::EmptyDir(source)) if source.medium.is_empty() => Some(source),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_kubelets() {
+    fn the_messages_are_kubelets() {
         let of = |usage| exceeded(&pod(), &usage);
         assert_eq!(of(usage(&[("small", 1_000_000)], &[("a", 1 << 20)])), None, "a limit may be reached");
         assert_eq!(

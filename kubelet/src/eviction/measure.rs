@@ -1,5 +1,5 @@
-//! What a pod takes of the disk: emptyDirs and logs by path, since both are the
-//! kubelet's own directories; writable layers by the runtime's word (CRI).
+//! Measures a pod's disk usage: emptyDirs and logs by path, since both are the kubelet's own
+//! directories; writable layers as the runtime reports them (CRI).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::cri::CONTAINER_NAME_LABEL;
 use crate::objects::Pod;
 use crate::worker::Tools;
 
-/// Of one directory.
+/// For one directory.
 const MAX_ENTRIES: u64 = 5_000_000;
-/// Of all directories of a pod.
+/// For all directories of a pod.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
-/// A pod that moves directories while they are counted cuts a count off: the
-/// largest of so many counts.
+/// A pod that moves directories during a count makes it incomplete: use the largest of this many
+/// counts.
 const TRIES: u32 = 5;
 
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
-//! The names of rotated logs, which are kubelet's: `0.log.20060102-150405`,
-//! with `.gz` once it is compressed, and `.tmp` while that is under way. More
-//! than one in a second are numbered: `0.log.20060102-150405-0001`.
+//! kubelet's names for rotated logs: `0.log.20060102-150405`, with `.gz` once it is compressed, and
+//! `.tmp` during compression. Further ones within a second are numbered:
+//! `0.log.20060102-150405-0001`.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -12,20 +12,20 @@ const SECOND_BYTES: usize = "20060102-150405".len();
 pub(super) const COMPRESSED: &str = ".gz";
 pub(super) const UNFINISHED: &str = ".tmp";
 
-/// When a log was rotated away: its second, and its number within that second.
+/// When a log was rotated: the second, and its number within that second.
 type When = (String, u32);
 
-/// What was rotated away from `log`, the oldest first; none twice.
+/// The logs rotated from `log`, oldest first, without duplicates.
 pub(crate) fn rotated(log: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = all(log)?;
     found.retain(|path| !ends_with(path, UNFINISHED));
-    // A kill between compressing a log and removing it leaves both: the plain one counts.
+    // A kill between compression and removal leaves both: use the plain one.
     let plain: Vec<PathBuf> = found.iter().filter(|path| !is_compressed(path)).cloned().collect();
     found.retain(|path| !is_compressed(path) || !plain.contains(&path.with_extension("")));
     Ok(found)
 }
 
-/// Unfinished ones, too.
+/// Includes unfinished ones.
 pub(super) fn all(log: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(log.parent().unwrap_or(Path::new(".")))? {
@@ -44,7 +44,7 @@ pub(super) fn is_unfinished(path: &Path) -> bool {
     ends_with(path, UNFINISHED)
 }
 
-/// The name for what is rotated now.
+/// The name of the log rotated now.
 pub(super) fn next(log: &Path, rotated: &[PathBuf], now: Timestamp) -> PathBuf {
     let now = now.strftime("%Y%m%d-%H%M%S").to_string();
     match rotated.last().and_then(|newest| when(log, newest)) {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_in_order_and_given_once() {
+    fn rotated_logs_are_listed_in_order_without_duplicates() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("0.log");
         for name in [

@@ -1,4 +1,4 @@
-//! One log's rotation (kubernetes, container_log_manager.go, rotateLog).
+//! Rotates one log (kubernetes, container_log_manager.go, rotateLog).
 
 use std::fs::{self, File};
 use std::io;
@@ -33,26 +33,26 @@ fn at(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |cause| Error::File { op, path, cause }
 }
 
-/// Removes what is too old, compresses what is left, moves the log away, and
-/// lets the runtime open a new one.
+/// Removes old logs, compresses the remaining ones, renames the current log, and makes the runtime
+/// open a new one.
 pub(super) async fn rotate(cri: &Cri, log: &Log, limits: Limits) -> Result<(), Error> {
     let (path, keep) = (log.path.clone(), limits.max_files.saturating_sub(2));
     let rotated = tokio::task::spawn_blocking(move || tidy(&path, keep)).await;
     let rotated = rotated.map_err(|_| Error::Thread)??;
     let target = names::next(&log.path, &rotated, Timestamp::now());
     match fs::rename(&log.path, &target) {
-        // The runtime was quicker.
+        // The runtime has rotated it already.
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         renamed => renamed.map_err(at("rename", &log.path))?,
     }
     cri.reopen_container_log(&log.container_id).await.map_err(|error| {
-        // The runtime still writes to it: it must be found under its name.
+        // The runtime still writes to it, so restore its name.
         drop(fs::rename(&target, &log.path));
         Error::Reopen(error)
     })
 }
 
-/// Returns what is left, the oldest first.
+/// Returns the remaining logs, oldest first.
 fn tidy(log: &Path, keep: usize) -> Result<Vec<PathBuf>, Error> {
     let listed = names::all(log).map_err(at("list the directory of", log))?;
     for unfinished in listed.iter().filter(|path| names::is_unfinished(path)) {
@@ -67,9 +67,9 @@ fn tidy(log: &Path, keep: usize) -> Result<Vec<PathBuf>, Error> {
     for path in kept.iter().filter(|path| !names::is_compressed(path)) {
         match compress(path) {
             Ok(()) => {}
-            // The runtime rotates the log of a container that writes fast, and has removed it.
+            // The runtime rotates fast-growing logs itself and has removed this one.
             Err(_) if !path.exists() => {}
-            // On a full disk, say. The log stays as it is, and goes in its turn.
+            // For example on a full disk. The uncompressed log is removed when it is the oldest.
             Err(error) => {
                 warn!(log = %path.display(), error = trace::error_chain(&error), "log not compressed");
             }

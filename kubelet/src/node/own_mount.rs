@@ -1,9 +1,9 @@
-//! The mount of the root directory on itself, and how it is told from a file system
-//! that the user mounted there.
+//! The root directory's mount on itself, and how it differs from a file system that the user
+//! mounted there.
 //!
-//! Invariant: only a mount that the record names, of this boot, with the shape of a
-//! mount of a directory on itself, is ever unmounted. The record is written before the
-//! mount is attached: a kubelet that was killed in between has attached nothing.
+//! Invariant: [`unshare`] unmounts only the recorded mount, of this boot, that maps a directory to
+//! itself. The record is written before the mount is attached: a kubelet killed in between has
+//! attached nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 const RECORD: &str = "hawser/own_mount.json";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Mount ids are numbers of one boot.
+/// Mount ids are valid for one boot.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -23,10 +23,10 @@ struct Record {
     mount_id: u64,
 }
 
-/// Makes the root directory a mount point, unless it is one, and shares it.
+/// Makes the root directory a shared mount point.
 pub(super) fn share(root: &Path) -> linux::Result<()> {
     if mountinfo::at(root)?.is_none() {
-        // Recursive: what is mounted below already must stay visible.
+        // Recursive, so that mounts below it stay visible.
         let tree = rootfs::clone_tree(root, true)?;
         let record = Record { boot_id: boot_id()?, mount_id: mount::id_of(&tree)? };
         let text = serde_json::to_vec(&record).map_err(|e| linux::Error::at("write", root, e))?;
@@ -36,7 +36,7 @@ pub(super) fn share(root: &Path) -> linux::Result<()> {
     mount::make_shared(root)
 }
 
-/// Takes away what [`share`] mounted, also in an earlier run; nothing else.
+/// Unmounts what [`share`] mounted, in this or an earlier run, and nothing else.
 pub(super) fn unshare(root: &Path) -> linux::Result<()> {
     let mounts = mountinfo::read()?;
     let recorded = recorded(root)?;
@@ -48,7 +48,7 @@ pub(super) fn unshare(root: &Path) -> linux::Result<()> {
     linux::atomic_file::discard(&root.join(RECORD))
 }
 
-/// The id of the mount that was made in this boot; one that cannot be read is none.
+/// The id of the mount made in this boot; `None` if the record is unreadable.
 fn recorded(root: &Path) -> linux::Result<Option<u64>> {
     let Ok(text) = std::fs::read(root.join(RECORD)) else { return Ok(None) };
     let boot_id = boot_id()?;
@@ -56,8 +56,8 @@ fn recorded(root: &Path) -> linux::Result<Option<u64>> {
     Ok(record.map(|record| record.mount_id))
 }
 
-/// Whether it shows the directory that it covers: ids are used again, and another
-/// mount may have got ours.
+/// Whether the mount shows the directory that it covers. The kernel reuses ids, so another mount
+/// may have ours.
 fn is_on_itself(found: &MountEntry, mounts: &[MountEntry]) -> bool {
     let Some(parent) = mounts.iter().find(|mount| mount.mount_id == found.parent_id) else { return false };
     let Ok(relative) = found.mount_point.strip_prefix(&parent.mount_point) else { return false };
