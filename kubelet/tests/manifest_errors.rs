@@ -1,8 +1,8 @@
-//! What a person is told about a bad manifest: file, line, column, field, value.
+//! Errors for a bad manifest: file, line, column, field, value.
 
 use kubelet::manifest::{FIELD_TABLE, Verdict, parse};
 
-/// The errors of a text, one a line.
+/// The errors of a text, one per line.
 fn errors(text: &str) -> String {
     let parsed = parse(text.as_bytes(), "web.yaml");
     parsed.errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
@@ -14,7 +14,7 @@ fn warnings(text: &str) -> String {
     parsed.manifests.iter().flat_map(|manifest| manifest.warnings.clone()).collect::<Vec<_>>().join("\n")
 }
 
-/// A pod whose spec has these lines, which begin at line 6.
+/// A pod whose spec consists of these lines, from line 6 on.
 fn pod(spec: &str) -> String {
     format!("apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\nspec:\n{spec}")
 }
@@ -49,7 +49,7 @@ fn lines_count_from_the_top_of_the_file_in_every_document() {
 }
 
 #[test]
-fn unknown_kinds_and_versions_are_refused_with_what_is_known() {
+fn unknown_kinds_and_versions_are_refused_with_the_known_ones() {
     assert_eq!(
         errors("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"),
         "web.yaml:2:7: kind: Unsupported value: \"Deployment\": supported values: Pod, PersistentVolume, \
@@ -64,20 +64,20 @@ fn unknown_kinds_and_versions_are_refused_with_what_is_known() {
 }
 
 #[test]
-fn quantities_are_checked_where_they_stand() {
+fn quantity_errors_name_their_position() {
     let text = pod(
         "  containers:\n  - name: c\n    image: demo\n    resources:\n      limits:\n        memory: 64MB\n",
     );
-    let said = errors(&text);
+    let error = errors(&text);
     assert!(
-        said.starts_with(
+        error.starts_with(
             "web.yaml:11:17: spec.containers[0].resources.limits.memory: invalid quantity \"64MB\""
         ),
-        "{said}"
+        "{error}"
     );
 }
 
-/// Each may be a mount, and the kernel has a limit for all pods together.
+/// Each may be a mount, and the kernel limits the mounts of all pods together.
 #[test]
 fn a_pod_of_too_many_volumes_is_refused() {
     let volumes = |count: usize| {
@@ -90,7 +90,7 @@ fn a_pod_of_too_many_volumes_is_refused() {
 }
 
 #[test]
-fn every_broken_rule_is_told_at_once() {
+fn every_broken_rule_is_reported_at_once() {
     let text = pod(concat!(
         "  volumes:\n  - name: data\n  containers:\n",
         "  - name: c\n    image: demo\n    volumeMounts:\n    - name: dat\n      mountPath: /data\n",
@@ -107,16 +107,16 @@ fn every_broken_rule_is_told_at_once() {
 
 #[test]
 fn names_follow_dns() {
-    let said = errors("apiVersion: v1\nkind: Pod\nmetadata:\n  name: My_Pod\nspec:\n  containers: []\n");
+    let error = errors("apiVersion: v1\nkind: Pod\nmetadata:\n  name: My_Pod\nspec:\n  containers: []\n");
     assert!(
-        said.starts_with("web.yaml:4:9: Pod \"My_Pod\" is invalid: metadata.name: Invalid value: \"My_Pod\": a lowercase RFC 1123 subdomain"),
-        "{said}"
+        error.starts_with("web.yaml:4:9: Pod \"My_Pod\" is invalid: metadata.name: Invalid value: \"My_Pod\": a lowercase RFC 1123 subdomain"),
+        "{error}"
     );
-    assert!(said.contains("spec.containers: Required value"), "{said}");
+    assert!(error.contains("spec.containers: Required value"), "{error}");
 }
 
 #[test]
-fn a_wrong_word_names_the_right_ones() {
+fn a_wrong_enum_value_lists_the_valid_ones() {
     assert_eq!(
         errors(&pod(&format!("{CONTAINER}  restartPolicy: Sometimes\n"))),
         "web.yaml:9:18: spec.restartPolicy: unknown variant `Sometimes`, expected one of `Always`, `OnFailure`, `Never`"
@@ -124,7 +124,7 @@ fn a_wrong_word_names_the_right_ones() {
 }
 
 #[test]
-fn fields_that_do_nothing_are_warnings_with_their_place() {
+fn fields_without_effect_are_warnings_with_their_position() {
     let text = pod(&format!(
         "{CONTAINER}    livenessProbe:\n      tcpSocket: {{port: 80}}\n  hostnameOverride: x\n"
     ));
@@ -196,18 +196,18 @@ fn a_value_that_kubernetes_refuses_does_not_make_a_known_field_unknown() {
 }
 
 #[test]
-fn fields_that_would_make_another_pod_are_refused() {
+fn fields_that_would_change_the_pod_are_refused() {
     assert_eq!(
         errors(&pod(&format!("{CONTAINER}  initContainers:\n  - name: first\n    image: demo\n"))),
         "web.yaml:10:5: Pod \"web\" is invalid: spec.initContainers: not supported: the containers would run \
          without what must run before them"
     );
-    let said = errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    configMap: {{name: x}}\n")));
-    assert!(said.contains("spec.volumes[0].configMap: not supported: supported volumes are"), "{said}");
+    let error = errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    configMap: {{name: x}}\n")));
+    assert!(error.contains("spec.volumes[0].configMap: not supported: supported volumes are"), "{error}");
 }
 
 #[test]
-fn what_says_nothing_loses_nothing() {
+fn empty_unsupported_fields_are_accepted() {
     let text = pod(&format!("{CONTAINER}  initContainers: []\n  hostPID: false\n  volumes: null\n"));
     assert_eq!(warnings(&text), "");
     let read_back = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: data\n  creationTimestamp: null\n  \
@@ -254,7 +254,7 @@ fn proc_mount_default_is_the_default_and_anything_else_is_refused() {
 
 /// docs/KUBELET.md shows each row of the table.
 #[test]
-fn the_document_shows_the_field_table() {
+fn the_document_contains_the_field_table() {
     let document = include_str!("../../docs/KUBELET.md");
     let rows: Vec<String> = FIELD_TABLE.iter().map(row).collect();
     let missing: Vec<&String> = rows.iter().filter(|row| !document.contains(row.as_str())).collect();

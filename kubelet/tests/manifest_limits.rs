@@ -1,6 +1,5 @@
-//! Manifests that are made to keep the kubelet busy: each is read or refused in
-//! bounded time, the error names the file and the limit, and what stands beside
-//! it is read.
+//! Manifests designed to keep the kubelet busy: each is read or refused in bounded time, the error
+//! names the file and the limit, and valid documents beside it are read.
 
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ const HEAD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n";
 const POD: &str =
     "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers: [{name: c, image: \"demo:1\"}]\n";
 
-/// Reads the text within the limit that the kubelet promises.
+/// Reads the text within the kubelet's time limit.
 fn read(bytes: &[u8]) -> Parsed {
     let begun = Instant::now();
     let parsed = parse(bytes, "web.yaml");
@@ -19,7 +18,7 @@ fn read(bytes: &[u8]) -> Parsed {
     parsed
 }
 
-/// The only error of a text that holds no object.
+/// The only error of a text without a valid object.
 fn error(bytes: impl AsRef<[u8]>) -> String {
     let parsed = read(bytes.as_ref());
     assert_eq!((parsed.manifests.len(), parsed.errors.len()), (0, 1), "{:?}", parsed.errors);
@@ -58,8 +57,8 @@ fn twenty_thousand_unknown_fields_that_are_refused_end_in_time() {
 
 #[test]
 fn deep_documents_are_refused_at_the_first_level_that_is_too_many() {
-    let told = error("[".repeat(400_000));
-    assert_eq!(told, "web.yaml:1:65: more than 64 levels of sequences and mappings: at most 64 are read");
+    let message = error("[".repeat(400_000));
+    assert_eq!(message, "web.yaml:1:65: more than 64 levels of sequences and mappings: at most 64 are read");
     let mut maps: String = (0..2000).map(|level| format!("{}a:\n", " ".repeat(level))).collect();
     assert!(error(&maps).contains("more than 64 levels"), "{}", error(&maps));
     maps = format!("{}1{}", "{\"a\": ".repeat(100_000), "}".repeat(100_000));
@@ -71,7 +70,7 @@ fn deep_documents_are_refused_at_the_first_level_that_is_too_many() {
 }
 
 #[test]
-fn aliases_count_as_what_they_stand_for() {
+fn aliases_count_as_their_expansion() {
     let mut bomb = "a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n".to_owned();
     for level in 1..10 {
         let before = level - 1;
@@ -83,10 +82,10 @@ fn aliases_count_as_what_they_stand_for() {
 #[test]
 fn a_document_of_four_mebibytes_is_refused_and_the_one_beside_it_is_read() {
     let large = format!("{POD}  annotation: {}\n", "x".repeat(4 << 20));
-    let told = error(&large);
+    let message = error(&large);
     let bytes = large.len();
     assert_eq!(
-        told,
+        message,
         format!("web.yaml:1:1: the document has {bytes} bytes: at most 3145728 (3 MiB) are read")
     );
     let both = read(format!("{large}---\n{POD}").as_bytes());
@@ -101,7 +100,7 @@ fn documents_and_their_values_are_counted() {
     assert_eq!(error(&many), "web.yaml:2002:1: more than 1000 documents in this file: at most 1000 are read");
     let values = format!("a: [{}]\n", "1,".repeat(1 << 20));
     assert!(error(&values).contains("at most 50000 are read"), "{}", error(&values));
-    // Blanks, comments and one text within the limit are no reason to refuse.
+    // Blank lines, comments and a long text within the limit are accepted.
     let sparse = format!("{}{}", "\n# \n".repeat(1 << 18), POD);
     assert_eq!(read(sparse.as_bytes()).manifests.len(), 1);
     let text = format!("{POD}  hostnameOverride: |\n{}", "    x\n".repeat(400_000));
@@ -109,20 +108,20 @@ fn documents_and_their_values_are_counted() {
 }
 
 #[test]
-fn what_is_no_text_is_refused_where_it_begins() {
+fn bytes_that_are_not_text_are_refused_with_their_position() {
     assert_eq!(error(b"a: 1\nb: \0\n"), "web.yaml:2:4: a NUL byte: a manifest is text");
     assert_eq!(error(b"a: 1\n\xc3\xa4: \xff\n"), "web.yaml:2:4: a byte that is not UTF-8");
 }
 
 #[test]
-fn messages_quote_only_the_beginning_of_what_they_found() {
-    let told = error(format!("{POD}  restartPolicy: {}\n", "x".repeat(1 << 20)));
-    assert!(told.len() < 2000, "{} bytes", told.len());
+fn messages_quote_only_the_beginning_of_a_value() {
+    let message = error(format!("{POD}  restartPolicy: {}\n", "x".repeat(1 << 20)));
+    assert!(message.len() < 2000, "{} bytes", message.len());
 }
 
-/// The same text must not mean one thing here and another on a node of a cluster.
+/// The same text must have the same meaning here and in a cluster.
 #[test]
-fn scalars_mean_what_they_mean_in_kubernetes() {
+fn scalars_have_the_same_meaning_as_in_kubernetes() {
     let pod = |value: &str| {
         format!("{POD}  hostNetwork: yes\n  terminationGracePeriodSeconds: 010\n  nodeName: {value}\n")
     };
@@ -143,7 +142,7 @@ fn scalars_mean_what_they_mean_in_kubernetes() {
 }
 
 #[test]
-fn a_key_twice_names_its_second_place() {
+fn a_duplicate_key_names_its_second_position() {
     assert_eq!(
         error(format!("{POD}  nodeName: a\n  nodeName: b\n")),
         "web.yaml:7:3: the key \"nodeName\" is in this mapping already"
@@ -151,7 +150,7 @@ fn a_key_twice_names_its_second_place() {
 }
 
 #[test]
-fn json_has_its_own_escapes_and_may_stand_on_one_line() {
+fn json_has_its_own_escapes_and_may_be_on_one_line() {
     let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","annotations":{"a":"\ud83d\ude00\/\t"}},"spec":{"containers":[{"name":"c","image":"demo:1"}]}}"#;
     let parsed = read(json.as_bytes());
     assert_eq!(parsed.errors, []);
@@ -161,7 +160,7 @@ fn json_has_its_own_escapes_and_may_stand_on_one_line() {
 }
 
 #[test]
-fn what_goes_on_to_the_runtime_has_limits() {
+fn fields_for_the_runtime_have_limits() {
     let long = "x".repeat(2 << 20);
     let path = format!("\"demo:1\", terminationMessagePath: \"/{long}\"");
     for (text, message) in [
