@@ -28,9 +28,9 @@ use crate::run;
 pub enum Error {
     #[error(transparent)]
     Run(#[from] run::Error),
-    #[error("no hawser-kubelet answers at {}: start one with 'hawser-kubelet run', or say where it is with --root-dir", socket.display())]
+    #[error("no hawser-kubelet answers at {}: start one with 'hawser-kubelet run', or set --root-dir", socket.display())]
     NoKubelet { socket: PathBuf },
-    #[error("permission denied at {}: only root may talk to the kubelet", socket.display())]
+    #[error("permission denied at {}: run this command as root", socket.display())]
     NotAllowed { socket: PathBuf },
     #[error("connect to {}", socket.display())]
     Connect {
@@ -57,11 +57,11 @@ pub enum Error {
     },
     #[error("{}", mistakes.join("\n"))]
     Manifest { mistakes: Vec<String> },
-    #[error("the kubelet's answer is no object of this version")]
+    #[error("the kubelet's reply is not an object of this version")]
     Answer(#[source] serde_json::Error),
     #[error("write to stdout")]
     Output(#[source] io::Error),
-    #[error("wait for the kubelet's end")]
+    #[error("wait for the kubelet to exit")]
     WaitForEnd(#[source] linux::Error),
 }
 

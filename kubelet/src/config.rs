@@ -19,7 +19,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the kubelet until SIGTERM; pods stay and are adopted by the next start
+    /// Run the kubelet until SIGTERM; pods keep running and the next start adopts them
     Run(Box<RunArgs>),
     #[command(flatten)]
     Client(ClientCommand),
@@ -36,9 +36,9 @@ pub enum ClientCommand {
     Describe(DescribeArgs),
     /// Print the log of a container
     Logs(LogsArgs),
-    /// Delete objects; a claim's data goes by its reclaim policy
+    /// Delete objects; the reclaim policy decides about a claim's data
     Delete(DeleteArgs),
-    /// End the kubelet
+    /// Stop the kubelet
     Stop(StopArgs),
 }
 
@@ -54,7 +54,7 @@ pub struct RunArgs {
     pub images: PathBuf,
     #[command(flatten)]
     pub image_limits: runtime::ImageLimits,
-    /// Directory of CNI configurations; the first by name counts
+    /// Directory of CNI configurations; the first by name is used
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
     /// Directory of CNI plugins
@@ -69,34 +69,34 @@ pub struct RunArgs {
     /// Control group of all pods and of the processes that unpack images, absolute within each hierarchy
     #[arg(long, value_name = "PATH", default_value = "/hawser")]
     pub cgroup_root: String,
-    /// Processes and threads that one pod may have; 0: no limit
+    /// Maximum number of processes and threads per pod; 0: no limit
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub pod_pids_limit: u32,
-    /// Filter system calls (seccomp profile RuntimeDefault) where a pod names no profile
+    /// Filter system calls (seccomp profile RuntimeDefault) of pods without a profile
     #[arg(long)]
     pub seccomp_default: bool,
     /// Size at which a container's log is rotated
     #[arg(long, value_name = "SIZE", default_value = "10Mi", value_parser = size)]
     pub container_log_max_size: u64,
-    /// Log files of a container, with the one that is written
+    /// Maximum number of log files per container, including the current one
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..))]
     pub container_log_max_files: u16,
-    /// Percent of the disk beyond which dead containers and unused images are removed; 100: never
+    /// Disk usage in percent above which dead containers and unused images are removed; 100: never
     #[arg(long, value_name = "PERCENT", default_value_t = 85, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_high_threshold: u8,
-    /// Percent of the disk down to which unused images are removed
+    /// Disk usage in percent at which image removal stops
     #[arg(long, value_name = "PERCENT", default_value_t = 80, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_low_threshold: u8,
     /// Seconds after which an image counts as unused
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub minimum_image_ttl: u64,
-    /// Start containers with this OCI runtime (runc, crun, youki) and not with our own
+    /// Start containers with this OCI runtime (runc, crun, youki) instead of the built-in one
     #[arg(long, value_name = "PROGRAM", conflicts_with = "container_runtime_endpoint")]
     pub oci_runtime: Option<PathBuf>,
     /// Where the kernel refuses to restrict a container's devices, start it without CAP_MKNOD
     #[arg(long, conflicts_with_all = ["oci_runtime", "container_runtime_endpoint"])]
     pub allow_without_device_control: bool,
-    /// Use this CRI runtime (unix:///run/containerd/containerd.sock) and not the embedded one
+    /// Use this CRI runtime (unix:///run/containerd/containerd.sock) instead of the embedded one
     #[arg(long, value_name = "SOCKET", value_parser = unix_socket)]
     pub container_runtime_endpoint: Option<PathBuf>,
     /// Append one JSON line for each finished step to this file
@@ -160,7 +160,7 @@ pub struct GetArgs {
     /// Output format
     #[arg(short, long, value_enum)]
     pub output: Option<OutputFormat>,
-    /// Leave out the table's head
+    /// Omit the table's header
     #[arg(long)]
     pub no_headers: bool,
 }
@@ -208,10 +208,10 @@ pub struct LogsArgs {
     /// Container [default: the only one of the pod]
     #[arg(short, long, default_value = "", hide_default_value = true)]
     pub container: String,
-    /// Go on until the container ends
+    /// Follow the log until the container ends
     #[arg(short, long)]
     pub follow: bool,
-    /// The instance before the running one
+    /// Print the log of the previous instance
     #[arg(short, long)]
     pub previous: bool,
 }
@@ -237,7 +237,7 @@ pub struct DeleteArgs {
     /// Wait until the objects are gone; --wait=false returns at once
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     pub wait: bool,
-    /// Say nothing of what is not there
+    /// Ignore objects that do not exist
     #[arg(long)]
     pub ignore_not_found: bool,
 }
@@ -249,10 +249,10 @@ pub const STOP_GRACE_SECONDS: u64 = 300;
 pub struct StopArgs {
     #[command(flatten)]
     pub root: RootDir,
-    /// Take every pod and volume down first; otherwise they go on without a kubelet
+    /// Stop every pod and unmount every volume first; otherwise they keep running without a kubelet
     #[arg(long)]
     pub pods: bool,
-    /// The most time that a pod gets to end by itself, also if its manifest asks for more; 0 kills it at once
+    /// Maximum grace period of a pod, even if its manifest sets more; 0 kills it at once
     #[arg(long, value_name = "SECONDS", requires = "pods", default_value_t = STOP_GRACE_SECONDS)]
     pub grace_period: u64,
 }

@@ -103,5 +103,5 @@ fn may_be_evicted(pod: &Pod) -> bool {
 
 /// Frees a disk that is nearly full. Never ends.
 pub(crate) async fn watch_disk(tools: Arc<Tools>, thresholds: ImageGc) {
-    garbage::collect_for_ever(tools, thresholds, PERIOD).await;
+    garbage::collect_forever(tools, thresholds, PERIOD).await;
 }

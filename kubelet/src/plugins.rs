@@ -150,7 +150,7 @@ struct Sockets {
 }
 
 struct Registration {
-    dialogue: JoinHandle<()>,
+    task: JoinHandle<()>,
     socket: SocketId,
 }
 
@@ -198,9 +198,9 @@ impl Sockets {
             }
             if let Some(name) = event.name.filter(|n| is_visible(n)) {
                 if event.mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
-                    self.gone(&dir.join(name));
+                    self.remove(&dir.join(name));
                 } else {
-                    self.appeared(dir.join(name));
+                    self.add(dir.join(name));
                 }
             }
         }
@@ -236,12 +236,12 @@ impl Sockets {
         let lost: Vec<PathBuf> =
             self.registrations.keys().filter(|s| !present.contains(s)).cloned().collect();
         for socket in lost {
-            self.gone(&socket);
+            self.remove(&socket);
         }
         for socket in present {
             let visible = socket.file_name().is_some_and(is_visible);
             if visible && !self.is_known(&socket) {
-                self.appeared(socket);
+                self.add(socket);
             }
         }
         Ok(())
@@ -252,16 +252,16 @@ impl Sockets {
         known.is_some() && known == SocketId::of(socket)
     }
 
-    fn appeared(&mut self, socket: PathBuf) {
+    fn add(&mut self, socket: PathBuf) {
         let Some(id) = SocketId::of(&socket) else { return };
-        self.gone(&socket);
-        let dialogue = tokio::spawn(register(self.plugins.clone(), socket.clone()));
-        self.registrations.insert(socket, Registration { dialogue, socket: id });
+        self.remove(&socket);
+        let task = tokio::spawn(register(self.plugins.clone(), socket.clone()));
+        self.registrations.insert(socket, Registration { task, socket: id });
     }
 
-    fn gone(&mut self, socket: &Path) {
+    fn remove(&mut self, socket: &Path) {
         if let Some(registration) = self.registrations.remove(socket) {
-            registration.dialogue.abort();
+            registration.task.abort();
         }
         self.plugins.remove(socket);
     }
@@ -276,7 +276,7 @@ fn is_visible(name: &OsStr) -> bool {
 async fn register(plugins: Plugins, socket: PathBuf) {
     let mut backoff = Backoff::operation();
     let (mut client, info) = loop {
-        match introduce(&socket).await {
+        match get_info(&socket).await {
             Ok(found) => break found,
             Err(error) => {
                 warn!(socket = %socket.display(), error = trace::error_chain(&error), "plugin not registered yet");
@@ -304,7 +304,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
     }
 }
 
-async fn introduce(socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo), Error> {
+async fn get_info(socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo), Error> {
     let channel = dial(socket).await.map_err(|source| Error::Dial { socket: socket.to_owned(), source })?;
     let mut client = RegistrationClient::new(channel);
     let refused = |message| Error::GetInfo { socket: socket.to_owned(), message };

@@ -13,7 +13,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn without_a_kubelet_one_line_says_what_to_do() {
+fn without_a_kubelet_one_line_shows_what_to_do() {
     let root = tempfile::tempdir().unwrap();
     let output = Command::new(BINARY).args(["get", "pods", "--root-dir"]).arg(root.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -21,7 +21,7 @@ fn without_a_kubelet_one_line_says_what_to_do() {
         stderr(&output),
         format!(
             "error: no hawser-kubelet answers at {}/hawser/kubelet.sock: start one with 'hawser-kubelet run', \
-             or say where it is with --root-dir\n",
+             or set --root-dir\n",
             root.path().display()
         )
     );
@@ -51,7 +51,7 @@ fn a_user_other_than_root_gets_one_line() {
 }
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_help() {
     for command in ["run", "apply", "get", "describe", "logs", "delete", "stop"] {
         let output = Command::new(BINARY).args([command, "--help"]).output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();

@@ -164,7 +164,7 @@ fn a_client_cannot_replace_the_object_of_a_file() {
     let fixture = Fixture::new();
     fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
     let err = fixture.store.apply(pod("demo:2"), Source::Api).unwrap_err();
-    assert_eq!(err.to_string(), "Pod \"web\" is described by /manifests/p.yaml already");
+    assert_eq!(err.to_string(), "Pod \"web\" is already described by /manifests/p.yaml");
 }
 
 #[test]

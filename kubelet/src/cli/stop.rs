@@ -27,6 +27,6 @@ async fn wait_for_end(lock: PathBuf) -> Result<(), Error> {
         tokio::task::spawn_blocking(move || linux::lock::FileLock::exclusive(&lock, 0o600).map(drop));
     match waited.await {
         Ok(result) => result.map_err(Error::WaitForEnd),
-        Err(_) => Err(Error::Usage("the wait for the kubelet's end was cut off")),
+        Err(_) => Err(Error::Usage("interrupted while waiting for the kubelet to exit")),
     }
 }

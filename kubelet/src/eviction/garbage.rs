@@ -33,7 +33,7 @@ pub struct ImageGc {
     pub min_age: Duration,
 }
 
-pub(super) async fn collect_for_ever(tools: Arc<Tools>, limits: ImageGc, period: Duration) {
+pub(super) async fn collect_forever(tools: Arc<Tools>, limits: ImageGc, period: Duration) {
     let mut images = Images::default();
     let mut scanned_at: Option<Instant> = None;
     loop {

@@ -27,7 +27,7 @@ pub(super) enum Error {
     Kernel(#[from] linux::Error),
     #[error(transparent)]
     Cri(#[from] crate::cri::Error),
-    #[error("a thread ended early")]
+    #[error("the measuring thread panicked")]
     Thread,
 }
 

@@ -24,7 +24,7 @@ pub(super) enum Error {
     },
     #[error(transparent)]
     Reopen(crate::cri::Error),
-    #[error("a thread ended early")]
+    #[error("the rotating thread panicked")]
     Thread,
 }
 

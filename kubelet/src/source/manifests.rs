@@ -202,7 +202,8 @@ impl ScanState {
     fn report_duplicates(&self, plan: &Plan<'_>) {
         for (second, winner) in &plan.duplicates {
             let (path, line) = (second.path.display(), second.manifest.line);
-            let message = format!("{path}:{line}: not used: {} describes it already", winner.display());
+            let message =
+                format!("{path}:{line}: not used: {} already describes this object", winner.display());
             let reference = second.manifest.object.reference();
             self.store.record(&reference, EventType::Warning, "ManifestRefused", &message);
         }

@@ -11,10 +11,10 @@
 
 mod desired;
 mod disk;
+mod entries;
 mod events;
 mod full_disk;
 mod outcome;
-mod shelf;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ use crate::objects::{
     Pod, PodStatus, StorageClass, VolumePhase, now,
 };
 use disk::{Disk, Durability};
+use entries::{Entries, Entry, Key, PodEntries, PodEntry};
 use events::EventLog;
-use shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
 
 pub use desired::{AnyObject, Declared, Described, Outcome};
 pub(crate) use outcome::EVICTED;
@@ -50,7 +50,7 @@ pub const SOURCE_MISSING: &str = "missing";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("keep {kind} {name}")]
+    #[error("write {kind} {name}")]
     Keep {
         kind: Kind,
         name: String,
@@ -63,15 +63,15 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
-    #[error("{} is no object of this kubelet", path.display())]
+    #[error("{} is not an object of this kubelet", path.display())]
     Corrupt {
         path: PathBuf,
         #[source]
         cause: serde_json::Error,
     },
-    #[error("make a uid")]
+    #[error("generate a uid")]
     Uid(#[source] io::Error),
-    #[error("{kind} {name:?} is described by {holder} already")]
+    #[error("{kind} {name:?} is already described by {holder}")]
     OtherSource { kind: Kind, name: String, holder: Source },
     #[error("{kind} {name:?} is invalid: {field}: Forbidden: field is immutable after creation")]
     Immutable { kind: Kind, name: String, field: &'static str },
@@ -137,11 +137,11 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    pods: PodShelf,
-    claims: Shelf<PersistentVolumeClaim>,
-    volumes: Shelf<PersistentVolume>,
-    classes: Shelf<StorageClass>,
-    csi_drivers: Shelf<CsiDriver>,
+    pods: PodEntries,
+    claims: Entries<PersistentVolumeClaim>,
+    volumes: Entries<PersistentVolume>,
+    classes: Entries<StorageClass>,
+    csi_drivers: Entries<CsiDriver>,
     events: EventLog,
 }
 
@@ -420,14 +420,14 @@ impl Store {
         self.state().events.all(now())
     }
 
-    fn put<T: Shelved>(&self, object: T) -> Result<(), Error> {
+    fn put<T: Stored>(&self, object: T) -> Result<(), Error> {
         self.put_as(object, Durability::PowerLoss)
     }
 
-    fn put_as<T: Shelved>(&self, object: T, durability: Durability) -> Result<(), Error> {
+    fn put_as<T: Stored>(&self, object: T, durability: Durability) -> Result<(), Error> {
         let _writing = self.writing();
         let key = Key::of(&object);
-        let entry = match T::shelf(&self.state()).get(&key) {
+        let entry = match T::entries(&self.state()).get(&key) {
             Some(known) => Entry { object: Arc::new(object), ..known.clone() },
             None => Entry {
                 object: Arc::new(object),
@@ -439,11 +439,11 @@ impl Store {
         self.keep(key, entry, durability)
     }
 
-    fn remove<T: Shelved>(&self, namespace: &str, name: &str) -> Result<(), Error> {
+    fn remove<T: Stored>(&self, namespace: &str, name: &str) -> Result<(), Error> {
         let _writing = self.writing();
         let key = Key::new(namespace, name);
         self.inner.disk.remove(T::KIND, &key)?;
-        if T::shelf_mut(&mut self.state()).remove(&key).is_some() {
+        if T::entries_mut(&mut self.state()).remove(&key).is_some() {
             self.announce(T::KIND, &key);
         }
         Ok(())
@@ -451,13 +451,13 @@ impl Store {
 
     /// Writes to disk first, then to memory: what a reader sees survives a restart. The caller
     /// holds `writing`.
-    fn keep<T: Shelved>(&self, key: Key, entry: Entry<T>, durability: Durability) -> Result<(), Error> {
+    fn keep<T: Stored>(&self, key: Key, entry: Entry<T>, durability: Durability) -> Result<(), Error> {
         if entry.object.metadata().is_deleted() {
             self.inner.disk.write_deleted(T::KIND, &key, &entry, durability)?;
         } else {
             self.inner.disk.write(T::KIND, &key, &entry, durability)?;
         }
-        T::shelf_mut(&mut self.state()).insert(key.clone(), entry);
+        T::entries_mut(&mut self.state()).insert(key.clone(), entry);
         self.announce(T::KIND, &key);
         Ok(())
     }
@@ -495,19 +495,19 @@ impl Store {
 }
 
 /// Kinds with one object per name and no successor.
-trait Shelved: Object {
-    fn shelf(state: &State) -> &Shelf<Self>;
-    fn shelf_mut(state: &mut State) -> &mut Shelf<Self>;
+trait Stored: Object {
+    fn entries(state: &State) -> &Entries<Self>;
+    fn entries_mut(state: &mut State) -> &mut Entries<Self>;
 }
 
 macro_rules! shelved {
     ($type:ty, $field:ident) => {
-        impl Shelved for $type {
-            fn shelf(state: &State) -> &Shelf<Self> {
+        impl Stored for $type {
+            fn entries(state: &State) -> &Entries<Self> {
                 &state.$field
             }
 
-            fn shelf_mut(state: &mut State) -> &mut Shelf<Self> {
+            fn entries_mut(state: &mut State) -> &mut Entries<Self> {
                 &mut state.$field
             }
         }

@@ -38,7 +38,10 @@ impl Worker {
             return Err(NotYet::new("InvalidImageName", message));
         }
         let present = self.inspect(image).await?;
-        if present.is_none() && container.pull_policy() == PullPolicy::Never && self.is_offered(image).await {
+        if present.is_none()
+            && container.pull_policy() == PullPolicy::Never
+            && self.is_in_images_dir(image).await
+        {
             // The image came with the node. It is not imported yet, or was removed from a full
             // disk.
             return self.pull(image, sandbox).await;
@@ -62,7 +65,7 @@ impl Worker {
 
     /// Whether the image is in the embedded runtime's images directory; such an image counts as
     /// present.
-    async fn is_offered(&self, image: &str) -> bool {
+    async fn is_in_images_dir(&self, image: &str) -> bool {
         let Some((images_dir, limits)) = self.tools.images.clone() else { return false };
         let offered =
             tokio::task::spawn_blocking(move || runtime::offered_images(&images_dir, &limits)).await;

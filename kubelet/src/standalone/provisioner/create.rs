@@ -84,7 +84,7 @@ fn volume(
     class: &StorageClass,
     created: csi::Volume,
 ) -> Result<PersistentVolume, Failure> {
-    let uid = new_uid().map_err(|e| failed(format!("make a uid: {e}")))?;
+    let uid = new_uid().map_err(|e| failed(format!("generate a uid: {e}")))?;
     let requested = claim.spec.resources.requests.get("storage").cloned();
     let capacity = match u64::try_from(created.capacity_bytes) {
         // CSI: 0 means "unknown".

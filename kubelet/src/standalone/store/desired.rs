@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use sha2::{Digest, Sha256};
 
 use super::disk::Durability;
-use super::shelf::{Entry, Key, PodEntry};
-use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Shelved, Source, Store};
+use super::entries::{Entry, Key, PodEntry};
+use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, Store, Stored};
 use crate::objects::{
     CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
     PersistentVolumeClaim, Pod, StorageClass, new_uid, now,
@@ -196,7 +196,7 @@ impl Store {
     }
 
     /// Like [`Store::keep_pod_document`].
-    fn keep_document<T: Shelved>(
+    fn keep_document<T: Stored>(
         &self,
         key: Key,
         mut entry: Entry<T>,
@@ -205,7 +205,7 @@ impl Store {
         let Some(outcome) = replace_document(&mut entry, document) else { return Ok(Outcome::Unchanged) };
         match self.keep(key.clone(), entry.clone(), Durability::PowerLoss) {
             Err(error) if error.is_full_disk() && is_of_a_file(&entry) => {
-                drop(T::shelf_mut(&mut self.state()).insert(key, entry));
+                drop(T::entries_mut(&mut self.state()).insert(key, entry));
             }
             kept => kept?,
         }
@@ -227,7 +227,7 @@ impl Store {
         Ok(())
     }
 
-    fn apply_plain<T: Shelved + Mergeable>(
+    fn apply_plain<T: Stored + Mergeable>(
         &self,
         mut object: T,
         document: Document,
@@ -236,7 +236,7 @@ impl Store {
         let _writing = self.writing();
         let key = Key::of(&object);
         let digest = digest(&object);
-        let known = T::shelf(&self.state()).get(&key).cloned();
+        let known = T::entries(&self.state()).get(&key).cloned();
         let Some(known) = known else {
             object.metadata_mut().uid = new_uid().map_err(Error::Uid)?;
             object.metadata_mut().creation_timestamp.get_or_insert_with(now);
@@ -277,10 +277,10 @@ impl Store {
         Ok(outcome)
     }
 
-    fn mark_missing<T: Shelved>(&self, declared: &Declared) -> Result<(), Error> {
+    fn mark_missing<T: Stored>(&self, declared: &Declared) -> Result<(), Error> {
         let _writing = self.writing();
         let key = Key::new(&declared.namespace, &declared.name);
-        let Some(mut entry) = T::shelf(&self.state()).get(&key).cloned() else { return Ok(()) };
+        let Some(mut entry) = T::entries(&self.state()).get(&key).cloned() else { return Ok(()) };
         let object = Arc::make_mut(&mut entry.object);
         object.metadata_mut().annotations.insert(SOURCE_ANNOTATION.to_owned(), SOURCE_MISSING.to_owned());
         let reference = object.reference();
@@ -370,8 +370,8 @@ fn is_marked_missing(object: &impl Object) -> bool {
     object.metadata().annotations.get(SOURCE_ANNOTATION).is_some_and(|value| value == SOURCE_MISSING)
 }
 
-fn present<T: Shelved>(shelf: &super::Shelf<T>) -> Vec<Declared> {
-    let still_there = shelf.iter().filter(|(_, entry)| !is_marked_missing(&*entry.object));
+fn present<T: Stored>(entries: &super::Entries<T>) -> Vec<Declared> {
+    let still_there = entries.iter().filter(|(_, entry)| !is_marked_missing(&*entry.object));
     still_there.filter_map(|(key, entry)| declared(T::KIND, key, &entry.source)).collect()
 }
 

@@ -10,8 +10,8 @@ use runtime::while_others_go_on;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::shelf::{Entry, Key, PodEntry, PodShelf, Shelf};
-use super::{Error, Shelved, full_disk};
+use super::entries::{Entries, Entry, Key, PodEntries, PodEntry};
+use super::{Error, Stored, full_disk};
 use crate::objects::{Kind, now};
 
 /// Manifests may contain secrets.
@@ -61,7 +61,7 @@ impl Disk {
     }
 
     /// Loads the objects of a kind. An unreadable record is set aside, so that the rest can start.
-    pub(super) fn load<T: Shelved>(&self, set_aside: &mut Vec<SetAside>) -> Result<Shelf<T>, Error> {
+    pub(super) fn load<T: Stored>(&self, set_aside: &mut Vec<SetAside>) -> Result<Entries<T>, Error> {
         let mut entries = Vec::new();
         for (path, mut entry) in self.read_all::<Entry<T>>(T::KIND, set_aside)? {
             if full_disk::is_deleted_path(&path) {
@@ -73,7 +73,7 @@ impl Disk {
         Ok(entries.into_iter().collect())
     }
 
-    pub(super) fn load_pods(&self, set_aside: &mut Vec<SetAside>) -> Result<PodShelf, Error> {
+    pub(super) fn load_pods(&self, set_aside: &mut Vec<SetAside>) -> Result<PodEntries, Error> {
         let mut entries = Vec::new();
         for (path, mut entry) in self.read_all::<PodEntry>(Kind::Pod, set_aside)? {
             if full_disk::is_deleted_path(&path) {

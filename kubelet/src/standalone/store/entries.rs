@@ -60,9 +60,9 @@ mod shared {
 }
 
 #[derive(Debug)]
-pub(super) struct Shelf<T>(BTreeMap<Key, Entry<T>>);
+pub(super) struct Entries<T>(BTreeMap<Key, Entry<T>>);
 
-impl<T> Shelf<T> {
+impl<T> Entries<T> {
     pub(super) fn objects(&self) -> Vec<Arc<T>> {
         self.0.values().map(|entry| Arc::clone(&entry.object)).collect()
     }
@@ -72,19 +72,19 @@ impl<T> Shelf<T> {
     }
 }
 
-impl<T> Default for Shelf<T> {
+impl<T> Default for Entries<T> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<T> FromIterator<(Key, Entry<T>)> for Shelf<T> {
+impl<T> FromIterator<(Key, Entry<T>)> for Entries<T> {
     fn from_iter<I: IntoIterator<Item = (Key, Entry<T>)>>(entries: I) -> Self {
         Self(entries.into_iter().collect())
     }
 }
 
-impl<T> Deref for Shelf<T> {
+impl<T> Deref for Entries<T> {
     type Target = BTreeMap<Key, Entry<T>>;
 
     fn deref(&self) -> &Self::Target {
@@ -92,7 +92,7 @@ impl<T> Deref for Shelf<T> {
     }
 }
 
-impl<T> DerefMut for Shelf<T> {
+impl<T> DerefMut for Entries<T> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
@@ -137,9 +137,9 @@ impl PodEntry {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct PodShelf(BTreeMap<Key, PodEntry>);
+pub(super) struct PodEntries(BTreeMap<Key, PodEntry>);
 
-impl PodShelf {
+impl PodEntries {
     /// Inserts `entry` and keeps a status written since it was read. A pod that follows a deleted
     /// one starts without a status, even if its unchanged file gives it the same uid.
     pub(super) fn replace(&mut self, key: &Key, mut entry: PodEntry) {
@@ -168,13 +168,13 @@ impl PodShelf {
     }
 }
 
-impl FromIterator<(Key, PodEntry)> for PodShelf {
+impl FromIterator<(Key, PodEntry)> for PodEntries {
     fn from_iter<I: IntoIterator<Item = (Key, PodEntry)>>(entries: I) -> Self {
         Self(entries.into_iter().collect())
     }
 }
 
-impl Deref for PodShelf {
+impl Deref for PodEntries {
     type Target = BTreeMap<Key, PodEntry>;
 
     fn deref(&self) -> &Self::Target {
@@ -182,7 +182,7 @@ impl Deref for PodShelf {
     }
 }
 
-impl DerefMut for PodShelf {
+impl DerefMut for PodEntries {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
