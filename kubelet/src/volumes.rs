@@ -170,8 +170,7 @@ impl Volumes {
                 let host_path = self.shared.empty_dirs.ensure(dir, source.clone()).await?;
                 drop(turn);
                 if let Some(group) = pod.spec.security_context.fs_group {
-                    // Like kubelet, always change a pod's own volumes, whatever the root's group
-                    // is.
+                    // Like kubelet, change a pod's own volumes even if the root's group is right.
                     let policy = FsGroupChangePolicy::Always;
                     let marker = self.shared.layout.empty_dir_ready(uid, &volume.name);
                     let root = host_path.clone();

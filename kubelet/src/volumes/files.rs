@@ -42,7 +42,7 @@ pub(super) fn remove_stage_dir(dir: &Path) -> Result<(), Error> {
     remove_mount_point(&layout::globalmount(dir))?;
     layout::remove_vol_data(dir)?;
     remove_dir(dir)?;
-    // Up to plugins/kubernetes.io/csi, stop at the first directory that is not empty.
+    // Remove the parents (plugins/kubernetes.io/csi/<driver>) up to the first that is not empty.
     for parent in dir.ancestors().skip(1).take(3) {
         if std::fs::remove_dir(parent).is_err() {
             break;

@@ -44,7 +44,7 @@ struct Retry {
     backoff: Backoff,
     /// The earliest next republish.
     at: Instant,
-    /// Republish at `at` without another reason.
+    /// Whether to retry at `at` without another reason.
     has_failed: bool,
 }
 

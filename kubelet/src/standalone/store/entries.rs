@@ -36,7 +36,7 @@ pub(super) struct Entry<T> {
     pub(super) digest: String,
     #[serde(with = "shared")]
     pub(super) object: Arc<T>,
-    /// The source of `object`. Absent for objects that the kubelet made, and in records of older
+    /// The document of `object`. Absent for objects that the kubelet made, and in records of older
     /// builds until the object is applied again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) document: Option<Document>,
