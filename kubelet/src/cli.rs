@@ -82,7 +82,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         // A closed pipe is not a failure: `hawser-kubelet get … | head`.
         Err(Error::Output(cause)) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            drop(writeln!(io::stderr(), "{}", printable::printable(&describe_error(&error))));
+            let _no_reader = writeln!(io::stderr(), "{}", printable::printable(&describe_error(&error)));
             ExitCode::FAILURE
         }
     }

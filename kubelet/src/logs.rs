@@ -57,7 +57,7 @@ struct Log {
 
 /// Never ends.
 pub(crate) async fn keep_rotating(tools: Arc<Tools>, limits: Limits) {
-    let mut sizes: BTreeMap<PathBuf, (Instant, u64)> = BTreeMap::new();
+    let mut sizes: BTreeMap<PathBuf, Sample> = BTreeMap::new();
     let mut pause = PERIOD;
     loop {
         tokio::time::sleep(pause).await;
@@ -71,8 +71,9 @@ pub(crate) async fn keep_rotating(tools: Arc<Tools>, limits: Limits) {
         let large: Vec<_> = logs.iter().filter(|log| log.size > limits.max_size).cloned().collect();
         rotate_all(&tools, large, limits).await;
         let now = Instant::now();
-        let seen: BTreeMap<_, _> = logs.into_iter().map(|log| (log.path, (now, log.size))).collect();
-        let due = seen.iter().map(|(path, size)| until_next(sizes.get(path), *size, limits));
+        let seen: BTreeMap<_, _> =
+            logs.into_iter().map(|log| (log.path, Sample { at: now, size: log.size })).collect();
+        let due = seen.iter().map(|(path, now)| until_next(sizes.get(path), *now, limits));
         pause = due.min().unwrap_or(PERIOD);
         sizes = seen;
     }
@@ -95,12 +96,20 @@ async fn rotate_all(tools: &Arc<Tools>, logs: Vec<Log>, limits: Limits) {
     rotating.join_all().await;
 }
 
+/// The size of a log at a moment.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    at: Instant,
+    size: u64,
+}
+
 /// When the log reaches its size limit at the current growth rate.
-fn until_next(before: Option<&(Instant, u64)>, (now, size): (Instant, u64), limits: Limits) -> Duration {
+fn until_next(before: Option<&Sample>, now: Sample, limits: Limits) -> Duration {
+    let size = now.size;
     // After a rotation the log starts at zero.
     let (since, grown) = match before {
-        Some((at, size_then)) if size >= *size_then => (now - *at, size - size_then),
-        Some((at, _)) => (now - *at, size),
+        Some(before) if size >= before.size => (now.at - before.at, size - before.size),
+        Some(before) => (now.at - before.at, size),
         None => (PERIOD, size),
     };
     let left = if size > limits.max_size { limits.max_size } else { limits.max_size - size };
@@ -136,13 +145,14 @@ mod tests {
     fn a_fast_growing_log_is_checked_early() {
         let limits = Limits { max_size: 10 << 20, max_files: 5 };
         let now = Instant::now() + PERIOD;
-        let before = |ago: u64, size| (now - Duration::from_secs(ago), size);
-        assert_eq!(until_next(Some(&before(10, 1000)), (now, 2000), limits), PERIOD);
-        assert_eq!(until_next(None, (now, 0), limits), PERIOD);
+        let before = |ago: u64, size| Sample { at: now - Duration::from_secs(ago), size };
+        let sample = |size| Sample { at: now, size };
+        assert_eq!(until_next(Some(&before(10, 1000)), sample(2000), limits), PERIOD);
+        assert_eq!(until_next(None, sample(0), limits), PERIOD);
         // 1 MiB/s, 4 MiB left.
-        let soon = until_next(Some(&before(2, 4 << 20)), (now, 6 << 20), limits);
+        let soon = until_next(Some(&before(2, 4 << 20)), sample(6 << 20), limits);
         assert_eq!(soon, Duration::from_secs(4));
-        let flood = until_next(Some(&before(1, 0)), (now, 500 << 20), limits);
+        let flood = until_next(Some(&before(1, 0)), sample(500 << 20), limits);
         assert_eq!(flood, LEAST_PERIOD);
     }
 }

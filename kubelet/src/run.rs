@@ -110,9 +110,9 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     stopping.send_replace(Stopping::Now);
     let all_end = async { while following.join_next().await.is_some() {} };
     // A source that is still busy is aborted.
-    drop(tokio::time::timeout(SHUTDOWN_TIMEOUT, all_end).await);
+    let _elapsed = tokio::time::timeout(SHUTDOWN_TIMEOUT, all_end).await;
     // Remove the socket, so that clients find none instead of one that refuses connections.
-    drop(std::fs::remove_file(&socket));
+    let _may_be_gone = std::fs::remove_file(&socket);
     Ok(result?)
 }
 

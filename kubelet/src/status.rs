@@ -143,12 +143,12 @@ impl Sources<'_> {
         }
         conditions
             .into_iter()
-            .map(|(name, (holds, reason, message))| self.condition(name, holds, (reason, message)))
+            .map(|(name, (holds, reason, message))| self.condition(name, holds, reason, message))
             .collect()
     }
 
     /// Keeps the time of the last change of `name`.
-    fn condition(&self, name: &str, holds: bool, (reason, message): (&str, &str)) -> PodCondition {
+    fn condition(&self, name: &str, holds: bool, reason: &str, message: &str) -> PodCondition {
         let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
         let previous = self.pod.status.conditions.iter().find(|c| c.condition_type == name);
         let unchanged = previous.filter(|c| c.status == status).and_then(|c| c.last_transition_time);

@@ -201,7 +201,7 @@ impl Volumes {
             .ok_or_else(|| Error::DriverMissing { driver: key.driver.clone() })?;
         let device = shared.devices.get(&key, Stage::No);
         device.add_user(&pod.metadata.uid);
-        let mount = shared.csi_mount(pod, &device, (driver, volume), read_only);
+        let mount = shared.csi_mount(pod, &device, driver, volume, read_only);
         let operation = async move {
             let mut stage = device.stage.lock().await;
             if shared.is_stopping(&mount.pod.metadata.uid) {
@@ -275,7 +275,8 @@ impl Shared {
         &self,
         pod: &Arc<Pod>,
         device: &Arc<Device>,
-        (driver, volume): (Driver, Arc<PersistentVolume>),
+        driver: Driver,
+        volume: Arc<PersistentVolume>,
         read_only: bool,
     ) -> CsiMount {
         CsiMount {

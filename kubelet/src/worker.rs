@@ -92,7 +92,7 @@ impl Worker {
                 Next::Within(None) => self.wake.notified().await,
                 Next::Within(Some(pause)) => {
                     // Continue after an event and after the timeout.
-                    drop(tokio::time::timeout(pause, self.wake.notified()).await);
+                    let _elapsed = tokio::time::timeout(pause, self.wake.notified()).await;
                 }
             }
         }

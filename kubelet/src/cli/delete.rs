@@ -47,7 +47,7 @@ struct Errors {
 impl Errors {
     fn add(&mut self, error: Error) {
         if let Some(before) = self.last.replace(error) {
-            drop(writeln!(io::stderr(), "{}", super::describe_error(&before)));
+            let _no_reader = writeln!(io::stderr(), "{}", super::describe_error(&before));
         }
     }
 }

@@ -40,9 +40,9 @@ async fn forward(cri: Cri, sender: mpsc::Sender<ContainerEvent>) {
             Ok(mut stream) => {
                 backoff.reset();
                 // The lists contain what happened before the stream started.
-                drop(sender.send(ContainerEvent::Any).await);
+                let _receiver_gone = sender.send(ContainerEvent::Any).await;
                 while let Some(Ok(event)) = stream.next().await {
-                    drop(sender.send(target_of(&event)).await);
+                    let _receiver_gone = sender.send(target_of(&event)).await;
                 }
                 warn!("the runtime's event stream ended, reopening it");
             }
@@ -50,7 +50,7 @@ async fn forward(cri: Cri, sender: mpsc::Sender<ContainerEvent>) {
                 warn!("the runtime has no container events: polling its lists every second");
                 loop {
                     tokio::time::sleep(RELIST_PERIOD).await;
-                    drop(sender.send(ContainerEvent::Any).await);
+                    let _receiver_gone = sender.send(ContainerEvent::Any).await;
                 }
             }
             Err(error) => warn!(%error, "cannot open the runtime's event stream"),

@@ -192,6 +192,6 @@ impl Request {
         let released = tools.remove_shared_cgroups().await;
         let released = released.map_err(Error::Cgroup).and_then(|()| Ok(config.node.unshare()?));
         // The caller may be gone.
-        drop(answer.send(released));
+        let _receiver_gone = answer.send(released);
     }
 }

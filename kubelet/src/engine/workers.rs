@@ -48,7 +48,7 @@ impl Workers {
         self.by_uid.insert(uid.clone(), Running { namespace, name, wake: Arc::default() });
         tokio::spawn(async move {
             tear_down_orphan(tools, orphan).await;
-            drop(end.send(uid));
+            let _receiver_gone = end.send(uid);
         });
     }
 
@@ -109,7 +109,7 @@ impl Workers {
             if let Err(panic) = tokio::spawn(worker.run()).await {
                 error!(uid, %panic, "a pod's worker panicked, starting another");
             }
-            drop(end.send(uid));
+            let _receiver_gone = end.send(uid);
         });
         self.by_uid.insert(
             metadata.uid.clone(),

@@ -131,8 +131,8 @@ async fn remove_dead_containers(tools: &Tools) {
                 tools.cri.remove_container(&container.id).await
             } else {
                 let number = container.metadata.as_ref().map_or(0, |m| m.attempt);
-                let which = (label(container, CONTAINER_NAME_LABEL), number);
-                tools.remove_instance(&pod.metadata, &container.id, which).await
+                let name = label(container, CONTAINER_NAME_LABEL);
+                tools.remove_instance(&pod.metadata, &container.id, name, number).await
             };
             if let Err(error) = removed {
                 warn!(%error, "dead container not removed");

@@ -47,7 +47,7 @@ pub(super) async fn rotate(cri: &Cri, log: &Log, limits: Limits) -> Result<(), E
     }
     cri.reopen_container_log(&log.container_id).await.map_err(|error| {
         // The runtime still writes to it, so restore its name.
-        drop(fs::rename(&target, &log.path));
+        let _unrenamed = fs::rename(&target, &log.path);
         Error::Reopen(error)
     })
 }
@@ -89,7 +89,7 @@ fn compress(path: &Path) -> Result<(), Error> {
     };
     let written = write().and_then(|()| fs::rename(&unfinished, with_suffix(path, COMPRESSED)));
     written.map_err(|cause| {
-        drop(fs::remove_file(&unfinished));
+        let _may_be_gone = fs::remove_file(&unfinished);
         at("compress", path)(cause)
     })?;
     remove(path)

@@ -76,7 +76,8 @@ impl DirectorySource {
         loop {
             let wake = confirm.map_or(rescan_at, |at| at.min(rescan_at));
             // A timeout triggers a scan, as an event does.
-            drop(timeout(wake.saturating_duration_since(Instant::now()), self.watch.changed()).await);
+            let _elapsed =
+                timeout(wake.saturating_duration_since(Instant::now()), self.watch.changed()).await;
             let scope = if Instant::now() >= rescan_at {
                 rescan_at = Instant::now() + RESCAN_PERIOD;
                 Scope::Everything

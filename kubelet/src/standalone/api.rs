@@ -206,9 +206,11 @@ impl Api {
             self.stopping.send_replace(Stopping::Pods);
             self.store.take_no_more_pods();
             let longest_grace = request.grace_seconds.unwrap_or(STOP_GRACE_SECONDS);
-            let progress = |message| drop(answers.send(Ok(StopProgress { message })));
+            let progress = |message| {
+                let _receiver_gone = answers.send(Ok(StopProgress { message }));
+            };
             if let Err(error) = self.engine.stop_pods(longest_grace, progress).await {
-                drop(answers.send(Err(Error::Stop(error).into())));
+                let _receiver_gone = answers.send(Err(Error::Stop(error).into()));
             }
         }
         drop(answers);

@@ -481,7 +481,7 @@ impl Store {
     fn announce(&self, kind: Kind, key: &Key) {
         let change = Change { kind, namespace: key.namespace.clone(), name: key.name.clone() };
         // An error means that there is no receiver.
-        drop(self.inner.changes.send(change));
+        let _receiver_gone = self.inner.changes.send(change);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

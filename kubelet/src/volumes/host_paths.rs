@@ -64,7 +64,7 @@ impl HostPaths {
             let (late, uid, volume) = (Arc::clone(&self.late), uid.to_owned(), volume.clone());
             move || {
                 // A closed channel means that the check is late.
-                drop(sender.send(ensure(&volume)));
+                let _receiver_gone = sender.send(ensure(&volume));
                 lock(&late).remove(&uid);
             }
         };

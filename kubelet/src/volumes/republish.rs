@@ -188,8 +188,9 @@ impl Volumes {
         let of_device = |volume: &crate::objects::Volume| {
             let Some(VolumeSource::Claim(source)) = volume.source() else { return None };
             let resolved = resolve::claim_in_use(&self.shared.store, pod, &source.claim_name).ok()?;
-            let parts = (driver.clone(), resolved.volume);
-            (resolved.key == device.key).then(|| self.shared.csi_mount(pod, device, parts, source.read_only))
+            (resolved.key == device.key).then(|| {
+                self.shared.csi_mount(pod, device, driver.clone(), resolved.volume, source.read_only)
+            })
         };
         pod.spec.volumes.iter().filter_map(of_device).collect()
     }

@@ -310,8 +310,8 @@ impl Worker {
     }
 
     async fn remove_instance(&self, container: plan::Container, id: &str, number: u32) {
-        let which = (self.pod.spec.containers[container].name.as_str(), number);
-        if let Err(error) = self.tools.remove_instance(&self.pod.metadata, id, which).await {
+        let name = &self.pod.spec.containers[container].name;
+        if let Err(error) = self.tools.remove_instance(&self.pod.metadata, id, name, number).await {
             tracing::warn!(%error, "an old instance of a container was not removed");
         }
     }

@@ -176,7 +176,8 @@ impl Tools {
         &self,
         pod: &ObjectMeta,
         id: &str,
-        (name, number): (&str, u32),
+        name: &str,
+        number: u32,
     ) -> crate::cri::Result<()> {
         self.cri.remove_container(id).await?;
         let log = log_directory(&self.log_dir, pod).join(log_path(name, number));

@@ -112,7 +112,7 @@ impl Readers {
                     Outcome::Read(SeenFile::broken(Fingerprint::none(), &path, "the parser panicked"))
                 });
                 // A closed channel means that the directory is no longer followed.
-                drop(sender.send((path, outcome)));
+                let _receiver_gone = sender.send((path, outcome));
             }
         };
         if std::thread::Builder::new().name("manifest".to_owned()).spawn(job).is_err() {

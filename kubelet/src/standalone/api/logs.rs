@@ -55,7 +55,7 @@ impl Tail {
         if let Err(cause) = sent {
             let error = Error::ReadLog { path: self.path.clone(), cause };
             // Nobody is there to hear it: nobody misses it.
-            drop(answers.send(Err(error)).await);
+            let _receiver_gone = answers.send(Err(error)).await;
         }
     }
 
@@ -90,7 +90,7 @@ impl Tail {
                     _ => {}
                 }
                 // The end of the wait is a reason to look as good as a write.
-                drop(timeout(LOOK_FOR_END, next_of(&mut writes)).await);
+                let _elapsed = timeout(LOOK_FOR_END, next_of(&mut writes)).await;
             };
         }
     }

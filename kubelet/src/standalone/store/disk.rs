@@ -223,7 +223,7 @@ fn write_fast(path: &Path, content: &[u8]) -> linux::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temp = path.with_file_name(format!(".{name}.tmp"));
     fs::write(&temp, content).map_err(|e| {
-        drop(fs::remove_file(&temp));
+        let _may_be_gone = fs::remove_file(&temp);
         linux::Error::at("write", &temp, e)
     })?;
     fs::rename(&temp, path).map_err(|e| linux::Error::at("rename to", path, e))
