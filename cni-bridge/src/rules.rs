@@ -160,7 +160,7 @@ pub(crate) fn collect(
 }
 
 /// Whether a port belongs to the network, or is gone. Rules of a port do not name a network. Rules
-/// of a missing port are useless, whoever made them; a port without our alias may belong to any
+/// of a missing port are useless, whatever made them; a port without our alias may belong to any
 /// program.
 fn is_of_network_or_gone(host: &Netlink, host_veth: &str, network: &str) -> Result<bool, linux::Error> {
     // Checked after the rules were read, since a port is made before its rules.

@@ -19,7 +19,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Answers until the process ends. `[::]` takes v4 too: the kernel's
-/// net.ipv6.bindv6only is 0 unless somebody changed it.
+/// net.ipv6.bindv6only is 0 by default.
 pub(crate) fn serve(address: SocketAddr, dir: &Path) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     crate::say(&format!("serving {} on {}", dir.display(), listener.local_addr()?))?;
@@ -59,7 +59,7 @@ fn file_name(request: &str) -> Option<&str> {
 }
 
 /// The body of `url`; tries again until `timeout` has passed.
-#[expect(clippy::disallowed_methods, reason = "nothing tells a client that a far listener has appeared")]
+#[expect(clippy::disallowed_methods, reason = "a client gets no event when a remote listener appears")]
 pub(crate) fn fetch(url: &str, timeout: Duration) -> io::Result<Vec<u8>> {
     let (address, path) = parse_url(url)?;
     let deadline = Instant::now() + timeout;

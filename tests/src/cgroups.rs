@@ -67,7 +67,7 @@ impl Tag {
         }
         ensure!(
             is_v2(),
-            "no cgroup v1 hierarchy of {TRACKING:?} in {ROOT}, nor is that cgroup v2: the kit cannot tell its processes apart"
+            "no cgroup v1 hierarchy of {TRACKING:?} in {ROOT}, nor is that cgroup v2: the tests cannot find their processes"
         );
         let tag = Self { name, home: threaded_home()?, threads: "cgroup.threads" };
         fs::create_dir(tag.dir()).with_context(|| tag.dir().display().to_string())?;

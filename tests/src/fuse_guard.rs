@@ -134,7 +134,7 @@ fn answers(mount_point: &Path) -> bool {
     answer.recv_timeout(here(TIMEOUT)).is_ok()
 }
 
-#[expect(clippy::print_stderr, reason = "whoever reads a test's output must learn why its calls failed")]
+#[expect(clippy::print_stderr, reason = "the test's output must show why its calls failed")]
 fn abort(fusectl: &Path, minor: u32) {
     match linux::mount::abort_fuse(fusectl, minor) {
         Ok(()) => eprintln!("kit: aborted FUSE connection {minor}"),

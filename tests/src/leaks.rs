@@ -151,7 +151,7 @@ fn is_cgroup(dir: &Path, path: &Path) -> bool {
 }
 
 /// linux/ipv6_route.h. The kernel adds an anycast route for each prefix of a link
-/// as long as the host forwards; nobody makes or leaves one.
+/// as long as the host forwards; no test creates or leaves one.
 const RTF_ANYCAST: u32 = 0x0010_0000;
 
 /// IPv4 and IPv6 routes; those of links that may stay are theirs.
@@ -204,7 +204,7 @@ fn suspicious_descriptors(pid: i32) -> Vec<String> {
             || name.contains("[pidfd]")
             || name.ends_with(" (deleted)")
     };
-    // Numbers differ from one object to the next; it is the count that tells.
+    // Numbers differ from one object to the next; the count is compared.
     names.filter(holds).map(|name| name.split(['[', '#']).next().unwrap_or_default().to_owned()).collect()
 }
 

@@ -397,7 +397,7 @@ impl<'a> Node<'a> {
             ensure!(offered.exists(), "{} is not there", offered.display());
             // The last that a registration asks of a driver.
             let trace = fs::read_to_string(self.trace_file()).unwrap_or_default();
-            ensure!(trace.contains("csi.NodeGetInfo"), "nobody asked for NodeGetInfo");
+            ensure!(trace.contains("csi.NodeGetInfo"), "NodeGetInfo was not called");
             Ok(())
         });
         registered.with_context(|| self.outputs())
@@ -416,7 +416,7 @@ impl<'a> Node<'a> {
         self.driver.as_mut().context("the driver was not started")
     }
 
-    /// What both have said, for whoever must find out what went wrong.
+    /// The logs of both, for a failure's message.
     pub fn outputs(&self) -> String {
         let tail = |daemon: &Option<Daemon>| {
             let output = daemon.as_ref().map(Daemon::output).unwrap_or_default();

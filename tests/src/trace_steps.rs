@@ -133,7 +133,7 @@ impl Tracing {
         let (seized, is_seized) = channel();
         let trace = move || {
             let mut tracer = Tracer::new(process, places, injection, received, Box::new(reached));
-            // Whoever started it waits for this.
+            // The process that started it waits for this.
             let _starter_waits = seized.send(tracer.seize());
             tracer.follow()?;
             Ok(tracer.trace)
@@ -214,7 +214,7 @@ impl Tracer {
 
     /// Stops every thread before its next call.
     fn seize(&mut self) -> Result<()> {
-        // A child is seen, so that it can be let go before it is another program.
+        // A child is seen, so that it can be released before it is another program.
         let options = Options::PTRACE_O_TRACESYSGOOD
             | Options::PTRACE_O_TRACECLONE
             | Options::PTRACE_O_TRACEFORK

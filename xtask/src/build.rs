@@ -31,7 +31,7 @@ pub fn words(command: &Command) -> String {
 }
 
 /// Builds everything that is dropped on a node or into an image; the directory.
-/// Whoever sets `HAWSER_BIN_DIR` has built it there.
+/// A caller that sets `HAWSER_BIN_DIR` has built everything there.
 pub fn products() -> Result<PathBuf> {
     let dir = binaries::dir();
     if std::env::var_os("HAWSER_BIN_DIR").is_none() {
@@ -146,7 +146,7 @@ fn static_build(profile: &str, target: &str) -> Command {
     command
 }
 
-/// One clear line for whoever is not root.
+/// An error for every user but root.
 pub fn require_root(task: &str) -> Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),

@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     }
     if network == Network::Callers {
         if shown.is_err() {
-            // Where it failed decides whether there is a bridge by now.
+            // There is a bridge only if the demo got that far.
             let _not_made_yet = netlink::delete_link(BRIDGE);
         }
         forwarding.write_back()?;

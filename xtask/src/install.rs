@@ -48,7 +48,7 @@ enum Present {
     Ours,
     /// The very file that is kept.
     Kept,
-    /// A file of somebody else's, or of ours if the record was lost.
+    /// A foreign file, or ours if the record was lost.
     Other,
 }
 
@@ -69,7 +69,7 @@ enum Remember {
     Nothing,
     ThePresentOne,
     Already,
-    /// Neither ours nor kept: somebody has put a newer one there since.
+    /// Neither ours nor kept: a newer foreign one.
     Stop,
 }
 
@@ -87,7 +87,7 @@ enum Restore {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Settled,
-    /// Somebody has replaced ours, and the one from before is still kept.
+    /// Another program has replaced ours, and the one from before is still kept.
     StillKept,
     StillOurs,
 }
@@ -109,7 +109,7 @@ fn to_put_back(present: Present, before: Before, recorded: bool) -> Restore {
         (Before::File, Present::Kept) | (Before::Nothing, Present::Nothing) => Restore::OnlyForget,
         (Before::File, Present::Nothing | Present::Ours) => Restore::TheKeptOne,
         (Before::Nothing, Present::Ours) => Restore::RemoveOurs,
-        // Without a record nobody can say that it is not ours.
+        // Without a record it may be ours.
         (Before::File, Present::Other) if !recorded => Restore::TheKeptOne,
         (Before::Nothing, Present::Other | Present::Kept) if !recorded => Restore::RemoveOurs,
         (Before::File | Before::Nothing, Present::Other | Present::Kept) | (Before::Unknown, _) => {
@@ -163,7 +163,7 @@ impl Directory {
     fn install(&self, plugin: &str, remember: Remember, prepared: &Prepared) -> Result<()> {
         let (target, kept, none) =
             (self.path.join(plugin), self.path.join(kept_name(plugin)), self.path.join(none_name(plugin)));
-        let told = match remember {
+        let outcome = match remember {
             Remember::ThePresentOne => {
                 // Of a symbolic link it is the link that gets a second name.
                 fs::hard_link(&target, &kept)
@@ -182,7 +182,7 @@ impl Directory {
         self.sync()?;
         fs::rename(&prepared.path, &target).with_context(|| target.display().to_string())?;
         self.sync()?;
-        say(&format!("{}: installed (CNI {}); {told}", target.display(), prepared.newest_version));
+        say(&format!("{}: installed (CNI {}); {outcome}", target.display(), prepared.newest_version));
         Ok(())
     }
 
@@ -236,7 +236,7 @@ impl Directory {
         let (present, before) = (self.present(plugin, record)?, self.before(plugin)?);
         let recorded = record.iter().any(|(_, name)| name == plugin);
         let restore = to_put_back(present, before, recorded);
-        let told = match restore {
+        let outcome = match restore {
             Restore::TheKeptOne => {
                 fs::rename(&kept, &target).with_context(|| target.display().to_string())?;
                 "put back".to_owned()
@@ -262,7 +262,7 @@ impl Directory {
         };
         remove_if_there(&none)?;
         self.sync()?;
-        say(&format!("{}: {told}", target.display()));
+        say(&format!("{}: {outcome}", target.display()));
         Ok(match restore {
             Restore::Leave if present == Present::Ours => Outcome::StillOurs,
             Restore::Leave if before == Before::File => Outcome::StillKept,

@@ -99,7 +99,7 @@ enum LauncherName {
 }
 
 fn main() -> ExitCode {
-    // `cargo xtask demo -- --keep` and `cargo xtask demo --keep` are the same to whoever types them.
+    // `cargo xtask demo -- --keep` and `cargo xtask demo --keep` mean the same.
     let words = std::env::args_os().enumerate().filter(|(at, word)| *at != 2 || word != "--");
     let Some(task) = Arguments::parse_from(words.map(|(_, word)| word)).task else {
         say(&Arguments::command().render_help().to_string());

@@ -53,7 +53,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     for name in &failures {
         say(&format!("failed: {name}"));
     }
-    // A test binary that dies counts nothing; the error of cargo below tells.
+    // A test binary that dies counts nothing; cargo's error below names it.
     say(&format!("{} passed, {} failed", counts.passed, counts.failed));
     passed?;
     ensure!(counts.ignored == 0, "{} tests were ignored; a test runs or does not exist", counts.ignored);

@@ -164,7 +164,7 @@ impl<'s, 'n> Stage<'s, 'n> {
     }
 }
 
-/// `lo` of a container, and sysctls that ADD sets for good, in a namespace that
+/// `lo` of a container, and sysctls that ADD sets and DEL leaves, in a namespace that
 /// dies with the container.
 fn is_of_an_idle_container(place: &str) -> bool {
     let of_container = place.split_once('/').filter(|(netns, _)| is_container(netns));
@@ -267,7 +267,7 @@ fn delete_blindly(stage: &mut Stage<'_, '_>) -> Result<()> {
     stage.call(first, Verb::Add, 1)?;
     let call = stage.to_call(Verb::Del, 1).netns("").prev_result(PrevResult::Missing);
     stage.make(second, &call)?;
-    // The link stays for whoever knows the namespace.
+    // The link stays until its namespace ends.
     let after = stage.look()?;
     let mut left = difference(&stage.before, &after);
     left.retain(|line| !line.contains("c1.eth0") && !line.trim_start().starts_with("c1/"));

@@ -95,9 +95,9 @@ fn describe_links(place: &str, links: &Value, into: &mut Observation) {
         let kind = plain(&link["linkinfo"]["info_kind"]);
         into.insert(place_of(""), kind.clone());
         for property in PROPERTIES.iter().filter(|property| !link[**property].is_null()) {
-            // The kernel tells it when it comes to it; ADD waits for the host's end alone.
+            // The kernel reports it later; ADD waits for the host's end alone.
             if *property != "operstate" || (kind == "veth" && place == "host") {
-                // `UNKNOWN` is up, and not yet told by the kernel's own worker.
+                // `UNKNOWN` is up; the kernel's worker has not reported it yet.
                 into.insert(
                     place_of(&format!("/{property}")),
                     plain(&link[*property]).replace("UNKNOWN", "UP"),
@@ -214,7 +214,7 @@ fn describe_nftables(world: &World<'_>, into: &mut Observation) -> Result<()> {
             into.insert(format!("nft/{table}"), line.to_owned());
         }
     }
-    // Those are told by iptables-save, in its own words.
+    // iptables-save shows those in its own format.
     into.retain(|place, _| !IPTABLES_TABLES.iter().any(|table| place.starts_with(&format!("nft/{table}"))));
     Ok(())
 }

@@ -11,7 +11,7 @@ use tests::eventually;
 
 use super::world::World;
 
-/// For what must arrive; nobody waits that long for what does.
+/// Timeout for packets that must arrive; usually they arrive at once.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// For what must not arrive. Everything here is one machine: what is not there
 /// after this was dropped.
@@ -32,7 +32,7 @@ pub(super) struct Probe {
     pub(super) from_port: u16,
     /// What the sender dials.
     pub(super) to: SocketAddr,
-    /// Where somebody listens, on all addresses.
+    /// The port of the listener, on all addresses.
     pub(super) server: &'static str,
     pub(super) port: u16,
     /// The address that the server sees; `None`: nothing arrives.
@@ -117,11 +117,11 @@ impl Probe {
             Err(e) if is_silence(&e) => return Ok(None),
             Err(e) => return Err(e).context("connect"),
         };
-        // Somebody answered: is it the server that was meant?
+        // The answer may come from another server.
         listener.set_nonblocking(true)?;
         let (mut accepted, peer) = match listener.accept() {
             Ok(accepted) => accepted,
-            Err(e) if is_silence(&e) => bail!("somebody else than {} answered", self.server),
+            Err(e) if is_silence(&e) => bail!("another server than {} answered", self.server),
             Err(e) => return Err(e).context("accept"),
         };
         accepted.write_all(b"ship")?;

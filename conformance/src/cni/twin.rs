@@ -27,7 +27,7 @@ struct Record {
 /// How both sides compare.
 #[derive(Debug, Default)]
 struct Comparison {
-    /// Differences that nobody declared, and declared ones that are not there.
+    /// Undeclared differences, and declared ones that did not appear.
     complaints: Vec<String>,
     /// Rows of the table that were met.
     met: BTreeSet<&'static str>,
@@ -98,7 +98,7 @@ fn compare_sides(node: &Node, scenario: &Scenario, everywhere: &[Difference]) ->
 fn compare(scenario: &Scenario, reference: &Record, ours: &Record, everywhere: &[Difference]) -> Comparison {
     let mut comparison = Comparison::default();
     let mut declared: Vec<(&Difference, bool)> = scenario.differences.iter().map(|d| (d, false)).collect();
-    // What shows again after later steps is one difference to whoever reads it.
+    // A difference that appears again after later steps is reported once.
     let mut undeclared: BTreeMap<_, Vec<&str>> = BTreeMap::new();
     let places: BTreeSet<&String> = reference.seen.keys().chain(ours.seen.keys()).collect();
     for at in places {

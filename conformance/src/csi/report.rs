@@ -103,7 +103,7 @@ pub(super) struct Complaint {
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) counts: Counts,
-    /// Failures, and skipped specs that nobody has allowed.
+    /// Failures, and skipped specs that are not in the list of allowed ones.
     pub(super) complaints: Vec<Complaint>,
 }
 

@@ -189,7 +189,7 @@ fn quote(text: &str) -> String {
     quoted
 }
 
-/// The end of a log, without what the HTTP/2 library tells.
+/// The end of a log, without the lines of the HTTP/2 library.
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains("Connection{peer")).collect();
     lines[lines.len().saturating_sub(30)..].join("\n")

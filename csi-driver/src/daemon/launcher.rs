@@ -1,7 +1,6 @@
-//! How a volume's daemon comes to run: one trait, and the ways behind it.
+//! Starts the daemons of volumes: one trait with an implementation for each way.
 //!
-//! No host path and no uid stand in what a launcher is asked for: where pods
-//! come from a cluster, it is the cluster that assigns those.
+//! A request names no host path and no uid: in a cluster, the API server assigns those.
 
 pub(crate) mod daemon_log;
 pub(crate) mod group;
@@ -17,7 +16,7 @@ use crate::model::settings::LaunchSettings;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaunchSpec<'a> {
     pub volume_id: &'a VolumeId,
-    /// Proves to the driver that it is this launch that dials in; single use.
+    /// Proves to the driver that a process which dials in belongs to this launch; single use.
     pub nonce: &'a str,
     pub settings: &'a LaunchSettings,
     /// Most files, directories and links of the volume; 0: no limit.
@@ -30,33 +29,32 @@ pub(crate) struct Launched {
     pub id: LaunchId,
 }
 
-/// Calls may block; each is bounded by the disk or by the process table.
+/// Calls may block as long as the disk or the process table does.
 pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
-    /// Sees to it that one daemon for the volume is started with this nonce.
-    /// An earlier launch of the same volume must have been removed.
+    /// Starts one daemon for the volume with this nonce. An earlier launch of the same volume must
+    /// have been removed.
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId>;
 
-    /// All there are on this node, also those that an earlier driver started.
+    /// All launches on this node, also those of an earlier driver.
     fn list(&self) -> linux::Result<Vec<Launched>>;
 
-    /// Goes on with what the driver does for a daemon while it runs. Called once for each
-    /// launch that an earlier driver left.
+    /// Continues what the driver does for a running daemon. Called once for each launch of an
+    /// earlier driver.
     fn adopt(&self, volume_id: &VolumeId) -> linux::Result<()>;
 
-    /// The last line that an ended daemon wrote, where the driver has its log.
+    /// The last line that an ended daemon wrote, if the driver has its log.
     fn last_log_line(&self, volume_id: &VolumeId) -> Option<String>;
 
-    /// Whether nobody has taken the launch back: one that somebody else took back is
-    /// ending, or about to. The process may have ended all the same.
+    /// True unless another party has removed the launch: then its process ends soon. The process of
+    /// a launch that stands may also have ended.
     fn stands(&self, id: &LaunchId) -> linux::Result<bool>;
 
-    /// Sees to it that the launch ends; one that is gone is a success. The
-    /// daemon may live on for a moment.
+    /// Ends the launch; a missing one is a success. The daemon may run for a moment longer.
     fn remove(&self, id: &LaunchId) -> linux::Result<()>;
 
-    /// Removes what a launch leaves behind. Its process must have ended.
+    /// Removes what an ended launch leaves. Its process must have ended.
     fn clear(&self, volume_id: &VolumeId) -> linux::Result<()>;
 
-    /// The words for who is started, with what somebody needs to look for it.
+    /// Names the pod or process that is started, so that an administrator finds it.
     fn describe(&self, spec: LaunchSpec<'_>) -> String;
 }

@@ -23,13 +23,13 @@ impl Parking {
 
     pub(crate) fn holds(&self, volume_id: &VolumeId) -> bool {
         let held = self.keeper.list(volume_id);
-        told(volume_id, held).is_some_and(|roles| roles.contains(&Role::ParkedMount))
+        logged(volume_id, held).is_some_and(|roles| roles.contains(&Role::ParkedMount))
     }
 
     /// False if parking is closed or the keeper does not answer: then `mount` is closed too.
     pub(crate) fn hold(&self, volume_id: &VolumeId, mount: OwnedFd, ending: AbortHandle) -> bool {
         let mut endings = self.locked();
-        let is_held = told(volume_id, self.keeper.put(volume_id, Role::ParkedMount, mount)).unwrap_or(false);
+        let is_held = logged(volume_id, self.keeper.put(volume_id, Role::ParkedMount, mount)).unwrap_or(false);
         if is_held {
             endings.insert(volume_id.clone(), ending);
         }
@@ -39,12 +39,12 @@ impl Parking {
     /// Takes the mount; the caller must end it.
     pub(crate) fn take(&self, volume_id: &VolumeId) -> Option<OwnedFd> {
         self.locked().remove(volume_id)?.abort();
-        told(volume_id, self.keeper.take(volume_id, Role::ParkedMount)).flatten()
+        logged(volume_id, self.keeper.take(volume_id, Role::ParkedMount)).flatten()
     }
 
     /// Closes the mount, which ends the connection. The task that ends the volume later continues.
     pub(crate) fn release(&self, volume_id: &VolumeId) {
-        told(volume_id, self.keeper.forget(volume_id, Role::ParkedMount));
+        logged(volume_id, self.keeper.forget(volume_id, Role::ParkedMount));
     }
 
     /// Closes all mounts, and holds none from then on.
@@ -60,7 +60,7 @@ impl Parking {
 
 /// What the keeper has answered. Where it has failed, the volume counts as not parked: its next
 /// stage starts another daemon.
-fn told<T>(volume_id: &VolumeId, answer: linux::Result<T>) -> Option<T> {
+fn logged<T>(volume_id: &VolumeId, answer: linux::Result<T>) -> Option<T> {
     answer
         .inspect_err(|error| tracing::warn!(%volume_id, %error, "the keeper of descriptors has failed"))
         .ok()

@@ -138,7 +138,7 @@ impl<'de> Deserializer<'de> for Reader<'_, 'de> {
         match &self.node.value {
             Value::Scalar(Scalar::Null) => visitor.visit_unit(),
             Value::Scalar(Scalar::Bool(flag)) => visitor.visit_bool(*flag),
-            // An unsigned field takes a signed number only where it is told that it is none.
+            // An unsigned field accepts a number only as an unsigned one.
             Value::Scalar(Scalar::Integer(number)) => match u64::try_from(*number) {
                 Ok(number) => visitor.visit_u64(number),
                 Err(_) => visitor.visit_i64(*number),

@@ -68,7 +68,7 @@ object!(CsiDriver, Kind::CsiDriver);
 pub struct CsiDriverSpec {
     /// Whether ControllerPublishVolume comes before the node's calls.
     pub attach_required: bool,
-    /// Whether NodePublishVolume is told the pod.
+    /// Whether NodePublishVolume gets the pod's name, namespace and uid.
     pub pod_info_on_mount: bool,
     #[serde(deserialize_with = "null_as_default")]
     pub volume_lifecycle_modes: Vec<VolumeLifecycleMode>,

@@ -89,7 +89,7 @@ pub enum Expression {
         flags: u32,
         ports: Option<(u32, u32)>,
     },
-    /// Registers of first and last address and port; `flags` without the two that tell which are
+    /// Registers of first and last address and port; `flags` without the two that say which are
     /// set. `family` is an `NFPROTO_*`.
     Nat {
         kind: NatKind,

@@ -1,4 +1,4 @@
-//! What is read of an image that somebody built.
+//! Fuzz targets: the parts of an image that the runtime parses.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -38,7 +38,7 @@ pub(super) struct Disk {
 pub(super) enum Writes {
     /// Gone with the guest.
     Dropped,
-    /// In the image when the guest has been told so, and never later.
+    /// In the image once the guest has been asked, and never later.
     Kept,
 }
 
@@ -141,7 +141,7 @@ impl Guest {
         })
     }
 
-    /// The kernel's last messages, which tell why a guest ended.
+    /// The kernel's last messages, which say why a guest ended.
     fn last_words(&self) -> String {
         let mut words = String::new();
         for (what, file) in [("kernel", self.console.clone()), ("QEMU", self.console.with_extension("qemu"))]

@@ -1,5 +1,5 @@
 //! `cargo xtask lab`: our binaries and tests on the kernels that users have, each booted
-//! under QEMU with cgroup v2 alone. docs/LAB.md tells how to use it.
+//! under QEMU with cgroup v2 alone. docs/LAB.md says how to use it.
 
 mod disk;
 mod guest;

@@ -80,7 +80,7 @@ impl Containerd {
         Ok(())
     }
 
-    /// The end of its log, for whoever has to find out why.
+    /// The end of its log, for the error message.
     pub(super) fn last_words(&self) -> String {
         let log = self.daemon.output();
         let lines: Vec<&str> = log.lines().collect();

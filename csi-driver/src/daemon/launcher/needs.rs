@@ -1,5 +1,5 @@
 //! What a launcher needs on this node before it can start a daemon: looked at, and made, when
-//! the driver starts, so that a mistyped flag is told there and not by the first stage.
+//! the driver starts, so that a mistyped flag is reported there and not by the first stage.
 
 use std::io;
 use std::path::Path;

@@ -98,7 +98,7 @@ impl Launcher for ProcessLauncher {
     }
 
     fn stands(&self, id: &LaunchId) -> linux::Result<bool> {
-        // Nobody else's to take back.
+        // No other party can remove a child process.
         Ok(id.process().is_some())
     }
 

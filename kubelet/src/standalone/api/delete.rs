@@ -54,18 +54,18 @@ impl Deletion {
 
     /// Sends what it waits for, and returns when the object is gone.
     pub(super) async fn finish(mut self, answers: Answers) {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         while self.wait && self.current_uid().as_ref() == Some(&self.uid) {
             let users = match self.kind {
                 Kind::PersistentVolumeClaim => self.users_of_claim(),
                 _ => Vec::new(),
             };
-            if !users.is_empty() && users != told {
+            if !users.is_empty() && users != reported {
                 let message = format!("waiting for the pods that use it: {}", users.join(", "));
                 if answers.send(Ok(DeleteProgress { message })).await.is_err() {
                     return;
                 }
-                told = users;
+                reported = users;
             }
             tokio::select! {
                 // Lagging or not: look again.

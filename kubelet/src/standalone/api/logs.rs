@@ -54,7 +54,6 @@ impl Tail {
         };
         if let Err(cause) = sent {
             let error = Error::ReadLog { path: self.path.clone(), cause };
-            // Nobody is there to hear it: nobody misses it.
             let _receiver_gone = answers.send(Err(error)).await;
         }
     }

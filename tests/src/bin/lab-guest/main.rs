@@ -1,7 +1,7 @@
 //! What `cargo xtask lab` runs in a guest beside the tests: what needs a kernel
 //! or a disk that only a guest has. Its output reads like a test binary's.
 
-#![expect(clippy::print_stdout, reason = "the report is for whoever reads the guest's serial port")]
+#![expect(clippy::print_stdout, reason = "the guest's serial port shows the report")]
 
 mod power_cut;
 mod project_quota;

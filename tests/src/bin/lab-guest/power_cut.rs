@@ -2,7 +2,7 @@
 //! that what the boots before acknowledged is there, then makes changes and
 //! acknowledges each on the console, until the power goes.
 //!
-//! Invariant: a word is printed only after the call that it tells of has
+//! Invariant: a word is printed only after the call that it reports has
 //! returned; the laboratory keeps the words, since the disk is not trusted.
 
 use std::collections::{BTreeMap, BTreeSet};

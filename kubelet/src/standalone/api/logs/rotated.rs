@@ -12,7 +12,7 @@ use proto::kubelet::LogsChunk;
 use super::{Answers, CHUNK_BYTES, output_of};
 use crate::logs::{is_compressed, rotated};
 
-/// Which file it is, whatever its name is by now.
+/// The identity of a file, which a rename does not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileId(u64, u64);
 
