@@ -29,7 +29,8 @@ impl Parking {
     /// False if parking is closed or the keeper does not answer: then `mount` is closed too.
     pub(crate) fn hold(&self, volume_id: &VolumeId, mount: OwnedFd, ending: AbortHandle) -> bool {
         let mut endings = self.locked();
-        let is_held = logged(volume_id, self.keeper.put(volume_id, Role::ParkedMount, mount)).unwrap_or(false);
+        let is_held =
+            logged(volume_id, self.keeper.put(volume_id, Role::ParkedMount, mount)).unwrap_or(false);
         if is_held {
             endings.insert(volume_id.clone(), ending);
         }
