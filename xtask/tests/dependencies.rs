@@ -103,6 +103,23 @@ fn no_product_but_linux_relaxes_the_ban_on_unsafe_code() {
     }
 }
 
+#[test]
+fn each_package_names_its_readme() {
+    let fuzz = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/Cargo.toml");
+    let fuzz = MetadataCommand::new().manifest_path(fuzz).no_deps().exec().expect("cargo metadata answers");
+    let mut broken = Vec::new();
+    for package in packages().into_iter().chain(fuzz.packages) {
+        let manifest = std::fs::read_to_string(&package.manifest_path).expect("a manifest");
+        // Cargo reports a README.md as the readme even if the manifest has no such line.
+        let is_named = manifest.lines().any(|line| line == "readme = \"README.md\"");
+        let dir = package.manifest_path.parent().expect("a manifest lies in a directory");
+        if !is_named || !dir.join("README.md").is_file() {
+            broken.push(package.name.to_string());
+        }
+    }
+    assert!(broken.is_empty(), "without a readme: {broken:?}");
+}
+
 fn collect_sources(dir: &std::path::Path, sources: &mut Vec<std::path::PathBuf>) {
     for entry in std::fs::read_dir(dir).expect("a directory").flatten() {
         let path = entry.path();
