@@ -5,7 +5,8 @@
 //! (`xtask/tests/modules.rs` tests that):
 //!
 //! - `wire`: the gRPC services of CSI and of plugin registration. It checks requests and
-//!   chooses status codes. Beside it `operations`: metrics, views and `doctor`.
+//!   chooses status codes. Beside it `operations`: the command line, metrics, views and
+//!   `doctor`.
 //! - `engine`: what a call does, step by step, and how a step is undone.
 //! - `journal`: what survives the driver. `backend`: where the data of volumes are.
 //!   `daemon`: the processes that serve volumes.
@@ -13,18 +14,22 @@
 //! - `model`: records, parameters, ids and limits. It does no I/O.
 
 mod backend;
-pub mod cli;
 pub mod config;
 mod daemon;
 pub mod engine;
 pub mod error;
-#[cfg(any(test, fuzzing))]
-pub mod fuzzing;
 mod journal;
 mod kernel;
 mod model;
 pub mod operations;
 mod wire;
+
+/// Entry points of the fuzz targets in `fuzz/`.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing {
+    pub use crate::journal::fuzzing::journal_entry;
+    pub use crate::wire::server::fuzzing::{frames, header_blocks};
+}
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

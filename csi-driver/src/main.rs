@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use csi_driver::cli::{Command, CommandLine};
 use csi_driver::config::{Config, Flags};
+use csi_driver::operations::cli::{Command, CommandLine};
 use csi_driver::operations::doctor::Doctor;
 use csi_driver::operations::views::View;
 use tokio::runtime::Runtime;

@@ -1,6 +1,7 @@
-//! For administrators: doctor, views, metrics.
+//! For administrators: the command line, doctor, views, metrics.
 
 pub(crate) mod admin;
+pub mod cli;
 pub mod doctor;
 pub(crate) mod metrics;
 pub mod views;

@@ -23,3 +23,11 @@ pub fn journal_entry(input: &[u8]) {
         assert!(line.begin < line.end && line.end <= line.len && line.len == input.len());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn seeds_of_journal_entries_hold() {
+        tests::seeds::run("journal_entry", super::journal_entry);
+    }
+}

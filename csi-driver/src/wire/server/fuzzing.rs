@@ -35,3 +35,18 @@ fn rewritten<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> 
     }
     Some(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use tests::seeds;
+
+    #[test]
+    fn seeds_of_header_blocks_hold() {
+        seeds::run("header_blocks", super::header_blocks);
+    }
+
+    #[test]
+    fn seeds_of_frames_hold() {
+        seeds::run("frames", super::frames);
+    }
+}

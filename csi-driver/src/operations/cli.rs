@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::config::Flags;
-use crate::operations::doctor::Doctor;
-use crate::operations::views::View;
+use super::doctor::Doctor;
+use super::views::View;
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
