@@ -2,9 +2,9 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Flags;
 use super::doctor::Doctor;
 use super::views::View;
+use crate::config::Flags;
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
