@@ -60,8 +60,11 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Installs the filter for all existing and future threads. `of_backend` are allowed with any
-/// arguments. Needs no_new_privs.
+/// Installs the filter for all existing and future threads. Needs no_new_privs.
+///
+/// `of_backend` are allowed with any arguments, also those that the FUSE side may only use with
+/// some. The exceptions are clone, clone3 and tgkill, which stay as narrow with any backend: they
+/// reach other processes.
 pub fn install(of_backend: &[c_long]) -> Result<()> {
     for program in programs(of_backend)? {
         seccompiler::apply_filter_all_threads(&program).map_err(|source| Error::Seccomp { source })?;
@@ -79,32 +82,45 @@ fn programs(of_backend: &[c_long]) -> Result<[BpfProgram; 2]> {
 }
 
 fn allowed(of_backend: &[c_long]) -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
-    let calls = ALLOWED.iter().chain(of_backend);
-    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = calls.map(|call| (*call, vec![])).collect();
-    // Only threads of this process, never a process.
-    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
-    rules.insert(libc::SYS_clone, vec![rule(0, Width::Qword, SeccompCmpOp::MaskedEq(thread), thread)?]);
-    // The filter of clone3 decides.
-    rules.insert(libc::SYS_clone3, vec![]);
-    rules.insert(
-        libc::SYS_prctl,
-        vec![rule(0, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::PR_SET_NAME.unsigned_abs()))?],
-    );
+    let mut rules = narrow_unless_the_backend_widens()?;
+    rules.extend(ALLOWED.iter().chain(of_backend).map(|call| (*call, vec![])));
+    rules.extend(always_narrow()?);
+    Ok(rules)
+}
+
+/// The FUSE side needs these calls with some arguments only; a backend may need them with others.
+fn narrow_unless_the_backend_widens() -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
+    let name = rule(0, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::PR_SET_NAME.unsigned_abs()))?;
     let mut fcntl = Vec::new();
     for command in [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL] {
         fcntl.push(rule(1, Width::Dword, SeccompCmpOp::Eq, u64::from(command.unsigned_abs()))?);
     }
-    rules.insert(libc::SYS_fcntl, fcntl);
     // Only to the connected peer, never to an address.
-    rules.insert(libc::SYS_sendto, vec![rule(4, Width::Qword, SeccompCmpOp::Eq, 0)?]);
-    // The peer's credentials.
+    let to_peer = rule(4, Width::Qword, SeccompCmpOp::Eq, 0)?;
     let level = condition(1, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SOL_SOCKET.unsigned_abs()))?;
     let option = condition(2, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SO_PEERCRED.unsigned_abs()))?;
-    rules.insert(libc::SYS_getsockopt, vec![SeccompRule::new(vec![level, option]).map_err(backend)?]);
+    let credentials_of_peer = SeccompRule::new(vec![level, option]).map_err(backend)?;
+    Ok(BTreeMap::from([
+        (libc::SYS_prctl, vec![name]),
+        (libc::SYS_fcntl, fcntl),
+        (libc::SYS_sendto, vec![to_peer]),
+        (libc::SYS_getsockopt, vec![credentials_of_peer]),
+    ]))
+}
+
+fn always_narrow() -> Result<BTreeMap<c_long, Vec<SeccompRule>>> {
+    // Only threads of this process, never a process.
+    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+    let clone = rule(0, Width::Qword, SeccompCmpOp::MaskedEq(thread), thread)?;
     // Only abort(3) of this process, no signal to another one.
     let own_pid = u64::from(std::process::id());
-    rules.insert(libc::SYS_tgkill, vec![rule(0, Width::Dword, SeccompCmpOp::Eq, own_pid)?]);
-    Ok(rules)
+    let to_own_thread = rule(0, Width::Dword, SeccompCmpOp::Eq, own_pid)?;
+    Ok(BTreeMap::from([
+        (libc::SYS_clone, vec![clone]),
+        // The filter of clone3 decides.
+        (libc::SYS_clone3, vec![]),
+        (libc::SYS_tgkill, vec![to_own_thread]),
+    ]))
 }
 
 fn rule(argument: u8, width: Width, op: SeccompCmpOp, value: u64) -> Result<SeccompRule> {
@@ -132,4 +148,24 @@ fn errno(errno: i32) -> SeccompAction {
 
 fn backend(source: seccompiler::BackendError) -> Error {
     Error::Seccomp { source: seccompiler::Error::Backend(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_widens_the_calls_that_it_lists_except_those_that_reach_other_processes() {
+        // No rule means any arguments.
+        let any = |of_backend: &[c_long], call: c_long| allowed(of_backend).unwrap()[&call].is_empty();
+        for call in [libc::SYS_prctl, libc::SYS_fcntl, libc::SYS_sendto, libc::SYS_getsockopt] {
+            assert!(!any(&[], call), "call {call} without a backend");
+            assert!(any(&[call], call), "call {call}");
+            assert!(!any(&[libc::SYS_openat], call), "call {call} beside another of the backend");
+        }
+        for call in [libc::SYS_clone, libc::SYS_tgkill] {
+            assert!(!any(&[call], call), "call {call}");
+        }
+        assert!(any(&[libc::SYS_openat], libc::SYS_openat));
+    }
 }
