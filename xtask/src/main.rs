@@ -36,7 +36,8 @@ enum Task {
     Demo(DemoArguments),
     /// rustfmt, clippy and rustdoc, warnings as errors; licences and sources of dependencies
     Check {
-        /// Also look for dependencies with known faults; downloads the list of them
+        /// Also fetch the advisory database from github.com, and fail for vulnerable, unsound,
+        /// unmaintained or yanked dependencies. Run it before each release; CI does not
         #[arg(long)]
         advisories: bool,
     },
