@@ -11,6 +11,7 @@ use linux::mount::{self, MountFlags, UnmountMode};
 use nix::sched::CloneFlags;
 use rustix::process::{Resource, Rlimit};
 
+use crate::service::Network;
 use crate::{Error, Result};
 
 /// With fewer descriptors, the daemon could not keep the directories on a path open.
@@ -33,16 +34,18 @@ pub(crate) fn in_given_namespaces() -> Result<DescriptorDir> {
     DescriptorDir::open().map_err(step("own descriptors"))
 }
 
-/// Leaves the host: makes own mount, network, IPC and UTS namespaces, and an empty, read-only tmpfs
-/// as root directory. The new namespace has no other mount. In particular, a copy of the FUSE mount
-/// would keep the session alive after the host's unmount.
-pub(crate) fn in_own_namespaces() -> Result<DescriptorDir> {
-    let namespaces = CloneFlags::CLONE_NEWNS
-        | CloneFlags::CLONE_NEWNET
-        | CloneFlags::CLONE_NEWIPC
-        | CloneFlags::CLONE_NEWUTS;
+/// Leaves the host: makes own mount, IPC and UTS namespaces, an own, empty network namespace unless
+/// the backend needs the node's, and an empty, read-only tmpfs as root directory. The new mount
+/// namespace has no other mount. In particular, a copy of the FUSE mount would keep the session
+/// alive after the host's unmount.
+pub(crate) fn in_own_namespaces(network: Network) -> Result<DescriptorDir> {
+    let always = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
+    let (namespaces, names) = match network {
+        Network::None => (always | CloneFlags::CLONE_NEWNET, "mount, net, ipc and uts namespaces"),
+        Network::Node => (always, "mount, ipc and uts namespaces"),
+    };
     nix::sched::unshare(namespaces)
-        .map_err(|e| linux::Error::new("unshare", "mount, net, ipc and uts namespaces", e))
+        .map_err(|e| linux::Error::new("unshare", names, e))
         .map_err(step("own namespaces"))?;
     mount::make_private(Path::new("/")).map_err(step("own mount namespace"))?;
     let descriptors = DescriptorDir::open_detached().map_err(step("own descriptors"))?;

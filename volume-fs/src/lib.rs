@@ -69,7 +69,7 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     let driver = Dialled::dial(&serve.socket)?;
     let descriptors = match serve.isolation() {
         Isolation::ByTheRuntime => confine::in_given_namespaces()?,
-        Isolation::Own => confine::in_own_namespaces()?,
+        Isolation::Own => confine::in_own_namespaces(S::NETWORK)?,
     };
     let descriptor_limit = confine::raise_descriptor_limit()?;
     confine::drop_privileges(S::CAPABILITIES)?;

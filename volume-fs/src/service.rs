@@ -23,6 +23,9 @@ pub trait Service: Sized {
     const CAPABILITIES: CapabilitySet;
     /// This backend's system calls, in addition to those of the FUSE side.
     const SYSTEM_CALLS: &'static [c_long];
+    /// Only for a daemon that makes its own namespaces (`--confine`). In a mount pod, the pod's
+    /// manifest decides.
+    const NETWORK: Network;
 
     /// Takes and checks the backend's part of the driver's assignment.
     fn check(
@@ -34,6 +37,15 @@ pub trait Service: Sized {
     /// Called after the process has dropped its privileges and before it answers FUSE_INIT. The
     /// system call filter is not installed yet.
     fn open(self, assigned: Self::Assigned, terms: Terms) -> Result<Arc<Self::Backend>>;
+}
+
+/// What a daemon reaches from its network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// Nothing: an own network namespace, whose only interface (lo) is down.
+    None,
+    /// The node's network: for a backend with remote storage.
+    Node,
 }
 
 /// The conditions for serving a volume, with any backend.

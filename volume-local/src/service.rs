@@ -8,7 +8,7 @@ use linux::credentials::CapabilitySet;
 use proto::handover::{Local as Wire, Role, assignment};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use volume_fs::descriptors::{Descriptors, Wrong};
-use volume_fs::service::{Service, Terms};
+use volume_fs::service::{Network, Service, Terms};
 
 use crate::backend::{Assigned, Local};
 use crate::usage_file::BootId;
@@ -84,6 +84,9 @@ impl Service for LocalService {
         .union(CapabilitySet::SETGID);
 
     const SYSTEM_CALLS: &'static [c_long] = SYSTEM_CALLS;
+
+    /// The data is in a directory of this node.
+    const NETWORK: Network = Network::None;
 
     fn check(
         &self,
