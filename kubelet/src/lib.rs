@@ -3,7 +3,7 @@
 //! Sources write objects from the manifest directory and from `apply` to the store. The engine
 //! makes the machine match the store.
 //!
-//! Layers, each of which uses only those below it (`xtask/tests/modules.rs` tests most of that):
+//! Layers, each of which uses only those below it (`xtask/tests/modules.rs` tests that):
 //!
 //! - `cli` (client commands) and `run` (the daemon) use everything; `run` chooses sources and
 //!   sinks.

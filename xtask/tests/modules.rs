@@ -356,7 +356,7 @@ struct Rule {
     must_not_use: &'static [&'static str],
 }
 
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 15] = [
     // What decides does no I/O.
     Rule {
         package: "cni-bridge",
@@ -401,6 +401,7 @@ const RULES: [Rule; 13] = [
         modules: &["runtime", "state"],
         must_not_use: &["service", "sandbox", "container", "launcher"],
     },
+    // The kubelet, from the lowest layer to the highest.
     Rule {
         package: "kubelet",
         modules: &["objects"],
@@ -449,6 +450,26 @@ const RULES: [Rule; 13] = [
             "worker",
             "volumes",
             "eviction",
+            "logs",
+            "plugins",
+            "source",
+            "sink",
+            "manifest",
+            "standalone::api",
+            "standalone::provisioner",
+        ],
+    },
+    Rule {
+        package: "kubelet",
+        modules: &["manifest"],
+        must_not_use: &[
+            "cli",
+            "run",
+            "engine",
+            "worker",
+            "volumes",
+            "eviction",
+            "logs",
             "plugins",
             "source",
             "sink",
@@ -459,13 +480,29 @@ const RULES: [Rule; 13] = [
     Rule {
         package: "kubelet",
         modules: &["source", "sink"],
-        must_not_use: &["cli", "run", "engine", "worker", "volumes", "eviction", "logs", "plugins"],
+        must_not_use: &[
+            "cli",
+            "run",
+            "engine",
+            "worker",
+            "volumes",
+            "eviction",
+            "logs",
+            "plugins",
+            "standalone::api",
+            "standalone::provisioner",
+        ],
     },
-    // What runs pods knows neither who describes objects nor who reads status.
+    // What runs pods does not depend on the sources of objects or the readers of status.
     Rule {
         package: "kubelet",
         modules: &["engine", "worker", "volumes", "eviction", "logs", "plugins"],
         must_not_use: &["cli", "run", "source", "standalone::api", "standalone::provisioner"],
+    },
+    Rule {
+        package: "kubelet",
+        modules: &["standalone::api", "standalone::provisioner"],
+        must_not_use: &["cli", "run"],
     },
     // What a backend sees knows nothing of FUSE, nor of the daemon around it.
     Rule {
