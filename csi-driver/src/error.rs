@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use linux::chain;
 use proto::versions::Versions;
-pub use trace::error_chain as chain;
 
 use crate::model::access_mode::AccessMode;
 use crate::model::ids::{SnapshotId, VolumeId};

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     ended.unwrap_or_else(|error| {
         #[expect(clippy::print_stderr, reason = "the one line for who started it")]
         {
-            eprintln!("hawser-csi: {}", trace::escaped(&format!("{error:#}")));
+            eprintln!("hawser-csi: {}", trace::escaped(&linux::chain(error.as_ref())));
         }
         failed
     })

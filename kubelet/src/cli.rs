@@ -116,7 +116,7 @@ fn describe_error(error: &Error) -> String {
         }
         // The message is the status text already; its source would repeat it.
         Error::Refused(status) => format!("error: {}", status.message()),
-        other => format!("error: {}", trace::error_chain(other)),
+        other => format!("error: {}", linux::chain(other)),
     }
 }
 

@@ -80,7 +80,7 @@ async fn check_limits(tools: &Arc<Tools>, pod: &Arc<Pod>) {
     let usage = match measure::of_pod(tools, pod).await {
         Ok(usage) => usage,
         Err(error) => {
-            let message = format!("cannot measure the pod's disk usage: {}", trace::error_chain(&error));
+            let message = format!("cannot measure the pod's disk usage: {}", linux::chain(&error));
             tools.sinks.record(&pod.reference(), EventType::Warning, "DiskUsageUnknown", &message);
             return;
         }

@@ -89,7 +89,7 @@ async fn rotate_all(tools: &Arc<Tools>, logs: Vec<Log>, limits: Limits) {
         let tools = Arc::clone(tools);
         rotating.spawn(async move {
             if let Err(error) = rotate::rotate(&tools.cri, &log, limits).await {
-                warn!(log = %log.path.display(), error = trace::error_chain(&error), "log not rotated");
+                warn!(log = %log.path.display(), error = linux::chain(&error), "log not rotated");
             }
         });
     }

@@ -279,7 +279,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
         match get_info(&socket).await {
             Ok(found) => break found,
             Err(error) => {
-                warn!(socket = %socket.display(), error = trace::error_chain(&error), "plugin not registered yet");
+                warn!(socket = %socket.display(), error = linux::chain(&error), "plugin not registered yet");
             }
         }
         tokio::time::sleep(backoff.step()).await;
@@ -287,7 +287,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
     let outcome = accept(&plugins, &socket, &info).await;
     let status = RegistrationStatus {
         plugin_registered: outcome.is_ok(),
-        error: outcome.as_ref().err().map(|e| trace::error_chain(e)).unwrap_or_default(),
+        error: outcome.as_ref().err().map(|e| linux::chain(e)).unwrap_or_default(),
     };
     match outcome {
         Ok(driver) => {
@@ -295,7 +295,7 @@ async fn register(plugins: Plugins, socket: PathBuf) {
             plugins.add(driver, &socket);
         }
         Err(error) => {
-            warn!(driver = info.name, socket = %socket.display(), error = trace::error_chain(&error), "driver refused");
+            warn!(driver = info.name, socket = %socket.display(), error = linux::chain(&error), "driver refused");
         }
     }
     let notified = tokio::time::timeout(NOTIFY_DEADLINE, client.notify_registration_status(status)).await;

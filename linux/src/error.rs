@@ -8,8 +8,8 @@ use nix::errno::Errno;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A refused system call. Shown as `bind mount /a -> /b: Device or resource busy (os error 16)`
-/// when printed with its source.
+/// A refused system call. `Display` shows no reason; [`chain`] shows
+/// `bind mount /a -> /b: Device or resource busy (os error 16)`.
 #[derive(Debug, thiserror::Error)]
 #[error("{op} {object}")]
 pub struct Error {
@@ -40,6 +40,19 @@ impl Error {
     pub fn errno(&self) -> Errno {
         self.source.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
     }
+}
+
+/// An error and its causes on one line, outermost first: `add container: create bridge x:
+/// Operation not permitted (os error 1)`. `Display` alone shows only the outermost.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
 }
 
 /// Why a system call was refused, in the words of Go's runtime: glibc's messages in lower case,
@@ -99,6 +112,13 @@ fn uncapitalized(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chain_has_the_errno_at_its_end() {
+        let error = Error::at("bind mount", Path::new("/a"), Errno::EBUSY);
+        assert_eq!(error.to_string(), "bind mount /a");
+        assert_eq!(chain(&error), format!("bind mount /a: {}", io::Error::from(Errno::EBUSY)));
+    }
 
     #[test]
     fn reasons_are_in_words_that_no_c_library_chooses() {

@@ -40,4 +40,4 @@ pub mod sysctl;
 pub mod tree;
 pub mod xfs;
 
-pub use error::{Error, Result, reason};
+pub use error::{Error, Result, chain, reason};

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+pub(crate) use linux::chain;
 use tonic::{Code, Status};
-pub(crate) use trace::error_chain as chain;
 
 use crate::images::error::ImageError;
 

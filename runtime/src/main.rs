@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         #[expect(clippy::print_stderr, reason = "the only place that reports why it ended")]
         Err(error) => {
-            eprintln!("hawser-runtime: {}", trace::escaped(&format!("{error:#}")));
+            eprintln!("hawser-runtime: {}", trace::escaped(&linux::chain(error.as_ref())));
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,5 @@
 //! Logs and traces of our processes: finished tracing spans as JSON lines for the timeline, and
-//! events and errors with their causes on one line.
+//! events on one line each.
 //!
 //! Every Hawser process with a trace file appends one line for each span when it closes. Times are
 //! CLOCK_MONOTONIC, so the lines of all processes of a machine share one time line. Each line is
@@ -69,18 +69,6 @@ pub fn shortened(mut text: String, most_bytes: usize) -> String {
     if text.len() > most_bytes {
         text.truncate(text.floor_char_boundary(most_bytes));
         text.push_str("...");
-    }
-    text
-}
-
-/// An error and its causes on one line, outermost first: `add container: create bridge: EPERM`.
-pub fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
     }
     text
 }

@@ -1,7 +1,5 @@
-//! Why a volume cannot be served. Single requests fail with an errno ([`crate::errno`]).
+//! Why a volume cannot be served. Single requests fail with a [`crate::failure::Failure`].
 
-use std::error::Error as _;
-use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
 
@@ -61,17 +59,4 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-}
-
-impl Error {
-    /// The error and all its causes in one line.
-    pub fn chain(&self) -> String {
-        let mut line = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            write!(line, ": {error}").expect("a String takes any text");
-            cause = error.source();
-        }
-        line
-    }
 }

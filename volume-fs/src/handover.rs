@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::chain;
 use linux::fd_passing::PacketSocket;
 use prost::Message;
 use proto::handover::{
@@ -127,10 +128,10 @@ impl Assigned {
 
     /// Reports the error. Closes the connection.
     pub(crate) fn failed(self, error: &Error) {
-        let failed = answer::Result::Failed(Failed { reason: error.chain() });
+        let failed = answer::Result::Failed(Failed { reason: chain(error) });
         if let Err(unsent) = self.answer(failed) {
             // The driver notices the closed connection instead, and we exit with an error.
-            tracing::debug!(error = %unsent, "could not report the failure to the driver");
+            tracing::debug!(error = chain(&unsent), "could not report the failure to the driver");
         }
     }
 

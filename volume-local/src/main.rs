@@ -20,5 +20,5 @@ fn main() -> ExitCode {
 /// One line, with all causes.
 #[expect(clippy::print_stderr, reason = "the one line that reports a failed start")]
 fn report(error: &volume_fs::Error) {
-    eprintln!("hawser-volume: {}", error.chain());
+    eprintln!("hawser-volume: {}", linux::chain(error));
 }

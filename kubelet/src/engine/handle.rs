@@ -91,7 +91,7 @@ impl Handle {
                     progress(format!("stopping pod {name}"));
                 }
                 if let Err(error) = self.mark_deleted(pod, longest_grace) {
-                    progress(format!("stopping pod {name}: {}", trace::error_chain(&error)));
+                    progress(format!("stopping pod {name}: {}", linux::chain(&error)));
                 }
             }
             if pods.is_empty() {

@@ -71,7 +71,7 @@ fn tidy(log: &Path, keep: usize) -> Result<Vec<PathBuf>, Error> {
             Err(_) if !path.exists() => {}
             // For example on a full disk. The uncompressed log is removed when it is the oldest.
             Err(error) => {
-                warn!(log = %path.display(), error = trace::error_chain(&error), "log not compressed");
+                warn!(log = %path.display(), error = linux::chain(&error), "log not compressed");
             }
         }
     }

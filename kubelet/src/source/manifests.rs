@@ -212,7 +212,7 @@ impl ScanState {
 
     fn report_refused(&self, reference: &ObjectRef, error: Option<store::Error>) {
         if let Some(error) = error {
-            let message = trace::error_chain(&error);
+            let message = linux::chain(&error);
             self.store.record(reference, EventType::Warning, "ManifestRefused", &message);
         }
     }
@@ -256,7 +256,7 @@ impl ScanState {
             Finding::Gone(declared) => {
                 if let Err(error) = self.store.withdraw(&declared) {
                     // The store still has it as declared, so the next scan finds it again.
-                    tracing::error!(error = %trace::error_chain(&error), "cannot withdraw {}, which no manifest describes", declared.name);
+                    tracing::error!(error = %linux::chain(&error), "cannot withdraw {}, which no manifest describes", declared.name);
                 }
             }
             Finding::Broken(path) => {

@@ -70,7 +70,7 @@ pub enum Error {
 /// The one table from our errors to gRPC's codes.
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        let text = trace::error_chain(&error);
+        let text = linux::chain(&error);
         match error {
             Error::Invalid { .. } | Error::Kind(_) | Error::NotDeletable { .. } => {
                 Self::invalid_argument(text)
@@ -148,7 +148,7 @@ impl ObjectSource for ClientSocket {
         Box::pin(async move {
             let server = tonic::transport::Server::builder().add_service(service);
             if let Err(error) = server.serve_with_incoming_shutdown(incoming, ended).await {
-                tracing::error!(error = trace::error_chain(&error), "clients get no more answers");
+                tracing::error!(error = linux::chain(&error), "clients get no more answers");
             }
         })
     }

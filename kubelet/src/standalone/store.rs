@@ -172,7 +172,7 @@ impl Store {
             if lost.kind == Kind::PersistentVolumeClaim
                 && let Err(error) = store.reserve_volume(&lost.key)
             {
-                let error = trace::error_chain(&error);
+                let error = linux::chain(&error);
                 tracing::error!(
                     claim = lost.key.name,
                     error,

@@ -79,6 +79,6 @@ impl Error {
 
     /// The whole error chain on one line, for an event.
     pub(crate) fn text(&self) -> String {
-        trace::error_chain(self)
+        linux::chain(self)
     }
 }

@@ -73,7 +73,7 @@ impl Volumes {
         }
         let removed = tokio::task::spawn_blocking(move || linux::tree::remove(&dir)).await;
         if let Ok(Err(error)) = removed {
-            tracing::warn!(error = trace::error_chain(&error), uid, "emptyDirs of an ended pod not removed");
+            tracing::warn!(error = linux::chain(&error), uid, "emptyDirs of an ended pod not removed");
         }
     }
 

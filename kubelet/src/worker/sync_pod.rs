@@ -202,7 +202,7 @@ impl Worker {
     /// Creates the pod's cgroup and directories.
     fn prepare(&self) -> Result<(), Failed> {
         if let Err(error) = self.tools.ensure_pod_cgroup(&self.pod) {
-            let message = format!("unable to ensure pod cgroup exists: {}", trace::error_chain(&error));
+            let message = format!("unable to ensure pod cgroup exists: {}", linux::chain(&error));
             return Err(self.failed("FailedCreatePodContainer", &message));
         }
         let logs = container_config::log_directory(&self.tools.log_dir, &self.pod.metadata);
@@ -227,7 +227,7 @@ impl Worker {
 
     fn sandbox_config(&self, attempt: u32) -> Result<cri::PodSandboxConfig, Failed> {
         container_config::sandbox(&self.pod, attempt, self.tools.node())
-            .map_err(|e| self.failed("FailedCreatePodSandBox", &trace::error_chain(&e)))
+            .map_err(|e| self.failed("FailedCreatePodSandBox", &linux::chain(&e)))
     }
 
     async fn ready_sandbox(&self, id: String, config: cri::PodSandboxConfig) -> Result<ReadySandbox, Failed> {
@@ -295,7 +295,7 @@ impl Worker {
             etc_hosts: &files.etc_hosts,
             termination_log: &files.termination_log,
         };
-        container_config::container(&instance, self.tools.node()).map_err(|e| trace::error_chain(&e))
+        container_config::container(&instance, self.tools.node()).map_err(|e| linux::chain(&e))
     }
 
     fn etc_hosts(&self, facts: &PodFacts) -> String {

@@ -34,7 +34,7 @@ impl Worker {
         stop_sandboxes(&self.tools, &pod).await;
         self.tools.volumes.unmount_pod(&pod).await;
         if let Err(error) = self.tools.remove_pod_cgroup(&pod.uid).await {
-            warn!(error = trace::error_chain(&error), "cgroup of an ended pod not removed");
+            warn!(error = linux::chain(&error), "cgroup of an ended pod not removed");
         }
         self.mounted = None;
         self.finished = true;
@@ -51,7 +51,7 @@ impl Worker {
         remove_logs(&logs);
         let mut backoff = Backoff::operation();
         while let Err(error) = self.tools.store.forget_pod(self.uid()) {
-            warn!(pod = pod.name, error = trace::error_chain(&error), "cannot remove the pod from the store");
+            warn!(pod = pod.name, error = linux::chain(&error), "cannot remove the pod from the store");
             tokio::time::sleep(backoff.step()).await;
         }
     }
@@ -182,8 +182,8 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
     for container in tools.cri.list_containers(Some(uid)).await.map_err(refused)? {
         tools.cri.remove_container(&container.id).await.map_err(refused)?;
     }
-    tools.remove_pod_cgroup(uid).await.map_err(|e| trace::error_chain(&e))?;
-    tools.volumes.remove_pod_dir(uid).await.map_err(|e| trace::error_chain(&e))
+    tools.remove_pod_cgroup(uid).await.map_err(|e| linux::chain(&e))?;
+    tools.volumes.remove_pod_dir(uid).await.map_err(|e| linux::chain(&e))
 }
 
 /// Stops all containers concurrently, and returns the first error after all have answered. Unmounts
@@ -214,6 +214,6 @@ pub(super) async fn stop_all(
 
 fn remove_logs(dir: &Path) {
     if let Err(error) = linux::tree::remove(dir) {
-        warn!(error = trace::error_chain(&error), "logs of a deleted pod not removed");
+        warn!(error = linux::chain(&error), "logs of a deleted pod not removed");
     }
 }

@@ -182,13 +182,13 @@ impl Tools {
         self.cri.remove_container(id).await?;
         let log = log_directory(&self.log_dir, pod).join(log_path(name, number));
         if let Err(error) = crate::logs::remove(&log) {
-            let error = trace::error_chain(&error);
+            let error = linux::chain(&error);
             tracing::warn!(error, log = %log.display(), "a log of an old instance of a container was not removed");
         }
         let files = self.own_files(&pod.uid, name, number);
         let remove = move || files.remove().map_err(std::io::Error::other);
         if let Err(error) = self.file_work.run(&pod.uid, remove).await {
-            let error = trace::error_chain(&error);
+            let error = linux::chain(&error);
             tracing::warn!(
                 error,
                 pod = pod.name,

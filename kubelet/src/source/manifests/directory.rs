@@ -126,7 +126,7 @@ impl Directory {
         let content = serde_json::to_vec(&identity).expect("two numbers");
         if let Err(error) = linux::atomic_file::write(&self.state_file, &content, 0o600) {
             // Only the next start's protection against a lost mount is weaker.
-            tracing::warn!(error = %trace::error_chain(&error), "cannot save the manifest directory's identity");
+            tracing::warn!(error = %linux::chain(&error), "cannot save the manifest directory's identity");
         }
     }
 

@@ -125,5 +125,5 @@ fn failed(message: String) -> Failure {
 }
 
 fn not_kept(error: store::Error) -> Failure {
-    failed(trace::error_chain(&error))
+    failed(linux::chain(&error))
 }

@@ -46,7 +46,7 @@ pub(super) async fn reclaim(
         match store.put_volume(released) {
             // Only the phase is not on disk: the claim's uid in the volume excludes other claims.
             Err(error) if error.is_full_disk() => {
-                warn!(error = trace::error_chain(&error), "cannot record the volume's phase on a full disk");
+                warn!(error = linux::chain(&error), "cannot record the volume's phase on a full disk");
             }
             kept => kept.map_err(not_kept)?,
         }
@@ -117,13 +117,13 @@ pub(super) fn settle_volumes(store: &Store) -> bool {
         let is_bound = volume.status.phase == VolumePhase::Bound && !has_lost_its_claim(store, &volume);
         if volume.metadata.is_deleted() && !is_bound {
             if let Err(error) = store.remove_volume(name) {
-                warn!(volume = name, error = trace::error_chain(&error), "volume object not removed");
+                warn!(volume = name, error = linux::chain(&error), "volume object not removed");
             }
         } else if volume.status.phase == VolumePhase::Bound && !is_bound && !goes_with_its_claim(&volume) {
             let mut released = (*volume).clone();
             released.status.phase = VolumePhase::Released;
             if let Err(error) = store.put_volume(released) {
-                debug!(volume = name, error = trace::error_chain(&error), "volume not released yet");
+                debug!(volume = name, error = linux::chain(&error), "volume not released yet");
                 is_settled = false;
             }
         }
@@ -132,5 +132,5 @@ pub(super) fn settle_volumes(store: &Store) -> bool {
 }
 
 fn not_kept(error: store::Error) -> Failure {
-    Failure { reason: "VolumeFailedDelete", message: trace::error_chain(&error) }
+    Failure { reason: "VolumeFailedDelete", message: linux::chain(&error) }
 }

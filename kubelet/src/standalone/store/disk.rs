@@ -106,7 +106,7 @@ impl Disk {
         let stem = stem.file_name().unwrap_or_default().to_string_lossy();
         let (namespace, name) = stem.split_once('_').unwrap_or_default();
         let kept = self.keep(&format!("{kind}_{file}"), |place| fs::rename(path, place));
-        let message = format!("{}: this {kind} is not loaded; {kept}", trace::error_chain(cause));
+        let message = format!("{}: this {kind} is not loaded; {kept}", linux::chain(cause));
         tracing::error!(message);
         SetAside { kind, key: Key::new(namespace, name), message }
     }
@@ -162,7 +162,7 @@ impl Disk {
                 if let Err(error) = full_disk::mark_deleted(&path)
                     && !full_disk::deleted_path(&path).exists()
                 {
-                    tracing::warn!(%kind, name = key.name, error = trace::error_chain(&error),
+                    tracing::warn!(%kind, name = key.name, error = linux::chain(&error),
                         "the disk is full: the kubelet forgets this deletion when it exits");
                 }
                 Ok(())

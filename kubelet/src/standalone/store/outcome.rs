@@ -35,7 +35,7 @@ impl Store {
         if let Err(error) = &kept {
             tracing::warn!(
                 pod = key.name,
-                error = trace::error_chain(error),
+                error = linux::chain(error),
                 "cannot write a pod's final status to disk yet"
             );
         }
