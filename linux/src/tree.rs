@@ -86,7 +86,7 @@ fn walk_within(
     visitor: &mut impl Visitor,
 ) -> Result<()> {
     let mut directory = open_dir(root, c".", ResolveFlags::empty()).map_err(at("open", c"."))?;
-    let device = Identity::of(&directory)?.device();
+    let root_identity = Identity::of(&directory)?;
     let mut lister = Lister { changes, stop, visitor, free_bytes: bounds.name_bytes };
     let mut above = Vec::new();
     let mut pending = lister.list(&directory)?;
@@ -97,7 +97,7 @@ fn walk_within(
                 Err(e) if changes == Changes::Tolerated && is_change(e) => continue,
                 opened => opened.map_err(at("open", &name))?,
             };
-            if changes == Changes::Refused && Identity::of(&child)?.device() != device {
+            if changes == Changes::Refused && !Identity::of(&child)?.is_on_device_of(root_identity) {
                 // A subvolume: its inode numbers overlap with the volume's.
                 return Err(at("enter", &name)(Errno::XDEV));
             }
@@ -208,15 +208,23 @@ fn bytes_of(name: &CStr) -> i64 {
 
 /// Identifies a directory by device and inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity(u32, u32, u64);
+pub struct Identity {
+    device_major: u32,
+    device_minor: u32,
+    inode: u64,
+}
 
 impl Identity {
     pub fn of(directory: impl AsFd) -> Result<Self> {
-        stat(directory.as_fd(), c"").map(|stat| Self(stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino))
+        stat(directory.as_fd(), c"").map(|stat| Self {
+            device_major: stat.stx_dev_major,
+            device_minor: stat.stx_dev_minor,
+            inode: stat.stx_ino,
+        })
     }
 
-    fn device(self) -> (u32, u32) {
-        (self.0, self.1)
+    fn is_on_device_of(self, other: Self) -> bool {
+        (self.device_major, self.device_minor) == (other.device_major, other.device_minor)
     }
 
     /// Opens `..` of `child`, which must be this directory: `ESTALE` if the child was moved

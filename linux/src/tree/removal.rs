@@ -132,7 +132,7 @@ impl<'a> Removal<'a> {
                 match open_dir(&here, &name, WITHIN) {
                     Ok(child) => {
                         let parent = Identity::of(&here)?;
-                        if Identity::of(&child)?.device() != parent.device()
+                        if !Identity::of(&child)?.is_on_device_of(parent)
                             && let Err(e) = btrfs::make_writable(&child)
                         {
                             self.fail(&mut levels, name, "make subvolume writable", e);
