@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni_plugin::{Invocation, ValidAttachments};
+use cni_plugin::{CniError, Invocation, ValidAttachments};
 use ipnetwork::IpNetwork;
 use netfilter::iptables::{IpTables, IpVersion, legacy_tables, quote};
 
@@ -104,7 +104,7 @@ fn legacy_tool(version: IpVersion, call: &Invocation) -> Result<Option<IpTables>
             let asked = call.conf.fields(KEYS).bool("ipMasq").unwrap_or(true);
             if asked {
                 let what = format!("the legacy table {TABLE} of {} is left as it is", version.program());
-                cni_plugin::warn("bridge", format_args!("{what}: {e}"));
+                cni_plugin::warn("bridge", format_args!("{what}: {}", CniError::chain(&e).msg));
             }
             Ok(None)
         }

@@ -17,7 +17,7 @@ use crate::daemon::dial::DialListener;
 use crate::daemon::process;
 use crate::daemon::untrusted_text::abridged;
 use crate::daemon::waits::Wait;
-use crate::error::{Error, Result, Step};
+use crate::error::{Error, Result, Step, chain};
 use crate::model::ids::VolumeId;
 use crate::model::launch::ProcessId;
 use crate::model::limits;
@@ -143,7 +143,7 @@ fn greet(
         return Err(format!("pid {}, not {}", peer.pid, process.pid));
     }
     let packet = socket.set_timeout(limit).and_then(|()| socket.receive());
-    let packet = packet.map_err(|e| crate::error::chain(&e))?;
+    let packet = packet.map_err(|e| chain(&e))?;
     let packet = packet.ok_or("closed without a Hello")?;
     let hello = Hello::decode(&*packet).map_err(|e| format!("no Hello: {e}"))?;
     if hello.nonce != offer.nonce {
@@ -161,7 +161,7 @@ fn refuse_version(socket: &PacketSocket, offer: &Offer<'_>, daemon: Versions) ->
     let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
     let unknown = hello_reply::Kind::UnknownVersion(UnknownVersion { oldest_version, newest_version });
     if let Err(unsent) = socket.send(&HelloReply { kind: Some(unknown) }.encode_to_vec(), &[]) {
-        tracing::debug!(volume_id = %offer.volume_id, error = %unsent, "could not send the driver's versions to the daemon");
+        tracing::debug!(volume_id = %offer.volume_id, error = chain(&unsent), "could not send the driver's versions to the daemon");
     }
     Error::DaemonVersion { volume_id: offer.volume_id.clone(), daemon, driver: VERSIONS }
 }

@@ -17,7 +17,7 @@ use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
 use crate::daemon::watch::DaemonWatch;
-use crate::error::{Error, Result, Step};
+use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchId;
@@ -88,7 +88,7 @@ impl Daemons {
         drop(sockets);
         self.hangs.found(volume_id, None);
         if let Err(error) = self.keeper.put(volume_id, keeper::Role::Connection, fuse_device) {
-            tracing::warn!(%volume_id, %error, "the keeper does not hold the connection");
+            tracing::warn!(%volume_id, error = chain(&error), "the keeper does not hold the connection");
         }
         Ok(served)
     }

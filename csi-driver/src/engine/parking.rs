@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::AbortHandle;
 
 use crate::daemon::keeper::{Keeper, Role};
+use crate::error::chain;
 use crate::model::ids::VolumeId;
 
 #[derive(Debug)]
@@ -63,6 +64,8 @@ impl Parking {
 /// stage starts another daemon.
 fn logged<T>(volume_id: &VolumeId, answer: linux::Result<T>) -> Option<T> {
     answer
-        .inspect_err(|error| tracing::warn!(%volume_id, %error, "the keeper of descriptors has failed"))
+        .inspect_err(
+            |error| tracing::warn!(%volume_id, error = chain(error), "the keeper of descriptors has failed"),
+        )
         .ok()
 }

@@ -90,11 +90,11 @@ impl Reconciler {
             Ok(held) => {
                 for volume_id in held.iter().filter(|id| matches!(self.journal.find(id), Ok(None))) {
                     if let Err(error) = forget(volume_id) {
-                        tracing::error!(%volume_id, %error, "the keeper still holds its descriptors");
+                        tracing::error!(%volume_id, error = chain(&error), "the keeper still holds its descriptors");
                     }
                 }
             }
-            Err(error) => tracing::error!(%error, "the keeper does not list what it holds"),
+            Err(error) => tracing::error!(error = chain(&error), "the keeper does not list what it holds"),
         }
     }
 

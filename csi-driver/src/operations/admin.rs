@@ -49,7 +49,7 @@ pub(crate) async fn serve(driver: Arc<Driver>, socket: Socket, mut stopped: watc
         () = socket.keep(connections) => {}
         served = server.serve_with_incoming(accepted) => {
             if let Err(error) = served {
-                tracing::warn!(%error, "the admin service ended");
+                tracing::warn!(error = chain(&error), "the admin service ended");
             }
         }
     }

@@ -19,6 +19,7 @@ use nix::sys::stat::Mode;
 use tokio::net::unix::pipe::{OpenOptions as PipeOptions, Receiver};
 
 use crate::daemon::dial::DialDir;
+use crate::error::chain;
 use crate::model::ids::VolumeId;
 
 /// Of one file; there are two.
@@ -78,7 +79,7 @@ impl DaemonLogs {
         lock(&followed.volumes).insert(volume_id.clone());
         tokio::spawn(async move {
             if let Err(error) = copy(&receiver, files).await {
-                tracing::warn!(%volume_id, %error, "the daemon's log goes on without what it writes now");
+                tracing::warn!(%volume_id, error = chain(&error), "the daemon's log goes on without what it writes now");
                 discard(&receiver).await;
             }
             lock(&followed.volumes).remove(&volume_id);

@@ -8,6 +8,7 @@ use linux::cgroup::Hierarchies;
 use rustix::fs::{Access, access};
 
 use crate::config::{ConfigError, LauncherKind, wrong};
+use crate::error::chain;
 
 pub(crate) fn check(launcher: &LauncherKind) -> Result<(), ConfigError> {
     let (flag, path, found, wanted) = match launcher {
@@ -26,8 +27,9 @@ pub(crate) fn check(launcher: &LauncherKind) -> Result<(), ConfigError> {
     };
     found.map_err(|e| wrong(flag, &path.to_string_lossy(), format!("{}: {wanted}", linux::reason(&e))))?;
     match launcher {
-        LauncherKind::Process { cgroup_root: Some(root), .. } => make_parent(root)
-            .map_err(|e| wrong("--cgroup-root", &root.to_string_lossy(), format!("{e}; {WITHOUT_GROUPS}"))),
+        LauncherKind::Process { cgroup_root: Some(root), .. } => make_parent(root).map_err(|e| {
+            wrong("--cgroup-root", &root.to_string_lossy(), format!("{}; {WITHOUT_GROUPS}", chain(&e)))
+        }),
         LauncherKind::Process { cgroup_root: None, .. } | LauncherKind::Manifest { .. } => Ok(()),
     }
 }

@@ -11,6 +11,7 @@ use super::daemon_log::DaemonLogs;
 use super::group::{self, GroupParent};
 use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
 use crate::daemon::dial::DialDir;
+use crate::error::chain;
 use crate::model::ids::VolumeId;
 use crate::model::launch::ProcessId;
 
@@ -137,7 +138,7 @@ impl ProcessLauncher {
     /// After a failed start, whose cause is what the caller needs.
     fn clear_or_say(&self, volume_id: &VolumeId) {
         if let Err(error) = self.clear(volume_id) {
-            tracing::warn!(%volume_id, %error, "remove control group");
+            tracing::warn!(%volume_id, error = chain(&error), "remove control group");
         }
     }
 

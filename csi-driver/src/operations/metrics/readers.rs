@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, mpsc, watch as channel};
 use tonic::codegen::http;
 
 use crate::engine::driver::Driver;
+use crate::error::chain;
 use crate::kernel::socket::Socket;
 use crate::model::calls::Calls;
 use crate::model::limits;
@@ -42,7 +43,7 @@ pub(crate) async fn serve(
                 let _until_answered = turn;
                 match tokio::time::timeout(limits::SCRAPE, serve_one(registry, stream)).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "a reader of metrics went away"),
+                    Ok(Err(error)) => tracing::debug!(error = chain(&error), "a reader of metrics went away"),
                     Err(_elapsed) => tracing::debug!("a reader of metrics took too long"),
                 }
             });

@@ -10,7 +10,7 @@ use proto::csi::{
 use super::wire_volume;
 use crate::engine::driver::Driver;
 use crate::engine::health::{Health, health};
-use crate::error::Result;
+use crate::error::{Result, chain};
 use crate::model::ids::VolumeId;
 use crate::model::records::{StageRecord, VolumeRecord};
 use crate::wire::pages;
@@ -85,7 +85,7 @@ fn listed_condition(record: &VolumeRecord) -> VolumeCondition {
         Some(StageRecord { serving: Some(serving), .. }) => match serving.daemon.is_alive() {
             Ok(true) => normal("served"),
             Ok(false) => daemon_ended(),
-            Err(e) => abnormal(format!("look at daemon: {e}")),
+            Err(e) => abnormal(format!("look at daemon: {}", chain(&e))),
         },
     }
 }
