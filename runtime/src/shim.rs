@@ -518,9 +518,9 @@ fn remove_cgroup(cgroup: Option<&Cgroup>) {
     if cgroup.remove().is_ok() {
         return;
     }
-    let ended = cgroup.end(AFTER_KILL);
-    drop(process::reap());
-    if let Err(error) = ended {
+    // `Shim::reap` reaps them: a child reaped here could be another container, whose exit would be
+    // lost.
+    if let Err(error) = cgroup.end(AFTER_KILL) {
         note(&chain(&error));
     }
 }
