@@ -95,8 +95,8 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     match launched {
         Ok((child, outcome, not_enforced)) => Ok(Launched { child, cgroup, outcome, warnings, not_enforced }),
         Err(problem) => {
-            // The original failure is returned; the group is empty.
-            drop(cgroup.remove());
+            // The group is empty.
+            let _first_failure_is_returned = cgroup.remove();
             Err(problem)
         }
     }

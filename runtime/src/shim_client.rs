@@ -104,8 +104,10 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .spawn()
         .map_err(|e| problem(format!("start: {e}")))?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    // Reaps it when it ends; the connection shows its end.
-    tokio::spawn(async move { drop(child.wait().await) });
+    // Reaps it when it ends.
+    tokio::spawn(async move {
+        let _connection_shows_its_end = child.wait().await;
+    });
     let process = pid.map(ProcessId::of).transpose()?.flatten();
     process.ok_or_else(|| problem("it ended at once".to_owned()))
 }

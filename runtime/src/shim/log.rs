@@ -123,7 +123,7 @@ impl Stream {
     /// All available output, without changes: for an OCI runtime's error message.
     pub(super) fn read_raw(&mut self) -> Vec<u8> {
         let mut text = Vec::new();
-        drop(self.pipe.read_to_end(&mut text)); // ends with WouldBlock or at the end
+        let _would_block_or_end = self.pipe.read_to_end(&mut text);
         text
     }
 

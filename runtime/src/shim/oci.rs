@@ -176,8 +176,9 @@ fn mount_root(bundle: &Path, overlay: &Overlay) -> Result<()> {
 }
 
 fn unmount_root(bundle: &Path) {
-    // EINVAL if it is not mounted. RemoveContainer finds and reports a mount that stays.
-    drop(linux::mount::unmount(&bundle.join("rootfs"), UnmountMode::Detach));
+    // EINVAL if it is not mounted.
+    let _remove_container_reports_what_stays =
+        linux::mount::unmount(&bundle.join("rootfs"), UnmountMode::Detach);
 }
 
 #[cfg(test)]
