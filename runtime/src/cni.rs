@@ -62,22 +62,17 @@ impl Cni {
         container_id: &str,
         ifname: &'static str,
     ) -> Vec<(NetworkList, Attachment)> {
-        let entries = cache::entries_of(&self.cache_dir, container_id).into_iter();
-        let of_interface = entries.filter(|(_, found, _)| found == ifname);
-        of_interface
-            .map(|(list, _, entry)| {
-                let pair = |pair: &Value| Some((pair[0].as_str()?.to_owned(), pair[1].as_str()?.to_owned()));
+        let adds = cache::adds_of(&self.cache_dir, container_id).into_iter();
+        adds.filter(|add| add.ifname == ifname)
+            .map(|add| {
                 let attachment = Attachment {
                     container_id: container_id.to_owned(),
-                    netns: entry["netns"]
-                        .as_str()
-                        .map(PathBuf::from)
-                        .filter(|path| NetNs::open(path).is_ok()),
+                    netns: add.netns.filter(|path| NetNs::open(path).is_ok()),
                     ifname,
-                    args: entry["cniArgs"].as_array().into_iter().flatten().filter_map(pair).collect(),
-                    capabilities: entry["capabilityArgs"].as_object().cloned().unwrap_or_default(),
+                    args: add.args,
+                    capabilities: add.capabilities,
                 };
-                (list, attachment)
+                (add.list, attachment)
             })
             .collect()
     }

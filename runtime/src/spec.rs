@@ -39,19 +39,37 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/devices/virtual/powercap",
 ];
 const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-/// Type, major, minor, access: every container may open null, zero, full, random, urandom, tty,
-/// ptmx and pts, and may make device nodes.
-const ALLOWED_DEVICES: &[(&str, Option<i64>, Option<i64>, &str)] = &[
-    ("c", None, None, "m"),
-    ("b", None, None, "m"),
-    ("c", Some(1), Some(3), "rwm"),
-    ("c", Some(1), Some(5), "rwm"),
-    ("c", Some(1), Some(7), "rwm"),
-    ("c", Some(1), Some(8), "rwm"),
-    ("c", Some(1), Some(9), "rwm"),
-    ("c", Some(5), Some(0), "rwm"),
-    ("c", Some(5), Some(2), "rwm"),
-    ("c", Some(136), None, "rwm"),
+/// A rule of `linux.resources.devices`; `None` stands for every number.
+struct AllowedDevices {
+    kind: &'static str,
+    major: Option<i64>,
+    minor: Option<i64>,
+    access: &'static str,
+}
+
+impl AllowedDevices {
+    const fn make(kind: &'static str) -> Self {
+        Self { kind, major: None, minor: None, access: "m" }
+    }
+
+    const fn open(major: i64, minor: Option<i64>) -> Self {
+        Self { kind: "c", major: Some(major), minor, access: "rwm" }
+    }
+}
+
+/// Every container may open null, zero, full, random, urandom, tty, ptmx and pts, and may make
+/// device nodes.
+const ALLOWED_DEVICES: &[AllowedDevices] = &[
+    AllowedDevices::make("c"),
+    AllowedDevices::make("b"),
+    AllowedDevices::open(1, Some(3)),
+    AllowedDevices::open(1, Some(5)),
+    AllowedDevices::open(1, Some(7)),
+    AllowedDevices::open(1, Some(8)),
+    AllowedDevices::open(1, Some(9)),
+    AllowedDevices::open(5, Some(0)),
+    AllowedDevices::open(5, Some(2)),
+    AllowedDevices::open(136, None),
 ];
 
 /// The properties of the sandbox that a container's specification uses.
@@ -348,9 +366,9 @@ fn resources_json(
     let mut out = json!({});
     let mut rules = vec![json!({"allow": privileged, "access": "rwm"})];
     if !privileged {
-        rules.extend(ALLOWED_DEVICES.iter().map(|(kind, major, minor, access)| {
-            let mut rule = json!({"allow": true, "type": kind, "access": access});
-            for (key, number) in [("major", major), ("minor", minor)] {
+        rules.extend(ALLOWED_DEVICES.iter().map(|allowed| {
+            let mut rule = json!({"allow": true, "type": allowed.kind, "access": allowed.access});
+            for (key, number) in [("major", allowed.major), ("minor", allowed.minor)] {
                 if let Some(number) = number {
                     rule[key] = json!(number);
                 }

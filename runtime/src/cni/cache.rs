@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Attachment, NetworkList};
 use crate::error::Result;
@@ -44,9 +44,32 @@ pub(super) fn read(cache_dir: &Path, list: &NetworkList, attachment: &Attachment
     Ok(entry.filter(|e| e["kind"] == "cniCacheV1").map(|mut e| e["result"].take()).filter(|r| !r.is_null()))
 }
 
-/// The attachments of a container: network list, interface, CNI_ARGS and capabilities of each ADD.
-/// Skips unreadable entries.
-pub(super) fn entries_of(cache_dir: &Path, container_id: &str) -> Vec<(NetworkList, String, Value)> {
+/// The arguments of one ADD.
+#[derive(Debug)]
+pub(super) struct CachedAdd {
+    pub(super) list: NetworkList,
+    pub(super) ifname: String,
+    pub(super) netns: Option<PathBuf>,
+    pub(super) args: Vec<(String, String)>,
+    pub(super) capabilities: Map<String, Value>,
+}
+
+impl CachedAdd {
+    fn of(file: &Path, entry: &Value) -> Option<Self> {
+        let source = STANDARD.decode(entry["config"].as_str()?).ok()?;
+        let pair = |pair: &Value| Some((pair[0].as_str()?.to_owned(), pair[1].as_str()?.to_owned()));
+        Some(Self {
+            list: NetworkList::parse(file, serde_json::from_slice(&source).ok()?).ok()?,
+            ifname: entry["ifName"].as_str()?.to_owned(),
+            netns: entry["netns"].as_str().map(PathBuf::from),
+            args: entry["cniArgs"].as_array().into_iter().flatten().filter_map(pair).collect(),
+            capabilities: entry["capabilityArgs"].as_object().cloned().unwrap_or_default(),
+        })
+    }
+}
+
+/// Every cached ADD of a container. Skips unreadable entries.
+pub(super) fn adds_of(cache_dir: &Path, container_id: &str) -> Vec<CachedAdd> {
     let dir = cache_dir.join("results");
     let entries = record::names(&dir).unwrap_or_default().into_iter().filter_map(|name| {
         let path = dir.join(name);
@@ -54,9 +77,7 @@ pub(super) fn entries_of(cache_dir: &Path, container_id: &str) -> Vec<(NetworkLi
         if entry["kind"] != "cniCacheV1" || entry["containerId"] != container_id {
             return None;
         }
-        let source = STANDARD.decode(entry["config"].as_str()?).ok()?;
-        let list = NetworkList::parse(&path, serde_json::from_slice(&source).ok()?).ok()?;
-        Some((list, entry["ifName"].as_str()?.to_owned(), entry))
+        CachedAdd::of(&path, &entry)
     });
     entries.collect()
 }

@@ -49,8 +49,8 @@ pub(super) fn run(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: &Stdio
         process::enter_namespace(file, *kind)?;
     }
     build_root(plan, overlay)?;
-    for (resource, soft, hard) in &plan.rlimits {
-        process::set_rlimit(*resource, *soft, *hard)?;
+    for limit in &plan.rlimits {
+        process::set_rlimit(limit.resource, limit.soft, limit.hard)?;
     }
     process::set_stdio(&stdio.stdin, &stdio.stdout, &stdio.stderr)?;
     change_directory(&plan.cwd)?;

@@ -10,7 +10,7 @@ use linux::process::{BpfInstruction, Capabilities};
 use linux::rootfs::{Attributes, Propagation};
 use nix::sched::CloneFlags;
 use oci_spec::runtime::{
-    LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimitType, Process, Spec,
+    LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimit, PosixRlimitType, Process, Spec,
 };
 
 use super::error::{LaunchError, Result};
@@ -40,8 +40,7 @@ pub(super) struct Plan {
     pub(super) masked: Vec<PathBuf>,
     pub(super) read_only: Vec<PathBuf>,
     pub(super) oom_score_adj: Option<i32>,
-    /// Kernel number, soft, hard.
-    pub(super) rlimits: Vec<(u32, u64, u64)>,
+    pub(super) rlimits: Vec<Rlimit>,
     pub(super) seccomp: Vec<Vec<BpfInstruction>>,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -80,6 +79,15 @@ pub(super) struct WantedDevice {
     pub(super) path: PathBuf,
     pub(super) device: linux::rootfs::Device,
     pub(super) mode: u32,
+}
+
+/// The arguments of setrlimit(2).
+#[derive(Debug)]
+pub(super) struct Rlimit {
+    /// The kernel's number.
+    pub(super) resource: u32,
+    pub(super) soft: u64,
+    pub(super) hard: u64,
 }
 
 impl Plan {
@@ -124,7 +132,7 @@ impl Plan {
             masked: paths(linux.masked_paths()),
             read_only: paths(linux.readonly_paths()),
             oom_score_adj: process.oom_score_adj(),
-            rlimits: rlimits(process)?,
+            rlimits: process.rlimits().iter().flatten().map(rlimit).collect(),
             seccomp,
             uid: user.uid(),
             gid: user.gid(),
@@ -227,13 +235,8 @@ fn limits(resources: &LinuxResources) -> Limits {
     }
 }
 
-fn rlimits(process: &Process) -> Result<Vec<(u32, u64, u64)>> {
-    process
-        .rlimits()
-        .iter()
-        .flatten()
-        .map(|limit| Ok((rlimit_number(limit.typ()), limit.soft(), limit.hard())))
-        .collect()
+fn rlimit(limit: &PosixRlimit) -> Rlimit {
+    Rlimit { resource: rlimit_number(limit.typ()), soft: limit.soft(), hard: limit.hard() }
 }
 
 fn rlimit_number(kind: PosixRlimitType) -> u32 {
