@@ -67,7 +67,7 @@ impl Sockets {
     pub(crate) fn open(call: &Invocation) -> Result<Self, Error> {
         let path = call.netns.clone().unwrap_or_default();
         let netns = NetNs::open(&path)
-            .map_err(|e| Error::OpenNetns { cause: NetnsError::of(&path, e), path: path.clone() })?;
+            .map_err(|e| Error::OpenNetns { source: NetnsError::of(&path, e), path: path.clone() })?;
         let home = NetNs::current()?;
         let host = Netlink::open()?;
         let (container, interfaces) = netns.visit(&home, || (Netlink::open(), Interfaces::open()))?;

@@ -64,7 +64,7 @@ fn open_netns(call: &Invocation) -> Result<Option<NetNs>, Error> {
     match NetNs::open(path).map_err(|e| NetnsError::of(path, e)) {
         Ok(netns) => Ok(Some(netns)),
         Err(NetnsError::Missing { .. } | NetnsError::NotANamespace { .. }) => Ok(None),
-        Err(cause) => Err(Error::OpenNetns { path: path.clone(), cause }),
+        Err(source) => Err(Error::OpenNetns { path: path.clone(), source }),
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum Error {
     OpenNetns {
         path: PathBuf,
         #[source]
-        cause: NetnsError,
+        source: NetnsError,
     },
     #[error("failed to create bridge {name:?}")]
     EnsureBridge {

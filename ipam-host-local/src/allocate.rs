@@ -41,7 +41,7 @@ fn try_allocate(
             Some(ip) => reserve_requested(store, set, ip, index, owner),
             None => reserve_next(store, set, index, owner),
         }
-        .map_err(|cause| Error::Allocate { index, cause: Box::new(cause) })?;
+        .map_err(|source| Error::Allocate { index, source: Box::new(source) })?;
         reserved.extend(set.range_of(ip).map(|range| ip_config(ip, range)));
     }
     if requested.is_empty() { Ok(()) } else { Err(Error::RequestsLeft { ips: requested }) }

@@ -98,7 +98,7 @@ fn range_sets(
 
     let mut sets: Vec<RangeSet> = Vec::new();
     for (index, ranges) in raw.iter().enumerate() {
-        sets.push(RangeSet::new(ranges).map_err(|cause| Error::InvalidRangeSet { index, cause })?);
+        sets.push(RangeSet::new(ranges).map_err(|source| Error::InvalidRangeSet { index, source })?);
     }
     let v4 = sets.iter().filter(|set| set.is_ipv4()).count();
     if version < Version::V0_3_0 && (v4 > 1 || sets.len() - v4 > 1) {

@@ -19,7 +19,7 @@ pub enum Error {
     InvalidRangeSet {
         index: usize,
         #[source]
-        cause: RangeError,
+        source: RangeError,
     },
     #[error("CNI version {version} does not support more than 1 address per family")]
     TooManyForVersion { version: cni_plugin::Version },
@@ -29,7 +29,7 @@ pub enum Error {
     Allocate {
         index: usize,
         #[source]
-        cause: Box<Error>,
+        source: Box<Error>,
     },
     #[error("requested ip {ip} is subnet's gateway")]
     RequestedGateway { ip: IpAddr },

@@ -36,7 +36,7 @@ pub enum Error {
     Connect {
         socket: PathBuf,
         #[source]
-        cause: io::Error,
+        source: io::Error,
     },
     #[error("start the client")]
     Client(#[source] io::Error),
@@ -53,7 +53,7 @@ pub enum Error {
     ReadFile {
         path: PathBuf,
         #[source]
-        cause: io::Error,
+        source: io::Error,
     },
     #[error("{}", mistakes.join("\n"))]
     Manifest { mistakes: Vec<String> },

@@ -42,7 +42,7 @@ pub enum Error {
         flag: &'static str,
         path: PathBuf,
         #[source]
-        cause: io::Error,
+        source: io::Error,
     },
     #[error("read the host name: set --node-name NAME instead")]
     HostName(#[source] io::Error),
@@ -63,10 +63,10 @@ pub fn run(args: RunArgs) -> Result<(), Error> {
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
-    trace::init("hawser-kubelet", &args.log, args.trace_file.as_deref()).map_err(|cause| Error::Path {
+    trace::init("hawser-kubelet", &args.log, args.trace_file.as_deref()).map_err(|source| Error::Path {
         flag: "log or --trace-file",
         path: args.trace_file.clone().unwrap_or_else(|| args.log.clone().into()),
-        cause,
+        source,
     })?;
     let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Process)?;
     let result = threads.block_on(run_parts(args));
@@ -226,7 +226,7 @@ fn cgroup_root(args: &RunArgs) -> String {
 }
 
 fn absolute(flag: &'static str, path: &Path) -> Result<PathBuf, Error> {
-    std::path::absolute(path).map_err(|cause| Error::Path { flag, path: path.to_owned(), cause })
+    std::path::absolute(path).map_err(|source| Error::Path { flag, path: path.to_owned(), source })
 }
 
 /// Like kubelet: the host name in lower case.

@@ -18,10 +18,10 @@ pub(super) async fn connect(root: &RootDir) -> Result<KubeletClient<Channel>, Er
     let socket = root.socket();
     match unix_channel::connect(&socket).await {
         Ok(channel) => Ok(KubeletClient::new(channel).max_decoding_message_size(usize::MAX)),
-        Err(cause) => Err(match cause.kind() {
+        Err(source) => Err(match source.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => Error::NoKubelet { socket },
             ErrorKind::PermissionDenied => Error::NotAllowed { socket },
-            _ => Error::Connect { socket, cause },
+            _ => Error::Connect { socket, source },
         }),
     }
 }

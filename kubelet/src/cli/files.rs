@@ -35,9 +35,9 @@ fn read_stdin() -> Result<Document, Error> {
 }
 
 fn read_file(path: &Path) -> Result<Document, Error> {
-    let file = std::fs::File::open(path).map_err(|cause| match cause.kind() {
+    let file = std::fs::File::open(path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => Error::NoFile { path: path.to_owned() },
-        _ => Error::ReadFile { path: path.to_owned(), cause },
+        _ => Error::ReadFile { path: path.to_owned(), source },
     })?;
     read_limited(file, path)
 }
@@ -47,7 +47,7 @@ fn read_limited(file: impl Read, path: &Path) -> Result<Document, Error> {
     let source = path.display().to_string();
     let mut content = Vec::new();
     let read = file.take(manifest::FILE_BYTES as u64 + 1).read_to_end(&mut content);
-    read.map_err(|cause| Error::ReadFile { path: path.to_owned(), cause })?;
+    read.map_err(|source| Error::ReadFile { path: path.to_owned(), source })?;
     match manifest::too_large(content.len(), &source) {
         Some(error) => Err(Error::Manifest { mistakes: vec![error.to_string()] }),
         None => Ok(Document { source, content }),
@@ -55,7 +55,7 @@ fn read_limited(file: impl Read, path: &Path) -> Result<Document, Error> {
 }
 
 fn manifests_in(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    let unreadable = |cause| Error::ReadFile { path: dir.to_owned(), cause };
+    let unreadable = |source| Error::ReadFile { path: dir.to_owned(), source };
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();

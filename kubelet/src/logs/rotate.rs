@@ -20,7 +20,7 @@ pub(super) enum Error {
         op: &'static str,
         path: PathBuf,
         #[source]
-        cause: io::Error,
+        source: io::Error,
     },
     #[error(transparent)]
     Reopen(crate::cri::Error),
@@ -30,7 +30,7 @@ pub(super) enum Error {
 
 fn at(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
-    move |cause| Error::File { op, path, cause }
+    move |source| Error::File { op, path, source }
 }
 
 /// Removes old logs, compresses the remaining ones, renames the current log, and makes the runtime
@@ -88,9 +88,9 @@ fn compress(path: &Path) -> Result<(), Error> {
         fs::set_permissions(&unfinished, from.metadata()?.permissions())
     };
     let written = write().and_then(|()| fs::rename(&unfinished, with_suffix(path, COMPRESSED)));
-    written.map_err(|cause| {
+    written.map_err(|source| {
         let _may_be_gone = fs::remove_file(&unfinished);
-        at("compress", path)(cause)
+        at("compress", path)(source)
     })?;
     remove(path)
 }

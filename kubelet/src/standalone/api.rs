@@ -41,7 +41,7 @@ pub enum Error {
     Serve {
         socket: PathBuf,
         #[source]
-        cause: io::Error,
+        source: io::Error,
     },
     #[error("{}", mistakes.join("\n"))]
     Invalid { mistakes: Vec<String> },
@@ -61,7 +61,7 @@ pub enum Error {
     ReadLog {
         path: PathBuf,
         #[source]
-        cause: io::Error,
+        source: io::Error,
     },
     #[error("stop pods")]
     Stop(#[source] crate::engine::Error),
@@ -119,7 +119,7 @@ pub struct Api {
 /// Takes the socket's place: an old one is left by a kubelet that was killed,
 /// since the root directory's lock is ours. Returns where the socket is.
 pub fn listen(socket: &Path) -> Result<(UnixListener, PathBuf), Error> {
-    sockets::bind(socket).map_err(|cause| Error::Serve { socket: socket.to_owned(), cause })
+    sockets::bind(socket).map_err(|source| Error::Serve { socket: socket.to_owned(), source })
 }
 
 /// The clients' socket: the source of what `hawser-kubelet apply` describes.

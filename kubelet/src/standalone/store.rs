@@ -55,19 +55,19 @@ pub enum Error {
         kind: Kind,
         name: String,
         #[source]
-        cause: linux::Error,
+        source: linux::Error,
     },
     #[error("read {}", path.display())]
     Read {
         path: PathBuf,
         #[source]
-        cause: io::Error,
+        source: io::Error,
     },
     #[error("{} is not an object of this kubelet", path.display())]
     Corrupt {
         path: PathBuf,
         #[source]
-        cause: serde_json::Error,
+        source: serde_json::Error,
     },
     #[error("generate a uid")]
     Uid(#[source] io::Error),
@@ -82,7 +82,7 @@ pub enum Error {
 impl Error {
     /// Whether the error is a full disk.
     pub(crate) fn is_full_disk(&self) -> bool {
-        matches!(self, Self::Keep { cause, .. } if full_disk::is_cause(cause))
+        matches!(self, Self::Keep { source, .. } if full_disk::is_cause(source))
     }
 }
 

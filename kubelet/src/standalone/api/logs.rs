@@ -52,8 +52,8 @@ impl Tail {
             sent = self.copy(&answers) => sent,
             () = answers.closed() => return,
         };
-        if let Err(cause) = sent {
-            let error = Error::ReadLog { path: self.path.clone(), cause };
+        if let Err(source) = sent {
+            let error = Error::ReadLog { path: self.path.clone(), source };
             let _receiver_gone = answers.send(Err(error)).await;
         }
     }

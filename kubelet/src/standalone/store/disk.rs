@@ -55,7 +55,7 @@ impl Disk {
                 .mode(DIR_MODE)
                 .create(&path)
                 .and_then(|()| remove_unfinished(&path))
-                .map_err(|cause| Error::Read { path, cause })?;
+                .map_err(|source| Error::Read { path, source })?;
         }
         Ok(Self { dir: dir.to_owned() })
     }
@@ -144,7 +144,7 @@ impl Disk {
         }
         // A deletion mark from a full disk is older than this version.
         .and_then(|()| linux::atomic_file::discard(&full_disk::deleted_path(&path)))
-        .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
+        .map_err(|source| keep_error(kind, Path::new(&key.name), source))
     }
 
     /// Like [`Disk::write`], for an object that is marked deleted. On a full disk the mark is made
@@ -157,7 +157,7 @@ impl Disk {
         durability: Durability,
     ) -> Result<(), Error> {
         match self.write(kind, key, entry, durability) {
-            Err(Error::Keep { cause, .. }) if full_disk::is_cause(&cause) => {
+            Err(Error::Keep { source, .. }) if full_disk::is_cause(&source) => {
                 let path = self.path(kind, key);
                 if let Err(error) = full_disk::mark_deleted(&path)
                     && !full_disk::deleted_path(&path).exists()
@@ -175,7 +175,7 @@ impl Disk {
         let path = self.path(kind, key);
         linux::atomic_file::discard(&full_disk::deleted_path(&path))
             .and_then(|()| while_others_go_on(|| linux::atomic_file::remove(&path)))
-            .map_err(|cause| keep_error(kind, Path::new(&key.name), cause))
+            .map_err(|source| keep_error(kind, Path::new(&key.name), source))
     }
 
     fn path(&self, kind: Kind, key: &Key) -> PathBuf {
@@ -185,7 +185,7 @@ impl Disk {
     /// The files of a kind, in order. Names of unfinished files begin with a dot.
     fn files(&self, kind: Kind) -> Result<Vec<PathBuf>, Error> {
         let dir = self.dir.join(kind.as_str());
-        let unreadable = |cause| Error::Read { path: dir.clone(), cause };
+        let unreadable = |source| Error::Read { path: dir.clone(), source };
         let mut paths = Vec::new();
         for entry in fs::read_dir(&dir).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
@@ -214,8 +214,8 @@ fn remove_unfinished(dir: &Path) -> std::io::Result<()> {
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
-    let content = fs::read(path).map_err(|cause| Error::Read { path: path.to_owned(), cause })?;
-    serde_json::from_slice(&content).map_err(|cause| Error::Corrupt { path: path.to_owned(), cause })
+    let content = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    serde_json::from_slice(&content).map_err(|source| Error::Corrupt { path: path.to_owned(), source })
 }
 
 /// Replaces a file atomically for readers, without an fsync.
@@ -229,6 +229,6 @@ fn write_fast(path: &Path, content: &[u8]) -> linux::Result<()> {
     fs::rename(&temp, path).map_err(|e| linux::Error::at("rename to", path, e))
 }
 
-fn keep_error(kind: Kind, name: &Path, cause: linux::Error) -> Error {
-    Error::Keep { kind, name: name.display().to_string(), cause }
+fn keep_error(kind: Kind, name: &Path, source: linux::Error) -> Error {
+    Error::Keep { kind, name: name.display().to_string(), source }
 }
