@@ -8,12 +8,15 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
 use prost::Message;
-use proto::control::{GetUsage, Ping, Quiesce, Reply, Request, Resume, SetCapacity, Usage, reply, request};
+use proto::control::{
+    GetUsage, Ping, Pong, Quiesce, Reply, Request, Resume, SetCapacity, Usage, VERSION, reply, request,
+};
 
 use crate::daemon::dial::DialDir;
 use crate::daemon::notes::Noted;
@@ -26,6 +29,9 @@ use crate::model::records::Timestamp;
 
 /// Each takes a thread.
 const MOST_ASKED_AT_ONCE: usize = 256;
+
+/// The newest version of a daemon that is in the log, so that each is there once.
+static NEWEST_LOGGED: AtomicU32 = AtomicU32::new(VERSION);
 
 /// A connection to one volume's daemon.
 #[derive(Debug)]
@@ -43,10 +49,19 @@ impl Control {
         Ok(Self { socket, volume_id: volume_id.clone(), limit })
     }
 
-    /// Checks that it answers.
+    /// Checks that it answers. A daemon of any version stays supervised: it knows the requests of
+    /// older versions, and refuses those that it does not know.
     pub(crate) fn ping(&self) -> Result<()> {
         match self.ask("Ping", request::Kind::Ping(Ping {}))? {
-            reply::Kind::Pong(_) => Ok(()),
+            reply::Kind::Pong(pong) => {
+                if let Some(version) = newer_version(pong)
+                    && NEWEST_LOGGED.fetch_max(version, Ordering::Relaxed) < version
+                {
+                    let (volume_id, driver) = (&self.volume_id, VERSION);
+                    tracing::debug!(%volume_id, version, driver, "a daemon speaks a newer version of the control protocol");
+                }
+                Ok(())
+            }
             other => Err(self.unexpected("Ping", &other)),
         }
     }
@@ -131,6 +146,13 @@ pub(crate) fn silent<'a>(
     silent
 }
 
+/// The daemon's version if it is newer than the driver's, as after a downgrade of the driver.
+fn newer_version(pong: Pong) -> Option<u32> {
+    // Daemons before the field existed send 0.
+    let version = pong.version.max(1);
+    (version > VERSION).then_some(version)
+}
+
 fn unreachable(volume_id: &VolumeId, what: &'static str, limit: Duration, error: linux::Error) -> Error {
     let volume_id = volume_id.clone();
     match error.errno() {
@@ -188,7 +210,7 @@ impl Quiesced {
 mod tests {
     use super::*;
     use linux::fd_passing::PacketListener;
-    use proto::control::{Done, Pong, Refused, Resumed};
+    use proto::control::{Done, Refused, Resumed};
     use std::thread;
 
     const LIMIT: Duration = Duration::from_millis(200);
@@ -325,6 +347,20 @@ mod tests {
         daemon.send(&[0; 100_000], &[]).unwrap();
         let err = control.ping().unwrap_err();
         assert!(crate::error::chain(&err).contains("of more than 65536 bytes"), "{err}");
+    }
+
+    #[test]
+    fn a_daemon_of_an_older_or_newer_version_answers_a_ping() {
+        let scene = Scene::new();
+        let control = scene.connect().unwrap();
+        let versions = [(0, None), (VERSION, None), (VERSION + 1, Some(VERSION + 1))];
+        let pongs = versions.map(|(version, _)| reply::Kind::Pong(Pong { version }));
+        let daemon = scene.answer(pongs.into());
+        for (version, newer) in versions {
+            control.ping().unwrap();
+            assert_eq!(newer_version(Pong { version }), newer, "version {version}");
+        }
+        daemon.join().unwrap();
     }
 
     #[test]
