@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 pub(crate) use conflist::NetworkList;
+pub(crate) use exec::PluginProblem;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Cni {
@@ -49,7 +50,7 @@ impl Cni {
             let config = list.plugin_config(plugin, &result, &attachment.capabilities);
             let text = exec::run(self, list, plugin, "ADD", attachment, &config).await?;
             result = serde_json::from_slice(&text)
-                .map_err(|e| exec::failure(list, plugin, "ADD", format!("its result is not JSON: {e}")))?;
+                .map_err(|source| exec::failure(list, plugin, "ADD", PluginProblem::Result { source }))?;
         }
         cache::write(&self.cache_dir, list, attachment, &result)?;
         Ok(result)

@@ -16,7 +16,7 @@ use crate::record;
 use crate::record::new_id;
 use crate::runtime::Runtime;
 use crate::shim::protocol::{Answer, Call, now};
-use crate::shim_client::ANSWER_DEADLINE;
+use crate::shim_client::{ANSWER_DEADLINE, START_DEADLINE, ShimProblem};
 use crate::spec::{self, SandboxView};
 use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
 
@@ -167,16 +167,15 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         overlay,
         allow_without_device_control: runtime.allow_without_device_control,
     };
-    let problem = match shim.call(call).await {
+    let problem = match shim.ask(call, START_DEADLINE).await {
         Ok(Answer::Started { warnings, status, .. }) => {
             for warning in warnings.into_iter().chain(status.not_enforced) {
                 tracing::warn!(container_id = container.id, "{warning}");
             }
             return Ok(());
         }
-        Ok(other) => format!("the shim answered {other:?}"),
-        Err(Error::Shim { problem, .. }) => problem,
-        Err(other) => chain(&other),
+        Ok(other) => ShimProblem::unexpected(&other),
+        Err(problem) => problem,
     };
     // If no answer came, its process may still wait in execve(2) for a file that another process
     // holds.
@@ -193,18 +192,18 @@ async fn end_left_over(container: &Container) {
 }
 
 /// As in containerd, a container that could not start has exited with 128 and `StartError`.
-fn start_failed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, problem: String) -> Error {
+fn start_failed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, source: ShimProblem) -> Error {
     let ended = Ended {
         started_at: 0,
         finished_at: now(),
         code: START_ERROR_CODE,
         reason: "StartError".to_owned(),
-        message: problem.clone(),
+        message: chain(&source),
     };
     keep_end(sandbox, container, &ended);
     runtime.end(container, ended);
     let name = container.record.config.metadata.as_ref().map(|m| m.name.clone()).unwrap_or_default();
-    Error::Start { container: name, problem }
+    Error::Start { container: name, source }
 }
 
 /// Records an exit that the shim does not know.

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 pub(crate) use linux::chain;
 use tonic::{Code, Status};
 
+use crate::cni::PluginProblem;
 use crate::images::error::ImageError;
+use crate::shim_client::ShimProblem;
+use crate::spec::{HostPathProblem, MountRefusal};
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
@@ -35,16 +38,54 @@ pub enum Error {
         #[source]
         source: Box<ImageError>,
     },
+    #[error("{field}: {}", .path.display())]
+    HostPath {
+        field: String,
+        path: PathBuf,
+        #[source]
+        source: HostPathProblem,
+    },
+    #[error("{field}: refused")]
+    MountRefused {
+        field: String,
+        #[source]
+        source: MountRefusal,
+    },
     #[error("cni: {problem}")]
     NetworkConfig { problem: String },
-    /// `problem` is the plugin's own `code N: msg: details`, or the reason why it could not run.
-    #[error("cni plugin {plugin:?} {verb} for network {network:?} ({}): {problem}", .config.display())]
-    Plugin { plugin: String, verb: &'static str, network: String, config: PathBuf, problem: String },
-    /// `problem` is the launcher's or the OCI runtime's message.
-    #[error("start container {container}: {problem}")]
-    Start { container: String, problem: String },
-    #[error("shim of sandbox {sandbox}: {problem}")]
-    Shim { sandbox: String, problem: String },
+    #[error("cni: read {}", .path.display())]
+    NetworkConfigUnreadable {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cni: parse {}", .path.display())]
+    NetworkConfigInvalid {
+        path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("cni plugin {plugin:?} {verb} for network {network:?} ({})", .config.display())]
+    Plugin {
+        plugin: String,
+        verb: &'static str,
+        network: String,
+        config: PathBuf,
+        #[source]
+        source: Box<PluginProblem>,
+    },
+    #[error("start container {container}")]
+    Start {
+        container: String,
+        #[source]
+        source: ShimProblem,
+    },
+    #[error("shim of sandbox {sandbox}")]
+    Shim {
+        sandbox: String,
+        #[source]
+        source: ShimProblem,
+    },
     #[error("parse {}", .path.display())]
     Record {
         path: PathBuf,
@@ -55,13 +96,34 @@ pub enum Error {
     Locked { root_dir: PathBuf },
     #[error("a task of the runtime ended early: {task}")]
     Task { task: &'static str },
-    #[error("serve CRI on {}: {problem}", .socket.display())]
-    Serve { socket: PathBuf, problem: String },
+    #[error("serve CRI on {}", .socket.display())]
+    Serve {
+        socket: PathBuf,
+        #[source]
+        source: ServeProblem,
+    },
     /// Undoing a failed operation failed too; the error has both.
     #[error("{}; undoing it: {}", chain(.cause), .rollback.iter().map(|e| chain(e)).collect::<Vec<_>>().join("; "))]
     Rollback { cause: Box<Error>, rollback: Vec<Error> },
     #[error(transparent)]
     Kernel(#[from] linux::Error),
+}
+
+/// Why a runtime does not serve its socket.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeProblem {
+    #[error("listen")]
+    Listen {
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    Server(tonic::transport::Error),
+    #[error("remove the socket")]
+    Remove {
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 impl Error {
@@ -80,7 +142,9 @@ impl Error {
 
     fn code(&self) -> Code {
         match self {
-            Self::InvalidArgument { .. } => Code::InvalidArgument,
+            Self::InvalidArgument { .. } | Self::HostPath { .. } | Self::MountRefused { .. } => {
+                Code::InvalidArgument
+            }
             Self::Unsupported { .. } => Code::Unimplemented,
             Self::NotFound { .. } | Self::ImageMissing { .. } => Code::NotFound,
             Self::AlreadyExists { .. } => Code::AlreadyExists,
@@ -88,6 +152,8 @@ impl Error {
             Self::ImageCorrupt { .. } => Code::DataLoss,
             Self::Locked { .. } | Self::Task { .. } | Self::Serve { .. } => Code::Unavailable,
             Self::NetworkConfig { .. }
+            | Self::NetworkConfigUnreadable { .. }
+            | Self::NetworkConfigInvalid { .. }
             | Self::Plugin { .. }
             | Self::Start { .. }
             | Self::Shim { .. }

@@ -48,6 +48,7 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
 pub use error::Error;
+use error::ServeProblem;
 pub use images::{ImageLimits, offered as offered_images};
 pub use in_place::while_others_go_on;
 pub use locks::Locks;
@@ -96,13 +97,15 @@ pub async fn serve(
     socket: &Path,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
-    let failed = |problem: String| Error::Serve { socket: socket.to_owned(), problem };
+    let failed = |source| Error::Serve { socket: socket.to_owned(), source };
     let runtime = take_over(&config).await?;
     // We hold the lock on the root directory: no other runtime listens on this socket.
-    let listener = listen(socket).map_err(|e| failed(e.to_string()))?;
+    let listener = listen(socket).map_err(|source| failed(ServeProblem::Listen { source }))?;
     answer(&config, runtime, listener, shutdown).await.map_err(failed)?;
     match std::fs::remove_file(socket) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e.to_string())),
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(failed(ServeProblem::Remove { source }))
+        }
         _ => Ok(()),
     }
 }
@@ -128,7 +131,7 @@ pub async fn serve_on(
 ) -> Result<(), Error> {
     let runtime = take_over(&config).await?;
     let answered = answer(&config, runtime, listener, shutdown).await;
-    answered.map_err(|problem| Error::Serve { socket, problem })
+    answered.map_err(|source| Error::Serve { socket, source })
 }
 
 async fn take_over(config: &Config) -> Result<Arc<runtime::Runtime>, Error> {
@@ -138,13 +141,13 @@ async fn take_over(config: &Config) -> Result<Arc<runtime::Runtime>, Error> {
     Ok(runtime)
 }
 
-/// Serves until shutdown. An error is one of the server.
+/// Serves until shutdown.
 async fn answer(
     config: &Config,
     runtime: Arc<runtime::Runtime>,
     listener: UnixListener,
     shutdown: impl Future<Output = ()> + Send,
-) -> Result<(), String> {
+) -> Result<(), ServeProblem> {
     let preloading = config
         .preload_images
         .then(|| tokio::spawn(preload::follow(Arc::clone(&runtime), config.images_dir.clone())));
@@ -161,7 +164,7 @@ async fn answer(
     if let Some(preloading) = preloading {
         preloading.abort();
     }
-    served.map_err(|e| error::chain(&e))
+    served.map_err(ServeProblem::Server)
 }
 
 /// Waits for the lock: it is the last thing that an ending process releases.

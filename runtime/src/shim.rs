@@ -6,6 +6,7 @@
 //!
 //! Invariant: one thread, one poll(2) loop; no code here waits for a runtime.
 
+mod error;
 pub(crate) mod log;
 mod oci;
 pub(crate) mod protocol;
@@ -26,10 +27,11 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use oci_spec::runtime::Spec;
 
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, chain};
 use crate::launcher::device_control::WithoutControl;
 use crate::launcher::{self, Overlay, Surroundings};
 use crate::record::{self, Unflushed};
+use error::{Result, ShimError};
 use log::{LogFile, Stream};
 use oci::{OciRuntime, Outputs};
 use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, container_dir, now};
@@ -88,7 +90,7 @@ struct Starting {
     client: u64,
     request: u64,
     outcome: File,
-    problem: Vec<u8>,
+    said: Vec<u8>,
     warnings: Vec<String>,
 }
 
@@ -104,7 +106,7 @@ enum Ready {
 
 /// Runs the shim of the sandbox in `dir`; its listening socket is stdin. Returns after a Shutdown
 /// call.
-pub(crate) fn run(dir: &Path) -> Result<()> {
+pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
     let config: ShimConfig = record::load(&dir.join("shim.json"))?;
     process::new_session()?;
     process::become_subreaper()?;
@@ -140,7 +142,7 @@ pub(crate) fn run(dir: &Path) -> Result<()> {
 }
 
 impl Shim {
-    fn wait(&self) -> Result<Vec<Ready>> {
+    fn wait(&self) -> std::result::Result<Vec<Ready>, Error> {
         let mut what = vec![Ready::Dialled, Ready::ChildEnded];
         let mut fds = vec![
             PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
@@ -248,14 +250,14 @@ impl Shim {
                 containers: self.containers.iter().map(|(id, c)| (id.clone(), c.status.clone())).collect(),
             })),
             Call::Shutdown => match self.containers.iter().find(|(_, c)| c.status.exit.is_none()) {
-                Some((id, _)) => Err(format!("container {id} is running")),
+                Some((id, _)) => Err(ShimError::Running { container: id.clone() }),
                 None => {
                     self.ended = true;
                     Ok(Some(Answer::Done))
                 }
             },
         };
-        result.unwrap_or_else(|problem| Some(refused(problem)))
+        result.unwrap_or_else(|error| Some(refused(&error)))
     }
 
     fn start(
@@ -265,24 +267,25 @@ impl Shim {
         log: Option<PathBuf>,
         overlay: &Overlay,
         without_device_control: WithoutControl,
-    ) -> std::result::Result<Option<Answer>, String> {
+    ) -> Result<Option<Answer>> {
         if self.containers.contains_key(id) {
-            return Err("it was started before".to_owned());
+            return Err(ShimError::StartedBefore);
         }
         // Forgets removed containers: otherwise the list could exceed an answer's limit.
         let dir = &self.dir;
         self.containers.retain(|id, c| c.status.exit.is_none() || container_dir(dir, id).is_dir());
         let bundle = container_dir(&self.dir, id);
-        let spec = Spec::load(bundle.join("config.json")).map_err(|e| format!("read config.json: {e}"))?;
+        let spec =
+            Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
         let log = LogFile::open(log.clone(), self.config.log_ceiling)
-            .map_err(|e| format!("open log {}: {e}", log.unwrap_or_default().display()))?;
+            .map_err(|source| ShimError::OpenLog { path: log.unwrap_or_default(), source })?;
         let (stdout, stdout_end) = output_pipe("stdout")?;
         let (stderr, stderr_end) = output_pipe("stderr")?;
         let mut streams = vec![stdout, stderr];
         let Some(program) = self.config.oci_runtime.clone() else {
             let (stdout, stderr) = (stdout_end, stderr_end);
             let with = Surroundings { overlay, stdout, stderr, without_device_control };
-            let launched = launcher::launch(&bundle, &spec, with).map_err(|e| chain(&e))?;
+            let launched = launcher::launch(&bundle, &spec, with)?;
             let status = ShimStatus {
                 pid: launched.child.pid,
                 started_at: now(),
@@ -293,7 +296,7 @@ impl Shim {
                 client,
                 request,
                 outcome: File::from(launched.outcome),
-                problem: Vec::new(),
+                said: Vec::new(),
                 warnings: launched.warnings,
             };
             let container = Container {
@@ -311,13 +314,16 @@ impl Shim {
         let runtime = OciRuntime { program: &program, state_dir: &state_dir };
         let (pid, cgroup) = runtime
             .create(id, &bundle, &spec, overlay, Outputs { stdout: stdout_end, stderr: stderr_end })
-            .map_err(|e| {
+            .map_err(|error| {
                 // The OCI runtime writes its error message to the container's stderr.
                 let said = streams[1].read_raw();
-                if said.is_empty() { chain(&e) } else { oci::last_message(&said) }
+                if said.is_empty() {
+                    ShimError::Launch(error)
+                } else {
+                    ShimError::OciRuntime { said: oci::last_message(&said) }
+                }
             })?;
-        let pidfd =
-            process::open_pidfd(pid).map_err(|e| chain(&e))?.ok_or("it ended before it was started")?;
+        let pidfd = process::open_pidfd(pid)?.ok_or(ShimError::EndedEarly)?;
         // An OCI runtime restricts devices itself, or refuses.
         let status = ShimStatus { pid, started_at: now(), not_enforced: None, exit: None };
         let container = Container {
@@ -333,7 +339,7 @@ impl Shim {
             if let Err(also) = runtime.delete(id, &bundle) {
                 note(&format!("container {id}: {}", chain(&also)));
             }
-            return Err(chain(&problem));
+            return Err(problem.into());
         }
         self.containers.insert(id.to_owned(), container);
         self.save(id);
@@ -345,39 +351,44 @@ impl Shim {
         let Some(container) = self.containers.get_mut(id) else { return };
         let Some(starting) = &mut container.starting else { return };
         let mut buffer = [0; 4096];
-        match starting.outcome.read(&mut buffer) {
-            Ok(0) => {}
-            Ok(length) => return starting.problem.extend_from_slice(&buffer[..length]),
+        let outcome = match starting.outcome.read(&mut buffer) {
+            Ok(0) if starting.said.is_empty() => Ok(()),
+            Ok(0) => Err(ShimError::Child { said: String::from_utf8_lossy(&starting.said).into_owned() }),
+            Ok(length) => return starting.said.extend_from_slice(&buffer[..length]),
             Err(e) if e.kind() == ErrorKind::Interrupted => return,
-            Err(e) => starting.problem.extend_from_slice(e.to_string().as_bytes()),
-        }
+            Err(source) => Err(ShimError::Outcome { source }),
+        };
         let Some(starting) = container.starting.take() else { return };
-        let answer = if starting.problem.is_empty() {
-            let status = container.status.clone();
-            self.save(id);
-            Answer::Started { container: id.to_owned(), status, warnings: starting.warnings }
-        } else {
-            // The child is about to end, and is reaped as an orphan.
-            let container = self.containers.remove(id);
-            self.reap();
-            remove_cgroup(container.as_ref().map(|c| &c.cgroup));
-            refused(String::from_utf8_lossy(&starting.problem).into_owned())
+        let answer = match outcome {
+            Ok(()) => {
+                let status = container.status.clone();
+                self.save(id);
+                Answer::Started { container: id.to_owned(), status, warnings: starting.warnings }
+            }
+            Err(problem) => {
+                // The child is about to end, and is reaped as an orphan.
+                let container = self.containers.remove(id);
+                self.reap();
+                remove_cgroup(container.as_ref().map(|c| &c.cgroup));
+                refused(&problem)
+            }
         };
         self.send(starting.client, &Message::Answer { id: starting.request, answer });
         self.settle(id);
     }
 
-    fn signal(&mut self, id: &str, signal: i32) -> std::result::Result<(), String> {
+    fn signal(&mut self, id: &str, signal: i32) -> Result<()> {
         let running = self.containers.get(id).filter(|c| c.status.exit.is_none());
         let Some(pidfd) = running.and_then(|c| c.pidfd.as_ref()) else {
             return Ok(()); // what has ended needs no signal
         };
-        process::signal_pidfd(pidfd, signal).map(drop).map_err(|e| chain(&e))
+        Ok(process::signal_pidfd(pidfd, signal).map(drop)?)
     }
 
-    fn reopen_log(&mut self, id: &str) -> std::result::Result<(), String> {
-        let container = self.containers.get_mut(id).ok_or("no such container in this pod")?;
-        container.log.as_mut().map_or(Ok(()), LogFile::reopen).map_err(|e| format!("reopen log: {e}"))
+    fn reopen_log(&mut self, id: &str) -> Result<()> {
+        let container = self.containers.get_mut(id).ok_or(ShimError::NoContainer)?;
+        let reopened = container.log.as_mut().map_or(Ok(()), LogFile::reopen);
+        reopened.map_err(|source| ShimError::ReopenLog { source })
     }
 
     /// Reaps children that have ended: containers, and orphans that this subreaper adopted.
@@ -498,16 +509,16 @@ impl Client {
 
 /// Shortens the text: it may contain megabytes from an image, and an answer is one line of limited
 /// length.
-fn refused(problem: String) -> Answer {
-    Answer::Refused { problem: trace::shortened(problem, MAX_PROBLEM_BYTES) }
+fn refused(error: &ShimError) -> Answer {
+    Answer::Refused { problem: trace::shortened(chain(error), MAX_PROBLEM_BYTES) }
 }
 
 /// The shim's non-blocking read end, and the container's blocking write end.
-fn output_pipe(name: &'static str) -> std::result::Result<(Stream, OwnedFd), String> {
-    let (ours, theirs) = io::pipe().map_err(|e| format!("pipe for {name}: {e}"))?;
+fn output_pipe(name: &'static str) -> Result<(Stream, OwnedFd)> {
+    let (ours, theirs) = io::pipe().map_err(|source| ShimError::Pipe { name, source })?;
     let ours = OwnedFd::from(ours);
     rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK)
-        .map_err(|e| format!("pipe for {name}: {e}"))?;
+        .map_err(|e| ShimError::Pipe { name, source: e.into() })?;
     Ok((Stream::new(ours, name), theirs.into()))
 }
 

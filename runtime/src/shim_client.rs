@@ -1,5 +1,7 @@
 //! The runtime's side of a shim: starting it, calling it, receiving its messages.
 
+mod error;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
+pub(crate) use error::ShimProblem;
 
 const SOCKET: &str = "shim.sock";
 /// Starting a container takes mounts and an execve; longer waits mean that it hangs.
@@ -82,7 +85,7 @@ pub(crate) struct ShimClient {
 
 /// Starts the shim of the sandbox in `dir`. [`connect`] may follow at once.
 pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<ProcessId> {
-    let problem = |problem: String| Error::Shim { sandbox: sandbox.to_owned(), problem };
+    let failed = |source| Error::Shim { sandbox: sandbox.to_owned(), source };
     record::save(&dir.join("shim.json"), config)?;
     // Bound here and inherited, so that clients can connect at once.
     let socket = in_directory(dir, |path| StdListener::bind(path))
@@ -102,14 +105,14 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
-        .map_err(|e| problem(format!("start: {e}")))?;
+        .map_err(|source| failed(ShimProblem::Start { source }))?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     // Reaps it when it ends.
     tokio::spawn(async move {
         let _connection_shows_its_end = child.wait().await;
     });
     let process = pid.map(ProcessId::of).transpose()?.flatten();
-    process.ok_or_else(|| problem("it ended at once".to_owned()))
+    process.ok_or_else(|| failed(ShimProblem::EndedAtOnce))
 }
 
 /// This program, through a read-only mount that no path leads to. A container that obtains the file
@@ -151,11 +154,13 @@ pub(crate) async fn connect(
         next_id: AtomicU64::new(0),
         waiting,
     };
-    let Answer::Containers { pid, containers } = client.call_within(Call::List, limit).await? else {
-        return Err(client.problem("it sent an unexpected answer".to_owned()));
-    };
-    client.process = ProcessId::of(pid)?.ok_or_else(|| client.problem("it ended".to_owned()))?;
-    Ok((client, containers))
+    match client.call_within(Call::List, limit).await? {
+        Answer::Containers { pid, containers } => {
+            client.process = ProcessId::of(pid)?.ok_or_else(|| client.failed(ShimProblem::Ended))?;
+            Ok((client, containers))
+        }
+        other => Err(client.failed(ShimProblem::unexpected(&other))),
+    }
 }
 
 /// A socket's path has at most 107 bytes; through the directory's descriptor, every path is short.
@@ -165,13 +170,16 @@ fn in_directory<T>(dir: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) ->
 }
 
 impl ShimClient {
-    /// Sends a call and waits. A refusal is an `Err` with the shim's message.
     pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
-        let limit = if matches!(call, Call::Start { .. }) { START_DEADLINE } else { ANSWER_DEADLINE };
-        self.call_within(call, limit).await
+        self.call_within(call, ANSWER_DEADLINE).await
     }
 
     pub(crate) async fn call_within(&self, call: Call, limit: Duration) -> Result<Answer> {
+        self.ask(call, limit).await.map_err(|source| self.failed(source))
+    }
+
+    /// Sends a call and waits. A refusal is an `Err` with the shim's message.
+    pub(crate) async fn ask(&self, call: Call, limit: Duration) -> std::result::Result<Answer, ShimProblem> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
@@ -179,15 +187,15 @@ impl ShimClient {
         line.push(b'\n');
         let answer = async {
             let sent = self.writer.lock().await.write_all(&line).await;
-            sent.map_err(|e| self.problem(format!("call: {e}")))?;
-            receiver.await.map_err(|_| self.problem("it ended".to_owned()))
+            sent.map_err(|source| ShimProblem::Send { source })?;
+            receiver.await.map_err(|_sender_dropped| ShimProblem::Ended)
         };
         match tokio::time::timeout(limit, answer).await {
-            Ok(Ok(Answer::Refused { problem })) => Err(self.problem(problem)),
+            Ok(Ok(Answer::Refused { problem })) => Err(ShimProblem::Refused { problem }),
             Ok(answer) => answer,
-            Err(_) => {
+            Err(_elapsed) => {
                 self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-                Err(self.problem(format!("no answer within {} s", limit.as_secs())))
+                Err(ShimProblem::NoAnswer { limit })
             }
         }
     }
@@ -205,8 +213,8 @@ impl ShimClient {
         wait_for_end(&pidfd, END_DEADLINE).await.map(drop)
     }
 
-    fn problem(&self, problem: String) -> Error {
-        Error::Shim { sandbox: self.sandbox.clone(), problem }
+    fn failed(&self, source: ShimProblem) -> Error {
+        Error::Shim { sandbox: self.sandbox.clone(), source }
     }
 }
 

@@ -21,6 +21,8 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::images::ImageConfig;
 use mount_policy::MountPolicy;
+pub(crate) use mount_policy::MountRefusal;
+pub(crate) use mounts::HostPathProblem;
 use user::User;
 
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -533,7 +535,7 @@ mod tests {
         let err =
             spec_of(&ContainerConfig { mounts, ..command(&["/x"]) }, &ImageConfig::default()).unwrap_err();
         assert_eq!(
-            err.to_string(),
+            crate::error::chain(&err),
             "mounts \"/tmp/../dev/\" container_path: refused: only a privileged container can have a mount on /dev itself"
         );
         assert!(!missing.exists());

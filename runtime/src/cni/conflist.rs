@@ -29,19 +29,21 @@ pub(crate) struct Plugin {
 
 impl NetworkList {
     pub(super) fn first_of(conf_dir: &Path) -> Result<Self> {
-        let none = |problem: String| Error::NetworkConfig { problem };
-        let entries = match std::fs::read_dir(conf_dir) {
-            Ok(entries) => entries,
-            Err(e) => return Err(none(format!("read {}: {e}", conf_dir.display()))),
-        };
-        let first = entries
+        let unreadable =
+            |path: &Path, source| Error::NetworkConfigUnreadable { path: path.to_owned(), source };
+        let first = std::fs::read_dir(conf_dir)
+            .map_err(|source| unreadable(conf_dir, source))?
             .filter_map(|entry| Some(entry.ok()?.path()))
             .filter(|path| path.extension().and_then(|e| e.to_str()).is_some_and(|e| EXTENSIONS.contains(&e)))
             .min()
-            .ok_or_else(|| none(format!("no network configuration in {}", conf_dir.display())))?;
-        let bytes = std::fs::read(&first).map_err(|e| none(format!("read {}: {e}", first.display())))?;
-        let source = serde_json::from_slice(&bytes).map_err(|e| none(format!("{}: {e}", first.display())))?;
-        Self::parse(&first, source)
+            .ok_or_else(|| Error::NetworkConfig {
+                problem: format!("no network configuration in {}", conf_dir.display()),
+            })?;
+        let bytes = std::fs::read(&first).map_err(|source| unreadable(&first, source))?;
+        match serde_json::from_slice(&bytes) {
+            Ok(source) => Self::parse(&first, source),
+            Err(source) => Err(Error::NetworkConfigInvalid { path: first, source }),
+        }
     }
 
     /// A list, or a single plugin's configuration as a list of one.
@@ -180,6 +182,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let err = NetworkList::first_of(dir.path()).unwrap_err();
         assert_eq!(err.to_string(), format!("cni: no network configuration in {}", dir.path().display()));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_or_parsed_is_named_with_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("10.conflist");
+        let reason = || crate::error::chain(&NetworkList::first_of(dir.path()).unwrap_err());
+        std::fs::write(&file, "{").unwrap();
+        let parse = format!("cni: parse {}: EOF while parsing", file.display());
+        assert!(reason().starts_with(&parse), "{}", reason());
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("gone", &file).unwrap();
+        let read = format!("cni: read {}: No such file", file.display());
+        assert!(reason().starts_with(&read), "{}", reason());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Runs one plugin once (CNI specification, "Section 2: Execution Protocol").
 
-use std::path::Path;
-use std::process::Stdio;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -15,6 +16,34 @@ use crate::error::{Error, Result};
 
 /// A slower plugin is killed: otherwise pods would wait for it forever.
 const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Why a plugin has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginProblem {
+    // The words of libcni.
+    #[error("failed to find plugin {plugin:?} in path [{}]", .bin_dir.display())]
+    Missing { plugin: String, bin_dir: PathBuf },
+    #[error("run {}", .program.display())]
+    Run {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("no answer within {} s, killed", .limit.as_secs())]
+    Timeout { limit: Duration },
+    /// From its error object.
+    #[error("code {code}: {message}{}", .details.as_ref().map(|d| format!(": {d}")).unwrap_or_default())]
+    Failed { code: Value, message: String, details: Option<String> },
+    #[error("netplugin failed: {output:?} ({status})")]
+    NoErrorObject { output: String, status: ExitStatus },
+    #[error("netplugin failed with no error message: {status}")]
+    Silent { status: ExitStatus },
+    #[error("its result is not JSON")]
+    Result {
+        #[source]
+        source: serde_json::Error,
+    },
+}
 
 /// Returns its stdout. A non-zero exit is an error with the plugin's own message.
 pub(super) async fn run(
@@ -32,14 +61,11 @@ pub(super) async fn run(
         container_id = attachment.container_id,
         ifname = attachment.ifname,
     );
-    let fail = |problem: String| failure(list, plugin, verb, problem);
+    let fail = |problem: PluginProblem| failure(list, plugin, verb, problem);
     let program = cni.bin_dir.join(&plugin.kind);
     if !program.is_file() {
-        return Err(fail(format!(
-            "failed to find plugin {:?} in path [{}]",
-            plugin.kind,
-            cni.bin_dir.display()
-        )));
+        let (plugin, bin_dir) = (plugin.kind.clone(), cni.bin_dir.clone());
+        return Err(fail(PluginProblem::Missing { plugin, bin_dir }));
     }
     let args = attachment.args.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(";");
     let mut command = Command::new(&program);
@@ -55,48 +81,52 @@ pub(super) async fn run(
         .stderr(Stdio::piped())
         .kill_on_drop(true);
     let work = async {
-        let mut child = command.spawn().map_err(|e| format!("run {}: {e}", program.display()))?;
-        let mut stdin = child.stdin.take().ok_or("no stdin")?;
-        let text = serde_json::to_vec(config).map_err(|e| e.to_string())?;
+        let mut child = command.spawn()?;
+        let mut stdin = child.stdin.take().expect("stdin is piped");
         // A plugin that ends without reading stdin explains that on stdout.
-        let _plugin_ended = stdin.write_all(&text).await;
+        let _plugin_ended = stdin.write_all(config.to_string().as_bytes()).await;
         drop(stdin);
-        child.wait_with_output().await.map_err(|e| format!("run {}: {e}", program.display()))
+        child.wait_with_output().await
     };
-    let output = tokio::time::timeout(DEADLINE, work.instrument(span))
-        .await
-        .map_err(|_| fail(format!("no answer within {} s, killed", DEADLINE.as_secs())))?
-        .map_err(fail)?;
+    let output = match tokio::time::timeout(DEADLINE, work.instrument(span)).await {
+        Ok(ended) => ended.map_err(|source| fail(PluginProblem::Run { program, source }))?,
+        Err(_elapsed) => return Err(fail(PluginProblem::Timeout { limit: DEADLINE })),
+    };
     if output.status.success() {
         return Ok(output.stdout);
     }
-    Err(fail(error_text(&output.stdout, &output.stderr, &output.status)))
+    Err(fail(problem_of(&output)))
 }
 
-pub(super) fn failure(list: &NetworkList, plugin: &Plugin, verb: &'static str, problem: String) -> Error {
+pub(super) fn failure(
+    list: &NetworkList,
+    plugin: &Plugin,
+    verb: &'static str,
+    problem: PluginProblem,
+) -> Error {
     Error::Plugin {
         plugin: plugin.kind.clone(),
         verb,
         network: list.name.clone(),
         config: list.file.clone(),
-        problem,
+        source: Box::new(problem),
     }
 }
 
-/// `code 11: msg: details`, or the output if it is not an error object.
-fn error_text(stdout: &[u8], stderr: &[u8], status: &std::process::ExitStatus) -> String {
+/// Its error object, or else its output.
+fn problem_of(Output { stdout, stderr, status }: &Output) -> PluginProblem {
+    let status = *status;
     if let Ok(error) = serde_json::from_slice::<Value>(stdout)
         && let Some(message) = error["msg"].as_str()
     {
-        let details =
-            error["details"].as_str().filter(|d| !d.is_empty()).map(|d| format!(": {d}")).unwrap_or_default();
-        return format!("code {}: {message}{details}", error["code"]);
+        let details = error["details"].as_str().filter(|d| !d.is_empty()).map(str::to_owned);
+        return PluginProblem::Failed { code: error["code"].clone(), message: message.to_owned(), details };
     }
-    let said = String::from_utf8_lossy(if stdout.is_empty() { stderr } else { stdout }).trim().to_owned();
-    if said.is_empty() {
-        format!("netplugin failed with no error message: {status}")
+    let output = String::from_utf8_lossy(if stdout.is_empty() { stderr } else { stdout }).trim().to_owned();
+    if output.is_empty() {
+        PluginProblem::Silent { status }
     } else {
-        format!("netplugin failed: {said:?} ({status})")
+        PluginProblem::NoErrorObject { output, status }
     }
 }
 
@@ -108,10 +138,13 @@ mod tests {
 
     #[test]
     fn a_plugins_error_object_is_quoted_whole() {
-        let status = std::process::ExitStatus::from_raw(256);
-        let text = error_text(br#"{"code":11,"msg":"no address","details":"pool is full"}"#, b"", &status);
-        assert_eq!(text, "code 11: no address: pool is full");
-        assert_eq!(error_text(b"", b"panic\n", &status), "netplugin failed: \"panic\" (exit status: 1)");
-        assert_eq!(error_text(b"", b"", &status), "netplugin failed with no error message: exit status: 1");
+        let text = |stdout: &[u8], stderr: &[u8]| {
+            let (stdout, stderr, status) = (stdout.to_vec(), stderr.to_vec(), ExitStatus::from_raw(256));
+            problem_of(&Output { stdout, stderr, status }).to_string()
+        };
+        let object = br#"{"code":11,"msg":"no address","details":"pool is full"}"#;
+        assert_eq!(text(object, b""), "code 11: no address: pool is full");
+        assert_eq!(text(b"", b"panic\n"), "netplugin failed: \"panic\" (exit status: 1)");
+        assert_eq!(text(b"", b""), "netplugin failed with no error message: exit status: 1");
     }
 }

@@ -27,9 +27,12 @@ pub enum ImageError {
         #[source]
         source: io::Error,
     },
-    /// `problem`: serde's message, shortened.
-    #[error("parse {}: {problem}", .path.display())]
-    Parse { path: PathBuf, problem: String },
+    #[error("parse {}", .path.display())]
+    Parse {
+        path: PathBuf,
+        #[source]
+        source: InvalidJson,
+    },
 
     // Contradictions in an image's documents.
     #[error("digest {digest:?} is not sha256:<64 hex digits>")]
@@ -120,6 +123,11 @@ pub enum ImageError {
     #[error(transparent)]
     Known(Arc<ImageError>),
 }
+
+/// Shows the beginning of serde's message, which quotes the invalid text: it may have megabytes.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", trace::shortened(.0.to_string(), 300))]
+pub struct InvalidJson(pub(crate) serde_json::Error);
 
 impl ImageError {
     pub(crate) fn within(self, part: impl Into<String>) -> Self {

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::READERS;
 use super::archive::{self, Listing};
 use super::documents::{self, Descriptor, Index};
-use super::error::{ImageError, Result};
+use super::error::{ImageError, InvalidJson, Result};
 use super::files::{open, open_dir, open_within};
 use super::limits::ImageLimits;
 use super::reference::{Reference, is_digest};
@@ -151,7 +151,8 @@ impl Source {
                 return Err(ImageError::OtherDigest { wanted: wanted.to_owned(), found });
             }
         }
-        serde_json::from_slice(&bytes).map_err(|e| parse_problem(path, e.to_string()))
+        let invalid = |source| ImageError::Parse { path: path.to_owned(), source: InvalidJson(source) };
+        serde_json::from_slice(&bytes).map_err(invalid)
     }
 
     /// A blob, not checked: the reader must check the digest.
@@ -182,11 +183,6 @@ fn is_layout(dir: &Path) -> bool {
     rustix::fs::statat(dir, "index.json", rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-/// Shortens the error: serde quotes the invalid text, which may have megabytes.
-fn parse_problem(path: &Path, problem: String) -> ImageError {
-    ImageError::Parse { path: path.to_owned(), problem: trace::shortened(problem, 300) }
-}
-
 fn is_named(descriptor: &Descriptor, wanted: &Reference) -> bool {
     let mut found = descriptor.names().filter_map(|name| Reference::parse(name).ok());
     match &wanted.digest {
@@ -214,8 +210,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let index = format!("{{\"manifests\": \"{}\"}}", "x".repeat(1 << 20));
         std::fs::write(dir.path().join("index.json"), index).unwrap();
-        let problem =
-            Source::open(dir.path(), &ImageLimits::default()).unwrap().names().unwrap_err().to_string();
+        let error = Source::open(dir.path(), &ImageLimits::default()).unwrap().names().unwrap_err();
+        let problem = crate::error::chain(&error);
         assert!(problem.starts_with("parse index.json: invalid type: string \"xxx"), "{}", problem.len());
         assert!(problem.ends_with("x...") && problem.len() < 400, "{}", problem.len());
     }

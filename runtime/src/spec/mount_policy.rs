@@ -187,7 +187,7 @@ pub(crate) fn cleaned(path: &Path) -> PathBuf {
 
 /// Why a mount is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum MountRefusal {
+pub enum MountRefusal {
     #[error("a container's root cannot be mounted over")]
     Root,
     #[error("nothing can be mounted on or below /proc but the files of lxcfs")]

@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing is made on the host before every mount of the request was allowed.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
@@ -13,6 +14,24 @@ use serde_json::{Value, json};
 use super::SandboxView;
 use super::mount_policy::{MountPolicy, Source, cleaned};
 use crate::error::{Error, Result};
+
+/// Why a path of the host cannot be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum HostPathProblem {
+    #[error(transparent)]
+    Find(io::Error),
+    #[error("it does not exist, and is not made because of its \"..\"")]
+    ParentDir,
+    #[error("this volume of a pod is not mounted")]
+    NotMounted,
+    #[error("it has no existing parent")]
+    NoParent,
+    #[error("create directory")]
+    Create {
+        #[source]
+        source: rustix::io::Errno,
+    },
+}
 
 /// All mounts, in the order in which they are made.
 pub(super) fn build(
@@ -116,14 +135,12 @@ impl<'a> Requested<'a> {
         let (source, kind) = match linux::rootfs::find_source(Path::new(&mount.host_path)) {
             Ok((source, kind)) => (Some(source), Source::of(kind)),
             Err(e) if e.errno() == Errno::ENOENT => (None, Source::Directory),
-            Err(e) => {
-                return Err(Error::invalid(field("host_path"), format!("{}: {}", mount.host_path, e.source)));
-            }
+            Err(e) => return Err(unusable(mount, HostPathProblem::Find(e.source))),
         };
         let target = cleaned(Path::new(&mount.container_path));
         policy
             .check(&target, kind)
-            .map_err(|reason| Error::invalid(field("container_path"), format!("refused: {reason}")))?;
+            .map_err(|source| Error::MountRefused { field: field("container_path"), source })?;
         Ok(Self { mount, target, source })
     }
 
@@ -150,28 +167,30 @@ fn field(mount: &proto::cri::Mount, name: &str) -> String {
     format!("mounts {:?} {name}", mount.container_path)
 }
 
+fn unusable(mount: &proto::cri::Mount, source: HostPathProblem) -> Error {
+    Error::HostPath { field: field(mount, "host_path"), path: PathBuf::from(&mount.host_path), source }
+}
+
 /// Makes a missing host path as a directory with mode 0755, as containerd does: kubelet does not
 /// check a hostPath without a type. The missing part is made below the first existing directory,
 /// without following links. A kubelet's volume is never made: it is missing because it is not
 /// mounted, and its data would go to the node's disk.
 fn make_source(mount: &proto::cri::Mount) -> Result<PathBuf> {
-    let problem = |problem: String| {
-        Error::invalid(field(mount, "host_path"), format!("{}: {problem}", mount.host_path))
-    };
+    let problem = |problem| unusable(mount, problem);
     let path = Path::new(&mount.host_path);
     if path.components().any(|c| c == Component::ParentDir) {
-        return Err(problem("it does not exist, and is not made because of its \"..\"".to_owned()));
+        return Err(problem(HostPathProblem::ParentDir));
     }
     let is_volume =
         path.components().any(|c| c.as_os_str().as_encoded_bytes().starts_with(b"kubernetes.io~"));
     if is_volume {
-        return Err(problem("this volume of a pod is not mounted".to_owned()));
+        return Err(problem(HostPathProblem::NotMounted));
     }
     let ancestors = path.ancestors().skip(1);
     let mut existing = ancestors.filter_map(|dir| Some((dir, std::fs::canonicalize(dir).ok()?)));
-    let (ancestor, found) = existing.next().ok_or_else(|| problem("it has no existing parent".to_owned()))?;
-    let missing = path.strip_prefix(ancestor).map_err(|e| problem(e.to_string()))?;
-    make_below(&found, missing).map_err(|e| problem(format!("create directory: {e}")))?;
+    let (ancestor, found) = existing.next().ok_or_else(|| problem(HostPathProblem::NoParent))?;
+    let missing = path.strip_prefix(ancestor).expect("an ancestor is a prefix");
+    make_below(&found, missing).map_err(|source| problem(HostPathProblem::Create { source }))?;
     Ok(found.join(missing))
 }
 
@@ -206,6 +225,7 @@ pub(super) fn rootfs_propagation(config: &ContainerConfig) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::chain;
 
     fn mount(host_path: &Path) -> proto::cri::Mount {
         proto::cri::Mount {
@@ -230,7 +250,7 @@ mod tests {
         let dir = dir.path().canonicalize().unwrap();
         std::os::unix::fs::symlink(dir.join("elsewhere"), dir.join("link")).unwrap();
         for path in ["link", "link/sub"] {
-            let text = make_source(&mount(&dir.join(path))).unwrap_err().to_string();
+            let text = chain(&make_source(&mount(&dir.join(path))).unwrap_err());
             assert!(text.contains("create directory: "), "{text}");
         }
         assert!(!dir.join("elsewhere").exists());
@@ -240,7 +260,7 @@ mod tests {
     fn a_volume_that_is_not_mounted_is_not_made() {
         let dir = tempfile::tempdir().unwrap();
         let volume = dir.path().join("pods/u/volumes/kubernetes.io~csi/pv/mount");
-        let text = make_source(&mount(&volume)).unwrap_err().to_string();
+        let text = chain(&make_source(&mount(&volume)).unwrap_err());
         assert!(text.ends_with("this volume of a pod is not mounted"), "{text}");
         assert!(!dir.path().join("pods").exists());
     }

@@ -1,0 +1,59 @@
+//! Why the shim refuses a call. The protocol transmits it as text, with its causes.
+
+use std::io;
+use std::path::PathBuf;
+
+use oci_spec::OciSpecError;
+
+use crate::launcher::error::LaunchError;
+
+pub(super) type Result<T> = std::result::Result<T, ShimError>;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ShimError {
+    #[error("container {container} is running")]
+    Running { container: String },
+    #[error("it was started before")]
+    StartedBefore,
+    #[error("no such container in this pod")]
+    NoContainer,
+    #[error("read config.json")]
+    Specification {
+        #[source]
+        source: OciSpecError,
+    },
+    #[error("open log {}", .path.display())]
+    OpenLog {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("reopen log")]
+    ReopenLog {
+        #[source]
+        source: io::Error,
+    },
+    #[error("pipe for {name}")]
+    Pipe {
+        name: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error("read the outcome pipe")]
+    Outcome {
+        #[source]
+        source: io::Error,
+    },
+    /// The child's text in the outcome pipe.
+    #[error("{said}")]
+    Child { said: String },
+    /// The OCI runtime's text in the container's stderr.
+    #[error("{said}")]
+    OciRuntime { said: String },
+    #[error("it ended before it was started")]
+    EndedEarly,
+    #[error(transparent)]
+    Kernel(#[from] linux::Error),
+}

@@ -1,0 +1,37 @@
+//! Why a shim did not do what the runtime asked.
+
+use std::io;
+use std::time::Duration;
+
+use crate::shim::protocol::Answer;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ShimProblem {
+    #[error("start")]
+    Start {
+        #[source]
+        source: io::Error,
+    },
+    #[error("it ended at once")]
+    EndedAtOnce,
+    #[error("call")]
+    Send {
+        #[source]
+        source: io::Error,
+    },
+    #[error("it ended")]
+    Ended,
+    #[error("no answer within {} s", .limit.as_secs())]
+    NoAnswer { limit: Duration },
+    #[error("the shim answered {answer}")]
+    UnexpectedAnswer { answer: String },
+    /// The shim's text, with the causes: the launcher's or the OCI runtime's message.
+    #[error("{problem}")]
+    Refused { problem: String },
+}
+
+impl ShimProblem {
+    pub(crate) fn unexpected(answer: &Answer) -> Self {
+        Self::UnexpectedAnswer { answer: format!("{answer:?}") }
+    }
+}
