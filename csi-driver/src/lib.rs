@@ -27,6 +27,8 @@ mod wire;
 /// Entry points of the fuzz targets in `fuzz/`.
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing {
+    pub use crate::daemon::control::fuzzing::control_reply;
+    pub use crate::daemon::handover::fuzzing::hello_and_answer;
     pub use crate::journal::fuzzing::journal_entry;
     pub use crate::wire::server::fuzzing::{frames, header_blocks};
 }

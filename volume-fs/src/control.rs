@@ -4,6 +4,8 @@
 //! One thread for both listeners and all connections. It waits only in poll(2), so that leases end
 //! in time.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod listener;
 mod pauses;
 mod scrapes;

@@ -1,6 +1,9 @@
 //! The daemon's side of the hand-over: Hello, Assignment with descriptors, Answer
 //! (proto/proto/hawser/handover/v1/handover.proto).
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +13,7 @@ use linux::fd_passing::PacketSocket;
 use prost::Message;
 use proto::handover::{
     Answer, Assignment as Wire, Failed, Hello, HelloReply, Ready, Role, UnknownVersion, VERSIONS, answer,
-    hello_reply,
+    assignment, hello_reply,
 };
 use proto::versions::Versions;
 use rustix::net::SocketType;
@@ -27,6 +30,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Used if the driver gives no limit: twice as many inodes take about 200 MiB.
 const KNOWN_INODE_LIMIT: usize = 500_000;
+
+type Checked<T> = std::result::Result<T, Wrong>;
 
 /// Connected; nothing is sent yet.
 #[derive(Debug)]
@@ -77,7 +82,7 @@ impl Dialled {
             Ok(None) => return Err(self.refused()),
             Err(e) => return Err(self.refused_or(e)),
         };
-        let checked = self.check(&packet, descriptors, service);
+        let checked = self.check(&packet, descriptors, |backend, rest| service.check(backend, rest));
         let assigned = Assigned { socket: self.socket };
         match checked {
             Ok(assignment) => Ok((assignment, assigned)),
@@ -88,17 +93,17 @@ impl Dialled {
         }
     }
 
-    fn check<S: Service>(
+    fn check<A>(
         &self,
         packet: &[u8],
         descriptors: Vec<OwnedFd>,
-        service: &S,
-    ) -> Result<Assignment<S::Assigned>> {
+        check_backend: impl FnOnce(Option<assignment::Backend>, &mut Descriptors) -> Checked<A>,
+    ) -> Result<Assignment<A>> {
         let wrong = |(field, reason)| Error::Assignment { socket: self.path.clone(), field, reason };
         let reply = HelloReply::decode(packet).map_err(|e| wrong(("packet", e.to_string())))?;
         match reply.kind {
             Some(hello_reply::Kind::Assignment(wire)) => {
-                Assignment::check(wire, descriptors, service).map_err(wrong)
+                Assignment::check(wire, descriptors, check_backend).map_err(wrong)
             }
             Some(hello_reply::Kind::UnknownVersion(UnknownVersion { oldest_version, newest_version })) => {
                 let (socket, driver) = (self.path.clone(), Versions::said(oldest_version, newest_version));
@@ -141,13 +146,13 @@ impl Assigned {
 }
 
 impl<A> Assignment<A> {
-    fn check<S: Service<Assigned = A>>(
+    fn check(
         wire: Wire,
         descriptors: Vec<OwnedFd>,
-        service: &S,
-    ) -> std::result::Result<Self, Wrong> {
+        check_backend: impl FnOnce(Option<assignment::Backend>, &mut Descriptors) -> Checked<A>,
+    ) -> Checked<Self> {
         let mut descriptors = Descriptors::new(&wire.descriptors, descriptors)?;
-        let for_backend = service.check(wire.backend, &mut descriptors)?;
+        let for_backend = check_backend(wire.backend, &mut descriptors)?;
         let threads = match usize::try_from(wire.threads) {
             Ok(0) => None,
             Ok(threads) if threads <= config::MAX_THREADS => Some(threads),

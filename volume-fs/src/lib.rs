@@ -32,6 +32,13 @@ pub mod request;
 pub mod seccomp;
 pub mod service;
 
+/// Entry points of the fuzz targets in `fuzz/`.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing {
+    pub use crate::control::fuzzing::control_requests;
+    pub use crate::handover::fuzzing::hello_reply;
+}
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

@@ -6,6 +6,9 @@
 //! is not trusted: the driver reads one packet of limited size for each request, accepts no
 //! descriptors, and shortens the daemon's text.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};

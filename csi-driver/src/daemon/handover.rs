@@ -1,6 +1,9 @@
 //! The driver's side of the hand-over: checks the daemon that dials in, and passes it its volume
 //! (proto/proto/hawser/handover/v1/handover.proto).
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 

@@ -11,6 +11,15 @@ pub(crate) fn abridged(text: &str) -> String {
     format!("{}{dots}", trace::escaped(&text[..end]))
 }
 
+/// For tests and fuzz targets: a message with a daemon's text in it is one line of bounded length.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn assert_is_fit(message: &str) {
+    const ESCAPED_CHAR_BYTES: usize = 10;
+    const REST_BYTES: usize = 1024;
+    assert!(message.len() <= MAX_CHARS * ESCAPED_CHAR_BYTES + REST_BYTES, "{message}");
+    assert!(!message.contains(char::is_control), "{message:?}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
