@@ -7,8 +7,10 @@
 pub(crate) mod copies;
 pub(crate) mod local;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use proto::handover::{Role, assignment};
 
@@ -18,6 +20,7 @@ use crate::model::capacity::{Room, VolumeLimits};
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
+use crate::model::topology::Topology;
 
 /// What the backend contributes to a daemon's start.
 pub(crate) struct Assigned {
@@ -28,15 +31,33 @@ pub(crate) struct Assigned {
     pub(crate) descriptors: Vec<(Role, OwnedFd)>,
 }
 
+/// The data that the backend has, without the journal.
+#[derive(Debug, Default)]
+pub(crate) struct Diagnosis {
+    /// Why the backend cannot be used.
+    pub(crate) away: Option<String>,
+    /// Empty if they cannot be listed.
+    pub(crate) volumes: BTreeSet<VolumeId>,
+    pub(crate) snapshots: BTreeSet<SnapshotId>,
+    /// What copies and deletions left that were killed, or have not ended.
+    pub(crate) leftovers: Vec<PathBuf>,
+    /// Volumes whose daemon serves other data than [`VolumeBackend::assign`] would pass now.
+    pub(crate) serving_other_data: BTreeSet<VolumeId>,
+}
+
 /// Calls may block, unless their documentation gives a limit. Every call that changes data may be
 /// repeated after a failure or a kill at any point, also by the next driver.
 pub(crate) trait VolumeBackend: Debug + Send + Sync {
-    /// True if the data is on this node only: then no other node can create or use a volume.
-    fn is_on_this_node(&self) -> bool;
+    /// The nodes that can create and use volumes.
+    fn topology(&self) -> &Topology;
 
     /// An error while the backend is away: unmounted, replaced by another one, or not answering.
     /// Returns within a limited time.
     fn check_present(&self) -> Result<()>;
+
+    /// What an administrator has to know of the data. Changes nothing, also where nothing was stored
+    /// yet. `served` are volumes with running daemons, and the data that each was assigned.
+    fn diagnose(&self, served: &BTreeMap<VolumeId, DataId>) -> Diagnosis;
 
     /// Checks that the backend is present and accepts writes.
     fn probe(&self) -> linux::Result<()>;

@@ -201,10 +201,6 @@ impl Config {
     pub fn check(flags: Flags) -> Result<Self, ConfigError> {
         check_driver_name(&flags.driver_name)?;
         check_node_id("--node-id", &flags.node_id)?;
-        if !flags.mode.has_node() {
-            let reason = "only the node that has the pool can make its volumes: `both` serves both there";
-            return Err(wrong("--mode", "controller", reason));
-        }
         for node in &flags.peer_nodes {
             check_node_id("--peer-node", node)?;
         }
@@ -275,7 +271,7 @@ impl Config {
         self.kubelet_dir.join("plugins_registry").join(format!("{}-reg.sock", self.driver_name))
     }
 
-    /// The topology key whose value is the node id: a pool is reachable on its node only.
+    /// The topology key whose value is a node id.
     pub fn topology_key(&self) -> String {
         format!("topology.{}/node", self.driver_name)
     }
@@ -351,16 +347,6 @@ mod tests {
         let flags =
             Flags::try_parse_from(base.iter().chain(launcher).chain(more)).map_err(|e| e.to_string())?;
         Config::check(flags).map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn volumes_of_a_pool_have_no_controller_apart_from_their_node() {
-        assert_eq!(
-            check(&["--mode", "controller"]).unwrap_err(),
-            "--mode \"controller\": only the node that has the pool can make its volumes: `both` serves both there"
-        );
-        assert_eq!(check(&["--mode", "node"]).unwrap().mode, Mode::Node);
-        assert_eq!(check(&[]).unwrap().mode, Mode::Both);
     }
 
     #[test]

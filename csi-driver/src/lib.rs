@@ -83,6 +83,8 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         return Err(StartError::NotRoot);
     }
     daemon::launcher::needs::check(&config.launcher).map_err(StartError::Config)?;
+    let backend = engine::driver::backend(&config).map_err(StartError::Driver)?;
+    engine::driver::check_mode(config.mode, backend.topology()).map_err(StartError::Config)?;
     // Sockets, journal and logs are for root only; code that needs another mode sets it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let kernel = |op| move |source| StartError::Kernel { op, source };
@@ -100,7 +102,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         Socket::bind(&config.metrics_socket(), PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
     let admin_socket = config::admin_socket(&config.run_dir);
     let admin_socket = Socket::bind(&admin_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
-    let driver = Arc::new(Driver::open(config.clone()).map_err(StartError::Driver)?);
+    let driver = Arc::new(Driver::open(config.clone(), backend).map_err(StartError::Driver)?);
     ensure_node(&driver)?;
     reconcile(&driver).await?;
 

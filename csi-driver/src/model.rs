@@ -14,3 +14,4 @@ pub(crate) mod records;
 pub(crate) mod settings;
 pub(crate) mod sizes;
 pub(crate) mod snapshot_mode;
+pub(crate) mod topology;

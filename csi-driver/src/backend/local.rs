@@ -12,11 +12,11 @@ mod presence;
 mod tree;
 mod usage;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::backend::copies::{Count, Progress};
-use crate::backend::{Assigned, VolumeBackend};
+use crate::backend::{Assigned, Diagnosis, VolumeBackend};
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::bounded::{self, Shared};
 use crate::kernel::private_dir::{private_dir, probe_dir};
@@ -37,6 +37,7 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
+use crate::model::topology::Topology;
 use inodes::Inodes;
 use leftovers::leftovers_in;
 use presence::Presence;
@@ -52,6 +53,16 @@ const USAGE: &str = "usage";
 /// Used by a copy to find hard links; beside `data` until the copy is complete.
 const LINKS: &str = "links";
 
+/// How the pool is configured.
+#[derive(Debug)]
+pub(crate) struct PoolSettings {
+    pub(crate) dir: PathBuf,
+    /// `None`: the size of the file system.
+    pub(crate) capacity_bytes: Option<u64>,
+    pub(crate) overcommit: Overcommit,
+    pub(crate) topology: Topology,
+}
+
 #[derive(Debug)]
 pub(crate) struct Pool {
     dir: PathBuf,
@@ -62,6 +73,7 @@ pub(crate) struct Pool {
     /// As configured; `None`: the size of the file system.
     capacity_bytes: Option<u64>,
     overcommit: Overcommit,
+    topology: Topology,
     presence: Presence,
     /// Set once it is known, and not changed when the file system grows.
     bytes_per_inode: OnceLock<u64>,
@@ -95,18 +107,14 @@ impl Place<'_> {
 }
 
 impl Pool {
-    /// Opens the pool in `dir` if `state_dir` records it; otherwise the pool counts as away.
-    /// Without a recorded pool, makes and records a new one.
-    pub(crate) fn open(
-        dir: &Path,
-        capacity_bytes: Option<u64>,
-        overcommit: Overcommit,
-        state_dir: &Path,
-    ) -> Result<Self> {
+    /// The pool in `settings.dir` if `state_dir` records it; otherwise the pool counts as away.
+    /// Without a recorded pool, the first check of its presence makes and records a new one.
+    pub(crate) fn open(settings: PoolSettings, state_dir: &Path) -> Result<Self> {
+        let PoolSettings { dir, capacity_bytes, overcommit, topology } = settings;
         let [volumes, snapshots, incoming, trash] = PARTS.map(|name| dir.join(name));
-        let presence = Presence::watch(dir, state_dir, limits::POOL)?;
+        let presence = Presence::watch(&dir, state_dir, limits::POOL)?;
         Ok(Self {
-            dir: dir.to_owned(),
+            dir,
             volumes,
             snapshots,
             incoming,
@@ -114,6 +122,7 @@ impl Pool {
             trash,
             capacity_bytes,
             overcommit,
+            topology,
             presence,
             bytes_per_inode: OnceLock::new(),
             looks: Shared::default(),
@@ -246,8 +255,22 @@ impl Pool {
 }
 
 impl VolumeBackend for Pool {
-    fn is_on_this_node(&self) -> bool {
-        true
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn diagnose(&self, served: &BTreeMap<VolumeId, DataId>) -> Diagnosis {
+        let away = self.presence.why_away();
+        let mut serving_other_data = served.clone();
+        serving_other_data.retain(|id, served| {
+            let found = std::fs::symlink_metadata(self.data_dir(id));
+            let found = found.map(|found| DataId { device: found.dev(), inode: found.ino() });
+            away.is_none() && found.is_ok_and(|found| found != *served)
+        });
+        let (volumes, snapshots) = stored(&self.dir);
+        let leftovers = entries_of([&self.incoming, &self.trash]);
+        let serving_other_data = serving_other_data.into_keys().collect();
+        Diagnosis { away, volumes, snapshots, leftovers, serving_other_data }
     }
 
     fn check_present(&self) -> Result<()> {
@@ -442,31 +465,20 @@ impl VolumeBackend for Pool {
     }
 }
 
-/// Leftovers of killed copies and deletions, and those under way; empty if the pool cannot be
-/// listed.
-pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
-    let entries = ["incoming", "trash"].map(|part| std::fs::read_dir(dir.join(part)));
-    entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path()).collect()
+/// Empty for a directory that cannot be listed.
+fn entries_of(dirs: [&Path; 2]) -> Vec<PathBuf> {
+    let entries = dirs.map(std::fs::read_dir).into_iter().flatten().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
 }
 
 /// The volumes and snapshots with data in the pool; empty if it cannot be listed.
-pub(crate) fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
+fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
     let names = |part| {
         let entries = std::fs::read_dir(dir.join(part)).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().into_string().ok())
     };
     let volumes = names("volumes").filter_map(|name| VolumeId::parse(&name));
     (volumes.collect(), names("snapshots").filter_map(|name| SnapshotId::parse(&name)).collect())
-}
-
-/// The directory that the volume's daemon serves, in the pool in `dir`.
-pub(crate) fn data_dir(dir: &Path, id: &VolumeId) -> PathBuf {
-    id.under(&dir.join("volumes")).join(DATA)
-}
-
-/// Why the pool cannot be used. Changes nothing.
-pub(crate) fn why_away(dir: &Path, state_dir: &Path) -> Option<String> {
-    presence::why_away(dir, state_dir)
 }
 
 fn remove_probes(dir: &Path) -> linux::Result<()> {
@@ -536,7 +548,13 @@ mod tests {
     use crate::model::name::VolumeName;
 
     fn open(dir: &Path, capacity_bytes: Option<u64>) -> Result<Pool> {
-        Pool::open(&dir.join("pool"), capacity_bytes, Overcommit::NONE, dir)
+        let settings = PoolSettings {
+            dir: dir.join("pool"),
+            capacity_bytes,
+            overcommit: Overcommit::NONE,
+            topology: Topology::EveryNode,
+        };
+        Pool::open(settings, dir)
     }
 
     #[test]

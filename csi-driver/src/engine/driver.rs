@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use crate::backend::VolumeBackend;
-use crate::backend::local::Pool;
-use crate::config::{Config, LauncherKind};
+use crate::backend::local::{Pool, PoolSettings};
+use crate::config::{self, Config, ConfigError, LauncherKind, Mode};
 use crate::daemon::keeper::InProcess;
 use crate::daemon::launcher::Launcher;
 use crate::daemon::launcher::daemon_log::DaemonLogs;
@@ -34,6 +34,7 @@ use crate::journal::{self, Journal};
 use crate::kernel::bounded::{OneEach, Shared};
 use crate::kernel::host_path::HostPaths;
 use crate::model::counts::Counts;
+use crate::model::topology::{Segment, Topology};
 
 #[derive(Debug)]
 pub(crate) struct Driver {
@@ -60,10 +61,9 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Opens pool and journal. Repairs nothing: that is [`Reconciler::reconcile`].
-    pub(crate) fn open(config: Config) -> Result<Self> {
+    /// Opens the journal. Repairs nothing: that is [`Reconciler::reconcile`].
+    pub(crate) fn open(config: Config, backend: Arc<dyn VolumeBackend>) -> Result<Self> {
         let journal = Arc::new(Journal::open(&config.state_dir)?);
-        let backend = backend(&config)?;
         let paths = Arc::new(HostPaths::new(&config)?);
         let config = Arc::new(config);
         let counts: Arc<Counts> = Arc::default();
@@ -183,9 +183,26 @@ impl Driver {
     }
 }
 
-fn backend(config: &Config) -> Result<Arc<dyn VolumeBackend>> {
-    let Config { pool, pool_capacity_bytes, overcommit, state_dir, .. } = config;
-    Ok(Arc::new(Pool::open(pool, *pool_capacity_bytes, *overcommit, state_dir)?))
+/// The backend that the configuration names. Makes nothing yet.
+pub(crate) fn backend(config: &Config) -> Result<Arc<dyn VolumeBackend>> {
+    let settings = PoolSettings {
+        dir: config.pool.clone(),
+        capacity_bytes: config.pool_capacity_bytes,
+        overcommit: config.overcommit,
+        topology: Topology::OneNode(Segment { key: config.topology_key(), value: config.node_id.clone() }),
+    };
+    Ok(Arc::new(Pool::open(settings, &config.state_dir)?))
+}
+
+/// Refuses a controller away from the nodes where volumes can be made.
+pub(crate) fn check_mode(mode: Mode, topology: &Topology) -> std::result::Result<(), ConfigError> {
+    match topology {
+        Topology::OneNode(_) if !mode.has_node() => {
+            let reason = "only the node that has the pool can make its volumes: `both` serves both there";
+            Err(config::wrong("--mode", "controller", reason))
+        }
+        Topology::OneNode(_) | Topology::EveryNode => Ok(()),
+    }
 }
 
 /// The launcher that the configuration names.
@@ -202,4 +219,21 @@ pub(crate) fn launcher(config: &Config) -> Result<Box<dyn Launcher>> {
             Box::new(ManifestLauncher { manifests, mount_image, run_dir })
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_of_one_node_have_no_controller_apart_from_it() {
+        let one_node = Topology::OneNode(Segment { key: "k".to_owned(), value: "n".to_owned() });
+        assert_eq!(
+            check_mode(Mode::Controller, &one_node).unwrap_err().to_string(),
+            "--mode \"controller\": only the node that has the pool can make its volumes: `both` serves both there"
+        );
+        check_mode(Mode::Node, &one_node).unwrap();
+        check_mode(Mode::Both, &one_node).unwrap();
+        check_mode(Mode::Controller, &Topology::EveryNode).unwrap();
+    }
 }

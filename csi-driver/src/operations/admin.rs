@@ -149,7 +149,7 @@ impl Admin for AdminService {
         request: Request<DiagnoseRequest>,
     ) -> std::result::Result<Response<DiagnoseResponse>, Status> {
         self.look(&request.get_ref().state_dir, |driver| {
-            Ok(DiagnoseResponse { findings: doctor::of_running(&driver.config)? })
+            Ok(DiagnoseResponse { findings: doctor::of_running(&driver.config, &*driver.backend)? })
         })
         .await
     }

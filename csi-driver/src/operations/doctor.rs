@@ -22,7 +22,7 @@ use proto::admin::admin_client::AdminClient;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use crate::backend::local;
+use crate::backend::{Diagnosis, VolumeBackend};
 use crate::config::{Config, ConfigError, Flags};
 use crate::daemon::launcher::Launched;
 use crate::daemon::{control, dial};
@@ -35,7 +35,7 @@ use crate::kernel::bounded::OneEach;
 use crate::kernel::mounts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
-use crate::model::records::{DataId, SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::operations::admin::client::ask;
 use crate::operations::views::{Format, NoJournal, Row};
 
@@ -97,8 +97,8 @@ impl Row for admin::Finding {
 }
 
 /// The findings of a running driver.
-pub(crate) fn of_running(config: &Config) -> Result<Vec<admin::Finding>> {
-    Ok(standing(config, true)?.into_iter().map(admin::Finding::from).collect())
+pub(crate) fn of_running(config: &Config, backend: &dyn VolumeBackend) -> Result<Vec<admin::Finding>> {
+    Ok(standing(config, backend, true)?.into_iter().map(admin::Finding::from).collect())
 }
 
 /// The observed state at one moment.
@@ -114,25 +114,18 @@ struct World {
     alive: BTreeSet<VolumeId>,
     /// Volumes whose daemon runs and does not answer.
     silent: BTreeSet<VolumeId>,
-    /// Volumes whose daemon serves another directory than the pool has.
-    serving_other_data: BTreeSet<VolumeId>,
     launches: Vec<Launched>,
     dial_dirs: Vec<VolumeId>,
     /// kubelet's directories of staged volumes, with the volume handle in each.
     staging_dirs: Vec<(PathBuf, std::result::Result<String, String>)>,
-    /// Volumes and snapshots with data in the pool.
-    stored: (BTreeSet<VolumeId>, BTreeSet<SnapshotId>),
-    /// Trees in `incoming` and `trash`.
-    leftovers: Vec<PathBuf>,
-    /// Why the pool cannot be used.
-    pool_away: Option<String>,
+    data: Diagnosis,
     is_driver_running: bool,
     /// Why a driver with these flags would not start.
     other_node: Option<OtherNode>,
 }
 
 impl World {
-    fn look(config: &Config, is_driver_running: bool) -> Result<Self> {
+    fn look(config: &Config, backend: &dyn VolumeBackend, is_driver_running: bool) -> Result<Self> {
         let journal = Journal::look(&config.state_dir)?;
         let volumes: BTreeMap<_, _> = journal.entries().into_iter().collect();
         let is_alive = |record: &VolumeRecord| {
@@ -151,24 +144,18 @@ impl World {
             mount.source.to_str().and_then(VolumeId::parse).is_some_and(|id| !volumes.contains_key(&id))
         });
         let ended = unknown.filter(|mount| has_ended(mount)).map(|mount| mount.mount_point.clone()).collect();
-        let pool_away = local::why_away(&config.pool, &config.state_dir);
+        let served = |id: &VolumeId| volumes.get(id)?.as_ref().ok()?.stage.as_ref()?.data;
+        let served = alive.iter().filter_map(|id| Some((id.clone(), served(id)?))).collect();
         Ok(Self {
             ended,
             silent: control::silent(&config.run_dir, &alive),
-            serving_other_data: if pool_away.is_none() {
-                serving_other_data(config, &volumes, &alive)
-            } else {
-                BTreeSet::new()
-            },
             alive,
             snapshots: journal.snapshots().entries().into_iter().collect(),
             mounts,
             launches: driver::launcher(config)?.list().step("list launches")?,
             dial_dirs: dial::list(&config.run_dir).step("list dial directories")?,
             staging_dirs: staging_dirs(config),
-            stored: local::stored(&config.pool),
-            leftovers: local::leftovers(&config.pool),
-            pool_away,
+            data: backend.diagnose(&served),
             other_node: node_of_state::find_other(&config.state_dir, &config.node_id, &journal)?,
             is_driver_running,
             volumes,
@@ -195,22 +182,6 @@ impl World {
     fn is_mounted(&self, id: &VolumeId, path: &Path) -> bool {
         self.mounts.iter().any(|m| m.mount_point == path && m.source.to_str() == Some(id.as_str()))
     }
-}
-
-/// Volumes whose daemon serves another directory than the pool has now.
-fn serving_other_data(
-    config: &Config,
-    volumes: &BTreeMap<VolumeId, Result<VolumeRecord>>,
-    alive: &BTreeSet<VolumeId>,
-) -> BTreeSet<VolumeId> {
-    let serves_other_data = |id: &&VolumeId| {
-        let record = volumes.get(id).and_then(|record| record.as_ref().ok());
-        let served = record.and_then(|record| record.stage.as_ref()?.data);
-        let found = std::fs::symlink_metadata(local::data_dir(&config.pool, id)).ok();
-        let found = found.map(|found| DataId { device: found.dev(), inode: found.ino() });
-        served.is_some() && found.is_some() && served != found
-    };
-    alive.iter().filter(serves_other_data).cloned().collect()
 }
 
 /// Two drivers of this kind may serve a node under two names. kubelet's paths show whose a mount
@@ -284,7 +255,7 @@ fn findings(world: &World) -> BTreeSet<Finding> {
     let other_node =
         |other: &OtherNode| Finding::new("state directory of another node", &other.found, other.to_string());
     all.extend(world.other_node.as_ref().map(other_node));
-    all.extend(world.pool_away.as_ref().map(|reason| Finding::new("pool is away", "pool", reason)));
+    all.extend(world.data.away.as_ref().map(|reason| Finding::new("pool is away", "pool", reason)));
     for (id, record) in &world.volumes {
         match record {
             Err(error) => all.extend([Finding::new("journal entry is unreadable", id, chain(error))]),
@@ -299,13 +270,13 @@ fn findings(world: &World) -> BTreeSet<Finding> {
     }
     all.extend(world.mounts.iter().filter_map(|mount| of_mount(world, mount)));
     all.extend(of_daemons(world));
-    if world.pool_away.is_none() {
+    if world.data.away.is_none() {
         all.extend(of_data(world));
     }
     all.extend(world.staging_dirs.iter().filter_map(|(dir, handle)| of_staging_dir(world, dir, handle)));
     if !world.is_driver_running {
         let left = |path: &PathBuf| Finding::new("left in the pool", path.display(), "by a killed call");
-        all.extend(world.leftovers.iter().map(|path| left(path).at_start()));
+        all.extend(world.data.leftovers.iter().map(|path| left(path).at_start()));
     }
     all
 }
@@ -335,7 +306,7 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
             let found = format!("{} targets wait for process {pid}", record.targets.len());
             all.push(Finding::new("daemon does not answer", id, found));
         }
-        if world.serving_other_data.contains(id) {
+        if world.data.serving_other_data.contains(id) {
             let found = "its directory is not the one that the pool has now: take its pods down";
             all.push(Finding::new("daemon of another directory", id, found));
         }
@@ -413,7 +384,7 @@ fn of_daemons(world: &World) -> Vec<Finding> {
 
 /// Data without an entry, and entries without their data.
 fn of_data(world: &World) -> Vec<Finding> {
-    let (volumes, snapshots) = &world.stored;
+    let Diagnosis { volumes, snapshots, .. } = &world.data;
     let nobodys = |id: &dyn std::fmt::Display| {
         Finding::new("unknown data", id, "in the pool; the journal has no entry of it")
     };
@@ -502,10 +473,12 @@ impl Doctor {
         let rows: Vec<admin::Finding> = match asked.flatten() {
             Some(answer) => answer.map_err(DoctorError::Driver)?.findings,
             None => {
-                let mut found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+                let backend = driver::backend(&config).map_err(DoctorError::Look)?;
+                let look = || standing(&config, &*backend, is_driver_running).map_err(DoctorError::Look);
+                let mut found = look()?;
                 if self.repair && !found.is_empty() {
                     repair(&config, &found).map_err(DoctorError::Repair)?;
-                    found = standing(&config, is_driver_running).map_err(DoctorError::Look)?;
+                    found = look()?;
                 }
                 found.into_iter().map(admin::Finding::from).collect()
             }
@@ -521,20 +494,24 @@ impl Doctor {
 }
 
 /// The findings; with a running driver, only those that are still there a moment later.
-fn standing(config: &Config, is_driver_running: bool) -> Result<BTreeSet<Finding>> {
-    let mut found = findings(&World::look(config, is_driver_running)?);
+fn standing(
+    config: &Config,
+    backend: &dyn VolumeBackend,
+    is_driver_running: bool,
+) -> Result<BTreeSet<Finding>> {
+    let mut found = findings(&World::look(config, backend, is_driver_running)?);
     if is_driver_running && !found.is_empty() {
         let (_nobody_sends, pause) = channel::<()>();
         // Nothing is sent: this is a plain pause.
         let _elapsed = pause.recv_timeout(RECHECK_DELAY);
-        let again = findings(&World::look(config, is_driver_running)?);
+        let again = findings(&World::look(config, backend, is_driver_running)?);
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)
 }
 
 fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
-    let driver = Arc::new(Driver::open(config.clone())?);
+    let driver = Arc::new(Driver::open(config.clone(), driver::backend(config)?)?);
     // First, since a mounted volume is not repaired.
     for path in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
         tracing::info!(path = %path.display(), "unmounting");

@@ -26,7 +26,6 @@ use proto::csi::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::config::Config;
 use crate::engine::driver::Driver;
 use crate::engine::locks::Lock;
 use crate::engine::provision::VolumeSpec;
@@ -38,6 +37,7 @@ use crate::model::name::VolumeName;
 use crate::model::parameters::Parameters;
 use crate::model::records::{Source, VolumeRecord};
 use crate::model::sizes;
+use crate::model::topology::{self, Segment};
 use crate::wire::call::{refused, run};
 
 /// A pool that does not answer within this time is away.
@@ -219,22 +219,16 @@ impl Controller for ControllerService {
 }
 
 impl Driver {
-    /// Where volumes can be used; empty: on every node.
-    fn topology(&self) -> Vec<Topology> {
-        self.backend.is_on_this_node().then(|| this_node(&self.config)).into_iter().collect()
-    }
-
-    /// Whether volumes can be used everywhere in `topology`.
-    fn reaches(&self, topology: &Topology) -> bool {
-        let (key, node_id) = (self.config.topology_key(), &self.config.node_id);
-        !self.backend.is_on_this_node() || topology.segments.iter().all(|(k, v)| *k == key && v == node_id)
+    /// The topology of all volumes, and of this node; `None`: every node reaches them.
+    pub(crate) fn wire_topology(&self) -> Option<Topology> {
+        self.backend.topology().segments().map(|segments| Topology { segments })
     }
 
     /// The bytes that a volume with these properties could claim now; 0 if it could not be created.
     fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
         sizes::bounded_map("parameters", &request.parameters)?;
-        let is_elsewhere =
-            request.accessible_topology.as_ref().is_some_and(|topology| !self.reaches(topology));
+        let reaches = |wanted: &Topology| self.backend.topology().reaches(&wanted.segments);
+        let is_elsewhere = request.accessible_topology.as_ref().is_some_and(|wanted| !reaches(wanted));
         // Parameters do not change the capacity. CreateVolume reports wrong ones in the claim's
         // events; 0 here would look like a full pool and hide that.
         let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok());
@@ -265,7 +259,7 @@ fn parse_create(request: CreateVolumeRequest, driver: &Driver) -> Result<VolumeS
         return Err(Error::UnknownParameter { name: key.clone(), known });
     }
     let capacity = WantedCapacity::parse(request.capacity_range.as_ref())?;
-    check_topology(request.accessibility_requirements.as_ref(), driver)?;
+    check_topology(request.accessibility_requirements.as_ref(), driver.backend.topology())?;
     let source = request.volume_content_source.map(snapshots::parse_source).transpose()?;
     Ok(VolumeSpec { name, capacity, parameters, source })
 }
@@ -277,7 +271,7 @@ fn wire_volume(id: &VolumeId, record: &VolumeRecord, driver: &Driver) -> Volume 
         volume_id: id.to_string(),
         volume_context: HashMap::new(),
         content_source: record.source.as_ref().map(wire_source),
-        accessible_topology: driver.topology(),
+        accessible_topology: driver.wire_topology().into_iter().collect(),
     }
 }
 
@@ -295,18 +289,16 @@ fn wire_source(source: &Source) -> VolumeContentSource {
 }
 
 /// CSI spec: the volume must be accessible from at least one of `requisite`.
-fn check_topology(requirement: Option<&TopologyRequirement>, driver: &Driver) -> Result<()> {
+fn check_topology(requirement: Option<&TopologyRequirement>, own: &topology::Topology) -> Result<()> {
     let requisite = requirement.map_or(&[][..], |r| &r.requisite);
-    if requisite.is_empty() || requisite.iter().any(|topology| driver.reaches(topology)) {
-        return Ok(());
+    match own {
+        topology::Topology::OneNode(Segment { key, value })
+            if !requisite.is_empty() && !requisite.iter().any(|wanted| own.reaches(&wanted.segments)) =>
+        {
+            Err(Error::OutOfTopology { key: key.clone(), node_id: value.clone() })
+        }
+        topology::Topology::OneNode(_) | topology::Topology::EveryNode => Ok(()),
     }
-    let config = &driver.config;
-    Err(Error::OutOfTopology { key: config.topology_key(), node_id: config.node_id.clone() })
-}
-
-/// The topology segments of this node.
-pub(crate) fn this_node(config: &Config) -> Topology {
-    Topology { segments: HashMap::from([(config.topology_key(), config.node_id.clone())]) }
 }
 
 fn validate(

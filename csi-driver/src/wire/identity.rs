@@ -40,7 +40,7 @@ impl Identity for IdentityService {
     ) -> std::result::Result<Response<GetPluginCapabilitiesResponse>, Status> {
         let services = [
             (service::Type::ControllerService, self.0.config.mode.has_controller()),
-            (service::Type::VolumeAccessibilityConstraints, self.0.backend.is_on_this_node()),
+            (service::Type::VolumeAccessibilityConstraints, self.0.wire_topology().is_some()),
         ];
         let services = services.into_iter().filter(|(_, is_offered)| *is_offered);
         let services = services.map(|(service, _)| Type::Service(Service { r#type: service.into() }));

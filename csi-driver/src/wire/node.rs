@@ -25,7 +25,7 @@ use crate::model::capability::{Access, Parsed};
 use crate::model::capacity::WantedCapacity;
 use crate::model::ids::VolumeId;
 use crate::wire::call::{refused, run};
-use crate::wire::controller::{find_volume, required, required_id, this_node};
+use crate::wire::controller::{find_volume, required, required_id};
 
 #[derive(Debug)]
 pub(crate) struct NodeService(pub(crate) Arc<Driver>);
@@ -39,7 +39,7 @@ impl Node for NodeService {
         Ok(Response::new(NodeGetInfoResponse {
             node_id: self.0.config.node_id.clone(),
             max_volumes_per_node: self.0.config.max_volumes.into(),
-            accessible_topology: Some(this_node(&self.0.config)),
+            accessible_topology: self.0.wire_topology(),
         }))
     }
 

@@ -2,8 +2,10 @@
 
 use proto::csi::plugin_capability::{Service, Type, service};
 use proto::csi::{ControllerGetCapabilitiesRequest, GetPluginCapabilitiesRequest};
-use tests::csi::scene::{Flags, Scene};
+use tests::csi::scene::{Flags, NODE, Scene};
 use tonic::Code;
+
+use crate::start::{command, refusal};
 
 fn offers_a_controller(scene: &Scene) -> bool {
     let request = GetPluginCapabilitiesRequest {};
@@ -35,4 +37,19 @@ fn a_driver_without_a_controller_serves_the_volumes_that_there_are() {
     scene.restart_driver();
     scene.caller().delete(&id).unwrap();
     scene.assert_nothing_left();
+}
+
+#[test]
+fn a_controller_apart_from_the_pools_node_is_refused_before_anything_is_made() {
+    let mut scene = Scene::start(Flags::process());
+    scene.kill_driver();
+    std::fs::remove_dir_all(scene.sandbox.path("state")).unwrap();
+    let mut flags = Flags::process().0;
+    flags.extend(["--mode", "controller"].map(str::to_owned));
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    assert_eq!(
+        refusal(command(&scene, &[], NODE, &flags)),
+        "--mode \"controller\": only the node that has the pool can make its volumes: `both` serves both there"
+    );
+    assert!(!scene.sandbox.path("state").exists());
 }

@@ -11,7 +11,7 @@ use tests::{Daemon, eventually};
 const OTHER: &str = "node-2";
 
 /// The driver, or with a first argument one of its commands, by this name of the node.
-fn command(scene: &Scene, first: &[&str], node_id: &str, flags: &[&str]) -> Command {
+pub(crate) fn command(scene: &Scene, first: &[&str], node_id: &str, flags: &[&str]) -> Command {
     let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
     let path = |name: &str| scene.sandbox.path(name);
     command.args(first).args(["--node-id", node_id]);
@@ -23,7 +23,7 @@ fn command(scene: &Scene, first: &[&str], node_id: &str, flags: &[&str]) -> Comm
 
 /// The one line that a start which was refused ends with.
 #[track_caller]
-fn refusal(mut command: Command) -> String {
+pub(crate) fn refusal(mut command: Command) -> String {
     let done = command.output().unwrap();
     let said = String::from_utf8(done.stderr).unwrap();
     assert_eq!(done.status.code(), Some(1), "{said}");

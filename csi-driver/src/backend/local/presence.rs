@@ -29,6 +29,8 @@ const ID_DIGITS: usize = 32;
 #[derive(Debug)]
 pub(super) struct Presence {
     dir: PathBuf,
+    /// The file with the id of this driver's pool.
+    remembered: PathBuf,
     limit: Duration,
     watch: Arc<Watch>,
 }
@@ -61,21 +63,30 @@ impl Presence {
             is_dropped: false,
         };
         let watch = Arc::new(Watch { state: Mutex::new(state), changed: Condvar::new() });
-        let (looker, pool, remembered) = (watch.clone(), dir.to_owned(), state_dir.join(REMEMBERED));
+        let remembered = state_dir.join(REMEMBERED);
+        let (looker, pool, its_id) = (watch.clone(), dir.to_owned(), remembered.clone());
         std::thread::Builder::new()
             .name("pool".to_owned())
             .spawn(move || {
                 let mut traits = None;
-                looker.run(|| look(&pool, &remembered, &mut traits).map_err(|e| reason(&e)));
+                looker.run(|| look(&pool, &its_id, &mut traits).map_err(|e| reason(&e)));
             })
             .map_err(|e| linux::Error::at("start thread for", dir, e))
             .step("watch pool")?;
-        Ok(Self { dir: dir.to_owned(), limit, watch })
+        Ok(Self { dir: dir.to_owned(), remembered, limit, watch })
     }
 
     /// The file system's traits, if the pool is present now.
     pub(super) fn check(&self) -> Result<Traits> {
         self.watch.ask(self.limit).map_err(|reason| Error::PoolAway { path: self.dir.clone(), reason })
+    }
+
+    /// For read-only commands: makes nothing, and a pool that was never used is not away.
+    pub(super) fn why_away(&self) -> Option<String> {
+        let (pool, wanted) = (&self.dir, read_id(&self.remembered));
+        let ids = wanted.and_then(|wanted| Ok((wanted, read_id(&pool.join(MARKER))?)));
+        let same = ids.and_then(|(wanted, found)| same(pool, wanted.as_deref(), found.as_deref()));
+        same.err().map(|e| reason(&e))
     }
 }
 
@@ -137,14 +148,6 @@ fn reason(error: &Error) -> String {
         Error::PoolAway { reason, .. } => reason.clone(),
         other => chain(other),
     }
-}
-
-/// For read-only commands: a pool that was never used is not away.
-pub(super) fn why_away(pool: &Path, state_dir: &Path) -> Option<String> {
-    let wanted = read_id(&state_dir.join(REMEMBERED));
-    let found = read_id(&pool.join(MARKER));
-    let ids = wanted.and_then(|wanted| Ok((wanted, found?)));
-    ids.and_then(|(wanted, found)| same(pool, wanted.as_deref(), found.as_deref())).err().map(|e| reason(&e))
 }
 
 fn same(pool: &Path, wanted: Option<&str>, found: Option<&str>) -> Result<()> {
