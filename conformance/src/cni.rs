@@ -7,11 +7,11 @@ mod mixed;
 mod names;
 mod observe;
 mod probe;
+mod reference_pair;
 mod runtime;
 mod scenario;
 mod scenarios;
 mod switch;
-mod twin;
 mod world;
 
 use std::path::{Path, PathBuf};
@@ -98,8 +98,8 @@ impl Programs {
 /// What the suite consists of. A part ends with `N scenarios, N passed, N failed`, and fails when one failed.
 type Part = fn(&Node) -> Result<()>;
 const PARTS: [(&str, Part); 4] = [
-    ("twin: each scenario by the reference and by ours", twin::run),
-    ("switch: a node in place, and back, as docs/CNI.md says", switch::run),
+    ("reference pair: each scenario by the reference and by ours", reference_pair::run),
+    ("switch: a node in place, and back, as in docs/CNI.md", switch::run),
     ("mixed: both on one node", mixed::run),
     ("runtime: pods on containerd and runc", runtime::run),
 ];

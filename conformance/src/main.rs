@@ -15,7 +15,7 @@ use xtask::build::{self, cargo, require_root};
 use xtask::foreign::{REFERENCE_PLUGINS, debian_program, go, reference_plugins};
 use xtask::progress::{exit_code, part};
 
-/// Against other people's software; installs it or says what is missing
+/// Against third-party software; installs it or reports what is missing
 #[derive(Debug, Parser)]
 #[command(bin_name = "xtask conformance")]
 struct Arguments {

@@ -36,7 +36,7 @@ pub struct Serve {
     /// Make the namespaces too (a child process has none of its own, a container has).
     #[arg(long)]
     pub confine: bool,
-    /// Event loops, where the driver does not say how many.
+    /// Event loops, if the driver gives no number.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = threads)]
     pub threads: usize,
     /// Least severe message on standard error: error, warn, info, debug, trace.

@@ -252,7 +252,7 @@ impl Directory {
                 "removed; there was none before".to_owned()
             }
             Restore::Leave if before == Before::File => format!(
-                "left alone: somebody has replaced what was installed. The one from before that is still kept as \
+                "left alone: another program has replaced the installed one. The one from before is still kept as \
                  {kept}: remove {kept} to keep the present one, or rename it back",
                 kept = kept_name(plugin)
             ),

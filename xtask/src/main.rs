@@ -46,7 +46,7 @@ enum Task {
         /// Only tests whose name contains this
         filter: Option<String>,
     },
-    /// Against other people's software; installs it or says what is missing
+    /// Against third-party software; installs it or reports what is missing
     #[command(disable_help_flag = true)]
     Conformance(Passed),
     /// On kernels of distributions, booted under QEMU with cgroup v2 alone (docs/LAB.md)
@@ -86,7 +86,7 @@ struct DemoArguments {
     /// How the driver starts the volume's daemon
     #[arg(long, value_enum, default_value_t = LauncherName::Manifest)]
     launcher: LauncherName,
-    /// Leave the directory with images, logs and traces behind, and say where
+    /// Leave the directory with images, logs and traces behind, and print where
     #[arg(long)]
     keep: bool,
 }

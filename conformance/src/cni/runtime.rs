@@ -72,7 +72,7 @@ fn on_a_node(plugins: &Path, daemon: &Path, ctr: &Path) -> Result<()> {
 }
 
 fn pods(sandbox: &Sandbox, containerd: &Containerd, cri: &Cri) -> Result<()> {
-    step("the runtime says that its network is ready", || {
+    step("the runtime reports that its network is ready", || {
         eventually("NetworkReady", TIMEOUT, || cri.ensure_network_ready())
     })?;
     let content = sandbox.make_dir("content")?;

@@ -60,7 +60,7 @@ fn live(node: &mut Node<'_>, mock: &Mock) -> Result<()> {
     node.put_manifest("class.yaml", &manifests::class(CLASS, DRIVER))?;
     node.put_manifest("driver.yaml", &driver_object(true))?;
     node.put_manifest("claim.yaml", &manifests::claim_of_class(CLAIM, "1Gi", CLASS))?;
-    step("a driver that waits for attachments is refused, and says so", || {
+    step("a driver that waits for attachments is refused, and the event names it", || {
         put_pod(node, "one")?;
         node.wait_for_event("FailedMount", &[DRIVER, "attachRequired"])?;
         ensure!(mock.calls("NodeStageVolume").is_empty(), "it was called all the same");

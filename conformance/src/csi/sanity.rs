@@ -51,7 +51,7 @@ const SECRETS: [&str; 13] = [
     "GetSnapshotSecret",
 ];
 /// Part of each secret's value; must stand in no log.
-const MARK: &str = "nobody-may-read-this";
+const MARK: &str = "must-stay-out-of-logs";
 
 /// The pool, and what the classes say.
 pub(super) struct Ground {

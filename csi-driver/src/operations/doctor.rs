@@ -284,7 +284,7 @@ fn findings(world: &World) -> BTreeSet<Finding> {
 fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding> {
     let mut all = Vec::new();
     if record.deleting {
-        all.push(Finding::new("deletion is not finished", id, "the journal says so").at_start());
+        all.push(Finding::new("deletion is not finished", id, "the journal records it").at_start());
     }
     if !record.filled && !world.is_driver_running {
         all.push(Finding::new("volume is not filled", id, "call CreateVolume or DeleteVolume again"));
@@ -327,7 +327,7 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
 fn of_snapshot(world: &World, id: &SnapshotId, record: &SnapshotRecord) -> Option<Finding> {
     match &record.phase {
         _ if record.deleting => {
-            Some(Finding::new("deletion is not finished", id, "the journal says so").at_start())
+            Some(Finding::new("deletion is not finished", id, "the journal records it").at_start())
         }
         SnapshotPhase::Begun | SnapshotPhase::Copying if !world.is_driver_running => {
             Some(Finding::new("snapshot is half done", id, format!("of volume {}", record.source)).at_start())

@@ -107,7 +107,7 @@ impl View {
 /// No driver has used this state directory: its volumes, if any, are elsewhere.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no journal is in {}, for there is no {}: say with --state-dir where the driver has it",
+    "no journal is in {}: {} is missing: pass the driver's --state-dir",
     state_dir.display(),
     missing.display()
 )]

@@ -118,8 +118,7 @@ fn a_journal_that_is_not_there_is_named() {
         assert!(!done.status.success() && done.stdout.is_empty());
         assert_eq!(
             String::from_utf8_lossy(&done.stderr),
-            "hawser-csi: no journal is in /nonexistent, for there is no /nonexistent/volumes: say with \
-             --state-dir where the driver has it\n"
+            "hawser-csi: no journal is in /nonexistent: /nonexistent/volumes is missing: pass the driver's --state-dir\n"
         );
     }
 }

@@ -12,7 +12,7 @@ use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
 use tonic::Code;
 
-const AWAY: &str = "is away: no .hawser-pool says that it is pool ";
+const AWAY: &str = "is away: no .hawser-pool identifies it as pool ";
 
 /// Everything that needs the pool is UNAVAILABLE, and the rest goes on.
 fn assert_away(scene: &Scene, caller: &Caller, volume: &str) {

@@ -39,7 +39,7 @@ pub enum ImageError {
     NoDigest { digest: String },
     #[error("blob {wanted} has digest {found}")]
     OtherDigest { wanted: String, found: String },
-    #[error("blob {digest} unpacks to {found}, the image configuration says {wanted}")]
+    #[error("blob {digest} unpacks to {found}, the image configuration has {wanted}")]
     OtherDiffId { digest: String, found: String, wanted: String },
     #[error("index {digest} has no manifest for linux/{architecture}")]
     NoPlatform { digest: String, architecture: String },

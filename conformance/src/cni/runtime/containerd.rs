@@ -84,7 +84,7 @@ impl Containerd {
     pub(super) fn last_words(&self) -> String {
         let log = self.daemon.output();
         let lines: Vec<&str> = log.lines().collect();
-        format!("containerd said last:\n{}", lines[lines.len().saturating_sub(25)..].join("\n"))
+        format!("last lines of containerd's log:\n{}", lines[lines.len().saturating_sub(25)..].join("\n"))
     }
 
     pub(super) fn stop(mut self) -> Result<()> {

@@ -154,7 +154,7 @@ fn same(pool: &Path, wanted: Option<&str>, found: Option<&str>) -> Result<()> {
     let away = |reason: String| Err(Error::PoolAway { path: pool.to_owned(), reason });
     match (wanted, found) {
         (Some(wanted), Some(found)) if wanted != found => away(format!("it is pool {found}, not {wanted}")),
-        (Some(wanted), None) => away(format!("no {MARKER} says that it is pool {wanted}")),
+        (Some(wanted), None) => away(format!("no {MARKER} identifies it as pool {wanted}")),
         (None, Some(_)) if super::stored(pool) != Default::default() => away(format!(
             "it has volumes that the state directory knows nothing of: put that back, or remove {MARKER} \
              to forget them"
@@ -306,7 +306,7 @@ mod tests {
         let error = check(&pool).unwrap_err();
         assert!(matches!(&error, Error::PoolAway { path, .. } if *path == pool), "{error}");
         assert_eq!(std::fs::read_dir(&pool).unwrap().count(), 0);
-        assert!(error.to_string().contains("no .hawser-pool says that it is pool "), "{error}");
+        assert!(error.to_string().contains("no .hawser-pool identifies it as pool "), "{error}");
 
         let other_state = dir.path().join("other state");
         std::fs::create_dir(&other_state).unwrap();

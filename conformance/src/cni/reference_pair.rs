@@ -1,6 +1,6 @@
-//! Part twin: every scenario runs once with the reference's plugins and once
-//! with ours, each in a new world; what both did must be the same, but for the
-//! differences that the scenario declares.
+//! Part `reference pair`: every scenario runs once with the reference's plugins and once with ours,
+//! each in a new world. What both did must be the same, except for the differences that the
+//! scenario declares.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -58,8 +58,8 @@ pub(super) fn run(node: &Node) -> Result<()> {
             }
         }
     }
-    say(&format!("twin: {count} scenarios, {} passed, {failed} failed", count - failed));
-    ensure!(failed == 0, "{failed} scenarios of the twin suite failed");
+    say(&format!("reference pair: {count} scenarios, {} passed, {failed} failed", count - failed));
+    ensure!(failed == 0, "{failed} scenarios of the reference pair failed");
     // Part of the list says nothing about all of the table.
     if node.only.is_none() {
         check_table(&met)?;
