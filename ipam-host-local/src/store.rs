@@ -341,7 +341,7 @@ impl LockedStore<'_> {
         if self.index.is_none() {
             // Best effort: a later call cannot know whose lease it is.
             self.made.push(entry);
-            drop(self.open_index());
+            let _no_index = self.open_index();
         }
         let noted = if place.is_new() {
             self.change(|files| files.note_last(place, ip))

@@ -156,7 +156,7 @@ struct End(watch::Receiver<Stopping>);
 impl End {
     async fn wait(mut self) {
         // The sender lives as long as the daemon: an error also means stop.
-        drop(self.0.wait_for(|stopping| *stopping == Stopping::Now).await);
+        let _sender_gone = self.0.wait_for(|stopping| *stopping == Stopping::Now).await;
     }
 }
 

@@ -58,7 +58,7 @@ fn prepare() {
         if fcntl(fd, FcntlArg::F_GETFD).is_err() {
             // The lowest free descriptor is this one.
             let opened = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null");
-            drop(opened.map(IntoRawFd::into_raw_fd));
+            let _stays_open = opened.map(IntoRawFd::into_raw_fd);
         }
     }
 }

@@ -235,7 +235,7 @@ impl Hierarchies {
             Ok(unmet) => Ok((group, unmet)),
             Err(error) => {
                 // The caller gets the original error; at most an empty group stays.
-                drop(group.remove());
+                let _group_stays = group.remove();
                 Err(error)
             }
         }

@@ -145,7 +145,7 @@ pub fn create_persistent(path: &Path) -> Result<NetNs> {
     .and_then(|()| NetNs::open(path))
     .inspect_err(|_| {
         // The caller gets the original error. `remove_persistent` can remove what may remain.
-        drop(remove_persistent(path));
+        let _stays = remove_persistent(path);
     })
 }
 

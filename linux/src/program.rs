@@ -133,7 +133,7 @@ impl Drop for Program {
         if self.shared.is_some() {
             // A drop cannot report an error. If the wait fails, the memory that the child may use
             // is leaked.
-            drop(self.wait());
+            let _is_leaked = self.wait();
             std::mem::forget(self.shared.take());
         }
     }

@@ -183,8 +183,8 @@ impl Socket {
         let mut inner = netlink_sys::Socket::new(NETLINK_NETFILTER)?;
         inner.bind_auto()?;
         // Optional: without it, errors have no text, and are longer.
-        drop(inner.set_ext_ack(true));
-        drop(inner.set_cap_ack(true));
+        let _without_text = inner.set_ext_ack(true);
+        let _longer = inner.set_cap_ack(true);
         Ok(Self { inner, sequence: Cell::new(0), collector: None })
     }
 

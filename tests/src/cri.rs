@@ -214,8 +214,8 @@ impl Default for Host {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Some(mut runtime) = self.runtime.take() {
-            drop(runtime.kill());
-            drop(runtime.wait());
+            let _has_ended = runtime.kill();
+            let _status = runtime.wait();
         }
         // After a failed test: the shims die, and their containers with their pid namespaces.
         for pid in self.shims() {
@@ -223,14 +223,16 @@ impl Drop for Host {
                 .unwrap_or_default()
                 .split(' ')
             {
-                drop(child.parse().map(kill_process));
+                // The last piece is empty.
+                let _no_pid = child.parse().map(kill_process);
             }
             kill_process(pid);
         }
         // So that the directory can go: what is mounted below it is seen by this thread alone.
         for mount in linux::mountinfo::read().unwrap_or_default().iter().rev() {
             if mount.mount_point.starts_with(self.dir.path()) {
-                drop(linux::mount::unmount(&mount.mount_point, linux::mount::UnmountMode::Detach));
+                let _gone_with_another =
+                    linux::mount::unmount(&mount.mount_point, linux::mount::UnmountMode::Detach);
             }
         }
         if std::thread::panicking() {
@@ -240,8 +242,7 @@ impl Drop for Host {
 }
 
 fn kill_process(pid: i32) {
-    // It may have ended by itself.
-    kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+    let _has_ended = kill(Pid::from_raw(pid), Signal::SIGKILL);
 }
 
 impl Cri {

@@ -133,7 +133,7 @@ fn replace(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::hard_link(from, &unfinished)?;
     std::fs::rename(&unfinished, to)?;
     // Two names of one file are left alone by rename(2).
-    drop(std::fs::remove_file(&unfinished));
+    let _renamed = std::fs::remove_file(&unfinished);
     Ok(())
 }
 

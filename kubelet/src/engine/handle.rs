@@ -98,7 +98,7 @@ impl Handle {
                 return;
             }
             // A lagging receiver also means: check all pods again.
-            drop(changes.recv().await);
+            let _lagging = changes.recv().await;
         }
     }
 

@@ -30,7 +30,7 @@ impl Socket {
         let inner = netlink_sys::Socket::new(NETLINK_ROUTE)?;
         // Dumps are then filtered by the request's header. Kernels before 4.20 lack the option and
         // send everything.
-        drop(inner.set_netlink_get_strict_chk(true));
+        let _unknown_option = inner.set_netlink_get_strict_chk(true);
         Ok(Self { inner, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(DATAGRAM_MAX)) })
     }
 

@@ -202,7 +202,7 @@ mod tests {
 
     impl Drop for Fixture {
         fn drop(&mut self) {
-            drop(crate::mount::unmount(&self.at("volume"), crate::mount::UnmountMode::Detach));
+            let _not_mounted = crate::mount::unmount(&self.at("volume"), crate::mount::UnmountMode::Detach);
         }
     }
 

@@ -92,7 +92,10 @@ impl DaemonLogs {
     pub(super) fn last_line(&self, volume_id: &VolumeId) -> Option<String> {
         let volumes = lock(&self.followed.volumes);
         let is_followed = |volumes: &mut HashSet<VolumeId>| volumes.contains(volume_id);
-        drop(self.followed.one_ended.wait_timeout_while(volumes, LOG_WAIT, is_followed));
+        let ended = self.followed.one_ended.wait_timeout_while(volumes, LOG_WAIT, is_followed);
+        let (volumes, _timed_out) = ended.unwrap_or_else(PoisonError::into_inner);
+        // The log is read without the lock.
+        drop(volumes);
         DialDir::of(&self.run_dir, volume_id).last_log_line()
     }
 }

@@ -48,7 +48,7 @@ impl Watch {
             && found.as_ref() != Some(&before)
         {
             // The kernel has already removed the watch if its target is gone.
-            drop(watches.remove(before));
+            let _already_removed = watches.remove(before);
         }
         self.watched = found;
     }

@@ -126,7 +126,7 @@ async fn open_when_there(path: &Path) -> std::io::Result<(Changes, File)> {
         match File::open(path).await {
             Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
                 let look = until.min(Instant::now() + LOOK_FOR_END);
-                drop(timeout_at(look, next_of(&mut beside)).await);
+                let _changed_or_timed_out = timeout_at(look, next_of(&mut beside)).await;
             }
             opened => return opened.map(|file| (writes, file)),
         }
