@@ -9,7 +9,7 @@
     reason = "the environment's memory is only reachable by pointer; keyctl has no safe wrapper"
 )]
 
-use std::ffi::{CStr, OsString};
+use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStringExt;
 
 use nix::errno::Errno;
@@ -229,14 +229,15 @@ fn require_single_thread(op: &'static str, object: &str) -> Result<()> {
 /// Removes the environment variable `name`, and overwrites its value, which /proc/PID/environ would
 /// show. `None` if it is not set. `EBUSY` with a second thread, which could be reading the
 /// environment.
-pub fn take_secret(name: &CStr) -> Result<Option<OsString>> {
-    let object = name.to_string_lossy();
-    require_single_thread("take from the environment", &object)?;
+pub fn take_secret(name: &str) -> Result<Option<OsString>> {
+    const OP: &str = "take from the environment";
+    let variable = CString::new(name).map_err(|e| Error::new(OP, name, e))?;
+    require_single_thread(OP, name)?;
     // SAFETY: the process has this one thread (counted above), so nothing else
     // reads or changes the environment; getenv(3) returns null or a string that
     // ends with NUL, and only its bytes before the NUL are written.
     unsafe {
-        let value = libc::getenv(name.as_ptr());
+        let value = libc::getenv(variable.as_ptr());
         if value.is_null() {
             return Ok(None);
         }
@@ -244,8 +245,8 @@ pub fn take_secret(name: &CStr) -> Result<Option<OsString>> {
         let bytes = std::slice::from_raw_parts_mut(value.cast::<u8>(), length);
         let secret = OsString::from_vec(bytes.to_vec());
         bytes.fill(0);
-        if libc::unsetenv(name.as_ptr()) != 0 {
-            return Err(Error::new("take from the environment", object, Errno::last()));
+        if libc::unsetenv(variable.as_ptr()) != 0 {
+            return Err(Error::new(OP, name, Errno::last()));
         }
         Ok(Some(secret))
     }

@@ -49,6 +49,9 @@ pub mod handover {
     /// What this build speaks.
     pub const VERSIONS: Versions = Versions { oldest: 3, newest: 3 };
 
+    /// The environment variable in which a launcher passes a daemon the nonce of its Hello.
+    pub const NONCE_VARIABLE: &str = "HAWSER_NONCE";
+
     include!(concat!(env!("OUT_DIR"), "/hawser.handover.v1.rs"));
 }
 

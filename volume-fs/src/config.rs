@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use proto::handover::NONCE_VARIABLE;
 use tracing::Level;
 
 use crate::confine::Isolation;
 use crate::{Error, Result};
-
-/// The driver passes the single-use nonce in this variable, which is removed at once.
-const NONCE_VARIABLE: &std::ffi::CStr = c"HAWSER_NONCE";
 
 /// More event loops are never faster: each keeps a buffer as large as its largest write.
 pub const MAX_THREADS: usize = 64;
@@ -58,13 +56,14 @@ fn threads(text: &str) -> std::result::Result<usize, String> {
     }
 }
 
-/// Must run before the process has a second thread.
+/// The driver's single-use nonce, which is removed from the environment at once. Must run before the
+/// process has a second thread.
 pub(crate) fn take_nonce() -> Result<String> {
     linux::credentials::take_secret(NONCE_VARIABLE)
         .map_err(|source| Error::Kernel { step: "read the nonce", source })?
         .and_then(|nonce| nonce.into_string().ok())
         .filter(|nonce| !nonce.is_empty())
-        .ok_or(Error::NonceMissing { variable: "HAWSER_NONCE" })
+        .ok_or(Error::NonceMissing { variable: NONCE_VARIABLE })
 }
 
 pub(crate) fn log_to_stderr(level: Level) {

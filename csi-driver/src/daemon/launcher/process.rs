@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use linux::cgroup::Cgroup;
+use proto::handover::NONCE_VARIABLE;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::daemon_log::DaemonLogs;
@@ -15,7 +16,6 @@ use crate::error::chain;
 use crate::model::ids::VolumeId;
 use crate::model::launch::ProcessId;
 
-const NONCE_VARIABLE: &str = "HAWSER_NONCE";
 /// `hawser-volume serve --confine --socket PATH --log-level LEVEL`.
 const ARGUMENTS: [&str; 3] = ["serve", "--confine", "--socket"];
 

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proto::handover::NONCE_VARIABLE;
 use proto::mount_pod::{
     CONTAINER, NAMESPACE, NETWORK_ANNOTATION, ROLE, ROLE_LABEL, RUN_DIR_ANNOTATION, VOLUME_ID_ANNOTATION,
     VOLUME_LABEL,
@@ -92,7 +93,7 @@ fn container(spec: LaunchSpec<'_>, image: &str) -> Container {
         command: Some(vec!["/hawser-volume".to_owned()]),
         args: Some(arguments.map(str::to_owned).to_vec()),
         env: Some(vec![EnvVar {
-            name: "HAWSER_NONCE".to_owned(),
+            name: NONCE_VARIABLE.to_owned(),
             value: Some(spec.nonce.to_owned()),
             ..EnvVar::default()
         }]),
