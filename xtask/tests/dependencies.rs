@@ -22,10 +22,12 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("cni-portmap", &["cni-plugin", "linux", "netfilter", "trace"], &["tonic", "prost"]),
     ("ipam-host-local", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
     // The daemon in the mount pod knows neither CSI nor Kubernetes: of `proto` it takes the hand-over only.
-    ("volume-fs", &["linux", "proto"], &["tonic", "tokio", "granit-parser"]),
+    ("volume-fs", &["keeper", "linux", "proto"], &["tonic", "tokio", "granit-parser"]),
     // A backend knows requests and answers, never FUSE.
-    ("volume-local", &["linux", "proto", "volume-fs"], &["fuser", "tonic", "tokio", "granit-parser"]),
-    ("csi-driver", &["linux", "proto", "quantity", "trace"], &["fuser"]),
+    ("volume-local", &["keeper", "linux", "proto", "volume-fs"], &["fuser", "tonic", "tokio", "granit-parser"]),
+    // It stays when all others die: whatever it links is memory that a node gives for ever.
+    ("keeper", &["linux"], &["tonic", "tokio", "prost", "clap", "tracing-subscriber"]),
+    ("csi-driver", &["keeper", "linux", "proto", "quantity", "trace"], &["fuser"]),
     ("runtime", &["linux", "proto", "trace"], &["fuser"]),
     // The kubelet reaches plugins and drivers by exec and by socket.
     ("kubelet", &["linux", "proto", "quantity", "runtime", "trace"], &["fuser", "netlink-sys"]),

@@ -1,0 +1,194 @@
+//! The driver's side of the main socket.
+//!
+//! Invariant: a reply belongs to the request with its number. One that comes after the time limit
+//! is dropped by the next call, with its descriptor.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use linux::fd_passing::PacketSocket;
+use nix::errno::Errno;
+
+use crate::Error;
+use crate::wire::{Call, Counts, Entry, Refusal, ReplyHeader, Request, Role, Status, VERSION, VolumeKey};
+
+/// A connection to the keeper. Each call takes at most the time limit, and a little more.
+#[derive(Debug)]
+pub struct Client {
+    socket: PacketSocket,
+    limit: Duration,
+    last_number: u64,
+}
+
+/// What a Put did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Put {
+    New,
+    /// An older descriptor with this role was closed.
+    Replaced,
+}
+
+struct Answer {
+    header: ReplyHeader,
+    packet: Vec<u8>,
+    fd: Option<OwnedFd>,
+}
+
+impl Answer {
+    fn body(&self) -> &[u8] {
+        &self.packet[ReplyHeader::SIZE..]
+    }
+}
+
+/// The end of a call.
+struct Deadline {
+    op: &'static str,
+    limit: Duration,
+    at: Instant,
+}
+
+impl Client {
+    /// `limit` is for connecting, and for each call.
+    pub fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
+        let socket = PacketSocket::connect_within(path, limit).map_err(|cause| Error::Connect { cause })?;
+        Ok(Self { socket, limit, last_number: 0 })
+    }
+
+    /// Holds a duplicate of `fd`. The keeper checks it as [`crate::descriptors::check`] does.
+    pub fn put(&mut self, volume: VolumeKey, role: Role, fd: BorrowedFd<'_>) -> Result<Put, Error> {
+        if role == Role::Directory {
+            load_permissions(fd);
+        }
+        let answer = self.call(Call::Put { volume, role }, &[fd])?;
+        Ok(if answer.header.count == 0 { Put::New } else { Put::Replaced })
+    }
+
+    /// A duplicate of the descriptor, which the keeper goes on holding; `None` if it holds none.
+    pub fn get(&mut self, volume: VolumeKey, role: Role) -> Result<Option<OwnedFd>, Error> {
+        match self.call(Call::Get { volume, role }, &[]) {
+            Ok(Answer { fd: Some(fd), .. }) => Ok(Some(fd)),
+            Ok(Answer { fd: None, .. }) => Err(Error::Invalid { op: "GET" }),
+            Err(Error::Refused { refusal: Refusal::NotHeld, .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Closes the descriptor. Returns whether there was one.
+    pub fn forget(&mut self, volume: VolumeKey, role: Role) -> Result<bool, Error> {
+        self.call(Call::Forget { volume, role }, &[]).map(|answer| answer.header.count > 0)
+    }
+
+    /// Closes all of the volume: descriptors, removed files and its daemon's socket. Returns how many
+    /// descriptors and removed files there were.
+    pub fn forget_volume(&mut self, volume: VolumeKey) -> Result<u32, Error> {
+        self.call(Call::ForgetVolume { volume }, &[]).map(|answer| answer.header.count)
+    }
+
+    /// All volumes, in their order. A volume that is put meanwhile may be missing.
+    pub fn list(&mut self) -> Result<Vec<Entry>, Error> {
+        let deadline = self.deadline(Call::List);
+        let number = self.send(&deadline, Call::List, &[])?;
+        let mut entries = Vec::new();
+        loop {
+            let answer = self.receive(&deadline, number)?;
+            let more = Entry::decode_all(answer.body(), answer.header.count);
+            entries.extend(more.ok_or(Error::Invalid { op: deadline.op })?);
+            if answer.header.status == Status::Done {
+                return Ok(entries);
+            }
+        }
+    }
+
+    /// A new socket for the volume's daemon: see [`crate::daemon::Removed`]. From then on, a daemon
+    /// with an older one can change nothing.
+    pub fn daemon_socket(&mut self, volume: VolumeKey) -> Result<OwnedFd, Error> {
+        let answer = self.call(Call::DaemonSocket { volume }, &[])?;
+        answer.fd.ok_or(Error::Invalid { op: "DAEMON_SOCKET" })
+    }
+
+    pub fn ping(&mut self) -> Result<Counts, Error> {
+        let answer = self.call(Call::Ping, &[])?;
+        Counts::decode(answer.body()).ok_or(Error::Invalid { op: "PING" })
+    }
+
+    fn call(&mut self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, Error> {
+        let deadline = self.deadline(call);
+        let number = self.send(&deadline, call, fds)?;
+        let answer = self.receive(&deadline, number)?;
+        if answer.header.status == Status::Done {
+            Ok(answer)
+        } else {
+            Err(Error::Invalid { op: deadline.op })
+        }
+    }
+
+    fn deadline(&self, call: Call) -> Deadline {
+        Deadline { op: call.name(), limit: self.limit, at: Instant::now() + self.limit }
+    }
+
+    fn send(&mut self, deadline: &Deadline, call: Call, fds: &[BorrowedFd<'_>]) -> Result<u64, Error> {
+        self.last_number += 1;
+        let request = Request { number: self.last_number, call };
+        self.allow(deadline)?;
+        self.socket.send(&request.encode(), fds).map_err(|e| deadline.failed(e))?;
+        Ok(request.number)
+    }
+
+    /// The next reply to the request with this number. A refusal is an error.
+    fn receive(&self, deadline: &Deadline, number: u64) -> Result<Answer, Error> {
+        let op = deadline.op;
+        loop {
+            self.allow(deadline)?;
+            let received = self.socket.receive_with_fds(1).map_err(|e| deadline.failed(e))?;
+            let (packet, mut fds) = received.ok_or(Error::Closed { op })?;
+            let (header, _) = ReplyHeader::decode(&packet).ok_or(Error::Invalid { op })?;
+            if header.number != number {
+                continue;
+            }
+            return match header.status {
+                Status::Refused(Refusal::Version) => Err(Error::Version { op, keepers: header.version }),
+                _ if header.version != VERSION => Err(Error::Version { op, keepers: header.version }),
+                Status::Refused(refusal) => Err(Error::Refused { op, refusal }),
+                Status::Done | Status::More => Ok(Answer { header, packet, fd: fds.pop() }),
+            };
+        }
+    }
+
+    /// The next send or receive may take what is left of the time.
+    fn allow(&self, deadline: &Deadline) -> Result<(), Error> {
+        let Deadline { op, limit, at } = *deadline;
+        let left = at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::TimedOut { op, limit });
+        }
+        // Zero would mean no limit.
+        let left = left.max(Duration::from_millis(1));
+        self.socket.set_timeout(left).map_err(|e| Error::Socket { op, cause: e.source })
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Deadline {
+    fn failed(&self, e: linux::Error) -> Error {
+        let op = self.op;
+        match e.errno() {
+            Errno::EAGAIN => Error::TimedOut { op, limit: self.limit },
+            Errno::EPIPE | Errno::ECONNRESET => Error::Closed { op },
+            _ => Error::Socket { op, cause: e.source },
+        }
+    }
+}
+
+/// The keeper looks `..` up without waiting, which fails while the kernel has not yet loaded the
+/// access control list of the directory.
+fn load_permissions(directory: BorrowedFd<'_>) {
+    let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
+    // The keeper reports what is wrong.
+    let _looked_up = rustix::fs::statx(directory, c"..", flags, rustix::fs::StatxFlags::empty());
+}

@@ -1,0 +1,157 @@
+//! A volume's daemon's side of its socket: the removed files that applications still have open, and
+//! that a successor of the daemon could not open by name.
+//!
+//! Invariant: a call waits for the keeper at most the time limit, with system calls that the
+//! daemon's seccomp filter allows (sendmsg, recvfrom, ppoll, fcntl with F_GETFL). Only
+//! [`Removed::list_removed`] needs recvmsg, so it comes before the filter.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use crate::Error;
+use crate::packets;
+use crate::wire::Refusal;
+use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES};
+
+/// The number of a listing. A socket has one daemon, which lists once.
+const LISTING: u64 = 1;
+
+/// The removed files of one volume, which the keeper holds. Threads may share it.
+#[derive(Debug)]
+pub struct Removed {
+    socket: OwnedFd,
+    limit: Duration,
+}
+
+impl Removed {
+    /// `socket` is what [`crate::client::Client::daemon_socket`] returns. `limit` is for each packet
+    /// that is sent, and for each pause between packets that arrive.
+    pub fn new(socket: OwnedFd, limit: Duration) -> Result<Self, Error> {
+        match rustix::fs::fcntl_getfl(&socket) {
+            Ok(flags) if flags.contains(OFlags::NONBLOCK) => Ok(Self { socket, limit }),
+            Ok(_) => Err(Error::Blocking),
+            Err(e) => Err(socket_error("daemon socket", e)),
+        }
+    }
+
+    /// Holds a duplicate of `file` for `node`. There is no answer: if the keeper refuses it,
+    /// [`Self::refused`] returns that later. It is held even if this process is killed at once.
+    pub fn put_removed(&self, node: u64, file: BorrowedFd<'_>) -> Result<(), Error> {
+        self.send("PUT_REMOVED", DaemonRequest::PutRemoved { node }, &[file])
+    }
+
+    /// Closes what is held for `node`. There is no answer.
+    pub fn drop_removed(&self, node: u64) -> Result<(), Error> {
+        self.send("DROP_REMOVED", DaemonRequest::DropRemoved { node }, &[])
+    }
+
+    /// All that is held for the volume, in the order of the nodes. Must be called first, if at all.
+    pub fn list_removed(&self) -> Result<Vec<(u64, OwnedFd)>, Error> {
+        const OP: &str = "LIST_REMOVED";
+        self.send(OP, DaemonRequest::ListRemoved { number: LISTING }, &[])?;
+        let mut files = Vec::new();
+        loop {
+            let (packet, nodes, fds) = self.receive(OP)?;
+            match packet.kind {
+                Kind::End => return Ok(files),
+                Kind::Removed if nodes.len() == fds.len() => files.extend(nodes.into_iter().zip(fds)),
+                Kind::Removed => return Err(Error::Invalid { op: OP }),
+                Kind::Refused(refusal) => return Err(Error::Refused { op: OP, refusal }),
+            }
+        }
+    }
+
+    /// The nodes that the keeper has refused since the last call, without waiting. It keeps at most 64
+    /// for a daemon that does not ask.
+    pub fn refused(&self) -> Result<Vec<(u64, Refusal)>, Error> {
+        const OP: &str = "REFUSED";
+        let mut refused = Vec::new();
+        let mut buffer = [0; DaemonPacket::MOST_BYTES];
+        loop {
+            let received = rustix::io::retry_on_intr(|| {
+                rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT)
+            });
+            match received {
+                Ok((0, _)) => return Err(Error::Closed { op: OP }),
+                Ok((bytes, _)) => match DaemonPacket::decode(&buffer[..bytes]) {
+                    Some((DaemonPacket { kind: Kind::Refused(refusal), number, .. }, _)) => {
+                        refused.push((number, refusal));
+                    }
+                    // What is left of a listing that was given up.
+                    Some(_) => {}
+                    None => return Err(Error::Invalid { op: OP }),
+                },
+                Err(Errno::AGAIN) => return Ok(refused),
+                Err(e) => return Err(failed(OP, e)),
+            }
+        }
+    }
+
+    fn send(&self, op: &'static str, request: DaemonRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let deadline = Instant::now() + self.limit;
+        loop {
+            match packets::send(&self.socket, &request.encode(), fds) {
+                Ok(()) => return Ok(()),
+                // Another thread may be faster, so this may happen again after the wait.
+                Err(Errno::AGAIN) => self.wait(op, PollFlags::OUT, deadline)?,
+                Err(e) => return Err(failed(op, e)),
+            }
+        }
+    }
+
+    fn receive(&self, op: &'static str) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
+        let deadline = Instant::now() + self.limit;
+        let mut buffer = [0; DaemonPacket::MOST_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_NODES))];
+        loop {
+            match packets::receive(&self.socket, &mut buffer, &mut space) {
+                Ok(received) if received.bytes == 0 && received.fds.is_empty() => {
+                    return Err(Error::Closed { op });
+                }
+                Ok(received) if received.lost_fds => return Err(Error::TooManyDescriptors { op }),
+                Ok(received) => {
+                    let decoded = DaemonPacket::decode(&buffer[..received.bytes]);
+                    let (packet, nodes) =
+                        decoded.filter(|_| !received.is_longer).ok_or(Error::Invalid { op })?;
+                    return Ok((packet, nodes, received.fds));
+                }
+                Err(Errno::AGAIN) => self.wait(op, PollFlags::IN, deadline)?,
+                Err(e) => return Err(failed(op, e)),
+            }
+        }
+    }
+
+    fn wait(&self, op: &'static str, event: PollFlags, deadline: Instant) -> Result<(), Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_| Error::TimedOut { op, limit: self.limit })?;
+        let mut polled = [PollFd::new(&self.socket, event)];
+        match poll(&mut polled, Some(&left)) {
+            Ok(0) => Err(Error::TimedOut { op, limit: self.limit }),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(socket_error(op, e)),
+        }
+    }
+}
+
+impl AsFd for Removed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn failed(op: &'static str, e: Errno) -> Error {
+    match e {
+        Errno::PIPE | Errno::CONNRESET => Error::Closed { op },
+        _ => socket_error(op, e),
+    }
+}
+
+fn socket_error(op: &'static str, e: Errno) -> Error {
+    Error::Socket { op, cause: e.into() }
+}

@@ -1,0 +1,296 @@
+//! What is held: the descriptors of all volumes. No I/O but the close of a descriptor.
+//!
+//! Invariant: a volume has an entry exactly as long as something of it is held or its daemon is
+//! connected.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::wire::{Counts, Entry, Refusal, Role, Roles, VolumeKey};
+
+/// Removed files of one volume.
+pub(crate) const MOST_REMOVED: usize = 65_536;
+/// Descriptors that removed files never take: a new volume, and a new daemon, always find some.
+const LARGEST_RESERVE: u64 = 4096;
+
+#[derive(Debug)]
+pub(crate) struct Held {
+    volumes: BTreeMap<VolumeKey, Volume>,
+    totals: Totals,
+    /// Descriptors that may be open for volumes.
+    most_open: u64,
+}
+
+/// Of all volumes.
+#[derive(Debug, Default, Clone, Copy)]
+struct Totals {
+    /// With a role.
+    descriptors: usize,
+    removed: usize,
+    daemons: usize,
+}
+
+#[derive(Debug, Default)]
+struct Volume {
+    roles: [Option<OwnedFd>; Role::ALL.len()],
+    removed: BTreeMap<u64, OwnedFd>,
+    /// The socket of its daemon, as the server numbers it.
+    daemon: Option<u64>,
+}
+
+impl Volume {
+    fn role(&mut self, role: Role) -> &mut Option<OwnedFd> {
+        &mut self.roles[role as usize - 1]
+    }
+
+    fn descriptors(&self) -> usize {
+        self.roles.iter().flatten().count()
+    }
+
+    fn is_unused(&self) -> bool {
+        self.descriptors() == 0 && self.removed.is_empty() && self.daemon.is_none()
+    }
+}
+
+/// What [`Held::forget_volume`] gives back. Dropping it closes the descriptors.
+#[derive(Debug)]
+pub(crate) struct Forgotten {
+    pub(crate) closed: usize,
+    pub(crate) daemon: Option<u64>,
+}
+
+impl Held {
+    pub(crate) fn new(most_open: u64) -> Self {
+        Self { volumes: BTreeMap::new(), totals: Totals::default(), most_open }
+    }
+
+    /// Returns the descriptor that this one replaces.
+    pub(crate) fn put(&mut self, volume: VolumeKey, role: Role, fd: OwnedFd) -> Option<OwnedFd> {
+        let replaced = self.volumes.entry(volume).or_default().role(role).replace(fd);
+        self.totals.descriptors += usize::from(replaced.is_none());
+        replaced
+    }
+
+    pub(crate) fn get(&self, volume: VolumeKey, role: Role) -> Option<BorrowedFd<'_>> {
+        self.volumes.get(&volume)?.roles[role as usize - 1].as_ref().map(AsFd::as_fd)
+    }
+
+    pub(crate) fn forget(&mut self, volume: VolumeKey, role: Role) -> Option<OwnedFd> {
+        let fd = self.volumes.get_mut(&volume)?.role(role).take();
+        self.totals.descriptors -= usize::from(fd.is_some());
+        self.prune(volume);
+        fd
+    }
+
+    pub(crate) fn forget_volume(&mut self, volume: VolumeKey) -> Forgotten {
+        let found = self.volumes.remove(&volume).unwrap_or_default();
+        let (descriptors, removed) = (found.descriptors(), found.removed.len());
+        self.totals.descriptors -= descriptors;
+        self.totals.removed -= removed;
+        self.totals.daemons -= usize::from(found.daemon.is_some());
+        Forgotten { closed: descriptors + removed, daemon: found.daemon }
+    }
+
+    /// Returns the number of the older socket.
+    pub(crate) fn set_daemon(&mut self, volume: VolumeKey, number: u64) -> Option<u64> {
+        let older = self.volumes.entry(volume).or_default().daemon.replace(number);
+        self.totals.daemons += usize::from(older.is_none());
+        older
+    }
+
+    /// Everything else of the volume stays: its next daemon needs it.
+    pub(crate) fn unset_daemon(&mut self, volume: VolumeKey, number: u64) {
+        if let Some(found) = self.volumes.get_mut(&volume)
+            && found.daemon == Some(number)
+        {
+            found.daemon = None;
+            self.totals.daemons -= 1;
+            self.prune(volume);
+        }
+    }
+
+    pub(crate) fn daemon(&self, volume: VolumeKey) -> Option<u64> {
+        self.volumes.get(&volume)?.daemon
+    }
+
+    /// Returns the descriptor that this one replaces. The volume's daemon must be connected.
+    pub(crate) fn put_removed(
+        &mut self,
+        volume: VolumeKey,
+        node: u64,
+        fd: OwnedFd,
+    ) -> Result<Option<OwnedFd>, Refusal> {
+        // Twice what is left: one volume can take two thirds of all, and leaves room for others.
+        let most = MOST_REMOVED.min(self.room().saturating_mul(2));
+        let removed = &mut self.volumes.get_mut(&volume).ok_or(Refusal::NotHeld)?.removed;
+        if removed.len() >= most && !removed.contains_key(&node) {
+            return Err(Refusal::Full);
+        }
+        let replaced = removed.insert(node, fd);
+        self.totals.removed += usize::from(replaced.is_none());
+        Ok(replaced)
+    }
+
+    pub(crate) fn drop_removed(&mut self, volume: VolumeKey, node: u64) -> Option<OwnedFd> {
+        let dropped = self.volumes.get_mut(&volume)?.removed.remove(&node);
+        self.totals.removed -= usize::from(dropped.is_some());
+        self.prune(volume);
+        dropped
+    }
+
+    /// The volume's removed files, from the first node above `after`.
+    pub(crate) fn removed_after(
+        &self,
+        volume: VolumeKey,
+        after: Option<u64>,
+    ) -> impl Iterator<Item = (u64, BorrowedFd<'_>)> {
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let found = self.volumes.get(&volume).into_iter();
+        found.flat_map(move |volume| {
+            volume.removed.range((begin, Bound::Unbounded)).map(|(node, fd)| (*node, fd.as_fd()))
+        })
+    }
+
+    /// All volumes, from the first one above `after`.
+    pub(crate) fn entries_after(&self, after: Option<VolumeKey>) -> impl Iterator<Item = Entry> {
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.volumes.range((begin, Bound::Unbounded)).map(|(key, volume)| {
+            let is_held = |role: &Role| volume.roles[*role as usize - 1].is_some();
+            Entry {
+                volume: *key,
+                roles: Role::ALL.into_iter().filter(is_held).collect::<Roles>(),
+                has_daemon: volume.daemon.is_some(),
+                removed: small(volume.removed.len()),
+            }
+        })
+    }
+
+    /// How many removed files there is room for.
+    pub(crate) fn room(&self) -> usize {
+        let Totals { descriptors, removed, daemons } = self.totals;
+        let reserve = (self.most_open / 4).min(LARGEST_RESERVE);
+        let open = (descriptors + daemons + removed) as u64;
+        usize::try_from(self.most_open.saturating_sub(reserve + open)).unwrap_or(usize::MAX)
+    }
+
+    /// Whether no descriptor is held, not even a removed file.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.totals.descriptors + self.totals.removed == 0
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let Totals { descriptors, removed, daemons } = self.totals;
+        Counts {
+            volumes: small(self.volumes.len()),
+            descriptors: small(descriptors),
+            removed: small(removed),
+            room: small(self.room()),
+            daemons: small(daemons),
+        }
+    }
+
+    fn prune(&mut self, volume: VolumeKey) {
+        if self.volumes.get(&volume).is_some_and(Volume::is_unused) {
+            self.volumes.remove(&volume);
+        }
+    }
+}
+
+/// A count of descriptors, which are never 2^32.
+pub(crate) fn small(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(digit: &str) -> VolumeKey {
+        VolumeKey::parse(&digit.repeat(32)).unwrap()
+    }
+
+    fn fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn a_volume_is_listed_as_long_as_something_is_held_or_its_daemon_is_connected() {
+        let mut held = Held::new(1024);
+        let (a, b) = (key("a"), key("b"));
+        assert!(held.put(b, Role::Connection, fd()).is_none());
+        assert!(held.put(b, Role::Connection, fd()).is_some());
+        assert_eq!(held.set_daemon(a, 1), None);
+        let entries: Vec<_> = held.entries_after(None).collect();
+        let roles: Roles = [Role::Connection].into_iter().collect();
+        assert_eq!(
+            entries,
+            [
+                Entry { volume: a, roles: Roles::default(), has_daemon: true, removed: 0 },
+                Entry { volume: b, roles, has_daemon: false, removed: 0 },
+            ]
+        );
+        assert_eq!(held.entries_after(Some(a)).next().map(|entry| entry.volume), Some(b));
+        held.unset_daemon(a, 1);
+        assert!(held.forget(b, Role::Connection).is_some());
+        assert!(held.forget(b, Role::Connection).is_none());
+        assert_eq!(held.entries_after(None).next(), None);
+    }
+
+    #[test]
+    fn the_end_of_an_older_daemon_does_not_end_the_newer() {
+        let mut held = Held::new(1024);
+        assert_eq!(held.set_daemon(key("a"), 1), None);
+        assert_eq!(held.set_daemon(key("a"), 2), Some(1));
+        held.unset_daemon(key("a"), 1);
+        assert_eq!(held.daemon(key("a")), Some(2));
+        assert_eq!(held.counts().daemons, 1);
+    }
+
+    #[test]
+    fn counts_are_what_is_held() {
+        let mut held = Held::new(1024);
+        let (a, b) = (key("a"), key("b"));
+        held.set_daemon(a, 1);
+        for node in [5, 6, 6] {
+            held.put_removed(a, node, fd()).unwrap();
+        }
+        held.put(a, Role::Directory, fd());
+        held.put(b, Role::UsageFile, fd());
+        let Counts { volumes, descriptors, removed, room, daemons } = held.counts();
+        assert_eq!((volumes, descriptors, removed, daemons), (2, 2, 2, 1));
+        assert_eq!(room as usize, held.room());
+        let nodes =
+            |held: &Held, after| held.removed_after(a, after).map(|(node, _)| node).collect::<Vec<_>>();
+        assert_eq!(nodes(&held, None), [5, 6]);
+        assert_eq!(nodes(&held, Some(5)), [6]);
+        assert!(held.drop_removed(a, 5).is_some());
+        assert!(held.drop_removed(a, 5).is_none());
+        let forgotten = held.forget_volume(a);
+        assert_eq!((forgotten.closed, forgotten.daemon), (2, Some(1)));
+        assert_eq!(held.forget_volume(a).closed, 0);
+        assert!(!held.is_empty());
+        assert!(held.forget(b, Role::UsageFile).is_some());
+        assert!(held.is_empty());
+        assert_eq!(
+            held.counts(),
+            Counts { volumes: 0, descriptors: 0, removed: 0, room: held.counts().room, daemons: 0 }
+        );
+    }
+
+    #[test]
+    fn one_volume_takes_two_thirds_of_the_room_and_a_reserve_stays() {
+        let mut held = Held::new(512);
+        let all = held.room();
+        assert_eq!(all, 512 - 512 / 4);
+        for volume in ["a", "b"] {
+            held.set_daemon(key(volume), 1);
+        }
+        let mut fill =
+            |volume| (0..).take_while(|node| held.put_removed(key(volume), *node, fd()).is_ok()).count();
+        let (first, second) = (fill("a"), fill("b"));
+        assert!(first.abs_diff(all * 2 / 3) <= 2, "{first} of {all}");
+        assert!(second.abs_diff(all * 2 / 9) <= 3, "{second} of {all}");
+        assert!(held.put_removed(key("a"), 0, fd()).unwrap().is_some(), "a replacement needs no room");
+    }
+}

@@ -1,0 +1,90 @@
+//! sendmsg(2) and recvmsg(2) of one packet, with descriptors, that never wait.
+//!
+//! Invariant: descriptors that arrive are owned from the first moment, so each path that does not
+//! hold them closes them.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::wire::daemon::MOST_NODES;
+
+/// One packet.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// In the caller's buffer.
+    pub(crate) bytes: usize,
+    /// The packet was longer than the buffer.
+    pub(crate) is_longer: bool,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// More descriptors were sent than arrived: more than were expected, or more than this process
+    /// may open.
+    pub(crate) lost_fds: bool,
+}
+
+/// Sends all or nothing. The socket must be non-blocking.
+pub(crate) fn send(socket: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_NODES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    let parts = [IoSlice::new(packet)];
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL))?;
+    Ok(())
+}
+
+/// `space` limits the descriptors: the kernel closes those for which it is too small.
+pub(crate) fn receive(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    space: &mut [MaybeUninit<u8>],
+) -> Result<Received, Errno> {
+    let mut control = RecvAncillaryBuffer::new(space);
+    let received = rustix::io::retry_on_intr(|| {
+        let mut parts = [IoSliceMut::new(buffer)];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        rustix::net::recvmsg(&socket, &mut parts, &mut control, flags)
+    })?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok(Received {
+        bytes: received.bytes,
+        is_longer: received.flags.contains(ReturnFlags::TRUNC),
+        fds,
+        lost_fds: received.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+/// Whether the other end was closed. Without it, the end of a connection cannot be told from an
+/// empty packet.
+pub(crate) fn has_hung_up(socket: impl AsFd) -> bool {
+    state(socket, PollFlags::RDHUP).intersects(PollFlags::RDHUP | PollFlags::HUP)
+}
+
+/// Whether packets can be sent: at least three quarters of the buffer are free (net/unix/af_unix.c,
+/// `unix_writable`).
+pub(crate) fn is_writable(socket: impl AsFd) -> bool {
+    state(socket, PollFlags::OUT).contains(PollFlags::OUT)
+}
+
+fn state(socket: impl AsFd, of: PollFlags) -> PollFlags {
+    let mut polled = [PollFd::new(&socket, of)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Refused only for want of memory: then the next event asks again.
+    match rustix::io::retry_on_intr(|| poll(&mut polled, Some(&now))) {
+        Ok(_) => polled[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
+}

@@ -1,0 +1,283 @@
+//! The keeper's loop: one thread, epoll, sockets that never block.
+//!
+//! Invariant: no peer can make the loop wait. A peer that does not read stops only what is sent to
+//! itself, and each turn handles a bounded number of its packets.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, sockopt};
+
+use crate::config::Config;
+use crate::held::Held;
+use crate::log::Log;
+use crate::start::{self, StartError};
+use crate::wire::VolumeKey;
+
+mod connection;
+mod daemon;
+
+use connection::Connection;
+use daemon::Daemon;
+
+const MOST_CONNECTIONS: usize = 16;
+/// Descriptors for no volume: stdio, epoll, signals, the listener, connections, and a few that are
+/// open for one call.
+const OWN_DESCRIPTORS: u64 = 16 + MOST_CONNECTIONS as u64;
+/// Packets of one peer in one turn.
+const PACKETS_A_TURN: usize = 16;
+const EVENTS: usize = 32;
+/// Refusals of one peer that are logged.
+const LOGGED_REFUSALS: u32 = 8;
+/// Pause after a failed accept, for example for want of descriptors.
+const AFTER_FAILED_ACCEPT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+const LISTENER: u64 = 0;
+const SIGNALS: u64 = 1;
+const FIRST_PEER: u64 = 2;
+
+#[derive(Debug)]
+struct Server {
+    log: Log,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    signals: SignalFd,
+    held: Held,
+    /// By number, which no other peer gets again: an event of a closed one finds nothing.
+    connections: BTreeMap<u64, Connection>,
+    daemons: BTreeMap<u64, Daemon>,
+    next_number: u64,
+    /// Connections are not accepted until the next pause has passed.
+    accepts: bool,
+    /// A signal asked for the end.
+    is_ending: bool,
+}
+
+/// What remains of a peer after a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Open,
+    Closed,
+}
+
+/// Serves until a signal ends it, and removes the socket.
+pub fn run(config: &Config) -> Result<(), StartError> {
+    let log = Log { most: config.log_level };
+    let mut server = Server::start(&config.socket, log)?;
+    server.serve()?;
+    if let Err(e) = std::fs::remove_file(&config.socket) {
+        log.warn(format_args!("remove {}: {e}", config.socket.display()));
+    }
+    log.info(format_args!("ends: holds nothing"));
+    Ok(())
+}
+
+impl Server {
+    fn start(socket: &Path, log: Log) -> Result<Self, StartError> {
+        // Before anything that a signal could leave half done.
+        let signals = linux::process::signal_descriptor(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
+            .map_err(|cause| StartError::Signals { cause })?;
+        start::lower_oom_score(log);
+        let most_open = start::raise_descriptor_limit(log);
+        let listener = start::bind(socket)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("epoll_create"))?;
+        for (source, number) in [(listener.as_fd(), LISTENER), (signals.as_fd(), SIGNALS)] {
+            epoll::add(&epoll, source, EventData::new_u64(number), EventFlags::IN)
+                .map_err(system("epoll_ctl"))?;
+        }
+        let held = Held::new(most_open.saturating_sub(OWN_DESCRIPTORS));
+        log.info(format_args!(
+            "version {} listens on {}; room for {} removed files",
+            crate::wire::VERSION,
+            socket.display(),
+            held.room(),
+        ));
+        Ok(Self {
+            log,
+            epoll,
+            listener,
+            signals,
+            held,
+            connections: BTreeMap::new(),
+            daemons: BTreeMap::new(),
+            next_number: FIRST_PEER,
+            accepts: true,
+            is_ending: false,
+        })
+    }
+
+    fn serve(&mut self) -> Result<(), StartError> {
+        while !(self.is_ending && self.held.is_empty()) {
+            let mut space = [MaybeUninit::<Event>::uninit(); EVENTS];
+            let pause = (!self.accepts).then_some(AFTER_FAILED_ACCEPT);
+            let events = match epoll::wait(&self.epoll, &mut space, pause.as_ref()) {
+                Ok((events, _)) => events,
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(system("epoll_wait")(e)),
+            };
+            if !self.accepts {
+                self.accepts = true;
+                self.watch_listener(EventFlags::IN);
+            }
+            for event in events {
+                let (number, flags) = (event.data.u64(), event.flags);
+                match number {
+                    LISTENER => self.accept(),
+                    SIGNALS => self.read_signals(),
+                    peer if self.connections.contains_key(&peer) => self.turn_of_connection(peer, flags),
+                    peer => self.turn_of_daemon(peer, flags),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_signals(&mut self) {
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            if signal.ssi_signo == Signal::SIGHUP as u32 {
+                continue;
+            }
+            self.is_ending = true;
+            let counts = self.held.counts();
+            if !self.held.is_empty() {
+                self.log.warn(format_args!(
+                    "asked to end, but holds {} descriptors and {} removed files of {} volumes: ends after \
+                     the last of them",
+                    counts.descriptors, counts.removed, counts.volumes,
+                ));
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..PACKETS_A_TURN {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.admit(socket),
+                Err(Errno::AGAIN) => return,
+                // A connection that ended in the queue.
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(e) => {
+                    self.log.warn(format_args!("accept a connection: {e}: not again for a second"));
+                    self.close_least_used();
+                    self.accepts = false;
+                    self.watch_listener(EventFlags::empty());
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Only root's connections. Others cannot even open the socket, unless its mode was changed.
+    fn admit(&mut self, socket: OwnedFd) {
+        match sockopt::socket_peercred(&socket) {
+            Ok(peer) if peer.uid.is_root() => {}
+            Ok(peer) => {
+                let (pid, uid) = (peer.pid.as_raw_nonzero(), peer.uid.as_raw());
+                return self.log.warn(format_args!("refused a connection of process {pid}, uid {uid}"));
+            }
+            Err(e) => return self.log.warn(format_args!("credentials of a connection: {e}")),
+        }
+        if self.connections.len() >= MOST_CONNECTIONS {
+            self.close_least_used();
+        }
+        let number = self.new_number();
+        let connection = Connection::new(socket, number);
+        if self.watch(connection.socket(), number, connection.interest()) {
+            self.connections.insert(number, connection);
+        }
+    }
+
+    /// The one that was used the longest time ago, preferably none that is still owed a reply.
+    fn close_least_used(&mut self) {
+        let least = self.connections.iter().min_by_key(|(_, c)| (c.is_owed_a_reply(), c.last_used()));
+        if let Some(number) = least.map(|(number, _)| *number) {
+            self.connections.remove(&number);
+            self.log.debug(format_args!("closed connection {number} in favour of another"));
+        }
+    }
+
+    fn turn_of_connection(&mut self, number: u64, flags: EventFlags) {
+        let Some(mut connection) = self.connections.remove(&number) else { return };
+        let before = connection.interest();
+        let used = self.new_number();
+        let turn = connection.take_turn(self, flags, used);
+        let after = connection.interest();
+        if turn == Turn::Open && (before == after || self.rewatch(connection.socket(), number, after)) {
+            self.connections.insert(number, connection);
+        }
+    }
+
+    fn turn_of_daemon(&mut self, number: u64, flags: EventFlags) {
+        let Some(mut daemon) = self.daemons.remove(&number) else { return };
+        let before = daemon.interest();
+        let turn = daemon.take_turn(&mut self.held, self.log, flags);
+        let after = daemon.interest();
+        if turn == Turn::Open && (before == after || self.rewatch(daemon.socket(), number, after)) {
+            self.daemons.insert(number, daemon);
+        } else {
+            self.log.info(format_args!("volume {}: its daemon is gone", daemon.volume()));
+            self.held.unset_daemon(daemon.volume(), number);
+        }
+    }
+
+    /// A new socket for the volume's daemon. The older one is read to its end, so that nothing that
+    /// its daemon sent before its death is lost, and closed.
+    fn new_daemon(&mut self, volume: VolumeKey) -> Result<OwnedFd, Errno> {
+        let (ours, theirs) = daemon::socket_pair()?;
+        let number = self.new_number();
+        let daemon = Daemon::new(ours, volume);
+        let (data, interest) = (EventData::new_u64(number), daemon.interest());
+        epoll::add(&self.epoll, daemon.socket(), data, interest)?;
+        if let Some(older) = self.held.daemon(volume) {
+            self.close_daemon(older);
+        }
+        self.held.set_daemon(volume, number);
+        self.daemons.insert(number, daemon);
+        Ok(theirs)
+    }
+
+    fn close_daemon(&mut self, number: u64) {
+        let Some(mut daemon) = self.daemons.remove(&number) else { return };
+        // Its daemon, if it still lives, cannot send from here on.
+        if rustix::net::shutdown(daemon.socket(), Shutdown::Read).is_ok() {
+            daemon.read_to_end(&mut self.held, self.log);
+        }
+    }
+
+    fn new_number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    fn watch(&self, socket: impl AsFd, number: u64, interest: EventFlags) -> bool {
+        self.was_watched(epoll::add(&self.epoll, socket, EventData::new_u64(number), interest))
+    }
+
+    fn rewatch(&self, socket: impl AsFd, number: u64, interest: EventFlags) -> bool {
+        self.was_watched(epoll::modify(&self.epoll, socket, EventData::new_u64(number), interest))
+    }
+
+    fn was_watched(&self, watched: Result<(), Errno>) -> bool {
+        if let Err(e) = watched {
+            self.log.warn(format_args!("epoll_ctl: {e}: a connection is closed"));
+        }
+        watched.is_ok()
+    }
+
+    fn watch_listener(&self, interest: EventFlags) {
+        // The listener is registered, so this needs no memory.
+        self.rewatch(&self.listener, LISTENER, interest);
+    }
+}
+
+fn system(op: &'static str) -> impl FnOnce(Errno) -> StartError {
+    move |cause| StartError::System { op, cause: io::Error::from(cause) }
+}

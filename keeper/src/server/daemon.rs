@@ -1,0 +1,215 @@
+//! The socket of a volume's daemon, which an attacker may control.
+//!
+//! Invariant: the socket reaches its own volume only. What waits for a daemon that does not read is
+//! bounded, here and in the kernel.
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::{LOGGED_REFUSALS, PACKETS_A_TURN, Turn};
+use crate::descriptors;
+use crate::held::Held;
+use crate::log::Log;
+use crate::packets::{self, Received};
+use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES};
+use crate::wire::{Refusal, Role, VERSION, VolumeKey, Wrong};
+
+/// Refusals that wait for a daemon to read. Further ones are lost.
+const MOST_REFUSALS: usize = 64;
+/// The kernel doubles it: some six packets, and so less than 400 descriptors, wait in the kernel for
+/// one daemon. All that wait count against the same limit of root (unix(7), ETOOMANYREFS).
+const SEND_BUFFER: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Daemon {
+    socket: OwnedFd,
+    volume: VolumeKey,
+    listing: Option<Listing>,
+    refusals: VecDeque<(u64, Refusal)>,
+    /// Of all times.
+    refused: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Listing {
+    number: u64,
+    after: Option<u64>,
+}
+
+/// Ours and the daemon's. Neither blocks: the daemon waits with ppoll(2), as long as it wants to.
+pub(super) fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    sockopt::set_socket_send_buffer_size(&pair.0, SEND_BUFFER)?;
+    Ok(pair)
+}
+
+impl Daemon {
+    pub(super) fn new(socket: OwnedFd, volume: VolumeKey) -> Self {
+        Self { socket, volume, listing: None, refusals: VecDeque::new(), refused: 0 }
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn volume(&self) -> VolumeKey {
+        self.volume
+    }
+
+    pub(super) fn interest(&self) -> EventFlags {
+        let reads = EventFlags::IN | EventFlags::RDHUP;
+        let waits = self.listing.is_some() || !self.refusals.is_empty();
+        if waits { reads | EventFlags::OUT } else { reads }
+    }
+
+    pub(super) fn take_turn(&mut self, held: &mut Held, log: Log, flags: EventFlags) -> Turn {
+        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
+            for _ in 0..PACKETS_A_TURN {
+                match self.read(held, log) {
+                    Read::Packet => {}
+                    Read::Nothing => break,
+                    Read::End => return Turn::Closed,
+                }
+            }
+        }
+        self.send_refusals();
+        for _ in 0..PACKETS_A_TURN {
+            if !self.send_listing(held) {
+                break;
+            }
+        }
+        Turn::Open
+    }
+
+    /// Of a socket that can receive no more.
+    pub(super) fn read_to_end(&mut self, held: &mut Held, log: Log) {
+        while self.read(held, log) == Read::Packet {}
+    }
+
+    fn read(&mut self, held: &mut Held, log: Log) -> Read {
+        // One byte more than a request, so that a longer one is known.
+        let mut buffer = [0; DaemonRequest::SIZE + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let received = match packets::receive(&self.socket, &mut buffer, &mut space) {
+            Ok(received) => received,
+            Err(Errno::AGAIN) => return Read::Nothing,
+            // The daemon has ended, and had not read all. What it sent before is still to be read
+            // (net/unix/af_unix.c, `unix_release_sock`).
+            Err(Errno::CONNRESET) => return Read::Packet,
+            Err(e) => {
+                log.warn(format_args!("volume {}: receive from its daemon: {e}", self.volume));
+                return Read::End;
+            }
+        };
+        if received.bytes == 0 && packets::has_hung_up(&self.socket) {
+            return Read::End;
+        }
+        let obeyed = DaemonRequest::decode(&buffer[..received.bytes]).and_then(|request| {
+            self.obey(held, request, received).map_err(|refusal| Wrong { number: request.number(), refusal })
+        });
+        if let Err(wrong) = obeyed {
+            self.refuse(log, wrong);
+        }
+        Read::Packet
+    }
+
+    fn obey(&mut self, held: &mut Held, request: DaemonRequest, received: Received) -> Result<(), Refusal> {
+        let Received { mut fds, lost_fds, .. } = received;
+        match (request, fds.pop(), fds.is_empty() && !lost_fds) {
+            (DaemonRequest::PutRemoved { node }, Some(fd), true) => {
+                let directory = held.get(self.volume, Role::Directory);
+                descriptors::check_removed(fd.as_fd(), directory)?;
+                held.put_removed(self.volume, node, fd).map(drop)
+            }
+            (DaemonRequest::PutRemoved { .. }, None, true) => Err(Refusal::NoDescriptor),
+            // There was space for one.
+            (DaemonRequest::PutRemoved { .. }, None, false) => Err(Refusal::Full),
+            (DaemonRequest::DropRemoved { node }, None, true) => {
+                drop(held.drop_removed(self.volume, node));
+                Ok(())
+            }
+            (DaemonRequest::ListRemoved { number }, None, true) => {
+                self.listing = Some(Listing { number, after: None });
+                Ok(())
+            }
+            _ => Err(Refusal::Descriptors),
+        }
+    }
+
+    fn refuse(&mut self, log: Log, Wrong { number, refusal }: Wrong) {
+        self.refused = self.refused.saturating_add(1);
+        if self.refused <= LOGGED_REFUSALS {
+            log.warn(format_args!(
+                "volume {}: refused a packet of its daemon ({number}): {refusal}",
+                self.volume
+            ));
+        }
+        if self.refusals.len() < MOST_REFUSALS {
+            self.refusals.push_back((number, refusal));
+        }
+    }
+
+    fn send_refusals(&mut self) {
+        while let Some(&(number, refusal)) = self.refusals.front() {
+            match self.send(Kind::Refused(refusal), number, &[], &[]) {
+                Ok(()) => {
+                    self.refusals.pop_front();
+                }
+                Err(Errno::AGAIN) => return,
+                // The daemon has ended, which is read next.
+                Err(_) => self.refusals.clear(),
+            }
+        }
+    }
+
+    /// Sends the next packet of the listing. Returns whether another one may follow now.
+    fn send_listing(&mut self, held: &Held) -> bool {
+        let Some(Listing { number, after }) = self.listing else { return false };
+        let (mut nodes, mut fds) = (Vec::new(), Vec::new());
+        for (node, fd) in held.removed_after(self.volume, after).take(MOST_NODES) {
+            nodes.push(node);
+            fds.push(fd);
+        }
+        let kind = if nodes.is_empty() { Kind::End } else { Kind::Removed };
+        match self.send(kind, number, &nodes, &fds) {
+            Ok(()) => {
+                self.listing = nodes.last().map(|last| Listing { number, after: Some(*last) });
+                true
+            }
+            Err(Errno::AGAIN) => false,
+            Err(e) => {
+                self.listing = None;
+                if !matches!(e, Errno::PIPE | Errno::CONNRESET) {
+                    self.refusals.truncate(MOST_REFUSALS - 1);
+                    self.refusals.push_front((number, Refusal::Interrupted));
+                }
+                false
+            }
+        }
+    }
+
+    fn send(&self, kind: Kind, number: u64, nodes: &[u64], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let count = u16::try_from(nodes.len()).expect("at most MOST_NODES");
+        let header = DaemonPacket { version: VERSION, kind, count, number };
+        let mut packet = [0; DaemonPacket::MOST_BYTES];
+        packet[..DaemonPacket::HEADER].copy_from_slice(&header.encode());
+        let (to, _) = packet[DaemonPacket::HEADER..].as_chunks_mut();
+        for (to, node) in to.iter_mut().zip(nodes) {
+            *to = u64::to_le_bytes(*node);
+        }
+        packets::send(&self.socket, &packet[..DaemonPacket::HEADER + 8 * nodes.len()], fds)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Read {
+    Packet,
+    Nothing,
+    End,
+}
