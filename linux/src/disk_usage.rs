@@ -94,10 +94,18 @@ pub fn of_file(path: &Path) -> Result<u64> {
     }
 }
 
+/// With the device, since subvolumes reuse inode numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct FileId {
+    device_major: u32,
+    device_minor: u32,
+    inode: u64,
+}
+
 struct Count {
     usage: DiskUsage,
-    /// Files with several names, by device and inode: subvolumes reuse inode numbers.
-    linked: HashSet<(u32, u32, u64)>,
+    /// Files with several names.
+    linked: HashSet<FileId>,
     /// True on Btrfs.
     names_take_room: bool,
     entries_left: u64,
@@ -150,7 +158,11 @@ impl Count {
 impl Visitor for Count {
     fn file(&mut self, _parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> Result<()> {
         self.add_name(name);
-        let file = (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
+        let file = FileId {
+            device_major: stat.stx_dev_major,
+            device_minor: stat.stx_dev_minor,
+            inode: stat.stx_ino,
+        };
         if stat.stx_nlink > 1 && !self.linked.insert(file) {
             return self.step();
         }

@@ -85,6 +85,14 @@ pub(crate) struct Messages {
     starts: Vec<usize>,
 }
 
+/// One message of [`Messages`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Message<'a> {
+    pub(crate) kind: u16,
+    pub(crate) family: u8,
+    pub(crate) attributes: &'a [u8],
+}
+
 impl Messages {
     pub(crate) fn is_empty(&self) -> bool {
         self.starts.is_empty()
@@ -95,14 +103,13 @@ impl Messages {
         self.push_for(kind, flags, family, 0, attributes);
     }
 
-    /// The type, family and attributes of message `index`.
-    pub(crate) fn get(&self, index: usize) -> Option<(u16, u8, &[u8])> {
+    pub(crate) fn get(&self, index: usize) -> Option<Message<'_>> {
         let start = *self.starts.get(index)?;
         let end = self.starts.get(index + 1).copied().unwrap_or(self.bytes.len());
         let message = self.bytes.get(start..end)?;
         let kind = u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?);
         let (header, attributes) = message.split_at_checked(NLMSG_HEADER + NFGENMSG)?;
-        Some((kind, *header.get(NLMSG_HEADER)?, attributes))
+        Some(Message { kind, family: *header.get(NLMSG_HEADER)?, attributes })
     }
 
     fn push_for(
@@ -413,11 +420,13 @@ mod tests {
         messages.push(7, 0, 2, |bytes| bytes.extend(*b"abcde"));
         messages.push(9, 0, 10, |_| {});
         messages.number_from(u32::MAX);
-        assert_eq!(messages.get(0).map(|(kind, family, _)| (kind, family)), Some((7, 2)));
-        assert_eq!(messages.get(0).map(|(.., attributes)| attributes), Some(&b"abcde\0\0\0"[..]));
-        assert_eq!(messages.get(1), Some((9, 10, &[][..])));
+        let first = messages.get(0).unwrap();
+        assert_eq!((first.kind, first.family), (7, 2));
+        assert_eq!(first.attributes, b"abcde\0\0\0");
+        let last = Some(Message { kind: 9, family: 10, attributes: &[] });
+        assert_eq!(messages.get(1), last);
         assert_eq!(messages.get(2), None);
-        assert_eq!(messages.without(&[0]).get(0), Some((9, 10, &[][..])));
+        assert_eq!(messages.without(&[0]).get(0), last);
         assert_eq!(messages.without(&[1]).get(0), messages.get(0));
         let numbers: Vec<u32> = Answers(&messages.bytes).map(|m| m.sequence).collect();
         assert_eq!(numbers, [u32::MAX, 0]);

@@ -235,8 +235,14 @@ fn rule(chain: &str, words: &[&str]) -> Rule {
     }
 }
 
-/// The chain that a rule leads to, its protocol and its ports.
-pub(crate) type Entrance<'a> = (&'a str, Option<Protocol>, &'a [u16]);
+/// Which packets a rule leads to which chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Entrance<'a> {
+    chain: &'a str,
+    /// `None`: any.
+    protocol: Option<Protocol>,
+    ports: &'a [u16],
+}
 
 /// The content of a rule, independent of notation: our arguments, or iptables' output.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -298,7 +304,7 @@ impl Gist {
     }
 
     pub(crate) fn entrance(&self) -> Entrance<'_> {
-        (&self.target, self.protocol, &self.ports)
+        Entrance { chain: &self.target, protocol: self.protocol, ports: &self.ports }
     }
 }
 

@@ -35,16 +35,24 @@ pub(super) struct Shared {
 /// How many at once.
 const CROWD: usize = 16;
 
+struct Scenario {
+    name: String,
+    /// Who makes the attachments.
+    first: Side,
+    run: Run,
+}
+
 type Run = fn(&mut Stage<'_, '_>) -> Result<()>;
 
 pub(super) fn run(node: &Node) -> Result<()> {
     let (mut count, mut failed) = (0, 0);
     for shared in scenarios::shared() {
-        let mut of_network: Vec<(String, Side, Run)> = Vec::new();
+        let mut of_network: Vec<Scenario> = Vec::new();
         for first in [Side::Reference, Side::Ours] {
             let (made, removed) = (first.name(), first.other().name());
-            let mut scenario =
-                |what: String, run: Run| of_network.push((format!("{}: {what}", shared.name), first, run));
+            let mut scenario = |what: String, run: Run| {
+                of_network.push(Scenario { name: format!("{}: {what}", shared.name), first, run });
+            };
             scenario(format!("ADD by {made}, CHECK, STATUS and DEL by {removed}"), check_and_delete);
             scenario(format!("ADD by {made}, GC by {removed}"), collect);
             scenario(format!("made by {made}, {removed} put in its place"), switch_in_place);
@@ -57,19 +65,19 @@ pub(super) fn run(node: &Node) -> Result<()> {
                 scenario(format!("{CROWD} at once by both, DEL crosswise"), crowd);
             }
         }
-        of_network.retain(|(name, _, _)| node.only.as_ref().is_none_or(|only| name.contains(only.as_str())));
+        of_network.retain(|one| node.only.as_ref().is_none_or(|only| one.name.contains(only.as_str())));
         if of_network.is_empty() {
             continue;
         }
         count += of_network.len();
         let done = step(&format!("{}: {} scenarios", shared.name, of_network.len()), || {
-            Ok(crew::each(&of_network, |(_, first, run)| {
+            Ok(crew::each(&of_network, |Scenario { first, run, .. }| {
                 World::with(node, *first, shared.filters, |world| {
                     run(&mut Stage::new(node, world, &shared, *first)?)
                 })
             }))
         })?;
-        for ((name, _, _), done) in of_network.iter().zip(done) {
+        for (Scenario { name, .. }, done) in of_network.iter().zip(done) {
             if let Err(error) = done {
                 failed += 1;
                 say(&format!("FAILED {name}\n  {}", format!("{error:#}").replace('\n', "\n  ")));

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::limits::{DOCUMENT_BYTES, Deadline};
 use super::path::FieldPath;
-use super::read::{self, Unknown};
+use super::read::{self, Located, Unknown};
 use super::scalar::Scalar;
 use super::tree::{self, Node, Position, Value};
 use super::{ManifestError, Place};
@@ -121,7 +121,7 @@ impl<'a> Document<'a> {
     /// The object, and the fields that its type does not have.
     pub(super) fn object<T: DeserializeOwned>(&self) -> Result<(T, Vec<Unknown<'_>>), ManifestError> {
         read::object(&self.root).map_err(|error| {
-            let (at, field, message) = error.into_parts();
+            let Located { at, field, message } = error.located();
             let message = if field.is_root() { message } else { format!("{field}: {message}") };
             ManifestError {
                 place: at.map_or_else(|| self.place(&field), |at| self.at(at)),

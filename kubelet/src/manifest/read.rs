@@ -30,10 +30,18 @@ pub(super) struct ReadError {
     path: Vec<Segment>,
 }
 
+/// A [`ReadError`] with the whole path of its field.
+#[derive(Debug)]
+pub(super) struct Located {
+    pub(super) at: Option<Position>,
+    pub(super) field: FieldPath,
+    pub(super) message: String,
+}
+
 impl ReadError {
-    pub(super) fn into_parts(mut self) -> (Option<Position>, FieldPath, String) {
+    pub(super) fn located(mut self) -> Located {
         self.path.reverse();
-        (self.at, self.path.into(), self.message)
+        Located { at: self.at, field: self.path.into(), message: self.message }
     }
 
     /// The first place that is named is the innermost.

@@ -8,7 +8,7 @@ use super::{
     TABLE_FLAGS, TABLE_NAME, userdata,
 };
 use crate::attributes::{find, find_text, find_u64, nest, put, put_text, put_u32, put_u64};
-use crate::socket::Messages;
+use crate::socket::{Message, Messages};
 
 const NEWTABLE: u16 = 0xa00;
 const DELTABLE: u16 = 0xa02;
@@ -250,7 +250,7 @@ impl Batch {
 
 /// The operation and the object of message `index`.
 pub(super) fn describe(messages: &Messages, index: usize) -> (&'static str, String) {
-    let Some((kind, family, attributes)) = messages.get(index) else {
+    let Some(Message { kind, family, attributes }) = messages.get(index) else {
         return ("commit nf_tables batch", String::new());
     };
     let family = Family::from_number(family).map_or("?", Family::name);
@@ -283,7 +283,7 @@ pub(super) fn describe(messages: &Messages, index: usize) -> (&'static str, Stri
 
 /// The optional parts of the kernel that message `index` needs.
 pub(super) fn needs(messages: &Messages, index: usize) -> Option<Needs> {
-    let (kind, family, attributes) = messages.get(index)?;
+    let Message { kind, family, attributes } = messages.get(index)?;
     let family = Family::from_number(family)?;
     match kind {
         NEWTABLE => Some(Needs::Family(family)),

@@ -104,7 +104,7 @@ proptest! {
     ) {
         let mut batch = Batch::new();
         batch.append_tagged_rule(Family::Inet, "t", &chain, &expressions, comment.as_deref(), &tag);
-        let (.., attributes) = batch.messages.get(0).unwrap();
+        let attributes = batch.messages.get(0).unwrap().attributes;
         let numbered = [attributes, &[12, 0, 3, 0], &7_u64.to_be_bytes()].concat();
         let rule = decode_rule(&numbered).unwrap();
         prop_assert_eq!(&rule.expressions, &expressions);
@@ -130,7 +130,7 @@ proptest! {
     ) {
         let mut batch = Batch::new();
         batch.append_rule(Family::Inet, "t", "c", &expressions, Some("comment"));
-        let (.., attributes) = batch.messages.get(0).unwrap();
+        let attributes = batch.messages.get(0).unwrap().attributes;
         let mut noise = [&[12, 0, 3, 0], &7_u64.to_be_bytes()[..], attributes].concat();
         let at = at.index(noise.len());
         noise[at] = wrong;

@@ -162,13 +162,17 @@ fn is_daemon(process: &Path, ours: FileId) -> bool {
         && file_id(&process.join("exe")).is_ok_and(|running| running == ours)
 }
 
-/// Device, major and minor, and inode.
-type FileId = (u32, u32, u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileId {
+    device_major: u32,
+    device_minor: u32,
+    inode: u64,
+}
 
 /// As the kernel has it, without a question to the file system.
 fn file_id(path: &Path) -> rustix::io::Result<FileId> {
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
-    Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+    Ok(FileId { device_major: found.stx_dev_major, device_minor: found.stx_dev_minor, inode: found.stx_ino })
 }
 
 #[cfg(test)]
