@@ -120,7 +120,7 @@ pub enum Error {
          the entry back",
         path.display()
     )]
-    DataOfNobody { what: String, path: PathBuf },
+    UnknownData { what: String, path: PathBuf },
     #[error("volume {volume_id} is being deleted")]
     BeingDeleted { volume_id: VolumeId },
     #[error("starting_token: {value:?} is unknown: list again from the start")]
@@ -146,7 +146,7 @@ pub enum Error {
         source: linux::Error,
     },
     #[error("no daemon dialled {} within {} s: waited for {launch}", socket.display(), waited.as_secs())]
-    NobodyDialled { socket: PathBuf, waited: Duration, launch: String },
+    DialTimeout { socket: PathBuf, waited: Duration, launch: String },
     #[error("the stage of volume {volume_id} was undone before its daemon connected")]
     Abandoned { volume_id: VolumeId },
     #[error("the daemon of volume {volume_id}, {launch}, ended before it served{}", last_log_line(log.as_deref()))]

@@ -178,7 +178,7 @@ impl Pool {
         self.check_present()?;
         let path = place.path();
         match std::fs::symlink_metadata(&path) {
-            Ok(_) => Err(Error::DataOfNobody { what, path }),
+            Ok(_) => Err(Error::UnknownData { what, path }),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             Err(e) => Err(linux::Error::at("look at", &path, e)).step("look at pool"),
         }

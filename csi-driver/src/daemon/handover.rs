@@ -116,7 +116,7 @@ fn wait_for_dial(
     }
     if process::poll(&mut fds, deadline.left()).step("wait for daemon")? == 0 {
         let (socket, launch) = (listener.path().to_owned(), offer.launch.to_owned());
-        return Err(Error::NobodyDialled { socket, waited: deadline.limit, launch });
+        return Err(Error::DialTimeout { socket, waited: deadline.limit, launch });
     }
     match (fds[0].any(), fds[1].any()) {
         (_, Some(true)) => Err(wait.error()),
@@ -340,7 +340,7 @@ mod tests {
         let _silent: Vec<_> = (0..8).map(|_| PacketSocket::connect(&socket).unwrap()).collect();
         let begun = Instant::now();
         let err = scene.hand_over(&scene.offer(None), Duration::from_millis(300)).unwrap_err();
-        assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
+        assert!(matches!(err, Error::DialTimeout { .. }), "{err}");
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
 
@@ -375,7 +375,7 @@ mod tests {
         let other = scene.dial("right", ready());
         let offer = scene.offer(Some(process));
         let err = scene.hand_over(&offer, Duration::from_millis(300)).unwrap_err();
-        assert!(matches!(err, Error::NobodyDialled { .. }), "{err}");
+        assert!(matches!(err, Error::DialTimeout { .. }), "{err}");
         assert!(err.to_string().ends_with(" within 0 s: waited for pod ns/p with image i"), "{err}");
         assert_eq!(other.join().unwrap(), 0);
         child.kill().unwrap();

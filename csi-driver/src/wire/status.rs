@@ -35,7 +35,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::StillAttached { .. }
         | Error::NoReflink { .. }
         | Error::NoControl { .. }
-        | Error::DataOfNobody { .. }
+        | Error::UnknownData { .. }
         | Error::Unready { .. } => Code::FailedPrecondition,
         Error::LargerThanPool { .. } | Error::SourceLarger { .. } | Error::BeyondSize { .. } => {
             Code::OutOfRange
@@ -61,7 +61,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::JournalUnreadable { .. }
         | Error::Rollback { .. } => Code::Aborted,
         Error::PoolAway { .. } => Code::Unavailable,
-        Error::Deadline { .. } | Error::NobodyDialled { .. } | Error::Silent { .. } => Code::DeadlineExceeded,
+        Error::Deadline { .. } | Error::DialTimeout { .. } | Error::Silent { .. } => Code::DeadlineExceeded,
         Error::Launch { .. }
         | Error::DaemonEnded { .. }
         | Error::DaemonRefused { .. }

@@ -66,7 +66,7 @@ fn examples() -> Vec<Error> {
             class: crate::engine::snapshots::CLASS_OF_SNAPSHOTS,
         },
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
-        Error::DataOfNobody { what: text("volume vol-1"), path: path() },
+        Error::UnknownData { what: text("volume vol-1"), path: path() },
         Error::Unready { what: "pool", reason: chain(&kernel()) },
         Error::LargerThanPool { wanted_bytes: 2, pool_bytes: 1 },
         Error::SourceLarger { origin: text("snapshot snap-1"), source_bytes: 2, wanted_bytes: 1 },
@@ -93,7 +93,7 @@ fn examples() -> Vec<Error> {
         Error::Rollback { cause: boxed(), rollback: boxed() },
         Error::PoolAway { path: path(), reason: text("REASON") },
         Error::Deadline { what: text("csi.NodeStageVolume"), limit: Duration::from_secs(100) },
-        Error::NobodyDialled {
+        Error::DialTimeout {
             socket: path(),
             waited: Duration::from_secs(80),
             launch: text("pod hawser-system/NAME with image IMAGE"),
