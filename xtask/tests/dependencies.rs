@@ -5,38 +5,85 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cargo_metadata::{DependencyKind, MetadataCommand, Package};
 
-/// Package: the packages of this workspace that it may use, and packages of
-/// others that it must not.
-const RULES: &[(&str, &[&str], &[&str])] = &[
+/// What one package may link.
+struct Rule {
+    package: &'static str,
+    /// Packages of this workspace.
+    may_use: &'static [&'static str],
+    /// Packages of others.
+    must_not_use: &'static [&'static str],
+}
+
+const RULES: &[Rule] = &[
     // Wire contracts and the kernel know nobody.
-    ("proto", &[], &["nix", "rustix", "libc"]),
-    ("linux", &[], &["tonic", "prost", "serde_json"]),
-    ("netfilter", &["linux"], &["tonic", "prost", "serde_json"]),
-    ("quantity", &[], &["tonic", "nix", "rustix"]),
-    ("trace", &[], &["tonic"]),
+    Rule { package: "proto", may_use: &[], must_not_use: &["nix", "rustix", "libc"] },
+    Rule { package: "linux", may_use: &[], must_not_use: &["tonic", "prost", "serde_json"] },
+    Rule { package: "netfilter", may_use: &["linux"], must_not_use: &["tonic", "prost", "serde_json"] },
+    Rule { package: "quantity", may_use: &[], must_not_use: &["tonic", "nix", "rustix"] },
+    Rule { package: "trace", may_use: &[], must_not_use: &["tonic"] },
     // The CNI contract has no hands.
-    ("cni-plugin", &["trace", "linux"], &["netlink-sys", "netlink-packet-route", "tonic", "nix", "rustix"]),
+    Rule {
+        package: "cni-plugin",
+        may_use: &["trace", "linux"],
+        must_not_use: &["netlink-sys", "netlink-packet-route", "tonic", "nix", "rustix"],
+    },
     // Plugins do not import each other, nor gRPC.
-    ("cni-bridge", &["cni-plugin", "linux", "netfilter", "trace"], &["tonic", "prost"]),
-    ("cni-loopback", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
-    ("cni-portmap", &["cni-plugin", "linux", "netfilter", "trace"], &["tonic", "prost"]),
-    ("ipam-host-local", &["cni-plugin", "linux", "trace"], &["tonic", "prost"]),
+    Rule {
+        package: "cni-bridge",
+        may_use: &["cni-plugin", "linux", "netfilter", "trace"],
+        must_not_use: &["tonic", "prost"],
+    },
+    Rule {
+        package: "cni-loopback",
+        may_use: &["cni-plugin", "linux", "trace"],
+        must_not_use: &["tonic", "prost"],
+    },
+    Rule {
+        package: "cni-portmap",
+        may_use: &["cni-plugin", "linux", "netfilter", "trace"],
+        must_not_use: &["tonic", "prost"],
+    },
+    Rule {
+        package: "ipam-host-local",
+        may_use: &["cni-plugin", "linux", "trace"],
+        must_not_use: &["tonic", "prost"],
+    },
     // The daemon in the mount pod knows neither CSI nor Kubernetes: of `proto` it takes the hand-over only.
-    ("volume-fs", &["keeper", "linux", "proto"], &["tonic", "tokio", "granit-parser"]),
+    Rule {
+        package: "volume-fs",
+        may_use: &["keeper", "linux", "proto"],
+        must_not_use: &["tonic", "tokio", "granit-parser"],
+    },
     // A backend knows requests and answers, never FUSE.
-    ("volume-local", &["keeper", "linux", "proto", "volume-fs"], &["fuser", "tonic", "tokio", "granit-parser"]),
+    Rule {
+        package: "volume-local",
+        may_use: &["keeper", "linux", "proto", "volume-fs"],
+        must_not_use: &["fuser", "tonic", "tokio", "granit-parser"],
+    },
     // It stays when all others die: whatever it links is memory that a node gives for ever.
-    ("keeper", &["linux"], &["tonic", "tokio", "prost", "clap", "tracing-subscriber"]),
-    ("csi-driver", &["keeper", "linux", "proto", "quantity", "trace"], &["fuser"]),
-    ("runtime", &["linux", "proto", "trace"], &["fuser"]),
+    Rule {
+        package: "keeper",
+        may_use: &["linux"],
+        must_not_use: &["tonic", "tokio", "prost", "clap", "tracing-subscriber"],
+    },
+    Rule {
+        package: "csi-driver",
+        may_use: &["keeper", "linux", "proto", "quantity", "trace"],
+        must_not_use: &["fuser"],
+    },
+    Rule { package: "runtime", may_use: &["linux", "proto", "trace"], must_not_use: &["fuser"] },
     // The kubelet reaches plugins and drivers by exec and by socket.
-    ("kubelet", &["linux", "proto", "quantity", "runtime", "trace"], &["fuser", "netlink-sys"]),
-    ("demo-app", &[], &["tonic", "tokio"]),
-    ("tests", &["linux", "proto", "trace"], &[]),
+    Rule {
+        package: "kubelet",
+        may_use: &["linux", "proto", "quantity", "runtime", "trace"],
+        must_not_use: &["fuser", "netlink-sys"],
+    },
+    Rule { package: "demo-app", may_use: &[], must_not_use: &["tonic", "tokio"] },
+    Rule { package: "tests", may_use: &["linux", "proto", "trace"], must_not_use: &[] },
     // A launcher: of what it starts it knows the command line only.
-    ("xtask", &["tests", "trace"], &["tokio", "tonic"]),
-    ("bench", &["linux", "proto", "tests", "trace", "xtask"], &[]),
-    ("conformance", &["linux", "proto", "tests", "xtask"], &[]),
+    Rule { package: "xtask", may_use: &["tests", "trace"], must_not_use: &["tokio", "tonic"] },
+    Rule { package: "bench", may_use: &["linux", "proto", "tests", "trace", "xtask"], must_not_use: &[] },
+    Rule { package: "conformance", may_use: &["linux", "proto", "tests", "xtask"], must_not_use: &[] },
 ];
 
 fn packages() -> Vec<Package> {
@@ -54,17 +101,16 @@ fn linked(package: &Package) -> BTreeSet<&str> {
 fn packages_use_only_those_they_may() {
     let packages = packages();
     let ours: BTreeSet<&str> = packages.iter().map(|package| package.name.as_str()).collect();
-    let rules: BTreeMap<&str, (&[&str], &[&str])> =
-        RULES.iter().map(|&(name, may, not)| (name, (may, not))).collect();
+    let rules: BTreeMap<&str, &Rule> = RULES.iter().map(|rule| (rule.package, rule)).collect();
     let mut broken = Vec::new();
     for package in &packages {
         let name = package.name.as_str();
-        let Some((may, must_not)) = rules.get(name) else {
+        let Some(rule) = rules.get(name) else {
             broken.push(format!("{name} has no rule"));
             continue;
         };
         for used in linked(package) {
-            if (ours.contains(used) && !may.contains(&used)) || must_not.contains(&used) {
+            if (ours.contains(used) && !rule.may_use.contains(&used)) || rule.must_not_use.contains(&used) {
                 broken.push(format!("{name} must not use {used}"));
             }
         }
@@ -73,10 +119,10 @@ fn packages_use_only_those_they_may() {
 }
 
 #[test]
-fn the_test_kit_is_linked_into_no_product() {
+fn the_test_support_is_linked_into_no_product() {
     for package in packages() {
         if !["tests", "bench", "conformance", "xtask"].contains(&package.name.as_str()) {
-            assert!(!linked(&package).contains("tests"), "{} links the test kit", package.name);
+            assert!(!linked(&package).contains("tests"), "{} links the test support", package.name);
         }
     }
 }

@@ -52,9 +52,9 @@ impl Crate {
     /// Each group of modules that all reach each other, with the edges within it.
     fn circles(&self) -> Vec<Vec<String>> {
         let mut circles = Vec::new();
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         for module in &self.modules {
-            if told.contains(module) {
+            if reported.contains(module) {
                 continue;
             }
             let group: BTreeSet<&Module> = self
@@ -66,7 +66,7 @@ impl Crate {
                 let within = |edge: &(Module, Module)| group.contains(&edge.0) && group.contains(&edge.1);
                 let edges = self.edges.iter().filter(|(edge, _)| within(edge));
                 circles.push(edges.map(|((from, to), place)| describe(from, to, place)).collect());
-                told.extend(group.into_iter().cloned());
+                reported.extend(group.into_iter().cloned());
             }
         }
         circles
