@@ -24,9 +24,9 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let mut old_index = None;
     let store = LeaseStore::create(dir.path(), "n").expect("a store");
     let mut bytes = input.iter().copied();
-    while let (Some(deed), Some(number)) = (bytes.next(), bytes.next()) {
+    while let (Some(action), Some(number)) = (bytes.next(), bytes.next()) {
         let holds = |model: &BTreeMap<IpAddr, u8>| model.values().any(|held| *held == number % 6);
-        match deed % 8 {
+        match action % 8 {
             0 | 1 => {
                 let given = allocate(&mut store.lock().expect("the lock"), &sets, &[], &owner(number));
                 match given {

@@ -23,7 +23,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 const TRACKING: [&str; 3] = ["systemd", "freezer", "pids"];
 
 /// On a machine with cgroup v2 alone, the group of processes whose threads have tags.
-const THREADED: &str = "hawser-kit";
+const THREADED: &str = "hawser-test-support";
 
 #[derive(Debug)]
 pub struct Tag {

@@ -22,7 +22,7 @@ pub(crate) fn here(timeout: Duration) -> Duration {
 
 /// Looks until `look` is content or `timeout` has passed; then the error says
 /// what was awaited and what `look` saw last.
-#[expect(clippy::disallowed_methods, reason = "the one place of the kit that polls")]
+#[expect(clippy::disallowed_methods, reason = "the one place of the test support that polls")]
 pub fn eventually<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     let timeout = here(timeout);

@@ -137,7 +137,7 @@ fn answers(mount_point: &Path) -> bool {
 #[expect(clippy::print_stderr, reason = "the test's output must show why its calls failed")]
 fn abort(fusectl: &Path, minor: u32) {
     match linux::mount::abort_fuse(fusectl, minor) {
-        Ok(()) => eprintln!("kit: aborted FUSE connection {minor}"),
-        Err(error) => eprintln!("kit: abort FUSE connection {minor}: {error}"),
+        Ok(()) => eprintln!("test support: aborted FUSE connection {minor}"),
+        Err(error) => eprintln!("test support: abort FUSE connection {minor}: {error}"),
     }
 }

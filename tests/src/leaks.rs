@@ -227,7 +227,7 @@ fn collect_files(dir: &Path, allowed: &Allowed, things: &mut Vec<String>) -> Res
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
     for entry in entries {
         let path = entry.with_context(|| dir.display().to_string())?.path();
-        // The kit's own mount shows the FUSE connections of the whole machine.
+        // The sandbox's own mount shows the FUSE connections of the whole machine.
         let is_fusectl = path.file_name().is_some_and(|name| name == sandbox::FUSECTL);
         if is_fusectl || allowed.changing.iter().any(|changing| path.starts_with(changing)) {
             continue;

@@ -1,4 +1,4 @@
-//! The test kit: a place of its own for every test (namespaces, directories, a
+//! The test support: a place of its own for every test (namespaces, directories, a
 //! cgroup by which all its processes are known), the products as processes in
 //! it, and the proof that nothing is left.
 //!

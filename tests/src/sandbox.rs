@@ -171,7 +171,7 @@ impl Drop for Sandbox {
     #[expect(clippy::print_stderr, clippy::panic, reason = "a drop returns nothing")]
     fn drop(&mut self) {
         if let Err(error) = self.clean_up() {
-            let problem = format!("kit: clean up {}: {error:#}", self.dir.display());
+            let problem = format!("test support: clean up {}: {error:#}", self.dir.display());
             if std::thread::panicking() {
                 eprintln!("{problem}");
             } else {

@@ -1,4 +1,4 @@
-//! The kit itself: a check that cannot see a leak proves nothing.
+//! The test support itself: a check that cannot see a leak proves nothing.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -153,7 +153,7 @@ fn answer_init(device: &impl AsFd) {
 }
 
 #[test]
-fn a_traced_program_is_struck_at_the_call_that_was_chosen() {
+fn a_fault_is_injected_at_the_chosen_call_of_a_traced_program() {
     let traced = |injection: Option<Injection>| -> Run {
         let mut command = std::process::Command::new("/bin/echo");
         command.arg("said");

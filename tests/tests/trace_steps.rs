@@ -1,4 +1,4 @@
-//! The kit's tracer of a process that serves: a shell that makes each file whose
+//! The test support's tracer of a process that serves: a shell that makes each file whose
 //! name it reads.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]

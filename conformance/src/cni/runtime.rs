@@ -66,7 +66,7 @@ fn on_a_node(plugins: &Path, daemon: &Path, ctr: &Path) -> Result<()> {
     let outcome = step("import images", || containerd.import_images(ctr))
         .and_then(|()| Cri::connect(&containerd.socket(), sandbox.cgroup_root()))
         .and_then(|cri| pods(&sandbox, &containerd, &cri))
-        .with_context(|| containerd.last_words());
+        .with_context(|| containerd.log_tail());
     containerd.stop()?;
     outcome
 }

@@ -161,10 +161,14 @@ fn a_stage_with_other_settings_gets_another_daemon_and_there_is_one() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let id = create(&caller, "pvc-1", LONG);
-    for wish in [&["hawser.log-level=debug"][..], &["ro"], &["noexec"]] {
+    for options in [&["hawser.log-level=debug"][..], &["ro"], &["noexec"]] {
         let before = parked(&scene, &id);
-        stage(&caller, &id, flags(wish)).unwrap();
-        assert!(scene.daemons().len() == 1 && scene.daemons() != [before], "{wish:?}: {:?}", scene.daemons());
+        stage(&caller, &id, flags(options)).unwrap();
+        assert!(
+            scene.daemons().len() == 1 && scene.daemons() != [before],
+            "{options:?}: {:?}",
+            scene.daemons()
+        );
         // It is the mount options' word that counts for the daemon that they started.
         caller.unstage(&id).unwrap();
         wait_for_state(&scene, &id, "parked");

@@ -115,7 +115,7 @@ impl Guest {
             Ok(line) => Ok(Some(line)),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
             Err(RecvTimeoutError::Timeout) => {
-                bail!("the guest has not ended within {} s{}", self.timeout.as_secs(), self.last_words())
+                bail!("the guest has not ended within {} s{}", self.timeout.as_secs(), self.log_tail())
             }
         }
     }
@@ -137,12 +137,12 @@ impl Guest {
         let status = self.qemu.wait().context("wait for QEMU")?;
         Ok(match status.signal() {
             Some(signal) => Crashed { signal }.into(),
-            None => anyhow!("the guest ended by itself{}", self.last_words()),
+            None => anyhow!("the guest ended by itself{}", self.log_tail()),
         })
     }
 
     /// The kernel's last messages, which say why a guest ended.
-    fn last_words(&self) -> String {
+    fn log_tail(&self) -> String {
         let mut words = String::new();
         for (what, file) in [("kernel", self.console.clone()), ("QEMU", self.console.with_extension("qemu"))]
         {

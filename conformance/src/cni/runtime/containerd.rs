@@ -43,7 +43,7 @@ impl Containerd {
         eventually("containerd listens", TIMEOUT, || {
             let ended = this.daemon.ended()?;
             ensure!(ended.is_none(), "containerd ended: {ended:?}");
-            ensure!(this.socket().exists(), "{}", this.last_words());
+            ensure!(this.socket().exists(), "{}", this.log_tail());
             Ok(())
         })?;
         Ok(this)
@@ -81,7 +81,7 @@ impl Containerd {
     }
 
     /// The end of its log, for the error message.
-    pub(super) fn last_words(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         let log = self.daemon.output();
         let lines: Vec<&str> = log.lines().collect();
         format!("last lines of containerd's log:\n{}", lines[lines.len().saturating_sub(25)..].join("\n"))
