@@ -15,7 +15,7 @@ use crate::pod;
 use crate::record;
 use crate::record::new_id;
 use crate::runtime::Runtime;
-use crate::shim::protocol::{Answer, Call, now};
+use crate::shim::protocol::{Answer, Call, Start, now};
 use crate::shim_client::{ANSWER_DEADLINE, START_DEADLINE, ShimProblem};
 use crate::spec::{self, SandboxView};
 use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
@@ -161,13 +161,13 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         upper: dir.join("upper"),
         work: dir.join("work"),
     };
-    let call = Call::Start {
+    let call = Call::Start(Start {
         container: container.id.clone(),
         log: container.record.log_path.clone(),
         overlay,
         allow_without_device_control: runtime.allow_without_device_control,
-    };
-    let problem = match shim.ask(call, START_DEADLINE).await {
+    });
+    let problem = match shim.ask(call, &[], START_DEADLINE).await {
         Ok(Answer::Started { warnings, status, .. }) => {
             for warning in warnings.into_iter().chain(status.not_enforced) {
                 tracing::warn!(container_id = container.id, "{warning}");

@@ -26,6 +26,7 @@ use oci_spec::runtime::Spec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::chain;
+pub(crate) use child::Stdio;
 use device_control::WithoutControl;
 use error::{LaunchError, Result};
 use plan::Plan;
@@ -67,8 +68,7 @@ pub(crate) struct Launched {
 #[derive(Debug)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) overlay: &'a Overlay,
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
+    pub(crate) stdio: Stdio,
     pub(crate) without_device_control: WithoutControl,
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     let launched = limited
         .and_then(|()| device_control::establish(&mut plan, &cgroup, with.without_device_control))
         .and_then(|not_enforced| {
-            let (child, outcome) = clone(&plan, with.overlay, &cgroup, with.stdout, with.stderr)?;
+            let (child, outcome) = clone(&plan, with.overlay, &cgroup, with.stdio)?;
             Ok((child, outcome, not_enforced))
         });
     match launched {
@@ -102,20 +102,12 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     }
 }
 
-fn clone(
-    plan: &Plan,
-    overlay: &Overlay,
-    cgroup: &Cgroup,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
-) -> Result<(Child, OwnedFd)> {
-    let stdin = File::open("/dev/null").map_err(LaunchError::io("open /dev/null"))?;
+fn clone(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: Stdio) -> Result<(Child, OwnedFd)> {
     let (outcome, report) = std::io::pipe().map_err(LaunchError::io("pipe"))?;
     let mut report = File::from(OwnedFd::from(report));
     let group = cgroup.open_v2()?;
     let group = group.as_ref().map(AsFd::as_fd);
     let child = process::clone_child(plan.new_namespaces, group, || {
-        let stdio = child::Stdio { stdin: stdin.into(), stdout, stderr };
         let Err(problem) = child::run(plan, overlay, cgroup, &stdio);
         // If even this fails, there is no other way to report.
         let _no_reader = report.write_all(chain(&problem).as_bytes());

@@ -6,6 +6,8 @@
 //!
 //! Invariant: one thread, one poll(2) loop; no code here waits for a runtime.
 
+pub(crate) mod client;
+pub(crate) mod descriptors;
 mod error;
 pub(crate) mod log;
 mod oci;
@@ -15,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,15 +31,14 @@ use oci_spec::runtime::Spec;
 
 use crate::error::{Error, chain};
 use crate::launcher::device_control::WithoutControl;
-use crate::launcher::{self, Overlay, Surroundings};
+use crate::launcher::{self, Stdio, Surroundings};
 use crate::record::{self, Unflushed};
+use client::{Client, Received};
 use error::{Result, ShimError};
 use log::{LogFile, Stream};
-use oci::{OciRuntime, Outputs};
-use protocol::{Answer, Call, Exited, Message, Request, ShimConfig, ShimStatus, container_dir, now};
+use oci::OciRuntime;
+use protocol::{Answer, Call, Exited, Message, ShimConfig, ShimStatus, Start, container_dir, now};
 
-/// A client with more unread answers is disconnected.
-const MAX_UNREAD_BYTES: usize = 1 << 20;
 /// Limit of the reason why a container did not start.
 const MAX_PROBLEM_BYTES: usize = 4096;
 /// The largest pipe of an unprivileged process (/proc/sys/fs/pipe-max-size), and what arrives
@@ -56,13 +57,6 @@ struct Shim {
     next_client: u64,
     containers: BTreeMap<String, Container>,
     ended: bool,
-}
-
-#[derive(Debug)]
-struct Client {
-    socket: UnixStream,
-    unparsed: Vec<u8>,
-    unsent: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -87,8 +81,7 @@ struct Caller {
 /// A container between clone3(2) and execve(2): the client that asked, and the outcome pipe.
 #[derive(Debug)]
 struct Starting {
-    client: u64,
-    request: u64,
+    caller: Caller,
     outcome: File,
     said: Vec<u8>,
     warnings: Vec<String>,
@@ -133,7 +126,7 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
         containers: BTreeMap::new(),
         ended: false,
     };
-    while !(shim.ended && shim.clients.values().all(|c| c.unsent.is_empty())) {
+    while !shim.ended || shim.clients.values().any(Client::has_unsent) {
         for ready in shim.wait()? {
             shim.serve(ready);
         }
@@ -150,9 +143,9 @@ impl Shim {
         ];
         for (id, client) in &self.clients {
             let mut interest = PollFlags::POLLIN;
-            interest.set(PollFlags::POLLOUT, !client.unsent.is_empty());
+            interest.set(PollFlags::POLLOUT, client.has_unsent());
             what.push(Ready::Client(*id, PollFlags::empty()));
-            fds.push(PollFd::new(client.socket.as_fd(), interest));
+            fds.push(PollFd::new(client.as_fd(), interest));
         }
         for (id, container) in &self.containers {
             if let Some(starting) = &container.starting {
@@ -196,8 +189,7 @@ impl Shim {
 
     fn accept(&mut self) {
         while let Ok((socket, _)) = self.listener.accept() {
-            if socket.set_nonblocking(true).is_ok() {
-                let client = Client { socket, unparsed: Vec::new(), unsent: Vec::new() };
+            if let Ok(client) = Client::new(socket) {
                 self.clients.insert(self.next_client, client);
                 self.next_client += 1;
             }
@@ -207,12 +199,17 @@ impl Shim {
     fn talk(&mut self, id: u64, found: PollFlags) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut alive = client.flush();
-        let mut requests = Vec::new();
+        let mut received = Vec::new();
         if found.intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR) {
-            alive &= client.read(&mut requests);
+            alive &= client.read(&mut received).unwrap_or_else(|error| {
+                note(&chain(&error));
+                false
+            });
         }
-        for request in requests {
-            if let Some(answer) = self.call(id, request.id, request.call) {
+        for Received { request, descriptors } in received {
+            let caller = Caller { client: id, request: request.id };
+            let answer = self.call(caller, request.call, descriptors);
+            if let Some(answer) = answer.unwrap_or_else(|problem| Some(refused(&problem))) {
                 self.send(id, &Message::Answer { id: request.id, answer });
             }
         }
@@ -223,68 +220,66 @@ impl Shim {
 
     fn send(&mut self, client_id: u64, message: &Message) {
         let Some(client) = self.clients.get_mut(&client_id) else { return };
-        let line = serde_json::to_vec(message).expect("messages have string keys");
-        client.unsent.extend_from_slice(&line);
-        client.unsent.push(b'\n');
-        if !client.flush() || client.unsent.len() > MAX_UNREAD_BYTES {
+        if !client.send(message) {
             self.clients.remove(&client_id);
         }
     }
 
     /// `None`: the answer follows later.
-    fn call(&mut self, client: u64, request: u64, call: Call) -> Option<Answer> {
-        let result = match call {
-            Call::Start { container, log, overlay, allow_without_device_control } => {
-                let without = match allow_without_device_control {
-                    true => WithoutControl::StartWithoutMknod,
-                    false => WithoutControl::Refuse,
-                };
-                self.start(Caller { client, request }, &container, log, &overlay, without)
+    fn call(&mut self, caller: Caller, call: Call, mut descriptors: Vec<OwnedFd>) -> Result<Option<Answer>> {
+        let most = call.most_descriptors();
+        if descriptors.len() > most {
+            return Err(ShimError::TooManyDescriptors { most });
+        }
+        match call {
+            Call::Start(start) => return self.start(caller, start, descriptors.pop()),
+            Call::Signal { container, signal } => self.signal(&container, signal)?,
+            Call::ReopenLog { container } => self.reopen_log(&container)?,
+            Call::List => {
+                return Ok(Some(Answer::Containers {
+                    pid: std::process::id().cast_signed(),
+                    receives_descriptors: true,
+                    containers: self
+                        .containers
+                        .iter()
+                        .map(|(id, c)| (id.clone(), c.status.clone()))
+                        .collect(),
+                }));
             }
-            Call::Signal { container, signal } => {
-                self.signal(&container, signal).map(|()| Some(Answer::Done))
-            }
-            Call::ReopenLog { container } => self.reopen_log(&container).map(|()| Some(Answer::Done)),
-            Call::List => Ok(Some(Answer::Containers {
-                pid: std::process::id().cast_signed(),
-                containers: self.containers.iter().map(|(id, c)| (id.clone(), c.status.clone())).collect(),
-            })),
-            Call::Shutdown => match self.containers.iter().find(|(_, c)| c.status.exit.is_none()) {
-                Some((id, _)) => Err(ShimError::Running { container: id.clone() }),
-                None => {
-                    self.ended = true;
-                    Ok(Some(Answer::Done))
+            Call::Shutdown => {
+                if let Some((id, _)) = self.containers.iter().find(|(_, c)| c.status.exit.is_none()) {
+                    return Err(ShimError::Running { container: id.clone() });
                 }
-            },
-        };
-        result.unwrap_or_else(|error| Some(refused(&error)))
+                self.ended = true;
+            }
+        }
+        Ok(Some(Answer::Done))
     }
 
-    fn start(
-        &mut self,
-        Caller { client, request }: Caller,
-        id: &str,
-        log: Option<PathBuf>,
-        overlay: &Overlay,
-        without_device_control: WithoutControl,
-    ) -> Result<Option<Answer>> {
-        if self.containers.contains_key(id) {
+    fn start(&mut self, caller: Caller, start: Start, stdin: Option<OwnedFd>) -> Result<Option<Answer>> {
+        let Start { container: id, log, overlay, allow_without_device_control } = start;
+        if self.containers.contains_key(&id) {
             return Err(ShimError::StartedBefore);
         }
         // Forgets removed containers: otherwise the list could exceed an answer's limit.
         let dir = &self.dir;
         self.containers.retain(|id, c| c.status.exit.is_none() || container_dir(dir, id).is_dir());
-        let bundle = container_dir(&self.dir, id);
+        let bundle = container_dir(&self.dir, &id);
         let spec =
             Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
         let log = LogFile::open(log.clone(), self.config.log_ceiling)
             .map_err(|source| ShimError::OpenLog { path: log.unwrap_or_default(), source })?;
-        let (stdout, stdout_end) = output_pipe("stdout")?;
-        let (stderr, stderr_end) = output_pipe("stderr")?;
-        let mut streams = vec![stdout, stderr];
+        let (own_stdout, stdout) = output_pipe("stdout")?;
+        let (own_stderr, stderr) = output_pipe("stderr")?;
+        let stdin = stdin.map_or_else(open_null, Ok)?;
+        let stdio = Stdio { stdin, stdout, stderr };
+        let mut streams = vec![own_stdout, own_stderr];
         let Some(program) = self.config.oci_runtime.clone() else {
-            let (stdout, stderr) = (stdout_end, stderr_end);
-            let with = Surroundings { overlay, stdout, stderr, without_device_control };
+            let without_device_control = match allow_without_device_control {
+                true => WithoutControl::StartWithoutMknod,
+                false => WithoutControl::Refuse,
+            };
+            let with = Surroundings { overlay: &overlay, stdio, without_device_control };
             let launched = launcher::launch(&bundle, &spec, with)?;
             let status = ShimStatus {
                 pid: launched.child.pid,
@@ -293,8 +288,7 @@ impl Shim {
                 exit: None,
             };
             let starting = Starting {
-                client,
-                request,
+                caller,
                 outcome: File::from(launched.outcome),
                 said: Vec::new(),
                 warnings: launched.warnings,
@@ -307,22 +301,20 @@ impl Shim {
                 starting: Some(starting),
                 status,
             };
-            self.containers.insert(id.to_owned(), container);
+            self.containers.insert(id, container);
             return Ok(None);
         };
         let state_dir = self.dir.join("oci");
         let runtime = OciRuntime { program: &program, state_dir: &state_dir };
-        let (pid, cgroup) = runtime
-            .create(id, &bundle, &spec, overlay, Outputs { stdout: stdout_end, stderr: stderr_end })
-            .map_err(|error| {
-                // The OCI runtime writes its error message to the container's stderr.
-                let said = streams[1].read_raw();
-                if said.is_empty() {
-                    ShimError::Launch(error)
-                } else {
-                    ShimError::OciRuntime { said: oci::last_message(&said) }
-                }
-            })?;
+        let (pid, cgroup) = runtime.create(&id, &bundle, &spec, &overlay, stdio).map_err(|error| {
+            // The OCI runtime writes its error message to the container's stderr.
+            let said = streams[1].read_raw();
+            if said.is_empty() {
+                ShimError::Launch(error)
+            } else {
+                ShimError::OciRuntime { said: oci::last_message(&said) }
+            }
+        })?;
         let pidfd = process::open_pidfd(pid)?.ok_or(ShimError::EndedEarly)?;
         // An OCI runtime restricts devices itself, or refuses.
         let status = ShimStatus { pid, started_at: now(), not_enforced: None, exit: None };
@@ -334,16 +326,16 @@ impl Shim {
             starting: None,
             status: status.clone(),
         };
-        if let Err(problem) = runtime.start(id) {
+        if let Err(problem) = runtime.start(&id) {
             // `delete` kills its process, which is reaped as an orphan.
-            if let Err(also) = runtime.delete(id, &bundle) {
+            if let Err(also) = runtime.delete(&id, &bundle) {
                 note(&format!("container {id}: {}", chain(&also)));
             }
             return Err(problem.into());
         }
-        self.containers.insert(id.to_owned(), container);
-        self.save(id);
-        Ok(Some(Answer::Started { container: id.to_owned(), status, warnings: Vec::new() }))
+        self.containers.insert(id.clone(), container);
+        self.save(&id);
+        Ok(Some(Answer::Started { container: id, status, warnings: Vec::new() }))
     }
 
     /// The outcome pipe of a starting container is readable or closed.
@@ -373,7 +365,8 @@ impl Shim {
                 refused(&problem)
             }
         };
-        self.send(starting.client, &Message::Answer { id: starting.request, answer });
+        let Caller { client, request } = starting.caller;
+        self.send(client, &Message::Answer { id: request, answer });
         self.settle(id);
     }
 
@@ -467,50 +460,15 @@ impl Container {
     }
 }
 
-impl Client {
-    /// `false`: the client has disconnected.
-    fn flush(&mut self) -> bool {
-        while !self.unsent.is_empty() {
-            match self.socket.write(&self.unsent) {
-                Ok(length) => drop(self.unsent.drain(..length)),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return true,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return false,
-            }
-        }
-        true
-    }
-
-    /// `false`: the client has disconnected, or sends invalid messages.
-    fn read(&mut self, requests: &mut Vec<Request>) -> bool {
-        let mut buffer = [0; 16 * 1024];
-        let alive = loop {
-            match self.socket.read(&mut buffer) {
-                Ok(0) => break false,
-                Ok(length) => self.unparsed.extend_from_slice(&buffer[..length]),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break true,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break false,
-            }
-        };
-        while let Some(end) = self.unparsed.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = self.unparsed.drain(..=end).collect();
-            match serde_json::from_slice(&line) {
-                Ok(request) => requests.push(request),
-                Err(error) => {
-                    note(&format!("request: {error}"));
-                    return false;
-                }
-            }
-        }
-        alive
-    }
-}
-
 /// Shortens the text: it may contain megabytes from an image, and an answer is one line of limited
 /// length.
 fn refused(error: &ShimError) -> Answer {
     Answer::Refused { problem: trace::shortened(chain(error), MAX_PROBLEM_BYTES) }
+}
+
+fn open_null() -> Result<OwnedFd> {
+    let null = File::open("/dev/null").map_err(|source| ShimError::Null { source })?;
+    Ok(null.into())
 }
 
 /// The shim's non-blocking read end, and the container's blocking write end.

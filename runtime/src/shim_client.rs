@@ -4,7 +4,7 @@ mod error;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use linux::{process, rootfs};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::Command;
@@ -25,6 +25,7 @@ use crate::blocking::blocking;
 use crate::error::{Error, Result};
 use crate::record;
 use crate::reexec::SHIM_NAME;
+use crate::shim::descriptors;
 use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
 pub(crate) use error::ShimProblem;
 
@@ -79,6 +80,7 @@ pub(crate) struct ShimClient {
     sandbox: String,
     process: ProcessId,
     writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    receives_descriptors: bool,
     next_id: AtomicU64,
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
 }
@@ -151,11 +153,13 @@ pub(crate) async fn connect(
         sandbox: sandbox.to_owned(),
         process: ProcessId { pid: 0, start_time: 0 },
         writer: tokio::sync::Mutex::new(writer),
+        receives_descriptors: false,
         next_id: AtomicU64::new(0),
         waiting,
     };
     match client.call_within(Call::List, limit).await? {
-        Answer::Containers { pid, containers } => {
+        Answer::Containers { pid, receives_descriptors, containers } => {
+            client.receives_descriptors = receives_descriptors;
             client.process = ProcessId::of(pid)?.ok_or_else(|| client.failed(ShimProblem::Ended))?;
             Ok((client, containers))
         }
@@ -175,18 +179,28 @@ impl ShimClient {
     }
 
     pub(crate) async fn call_within(&self, call: Call, limit: Duration) -> Result<Answer> {
-        self.ask(call, limit).await.map_err(|source| self.failed(source))
+        self.ask(call, &[], limit).await.map_err(|source| self.failed(source))
     }
 
-    /// Sends a call and waits. A refusal is an `Err` with the shim's message.
-    pub(crate) async fn ask(&self, call: Call, limit: Duration) -> std::result::Result<Answer, ShimProblem> {
+    /// Sends a call and waits. The shim gets duplicates of the descriptors. A refusal is an `Err`
+    /// with the shim's message.
+    pub(crate) async fn ask(
+        &self,
+        call: Call,
+        descriptors: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> std::result::Result<Answer, ShimProblem> {
+        if !descriptors.is_empty() && !self.receives_descriptors {
+            return Err(ShimProblem::NoDescriptors);
+        }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
-        let mut line = serde_json::to_vec(&Request { id, call }).expect("requests have string keys");
+        let request = Request { id, descriptors: descriptors.len(), call };
+        let mut line = serde_json::to_vec(&request).expect("requests have string keys");
         line.push(b'\n');
         let answer = async {
-            let sent = self.writer.lock().await.write_all(&line).await;
+            let sent = send(&mut *self.writer.lock().await, &line, descriptors).await;
             sent.map_err(|source| ShimProblem::Send { source })?;
             receiver.await.map_err(|_sender_dropped| ShimProblem::Ended)
         };
@@ -216,6 +230,20 @@ impl ShimClient {
     fn failed(&self, source: ShimProblem) -> Error {
         Error::Shim { sandbox: self.sandbox.clone(), source }
     }
+}
+
+async fn send(
+    writer: &mut OwnedWriteHalf,
+    line: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> std::io::Result<()> {
+    let mut sent = 0;
+    if !descriptors.is_empty() {
+        let socket: &UnixStream = (*writer).as_ref();
+        let send = || Ok(descriptors::send(socket, line, descriptors)?);
+        sent = socket.async_io(Interest::WRITABLE, send).await?;
+    }
+    writer.write_all(&line[sent..]).await
 }
 
 /// `false` if it has not ended within `deadline`.
@@ -261,7 +289,89 @@ async fn listen(
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
+    use crate::launcher::Overlay;
+    use crate::shim::client::{Client, Received};
+    use crate::shim::protocol::Start;
+
+    struct Deaf;
+
+    impl Listener for Deaf {
+        fn heard(&self, _sandbox: &str, _message: &Message) {}
+        fn lost(&self, _sandbox: &str) {}
+    }
+
+    /// Connects to the shim's side of the protocol, which answers List itself and has `answer` for
+    /// all other requests.
+    async fn connected(
+        receives_descriptors: bool,
+        mut answer: impl FnMut(Received) -> Answer + Send + 'static,
+    ) -> ShimClient {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = in_directory(dir.path(), |path| StdListener::bind(path)).unwrap();
+        std::thread::spawn(move || {
+            let mut client = Client::new(listener.accept().unwrap().0).unwrap();
+            let mut alive = true;
+            while alive {
+                poll(&mut [PollFd::new(client.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+                let mut received = Vec::new();
+                alive = client.read(&mut received).unwrap();
+                for request in received {
+                    let id = request.request.id;
+                    let answer = match request.request.call {
+                        Call::List => Answer::Containers {
+                            pid: std::process::id().cast_signed(),
+                            receives_descriptors,
+                            containers: BTreeMap::new(),
+                        },
+                        _ => answer(request),
+                    };
+                    assert!(client.send(&Message::Answer { id, answer }));
+                }
+            }
+        });
+        connect("sandbox", dir.path(), Arc::new(Deaf), ANSWER_DEADLINE).await.unwrap().0
+    }
+
+    fn start_with_layers(lower: Vec<PathBuf>) -> Call {
+        let overlay = Overlay { lower, upper: "/upper".into(), work: "/work".into() };
+        Call::Start(Start { container: "c".into(), log: None, overlay, allow_without_device_control: false })
+    }
+
+    /// The shim reads from the descriptor, and its refusal has what it read.
+    #[tokio::test]
+    async fn the_shim_reads_from_the_pipe_that_was_sent_with_a_request_of_any_length() {
+        let client = connected(true, |mut received| {
+            let mut problem = String::new();
+            let pipe = received.descriptors.pop().unwrap();
+            File::from(pipe).read_to_string(&mut problem).unwrap();
+            Answer::Refused { problem }
+        })
+        .await;
+        for layers in [0, 10_000] {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            write!(writer, "text beside {layers} layers").unwrap();
+            drop(writer);
+            let call = start_with_layers(vec!["/var/lib/hawser-runtime/images/layers".into(); layers]);
+            let answer = client.ask(call, &[reader.as_fd()], ANSWER_DEADLINE).await;
+            assert_eq!(answer.unwrap_err().to_string(), format!("text beside {layers} layers"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_shim_of_an_earlier_version_gets_no_descriptors_and_answers_other_calls() {
+        let client = connected(false, |_| Answer::Done).await;
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let call = || start_with_layers(Vec::new());
+        let refused = client.ask(call(), &[reader.as_fd()], ANSWER_DEADLINE).await.unwrap_err();
+        assert!(matches!(refused, ShimProblem::NoDescriptors), "{refused}");
+        assert_eq!(client.ask(call(), &[], ANSWER_DEADLINE).await.unwrap(), Answer::Done);
+    }
 
     #[tokio::test]
     async fn a_line_without_an_end_ends_the_connection_within_its_limit() {

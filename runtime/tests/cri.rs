@@ -27,3 +27,5 @@ mod restart;
 mod sandboxes;
 #[path = "cri/seccomp.rs"]
 mod seccomp;
+#[path = "cri/shim_protocol.rs"]
+mod shim_protocol;

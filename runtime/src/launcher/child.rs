@@ -24,11 +24,12 @@ use super::error::{ExecProblem, LaunchError, Result};
 use super::plan::{Plan, PlannedMount, What};
 use super::root::Root;
 
+/// The container's ends.
 #[derive(Debug)]
-pub(super) struct Stdio {
-    pub(super) stdin: OwnedFd,
-    pub(super) stdout: OwnedFd,
-    pub(super) stderr: OwnedFd,
+pub(crate) struct Stdio {
+    pub(crate) stdin: OwnedFd,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
 }
 
 /// Returns only if the program does not run, with the reason.

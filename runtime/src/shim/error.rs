@@ -17,6 +17,8 @@ pub(super) enum ShimError {
     StartedBefore,
     #[error("no such container in this pod")]
     NoContainer,
+    #[error("descriptors: the call takes at most {most}")]
+    TooManyDescriptors { most: usize },
     #[error("read config.json")]
     Specification {
         #[source]
@@ -36,6 +38,11 @@ pub(super) enum ShimError {
     #[error("pipe for {name}")]
     Pipe {
         name: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("open /dev/null")]
+    Null {
         #[source]
         source: io::Error,
     },

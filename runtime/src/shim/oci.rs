@@ -4,15 +4,15 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{self, Command, Output};
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use linux::mount::UnmountMode;
 use linux::rootfs;
 use oci_spec::runtime::Spec;
 
-use crate::launcher::Overlay;
 use crate::launcher::error::{LaunchError, Result};
+use crate::launcher::{Overlay, Stdio};
 use crate::spec::mount_policy::{MountPolicy, Source};
 
 #[derive(Debug)]
@@ -20,12 +20,6 @@ pub(super) struct OciRuntime<'a> {
     pub(super) program: &'a Path,
     /// The OCI runtime's own state directory, in the sandbox's directory.
     pub(super) state_dir: &'a Path,
-}
-
-/// The container's ends of its pipes.
-pub(super) struct Outputs {
-    pub(super) stdout: OwnedFd,
-    pub(super) stderr: OwnedFd,
 }
 
 impl OciRuntime<'_> {
@@ -36,7 +30,7 @@ impl OciRuntime<'_> {
         bundle: &Path,
         spec: &Spec,
         overlay: &Overlay,
-        Outputs { stdout, stderr }: Outputs,
+        stdio: Stdio,
     ) -> Result<(i32, Cgroup)> {
         mount_root(bundle, overlay)?;
         if let Err(problem) = check_links(bundle, spec) {
@@ -50,9 +44,9 @@ impl OciRuntime<'_> {
             .arg("--pid-file")
             .arg(&pid_file)
             .arg(container)
-            .stdin(Stdio::null())
-            .stdout(stdout)
-            .stderr(stderr)
+            .stdin(stdio.stdin)
+            .stdout(stdio.stdout)
+            .stderr(stdio.stderr)
             .status()
             .map_err(|source| self.failed(source))?;
         if !output.success() {
@@ -83,8 +77,11 @@ impl OciRuntime<'_> {
     }
 
     fn run(&self, args: &[&str]) -> Result<()> {
-        let output: Output =
-            self.command(args).stdin(Stdio::null()).output().map_err(|source| self.failed(source))?;
+        let output: Output = self
+            .command(args)
+            .stdin(process::Stdio::null())
+            .output()
+            .map_err(|source| self.failed(source))?;
         if output.status.success() {
             return Ok(());
         }

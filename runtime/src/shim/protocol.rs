@@ -1,5 +1,9 @@
 //! The messages between runtime and shim: JSON, one message on each line, over the unix stream
-//! socket `shim.sock` in the sandbox's directory.
+//! socket `shim.sock` in the sandbox's directory. A request's descriptors go with its first byte
+//! (SCM_RIGHTS); the shim's messages have none.
+//!
+//! Invariant: a runtime understands the shims of earlier versions, which go on with their pods. New
+//! fields have defaults, and a shim says in its first answer what it can do.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +31,9 @@ pub(crate) struct ShimConfig {
 pub(crate) struct Request {
     /// Repeated in the answer.
     pub(crate) id: u64,
+    /// How many come with it.
+    #[serde(default)]
+    pub(crate) descriptors: usize,
     #[serde(flatten)]
     pub(crate) call: Call,
 }
@@ -34,15 +41,8 @@ pub(crate) struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "snake_case")]
 pub(crate) enum Call {
-    Start {
-        container: String,
-        /// `None`: output is read and discarded.
-        log: Option<PathBuf>,
-        overlay: Overlay,
-        /// If the device rules cannot be enforced: start without CAP_MKNOD.
-        #[serde(default)]
-        allow_without_device_control: bool,
-    },
+    /// Takes a descriptor for the container's stdin; without one, it is /dev/null.
+    Start(Start),
     Signal {
         container: String,
         signal: i32,
@@ -54,6 +54,29 @@ pub(crate) enum Call {
     List,
     /// Refused while a container runs.
     Shutdown,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) container: String,
+    /// `None`: output is read and discarded.
+    pub(crate) log: Option<PathBuf>,
+    pub(crate) overlay: Overlay,
+    /// If the device rules cannot be enforced: start without CAP_MKNOD.
+    #[serde(default)]
+    pub(crate) allow_without_device_control: bool,
+}
+
+/// The most descriptors that one request may have.
+pub(crate) const MOST_DESCRIPTORS: usize = 1;
+
+impl Call {
+    pub(crate) fn most_descriptors(&self) -> usize {
+        match self {
+            Self::Start(_) => 1,
+            Self::Signal { .. } | Self::ReopenLog { .. } | Self::List | Self::Shutdown => 0,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +98,9 @@ pub(crate) enum Answer {
     Containers {
         /// The shim's pid.
         pid: i32,
+        /// A shim of an earlier version reads requests without their descriptors.
+        #[serde(default)]
+        receives_descriptors: bool,
         containers: BTreeMap<String, ShimStatus>,
     },
     Refused {
@@ -118,4 +144,35 @@ pub(crate) fn container_dir(sandbox_dir: &Path, container: &str) -> PathBuf {
 /// The current time in nanoseconds since 1970.
 pub(crate) fn now() -> i64 {
     i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_first_answer_of_an_earlier_shim_is_understood() {
+        let message = json!({"message": "answer", "id": 0, "answer": {
+            "answer": "containers", "pid": 7, "containers": {"c": {"pid": 8, "started_at": 9, "exit": null}},
+        }});
+        let Message::Answer { answer: Answer::Containers { receives_descriptors, containers, .. }, .. } =
+            serde_json::from_value(message).unwrap()
+        else {
+            panic!("an answer")
+        };
+        assert!(!receives_descriptors);
+        assert_eq!(containers["c"].pid, 8);
+    }
+
+    #[test]
+    fn a_request_of_another_version_is_understood() {
+        let request = json!({"id": 1, "later": true, "call": "signal", "container": "c", "signal": 9});
+        let call = Call::Signal { container: "c".to_owned(), signal: 9 };
+        assert_eq!(
+            serde_json::from_value::<Request>(request).unwrap(),
+            Request { id: 1, descriptors: 0, call }
+        );
+    }
 }

@@ -25,6 +25,10 @@ pub enum ShimProblem {
     NoAnswer { limit: Duration },
     #[error("the shim answered {answer}")]
     UnexpectedAnswer { answer: String },
+    #[error(
+        "it was started by an earlier version of the runtime and receives no descriptors: start the pod anew"
+    )]
+    NoDescriptors,
     /// The shim's text, with the causes: the launcher's or the OCI runtime's message.
     #[error("{problem}")]
     Refused { problem: String },
