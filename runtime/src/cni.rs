@@ -5,6 +5,7 @@
 
 mod cache;
 mod conflist;
+pub(crate) mod error;
 mod exec;
 
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 pub(crate) use conflist::NetworkList;
-pub(crate) use exec::PluginProblem;
+use error::PluginProblem;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Cni {

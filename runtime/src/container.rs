@@ -16,7 +16,8 @@ use crate::record;
 use crate::record::new_id;
 use crate::runtime::Runtime;
 use crate::shim::protocol::{Answer, Call, Start, now};
-use crate::shim_client::{ANSWER_DEADLINE, START_DEADLINE, ShimProblem};
+use crate::shim_client::error::ShimProblem;
+use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::spec::{self, SandboxView};
 use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
 
@@ -174,7 +175,7 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
             }
             return Ok(());
         }
-        Ok(other) => ShimProblem::unexpected(&other),
+        Ok(other) => shim_client::unexpected(&other),
         Err(problem) => problem,
     };
     // If no answer came, its process may still wait in execve(2) for a file that another process

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 pub(crate) use linux::chain;
 use tonic::{Code, Status};
 
-use crate::cni::PluginProblem;
+use crate::cni::error::PluginProblem;
 use crate::images::error::ImageError;
-use crate::shim_client::ShimProblem;
-use crate::spec::{HostPathProblem, MountRefusal};
+use crate::shim_client::error::ShimProblem;
+use crate::spec::host_path::HostPathProblem;
+use crate::spec::mount_policy::MountRefusal;
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 

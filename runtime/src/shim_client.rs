@@ -1,6 +1,6 @@
 //! The runtime's side of a shim: starting it, calling it, receiving its messages.
 
-mod error;
+pub(crate) mod error;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -27,7 +27,7 @@ use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::shim::descriptors;
 use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
-pub(crate) use error::ShimProblem;
+use error::ShimProblem;
 
 const SOCKET: &str = "shim.sock";
 /// Starting a container takes mounts and an execve; longer waits mean that it hangs.
@@ -163,7 +163,7 @@ pub(crate) async fn connect(
             client.process = ProcessId::of(pid)?.ok_or_else(|| client.failed(ShimProblem::Ended))?;
             Ok((client, containers))
         }
-        other => Err(client.failed(ShimProblem::unexpected(&other))),
+        other => Err(client.failed(unexpected(&other))),
     }
 }
 
@@ -230,6 +230,10 @@ impl ShimClient {
     fn failed(&self, source: ShimProblem) -> Error {
         Error::Shim { sandbox: self.sandbox.clone(), source }
     }
+}
+
+pub(crate) fn unexpected(answer: &Answer) -> ShimProblem {
+    ShimProblem::UnexpectedAnswer { answer: format!("{answer:?}") }
 }
 
 async fn send(

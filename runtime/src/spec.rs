@@ -5,6 +5,7 @@
 //! that the machine does not allow are clamped here and listed in `warnings`.
 
 pub(crate) mod capabilities;
+pub(crate) mod host_path;
 pub(crate) mod mount_policy;
 mod mounts;
 pub(crate) mod seccomp;
@@ -21,8 +22,6 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::images::ImageConfig;
 use mount_policy::MountPolicy;
-pub(crate) use mount_policy::MountRefusal;
-pub(crate) use mounts::HostPathProblem;
 use user::User;
 
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

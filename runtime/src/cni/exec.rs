@@ -1,8 +1,7 @@
 //! Runs one plugin once (CNI specification, "Section 2: Execution Protocol").
 
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Output, Stdio};
+use std::path::Path;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -11,39 +10,12 @@ use tokio::process::Command;
 use tracing::Instrument;
 
 use super::conflist::Plugin;
+use super::error::PluginProblem;
 use super::{Attachment, Cni, NetworkList};
 use crate::error::{Error, Result};
 
 /// A slower plugin is killed: otherwise pods would wait for it forever.
 const DEADLINE: Duration = Duration::from_secs(120);
-
-/// Why a plugin has no result.
-#[derive(Debug, thiserror::Error)]
-pub enum PluginProblem {
-    // The words of libcni.
-    #[error("failed to find plugin {plugin:?} in path [{}]", .bin_dir.display())]
-    Missing { plugin: String, bin_dir: PathBuf },
-    #[error("run {}", .program.display())]
-    Run {
-        program: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("no answer within {} s, killed", .limit.as_secs())]
-    Timeout { limit: Duration },
-    /// From its error object.
-    #[error("code {code}: {message}{}", .details.as_ref().map(|d| format!(": {d}")).unwrap_or_default())]
-    Failed { code: Value, message: String, details: Option<String> },
-    #[error("netplugin failed: {output:?} ({status})")]
-    NoErrorObject { output: String, status: ExitStatus },
-    #[error("netplugin failed with no error message: {status}")]
-    Silent { status: ExitStatus },
-    #[error("its result is not JSON")]
-    Result {
-        #[source]
-        source: serde_json::Error,
-    },
-}
 
 /// Returns its stdout. A non-zero exit is an error with the plugin's own message.
 pub(super) async fn run(
@@ -133,6 +105,7 @@ fn problem_of(Output { stdout, stderr, status }: &Output) -> PluginProblem {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
 
     use super::*;
 

@@ -3,8 +3,6 @@
 use std::io;
 use std::time::Duration;
 
-use crate::shim::protocol::Answer;
-
 #[derive(Debug, thiserror::Error)]
 pub enum ShimProblem {
     #[error("start")]
@@ -32,10 +30,4 @@ pub enum ShimProblem {
     /// The shim's text, with the causes: the launcher's or the OCI runtime's message.
     #[error("{problem}")]
     Refused { problem: String },
-}
-
-impl ShimProblem {
-    pub(crate) fn unexpected(answer: &Answer) -> Self {
-        Self::UnexpectedAnswer { answer: format!("{answer:?}") }
-    }
 }

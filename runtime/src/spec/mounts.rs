@@ -2,7 +2,6 @@
 //!
 //! Invariant: nothing is made on the host before every mount of the request was allowed.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
@@ -12,26 +11,9 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde_json::{Value, json};
 
 use super::SandboxView;
+use super::host_path::HostPathProblem;
 use super::mount_policy::{MountPolicy, Source, cleaned};
 use crate::error::{Error, Result};
-
-/// Why a path of the host cannot be mounted.
-#[derive(Debug, thiserror::Error)]
-pub enum HostPathProblem {
-    #[error(transparent)]
-    Find(io::Error),
-    #[error("it does not exist, and is not made because of its \"..\"")]
-    ParentDir,
-    #[error("this volume of a pod is not mounted")]
-    NotMounted,
-    #[error("it has no existing parent")]
-    NoParent,
-    #[error("create directory")]
-    Create {
-        #[source]
-        source: rustix::io::Errno,
-    },
-}
 
 /// All mounts, in the order in which they are made.
 pub(super) fn build(
