@@ -53,7 +53,7 @@ impl Volume {
     }
 }
 
-/// What [`Held::forget_volume`] gives back. Dropping it closes the descriptors.
+/// What [`Held::forget_volume`] closed, and the socket that is still to be closed.
 #[derive(Debug)]
 pub(crate) struct Forgotten {
     pub(crate) closed: usize,

@@ -259,7 +259,6 @@ fn forget_volume(server: &mut Server, volume: VolumeKey) -> Reply<'static> {
         server.daemons.remove(&daemon);
     }
     let closed = crate::held::small(forgotten.closed);
-    drop(forgotten);
     server.log.info(format_args!("volume {volume}: released, {closed} descriptors"));
     Reply::done(closed)
 }

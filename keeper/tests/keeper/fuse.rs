@@ -1,0 +1,157 @@
+//! Real FUSE connections, which end with their last holder.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use keeper::wire::Role;
+use linux::mount::{FuseConnections, FuseMountOptions, FuseName, MountFlags};
+use nix::errno::Errno;
+use tests::eventually;
+
+use crate::fixture::{Keeper, LIMIT, key};
+
+const NAME: FuseName<'_> = FuseName { source: "hawser-test", subtype: "hawser" };
+const OPTIONS: FuseMountOptions = FuseMountOptions {
+    flags: MountFlags {
+        read_only: false,
+        nosuid: true,
+        nodev: true,
+        noexec: false,
+        access_times: linux::mount::AccessTimes::Kernels,
+        nodiratime: false,
+        sync: false,
+    },
+    allow_other: true,
+    default_permissions: false,
+};
+
+/// A mount that is attached nowhere, and whose daemon has not even answered INIT.
+pub(crate) fn detached(device: &OwnedFd) -> OwnedFd {
+    let options = FuseMountOptions { default_permissions: true, ..OPTIONS };
+    linux::mount::new_fuse(device, NAME, options).unwrap()
+}
+
+/// Reads a request and answers it: INIT as a daemon does, all others with ENOENT. Returns its opcode.
+fn answer_one(device: &mut File) -> u32 {
+    // include/uapi/linux/fuse.h
+    const INIT: u32 = 26;
+    let mut request = vec![0; 256 * 1024];
+    let len = device.read(&mut request).unwrap();
+    assert!(len >= 40, "{len}");
+    let opcode = u32::from_le_bytes(request[4..8].try_into().unwrap());
+    let unique = &request[8..16];
+    let (error, body) = if opcode == INIT {
+        let mut init = vec![0; 64];
+        init[..4].copy_from_slice(&7_u32.to_le_bytes());
+        init[4..8].copy_from_slice(&31_u32.to_le_bytes());
+        // max_write
+        init[20..24].copy_from_slice(&4096_u32.to_le_bytes());
+        (0, init)
+    } else {
+        (-(Errno::ENOENT as i32), Vec::new())
+    };
+    let len = u32::try_from(16 + body.len()).unwrap();
+    let answer = [&len.to_le_bytes()[..], &error.to_le_bytes(), unique, &body].concat();
+    device.write_all(&answer).unwrap();
+    opcode
+}
+
+fn minor(mount: &Path) -> u32 {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    let entries = linux::mountinfo::read_of(tid).unwrap();
+    entries.into_iter().find(|entry| entry.mount_point == mount).expect("it is mounted").minor
+}
+
+fn wait_for_request(minor: u32) {
+    let connections = FuseConnections::open().unwrap();
+    eventually("a request waits", LIMIT, || {
+        let waiting = connections.waiting(minor)?;
+        anyhow::ensure!(waiting == Some(1), "{waiting:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn look_up(mount: &Path) -> std::io::Error {
+    std::fs::symlink_metadata(mount.join("name")).unwrap_err()
+}
+
+#[test]
+fn a_connection_outlives_its_daemon_while_the_keeper_holds_it() {
+    let keeper = Keeper::start();
+    let mut client = keeper.client();
+    let mount = keeper.sandbox.make_dir("mount").unwrap();
+    let device = linux::mount::open_fuse_device().unwrap();
+    linux::mount::mount_fuse(&device, NAME, &mount, OPTIONS).unwrap();
+    let minor = minor(&mount);
+    let mut device = File::from(device);
+    answer_one(&mut device);
+    client.put(key(1), Role::Connection, device.as_fd()).unwrap();
+
+    // A process that holds the connection, and is killed.
+    let mut holder = {
+        let mut command = keeper.sandbox.command(Path::new("/bin/sleep"));
+        command.arg("1000").stdin(Stdio::from(device)).spawn().unwrap()
+    };
+    let waiting = {
+        let mount = mount.clone();
+        std::thread::spawn(move || look_up(&mount))
+    };
+    wait_for_request(minor);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(!waiting.is_finished());
+    wait_for_request(minor);
+
+    // A successor answers the request that no daemon had read.
+    let mut successor = File::from(client.get(key(1), Role::Connection).unwrap().unwrap());
+    const LOOKUP: u32 = 1;
+    assert_eq!(answer_one(&mut successor), LOOKUP);
+    assert_eq!(waiting.join().unwrap().kind(), ErrorKind::NotFound);
+    drop(successor);
+
+    client.forget_volume(key(1)).unwrap();
+    // Processes that other tests' threads start have all descriptors until they run their program:
+    // a lookup in that moment is aborted.
+    eventually("the connection ends", LIMIT, || {
+        let error = look_up(&mount);
+        anyhow::ensure!(error.raw_os_error() == Some(Errno::ENOTCONN as i32), "{error}");
+        Ok(())
+    })
+    .unwrap();
+    linux::mount::unmount(&mount, linux::mount::UnmountMode::Detach).unwrap();
+}
+
+#[test]
+fn the_last_close_of_a_parked_mount_ends_its_connection() {
+    let keeper = Keeper::start();
+    let mut client = keeper.client();
+    let mut device = File::from(linux::mount::open_fuse_device().unwrap());
+    let mount = linux::mount::new_fuse(&device, NAME, OPTIONS).unwrap();
+    answer_one(&mut device);
+    client.put(key(1), Role::ParkedMount, mount.as_fd()).unwrap();
+    drop(mount);
+    let parked = client.get(key(1), Role::ParkedMount).unwrap().unwrap();
+    let target = keeper.sandbox.make_dir("target").unwrap();
+    linux::mount::move_mount(&parked, &target).unwrap();
+    linux::mount::unmount(&target, linux::mount::UnmountMode::Detach).unwrap();
+    drop(parked);
+    let is_open = |device: &File| {
+        let mut polled = [rustix::event::PollFd::new(device, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec::try_from(Duration::ZERO).unwrap();
+        rustix::event::poll(&mut polled, Some(&now)).unwrap();
+        !polled[0].revents().contains(rustix::event::PollFlags::ERR)
+    };
+    assert!(is_open(&device));
+    assert!(client.forget(key(1), Role::ParkedMount).unwrap());
+    // Not at once: see above.
+    eventually("the connection ends", LIMIT, || {
+        anyhow::ensure!(!is_open(&device), "it is open");
+        Ok(())
+    })
+    .unwrap();
+}

@@ -1,0 +1,11 @@
+//! The real binary against the real kernel: each test has a keeper of its own.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod fixture;
+mod fuse;
+mod hostile;
+mod memory;
+mod removed;
+mod roles;
+mod start;
