@@ -10,8 +10,9 @@ use anyhow::{Context, Result, bail, ensure};
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Package and binary of everything that runs on a node or in an image for long.
-pub const PRODUCTS: [(&str, &str); 5] = [
+pub const PRODUCTS: [(&str, &str); 6] = [
     ("volume-local", "hawser-volume"),
+    ("keeper", "hawser-keeper"),
     ("csi-driver", "hawser-csi"),
     ("runtime", "hawser-runtime"),
     ("kubelet", "hawser-kubelet"),
