@@ -45,4 +45,19 @@ mod tests {
     fn seeds_of_keeper_packets_hold() {
         tests::seeds::run("keeper_packets", super::keeper_packets);
     }
+
+    /// Each seed cut at each length, and with each byte replaced by each value.
+    #[test]
+    fn neighbours_of_the_seeds_hold() {
+        tests::seeds::run("keeper_packets", |seed| {
+            (0..seed.len()).for_each(|length| super::keeper_packets(&seed[..length]));
+            for at in 0..seed.len() {
+                let mut neighbour = seed.to_vec();
+                for byte in 0..=u8::MAX {
+                    neighbour[at] = byte;
+                    super::keeper_packets(&neighbour);
+                }
+            }
+        });
+    }
 }

@@ -11,10 +11,11 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, sockopt};
+use rustix::net::{Shutdown, SocketFlags};
 
 use crate::config::Config;
 use crate::held::Held;
@@ -177,10 +178,11 @@ impl Server {
 
     /// Only root's connections. Others cannot even open the socket, unless its mode was changed.
     fn admit(&mut self, socket: OwnedFd) {
-        match sockopt::socket_peercred(&socket) {
-            Ok(peer) if peer.uid.is_root() => {}
+        // Not by rustix: a process of another pid namespace has no pid here, for which it has no type.
+        match getsockopt(&socket, PeerCredentials) {
+            Ok(peer) if peer.uid() == 0 => {}
             Ok(peer) => {
-                let (pid, uid) = (peer.pid.as_raw_nonzero(), peer.uid.as_raw());
+                let (pid, uid) = (peer.pid(), peer.uid());
                 return self.log.warn(format_args!("refused a connection of process {pid}, uid {uid}"));
             }
             Err(e) => return self.log.warn(format_args!("credentials of a connection: {e}")),

@@ -312,3 +312,67 @@ fn a_daemon_does_not_wait_for_a_keeper_that_does_not_read() {
     keeper.process.signal(nix::sys::signal::Signal::SIGCONT).unwrap();
     eventually("it reads again", LIMIT, || Ok(removed.drop_removed(0)?)).unwrap();
 }
+
+/// With the system calls that `volume-fs` leaves a daemon (its `seccomp.rs`), as far as they matter
+/// here: no recvmsg, and none to make or change a socket.
+#[test]
+fn a_confined_daemon_puts_drops_and_reads_refusals() {
+    use linux::process::{BpfInstruction, install_seccomp};
+    use nix::libc;
+    const ALLOWED: [libc::c_long; 20] = [
+        libc::SYS_sendmsg,
+        libc::SYS_recvfrom,
+        libc::SYS_ppoll,
+        libc::SYS_read,
+        libc::SYS_write,
+        libc::SYS_close,
+        libc::SYS_fcntl,
+        libc::SYS_brk,
+        libc::SYS_mmap,
+        libc::SYS_munmap,
+        libc::SYS_mremap,
+        libc::SYS_mprotect,
+        libc::SYS_madvise,
+        libc::SYS_futex,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_sigaltstack,
+        libc::SYS_sched_yield,
+        libc::SYS_clock_gettime,
+        libc::SYS_exit,
+        libc::SYS_exit_group,
+    ];
+    // linux/bpf_common.h, linux/seccomp.h
+    let instruction = |code, jt, k| BpfInstruction { code, jt, jf: 0, k };
+    let mut filter = vec![instruction(0x20, 0, 0)];
+    for (at, call) in ALLOWED.iter().enumerate() {
+        let to_last = u8::try_from(ALLOWED.len() - at).unwrap();
+        filter.push(instruction(0x15, to_last, u32::try_from(*call).unwrap()));
+    }
+    filter.push(instruction(0x06, 0, 0x0005_0000 | 1));
+    filter.push(instruction(0x06, 0, 0x7fff_0000));
+
+    let keeper = Keeper::start();
+    let socket = keeper.client().daemon_socket(key(1)).unwrap();
+    let (one, null) = (file("x"), File::open("/dev/null").unwrap());
+    let confined = std::thread::spawn(move || {
+        install_seccomp(&filter).unwrap();
+        let removed = Removed::new(socket, LIMIT).unwrap();
+        // Enough to wait for the keeper now and then.
+        for node in 0..3000 {
+            removed.put_removed(node, one.as_fd()).unwrap();
+        }
+        for node in 0..2999 {
+            removed.drop_removed(node).unwrap();
+        }
+        removed.put_removed(5, null.as_fd()).unwrap();
+        let mut polled = [rustix::event::PollFd::new(&removed, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut polled, None).unwrap();
+        let refused = removed.refused().unwrap();
+        let listed = removed.list_removed().unwrap_err();
+        (refused, listed.to_string())
+    });
+    let (refused, listed) = confined.join().unwrap();
+    assert_eq!(refused, [(5, Refusal::Device)]);
+    assert_eq!(listed, "LIST_REMOVED: send to the keeper, or receive");
+    assert_eq!(keeper.removed(key(1)).list_removed().unwrap().len(), 1);
+}
