@@ -5,7 +5,6 @@
 //! daemon's seccomp filter allows (sendmsg, recvfrom, ppoll, fcntl with F_GETFL). Only
 //! [`Removed::list_removed`] needs recvmsg, so it comes before the filter.
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,7 @@ use rustix::net::RecvFlags;
 use crate::Error;
 use crate::packets;
 use crate::wire::Refusal;
-use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES};
+use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind};
 
 /// The number of a listing. A socket has one daemon, which lists once.
 const LISTING: u64 = 1;
@@ -108,9 +107,8 @@ impl Removed {
     fn receive(&self, op: &'static str) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
         let deadline = Instant::now() + self.limit;
         let mut buffer = [0; DaemonPacket::MOST_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_NODES))];
         loop {
-            match packets::receive(&self.socket, &mut buffer, &mut space) {
+            match packets::receive(&self.socket, &mut buffer) {
                 Ok(received) if received.bytes == 0 && received.fds.is_empty() => {
                     return Err(Error::Closed { op });
                 }

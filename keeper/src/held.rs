@@ -1,4 +1,4 @@
-//! What is held: the descriptors of all volumes. No I/O but the close of a descriptor.
+//! What is held: the descriptors of all volumes. Its only I/O is to close them.
 //!
 //! Invariant: a volume has an entry exactly as long as something of it is held or its daemon is
 //! connected.
@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use crate::closer::Closer;
 use crate::wire::{Counts, Entry, Refusal, Role, Roles, VolumeKey};
 
 /// Removed files of one volume.
@@ -20,6 +21,7 @@ pub(crate) struct Held {
     totals: Totals,
     /// Descriptors that may be open for volumes.
     most_open: u64,
+    closer: Closer,
 }
 
 /// Of all volumes.
@@ -61,26 +63,32 @@ pub(crate) struct Forgotten {
 }
 
 impl Held {
-    pub(crate) fn new(most_open: u64) -> Self {
-        Self { volumes: BTreeMap::new(), totals: Totals::default(), most_open }
+    pub(crate) fn new(most_open: u64, closer: Closer) -> Self {
+        Self { volumes: BTreeMap::new(), totals: Totals::default(), most_open, closer }
     }
 
-    /// Returns the descriptor that this one replaces.
-    pub(crate) fn put(&mut self, volume: VolumeKey, role: Role, fd: OwnedFd) -> Option<OwnedFd> {
+    /// Closes a descriptor that is not held, in the background.
+    pub(crate) fn close(&self, fd: OwnedFd) {
+        self.closer.close(fd);
+    }
+
+    /// Returns whether it replaced another descriptor, which is closed.
+    pub(crate) fn put(&mut self, volume: VolumeKey, role: Role, fd: OwnedFd) -> bool {
         let replaced = self.volumes.entry(volume).or_default().role(role).replace(fd);
         self.totals.descriptors += usize::from(replaced.is_none());
-        replaced
+        self.close_role(role, replaced)
     }
 
     pub(crate) fn get(&self, volume: VolumeKey, role: Role) -> Option<BorrowedFd<'_>> {
         self.volumes.get(&volume)?.roles[role as usize - 1].as_ref().map(AsFd::as_fd)
     }
 
-    pub(crate) fn forget(&mut self, volume: VolumeKey, role: Role) -> Option<OwnedFd> {
-        let fd = self.volumes.get_mut(&volume)?.role(role).take();
-        self.totals.descriptors -= usize::from(fd.is_some());
+    /// Closes it. Returns whether there was one.
+    pub(crate) fn forget(&mut self, volume: VolumeKey, role: Role) -> bool {
+        let forgotten = self.volumes.get_mut(&volume).and_then(|found| found.role(role).take());
+        self.totals.descriptors -= usize::from(forgotten.is_some());
         self.prune(volume);
-        fd
+        self.close_role(role, forgotten)
     }
 
     pub(crate) fn forget_volume(&mut self, volume: VolumeKey) -> Forgotten {
@@ -89,7 +97,23 @@ impl Held {
         self.totals.descriptors -= descriptors;
         self.totals.removed -= removed;
         self.totals.daemons -= usize::from(found.daemon.is_some());
+        for (role, fd) in Role::ALL.into_iter().zip(found.roles) {
+            self.close_role(role, fd);
+        }
+        found.removed.into_values().for_each(|fd| self.closer.close(fd));
         Forgotten { closed: descriptors + removed, daemon: found.daemon }
+    }
+
+    /// Returns whether there is something to close.
+    fn close_role(&self, role: Role, fd: Option<OwnedFd>) -> bool {
+        let Some(fd) = fd else { return false };
+        match role {
+            // Before the reply: the driver relies on the end of the FUSE connection, and these wait
+            // for no file system.
+            Role::Connection | Role::ParkedMount | Role::StateTable => drop(fd),
+            Role::Directory | Role::UsageFile => self.closer.close(fd),
+        }
+        true
     }
 
     /// Returns the number of the older socket.
@@ -114,29 +138,32 @@ impl Held {
         self.volumes.get(&volume)?.daemon
     }
 
-    /// Returns the descriptor that this one replaces. The volume's daemon must be connected.
-    pub(crate) fn put_removed(
-        &mut self,
-        volume: VolumeKey,
-        node: u64,
-        fd: OwnedFd,
-    ) -> Result<Option<OwnedFd>, Refusal> {
+    /// Closes an older one of this node, or this one if it is refused. The volume's daemon must be
+    /// connected.
+    pub(crate) fn put_removed(&mut self, volume: VolumeKey, node: u64, fd: OwnedFd) -> Result<(), Refusal> {
         // Twice what is left: one volume can take two thirds of all, and leaves room for others.
         let most = MOST_REMOVED.min(self.room().saturating_mul(2));
-        let removed = &mut self.volumes.get_mut(&volume).ok_or(Refusal::NotHeld)?.removed;
-        if removed.len() >= most && !removed.contains_key(&node) {
-            return Err(Refusal::Full);
+        let found = self.volumes.get_mut(&volume).map(|found| &mut found.removed);
+        match found.filter(|removed| removed.len() < most || removed.contains_key(&node)) {
+            Some(removed) => {
+                let replaced = removed.insert(node, fd);
+                self.totals.removed += usize::from(replaced.is_none());
+                replaced.into_iter().for_each(|fd| self.closer.close(fd));
+                Ok(())
+            }
+            None => {
+                self.closer.close(fd);
+                Err(Refusal::Full)
+            }
         }
-        let replaced = removed.insert(node, fd);
-        self.totals.removed += usize::from(replaced.is_none());
-        Ok(replaced)
     }
 
-    pub(crate) fn drop_removed(&mut self, volume: VolumeKey, node: u64) -> Option<OwnedFd> {
-        let dropped = self.volumes.get_mut(&volume)?.removed.remove(&node);
-        self.totals.removed -= usize::from(dropped.is_some());
-        self.prune(volume);
-        dropped
+    pub(crate) fn drop_removed(&mut self, volume: VolumeKey, node: u64) {
+        if let Some(dropped) = self.volumes.get_mut(&volume).and_then(|found| found.removed.remove(&node)) {
+            self.totals.removed -= 1;
+            self.closer.close(dropped);
+            self.prune(volume);
+        }
     }
 
     /// The volume's removed files, from the first node above `after`.
@@ -170,7 +197,7 @@ impl Held {
     pub(crate) fn room(&self) -> usize {
         let Totals { descriptors, removed, daemons } = self.totals;
         let reserve = (self.most_open / 4).min(LARGEST_RESERVE);
-        let open = (descriptors + daemons + removed) as u64;
+        let open = (descriptors + daemons + removed + self.closer.waiting()) as u64;
         usize::try_from(self.most_open.saturating_sub(reserve + open)).unwrap_or(usize::MAX)
     }
 
@@ -210,16 +237,20 @@ mod tests {
         VolumeKey::parse(&digit.repeat(32)).unwrap()
     }
 
+    fn held(most_open: u64) -> Held {
+        Held::new(most_open, Closer::start().unwrap())
+    }
+
     fn fd() -> OwnedFd {
         std::fs::File::open("/dev/null").unwrap().into()
     }
 
     #[test]
     fn a_volume_is_listed_as_long_as_something_is_held_or_its_daemon_is_connected() {
-        let mut held = Held::new(1024);
+        let mut held = held(1024);
         let (a, b) = (key("a"), key("b"));
-        assert!(held.put(b, Role::Connection, fd()).is_none());
-        assert!(held.put(b, Role::Connection, fd()).is_some());
+        assert!(!held.put(b, Role::Connection, fd()));
+        assert!(held.put(b, Role::Connection, fd()));
         assert_eq!(held.set_daemon(a, 1), None);
         let entries: Vec<_> = held.entries_after(None).collect();
         let roles: Roles = [Role::Connection].into_iter().collect();
@@ -232,14 +263,14 @@ mod tests {
         );
         assert_eq!(held.entries_after(Some(a)).next().map(|entry| entry.volume), Some(b));
         held.unset_daemon(a, 1);
-        assert!(held.forget(b, Role::Connection).is_some());
-        assert!(held.forget(b, Role::Connection).is_none());
+        assert!(held.forget(b, Role::Connection));
+        assert!(!held.forget(b, Role::Connection));
         assert_eq!(held.entries_after(None).next(), None);
     }
 
     #[test]
     fn the_end_of_an_older_daemon_does_not_end_the_newer() {
-        let mut held = Held::new(1024);
+        let mut held = held(1024);
         assert_eq!(held.set_daemon(key("a"), 1), None);
         assert_eq!(held.set_daemon(key("a"), 2), Some(1));
         held.unset_daemon(key("a"), 1);
@@ -249,7 +280,7 @@ mod tests {
 
     #[test]
     fn counts_are_what_is_held() {
-        let mut held = Held::new(1024);
+        let mut held = held(1024);
         let (a, b) = (key("a"), key("b"));
         held.set_daemon(a, 1);
         for node in [5, 6, 6] {
@@ -264,13 +295,14 @@ mod tests {
             |held: &Held, after| held.removed_after(a, after).map(|(node, _)| node).collect::<Vec<_>>();
         assert_eq!(nodes(&held, None), [5, 6]);
         assert_eq!(nodes(&held, Some(5)), [6]);
-        assert!(held.drop_removed(a, 5).is_some());
-        assert!(held.drop_removed(a, 5).is_none());
+        held.drop_removed(a, 5);
+        held.drop_removed(a, 5);
+        assert_eq!(nodes(&held, None), [6]);
         let forgotten = held.forget_volume(a);
         assert_eq!((forgotten.closed, forgotten.daemon), (2, Some(1)));
         assert_eq!(held.forget_volume(a).closed, 0);
         assert!(!held.is_empty());
-        assert!(held.forget(b, Role::UsageFile).is_some());
+        assert!(held.forget(b, Role::UsageFile));
         assert!(held.is_empty());
         assert_eq!(
             held.counts(),
@@ -280,7 +312,7 @@ mod tests {
 
     #[test]
     fn one_volume_takes_two_thirds_of_the_room_and_a_reserve_stays() {
-        let mut held = Held::new(512);
+        let mut held = held(512);
         let all = held.room();
         assert_eq!(all, 512 - 512 / 4);
         for volume in ["a", "b"] {
@@ -291,6 +323,7 @@ mod tests {
         let (first, second) = (fill("a"), fill("b"));
         assert!(first.abs_diff(all * 2 / 3) <= 2, "{first} of {all}");
         assert!(second.abs_diff(all * 2 / 9) <= 3, "{second} of {all}");
-        assert!(held.put_removed(key("a"), 0, fd()).unwrap().is_some(), "a replacement needs no room");
+        // A replacement needs no room.
+        held.put_removed(key("a"), 0, fd()).unwrap();
     }
 }

@@ -9,6 +9,7 @@
 //! Invariant: the keeper waits for no peer and no file system, and opens no path once it serves.
 
 pub mod client;
+mod closer;
 pub mod config;
 pub mod daemon;
 pub mod descriptors;

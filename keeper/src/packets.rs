@@ -1,7 +1,7 @@
 //! sendmsg(2) and recvmsg(2) of one packet, with descriptors, that never wait.
 //!
-//! Invariant: descriptors that arrive are owned from the first moment, so each path that does not
-//! hold them closes them.
+//! Invariant: descriptors that arrive are owned from the first moment, so none stays open without an
+//! owner.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,7 +14,12 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
+use crate::wire::Refusal;
 use crate::wire::daemon::MOST_NODES;
+
+/// Descriptors beside one packet (SCM_MAX_FD in include/net/scm.h). With less space, the kernel closes
+/// what is too much, and may wait for a file system meanwhile.
+const MOST_DESCRIPTORS: usize = 253;
 
 /// One packet.
 #[derive(Debug)]
@@ -24,8 +29,7 @@ pub(crate) struct Received {
     /// The packet was longer than the buffer.
     pub(crate) is_longer: bool,
     pub(crate) fds: Vec<OwnedFd>,
-    /// More descriptors were sent than arrived: more than were expected, or more than this process
-    /// may open.
+    /// More descriptors were sent than arrived: this process may not open more.
     pub(crate) lost_fds: bool,
 }
 
@@ -41,13 +45,9 @@ pub(crate) fn send(socket: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> 
     Ok(())
 }
 
-/// `space` limits the descriptors: the kernel closes those for which it is too small.
-pub(crate) fn receive(
-    socket: impl AsFd,
-    buffer: &mut [u8],
-    space: &mut [MaybeUninit<u8>],
-) -> Result<Received, Errno> {
-    let mut control = RecvAncillaryBuffer::new(space);
+pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Received, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         let mut parts = [IoSliceMut::new(buffer)];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -65,6 +65,19 @@ pub(crate) fn receive(
         fds,
         lost_fds: received.flags.contains(ReturnFlags::CTRUNC),
     })
+}
+
+impl Received {
+    /// The descriptor of a packet that needs one. Those of a wrong packet stay.
+    pub(crate) fn take_descriptor(&mut self, is_needed: bool) -> Result<Option<OwnedFd>, Refusal> {
+        match (is_needed, self.fds.len()) {
+            (true, _) if self.lost_fds => Err(Refusal::Full),
+            (true, 0) => Err(Refusal::NoDescriptor),
+            (true, 1) => Ok(self.fds.pop()),
+            (false, 0) if !self.lost_fds => Ok(None),
+            _ => Err(Refusal::Descriptors),
+        }
+    }
 }
 
 /// Whether the other end was closed. Without it, the end of a connection cannot be told from an

@@ -1,6 +1,6 @@
-//! The keeper's loop: one thread, epoll, sockets that never block.
+//! The keeper's loop: one thread, epoll, sockets that never block. Another thread closes files.
 //!
-//! Invariant: no peer can make the loop wait. A peer that does not read stops only what is sent to
+//! Invariant: neither a peer nor a file system can make the loop wait. A peer that does not read stops only what is sent to
 //! itself, and each turn handles a bounded number of its packets.
 
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
+use crate::closer::Closer;
 use crate::config::Config;
 use crate::held::Held;
 use crate::log::Log;
@@ -94,7 +95,9 @@ impl Server {
             epoll::add(&epoll, source, EventData::new_u64(number), EventFlags::IN)
                 .map_err(system("epoll_ctl"))?;
         }
-        let held = Held::new(most_open.saturating_sub(OWN_DESCRIPTORS));
+        // With this thread's signals blocked, so that none is handled there.
+        let closer = Closer::start().map_err(|cause| StartError::System { op: "start a thread", cause })?;
+        let held = Held::new(most_open.saturating_sub(OWN_DESCRIPTORS), closer);
         log.info(format_args!(
             "version {} listens on {}; room for {} removed files",
             crate::wire::VERSION,
@@ -227,6 +230,7 @@ impl Server {
         } else {
             self.log.info(format_args!("volume {}: its daemon is gone", daemon.volume()));
             self.held.unset_daemon(daemon.volume(), number);
+            self.close(daemon);
         }
     }
 
@@ -239,6 +243,7 @@ impl Server {
         let (data, interest) = (EventData::new_u64(number), daemon.interest());
         epoll::add(&self.epoll, daemon.socket(), data, interest)?;
         if let Some(older) = self.held.daemon(volume) {
+            self.read_daemon_to_end(older);
             self.close_daemon(older);
         }
         self.held.set_daemon(volume, number);
@@ -246,12 +251,28 @@ impl Server {
         Ok(theirs)
     }
 
-    fn close_daemon(&mut self, number: u64) {
-        let Some(mut daemon) = self.daemons.remove(&number) else { return };
+    fn read_daemon_to_end(&mut self, number: u64) {
+        let Some(daemon) = self.daemons.get_mut(&number) else { return };
         // Its daemon, if it still lives, cannot send from here on.
         if rustix::net::shutdown(daemon.socket(), Shutdown::Read).is_ok() {
             daemon.read_to_end(&mut self.held, self.log);
         }
+    }
+
+    fn close_daemon(&mut self, number: u64) {
+        if let Some(daemon) = self.daemons.remove(&number) {
+            self.close(daemon);
+        }
+    }
+
+    /// The daemon is cut off at once. The close of its socket, which also closes descriptors that it
+    /// sent, is left to the other thread.
+    fn close(&self, daemon: Daemon) {
+        let socket = daemon.into_socket();
+        // Refused only for a socket that is not connected, or not registered.
+        let _shut_down = rustix::net::shutdown(&socket, Shutdown::Both);
+        let _deleted = epoll::delete(&self.epoll, &socket);
+        self.held.close(socket);
     }
 
     fn new_number(&mut self) -> u64 {

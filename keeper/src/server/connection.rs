@@ -2,7 +2,6 @@
 //!
 //! Invariant: a request is read only when its reply can be sent, so no reply is ever stored.
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::EventFlags;
@@ -10,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{LOGGED_REFUSALS, PACKETS_A_TURN, Server, Turn};
 use crate::descriptors;
-use crate::packets::{self, Received};
+use crate::packets;
 use crate::wire::{Call, Entry, Refusal, ReplyHeader, Request, Role, Status, VERSION, VolumeKey, Wrong};
 
 #[derive(Debug)]
@@ -103,8 +102,7 @@ impl Connection {
     fn read(&mut self, server: &mut Server) -> Result<(), End> {
         // One byte more than a request, so that a longer one is known.
         let mut buffer = [0; Request::SIZE + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let received = match packets::receive(&self.socket, &mut buffer, &mut space) {
+        let mut received = match packets::receive(&self.socket, &mut buffer) {
             Ok(received) => received,
             Err(Errno::AGAIN) => return Err(End::NothingNow),
             // The client has closed, and had not read all replies. What it sent before is still to
@@ -119,9 +117,10 @@ impl Connection {
             return Err(End::Closed);
         }
         let decoded = Request::decode(&buffer[..received.bytes]).and_then(|request| {
-            let fd = only_descriptor(request.call, received);
+            let fd = received.take_descriptor(matches!(request.call, Call::Put { .. }));
             fd.map(|fd| (request, fd)).map_err(|refusal| Wrong { number: request.number, refusal })
         });
+        received.fds.into_iter().for_each(|fd| server.held.close(fd));
         match decoded {
             Ok((request, _)) if request.call == Call::List => {
                 self.state = State::Listing { number: request.number, after: None };
@@ -145,10 +144,7 @@ impl Connection {
                 let reply = held.map(|fd| Reply { fd: Some(Fd::Held(fd)), ..Reply::done(0) });
                 return self.send(number, &reply.unwrap_or_else(Reply::refused));
             }
-            Call::Forget { volume, role } => {
-                let forgotten = server.held.forget(volume, role);
-                Ok(Reply::done(u32::from(forgotten.is_some())))
-            }
+            Call::Forget { volume, role } => Ok(Reply::done(u32::from(server.held.forget(volume, role)))),
             Call::ForgetVolume { volume } => Ok(forget_volume(server, volume)),
             Call::DaemonSocket { volume } => daemon_socket(server, volume),
             Call::Ping => Ok(Reply::counts(&server.held.counts())),
@@ -226,20 +222,6 @@ fn after_failed_send(e: Errno) -> Result<(), End> {
     }
 }
 
-/// The descriptor beside a request that has one. Others are closed.
-fn only_descriptor(call: Call, received: Received) -> Result<Option<OwnedFd>, Refusal> {
-    let Received { mut fds, lost_fds, .. } = received;
-    let needs_one = matches!(call, Call::Put { .. });
-    match (needs_one, fds.len()) {
-        (true, 1) if !lost_fds => Ok(fds.pop()),
-        // There was space for one.
-        (true, 0) if lost_fds => Err(Refusal::Full),
-        (true, 0) => Err(Refusal::NoDescriptor),
-        (false, 0) if !lost_fds => Ok(None),
-        _ => Err(Refusal::Descriptors),
-    }
-}
-
 fn put(
     server: &mut Server,
     volume: VolumeKey,
@@ -247,16 +229,19 @@ fn put(
     fd: Option<OwnedFd>,
 ) -> Result<Reply<'static>, Refusal> {
     let fd = fd.ok_or(Refusal::NoDescriptor)?;
-    descriptors::check(role, fd.as_fd())?;
-    let replaced = server.held.put(volume, role, fd);
+    if let Err(refusal) = descriptors::check(role, fd.as_fd()) {
+        server.held.close(fd);
+        return Err(refusal);
+    }
+    let has_replaced = server.held.put(volume, role, fd);
     server.log.debug(format_args!("volume {volume}: holds {}", role.name()));
-    Ok(Reply::done(u32::from(replaced.is_some())))
+    Ok(Reply::done(u32::from(has_replaced)))
 }
 
 fn forget_volume(server: &mut Server, volume: VolumeKey) -> Reply<'static> {
     let forgotten = server.held.forget_volume(volume);
     if let Some(daemon) = forgotten.daemon {
-        server.daemons.remove(&daemon);
+        server.close_daemon(daemon);
     }
     let closed = crate::held::small(forgotten.closed);
     server.log.info(format_args!("volume {volume}: released, {closed} descriptors"));

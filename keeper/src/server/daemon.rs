@@ -4,7 +4,6 @@
 //! bounded, here and in the kernel.
 
 use std::collections::VecDeque;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::EventFlags;
@@ -58,6 +57,10 @@ impl Daemon {
         self.socket.as_fd()
     }
 
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
     pub(super) fn volume(&self) -> VolumeKey {
         self.volume
     }
@@ -95,8 +98,7 @@ impl Daemon {
     fn read(&mut self, held: &mut Held, log: Log) -> Read {
         // One byte more than a request, so that a longer one is known.
         let mut buffer = [0; DaemonRequest::SIZE + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let received = match packets::receive(&self.socket, &mut buffer, &mut space) {
+        let mut received = match packets::receive(&self.socket, &mut buffer) {
             Ok(received) => received,
             Err(Errno::AGAIN) => return Read::Nothing,
             // The daemon has ended, and had not read all. What it sent before is still to be read
@@ -111,35 +113,37 @@ impl Daemon {
             return Read::End;
         }
         let obeyed = DaemonRequest::decode(&buffer[..received.bytes]).and_then(|request| {
-            self.obey(held, request, received).map_err(|refusal| Wrong { number: request.number(), refusal })
+            let wrong = |refusal| Wrong { number: request.number(), refusal };
+            self.obey(held, request, &mut received).map_err(wrong)
         });
+        received.fds.into_iter().for_each(|fd| held.close(fd));
         if let Err(wrong) = obeyed {
             self.refuse(log, wrong);
         }
         Read::Packet
     }
 
-    fn obey(&mut self, held: &mut Held, request: DaemonRequest, received: Received) -> Result<(), Refusal> {
-        let Received { mut fds, lost_fds, .. } = received;
-        match (request, fds.pop(), fds.is_empty() && !lost_fds) {
-            (DaemonRequest::PutRemoved { node }, Some(fd), true) => {
+    fn obey(
+        &mut self,
+        held: &mut Held,
+        request: DaemonRequest,
+        received: &mut Received,
+    ) -> Result<(), Refusal> {
+        let fd = received.take_descriptor(matches!(request, DaemonRequest::PutRemoved { .. }))?;
+        match request {
+            DaemonRequest::PutRemoved { node } => {
+                let fd = fd.ok_or(Refusal::NoDescriptor)?;
                 let directory = held.get(self.volume, Role::Directory);
-                descriptors::check_removed(fd.as_fd(), directory)?;
-                held.put_removed(self.volume, node, fd).map(drop)
+                if let Err(refusal) = descriptors::check_removed(fd.as_fd(), directory) {
+                    held.close(fd);
+                    return Err(refusal);
+                }
+                held.put_removed(self.volume, node, fd)?;
             }
-            (DaemonRequest::PutRemoved { .. }, None, true) => Err(Refusal::NoDescriptor),
-            // There was space for one.
-            (DaemonRequest::PutRemoved { .. }, None, false) => Err(Refusal::Full),
-            (DaemonRequest::DropRemoved { node }, None, true) => {
-                drop(held.drop_removed(self.volume, node));
-                Ok(())
-            }
-            (DaemonRequest::ListRemoved { number }, None, true) => {
-                self.listing = Some(Listing { number, after: None });
-                Ok(())
-            }
-            _ => Err(Refusal::Descriptors),
+            DaemonRequest::DropRemoved { node } => held.drop_removed(self.volume, node),
+            DaemonRequest::ListRemoved { number } => self.listing = Some(Listing { number, after: None }),
         }
+        Ok(())
     }
 
     fn refuse(&mut self, log: Log, Wrong { number, refusal }: Wrong) {

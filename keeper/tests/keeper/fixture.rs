@@ -71,19 +71,33 @@ impl Keeper {
         Removed::new(self.client().daemon_socket(volume).unwrap(), LIMIT).unwrap()
     }
 
-    /// How many descriptors the process has open, once all others' connections have ended.
+    /// How many descriptors the process has open.
     pub(crate) fn open_files(&self) -> usize {
-        let dir = format!("/proc/{}/fd", self.process.pid());
-        // The keeper has seen the ends of connections that came before when it answers this one.
-        self.client().ping().unwrap();
         let mut seen = usize::MAX;
         eventually("the same open files twice", LIMIT, || {
-            let now = std::fs::read_dir(&dir)?.count();
-            let before = std::mem::replace(&mut seen, now);
+            let (now, before) = (self.count_open_files()?, seen);
+            seen = now;
             anyhow::ensure!(before == now, "{before}, then {now}");
             Ok(now)
         })
         .unwrap()
+    }
+
+    /// Files are closed on a thread of their own.
+    #[track_caller]
+    pub(crate) fn wait_for_open_files(&self, count: usize) {
+        eventually("files are closed", LIMIT, || {
+            let now = self.count_open_files()?;
+            anyhow::ensure!(now == count, "{now} are open, not {count}");
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    fn count_open_files(&self) -> anyhow::Result<usize> {
+        // The keeper has seen the ends of connections that came before when it answers this one.
+        Client::connect(&self.socket, LIMIT)?.ping()?;
+        Ok(std::fs::read_dir(format!("/proc/{}/fd", self.process.pid()))?.count())
     }
 
     /// A field of /proc/PID/status, in kB.

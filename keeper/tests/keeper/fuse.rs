@@ -12,7 +12,7 @@ use linux::mount::{FuseConnections, FuseMountOptions, FuseName, MountFlags};
 use nix::errno::Errno;
 use tests::eventually;
 
-use crate::fixture::{Keeper, LIMIT, key};
+use crate::fixture::{Keeper, LIMIT, key, usage_file};
 
 const NAME: FuseName<'_> = FuseName { source: "hawser-test", subtype: "hawser" };
 const OPTIONS: FuseMountOptions = FuseMountOptions {
@@ -35,29 +35,76 @@ pub(crate) fn detached(device: &OwnedFd) -> OwnedFd {
     linux::mount::new_fuse(device, NAME, options).unwrap()
 }
 
-/// Reads a request and answers it: INIT as a daemon does, all others with ENOENT. Returns its opcode.
-fn answer_one(device: &mut File) -> u32 {
-    // include/uapi/linux/fuse.h
-    const INIT: u32 = 26;
+// include/uapi/linux/fuse.h
+const LOOKUP: u32 = 1;
+const OPEN: u32 = 14;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+
+struct Request {
+    opcode: u32,
+    unique: [u8; 8],
+}
+
+fn read_request(device: &mut File) -> Request {
     let mut request = vec![0; 256 * 1024];
     let len = device.read(&mut request).unwrap();
     assert!(len >= 40, "{len}");
-    let opcode = u32::from_le_bytes(request[4..8].try_into().unwrap());
-    let unique = &request[8..16];
-    let (error, body) = if opcode == INIT {
-        let mut init = vec![0; 64];
-        init[..4].copy_from_slice(&7_u32.to_le_bytes());
-        init[4..8].copy_from_slice(&31_u32.to_le_bytes());
-        // max_write
-        init[20..24].copy_from_slice(&4096_u32.to_le_bytes());
-        (0, init)
-    } else {
-        (-(Errno::ENOENT as i32), Vec::new())
-    };
+    Request {
+        opcode: u32::from_le_bytes(request[4..8].try_into().unwrap()),
+        unique: request[8..16].try_into().unwrap(),
+    }
+}
+
+fn answer(device: &mut File, request: &Request, errno: i32, body: &[u8]) {
     let len = u32::try_from(16 + body.len()).unwrap();
-    let answer = [&len.to_le_bytes()[..], &error.to_le_bytes(), unique, &body].concat();
+    let answer = [&len.to_le_bytes()[..], &(-errno).to_le_bytes(), &request.unique, body].concat();
     device.write_all(&answer).unwrap();
-    opcode
+}
+
+fn init_reply() -> Vec<u8> {
+    let mut init = vec![0; 64];
+    for (at, number) in [(0, 7_u32), (4, 31)] {
+        init[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    }
+    // max_write
+    init[20..24].copy_from_slice(&4096_u32.to_le_bytes());
+    init
+}
+
+/// Reads a request and answers it: INIT as a daemon does, all others with ENOENT. Returns its opcode.
+fn answer_one(device: &mut File) -> u32 {
+    let request = read_request(device);
+    match request.opcode {
+        INIT => answer(device, &request, 0, &init_reply()),
+        _ => answer(device, &request, Errno::ENOENT as i32, &[]),
+    }
+    request.opcode
+}
+
+/// Answers requests until one is to flush a file, which it does not answer: every name is a regular
+/// file, which can be opened.
+fn serve_until_flush(device: &mut File) {
+    loop {
+        let request = read_request(device);
+        match request.opcode {
+            INIT => answer(device, &request, 0, &init_reply()),
+            LOOKUP => {
+                let mut entry = vec![0; 128];
+                // Node 2, valid for an hour; ino, mode and nlink of its attributes.
+                for (at, number) in [(0, 2_u64), (16, 3600), (24, 3600), (40, 2)] {
+                    entry[at..at + 8].copy_from_slice(&number.to_le_bytes());
+                }
+                for (at, number) in [(100, 0o100_666_u32), (104, 1)] {
+                    entry[at..at + 4].copy_from_slice(&number.to_le_bytes());
+                }
+                answer(device, &request, 0, &entry);
+            }
+            OPEN => answer(device, &request, 0, &[0; 16]),
+            FLUSH => return,
+            other => panic!("unexpected request {other}"),
+        }
+    }
 }
 
 fn minor(mount: &Path) -> u32 {
@@ -109,7 +156,6 @@ fn a_connection_outlives_its_daemon_while_the_keeper_holds_it() {
 
     // A successor answers the request that no daemon had read.
     let mut successor = File::from(client.get(key(1), Role::Connection).unwrap().unwrap());
-    const LOOKUP: u32 = 1;
     assert_eq!(answer_one(&mut successor), LOOKUP);
     assert_eq!(waiting.join().unwrap().kind(), ErrorKind::NotFound);
     drop(successor);
@@ -154,4 +200,44 @@ fn the_last_close_of_a_parked_mount_ends_its_connection() {
         Ok(())
     })
     .unwrap();
+}
+
+/// A hostile daemon may have files whose last close takes long. The keeper's own calls do not wait.
+#[test]
+fn the_close_of_a_file_that_takes_long_stops_nobody() {
+    let keeper = Keeper::start();
+    let mut client = keeper.client();
+    let mount = keeper.sandbox.make_dir("mount").unwrap();
+    let device = linux::mount::open_fuse_device().unwrap();
+    linux::mount::mount_fuse(&device, NAME, &mount, OPTIONS).unwrap();
+    let mut device = File::from(device);
+    let serving = std::thread::spawn(move || {
+        serve_until_flush(&mut device);
+        device
+    });
+    let file = File::options().read(true).write(true).open(mount.join("file")).unwrap();
+    let removed = keeper.removed(key(1));
+    removed.put_removed(1, file.as_fd()).unwrap();
+    removed.drop_removed(1).unwrap();
+    // Waits too: every close of it is flushed.
+    let waiting = std::thread::spawn(move || drop(file));
+    let device = serving.join().unwrap();
+    let other = usage_file(&keeper.sandbox);
+    for node in (2..100).chain(2..100) {
+        removed.put_removed(node, other.as_fd()).unwrap();
+    }
+    assert_eq!(removed.list_removed().unwrap().len(), 98);
+    assert_eq!(client.ping().unwrap().removed, 98);
+    client.forget_volume(key(1)).unwrap();
+    let before = keeper.open_files();
+    // The end of the connection ends the close.
+    drop(device);
+    waiting.join().unwrap();
+    eventually("all are closed", LIMIT, || {
+        let now = keeper.open_files();
+        anyhow::ensure!(now + 99 < before, "{before}, then {now}");
+        Ok(())
+    })
+    .unwrap();
+    linux::mount::unmount(&mount, linux::mount::UnmountMode::Detach).unwrap();
 }

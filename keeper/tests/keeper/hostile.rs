@@ -72,7 +72,7 @@ fn malformed_packets_change_nothing_and_leave_no_descriptor_open() {
         assert_eq!(refusal(&raw), (number, wanted), "{descriptors} with {packet:?}");
         assert_eq!(client.list().unwrap(), held);
     }
-    assert_eq!(keeper.open_files(), before);
+    keeper.wait_for_open_files(before);
     // The connection is still good.
     raw.send(&request(Call::Ping), &[]).unwrap();
     assert!(raw.receive().unwrap().is_some());

@@ -184,7 +184,7 @@ fn malformed_packets_of_a_daemon_change_nothing_and_leave_no_descriptor_open() {
         assert_eq!(refusals(&removed, 1), [(8, wanted)]);
     }
     assert_eq!(client.ping().unwrap().removed, 1);
-    assert_eq!(keeper.open_files(), before);
+    keeper.wait_for_open_files(before);
 }
 
 fn send_with(socket: impl AsFd, packet: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {

@@ -83,7 +83,7 @@ fn forgetting_a_volume_closes_all_of_it_and_nothing_of_others() {
     assert_eq!(client.list().unwrap(), [entry]);
     assert_eq!(client.forget_volume(key(2)).unwrap(), 5);
     drop(client);
-    assert_eq!(keeper.open_files(), before);
+    keeper.wait_for_open_files(before);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn descriptors_of_the_wrong_kind_are_refused_by_name_and_closed() {
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].roles, Role::ALL.into_iter().collect());
     drop(client);
-    assert_eq!(keeper.open_files(), before + 5);
+    keeper.wait_for_open_files(before + 5);
     let log = keeper.process.output();
     assert!(log.contains("refused PUT of the driver: not a character device 10:229 (/dev/fuse)"), "{log}");
 }
