@@ -209,6 +209,13 @@ impl PacketSocket {
     }
 }
 
+/// The descriptor alone, so that another program can use the connection.
+impl From<PacketSocket> for OwnedFd {
+    fn from(socket: PacketSocket) -> Self {
+        socket.fd
+    }
+}
+
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
